@@ -1,0 +1,59 @@
+# make demo | test | lint | lock | clean. Each target does its own set-up; a second run finds it done.
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PIP = $(PYTHON) -m pip --disable-pip-version-check --python
+INSTALL = install --quiet --no-deps --require-hashes
+
+.PHONY: demo test lint lock clean setup
+
+demo: setup
+	.venv/bin/fedmf demo
+
+test: setup
+	.venv/bin/python -m pytest -n 2 --dist worksteal -m "not slow" -q
+	.venv/bin/python -m pytest -m slow -q
+
+lint: setup .venv-lint/.installed
+	.venv-lint/bin/ruff check .
+	.venv-lint/bin/ruff format --check .
+	.venv-lint/bin/mypy --python-executable .venv/bin/python
+
+setup: .venv/.installed
+
+define check_python
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 12) else "fedmf needs Python 3.11 (TensorFlow Federated 0.87 runs on no newer one); $(PYTHON) is %d.%d: name a 3.11 with make PYTHON=/path/to/python3.11" % v[:2])'
+endef
+
+# Created without pip and filled by the outer pip: Debian's bare python3 has no ensurepip.
+.venv/.dependencies: requirements.lock
+	$(call check_python)
+	@echo "fedmf: creating .venv (about 2.7 GB; once)"
+	rm -rf .venv
+	$(PYTHON) -m venv --without-pip .venv
+	$(PIP) .venv/bin/python $(INSTALL) -r requirements.lock
+	@touch $@
+
+.venv/.installed: .venv/.dependencies pyproject.toml
+	$(PIP) .venv/bin/python install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv-lint/.installed: requirements-lint.lock
+	$(call check_python)
+	rm -rf .venv-lint
+	$(PYTHON) -m venv --without-pip .venv-lint
+	$(PIP) .venv-lint/bin/python $(INSTALL) -r requirements-lint.lock
+	@touch $@
+
+# TFF 0.87.0 asks for jaxlib 0.4.14, which is gone from the index; 0.4.13 imports and runs with jax 0.4.14.
+lock:
+	$(call check_python)
+	rm -rf .venv-lock && $(PYTHON) -m venv --without-pip .venv-lock
+	$(PIP) .venv-lock/bin/python install --quiet uv
+	echo 'jaxlib==0.4.13' > .venv-lock/override.txt
+	.venv-lock/bin/uv pip compile pyproject.toml --extra tff --extra dev --override .venv-lock/override.txt \
+	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements.lock
+	printf 'ruff\nmypy\n' | .venv-lock/bin/uv pip compile - \
+	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-lint.lock
+
+clean:
+	rm -rf .venv .venv-lint .venv-lock build *.egg-info

@@ -1,0 +1,50 @@
+"""What a training task is to the training loop: clients, their examples, a model and how it is judged. It knows no privacy."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+# One client's (or one split's) examples: inputs and labels, int32, each of shape (examples, length).
+Examples = tuple[np.ndarray, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """A federated learning task.
+
+    All data leave the task as numpy arrays, so that the TFF path and the fast path of the training loop train on exactly the
+    same examples in the same order; shuffling and batching belong to the loop, which seeds them.
+
+    Attributes:
+      name: short name, such as "stackoverflow_nwp".
+      description: one line for reports: which file, how many clients, vocabulary, model sizes, loss.
+      client_ids: training clients in a fixed order; the participation controller's index i is client_ids[i].
+      client_examples: client id -> (x, y), int32 (m, length), m >= 0, in file order, preprocessed and truncated. Pure.
+      evaluation_examples: "validation" or "test" -> (x, y), int32 (m, length). Pure; the two splits are disjoint.
+      build_model: seed -> an untrained tf.keras.Model, (batch, length) int32 -> logits (batch, length, classes). The same seed
+        gives the same weights.
+      loss: (labels, logits, example_weights) -> scalar float32 tensor, the mean the client minimises. labels (batch, length)
+        int32, logits (batch, length, classes), example_weights (batch,) float32, 0 for examples that only pad a batch.
+      metrics: (labels, logits, example_weights) -> {name: (numerator, denominator)}, float32 scalars that add up over batches.
+      headline_metric: the metric that reports show.
+      batch_size: examples in a client's batch.
+    """
+
+    name: str
+    description: str
+    client_ids: Sequence[str]
+    client_examples: Callable[[str], Examples]
+    evaluation_examples: Callable[[str], Examples]
+    build_model: Callable[[int], Any]
+    loss: Callable[[Any, Any, Any], Any]
+    metrics: Callable[[Any, Any, Any], Mapping[str, tuple[Any, Any]]]
+    headline_metric: str
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        if not len(self.client_ids):
+            raise ValueError(f"client_ids of task {self.name!r} is empty: a task needs at least one training client")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size={self.batch_size} must be a positive integer")
