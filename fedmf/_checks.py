@@ -1,0 +1,74 @@
+"""Argument checks shared by the public functions: wrong kind is a TypeError, wrong value a ValueError, and both name the argument."""
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+
+
+def integer(name: str, value: Any, *, low: int, high: int | None = None, way_out: str) -> int:
+    """Returns `value` as an int in low..high (high None: no upper end); `way_out` ends the error's sentence."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not an int: {way_out}")
+    if value < low or (high is not None and value > high):
+        bounds = f"at least {low}" if high is None else f"in {low}..{high}"
+        raise ValueError(f"{name}={value} must be {bounds}: {way_out}")
+    return int(value)
+
+
+def real(name: str, value: Any, *, way_out: str) -> float:
+    """Returns `value` as a finite float; `way_out` ends the error's sentence."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a real number: {way_out}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name}={value} is not finite: {way_out}")
+    return float(value)
+
+
+def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """Returns `value`, one of the strings `choices`."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a str: choose one of {', '.join(choices)}")
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(choices)}")
+    return value
+
+
+def array(name: str, value: Any, *, ndim: int) -> np.ndarray:
+    """Returns `value` as a float64 array of `ndim` non-empty axes and finite entries; a copy, or `value` itself."""
+    try:
+        given = np.asarray(value)
+    except ValueError as error:  # numpy's refusal of ragged nested lists
+        raise TypeError(f"{name} is not a rectangular array of numbers: pass a {ndim}-D numpy array") from error
+    if given.dtype.kind not in "iuf":
+        raise TypeError(f"{name} holds {given.dtype} entries, not real numbers: pass a {ndim}-D array of floats")
+    if given.ndim != ndim or 0 in given.shape:
+        raise ValueError(f"{name} has shape {given.shape}: pass a {ndim}-D array with no empty axis")
+    converted = given.astype(np.float64, copy=False)
+    if not np.isfinite(converted).all():
+        position = tuple(int(axis[0]) for axis in np.nonzero(~np.isfinite(converted)))
+        raise ValueError(f"{name}{list(position)}={converted[position]} is not finite: replace it by a finite number")
+    return converted
+
+
+def lower_triangular(name: str, value: Any) -> np.ndarray:
+    """Returns `value` as a square lower-triangular float64 matrix, checked by `array`."""
+    matrix = array(name, value, ndim=2)
+    if matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"{name} has shape {matrix.shape}: pass a square (rounds, rounds) matrix")
+    above = np.argwhere(np.triu(matrix, 1))
+    if len(above):
+        row, column = (int(index) for index in above[0])
+        raise ValueError(
+            f"{name}[{row}, {column}]={matrix[row, column]} lies above the diagonal: round {row} cannot depend on the later "
+            f"round {column}, pass a lower-triangular matrix"
+        )
+    return matrix
+
+
+def frozen(matrix: np.ndarray) -> np.ndarray:
+    """Returns a read-only copy, so that a frozen dataclass that holds it is frozen all the way down."""
+    copy = np.array(matrix, dtype=np.float64, order="C")
+    copy.setflags(write=False)
+    return copy

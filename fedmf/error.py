@@ -1,0 +1,60 @@
+"""Error of a mechanism on a workload: what is left after privacy, at unit noise multiplier and unit clip norm."""
+
+from typing import Any
+
+import numpy as np
+
+from fedmf.participation import Participation
+from fedmf.sensitivity import sensitivity
+from fedmf.workloads import Workload
+
+
+def loss(mechanism: Any, workload: Workload, participation: Participation) -> float:
+    """Total expected squared error, sensitivity^2 * ||A N||_F^2 (Denisov et al. 2022, Eq. 2; multi-epoch paper, Eq. 4).
+
+    Args:
+      mechanism: any mechanism of this package.
+      workload: A, on which error is measured.
+      participation: under which the sensitivity is taken; where only an upper bound of it is known the loss is one as well.
+
+    Raises:
+      TypeError: workload is not a Workload.
+      ValueError: the three are not for the same number of rounds.
+
+    >>> from fedmf.mechanisms.identity import IdentityMechanism
+    >>> from fedmf.workloads import prefix_sum
+    >>> loss(IdentityMechanism(rounds=3), prefix_sum(3), Participation(rounds=3, schema="single"))
+    6.0
+    """
+    return float(np.sum(_scaled_rows(mechanism, workload, participation)))
+
+
+def rmse(mechanism: Any, workload: Workload, participation: Participation) -> float:
+    """Root of the mean squared error over the rounds, sqrt(loss / rounds). Arguments and errors as `loss`."""
+    return float(np.sqrt(loss(mechanism, workload, participation) / workload.rounds))
+
+
+def per_round_error(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
+    """Standard deviation of the error of each round's query, float64 (rounds,), at noise multiplier 1 and clip norm 1.
+
+    Its squares sum to `loss`. Arguments and errors as `loss`.
+
+    >>> from fedmf.mechanisms.identity import IdentityMechanism
+    >>> from fedmf.workloads import prefix_sum
+    >>> per_round_error(IdentityMechanism(rounds=4), prefix_sum(4), Participation(rounds=4, schema="single"))[3]
+    2.0
+    """
+    return np.sqrt(_scaled_rows(mechanism, workload, participation))
+
+
+def _scaled_rows(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
+    """sensitivity^2 times the squared norm of each row of A N, (rounds,)."""
+    if not isinstance(workload, Workload):
+        raise TypeError(f"workload={workload!r} is a {type(workload).__name__}: pass a fedmf.Workload")
+    if mechanism.rounds != workload.rounds:
+        raise ValueError(
+            f"workload {workload.name!r} has rounds={workload.rounds} but the mechanism has rounds={mechanism.rounds}: "
+            f"make both for the same number of rounds"
+        )
+    AN = workload.matrix @ mechanism.noising()
+    return sensitivity(mechanism, participation).value ** 2 * np.einsum("ij,ij->i", AN, AN)

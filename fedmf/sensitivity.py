@@ -1,0 +1,188 @@
+"""The L2 sensitivity of x -> C x when one client contributes vectors of norm at most 1 to the rounds a Participation allows.
+
+Every value is exact or a proven upper bound, for vector contributions of any dimension: a bound that holds for scalar
+contributions only can be too small (multi-epoch paper, App. H.2). Below, X = C^T C, and for a set of rounds S
+
+    sens(C)^2 = max over allowed S, max over unit vectors u_i of sum_{i, j in S} X_ij <u_i, u_j>
+             <= max over allowed S of sum_{i, j in S} |X_ij|                      (banded paper, Prop. E.1)
+
+with equality where X_ij >= 0 on S (take all u_i equal), and where S has at most two rounds (take u_j = sign(X_ij) u_i).
+Papers: "banded" is Choquette-Choo et al. 2023, "multi-epoch" is Choquette-Choo et al. 2022.
+"""
+
+import dataclasses
+import heapq
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+from fedmf import _checks
+from fedmf.participation import Participation
+
+# A pattern counts as sign-tight if |X| and X differ on it by rounding only, relative to the sum.
+_ROUNDING = 1e-12
+# Multiplications that the spectral refinement of many patterns may cost; patterns beyond it keep their |X| sum, which is valid.
+_SPECTRAL_BUDGET = 2e10
+_ROWS_AT_ONCE = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Sensitivity:
+    """An L2 sensitivity for contributions of norm at most 1.
+
+    Attributes:
+      value: the sensitivity, not squared.
+      exact: True if value is the sensitivity (up to rounding), False if it is an upper bound.
+      method: the algorithm and its source, for people.
+    """
+
+    value: float
+    exact: bool
+    method: str
+
+
+def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sensitivity:
+    """The L2 sensitivity of an encoder under a participation; exact, or the smallest upper bound known here.
+
+    Args:
+      encoder_or_mechanism: C, float64 (m, rounds), or a mechanism, whose `encoder()` is used and nothing else it claims.
+      participation: the rounds one client may take part in.
+
+    Raises:
+      TypeError: the first argument is neither an array of numbers nor a mechanism, or the second is not a Participation.
+      ValueError: the encoder is not 2-D, not finite, or its number of columns is not participation.rounds.
+
+    >>> import numpy as np
+    >>> sensitivity(np.eye(6), Participation(rounds=6, schema="min_sep", min_sep=2)).value ** 2
+    2.9999999999999996
+    """
+    if not isinstance(participation, Participation):
+        kind = type(participation).__name__
+        raise TypeError(f"participation={participation!r} is a {kind}: pass a fedmf.Participation")
+    encoder = getattr(encoder_or_mechanism, "encoder", None)
+    C = _checks.array("encoder", encoder() if callable(encoder) else encoder_or_mechanism, ndim=2)
+    n, b, k = participation.rounds, participation.min_sep, participation.max_participations
+    if C.shape[1] != n:
+        raise ValueError(
+            f"encoder has {C.shape[1]} columns but participation has rounds={n}: make both for the same number of rounds"
+        )
+    squared_norms = np.einsum("ij,ij->j", C, C)
+    if k == 1:
+        # Multi-epoch paper, Sec. 2 (after Def. 1): a single participation sees the largest column norm.
+        return _root(squared_norms.max(), True, "largest column norm of the encoder (multi-epoch paper, Sec. 2): exact")
+    if participation.schema in ("fixed_epoch", "every_round") or k == n:
+        return _fixed_epoch(C, b, k)
+    if _columns_apart_are_disjoint(C, b):
+        value = _largest_separated_sums(squared_norms[None, :], b, k)[0]
+        return _root(value, True, "Alg. 5 of the banded paper (Thm. 2): exact, X has at most min_sep bands")
+    return _min_sep(C, b, k)
+
+
+def _root(squared: float, exact: bool, method: str) -> Sensitivity:
+    return Sensitivity(value=float(np.sqrt(squared)), exact=exact, method=method)
+
+
+def _columns_apart_are_disjoint(C: np.ndarray, b: int) -> bool:
+    """Whether columns b or more rounds apart have no non-zero row in common, so that X_ij = 0 there.
+
+    The test is on exact zeros of C: a tolerance would drop small true entries of X, and the noise would be too small.
+    """
+    n = C.shape[1]
+    if b >= n:
+        return True
+    filled = C != 0.0
+    used = filled.any(axis=0)
+    first = np.where(used, filled.argmax(axis=0), C.shape[0])
+    last = np.where(used, C.shape[0] - 1 - filled[::-1].argmax(axis=0), -1)
+    first_from = np.minimum.accumulate(first[::-1])[::-1]
+    if (last[:-b] < first_from[b:]).all():
+        return True
+    counts = filled.astype(np.float32)  # row counts are below 2^24, so that float32 sums of ones are exact
+    return not np.triu(counts.T @ counts, b).any()
+
+
+def _largest_separated_sums(weights: np.ndarray, b: int, k: int) -> np.ndarray:
+    """For each row v of `weights` (r, n), non-negative: the largest sum of v over at most k indices at least b apart, (r,).
+
+    Banded paper, Alg. 3 (VecSens): F[i, m] = max(v_i + F[i + b, m - 1], F[i + 1, m]), and F = 0 out of range; its inner loop,
+    a running maximum from the right, is done for all rows at once.
+    """
+    r, n = weights.shape
+    best = np.zeros((r, n + b))
+    for _ in range(k):
+        candidates = weights + best[:, b:]
+        best[:, :n] = np.maximum.accumulate(candidates[:, ::-1], axis=1)[:, ::-1]
+    return best[:, 0]
+
+
+def _min_sep(C: np.ndarray, b: int, k: int) -> Sensitivity:
+    n = C.shape[1]
+    X = C.T @ C
+    magnitudes = np.abs(X)
+    diagonal = np.diagonal(X)
+    if k == 2:
+        # Two rounds are always sign-tight, so that trying all pairs is exact.
+        pairs = diagonal[:, None] + diagonal[None, :] + 2.0 * magnitudes
+        apart = np.triu(np.ones((n, n), dtype=bool), b)
+        value = max(diagonal.max(), pairs[apart].max())
+        return _root(value, True, "all pairs of rounds (multi-epoch paper, Eq. 3; banded paper, Prop. E.1): exact")
+    # Banded paper, Alg. 4 (Thm. 3); its loop runs over the rows i of X (printed: j).
+    row_sums = np.concatenate(
+        [_largest_separated_sums(magnitudes[i : i + _ROWS_AT_ONCE], b, k) for i in range(0, n, _ROWS_AT_ONCE)]
+    )
+    bound = float(_largest_separated_sums(row_sums[None, :], b, k)[0])
+    # Multi-epoch paper, Thm. 2.1, with the largest eigenvalue of all of X above that of each pattern's submatrix. It holds for
+    # vectors as well: sum_ij X_ij <u_i, u_j> <= lambda_max * sum_i |u_i|^2 <= lambda_max * k.
+    spectral = k * _largest_eigenvalue(X)
+    if spectral < bound:
+        return _root(spectral, False, "sqrt(k) times the spectral norm (multi-epoch paper, Thm. 2.1): upper bound")
+    return _root(bound, False, "Alg. 4 of the banded paper (Thm. 3): upper bound")
+
+
+def _fixed_epoch(C: np.ndarray, b: int, k: int) -> Sensitivity:
+    """Windows of k rounds spaced b apart, every start (multi-epoch paper, Sec. 2, Eq. 3 and Thm. 2.1)."""
+    bounds: list[tuple[float, bool, int, int]] = []  # (-|X| sum, sign-tight, start, window's first place in its epoch)
+    grams: dict[int, np.ndarray] = {}
+    for start in range(b):
+        columns = C[:, start::b]
+        X = columns.T @ columns
+        width = min(k, X.shape[0])
+        sums = _window_sums(np.abs(X), width)
+        slack = sums - _window_sums(X, width)
+        tight = (slack <= _ROUNDING * sums) | (width <= 2)
+        if not tight.all():
+            grams[start] = X
+        bounds += [(-s, bool(t), start, place) for place, (s, t) in enumerate(zip(sums, tight, strict=True))]
+    heapq.heapify(bounds)
+    # Best first: the largest |X| sum is the answer if it is tight; otherwise sharpen it and look again.
+    budget, spectral_windows = _SPECTRAL_BUDGET, set()
+    while True:
+        negative, tight_here, start, place = bounds[0]
+        window = (start, place)
+        if tight_here:
+            return _root(-negative, True, "sum of X over a client's rounds (multi-epoch paper, Eq. 3): exact")
+        width = min(k, grams[start].shape[0])
+        if window in spectral_windows or budget < width**3:
+            break
+        budget -= width**3
+        spectral_windows.add(window)
+        submatrix = grams[start][place : place + width, place : place + width]
+        spectral = width * _largest_eigenvalue(submatrix)
+        heapq.heapreplace(bounds, (-min(-negative, spectral), False, start, place))
+    method = "smaller of |X| sums (banded paper, Prop. E.1) and k times the spectral norm (multi-epoch paper, Thm. 2.1)"
+    return _root(-negative, False, f"{method}: upper bound")
+
+
+def _window_sums(X: np.ndarray, width: int) -> np.ndarray:
+    """Sums of the diagonal blocks X[p : p + width, p : p + width], for every place p."""
+    if width == X.shape[0]:
+        return np.array([X.sum()])
+    # Summed directly: differences of running totals would lose digits, and a sensitivity must not come out too small.
+    windows = np.lib.stride_tricks.sliding_window_view(X, (width, width))
+    return np.array([windows[p, p].sum() for p in range(X.shape[0] - width + 1)])
+
+
+def _largest_eigenvalue(X: np.ndarray) -> float:
+    n = X.shape[0]
+    return float(scipy.linalg.eigvalsh(X, subset_by_index=(n - 1, n - 1))[0])
