@@ -1,0 +1,276 @@
+"""Opens, checks and describes a StackOverflow data file: TFF's own, or a synthetic one of the same format."""
+
+import contextlib
+import os
+import pathlib
+import random
+import sqlite3
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tasks.stackoverflow import example_proto
+from tasks.stackoverflow.synthetic import SYNTHETIC_APPLICATION_ID
+
+SPLITS = ("train", "heldout", "test")
+FILE_NAME = "stackoverflow.sqlite"
+
+_COLUMNS = {
+    "examples": ("split_name", "client_id", "serialized_example_proto"),
+    "client_metadata": ("client_id", "split_name", "num_examples"),
+}
+_WAY_OUT = "fetch the file again, or write a synthetic one with `fedmf data synth --clients N --out FILE`"
+
+
+def tff_cache_path() -> pathlib.Path:
+    """Where tff.simulation.datasets.stackoverflow.load_data keeps its file."""
+    return pathlib.Path(os.path.expanduser("~")) / ".tff" / FILE_NAME
+
+
+def resolve_path(path: str | os.PathLike[str] | None) -> pathlib.Path:
+    """The data file meant by `path`, None meaning TFF's own cache; nothing is ever downloaded.
+
+    Raises:
+      FileNotFoundError: no such file; the message says what to put where.
+      ValueError: a folder.
+    """
+    wanted = tff_cache_path() if path is None else pathlib.Path(path)
+    if wanted.is_dir():
+        raise ValueError(f"{wanted} is a folder: name the data file in it, such as {wanted / FILE_NAME}")
+    if not wanted.exists():
+        raise FileNotFoundError(
+            f"no StackOverflow data at {wanted}: put TFF's unpacked {FILE_NAME} there or name it with --data FILE, "
+            f"or, offline, write a synthetic corpus with `fedmf data synth --clients N --out FILE`"
+        )
+    return wanted
+
+
+def _check_header(path: pathlib.Path) -> None:
+    """Refuses what is not a whole SQLite file, from its first hundred bytes and its size (sqlite.org/fileformat2.html)."""
+    size = path.stat().st_size
+    if size == 0:
+        raise ValueError(f"{path} is empty: {_WAY_OUT}")
+    with path.open("rb") as file:
+        header = file.read(100)
+    if not header.startswith(b"SQLite format 3\0"[: len(header)]):
+        what = "the packed download; unpack it with `unlzma`" if path.suffix == ".lzma" else _WAY_OUT
+        raise ValueError(f"{path} is not a SQLite file: {what}")
+    pages = changes = valid_for = page_size = 0
+    if len(header) == 100:
+        page_size = struct.unpack(">H", header[16:18])[0]
+        page_size = 65_536 if page_size == 1 else page_size
+        changes, pages = struct.unpack(">II", header[24:32])
+        valid_for = struct.unpack(">I", header[92:96])[0]
+    # The page count in the header is in use only when both counters agree; older writers left it unset.
+    if len(header) < 100 or (changes == valid_for and pages * page_size > size) or size < page_size:
+        raise ValueError(f"{path} is truncated ({size} bytes of {max(pages * page_size, 100)}): {_WAY_OUT}")
+
+
+@contextlib.contextmanager
+def connect(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
+    """A read-only connection; SQLite's own errors become a ValueError that names the file and the way out."""
+    try:
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        try:
+            yield connection
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise ValueError(f"{path} cannot be read as StackOverflow data ({error}): {_WAY_OUT}") from None
+
+
+def check_file(path: str | os.PathLike[str] | None) -> pathlib.Path:
+    """Checks that a file is whole as far as can be told without reading it all, and holds the tables and a train split.
+
+    Args:
+      path: the file, None for TFF's cache.
+
+    Returns:
+      The file's path.
+
+    Raises:
+      FileNotFoundError: there is none.
+      ValueError: a folder, an empty, truncated or unreadable file, another format, or no train split.
+    """
+    found = resolve_path(path)
+    try:
+        _check_header(found)
+    except OSError as error:
+        raise ValueError(f"{found} cannot be read: {error.strerror or error}; check its permissions") from None
+    with connect(found) as connection:
+        for table, wanted in _COLUMNS.items():
+            columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+            missing = [column for column in wanted if column not in columns]
+            if not columns:
+                raise ValueError(f"{found} has no table {table!r}, so it is not TFF's StackOverflow format: {_WAY_OUT}")
+            if missing:
+                raise ValueError(f"{found}: table {table!r} lacks the column {missing[0]!r}: {_WAY_OUT}")
+        first = connection.execute("SELECT client_id FROM client_metadata WHERE split_name = 'train' LIMIT 1").fetchone()
+        if first is None:
+            raise ValueError(f"{found} has no train split, so there is nobody to train on: {_WAY_OUT}")
+        record = connection.execute("SELECT serialized_example_proto FROM examples LIMIT 1").fetchone()
+    if record is None or "tokens" not in _decode(found, record[0]):
+        raise ValueError(f"{found} holds no tf.train.Example with the feature 'tokens': {_WAY_OUT}")
+    return found
+
+
+def _decode(path: pathlib.Path, record: Any) -> dict[str, bytes | int]:
+    try:
+        return example_proto.decode_example(record if isinstance(record, bytes) else b"\xff")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; {_WAY_OUT}") from None
+
+
+def is_synthetic(path: pathlib.Path) -> bool:
+    """Whether the file was made by `write_synthetic_corpus`."""
+    with connect(path) as connection:
+        return bool(connection.execute("PRAGMA application_id").fetchone()[0] == SYNTHETIC_APPLICATION_ID)
+
+
+def client_sizes(path: pathlib.Path, split: str) -> dict[str, int]:
+    """client id -> number of examples in `split`, from the metadata table, in the sorted order of TFF's loader."""
+    with connect(path) as connection:
+        query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? ORDER BY client_id"
+        return dict(connection.execute(query, (split,)))
+
+
+def iterate_sentences(
+    path: pathlib.Path, split: str, client_ids: list[str], limit: int | None = None
+) -> Iterator[tuple[str, list[dict[str, bytes | int]]]]:
+    """Yields (client id, its decoded examples in file order, at most `limit`) without TensorFlow.
+
+    For counting and describing; training reads through `Corpus`.
+    """
+    query = "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ? LIMIT ?"
+    with connect(path) as connection:
+        for client_id in client_ids:
+            rows = connection.execute(query, (client_id, split, -1 if limit is None else limit))
+            yield client_id, [_decode(path, row[0]) for row in rows]
+
+
+class Corpus:
+    """The splits of a checked data file, read by TFF's own loader.
+
+    Attributes:
+      path: the file.
+      synthetic: whether `write_synthetic_corpus` made it.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self.synthetic = is_synthetic(path)
+        self._clients: dict[str, Any] = {}
+        self._readers: dict[tuple[str, int], Callable[[str], np.ndarray]] = {}
+
+    def _client_data(self, split: str) -> Any:
+        import tensorflow_federated as tff
+
+        if split not in SPLITS:
+            raise ValueError(f"split={split!r} must be one of {', '.join(SPLITS)}")
+        if split not in self._clients:
+            self._clients[split] = tff.simulation.datasets.SqlClientData(str(self.path), split)
+        return self._clients[split]
+
+    def client_ids(self, split: str) -> list[str]:
+        """Client ids of a split in TFF's order (sorted as strings)."""
+        return list(self._client_data(split).client_ids)
+
+    def sentences(self, split: str, client_id: str, limit: int) -> np.ndarray:
+        """The first `limit` sentences of a client, object array of bytes, file order; empty for a client not in the split."""
+        key = (split, limit)
+        if key not in self._readers:
+            self._readers[key] = _make_reader(self._client_data(split).serializable_dataset_fn, limit)
+        return self._readers[key](client_id)
+
+
+def _make_reader(dataset_fn: Callable[[Any], Any], limit: int) -> Callable[[str], np.ndarray]:
+    """Traces TFF's dataset of one client once, with the client as its argument: opening a pipeline each time costs ten times more."""
+    import tensorflow as tf
+
+    spec = {"tokens": tf.io.FixedLenFeature((), tf.string)}
+
+    @tf.function(input_signature=[tf.TensorSpec((), tf.string)])
+    def read(client_id: Any) -> Any:
+        records = dataset_fn(client_id).take(limit).batch(limit)
+        empty = tf.zeros((0,), tf.string)
+        records = records.reduce(empty, lambda before, batch: tf.concat([before, batch], 0))
+        return tf.io.parse_example(records, spec)["tokens"]
+
+    return lambda client_id: read(client_id).numpy()
+
+
+def open_corpus(path: str | os.PathLike[str] | None = None) -> Corpus:
+    """Opens a StackOverflow data file for training.
+
+    Args:
+      path: the SQLite file; None for TFF's own cache, ~/.tff/stackoverflow.sqlite. Nothing is downloaded.
+
+    Returns:
+      The corpus.
+
+    Raises:
+      FileNotFoundError, ValueError: as `check_file`.
+    """
+    return Corpus(check_file(path))
+
+
+def describe_file(path: str | os.PathLike[str] | None = None, *, sample_clients: int = 200, seed: int = 0) -> dict[str, Any]:
+    """Describes a data file from its metadata table and a sample of clients; needs no TensorFlow.
+
+    Args:
+      path: the file, None for TFF's cache.
+      sample_clients: clients read per split for words, lengths and dates.
+      seed: draws the sample.
+
+    Returns:
+      A JSON-able dict: path, bytes, synthetic, and for each split clients, examples, sentences_per_client (quantiles), and of
+      the sample: clients, sentences, mean_sentence_length, first_date, last_date, distinct_words, top_words.
+
+    Raises:
+      FileNotFoundError, ValueError: as `check_file`.
+    """
+    found = check_file(path)
+    splits = {split: _describe_split(found, split, sample_clients, seed) for split in SPLITS}
+    return {
+        "path": str(found),
+        "bytes": found.stat().st_size,
+        "synthetic": is_synthetic(found),
+        "splits": splits,
+    }
+
+
+def _describe_split(path: pathlib.Path, split: str, sample_clients: int, seed: int) -> dict[str, Any]:
+    sizes = client_sizes(path, split)
+    if not sizes:
+        return {"clients": 0, "examples": 0}
+    counts = np.fromiter(sizes.values(), np.int64, len(sizes))
+    levels = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
+    sample = random.Random(seed).sample(list(sizes), min(sample_clients, len(sizes)))
+    words: Counter[bytes] = Counter()
+    lengths: list[int] = []
+    dates: list[bytes] = []
+    for _, examples in iterate_sentences(path, split, sample, limit=256):
+        for example in examples:
+            tokens, date = example.get("tokens", b""), example.get("creation_date", b"")
+            if isinstance(tokens, bytes) and isinstance(date, bytes):
+                found = tokens.split()
+                words.update(found)
+                lengths.append(len(found))
+                dates.append(date)
+    return {
+        "clients": len(sizes),
+        "examples": int(counts.sum()),
+        "sentences_per_client": {name: float(np.quantile(counts, level)) for name, level in levels.items()},
+        "sample": {
+            "clients": len(sample),
+            "sentences": len(lengths),
+            "mean_sentence_length": float(np.mean(lengths)) if lengths else 0.0,
+            "first_date": min(dates, default=b"").decode(errors="replace"),
+            "last_date": max(dates, default=b"").decode(errors="replace"),
+            "distinct_words": len(words),
+            "top_words": [word.decode(errors="replace") for word, _ in words.most_common(20)],
+        },
+    }

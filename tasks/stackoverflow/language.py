@@ -1,0 +1,337 @@
+"""The made-up language of the synthetic corpus: a lexicon, clause templates, and topics that decide the content words.
+
+What there is to learn, from easy to hard:
+  1. which words are frequent (the unigram guess);
+  2. fixed runs of function words inside a clause ("i am trying to", "is there a way to"): a bigram model gets them;
+  3. which clause one is in and where ("do i" is followed by a verb, "the" by a noun of the topic, a clause by its joint);
+  4. the topic of the sentence, from any content word so far: it decides the frequent nouns, verbs and the technology's name;
+  5. collocations (each verb and adjective has a favourite noun, each noun a favourite verb) and nouns that come back.
+
+The language is a pure function of its two sizes: corpora made from different seeds speak the same language through different
+users.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+# One weight and one clause a line. N noun, V verb, A adjective, T technology (the topic's own name), the rest are words.
+_QUESTION_CLAUSES = """
+6 i am trying to V the N
+4 how do i V the N ?
+3 how can i V a N in T ?
+4 is there a way to V the N ?
+2 i have a A N and i want to V it
+3 when i V the N i get an error
+2 this is my N :
+1 it works in T but not in T
+3 i want to V the N with T
+2 what is the best way to V a A N ?
+1 can someone tell me why the N is A ?
+2 i get the following N :
+1 any help would be appreciated
+2 thanks in advance
+1 i am new to T
+1 what am i doing wrong ?
+1 i do not understand how T can V the N
+"""
+_ANSWER_CLAUSES = """
+6 you can use the N to V the N
+4 you need to V the N
+3 if you V the N , the N will be A
+2 you should not V the N
+2 the A N is used to V the N
+2 just V the N
+1 try to V the N before you V the N
+3 the problem is that the N is not A
+2 that is because the N does not V the N
+2 i think you are looking for the A N
+1 hope this helps
+1 have a look at the N
+1 here is an example of a A N :
+1 as far as i know , T does not V the N
+2 in T , the N is A
+2 make sure that the N is A
+1 you could also V it with the A N
+"""
+_COMMON_CLAUSES = """
+4 the N is A
+2 it is the same as the N
+2 there is no N in the N
+1 edit :
+1 see the N in the A N
+2 note that the N is A
+2 this will V the N
+1 one of the N has to be A
+2 the N does not V
+1 <URL>
+"""
+_JOINTS = ((".", 5.0), (", but", 2.0), ("and", 4.0), ("because", 2.0), (", so", 2.0), ("when", 1.0), ("so that", 1.0))
+_ENDS = ((".", 8.0), ("?", 1.0), ("!", 0.5), ("", 1.0))
+_TOPIC_NAMES = "python sql css java git android excel linux perl ruby regex swift docker matlab vim bash".split()
+_SHARED_NOUNS = "code file data value function list name line error example time string type number user".split()
+
+NOUN, VERB, ADJECTIVE, TECHNOLOGY = -2, -3, -4, -5
+_NOTHING = -1
+_SLOTS = {"N": NOUN, "V": VERB, "A": ADJECTIVE, "T": TECHNOLOGY}
+MAX_TOPICS = len(_TOPIC_NAMES)
+MAX_CLAUSES = 3
+
+
+def zipf(size: int, shift: float = 1.5, exponent: float = 1.1) -> np.ndarray:
+    """Zipf-Mandelbrot probabilities of ranks 0 .. size - 1, float64 (size,)."""
+    weights = (np.arange(size) + shift) ** -exponent
+    return weights / weights.sum()
+
+
+def _parse(text: str) -> tuple[np.ndarray, list[list[str]]]:
+    lines = [line.split() for line in text.strip().splitlines()]
+    return np.array([float(line[0]) for line in lines]), [line[1:] for line in lines]
+
+
+def _content_word(index: int, ending: str) -> str:
+    # Mixed-radix digits become syllables; multiplying by a number prime to the radix keeps neighbours from looking alike.
+    onsets, vowels = "b d f g k l m n p r s t v z st tr pl gr".split(), "aeiou"
+    radix = len(onsets) * len(vowels)
+    count = 2
+    while index >= radix**count:
+        index, count = index - radix**count, count + 1
+    scrambled = index * 7919 % radix**count
+    digits = [scrambled // radix**place % radix for place in range(count)]
+    return "".join(onsets[digit % len(onsets)] + vowels[digit // len(onsets)] for digit in digits) + ending
+
+
+@dataclasses.dataclass(frozen=True)
+class Language:
+    """Words by id and the tables that sentences are drawn from.
+
+    Attributes:
+      words: id -> word; function words first.
+      topics: names of the technologies, one a topic.
+      clauses: (number of clauses, longest clause) int64, word ids or slot codes, -1 beyond the end.
+      closed: (number of clauses,) bool, whether the clause brings its own punctuation.
+      question_weights, answer_weights: float64, probability of each clause in posts of either type.
+      joints, ends: int64 (choices, 2), one or two word ids, -1 for none; joint_weights, end_weights: their probabilities.
+      technology: (topics,) word ids. shared: (nouns,) word ids that every topic uses.
+      nouns, verbs, adjectives: (topics, size) word ids, the topic's most frequent first.
+      favourite: (words,) int64: the noun that a verb or adjective goes with, the verb that a noun goes with.
+    """
+
+    words: list[str]
+    topics: list[str]
+    clauses: np.ndarray
+    closed: np.ndarray
+    question_weights: np.ndarray
+    answer_weights: np.ndarray
+    joints: np.ndarray
+    joint_weights: np.ndarray
+    ends: np.ndarray
+    end_weights: np.ndarray
+    technology: np.ndarray
+    shared: np.ndarray
+    nouns: np.ndarray
+    verbs: np.ndarray
+    adjectives: np.ndarray
+    favourite: np.ndarray
+
+
+def _smallest(topics: int) -> int:
+    function_words = {word for text in (_QUESTION_CLAUSES, _ANSWER_CLAUSES, _COMMON_CLAUSES) for word in text.split()}
+    return len(function_words) + len(_SHARED_NOUNS) + 16 * topics
+
+
+@functools.cache
+def make_language(vocabulary_size: int, topics: int) -> Language:
+    """The language with `vocabulary_size` words and `topics` topics; the same sizes give the same language.
+
+    Raises:
+      ValueError: too few words for the clauses and topics, or more topics than have names.
+    """
+    if not 1 <= topics <= MAX_TOPICS:
+        raise ValueError(f"topics={topics} must lie between 1 and {MAX_TOPICS}")
+    if vocabulary_size < _smallest(topics):
+        raise ValueError(f"vocabulary_size={vocabulary_size} is too small for {topics} topics: use {_smallest(topics)}+")
+    words: list[str] = []
+    ids: dict[str, int] = {}
+
+    def intern(word: str) -> int:
+        if word not in ids:
+            ids[word] = len(words)
+            words.append(word)
+        return ids[word]
+
+    (q_weights, questions), (a_weights, answers) = _parse(_QUESTION_CLAUSES), _parse(_ANSWER_CLAUSES)
+    c_weights, common = _parse(_COMMON_CLAUSES)
+    clauses = questions + answers + common
+    table = np.full((len(clauses), max(map(len, clauses))), _NOTHING, np.int64)
+    for row, clause in zip(table, clauses, strict=True):
+        row[: len(clause)] = [_SLOTS[word] if word in _SLOTS else intern(word) for word in clause]
+    question = np.concatenate([q_weights, 0.05 * a_weights, c_weights])
+    answer = np.concatenate([0.05 * q_weights, a_weights, c_weights])
+
+    def pieces(choices: tuple[tuple[str, float], ...]) -> tuple[np.ndarray, np.ndarray]:
+        rows = [[intern(word) for word in text.split()] for text, _ in choices]
+        weights = np.array([weight for _, weight in choices])
+        return np.array([row + [_NOTHING] * (2 - len(row)) for row in rows]), weights / weights.sum()
+
+    (joints, joint_weights), (ends, end_weights) = pieces(_JOINTS), pieces(_ENDS)
+    technology = np.array([intern(name) for name in _TOPIC_NAMES[:topics]])
+    shared = np.array([intern(noun) for noun in _SHARED_NOUNS], np.int64)
+
+    left = (vocabulary_size - len(words)) // topics
+    sizes = {"et": left * 5 // 10, "": left * 3 // 10}
+    sizes["ic"] = left - sum(sizes.values())
+    tables = {}
+    made = 0
+    for ending, size in sizes.items():
+        tables[ending] = np.empty((topics, size), np.int64)
+        for position in np.ndindex(topics, size):
+            word = _content_word(made, ending)
+            while word in ids:
+                made += 1
+                word = _content_word(made, ending)
+            tables[ending][position] = intern(word)
+            made += 1
+    nouns, verbs, adjectives = tables["et"], tables[""], tables["ic"]
+    rest = []  # of the division above: every topic shares these, so that the language has exactly the words asked for
+    while len(words) < vocabulary_size:
+        rest.append(intern(_content_word(made, "et")))
+        made += 1
+    shared = np.concatenate([shared, np.array(rest, np.int64)])
+
+    favourite = np.zeros(len(words), np.int64)
+    rng = np.random.Generator(np.random.Philox(key=2023))
+    for topic in range(topics):
+        favourite[verbs[topic]] = rng.choice(nouns[topic], size=verbs.shape[1], p=zipf(nouns.shape[1], 8.0))
+        favourite[adjectives[topic]] = rng.choice(nouns[topic], size=adjectives.shape[1], p=zipf(nouns.shape[1], 8.0))
+        favourite[nouns[topic]] = rng.choice(verbs[topic], size=nouns.shape[1], p=zipf(verbs.shape[1], 8.0))
+    favourite[shared] = rng.choice(verbs.ravel(), size=len(shared))
+    return Language(
+        words=words,
+        topics=_TOPIC_NAMES[:topics],
+        clauses=table,
+        closed=np.array([clause[-1] in ("?", ":", "<URL>") for clause in clauses]),
+        question_weights=question / question.sum(),
+        answer_weights=answer / answer.sum(),
+        joints=joints,
+        joint_weights=joint_weights,
+        ends=ends,
+        end_weights=end_weights,
+        technology=technology,
+        shared=shared,
+        nouns=nouns,
+        verbs=verbs,
+        adjectives=adjectives,
+        favourite=favourite,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """How one user writes.
+
+    Attributes:
+      topic_weights: float64 (topics,). question_weights, answer_weights: float64 (clauses,).
+      clause_counts: float64 (3,), probability of one, two or three clauses in a sentence.
+      own_nouns: int64, word ids of the few nouns that this user likes.
+    """
+
+    topic_weights: np.ndarray
+    question_weights: np.ndarray
+    answer_weights: np.ndarray
+    clause_counts: np.ndarray
+    own_nouns: np.ndarray
+
+
+def draw_style(language: Language, rng: np.random.Generator) -> Style:
+    """A user's style: few topics out of all, own clause habits, own sentence length, a handful of own nouns."""
+    topics = len(language.topics)
+    base = zipf(topics, 3.0)
+    topic_weights = rng.dirichlet(np.maximum(0.35 * topics * base, 0.05))
+    taste = rng.gamma(2.0, 0.5, size=len(language.clauses))
+    question, answer = language.question_weights * taste, language.answer_weights * taste
+    main = int(np.argmax(topic_weights))
+    return Style(
+        topic_weights=topic_weights,
+        question_weights=question / question.sum(),
+        answer_weights=answer / answer.sum(),
+        clause_counts=rng.dirichlet(np.array([6.0, 4.0, 1.0])),
+        own_nouns=rng.choice(language.nouns[main], size=4, p=zipf(language.nouns.shape[1])),
+    )
+
+
+def _choose(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    return np.minimum(np.searchsorted(np.cumsum(weights), uniform), len(weights) - 1)
+
+
+def draw_sentences(
+    language: Language, style: Style, topics: np.ndarray, questions: np.ndarray, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draws one sentence for each entry of `topics`.
+
+    Args:
+      language: the language. style: the user's.
+      topics: int64 (sentences,), topic of each. questions: bool (sentences,), whether its post is a question.
+      rng: source of randomness.
+
+    Returns:
+      (ids, lengths): int64 word ids of all sentences one after the other, and each sentence's length >= 1.
+    """
+    count = len(topics)
+    uniform = rng.random((count, 2 * MAX_CLAUSES + 1))
+    clause_count = 1 + _choose(style.clause_counts, uniform[:, 0])
+    parts = []
+    for index in range(MAX_CLAUSES):
+        pick = np.where(
+            questions,
+            _choose(style.question_weights, uniform[:, 1 + 2 * index]),
+            _choose(style.answer_weights, uniform[:, 1 + 2 * index]),
+        )
+        parts.append(np.where((index < clause_count)[:, None], language.clauses[pick], _NOTHING))
+        last = (index + 1 == clause_count)[:, None]
+        joint = language.joints[_choose(language.joint_weights, uniform[:, 2 + 2 * index])]
+        end = language.ends[_choose(language.end_weights, uniform[:, 2 + 2 * index])]
+        join = np.where(last, end, np.where((index + 1 < clause_count)[:, None], joint, _NOTHING))
+        # After its own punctuation a clause needs no end and no joint.
+        parts.append(np.where(language.closed[pick][:, None], _NOTHING, join))
+    codes = np.concatenate(parts, axis=1)
+    kept = codes != _NOTHING
+    lengths = kept.sum(axis=1)
+    flat = codes[kept]
+    _fill(language, style, topics, flat, lengths, rng)
+    return flat, lengths
+
+
+def _fill(
+    language: Language, style: Style, topics: np.ndarray, flat: np.ndarray, lengths: np.ndarray, rng: np.random.Generator
+) -> None:
+    """Replaces the slot codes in `flat` by words, the first slot of every sentence, then every second slot, and so on."""
+    slots = np.flatnonzero(flat < _NOTHING)
+    sentence = np.repeat(np.arange(len(lengths)), lengths)[slots]
+    order = np.arange(len(slots)) - np.searchsorted(sentence, sentence)
+    last_noun = np.full(len(lengths), _NOTHING)
+    last_leader = np.full(len(lengths), _NOTHING)  # the verb or adjective that waits for its noun
+    for step in range(int(order.max(initial=-1)) + 1):
+        at = order == step
+        where, who = slots[at], sentence[at]
+        kind, topic = flat[where], topics[who]
+        coin, rank = rng.random(len(where)), rng.random(len(where))
+
+        def ranked(table: np.ndarray, topic: np.ndarray = topic, rank: np.ndarray = rank) -> np.ndarray:
+            return table[topic, _choose(zipf(table.shape[1]), rank)]
+
+        leader, previous = last_leader[who], last_noun[who]
+        noun = ranked(language.nouns)
+        noun = np.where(coin < 0.10, language.shared[_choose(zipf(len(language.shared)), rank)], noun)
+        noun = np.where(coin > 0.90, style.own_nouns[(rank * len(style.own_nouns)).astype(np.int64)], noun)
+        noun = np.where((previous >= 0) & (coin > 0.60) & (coin <= 0.90), previous, noun)
+        noun = np.where((leader >= 0) & (coin > 0.40), language.favourite[leader], noun)
+        verb = np.where((previous >= 0) & (coin > 0.50), language.favourite[previous], ranked(language.verbs))
+        other = language.technology[(rank * len(language.technology)).astype(np.int64)]
+        technology = np.where(coin > 0.15, language.technology[topic], other)
+        adjective = ranked(language.adjectives)
+        word = np.select([kind == NOUN, kind == VERB, kind == ADJECTIVE], [noun, verb, adjective], technology)
+        flat[where] = word
+        last_noun[who] = np.where(kind == NOUN, word, previous)
+        last_leader[who] = np.where((kind == VERB) | (kind == ADJECTIVE), word, np.where(kind == NOUN, _NOTHING, leader))

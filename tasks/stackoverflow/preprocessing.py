@@ -1,0 +1,95 @@
+"""Sentences to sequences of ids, as in the published StackOverflow experiments.
+
+Ids: padding 0, words 1 .. V in order of frequency, out-of-vocabulary V + 1, beginning of sentence V + 2, end of sentence
+V + 3. A sentence is split on blanks and cut to the first `length` words; the end is appended only when fewer than `length`
+words were there, the beginning is put in front, and the whole is padded to length + 1. The model reads all but the last and
+predicts all but the first.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+PAD = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialIds:
+    """Ids that stand for no word, for a vocabulary of `vocabulary_size` words."""
+
+    vocabulary_size: int
+
+    @property
+    def pad(self) -> int:
+        """Fills sentences up to the common length."""
+        return PAD
+
+    @property
+    def out_of_vocabulary(self) -> int:
+        """Any word outside the vocabulary."""
+        return self.vocabulary_size + 1
+
+    @property
+    def begin(self) -> int:
+        """Beginning of a sentence."""
+        return self.vocabulary_size + 2
+
+    @property
+    def end(self) -> int:
+        """End of a sentence that was not cut."""
+        return self.vocabulary_size + 3
+
+    @property
+    def classes(self) -> int:
+        """Number of ids in all."""
+        return self.vocabulary_size + 4
+
+
+class Preprocessor:
+    """Turns sentences into (x, y); see the module's text for the recipe."""
+
+    def __init__(self, words: Sequence[str], vocabulary_size: int, length: int = 20) -> None:
+        """Prepares the word table.
+
+        Args:
+          words: the most frequent words, most frequent first, at most `vocabulary_size` of them.
+          vocabulary_size: V; ids of words that do not exist stay unused, so that a model's size does not depend on the data.
+          length: words kept of a sentence, at least 1.
+
+        Raises:
+          ValueError: a size out of range, too many words, or a word given twice.
+        """
+        if length < 1:
+            raise ValueError(f"length={length} must be a positive number of words")
+        if vocabulary_size < 1:
+            raise ValueError(f"vocabulary_size={vocabulary_size} must be a positive number of words")
+        if len(words) > vocabulary_size:
+            raise ValueError(f"words has {len(words)} entries, more than vocabulary_size={vocabulary_size}: cut it first")
+        self.ids = SpecialIds(vocabulary_size)
+        self.length = length
+        self._table = {word.encode(): index for index, word in enumerate(words, start=1)}
+        if len(self._table) != len(words):
+            raise ValueError("words names a word twice: each needs one id")
+
+    def encode(self, sentences: Iterable[bytes | str]) -> tuple[np.ndarray, np.ndarray]:
+        """Encodes sentences.
+
+        Args:
+          sentences: words separated by blanks; UTF-8 where bytes.
+
+        Returns:
+          (x, y), int32, each of shape (number of sentences, length).
+        """
+        get, unknown, length = self._table.get, self.ids.out_of_vocabulary, self.length
+        rows = []
+        for sentence in sentences:
+            words = (sentence.encode() if isinstance(sentence, str) else sentence).split()[:length]
+            row = [self.ids.begin]
+            row += [get(word, unknown) for word in words]
+            if len(words) < length:
+                row.append(self.ids.end)
+                row += [PAD] * (length + 1 - len(row))
+            rows.append(row)
+        table = np.array(rows, np.int32).reshape(len(rows), length + 1)
+        return np.ascontiguousarray(table[:, :-1]), np.ascontiguousarray(table[:, 1:])

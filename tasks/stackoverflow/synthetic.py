@@ -1,0 +1,241 @@
+"""Writes a synthetic corpus in the format of TFF's stackoverflow.sqlite: offline work goes through the same loader.
+
+What is copied from the real file: the two tables, the three splits, tf.train.Example records of six features, users as
+numeric strings with held-out users divisible by ten, test clients that are mostly train users at dates after 2018-01-01, posts
+with several sentences that share date, title, tags, score and type. The words are made up (tasks/stackoverflow/language.py).
+"""
+
+import contextlib
+import datetime
+import os
+import pathlib
+import sqlite3
+from collections.abc import Iterator
+
+import numpy as np
+import tqdm
+
+from tasks.stackoverflow import example_proto, language
+
+# Written into the SQLite header, which TFF's loader ignores: a report must be able to tell this corpus from the real one.
+SYNTHETIC_APPLICATION_ID = 0x464D4653
+
+_SPLITS = ("train", "heldout", "test")
+_EPOCH = datetime.datetime(2008, 8, 1)
+_DAYS_BEFORE_2018 = (datetime.datetime(2018, 1, 1) - _EPOCH).days
+_DAYS_AFTER_2018 = 400
+_SENTENCES_PER_POST = 4.0
+_CLIENTS_PER_TRANSACTION = 200
+
+
+def _check(name: str, value: object, kind: type | tuple[type, ...], low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind):
+        wanted = "a number" if isinstance(kind, tuple) else "an integer"
+        raise TypeError(f"{name}={value!r} must be {wanted}, not {type(value).__name__}")
+    if not low <= value <= high:  # type: ignore[operator]
+        raise ValueError(f"{name}={value!r} must lie between {low} and {high}")
+
+
+def write_synthetic_corpus(
+    path: str | os.PathLike[str],
+    *,
+    clients: int,
+    seed: int,
+    sentences_per_client: float = 64.0,
+    vocabulary_size: int = 1_000,
+    topics: int = 8,
+    heldout_fraction: float = 0.11,
+    test_fraction: float = 0.6,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> pathlib.Path:
+    """Writes a synthetic StackOverflow corpus, any number of clients in bounded memory.
+
+    A user's sentences depend on (seed, user, vocabulary_size, topics, sentences_per_client) only. The file appears under its
+    name when it is complete: a killed writer leaves at most a hidden file named `.<name>.<process id>.partial`.
+
+    Args:
+      path: file to write, such as "stackoverflow.sqlite"; its folder must exist.
+      clients: number of users in the train split.
+      seed: draws users and sentences; the same arguments give the same rows in the same order.
+      sentences_per_client: mean number of train sentences of a user (log-normal, at least 4); half of it in the test split.
+      vocabulary_size: number of words of the language, function words included.
+      topics: number of topics, 1 to 16.
+      heldout_fraction: held-out users for each train user (real file: 0.11).
+      test_fraction: test users for each train user (real file: 0.6); four in five of them are train users too.
+      overwrite: replace an existing file.
+      progress: show a progress bar.
+
+    Returns:
+      The path written.
+
+    Raises:
+      TypeError: an argument of the wrong kind.
+      ValueError: an argument out of range, an existing file without `overwrite`, or a folder that cannot be written.
+    """
+    _check("clients", clients, int, 1, 100_000_000)
+    _check("seed", seed, int, 0, 2**63 - 1)
+    _check("sentences_per_client", sentences_per_client, (int, float), 4, 100_000)
+    _check("vocabulary_size", vocabulary_size, int, 1, 10_000_000)
+    _check("topics", topics, int, 1, language.MAX_TOPICS)
+    _check("heldout_fraction", heldout_fraction, (int, float), 0, 10)
+    _check("test_fraction", test_fraction, (int, float), 0, 1.25)
+    words = language.make_language(vocabulary_size, topics)
+    path = pathlib.Path(path)
+    users = _users(clients, heldout_fraction, test_fraction)
+    total = sum(len(numbers) for numbers in users.values())
+    with (
+        _atomic_database(path, overwrite) as connection,
+        tqdm.tqdm(total=total, desc=f"writing {path.name}", unit="client", disable=not progress) as bar,
+    ):
+        for split in _SPLITS:
+            mean = sentences_per_client / 2 if split == "test" else sentences_per_client
+            for start in range(0, len(users[split]), _CLIENTS_PER_TRANSACTION):
+                block = users[split][start : start + _CLIENTS_PER_TRANSACTION]
+                for number in block:
+                    _write_client(connection, words, split, int(number), mean, seed)
+                connection.commit()
+                bar.update(len(block))
+        # One index serves TFF's two queries: by client, and by client and split.
+        connection.execute("CREATE INDEX index_examples_client ON examples (client_id, split_name)")
+        connection.execute("CREATE INDEX index_metadata_split ON client_metadata (split_name, client_id)")
+        connection.commit()
+    return path
+
+
+def _users(clients: int, heldout_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
+    """split -> user numbers: multiples of ten are held out, a test user is a train user four times in five."""
+    heldout = 10 * (1 + np.arange(round(clients * heldout_fraction)))
+    test = round(clients * test_fraction)
+    known = min(clients, test * 4 // 5)
+    others = np.arange(clients + test - known)
+    others = 10 * (others // 9) + others % 9 + 1  # the numbers not divisible by ten, in order
+    step = clients / max(known, 1)
+    return {
+        "train": others[:clients],
+        "heldout": heldout,
+        "test": np.concatenate([others[(np.arange(known) * step).astype(np.int64)], others[clients:]]),
+    }
+
+
+def _generator(seed: int, user: int, stream: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=np.array([seed, 4 * user + stream], np.uint64)))
+
+
+def _write_client(
+    connection: sqlite3.Connection, words: language.Language, split: str, user: int, mean: float, seed: int
+) -> None:
+    client_id = str(user)
+    rows = [(split, client_id, record) for record in _records(words, split, user, mean, seed)]
+    connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows)
+    connection.execute("INSERT INTO client_metadata VALUES (?, ?, ?)", (client_id, split, len(rows)))
+
+
+def _records(words: language.Language, split: str, user: int, mean: float, seed: int) -> list[bytes]:
+    """The serialized examples of one user in one split, oldest post first."""
+    style = language.draw_style(words, _generator(seed, user, 3))  # the same in train and test: the same person
+    rng = _generator(seed, user, _SPLITS.index(split))
+    spread = 0.7
+    count = max(4, round(min(mean * rng.lognormal(-(spread**2) / 2, spread), 50 * mean)))
+    starts = rng.random(count) < 1 / _SENTENCES_PER_POST
+    starts[0] = True
+    post = np.cumsum(starts) - 1
+    posts = int(post[-1]) + 1
+    question = rng.random(posts) < 0.4
+    topic = rng.choice(len(words.topics), size=posts, p=style.topic_weights)
+    # Posts wander: a sentence of another topic now and then keeps a client's vocabulary from being a single list.
+    strays = rng.random(count) < 0.1
+    topics = np.where(strays, rng.choice(len(words.topics), size=count), topic[post])
+    sentences = _texts(words, *language.draw_sentences(words, style, topics, question[post], rng))
+    titles = _texts(words, *language.draw_sentences(words, style, topic, np.ones(posts, bool), rng))
+    dates = _dates(split, posts, rng)
+    scores = np.floor(rng.exponential(4.0, size=posts)).astype(np.int64) - 2
+    second_tag = rng.choice(words.nouns.shape[1], size=posts, p=language.zipf(words.nouns.shape[1]))
+    encode = example_proto.encode_feature
+    heads, tails = [], []
+    for i in range(posts):
+        tags = f"{words.topics[topic[i]]}|{words.words[words.nouns[topic[i], second_tag[i]]]}"
+        heads.append(
+            encode(b"creation_date", dates[i].encode())
+            + encode(b"score", int(scores[i]))
+            + encode(b"tags", tags.encode())
+            + encode(b"title", titles[i].encode())
+        )
+        tails.append(encode(b"type", b"question" if question[i] else b"answer"))
+    return [
+        example_proto.encode_example(heads[i] + encode(b"tokens", text.encode()) + tails[i])
+        for i, text in zip(post.tolist(), sentences, strict=True)
+    ]
+
+
+def _texts(words: language.Language, ids: np.ndarray, lengths: np.ndarray) -> list[str]:
+    flat = [words.words[i] for i in ids.tolist()]
+    ends = np.cumsum(lengths).tolist()
+    return [" ".join(flat[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _dates(split: str, posts: int, rng: np.random.Generator) -> list[str]:
+    if split == "train":
+        low, high = rng.integers(0, _DAYS_BEFORE_2018 - 400), _DAYS_BEFORE_2018
+    elif split == "heldout":
+        low, high = rng.integers(0, _DAYS_BEFORE_2018 - 400), _DAYS_BEFORE_2018 + _DAYS_AFTER_2018
+    else:
+        low, high = _DAYS_BEFORE_2018, _DAYS_BEFORE_2018 + _DAYS_AFTER_2018
+    tenths = np.sort(rng.integers(int(low) * 864_000, high * 864_000, size=posts)).tolist()
+    dates = []
+    for tenth in tenths:
+        moment = _EPOCH + datetime.timedelta(seconds=tenth // 10)
+        dates.append(moment.strftime("%Y-%m-%d %H:%M:%S") + (f".{tenth % 10} UTC" if tenth % 10 else " UTC"))
+    return dates
+
+
+@contextlib.contextmanager
+def _atomic_database(path: pathlib.Path, overwrite: bool) -> Iterator[sqlite3.Connection]:
+    """A fresh SQLite file with the two tables that takes the name `path` only when the block ends without an error."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name the file to write, such as {path / 'stackoverflow.sqlite'}")
+    if path.exists() and not overwrite:
+        raise ValueError(f"{path} exists already: choose another file name or pass overwrite=True (--overwrite)")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        _remove_left_over(path)
+        with partial.open("wb"):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"cannot write {path}: {error.strerror or error}; choose a folder that exists and is writable"
+        ) from None
+    connection = sqlite3.connect(partial)
+    try:
+        # No journal: a file that is not finished is thrown away anyhow.
+        connection.executescript(
+            f"""
+            PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA application_id = {SYNTHETIC_APPLICATION_ID};
+            CREATE TABLE examples
+              (split_name TEXT NOT NULL, client_id TEXT NOT NULL, serialized_example_proto BLOB NOT NULL);
+            CREATE TABLE client_metadata
+              (client_id TEXT NOT NULL, split_name TEXT NOT NULL, num_examples INTEGER NOT NULL);
+            """
+        )
+        yield connection
+        connection.close()
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(partial, path)
+    except (sqlite3.Error, OSError) as error:
+        raise ValueError(f"cannot write {path}: {error}; check the free space of its folder") from None
+    finally:
+        connection.close()
+        partial.unlink(missing_ok=True)
+
+
+def _remove_left_over(path: pathlib.Path) -> None:
+    """Removes what writers of the same file left that were killed; a writer that is still alive keeps its file."""
+    for partial in path.parent.glob(f".{path.name}.*.partial"):
+        owner = partial.name.split(".")[-2]
+        try:
+            os.kill(int(owner), 0)
+        except ProcessLookupError:
+            partial.unlink(missing_ok=True)
+        except (ValueError, PermissionError):
+            continue

@@ -1,0 +1,166 @@
+"""StackOverflow next-word prediction as a Task."""
+
+import collections
+import functools
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from fedmf.federated.task import Examples, Task
+from tasks.stackoverflow import data, model, vocabulary
+from tasks.stackoverflow.preprocessing import Preprocessor
+
+# 342,477 clients of 256 sentences would be 14 GB; a demo's few hundred clients come back every epoch and fit easily.
+_CACHE_BYTES = 256 << 20
+
+
+class _Cache:
+    """Clients read last, as the smallest integer type that holds the ids, up to a number of bytes."""
+
+    def __init__(self, read: Callable[[str], Examples], classes: int, limit: int = _CACHE_BYTES) -> None:
+        self._read = read
+        self._dtype = np.int16 if classes <= np.iinfo(np.int16).max else np.int32
+        self._limit = limit
+        self._size = 0
+        self._held: collections.OrderedDict[str, Examples] = collections.OrderedDict()
+
+    def __call__(self, client_id: str) -> Examples:
+        if client_id in self._held:
+            self._held.move_to_end(client_id)
+        else:
+            x, y = self._read(client_id)
+            self._held[client_id] = x.astype(self._dtype), y.astype(self._dtype)
+            self._size += sum(part.nbytes for part in self._held[client_id])
+            while self._size > self._limit and len(self._held) > 1:
+                _, dropped = self._held.popitem(last=False)
+                self._size -= sum(part.nbytes for part in dropped)
+        x, y = self._held[client_id]
+        return x.astype(np.int32), y.astype(np.int32)  # copies: a caller that writes into them harms nobody
+
+
+def _positive(**arguments: int | None) -> None:
+    for name, value in arguments.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name}={value!r} must be an integer, not {type(value).__name__}")
+        if value < 1:
+            raise ValueError(f"{name}={value} must be a positive integer")
+
+
+def stackoverflow_task(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    vocabulary_size: int = 10_000,
+    sequence_length: int = 20,
+    max_sentences: int = 256,
+    batch_size: int = 16,
+    embedding_size: int = 96,
+    lstm_size: int = 670,
+    loss: str = "published",
+    validation_sentences: int = 10_000,
+    test_sentences: int | None = None,
+    max_clients: int | None = None,
+    progress: bool = True,
+) -> Task:
+    """The StackOverflow next-word task; the defaults are the published experiments'.
+
+    Validation is the first `validation_sentences` sentences of the test split, clients in TFF's order and all sentences of each;
+    test is what follows. A test split with fewer than twice as many sentences is cut in half, and the description says so. The
+    held-out split is not used.
+
+    Args:
+      path: TFF's stackoverflow.sqlite or a synthetic corpus; None for TFF's cache. Nothing is downloaded.
+      vocabulary_size: words with an id of their own; the model has four classes more.
+      sequence_length: words kept of a sentence.
+      max_sentences: sentences kept of a train client.
+      batch_size: sentences in a client's batch.
+      embedding_size: width of the embedding and of the projection.
+      lstm_size: width of the LSTM layer.
+      loss: "published" or "masked", see `model.make_loss`.
+      validation_sentences: size of the validation set.
+      test_sentences: at most so many sentences of the test set, None for all of them.
+      max_clients: use only the first so many train clients in TFF's order.
+      progress: show progress bars.
+
+    Returns:
+      The task.
+
+    Raises:
+      FileNotFoundError: no data file; the message says what to put where.
+      TypeError, ValueError: an argument of the wrong kind or out of range, a damaged file, or an empty test split.
+    """
+    _positive(vocabulary_size=vocabulary_size, sequence_length=sequence_length, max_sentences=max_sentences)
+    _positive(batch_size=batch_size, embedding_size=embedding_size, lstm_size=lstm_size, max_clients=max_clients)
+    _positive(validation_sentences=validation_sentences, test_sentences=test_sentences)
+    loss_fn = model.make_loss(loss)
+    corpus = data.open_corpus(path)
+    words = vocabulary.load_vocabulary(corpus.path, vocabulary_size, synthetic=corpus.synthetic, progress=progress)
+    preprocessor = Preprocessor(words.words, vocabulary_size, sequence_length)
+    client_ids = tuple(corpus.client_ids("train")[:max_clients])
+    known = frozenset(client_ids)
+
+    total = sum(data.client_sizes(corpus.path, "test").values())
+    if total < 2:
+        raise ValueError(f"{corpus.path} has a test split of {total} sentences: validation and test need at least one each")
+    first = min(validation_sentences, total // 2)
+    last = total if test_sentences is None else min(total, first + test_sentences)
+
+    def read(client_id: str) -> Examples:
+        if client_id not in known:
+            raise ValueError(f"client_id={client_id!r} is not a train client of this task: take one of client_ids")
+        return preprocessor.encode(corpus.sentences("train", client_id, max_sentences))
+
+    @functools.cache
+    def evaluation(split: str) -> Examples:
+        start, stop = (0, first) if split == "validation" else (first, last)
+        return preprocessor.encode(_slice(corpus, start, stop))
+
+    def evaluation_examples(split: str) -> Examples:
+        if split not in ("validation", "test"):
+            raise ValueError(f"split={split!r} must be 'validation' or 'test'")
+        x, y = evaluation(split)
+        return x.copy(), y.copy()
+
+    kind = "synthetic corpus" if corpus.synthetic else "StackOverflow file"
+    halved = f" (half of the test split: fewer than 2 x {validation_sentences})" if first < validation_sentences else ""
+    missing = f", only {len(words.words)} of them occur" if len(words.words) < vocabulary_size else ""
+    description = (
+        f"StackOverflow next-word prediction on the {kind} {corpus.path.name}: {len(client_ids)} train clients of at most "
+        f"{max_sentences} sentences, {vocabulary_size} words{missing}, {words.source}; sequences of {sequence_length}; "
+        f"embedding {embedding_size}, LSTM {lstm_size}; {loss} loss; {first} validation sentences{halved}, "
+        f"{last - first} test sentences"
+    )
+    return Task(
+        name="stackoverflow_nwp",
+        description=description,
+        client_ids=client_ids,
+        client_examples=_Cache(read, preprocessor.ids.classes),
+        evaluation_examples=evaluation_examples,
+        build_model=functools.partial(
+            model.build_model,
+            vocabulary_size=vocabulary_size,
+            sequence_length=sequence_length,
+            embedding_size=embedding_size,
+            lstm_size=lstm_size,
+        ),
+        loss=loss_fn,
+        metrics=model.make_metrics(loss, preprocessor.ids),
+        headline_metric="accuracy",
+        batch_size=batch_size,
+    )
+
+
+def _slice(corpus: data.Corpus, start: int, stop: int) -> list[bytes]:
+    """Sentences start .. stop - 1 of the test split in TFF's client order."""
+    result: list[bytes] = []
+    seen = 0
+    for client_id, size in data.client_sizes(corpus.path, "test").items():
+        if seen >= stop:
+            break
+        if seen + size > start:
+            sentences = corpus.sentences("test", client_id, 1 << 30)
+            result.extend(sentences[max(0, start - seen) : stop - seen])
+        seen += size
+    return result

@@ -1,0 +1,120 @@
+"""The most frequent words, counted as in TFF's word counts: by the number of train users who use the word."""
+
+import dataclasses
+import os
+import pathlib
+import random
+from collections import Counter
+
+import tqdm
+
+from tasks.stackoverflow import data
+
+# The real file has 342,477 train users: counting all takes an hour, and the order of frequent words is settled long before.
+MAX_COUNTED_CLIENTS = 20_000
+_SAMPLE_SEED = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """Words by frequency.
+
+    Attributes:
+      words: most frequent first; ties in the words' byte order.
+      source: where the counts come from, a phrase for reports.
+    """
+
+    words: tuple[str, ...]
+    source: str
+
+
+def load_vocabulary(path: pathlib.Path, size: int, *, synthetic: bool, progress: bool = True) -> Vocabulary:
+    """The `size` most frequent words of a data file's train split, fewer if it has fewer.
+
+    TFF's own `stackoverflow.word_count` beside the real `stackoverflow.sqlite` is used if it is there. Otherwise the words are
+    counted, over a seeded sample of clients in a huge file, and kept in `<file>.word_count` until the file changes.
+
+    Args:
+      path: a checked data file.
+      size: number of words, positive.
+      synthetic: whether the file is a synthetic corpus, which TFF's counts would not fit.
+      progress: show a progress bar while counting.
+
+    Returns:
+      The vocabulary.
+
+    Raises:
+      ValueError: `size` is not positive, or TFF's word count file is not in its format.
+    """
+    if size < 1:
+        raise ValueError(f"vocabulary_size={size} must be a positive number of words")
+    published = path.with_suffix(".word_count")
+    if path.name == data.FILE_NAME and not synthetic and published.exists():
+        return Vocabulary(_read_counts(published, size), f"TFF's {published.name}")
+    cache = path.with_name(path.name + ".word_count")
+    sizes = data.client_sizes(path, "train")
+    clients = list(sizes)
+    source = f"counted over all {len(clients)} train clients"
+    if len(clients) > MAX_COUNTED_CLIENTS:
+        clients = sorted(random.Random(_SAMPLE_SEED).sample(clients, MAX_COUNTED_CLIENTS))
+        source = f"counted over a sample of {len(clients)} of {len(sizes)} train clients"
+    stat = path.stat()
+    # The first line cannot be mistaken for a word: a word holds no blank, so its line has exactly two fields.
+    stamp = f"# fedmf word counts of {stat.st_size} bytes at {stat.st_mtime_ns} ns over {len(clients)} clients"
+    words = _cached(cache, stamp)
+    if words is None:
+        words = _count(path, clients, progress)
+        _keep(cache, stamp, words)
+    return Vocabulary(tuple(word for word, _ in words[:size]), source)
+
+
+def _read_counts(path: pathlib.Path, size: int) -> tuple[str, ...]:
+    words = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            fields = line.split()
+            if len(fields) != 2 or not fields[1].isdigit():
+                raise ValueError(f"{path}, line {number}, is not `word count`: replace or remove the file")
+            words.append(fields[0])
+            if len(words) == size:
+                break
+    return tuple(words)
+
+
+def _cached(cache: pathlib.Path, stamp: str) -> list[tuple[str, int]] | None:
+    try:
+        first, *lines = cache.read_text(encoding="utf-8").splitlines()
+        if first != stamp:
+            return None
+        pairs = [line.split() for line in lines]
+        return [(word, int(count)) for word, count in pairs]
+    except (OSError, ValueError):
+        return None  # absent, unreadable or damaged: it is only a cache
+
+
+def _count(path: pathlib.Path, clients: list[str], progress: bool) -> list[tuple[str, int]]:
+    users: Counter[bytes] = Counter()
+    bar = tqdm.tqdm(total=len(clients), desc="counting words", unit="client", disable=not progress)
+    with bar:
+        for _, examples in data.iterate_sentences(path, "train", clients):
+            used: set[bytes] = set()
+            for example in examples:
+                tokens = example.get("tokens")
+                if isinstance(tokens, bytes):
+                    used.update(tokens.split())
+            users.update(used)
+            bar.update()
+    ordered = sorted(users.items(), key=lambda item: (-item[1], item[0]))
+    # TFF's file lists words with their counts as text; bytes outside UTF-8 do not occur in it.
+    return [(word.decode("utf-8", errors="replace"), count) for word, count in ordered]
+
+
+def _keep(cache: pathlib.Path, stamp: str, words: list[tuple[str, int]]) -> None:
+    partial = cache.with_name(f".{cache.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(stamp + "\n")
+            file.writelines(f"{word} {count}\n" for word, count in words)
+        os.replace(partial, cache)
+    except OSError:
+        partial.unlink(missing_ok=True)  # a read-only folder: count again next time
