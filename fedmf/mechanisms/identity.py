@@ -1,0 +1,61 @@
+"""Independent noise in every round: DP-SGD and DP-FedAvg as a mechanism."""
+
+import dataclasses
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from fedmf import _checks
+from fedmf.mechanisms.base import Mechanism, check_certificate
+from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.stream import NoiseStream
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class IdentityMechanism(Mechanism):
+    """C = N = I: the banded mechanism with one band (banded paper, Sec. 1 and 4).
+
+    Attributes:
+      rounds: n, a positive int.
+
+    >>> IdentityMechanism(rounds=2).encoder()
+    array([[1., 0.],
+           [0., 1.]])
+    """
+
+    family: ClassVar[str] = "identity"
+    rounds: int
+    certificate: Certificate | None = None
+    certificate_reason: str = "the identity has no free parameters to optimise"
+
+    def __post_init__(self) -> None:
+        n = _checks.integer("rounds", self.rounds, low=1, way_out="pass the number of rounds, a positive int")
+        object.__setattr__(self, "rounds", n)
+        check_certificate(self.certificate, self.certificate_reason)
+
+    @property
+    def bands(self) -> int:
+        """1: C is diagonal."""
+        return 1
+
+    def encoder(self) -> np.ndarray:
+        """C = I, float64 (rounds, rounds)."""
+        return np.eye(self.rounds)
+
+    def noising(self) -> np.ndarray:
+        """N = I, float64 (rounds, rounds)."""
+        return np.eye(self.rounds)
+
+    def stream(self) -> NoiseStream:
+        """A recurrence without history: x_t = z_t."""
+        return NoiseStream(rounds=self.rounds, sources=self.rounds, recurrence=np.ones((self.rounds, 1)))
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The number of rounds."""
+        return {"rounds": np.array(self.rounds)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "IdentityMechanism":
+        """The inverse of `state`."""
+        return cls(rounds=state["rounds"].item(), **certificate)

@@ -1,0 +1,123 @@
+"""Mechanism files: one .npz without Python objects, written whole or not at all, and checked when read."""
+
+import contextlib
+import os
+import pathlib
+import tempfile
+import zipfile
+import zlib
+
+import numpy as np
+
+from fedmf.mechanisms.banded import BandedMechanism
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.dense import DenseMechanism
+from fedmf.mechanisms.identity import IdentityMechanism
+from fedmf.mechanisms.tree import TreeMechanism
+
+_FORMAT = "fedmf mechanism"
+_VERSION = 1
+_FAMILIES: dict[str, type[Mechanism]] = {
+    cls.family: cls for cls in (BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism)
+}
+_CERTIFICATE_FIELDS = ("loss", "lower_bound", "iterations", "seconds")
+
+
+def save_mechanism(mechanism: Mechanism, path: str | os.PathLike[str]) -> None:
+    """Writes `mechanism` to exactly `path`; a crash leaves the old file or the new one, never a part.
+
+    Raises:
+      ValueError: the folder of path does not exist.
+      OSError: the file cannot be written.
+    """
+    target = pathlib.Path(path)
+    if not target.parent.is_dir():
+        raise ValueError(f"path={str(target)!r} is in a folder that does not exist: create it, or choose another path")
+    entries = {
+        "format": np.array(_FORMAT),
+        "version": np.array(_VERSION),
+        "family": np.array(mechanism.family),
+        "certificate_reason": np.array(mechanism.certificate_reason),
+    }
+    if mechanism.certificate is not None:
+        fields = [float(getattr(mechanism.certificate, name)) for name in _CERTIFICATE_FIELDS]
+        entries["certificate"] = np.array(fields)
+    entries |= {f"state_{name}": array for name, array in mechanism.state().items()}
+    # In the same folder, so that the final rename stays within one file system and is atomic.
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            np.savez(file, **entries)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
+    """Reads a mechanism written by `Mechanism.save`, and checks that it is one: its shape, its numbers and N C = I.
+
+    Nothing in the file is trusted for privacy: `fedmf.sensitivity` computes from the encoder that was read. A certificate is
+    handed on as it was stored.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the file is truncated, damaged, of another kind or of a later version, or holds no valid mechanism.
+    """
+    target = pathlib.Path(path)
+    if not target.is_file():
+        raise FileNotFoundError(f"path={str(target)!r} is not a file: name one that mechanism.save wrote")
+    try:
+        mechanism = _read(target)
+        _check_inverse(mechanism)
+    except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error, MemoryError) as error:
+        cause = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"path={str(target)!r} does not hold a valid fedmf mechanism ({cause}): fit the mechanism and save it again"
+        ) from error
+    return mechanism
+
+
+def _read(path: pathlib.Path) -> Mechanism:
+    with path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise ValueError("not an .npz archive, or a truncated one")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
+            entries = {name: archive[name] for name in archive.files}
+    if "format" not in entries or entries["format"].item() != _FORMAT:
+        raise ValueError("an .npz archive of something else")
+    if entries["version"].item() != _VERSION:
+        raise ValueError(f"format version {entries['version'].item()}, this fedmf reads version {_VERSION}")
+    family = entries["family"].item()
+    if family not in _FAMILIES:
+        raise ValueError(f"family {family!r}, this fedmf knows {', '.join(sorted(_FAMILIES))}")
+    certificate = None
+    if "certificate" in entries:
+        stored = dict(zip(_CERTIFICATE_FIELDS, entries["certificate"].tolist(), strict=True))
+        certificate = Certificate(**{**stored, "iterations": int(stored["iterations"])})
+    state = {name.removeprefix("state_"): array for name, array in entries.items() if name.startswith("state_")}
+    reason = entries["certificate_reason"].item()
+    return _FAMILIES[family].from_state(state, certificate=certificate, certificate_reason=reason)
+
+
+def _check_inverse(mechanism: Mechanism) -> None:
+    """Raises unless the stream gives back V from C V: that is N C = I, seen through the very recipe that makes the noise."""
+    probes = np.random.default_rng(0).choice([-1.0, 1.0], size=(mechanism.rounds, 4))
+    encoded = mechanism.encoder() @ probes
+    with np.errstate(all="ignore"):  # an overflow fails the comparison below
+        decoded = np.stack(list(mechanism.stream().rows(lambda i: encoded[i])))
+    if not np.allclose(decoded, probes, rtol=0.0, atol=1e-6):
+        raise ValueError("its noising matrix is not an inverse of its encoder to 6 digits")
+
+
+def _umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,160 @@
+"""Noise streams: how a mechanism turns independent Gaussian draws into the correlated noise of each round."""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import scipy.linalg
+
+from fedmf import _checks
+
+# Rounds whose noise is accumulated together, so that each source is drawn once per block and not once per round.
+_BLOCK = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class NoiseStream:
+    """A recipe for the rows of N Z, where row i of Z is the draw of source i. It names no array library.
+
+    Exactly one form is set:
+
+        recurrence   x_t = (z_t - sum_{j=1}^{bands-1} recurrence[t, j] * x_{t-j}) / recurrence[t, 0]
+
+            recurrence[t, j] = C[t, t-j]              t=0 | c00   0    0
+            (zero where t - j < 0)                    t=1 | c11  c10   0
+                                                      t=2 | c22  c21  c20
+            solves C x = z forwards; source t is drawn in round t (banded paper, App. J, Alg. 9)
+
+        contraction  x_t = sum_j contraction[t, j] * z_j, the rows of N themselves
+
+    Attributes:
+      rounds: n, the number of rows.
+      sources: m, the number of independent draws.
+      recurrence: float64 (rounds, bands) or None; then sources equals rounds.
+      contraction: float64 (rounds, sources) or None.
+
+    Raises:
+      TypeError, ValueError: both forms or none are given, or shapes and numbers do not fit.
+
+    >>> stream = NoiseStream(rounds=3, sources=3, recurrence=np.array([[1.0, 0.0], [1.0, 0.5], [1.0, 0.5]]))
+    >>> np.stack(list(stream.rows(lambda i: np.eye(3)[i])))
+    array([[ 1.  ,  0.  ,  0.  ],
+           [-0.5 ,  1.  ,  0.  ],
+           [ 0.25, -0.5 ,  1.  ]])
+    """
+
+    rounds: int
+    sources: int
+    recurrence: np.ndarray | None = None
+    contraction: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        _checks.integer("rounds", self.rounds, low=1, way_out="pass the number of rounds, a positive int")
+        _checks.integer("sources", self.sources, low=1, way_out="pass the number of independent draws, a positive int")
+        if (self.recurrence is None) == (self.contraction is None):
+            raise ValueError("recurrence and contraction are both given or both missing: pass exactly one of them")
+        if self.recurrence is not None:
+            object.__setattr__(self, "recurrence", _checks.frozen(check_recurrence("recurrence", self.recurrence)))
+            fits = self.recurrence.shape[0] == self.rounds == self.sources
+        else:
+            object.__setattr__(self, "contraction", _checks.frozen(_checks.array("contraction", self.contraction, ndim=2)))
+            fits = np.shape(self.contraction) == (self.rounds, self.sources)
+        if not fits:
+            shapes = f"recurrence {np.shape(self.recurrence)}, contraction {np.shape(self.contraction)}"
+            raise ValueError(
+                f"rounds={self.rounds} and sources={self.sources} do not fit the arrays ({shapes}): pass a recurrence of "
+                f"(rounds, bands) with sources=rounds, or a contraction of (rounds, sources)"
+            )
+
+    def as_contraction(self) -> "NoiseStream":
+        """The stream that gives the same noise from N itself."""
+        if self.recurrence is None:
+            return self
+        N = inverse_of_banded(self.recurrence)
+        return NoiseStream(rounds=self.rounds, sources=self.sources, contraction=N)
+
+    def rows(
+        self, draw: Callable[[int], np.ndarray], start: int = 0, stop: int | None = None
+    ) -> Iterator[np.ndarray]:
+        """Yields rows start..stop-1 of N Z, each (d,).
+
+        With draw(i) the basis vector e_i the rows are those of N: that one law checks every mechanism and every executor. A
+        run started later gives bit for bit the rows of a run from 0. This is the plain numpy reference; a recurrence is run
+        from round 0 whatever `start` is, and holds bands - 1 rows.
+
+        Args:
+          draw: source index -> array (d,), always the same for the same index; a function, since sources may be drawn twice.
+          start: first round, in 0..stop.
+          stop: one past the last round, at most rounds; None means rounds.
+
+        Raises:
+          TypeError, ValueError: start or stop is not an int, or out of range. Raised at once, before the first row.
+        """
+        stop = _checks.integer(
+            "stop", self.rounds if stop is None else stop, low=0, high=self.rounds, way_out="it is a number of rounds"
+        )
+        start = _checks.integer("start", start, low=0, high=stop, way_out="choose a round at or before stop")
+        if self.recurrence is not None:
+            return _solve_forwards(self.recurrence, draw, start, stop)
+        return _contract(np.asarray(self.contraction), draw, start, stop)
+
+
+def check_recurrence(name: str, value: np.ndarray) -> np.ndarray:
+    """Returns `value` as (rounds, bands) coefficients of a banded C: finite, positive main diagonal, zero outside C."""
+    coefficients = _checks.array(name, value, ndim=2)
+    n, bands = coefficients.shape
+    if bands > n:
+        raise ValueError(f"{name} has shape {coefficients.shape}: {n} rounds have at most {n} bands, drop the others")
+    if coefficients[:, 0].min() <= 0.0:
+        t = int(np.argmin(coefficients[:, 0]))
+        raise ValueError(f"{name}[{t}, 0]={coefficients[t, 0]} is on the main diagonal of C: make it positive")
+    outside = np.argwhere(np.triu(coefficients[:bands], 1))
+    if len(outside):
+        t, j = (int(index) for index in outside[0])
+        raise ValueError(f"{name}[{t}, {j}]={coefficients[t, j]} lies outside C, since {t} - {j} < 0: set it to 0")
+    return coefficients
+
+
+def banded_matrix(coefficients: np.ndarray) -> np.ndarray:
+    """C, (n, n), from its rows of coefficients: C[t, t - j] = coefficients[t, j]."""
+    n, bands = coefficients.shape
+    C = np.zeros((n, n))
+    for j in range(bands):
+        np.fill_diagonal(C[j:], coefficients[j:, j])
+    return C
+
+
+def inverse_of_banded(coefficients: np.ndarray) -> np.ndarray:
+    """N = C^-1, (n, n) lower-triangular, from C's rows of coefficients."""
+    return lower_inverse(banded_matrix(coefficients))
+
+
+def lower_inverse(C: np.ndarray) -> np.ndarray:
+    """C^-1 of a lower-triangular C, with exact zeros above the diagonal."""
+    return np.tril(scipy.linalg.solve_triangular(C, np.eye(C.shape[0]), lower=True, check_finite=False))
+
+
+def _solve_forwards(
+    coefficients: np.ndarray, draw: Callable[[int], np.ndarray], start: int, stop: int
+) -> Iterator[np.ndarray]:
+    history: collections.deque[np.ndarray] = collections.deque(maxlen=coefficients.shape[1] - 1)  # newest first
+    for t in range(stop):
+        x = np.array(draw(t), dtype=np.float64)
+        for weight, earlier in zip(coefficients[t, 1:], history, strict=False):  # fewer rows than bands at the beginning
+            x -= weight * earlier
+        x /= coefficients[t, 0]
+        history.appendleft(x)
+        if t >= start:
+            yield x.copy()
+
+
+def _contract(N: np.ndarray, draw: Callable[[int], np.ndarray], start: int, stop: int) -> Iterator[np.ndarray]:
+    for block in range(start, stop, _BLOCK):
+        weights = N[block : min(block + _BLOCK, stop)]
+        rows: np.ndarray | None = None
+        for j in np.flatnonzero(weights.any(axis=0)):
+            z = np.asarray(draw(int(j)), dtype=np.float64)
+            # Sources are added one by one in a fixed order, so that a row does not depend on the block it is made in.
+            rows = weights[:, j, None] * z if rows is None else rows + weights[:, j, None] * z
+        yield from np.zeros((len(weights), *np.shape(draw(0)))) if rows is None else rows
