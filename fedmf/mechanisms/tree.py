@@ -19,8 +19,10 @@ DECODERS = ("online", "full")
 class TreeMechanism(Mechanism):
     """The binary tree over the rounds, each node a noisy sum of its leaves (Denisov et al. 2022, App. C, Eq. 12, Prop. C.1).
 
-    The rounds are the first leaves of the smallest tree of 2^h leaves that holds them; nodes over no round are dropped. The
-    m nodes are numbered children before parents, left before right, so that the nodes finished by round t come first:
+    The rounds are the first leaves of the smallest tree of 2^h leaves that holds them. Nodes that also span leaves beyond the
+    last round are dropped: they would never be finished, and yet raise the sensitivity (with this reading the "Optimal TreeAgg"
+    row of the banded paper's Table 2, n = 2052, comes out as printed). The m nodes that remain are numbered children before
+    parents, left before right, so that the nodes finished by round t come first:
 
               6              row:  0  1000
           2       5                1  0100
@@ -102,14 +104,16 @@ class _Node:
 
 
 def _nodes(rounds: int) -> list[_Node]:
-    """The tree's nodes over at least one of the rounds, children before parents, left before right."""
+    """The tree's nodes that span rounds only, children before parents, left before right."""
     nodes: list[_Node] = []
 
     def add(first: int, leaves: int) -> tuple[int, ...]:
         if first >= rounds:
             return ()
         children = () if leaves == 1 else add(first, leaves // 2) + add(first + leaves // 2, leaves // 2)
-        nodes.append(_Node(first, min(first + leaves, rounds) - 1, children))
+        if first + leaves > rounds:
+            return ()
+        nodes.append(_Node(first, first + leaves - 1, children))
         return (len(nodes) - 1,)
 
     add(0, 1 << (rounds - 1).bit_length())

@@ -1,0 +1,154 @@
+"""Fitting mechanisms to a workload: `fit` and the optimisers behind it."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from fedmf import _checks
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.identity import IdentityMechanism
+from fedmf.mechanisms.tree import TreeMechanism
+from fedmf.optimize.banded import fit_banded
+from fedmf.optimize.dense import fit_dense
+from fedmf.participation import Participation
+from fedmf.workloads import Workload
+
+__all__ = ["Certificate", "fit"]
+
+Progress = Callable[[int, float, float | None], None]
+
+
+def fit(workload: Workload, participation: Participation, family: str = "banded", **options: Any) -> Mechanism:
+    """Makes the best mechanism of a family for a workload and a participation.
+
+    Families and their options:
+
+    - "identity": independent noise, DP-SGD. No options of its own.
+    - "tree": binary tree. decoder="online" | "full" (Honaker's two estimators), restarts=1.
+    - "banded": b-banded with equal column norms (banded paper, Problem 2). bands=min_sep (which is rounds under a single
+      participation), equal_norms=True. Best kept at bands <= min_sep, where its sensitivity is exactly sqrt(max_participations).
+    - "dense": the optimum over all encoders for a single participation (Denisov et al. 2022, Sec. 3).
+
+    Every family takes tolerance (relative optimality gap to reach; 1e-3 for banded, 1e-6 for dense), max_iterations (1000)
+    and progress, a function called with (iteration, loss, gap or None) after each step. The fixed constructions, identity
+    and tree, have nothing to iterate and do not use these three. A fit that stops short of tolerance warns (RuntimeWarning),
+    and its certificate says how far it came. The loss of a certificate and of progress is ||A N||_F^2 with columns of norm 1,
+    that is under a single participation: see `Certificate`.
+
+    Args:
+      workload: A.
+      participation: for the same number of rounds.
+      family: one of the above.
+      **options: of that family.
+
+    Raises:
+      TypeError: an option that the family does not have, or an argument of the wrong kind.
+      ValueError: an unknown family, an option out of range, or rounds that differ.
+
+    >>> from fedmf.workloads import prefix_sum
+    >>> participation = Participation(rounds=16, schema="min_sep", min_sep=4)
+    >>> mechanism = fit(prefix_sum(16), participation, family="banded", bands=4)
+    >>> mechanism.bands, mechanism.certificate.gap < 1e-3
+    (4, True)
+    """
+    if not isinstance(workload, Workload):
+        raise TypeError(f"workload={workload!r} is a {type(workload).__name__}: pass a fedmf.Workload")
+    if not isinstance(participation, Participation):
+        kind = type(participation).__name__
+        raise TypeError(f"participation={participation!r} is a {kind}: pass a fedmf.Participation")
+    if workload.rounds != participation.rounds:
+        raise ValueError(
+            f"workload {workload.name!r} has rounds={workload.rounds} but participation has rounds={participation.rounds}: make "
+            f"both for the same number of rounds"
+        )
+    fitter = _FAMILIES[_checks.one_of("family", family, tuple(_FAMILIES))]
+    known = [name for name in inspect.signature(fitter).parameters if name not in ("workload", "participation")]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{name} is not an option of family={family!r}: its options are {', '.join(known)}")
+    return fitter(workload, participation, **options)
+
+
+def _identity(
+    workload: Workload,
+    participation: Participation,
+    *,
+    tolerance: float = 1e-3,
+    max_iterations: int = 1000,
+    progress: Progress | None = None,
+) -> Mechanism:
+    _check_common(tolerance, max_iterations, progress)
+    return IdentityMechanism(rounds=workload.rounds)
+
+
+def _tree(
+    workload: Workload,
+    participation: Participation,
+    *,
+    decoder: str = "online",
+    restarts: int = 1,
+    tolerance: float = 1e-3,
+    max_iterations: int = 1000,
+    progress: Progress | None = None,
+) -> Mechanism:
+    _check_common(tolerance, max_iterations, progress)
+    _checks.integer("restarts", restarts, low=1, high=1, way_out="only one tree over all rounds is supported, pass restarts=1")
+    return TreeMechanism(rounds=workload.rounds, decoder=decoder)
+
+
+def _banded(
+    workload: Workload,
+    participation: Participation,
+    *,
+    bands: int | None = None,
+    equal_norms: bool = True,
+    tolerance: float = 1e-3,
+    max_iterations: int = 1000,
+    progress: Progress | None = None,
+) -> Mechanism:
+    _check_common(tolerance, max_iterations, progress)
+    if bands is None:
+        bands = participation.min_sep
+    bands = _checks.integer(
+        "bands", bands, low=1, high=workload.rounds, way_out="it counts diagonals of the encoder, best at most min_sep"
+    )
+    if equal_norms is not True:
+        raise ValueError(f"equal_norms={equal_norms!r} is not supported: leave it at True, the banded paper's default")
+    return fit_banded(
+        workload.matrix, bands, tolerance=tolerance, max_iterations=max_iterations, progress=progress
+    )
+
+
+def _dense(
+    workload: Workload,
+    participation: Participation,
+    *,
+    tolerance: float = 1e-6,
+    max_iterations: int = 1000,
+    progress: Progress | None = None,
+) -> Mechanism:
+    _check_common(tolerance, max_iterations, progress)
+    if participation.schema != "single":
+        raise ValueError(
+            f"schema={participation.schema!r} does not suit family='dense', which is optimal for one participation: fit it with "
+            f"Participation(rounds={participation.rounds}, schema='single') and calibrate it under yours, or use family='banded'"
+        )
+    return fit_dense(workload.matrix, tolerance=tolerance, max_iterations=max_iterations, progress=progress)
+
+
+_FAMILIES: dict[str, Callable[..., Mechanism]] = {
+    "banded": _banded,
+    "dense": _dense,
+    "identity": _identity,
+    "tree": _tree,
+}
+
+
+def _check_common(tolerance: float, max_iterations: int, progress: Progress | None) -> None:
+    if _checks.real("tolerance", tolerance, way_out="choose a small positive number such as 1e-3") <= 0.0:
+        raise ValueError(f"tolerance={tolerance} is not positive: choose a small positive number such as 1e-3")
+    _checks.integer("max_iterations", max_iterations, low=1, way_out="pass a positive int such as 1000")
+    if progress is not None and not callable(progress):
+        kind = type(progress).__name__
+        raise TypeError(f"progress={progress!r} is a {kind}: pass a function of (iteration, loss, gap), or None")
