@@ -1,0 +1,47 @@
+"""fedmf: federated learning with matrix-factorization differential privacy (MF-DP-FTRL).
+
+    (Workload, Participation)                -- fit -->        Mechanism (+ Certificate)
+    (Mechanism, Participation, eps, delta)   -- calibrate -->  Plan
+    (Plan, Task)                             -- run -->        Run
+
+Importing this package does not import TensorFlow; `from fedmf import federated` does.
+"""
+
+from fedmf.accounting import Plan, calibrate
+from fedmf.config import TrainConfig
+from fedmf.controller import Audit, ParticipationController, PoolRanDryWarning, audit_ledger
+from fedmf.error import loss, per_round_error, rmse
+from fedmf.ledger import ParticipationLedger
+from fedmf.mechanisms import Certificate, Mechanism, load_mechanism
+from fedmf.optimize import fit
+from fedmf.participation import Participation
+from fedmf.runs import Run
+from fedmf.schedule import WarmupCooldown
+from fedmf.sensitivity import Sensitivity, sensitivity
+from fedmf.workloads import Workload, momentum_sgd, prefix_sum
+
+__all__ = [
+    "Audit",
+    "Certificate",
+    "Mechanism",
+    "Participation",
+    "ParticipationController",
+    "ParticipationLedger",
+    "Plan",
+    "PoolRanDryWarning",
+    "Run",
+    "Sensitivity",
+    "TrainConfig",
+    "WarmupCooldown",
+    "Workload",
+    "audit_ledger",
+    "calibrate",
+    "fit",
+    "load_mechanism",
+    "loss",
+    "momentum_sgd",
+    "per_round_error",
+    "prefix_sum",
+    "rmse",
+    "sensitivity",
+]

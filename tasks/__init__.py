@@ -1,0 +1,29 @@
+"""Training tasks: data, model and metrics. They know no privacy."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedmf.config import TrainConfig
+    from fedmf.federated.task import Task
+
+
+def task_from_config(config: "TrainConfig") -> "Task":
+    """The task that a config describes; imports TensorFlow.
+
+    Raises:
+      FileNotFoundError, ValueError: the data file is absent or damaged, a size is out of range.
+    """
+    from tasks.stackoverflow import stackoverflow_task
+
+    return stackoverflow_task(
+        config.data,
+        vocabulary_size=config.vocabulary_size,
+        sequence_length=config.sequence_length,
+        max_sentences=config.max_sentences,
+        batch_size=config.batch_size,
+        embedding_size=config.embedding_size,
+        lstm_size=config.lstm_size,
+        loss=config.loss,
+        validation_sentences=config.validation_sentences,
+        test_sentences=config.test_sentences,
+    )

@@ -1,0 +1,69 @@
+"""The command line. Commands import what they need when they run: `fedmf --help` must answer at once."""
+
+import sys
+import traceback
+
+import click
+
+from fedmf.cli.data import data
+from fedmf.cli.plan import calibrate, fit
+from fedmf.cli.run import audit, demo, report, train
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(package_name="fedmf")
+def cli(debug: bool) -> None:
+    """Federated learning with matrix-factorization differential privacy.
+
+    \b
+    Example:
+      fedmf demo                      a private simulation in minutes, with a report
+      fedmf train --help              one run
+    """
+    del debug  # read in main, which also sees errors of the parser
+
+
+for command in (demo, data, fit, calibrate, train, report, audit):
+    cli.add_command(command)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the console script: exit status 2 for bad arguments, 1 for a failed run, 130 after Ctrl-C.
+
+    Errors are one sentence on standard error; --debug adds the traceback.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    # Accepted anywhere on the line, as users try it there.
+    arguments = [a for a in arguments if a != "--debug"]
+    try:
+        cli.main(args=arguments, prog_name="fedmf", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.Abort:
+        _fail("interrupted", 130)
+    except click.ClickException as error:
+        if debug and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        error.show()
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        if type(error).__name__ == "InterruptedRun":
+            _fail(str(error), 130)
+        expected = isinstance(error, (ValueError, TypeError, OSError, ImportError))
+        hint = "" if expected or debug else " (unexpected: --debug shows where)"
+        _fail(f"error: {_one_line(error)}{hint}", 1)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _fail(message: str, status: int) -> None:
+    click.echo(f"fedmf: {message}", err=True)
+    sys.exit(status)

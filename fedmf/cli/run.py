@@ -1,0 +1,169 @@
+"""fedmf train, demo, report, audit."""
+
+import pathlib
+from typing import Any
+
+import click
+
+from fedmf.cli.options import arguments_checked, config_options, json_option, show
+
+
+def _noise_seed(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
+    if value is None or value == "os":
+        return value
+    if not value.isdigit():
+        raise click.BadParameter(f"{value!r} must be a non-negative whole number, or os to draw one")
+    return int(value)
+
+
+@click.command()
+@click.option("--out", required=True, type=click.Path(path_type=pathlib.Path), help="Folder of the run.")
+@click.option("--config", "config_file", type=click.Path(path_type=pathlib.Path), help="TOML or JSON file of these options.")
+@click.option("--resume", is_flag=True, help="Go on with the run in --out.")
+@click.option("--noise-seed", callback=_noise_seed, help="Secret whole number, or os to draw one. Needed for a new run.")
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+@config_options
+@json_option
+def train(
+    out: pathlib.Path,
+    config_file: pathlib.Path | None,
+    resume: bool,
+    noise_seed: int | str | None,
+    quiet: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Train StackOverflow next-word prediction once. Flags win over the config file.
+
+    \b
+    Example:
+      fedmf data synth --clients 4000 --out corpus.sqlite
+      fedmf train --data corpus.sqlite --out runs/first --rounds 100 --cohort-size 20 --min-sep 20 \\
+        --vocabulary-size 1000 --embedding-size 32 --lstm-size 64 --epsilon 8 --noise-seed os
+      fedmf train --out runs/first --resume
+    """
+    from fedmf.config import config_from_mapping, read_config_file
+    from fedmf.runs import RunFolder
+
+    with arguments_checked():
+        values = read_config_file(config_file) if config_file else {}
+        given = {name: value for name, value in flags.items() if value is not None}
+        if resume and noise_seed is not None:
+            raise ValueError("noise_seed: a resumed run keeps its own; leave out --noise-seed")
+        if not resume and noise_seed is None:
+            raise ValueError("noise_seed is missing: give --noise-seed a secret whole number, or os to draw one")
+    if resume:
+        stored = read_config_file(RunFolder.open(out).path / "config.json")
+        values = stored | values
+    with arguments_checked():
+        config = config_from_mapping(values | given, "the command line" if config_file is None else str(config_file))
+
+    from tasks.stackoverflow import task_from_config
+
+    from fedmf import federated
+
+    run = federated.train(
+        task_from_config(config), config, folder=out, noise_seed=noise_seed, resume=resume, progress=not quiet
+    )
+    assert run.result is not None
+    metric = run.plan["task"]["headline_metric"]
+    show(
+        {
+            "folder": str(run.path),
+            f"validation {metric}": run.result["validation"][metric],
+            f"test {metric}": run.result["test"][metric],
+            "epsilon": run.plan["epsilon"],
+            "delta": run.plan["delta"],
+            "achieved epsilon": run.result["achieved"]["epsilon"],
+        }
+        | (
+            {"simulated": f"{config.cohort_size} clients a round for a claimed cohort of {config.claimed_cohort}"}
+            if config.claimed_cohort
+            else {}
+        ),
+        as_json,
+    )
+
+
+@click.command()
+@click.option("--out", default="demo", show_default=True, type=click.Path(path_type=pathlib.Path), help="Folder to write.")
+@click.option("--seed", default=1, show_default=True, help="Of the corpus, the model, the cohorts and the demo's noise.")
+@click.option("--epsilon", default=8.0, show_default=True, help="Privacy target of the private mechanisms.")
+@json_option
+def demo(out: pathlib.Path, seed: int, epsilon: float, as_json: bool) -> None:
+    """Train four mechanisms on a corpus made here, and write a report. About five minutes on two cores.
+
+    \b
+    Example:
+      fedmf demo --out demo
+    """
+    import importlib
+
+    # The one place where the library's command line reaches up to the drivers.
+    driver = importlib.import_module("experiments.demo")
+    result = driver.run_demo(out, seed=seed, epsilon=epsilon)
+    if as_json:
+        show(result, as_json)
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=pathlib.Path))
+@click.option("--out", required=True, type=click.Path(path_type=pathlib.Path), help="Folder to write.")
+@click.option("--title", default="fedmf report", show_default=True, help="Title of the report.")
+def report(runs: tuple[pathlib.Path, ...], out: pathlib.Path, title: str) -> None:
+    """Write one HTML report of several runs.
+
+    \b
+    Example:
+      fedmf report runs/first runs/second --out report
+    """
+    from fedmf.reports import write_report
+    from fedmf.runs import Run
+
+    click.echo(write_report([Run.load(path) for path in runs], out, title=title))
+
+
+@click.command()
+@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=pathlib.Path))
+@json_option
+def audit(run_folder: pathlib.Path, as_json: bool) -> None:
+    """The guarantee of a run after the fact: planned beside achieved, from its participation ledger.
+
+    \b
+    Example:
+      fedmf audit runs/first
+    """
+    import math
+
+    from fedmf.controller import audit_ledger
+    from fedmf.ledger import ParticipationLedger
+    from fedmf.mechanisms import load_mechanism
+    from fedmf.runs import Run
+
+    run = Run.load(run_folder)
+    plan = run.config.plan(load_mechanism(run.path / "mechanism.npz"))
+    path = run.path / "participation.csv"
+    if not path.exists():
+        raise ValueError(f"{run.path} has no participation.csv yet: it is written with the first checkpoint")
+    ledger = ParticipationLedger.from_csv(path.read_text(), rounds=len(run.metrics), cohort_size=run.config.cohort_size)
+    result = audit_ledger(ledger, plan)
+
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    show(
+        {
+            "rounds": result.observed.rounds,
+            "min_separation_planned": plan.participation.min_sep,
+            "min_separation_observed": result.observed.min_separation,
+            "max_participations_planned": plan.participation.max_participations,
+            "max_participations_observed": result.observed.max_participations,
+            "epsilon_planned": finite(plan.epsilon),
+            "epsilon_achieved": finite(result.epsilon),
+            "rho_planned": finite(plan.rho),
+            "rho_achieved": finite(result.rho),
+            "delta": plan.delta,
+            "claimed_cohort": plan.claimed_cohort,
+        },
+        as_json,
+    )

@@ -1,0 +1,207 @@
+"""One frozen dataclass says everything about a training run except the secret noise seed."""
+
+import dataclasses
+import json
+import pathlib
+import tomllib
+from typing import Any
+
+import msgspec
+
+from fedmf import _checks
+from fedmf.accounting import Plan, calibrate
+from fedmf.mechanisms.base import Mechanism
+from fedmf.optimize import fit
+from fedmf.participation import Participation
+from fedmf.schedule import WarmupCooldown
+from fedmf.workloads import Workload, prefix_sum
+
+_EXECUTIONS = ("fast", "tff")
+_FAMILIES = ("none", "identity", "tree", "banded", "dense")
+_LOSSES = ("published", "masked")
+
+
+def _option(default: Any, help: str) -> Any:
+    """A field with the text that `fedmf train --help` shows for it."""
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """What `fedmf train` runs. Defaults are those of the banded paper's StackOverflow experiments, except the privacy target.
+
+    Every field is a command-line flag of the same name and a key of the config file.
+
+    Raises:
+      TypeError, ValueError: naming the field, its value and what to do instead.
+
+    >>> TrainConfig(family="banded", rounds=8, min_sep=4, epsilon=8.0).participation().max_participations
+    2
+    """
+
+    # Data and model
+    data: str | None = _option(None, "StackOverflow SQLite file; by default the one in TFF's own cache.")
+    vocabulary_size: int = _option(10_000, "Most frequent words kept.")
+    sequence_length: int = _option(20, "Words of a sentence that are predicted.")
+    max_sentences: int = _option(256, "Sentences a client trains on at most.")
+    batch_size: int = _option(16, "Sentences in a client's batch.")
+    embedding_size: int = _option(96, "Width of the embedding and of the projection.")
+    lstm_size: int = _option(670, "Units of the LSTM layer.")
+    loss: str = _option("published", "published: mean over all positions, as in the papers; masked: without padding.")
+    validation_sentences: int = _option(10_000, "Sentences of the validation set.")
+    test_sentences: int | None = _option(None, "Limit on the sentences of the test set; by default all.")
+
+    # Who takes part
+    rounds: int = _option(2052, "Rounds of training.")
+    cohort_size: int = _option(100, "Clients that train in a round.")
+    claimed_cohort: int | None = _option(
+        None, "Estimate a cohort of this many clients from cohort_size simulated ones, with the noise scaled down (papers: 1000 from 100)."
+    )
+    schema: str = _option("min_sep", "single, fixed_epoch, min_sep or every_round.")
+    min_sep: int | None = _option(None, "Least number of rounds between two participations of a client.")
+    max_participations: int | None = _option(None, "Most participations of a client.")
+
+    # Privacy
+    family: str = _option("banded", "none (no noise), identity (DP-FedAvg), tree, banded or dense.")
+    bands: int | None = _option(None, "Bands of the banded mechanism; by default min_sep.")
+    decoder: str = _option("full", "Decoder of the tree: online or full.")
+    epsilon: float | None = _option(None, "Privacy target; or give noise_multiplier.")
+    noise_multiplier: float | None = _option(None, "Noise multiplier of the whole run; or give epsilon.")
+    delta: float = _option(1e-6, "Failure probability.")
+    clip_norm: float = _option(1.0, "L2 bound on a client's update.")
+    zeroing_norm: float | None = _option(100.0, "Updates with a larger entry count as zero.")
+
+    # Optimisation
+    client_learning_rate: float = _option(1.0, "SGD on the clients, one local epoch.")
+    server_learning_rate: float = _option(1.0, "Peak of the server's schedule.")
+    server_momentum: float = _option(0.95, "Momentum of the server.")
+    warmup: float = _option(0.15, "Share of rounds in which the server's rate rises from 0.05 of its peak.")
+    cooldown: float = _option(0.25, "Share of rounds in which it falls back to 0.05 of its peak.")
+
+    # The run
+    seed: int = _option(0, "Of the initial model, the cohorts and the order of examples. The noise has a seed of its own.")
+    evaluate_every: int = _option(20, "Rounds between validations.")
+    checkpoint_every: int = _option(20, "Rounds between checkpoints.")
+    execution: str = _option("fast", "fast: our loop on one machine; tff: TFF's own learning process.")
+
+    def __post_init__(self) -> None:
+        whole = (
+            "vocabulary_size sequence_length max_sentences batch_size embedding_size lstm_size validation_sentences "
+            "test_sentences rounds cohort_size claimed_cohort min_sep max_participations bands evaluate_every checkpoint_every"
+        )
+        for name in whole.split():
+            value = getattr(self, name)
+            if value is not None:
+                _checks.integer(name, value, low=1, way_out="use a positive whole number")
+        _checks.integer("seed", self.seed, low=0, way_out="use a non-negative whole number")
+        real = "epsilon delta clip_norm zeroing_norm client_learning_rate server_learning_rate"
+        for name in real.split():
+            value = getattr(self, name)
+            if value is not None and _checks.real(name, value, way_out="use a finite positive number") <= 0:
+                raise ValueError(f"{name}={value} must be positive: use a finite positive number")
+        for name, choices in (("family", _FAMILIES), ("execution", _EXECUTIONS), ("loss", _LOSSES)):
+            _checks.one_of(name, getattr(self, name), choices)
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ValueError(
+                f"epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier} are both given: give one, the other follows"
+            )
+        if self.family == "none" and (self.epsilon is not None or self.noise_multiplier):
+            raise ValueError("family=none adds no noise: leave out epsilon and noise_multiplier, or choose another family")
+        if self.family != "none" and self.epsilon is None and self.noise_multiplier is None:
+            raise ValueError(f"family={self.family} needs a privacy target: give epsilon (such as 8) or noise_multiplier")
+        self.participation()
+        self.server_schedule()
+
+    def participation(self) -> Participation:
+        """The schema that the controller enforces and the plan assumes."""
+        return Participation(
+            rounds=self.rounds,
+            schema=self.schema,
+            min_sep=self.min_sep,
+            max_participations=self.max_participations,
+        )
+
+    def server_schedule(self) -> WarmupCooldown:
+        """The server's learning rates."""
+        return WarmupCooldown(
+            rounds=self.rounds, peak=self.server_learning_rate, warmup=self.warmup, cooldown=self.cooldown
+        )
+
+    def workload(self) -> Workload:
+        """What mechanisms are optimised for: prefix sums, the papers' choice for StackOverflow (banded paper, Sec. 6)."""
+        return prefix_sum(self.rounds)
+
+    def fit(self) -> Mechanism:
+        """The mechanism; seconds to minutes at full size."""
+        participation = self.participation()
+        if self.family == "tree":
+            return fit(self.workload(), participation, family="tree", decoder=self.decoder)
+        if self.family == "banded":
+            options = {} if self.bands is None else {"bands": self.bands}
+            return fit(self.workload(), participation, family="banded", **options)
+        if self.family == "dense":
+            # Optimal for one epoch; under more participations calibration uses its upper bound (banded paper, Alg. 4).
+            return fit(self.workload(), Participation(rounds=self.rounds, schema="single"), family="dense")
+        return fit(self.workload(), participation, family="identity")
+
+    def plan(self, mechanism: Mechanism | None = None) -> Plan:
+        """Calibrates `mechanism`, by default the fitted one."""
+        mechanism = self.fit() if mechanism is None else mechanism
+        if self.epsilon is not None:
+            plan = calibrate(
+                mechanism, self.participation(), epsilon=self.epsilon, delta=self.delta, clip_norm=self.clip_norm
+            )
+        else:
+            plan = Plan(
+                mechanism=mechanism,
+                participation=self.participation(),
+                noise_multiplier=self.noise_multiplier or 0.0,
+                clip_norm=self.clip_norm,
+                delta=self.delta,
+            )
+        if self.claimed_cohort is not None:
+            plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)
+        return plan
+
+    def to_json(self) -> str:
+        """The fields as indented JSON, the form in which a run folder keeps them."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+
+def config_from_mapping(values: dict[str, Any], origin: str) -> TrainConfig:
+    """A config from plain values.
+
+    Args:
+      values: field name -> value; fields left out keep their default.
+      origin: where they come from, named in errors.
+
+    Raises:
+      ValueError: unknown field, wrong type or value out of range.
+    """
+    known = [field.name for field in dataclasses.fields(TrainConfig)]
+    for name in values:
+        if name not in known:
+            raise ValueError(f"{origin} has an unknown field {name!r}: the fields are {', '.join(known)}")
+    try:
+        return msgspec.convert(values, TrainConfig)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{origin}: {error}") from error
+
+
+def read_config_file(path: str | pathlib.Path) -> dict[str, Any]:
+    """The values of a .toml or .json config file.
+
+    Raises:
+      FileNotFoundError, ValueError: naming the path.
+    """
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"config file {path} does not exist: name a .toml or .json file with fields of TrainConfig")
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"config file {path} is not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"config file {path} must hold fields of TrainConfig, not a {type(values).__name__}")
+    return values

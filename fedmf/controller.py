@@ -1,0 +1,214 @@
+"""The participation controller: hands out cohorts that cannot break the `Participation` a guarantee rests on."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+
+from fedmf import _checks
+from fedmf.accounting import Plan
+from fedmf.ledger import Observed, ParticipationLedger
+from fedmf.participation import Participation
+
+# Round -> boolean mask (population,): which clients check in at all. Must be a pure function of the round.
+Availability = Callable[[int], np.ndarray]
+
+_NEVER = np.iinfo(np.int32).min // 2
+
+
+class PoolRanDryWarning(UserWarning):
+    """Fewer clients than the cohort size were eligible and available; the round goes on with those."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Audit:
+    """The guarantee after the fact: planned and achieved, side by side.
+
+    `achieved` is the plan's noise accounted with the participation that was observed; where the controller was obeyed it is
+    never weaker than `planned`. None where nobody took part.
+    """
+
+    planned: Plan
+    observed: Observed
+    achieved: Plan | None
+
+    @property
+    def epsilon(self) -> float:
+        """Achieved epsilon at the plan's delta."""
+        return 0.0 if self.achieved is None else self.achieved.epsilon
+
+    @property
+    def rho(self) -> float:
+        """Achieved zCDP."""
+        return 0.0 if self.achieved is None else self.achieved.rho
+
+
+class ParticipationController:
+    """Draws cohorts from the clients that are eligible and available.
+
+    A device remembers the round of its last participation and checks in when t - last >= min_sep, at most max_participations
+    times (banded paper, Sec. 6 and App. K: the timer on the device). Schema fixed_epoch instead goes through one random order
+    of the population, min_sep groups of cohort_size clients, the same order every epoch (multi-epoch paper, Sec. 2: (k, b)).
+
+    Args:
+      participation: the schema to enforce.
+      population: number of clients, indices 0 .. population - 1.
+      cohort_size: clients a round.
+      seed: of the draw; recorded, independent of the noise seed.
+      availability: round -> boolean mask of shape (population,), pure; None means always available.
+      ledger: the rounds that have already happened, to go on after a resume.
+
+    Raises:
+      TypeError, ValueError: for arguments that cannot work, naming the number to change.
+
+    Example:
+      >>> import fedmf
+      >>> twice = fedmf.Participation(rounds=4, schema="min_sep", min_sep=2)
+      >>> controller = ParticipationController(twice, population=6, cohort_size=3, seed=1)
+      >>> cohorts = [controller.cohort(t).tolist() for t in range(4)]
+      >>> sorted(cohorts[0] + cohorts[1]), controller.ledger.observed().min_separation
+      ([0, 1, 2, 3, 4, 5], 2)
+    """
+
+    def __init__(
+        self,
+        participation: Participation,
+        *,
+        population: int,
+        cohort_size: int,
+        seed: int,
+        availability: Availability | None = None,
+        ledger: ParticipationLedger | None = None,
+    ) -> None:
+        if not isinstance(participation, Participation):
+            raise TypeError(f"participation={participation!r} must be a fedmf.Participation")
+        if availability is not None and not callable(availability):
+            raise TypeError(f"availability={availability!r} must be None or a function of the round that returns a mask")
+        self.participation = participation
+        self.population = _checks.integer("population", population, low=1, way_out="use the number of clients")
+        self.cohort_size = _checks.integer("cohort_size", cohort_size, low=1, way_out="use the number of clients a round")
+        self.seed = _checks.integer("seed", seed, low=0, way_out="use a non-negative whole number")
+        self._availability = availability
+        self._refuse_impossible()
+        self._last = np.full(self.population, _NEVER, np.int32)
+        self._count = np.zeros(self.population, np.int32)
+        self.ledger = ParticipationLedger(cohort_size=self.cohort_size)
+        for t in range(len(ledger) if ledger else 0):
+            assert ledger is not None
+            self._record(ledger.cohort(t))
+
+    def _refuse_impossible(self) -> None:
+        p, size = self.participation, self.cohort_size
+        if size > self.population:
+            raise ValueError(
+                f"cohort_size={size} is larger than population={self.population}: lower cohort_size to at most {self.population}"
+            )
+        b = min(p.min_sep, p.rounds)
+        if size * b > self.population:
+            raise ValueError(
+                f"cohort_size={size} * min_sep={b} = {size * b} exceeds population={self.population}: lower cohort_size to at most "
+                f"{self.population // b} or min_sep to at most {self.population // size}, or raise the population to {size * b}"
+            )
+        if size * p.rounds > self.population * p.max_participations:
+            raise ValueError(
+                f"max_participations={p.max_participations} of {self.population} clients cannot fill rounds={p.rounds} with "
+                f"cohort_size={size}: raise max_participations to {math.ceil(size * p.rounds / self.population)} or lower cohort_size "
+                f"to {self.population * p.max_participations // p.rounds}"
+            )
+        if p.schema == "fixed_epoch" and p.max_participations < math.ceil(p.rounds / p.min_sep):
+            raise ValueError(
+                f"max_participations={p.max_participations} ends the fixed order after round {p.max_participations * p.min_sep} of "
+                f"rounds={p.rounds}: use max_participations={math.ceil(p.rounds / p.min_sep)}"
+            )
+
+    def eligible(self, t: int) -> np.ndarray:
+        """Boolean mask (population,): who may take part in round t, given the ledger so far."""
+        p = self.participation
+        mask = (t - self._last >= p.min_sep) & (self._count < p.max_participations)
+        if self._availability is not None:
+            available = np.asarray(self._availability(t))
+            if available.shape != (self.population,) or available.dtype != bool:
+                raise ValueError(
+                    f"availability({t}) gave {available.dtype} of shape {available.shape}: "
+                    f"it must give a boolean mask of shape ({self.population},)"
+                )
+            mask &= available
+        return mask
+
+    def cohort(self, t: int) -> np.ndarray:
+        """The clients of round t: int64, sorted, at most cohort_size; a pure function of (seed, t) and the ledger so far.
+
+        Rounds are asked for in order; a round already handed out is answered again from the ledger.
+
+        Raises:
+          ValueError: t is beyond the next round or beyond the last.
+
+        Warns:
+          PoolRanDryWarning: fewer than cohort_size clients were eligible and available. The divisor of the mean stays the fixed
+            cohort size, so the guarantee is untouched.
+        """
+        if 0 <= t < len(self.ledger):
+            return self.ledger.cohort(t)
+        if t != len(self.ledger) or t >= self.participation.rounds:
+            raise ValueError(
+                f"round t={t} cannot be drawn: the next round is {len(self.ledger)} of {self.participation.rounds}; "
+                "ask for rounds in order, each once they are due"
+            )
+        mask = self.eligible(t)
+        if self.participation.schema == "fixed_epoch":
+            group = t % self.participation.min_sep
+            order = np.random.default_rng(np.random.SeedSequence([self.seed, 0])).permutation(self.population)
+            candidates = order[group * self.cohort_size : (group + 1) * self.cohort_size]
+            chosen = candidates[mask[candidates]]
+        else:
+            candidates = np.flatnonzero(mask)
+            rng = np.random.default_rng(np.random.SeedSequence([self.seed, 1, t]))
+            chosen = rng.choice(candidates, size=min(self.cohort_size, len(candidates)), replace=False)
+        if len(chosen) < self.cohort_size:
+            warnings.warn(
+                f"round {t}: only {len(chosen)} of cohort_size={self.cohort_size} clients are eligible and available; "
+                "the round goes on with those and the mean is still divided by the cohort size",
+                PoolRanDryWarning,
+                stacklevel=2,
+            )
+        self._record(np.sort(chosen))
+        return self.ledger.cohort(t)
+
+    def _record(self, cohort: np.ndarray) -> None:
+        t = len(self.ledger)
+        if len(cohort) and (cohort.min() < 0 or cohort.max() >= self.population):
+            raise ValueError(f"the ledger's round {t} names clients outside 0..{self.population - 1}: it belongs to another run")
+        self.ledger.append(cohort)
+        self._last[cohort] = t
+        self._count[cohort] += 1
+
+    def audit(self, plan: Plan) -> Audit:
+        """What the ledger says of the plan: observed separation and count, and the epsilon and rho they give."""
+        return audit_ledger(self.ledger, plan)
+
+
+def audit_ledger(ledger: ParticipationLedger, plan: Plan) -> Audit:
+    """Accounts the plan's noise with the participation observed in `ledger` (banded paper, Sec. 6: planned 400, achieved 385).
+
+    The noise's standard deviation is what it was; a different sensitivity makes it a different multiplier.
+    """
+    observed = ledger.observed()
+    if observed.participations == 0:
+        return Audit(planned=plan, observed=observed, achieved=None)
+    p = plan.participation
+    if p.schema == "fixed_epoch" and all(p.allows(tuple(rounds)) for rounds in ledger.rounds_of_clients().values()):
+        seen = dataclasses.replace(p, max_participations=observed.max_participations)
+    elif observed.min_separation is None:
+        seen = Participation(rounds=p.rounds, schema="single")
+    else:
+        seen = Participation(
+            rounds=p.rounds,
+            schema="min_sep",
+            min_sep=observed.min_separation,
+            max_participations=observed.max_participations,
+        )
+    achieved = dataclasses.replace(plan, participation=seen)
+    multiplier = plan.noise_multiplier * plan.sensitivity.value / achieved.sensitivity.value
+    return Audit(planned=plan, observed=observed, achieved=dataclasses.replace(achieved, noise_multiplier=multiplier))

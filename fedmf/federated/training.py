@@ -1,0 +1,290 @@
+"""The training loop: cohort, examples, one round, metrics, checkpoint; and again from where it stopped."""
+
+import collections
+import dataclasses
+import importlib.metadata
+import pathlib
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tqdm
+
+from fedmf.accounting import Plan
+from fedmf.config import TrainConfig
+from fedmf.controller import ParticipationController
+from fedmf.error import rmse
+from fedmf.federated.execution import Execution, build_execution
+from fedmf.federated.query import check_noise_seed
+from fedmf.federated.task import Examples, Task
+from fedmf.mechanisms import load_mechanism
+from fedmf.runs import Checkpoint, Run, RunFolder, write_atomically
+
+_EVALUATION_BATCH = 256
+
+
+class InterruptedRun(Exception):
+    """Ctrl-C: the run has been checkpointed and can be resumed."""
+
+
+def train(
+    task: Task,
+    config: TrainConfig,
+    *,
+    folder: str | pathlib.Path,
+    noise_seed: int | str | None = None,
+    plan: Plan | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    on_round: Callable[[int], None] | None = None,
+) -> Run:
+    """Trains `task` as `config` says, and leaves a run folder behind.
+
+    The same config, noise seed and software give the same metrics and weights, bit for bit, interrupted or not.
+
+    Args:
+      task: from `tasks`.
+      config: everything but the noise seed.
+      folder: the run's folder; new without `resume`, an existing run's with it.
+      noise_seed: a non-negative int, or "os" for one from the operating system. Needed unless `resume`; kept in private/.
+      plan: a plan of your own in place of the one `config` describes; must have its rounds and participation.
+      resume: go on from the newest checkpoint.
+      progress: show a progress bar with rounds, clients/s, time left and the latest metrics.
+      on_round: called with t after round t is done; an exception it raises stops the run like a crash.
+
+    Returns:
+      The finished run.
+
+    Raises:
+      TypeError, ValueError: before anything is trained, for inputs that cannot give the guarantee asked for, a folder that holds another
+        run, a damaged checkpoint.
+      InterruptedRun: after Ctrl-C, once the last complete round is safely on disk.
+    """
+    if resume:
+        run_folder, plan, seed = _reopen(config, folder, plan)
+    else:
+        seed = _new_noise_seed(noise_seed)
+        plan = config.plan() if plan is None else plan
+        _check_plan(plan, config)
+        # Refuses an impossible participation before the folder exists.
+        _controller(task, config)
+        run_folder = RunFolder.create(folder)
+        _write_beginning(run_folder, task, config, plan, seed)
+    checkpoint = run_folder.load_checkpoint() if resume else None
+    execution = build_execution(task, plan, config, seed)
+    try:
+        _loop(task, config, plan, run_folder, execution, checkpoint, progress, on_round)
+    finally:
+        execution.close()
+    return Run.load(run_folder.path)
+
+
+def _new_noise_seed(noise_seed: int | str | None) -> int:
+    if noise_seed is None:
+        raise ValueError('noise_seed=None: give a secret whole number, or "os" to draw one from the operating system')
+    return secrets.randbits(128) if noise_seed == "os" else check_noise_seed(noise_seed)
+
+
+def _controller(task: Task, config: TrainConfig, **kwargs: Any) -> ParticipationController:
+    return ParticipationController(
+        config.participation(),
+        population=len(task.client_ids),
+        cohort_size=config.cohort_size,
+        seed=config.seed,
+        **kwargs,
+    )
+
+
+def _check_plan(plan: Plan, config: TrainConfig) -> None:
+    if plan.participation != config.participation():
+        raise ValueError(
+            f"plan is for {plan.participation} but the config trains {config.participation()}: calibrate the plan for the run"
+        )
+    if plan.clip_norm != config.clip_norm or plan.claimed_cohort != config.claimed_cohort:
+        raise ValueError(
+            f"plan has clip_norm={plan.clip_norm} and claimed_cohort={plan.claimed_cohort} but the config clip_norm={config.clip_norm} "
+            f"and claimed_cohort={config.claimed_cohort}: make them agree"
+        )
+
+
+def _write_beginning(folder: RunFolder, task: Task, config: TrainConfig, plan: Plan, seed: int) -> None:
+    """Everything that is known before round 0; config.json last, because it makes the folder a run."""
+    plan.mechanism.save(folder.path / "mechanism.npz")
+    packages = ("tensorflow", "tensorflow-federated", "tensorflow-privacy", "dp-accounting", "numpy")
+    workload = config.workload()
+    folder.write_json(
+        "plan",
+        plan.summary()
+        | {
+            "task": {
+                "name": task.name,
+                "description": task.description,
+                "headline_metric": task.headline_metric,
+                "clients": len(task.client_ids),
+            },
+            "workload": workload.name,
+            "rmse": rmse(plan.mechanism, workload, plan.participation),
+            "versions": {"fedmf": importlib.metadata.version("fedmf")}
+            | {name: importlib.metadata.version(name) for name in packages},
+        },
+    )
+    write_atomically(folder.path / "statement.md", plan.statement())
+    write_atomically(folder.path / "private" / "noise_seed", f"{seed}\n", mode=0o600)
+    write_atomically(folder.path / "config.json", config.to_json())
+
+
+def _reopen(config: TrainConfig, folder: str | pathlib.Path, plan: Plan | None) -> tuple[RunFolder, Plan, int]:
+    run_folder = RunFolder.open(folder)
+    run = Run.load(run_folder.path)
+    if run.config != config:
+        changed = [
+            f"{f.name}={getattr(config, f.name)!r} (the run has {getattr(run.config, f.name)!r})"
+            for f in dataclasses.fields(config)
+            if getattr(config, f.name) != getattr(run.config, f.name)
+        ]
+        raise ValueError(f"cannot resume {folder} with another config: {', '.join(changed)}; start a new folder for that")
+    stored = load_mechanism(run_folder.path / "mechanism.npz")
+    plan = config.plan(stored) if plan is None else plan
+    if any(run.plan[key] != value for key, value in plan.summary().items()):
+        raise ValueError(f"cannot resume {folder} with another plan: its plan.json differs; start a new folder for that")
+    return run_folder, plan, int((run_folder.path / "private" / "noise_seed").read_text())
+
+
+def _loop(
+    task: Task,
+    config: TrainConfig,
+    plan: Plan,
+    folder: RunFolder,
+    execution: Execution,
+    checkpoint: Checkpoint | None,
+    progress: bool,
+    on_round: Callable[[int], None] | None,
+) -> None:
+    controller = _controller(task, config, ledger=checkpoint.ledger if checkpoint else None)
+    evaluator = Evaluator(task, config)
+    state = execution.from_leaves(checkpoint.state) if checkpoint else execution.init()
+    done = saved = checkpoint.rounds_done if checkpoint else 0
+    folder.truncate_rows(done)
+    digest = folder.digest()
+    started = time.perf_counter()
+
+    def save(rounds_done: int, state: Any) -> None:
+        cohorts = [controller.ledger.cohort(t) for t in range(rounds_done)]
+        ledger = type(controller.ledger)(cohort_size=config.cohort_size, cohorts=cohorts)
+        leaves = execution.leaves(state)
+        folder.save_checkpoint(
+            Checkpoint(rounds_done=rounds_done, config_digest=digest, state=leaves, ledger=ledger)
+        )
+
+    bar = tqdm.tqdm(
+        total=config.rounds, initial=done, unit="round", desc=config.family, disable=not progress, dynamic_ncols=True
+    )
+    validation: dict[str, float] = {}
+    with bar, folder.rows("metrics") as metric_row, folder.rows("timings") as timing_row:
+        try:
+            for t in range(done, config.rounds):
+                began = time.perf_counter()
+                cohort = controller.cohort(t)
+                examples = [client_examples(task, config, t, int(client)) for client in cohort]
+                new_state, metrics = execution.next(state, examples)
+                row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
+                if (t + 1) % config.evaluate_every == 0 or t + 1 == config.rounds:
+                    validation = evaluator(execution.weights(new_state), "validation")
+                    row["validation"] = validation
+                seconds = time.perf_counter() - began
+                metric_row(row)
+                timing_row({"round": t, "seconds": round(seconds, 4)})
+                state, done = new_state, t + 1
+                bar.update()
+                bar.set_postfix(_latest(task, row, validation, len(cohort) / seconds))
+                if done % config.checkpoint_every == 0 or done == config.rounds:
+                    save(done, state)
+                    saved = done
+                if on_round is not None:
+                    on_round(t)
+        except KeyboardInterrupt:
+            if done > saved:
+                save(done, state)
+            raise InterruptedRun(
+                f"interrupted after {done} of {config.rounds} rounds, all saved in {folder.path}: go on with --resume"
+            ) from None
+    weights = execution.weights(state)
+    np.savez(folder.path / "model.npz", **{f"weight_{i}": w for i, w in enumerate(weights)})
+    _write_result(task, config, plan, folder, controller, evaluator, weights, time.perf_counter() - started)
+
+
+def _latest(task: Task, row: dict[str, Any], validation: dict[str, float], speed: float) -> dict[str, str]:
+    shown = {"clients/s": f"{speed:.1f}", "loss": f"{row['train_loss']:.3f}"}
+    if validation:
+        shown[task.headline_metric] = f"{validation[task.headline_metric]:.4f}"
+    return shown
+
+
+def _write_result(
+    task: Task,
+    config: TrainConfig,
+    plan: Plan,
+    folder: RunFolder,
+    controller: ParticipationController,
+    evaluator: "Evaluator",
+    weights: list[np.ndarray],
+    seconds: float,
+) -> None:
+    audit = controller.audit(plan)
+    times = collections.Counter(len(rounds) for rounds in controller.ledger.rounds_of_clients().values())
+    achieved = audit.achieved
+    folder.write_json(
+        "result",
+        {
+            "validation": evaluator(weights, "validation"),
+            "test": evaluator(weights, "test"),
+            "participation": {
+                "population": controller.population,
+                "cohort_size": controller.cohort_size,
+                **dataclasses.asdict(audit.observed),
+                "histogram": {str(count): clients for count, clients in sorted(times.items())},
+            },
+            "achieved": {
+                "epsilon": audit.epsilon if np.isfinite(audit.epsilon) else None,
+                "rho": audit.rho if np.isfinite(audit.rho) else None,
+                "sensitivity": achieved.sensitivity.value if achieved else 0.0,
+            },
+            "seconds": round(seconds, 1),
+        },
+    )
+
+
+def client_examples(task: Task, config: TrainConfig, t: int, client: int) -> Examples:
+    """The client's examples in the order of round t: a pure function of (config.seed, t, client)."""
+    x, y = task.client_examples(task.client_ids[client])
+    order = np.random.default_rng(np.random.SeedSequence([config.seed, 2, t, client])).permutation(len(x))
+    return x[order].astype(np.int32, copy=False), y[order].astype(np.int32, copy=False)
+
+
+class Evaluator:
+    """Metrics of weights on a split: {name: float}."""
+
+    def __init__(self, task: Task, config: TrainConfig) -> None:
+        self._task = task
+        self._model = task.build_model(config.seed)
+        self._step = tf.function(self._batch, reduce_retracing=True)
+
+    def _batch(self, x: Any, y: Any) -> Any:
+        ones = tf.ones([tf.shape(x)[0]], tf.float32)
+        sums = self._task.metrics(y, self._model(x, training=False), ones)
+        return {name: tf.stack([tf.cast(v, tf.float32) for v in pair]) for name, pair in sums.items()}
+
+    def __call__(self, weights: list[np.ndarray], split: str) -> dict[str, float]:
+        """Evaluates on "validation" or "test"."""
+        for variable, weight in zip(self._model.trainable_variables, weights, strict=True):
+            variable.assign(weight)
+        x, y = self._task.evaluation_examples(split)
+        totals: dict[str, np.ndarray] = collections.defaultdict(lambda: np.zeros(2))
+        for start in range(0, len(x), _EVALUATION_BATCH):
+            batch = slice(start, start + _EVALUATION_BATCH)
+            for name, pair in self._step(tf.constant(x[batch]), tf.constant(y[batch])).items():
+                totals[name] += pair.numpy()
+        return {name: float(pair[0] / pair[1]) if pair[1] else 0.0 for name, pair in totals.items()}

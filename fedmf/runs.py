@@ -1,0 +1,258 @@
+"""What a run leaves on disk, how it gets there safely, and how reports read it.
+
+    run/
+      config.json          TrainConfig
+      plan.json            Plan.summary(), task description, versions
+      statement.md         the privacy statement
+      mechanism.npz        the fitted mechanism
+      metrics.jsonl        one row a round; the same bits for the same seeds
+      timings.jsonl        seconds of every round; not reproducible, hence apart
+      participation.csv    (round, client), written at every checkpoint
+      result.json          written last: test metrics, achieved guarantee
+      checkpoints/         round-000020.ckpt: everything a resume needs
+      private/noise_seed   secret; do not publish
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedmf.config import TrainConfig, config_from_mapping
+from fedmf.ledger import ParticipationLedger
+
+_CHECKPOINT_MAGIC = b"fedmf checkpoint 1\n"
+_KEPT_CHECKPOINTS = 2
+
+
+def write_atomically(path: pathlib.Path, content: bytes | str, *, mode: int = 0o644) -> None:
+    """Replaces `path` by `content` in one step: a reader or a crash sees the old file or the new one, never half of one."""
+    data = content.encode() if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The state of a run after `rounds_done` rounds.
+
+    Attributes:
+      rounds_done: rounds completed; the next round has this index.
+      config_digest: `RunFolder.digest` of the run it belongs to.
+      state: leaves of the execution's state, in its own order.
+      ledger: participation of the completed rounds.
+    """
+
+    rounds_done: int
+    config_digest: str
+    state: Sequence[np.ndarray]
+    ledger: ParticipationLedger
+
+    def to_bytes(self) -> bytes:
+        """Magic line, SHA-256 of the rest, the rest: an .npz without pickles."""
+        arrays = {f"state_{i}": np.asarray(leaf) for i, leaf in enumerate(self.state)}
+        cohorts = [self.ledger.cohort(t) for t in range(len(self.ledger))]
+        arrays["cohort_lengths"] = np.array([len(c) for c in cohorts], np.int64)
+        arrays["cohorts"] = np.concatenate([*cohorts, np.zeros(0, np.int64)])
+        header = {"rounds_done": self.rounds_done, "config_digest": self.config_digest, "cohort_size": self.ledger.cohort_size}
+        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+        out = io.BytesIO()
+        np.savez(out, **arrays)
+        body = out.getvalue()
+        return _CHECKPOINT_MAGIC + hashlib.sha256(body).digest() + body
+
+    @staticmethod
+    def from_bytes(data: bytes, path: pathlib.Path) -> "Checkpoint":
+        """The inverse of `to_bytes`.
+
+        Raises:
+          ValueError: the bytes are not a whole checkpoint.
+        """
+        start = len(_CHECKPOINT_MAGIC)
+        body = data[start + 32 :]
+        if not data.startswith(_CHECKPOINT_MAGIC) or hashlib.sha256(body).digest() != data[start : start + 32]:
+            raise ValueError(
+                f"checkpoint {path} is damaged or half-written ({len(data)} bytes): delete this file to resume from the one before it"
+            )
+        with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+            header = json.loads(arrays["header"].tobytes())
+            state = [arrays[f"state_{i}"] for i in range(sum(name.startswith("state_") for name in arrays.files))]
+            cohorts = np.split(arrays["cohorts"], np.cumsum(arrays["cohort_lengths"])[:-1])
+            if not len(arrays["cohort_lengths"]):
+                cohorts = []
+        ledger = ParticipationLedger(cohort_size=header["cohort_size"], cohorts=cohorts)
+        return Checkpoint(
+            rounds_done=header["rounds_done"], config_digest=header["config_digest"], state=state, ledger=ledger
+        )
+
+
+class RunFolder:
+    """Write access to the folder of one run."""
+
+    def __init__(self, path: str | pathlib.Path) -> None:
+        self.path = pathlib.Path(path)
+
+    @staticmethod
+    def create(path: str | pathlib.Path) -> "RunFolder":
+        """Makes the folder.
+
+        Raises:
+          ValueError: it holds a run already, or cannot be written to.
+        """
+        folder = RunFolder(path)
+        if (folder.path / "config.json").exists():
+            raise ValueError(f"{folder.path} already holds a run: resume it with --resume, or name another folder")
+        try:
+            for part in ("checkpoints", "private"):
+                (folder.path / part).mkdir(parents=True, exist_ok=True)
+            (folder.path / "private").chmod(0o700)
+            write_atomically(folder.path / "metrics.jsonl", "")
+        except OSError as error:
+            raise ValueError(f"cannot write to folder {folder.path} ({error.strerror}): name a folder you may write to") from error
+        return folder
+
+    @staticmethod
+    def open(path: str | pathlib.Path) -> "RunFolder":
+        """The folder of an existing run.
+
+        Raises:
+          ValueError: there is no run in it.
+        """
+        folder = RunFolder(path)
+        if not (folder.path / "config.json").is_file():
+            raise ValueError(f"{folder.path} holds no run to resume: start one there without --resume")
+        return folder
+
+    def digest(self) -> str:
+        """Hash of what must not change between start and resume: config, plan and noise seed."""
+        parts = [self.path / "config.json", self.path / "plan.json", self.path / "private" / "noise_seed"]
+        return hashlib.sha256(b"\0".join(part.read_bytes() for part in parts)).hexdigest()
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Writes it, then drops all but the newest two."""
+        folder = self.path / "checkpoints"
+        write_atomically(folder / f"round-{checkpoint.rounds_done:06d}.ckpt", checkpoint.to_bytes(), mode=0o600)
+        write_atomically(self.path / "participation.csv", checkpoint.ledger.to_csv())
+        for old in sorted(folder.glob("round-*.ckpt"))[:-_KEPT_CHECKPOINTS]:
+            old.unlink()
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint; None before the first.
+
+        Raises:
+          ValueError: it is damaged, or belongs to another run.
+        """
+        paths = sorted((self.path / "checkpoints").glob("round-*.ckpt"))
+        if not paths:
+            return None
+        checkpoint = Checkpoint.from_bytes(paths[-1].read_bytes(), paths[-1])
+        if checkpoint.config_digest != self.digest():
+            raise ValueError(
+                f"checkpoint {paths[-1]} belongs to another run (its config, plan or noise seed differs): move it out of the folder"
+            )
+        return checkpoint
+
+    def truncate_rows(self, rounds_done: int) -> None:
+        """Drops metric and timing rows of rounds that the resumed run will do again, and a half-written last line."""
+        for name in ("metrics.jsonl", "timings.jsonl"):
+            path = self.path / name
+            if path.exists():
+                rows = [line for line in path.read_text().splitlines() if _is_row(line)]
+                kept = [line for line in rows if json.loads(line)["round"] < rounds_done]
+                write_atomically(path, "".join(line + "\n" for line in kept))
+
+    @contextlib.contextmanager
+    def rows(self, name: str) -> Iterator[Any]:
+        """Append to name.jsonl: yields a function that writes one row and flushes it."""
+        with open(self.path / f"{name}.jsonl", "a", encoding="utf-8") as out:
+
+            def write(row: dict[str, Any]) -> None:
+                out.write(json.dumps(row) + "\n")
+                out.flush()
+
+            yield write
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Writes name.json atomically."""
+        write_atomically(self.path / f"{name}.json", json.dumps(content, indent=2) + "\n")
+
+
+def _is_row(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run as reports see it.
+
+    Attributes:
+      path: its folder.
+      config: what was asked for.
+      plan: `Plan.summary()` with "task", "versions" and "rmse" beside it.
+      metrics: rows of metrics.jsonl: {"round": t, "clients": c, "examples": e, "train_loss": x, "validation": {...} or absent}.
+      timings: rows of timings.jsonl: {"round": t, "seconds": s}.
+      statement: Markdown.
+      noising: N of the mechanism, float64 (rounds, m).
+      result: result.json, or None while the run is not finished.
+    """
+
+    path: pathlib.Path
+    config: TrainConfig
+    plan: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    timings: list[dict[str, Any]]
+    statement: str
+    noising: np.ndarray
+    result: dict[str, Any] | None
+
+    @staticmethod
+    def load(path: str | pathlib.Path) -> "Run":
+        """Reads a run folder, finished or not.
+
+        Raises:
+          ValueError: the folder holds no run, or a file of it is damaged; names the path.
+        """
+        from fedmf.mechanisms import load_mechanism
+
+        folder = RunFolder.open(path).path
+        try:
+            result = folder / "result.json"
+            return Run(
+                path=folder,
+                config=config_from_mapping(json.loads((folder / "config.json").read_text()), str(folder / "config.json")),
+                plan=json.loads((folder / "plan.json").read_text()),
+                metrics=_read_rows(folder / "metrics.jsonl"),
+                timings=_read_rows(folder / "timings.jsonl"),
+                statement=(folder / "statement.md").read_text(),
+                noising=load_mechanism(folder / "mechanism.npz").noising(),
+                result=json.loads(result.read_text()) if result.exists() else None,
+            )
+        except (OSError, json.JSONDecodeError) as error:
+            raise ValueError(f"run folder {folder} is incomplete or damaged ({error}): run it again in another folder") from error
+
+
+def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if _is_row(line)]
