@@ -16,65 +16,79 @@ import functools
 
 import numpy as np
 
-# One weight and one clause a line. N noun, V verb, A adjective, T technology (the topic's own name), the rest are words.
+# One weight and one clause a line. Content words: N noun, V verb, A adjective, T technology (the topic's own name). Small words:
+# D determiner, M modal, P preposition, R adverb (mostly left out). The rest stands for itself.
 _QUESTION_CLAUSES = """
-6 i am trying to V the N
-4 how do i V the N ?
-3 how can i V a N in T ?
-4 is there a way to V the N ?
-2 i have a A N and i want to V it
-3 when i V the N i get an error
-2 this is my N :
-1 it works in T but not in T
-3 i want to V the N with T
-2 what is the best way to V a A N ?
-1 can someone tell me why the N is A ?
-2 i get the following N :
+5 i am R trying to V D N
+4 how do i V D N P D N ?
+3 how M i V D N in T ?
+3 is there R a way to V D N ?
+2 i have D A N and i want to V it
+3 when i V D N i R get an error
+2 this is D N :
+1 it R works in T but not in T
+3 i want to V D N P D N
+2 what is the best way to V D A N ?
+1 M someone tell me why D N is A ?
+2 i get the following N P D N :
 1 any help would be appreciated
 2 thanks in advance
-1 i am new to T
+1 i am R new to T
 1 what am i doing wrong ?
-1 i do not understand how T can V the N
+1 i do not R understand how T M V D N
+2 D N M V D N P T ?
+2 should i R V D N or V D N ?
 """
 _ANSWER_CLAUSES = """
-6 you can use the N to V the N
-4 you need to V the N
-3 if you V the N , the N will be A
-2 you should not V the N
-2 the A N is used to V the N
-2 just V the N
-1 try to V the N before you V the N
-3 the problem is that the N is not A
-2 that is because the N does not V the N
-2 i think you are looking for the A N
+5 you M R use D N to V D N
+4 you need to V D N P D N
+3 if you V D N , D N M be A
+2 you M not V D N
+2 D A N is R used to V D N
+2 R V D N
+1 try to V D N before you V D N
+3 the problem is that D N is not A
+2 that is because D N does not V D N
+2 i think you are looking for D A N
 1 hope this helps
-1 have a look at the N
-1 here is an example of a A N :
-1 as far as i know , T does not V the N
-2 in T , the N is A
-2 make sure that the N is A
-1 you could also V it with the A N
+1 have a look at D N
+1 here is an example of D A N :
+1 as far as i know , T M not V D N
+2 in T , D N is R A
+2 make sure that D N is A
+1 you M also V it P D A N
+2 it M V D N P D N
+2 D N and D N M be A
 """
 _COMMON_CLAUSES = """
-4 the N is A
-2 it is the same as the N
-2 there is no N in the N
+4 D N is R A
+2 it is R the same as D N
+2 there is no N P D N
 1 edit :
-1 see the N in the A N
-2 note that the N is A
-2 this will V the N
-1 one of the N has to be A
-2 the N does not V
+1 see D N P D A N
+2 note that D N is A
+2 this M V D N
+1 one of D N has to be A
+2 D N does not V
+2 D N P D N M V D N
 1 <URL>
 """
+_CHOICES = {  # weights fall off as in Zipf's law; every user has a taste of their own
+    "D": "the a this my your that each some",
+    "M": "can will should could would might must",
+    "P": "in with from on for of into at",
+    "R": "just also really simply only actually probably then",
+}
+_ADVERB_SHARE = 0.3
 _JOINTS = ((".", 5.0), (", but", 2.0), ("and", 4.0), ("because", 2.0), (", so", 2.0), ("when", 1.0), ("so that", 1.0))
 _ENDS = ((".", 8.0), ("?", 1.0), ("!", 0.5), ("", 1.0))
 _TOPIC_NAMES = "python sql css java git android excel linux perl ruby regex swift docker matlab vim bash".split()
 _SHARED_NOUNS = "code file data value function list name line error example time string type number user".split()
 
-NOUN, VERB, ADJECTIVE, TECHNOLOGY = -2, -3, -4, -5
 _NOTHING = -1
-_SLOTS = {"N": NOUN, "V": VERB, "A": ADJECTIVE, "T": TECHNOLOGY}
+NOUN, VERB, ADJECTIVE, TECHNOLOGY = -2, -3, -4, -5
+DETERMINER, MODAL, PREPOSITION, ADVERB = -6, -7, -8, -9
+_SLOTS = dict(zip("NVATDMPR", range(NOUN, ADVERB - 1, -1), strict=True))
 MAX_TOPICS = len(_TOPIC_NAMES)
 MAX_CLAUSES = 3
 
@@ -113,6 +127,7 @@ class Language:
       closed: (number of clauses,) bool, whether the clause brings its own punctuation.
       question_weights, answer_weights: float64, probability of each clause in posts of either type.
       joints, ends: int64 (choices, 2), one or two word ids, -1 for none; joint_weights, end_weights: their probabilities.
+      small: slot code -> word ids of determiners, modals, prepositions and adverbs, the most frequent first.
       technology: (topics,) word ids. shared: (nouns,) word ids that every topic uses.
       nouns, verbs, adjectives: (topics, size) word ids, the topic's most frequent first.
       favourite: (words,) int64: the noun that a verb or adjective goes with, the verb that a noun goes with.
@@ -128,6 +143,7 @@ class Language:
     joint_weights: np.ndarray
     ends: np.ndarray
     end_weights: np.ndarray
+    small: dict[int, np.ndarray]
     technology: np.ndarray
     shared: np.ndarray
     nouns: np.ndarray
@@ -138,6 +154,7 @@ class Language:
 
 def _smallest(topics: int) -> int:
     function_words = {word for text in (_QUESTION_CLAUSES, _ANSWER_CLAUSES, _COMMON_CLAUSES) for word in text.split()}
+    function_words.update(word for text in _CHOICES.values() for word in text.split())
     return len(function_words) + len(_SHARED_NOUNS) + 16 * topics
 
 
@@ -169,6 +186,8 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
         row[: len(clause)] = [_SLOTS[word] if word in _SLOTS else intern(word) for word in clause]
     question = np.concatenate([q_weights, 0.05 * a_weights, c_weights])
     answer = np.concatenate([0.05 * q_weights, a_weights, c_weights])
+
+    small = {_SLOTS[slot]: np.array([intern(word) for word in text.split()]) for slot, text in _CHOICES.items()}
 
     def pieces(choices: tuple[tuple[str, float], ...]) -> tuple[np.ndarray, np.ndarray]:
         rows = [[intern(word) for word in text.split()] for text, _ in choices]
@@ -218,6 +237,7 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
         joint_weights=joint_weights,
         ends=ends,
         end_weights=end_weights,
+        small=small,
         technology=technology,
         shared=shared,
         nouns=nouns,
@@ -234,6 +254,7 @@ class Style:
     Attributes:
       topic_weights: float64 (topics,). question_weights, answer_weights: float64 (clauses,).
       clause_counts: float64 (3,), probability of one, two or three clauses in a sentence.
+      small: slot code -> float64 probabilities of the small words.
       own_nouns: int64, word ids of the few nouns that this user likes.
     """
 
@@ -241,6 +262,7 @@ class Style:
     question_weights: np.ndarray
     answer_weights: np.ndarray
     clause_counts: np.ndarray
+    small: dict[int, np.ndarray]
     own_nouns: np.ndarray
 
 
@@ -257,6 +279,7 @@ def draw_style(language: Language, rng: np.random.Generator) -> Style:
         question_weights=question / question.sum(),
         answer_weights=answer / answer.sum(),
         clause_counts=rng.dirichlet(np.array([6.0, 4.0, 1.0])),
+        small={slot: rng.dirichlet(8.0 * len(ids) * zipf(len(ids))) for slot, ids in language.small.items()},
         own_nouns=rng.choice(language.nouns[main], size=4, p=zipf(language.nouns.shape[1])),
     )
 
@@ -296,7 +319,7 @@ def draw_sentences(
         # After its own punctuation a clause needs no end and no joint.
         parts.append(np.where(language.closed[pick][:, None], _NOTHING, join))
     codes = np.concatenate(parts, axis=1)
-    kept = codes != _NOTHING
+    kept = (codes != _NOTHING) & ((codes != ADVERB) | (rng.random(codes.shape) < _ADVERB_SHARE))
     lengths = kept.sum(axis=1)
     flat = codes[kept]
     _fill(language, style, topics, flat, lengths, rng)
@@ -307,8 +330,15 @@ def _fill(
     language: Language, style: Style, topics: np.ndarray, flat: np.ndarray, lengths: np.ndarray, rng: np.random.Generator
 ) -> None:
     """Replaces the slot codes in `flat` by words, the first slot of every sentence, then every second slot, and so on."""
+    whose = np.repeat(np.arange(len(lengths)), lengths)
+    for slot, ids in language.small.items():
+        where = np.flatnonzero(flat == slot)
+        flat[where] = ids[_choose(style.small[slot], rng.random(len(where)))]
+        if slot == PREPOSITION:  # half of the time the topic decides
+            fixed = where[rng.random(len(where)) < 0.5]
+            flat[fixed] = ids[topics[whose[fixed]] % len(ids)]
     slots = np.flatnonzero(flat < _NOTHING)
-    sentence = np.repeat(np.arange(len(lengths)), lengths)[slots]
+    sentence = whose[slots]
     order = np.arange(len(slots)) - np.searchsorted(sentence, sentence)
     last_noun = np.full(len(lengths), _NOTHING)
     last_leader = np.full(len(lengths), _NOTHING)  # the verb or adjective that waits for its noun
