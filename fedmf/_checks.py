@@ -1,4 +1,4 @@
-"""Argument checks shared by the public functions: wrong kind is a TypeError, wrong value a ValueError, and both name the argument."""
+"""Argument checks shared by the public functions: TypeError for a wrong kind, ValueError for a wrong value."""
 
 import math
 import numbers
@@ -11,10 +11,11 @@ def integer(name: str, value: Any, *, low: int, high: int | None = None, way_out
     """Returns `value` as an int in low..high (high None: no upper end); `way_out` ends the error's sentence."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not an int: {way_out}")
-    if value < low or (high is not None and value > high):
+    number = int(value)
+    if number < low or (high is not None and number > high):
         bounds = f"at least {low}" if high is None else f"in {low}..{high}"
-        raise ValueError(f"{name}={value} must be {bounds}: {way_out}")
-    return int(value)
+        raise ValueError(f"{name}={number} must be {bounds}: {way_out}")
+    return number
 
 
 def real(name: str, value: Any, *, way_out: str) -> float:
@@ -61,8 +62,8 @@ def lower_triangular(name: str, value: Any) -> np.ndarray:
     if len(above):
         row, column = (int(index) for index in above[0])
         raise ValueError(
-            f"{name}[{row}, {column}]={matrix[row, column]} lies above the diagonal: round {row} cannot depend on the later "
-            f"round {column}, pass a lower-triangular matrix"
+            f"{name}[{row}, {column}]={matrix[row, column]} lies above the diagonal: round {row} cannot depend on "
+            f"the later round {column}, pass a lower-triangular matrix"
         )
     return matrix
 

@@ -15,7 +15,8 @@ def loss(mechanism: Any, workload: Workload, participation: Participation) -> fl
     Args:
       mechanism: any mechanism of this package.
       workload: A, on which error is measured.
-      participation: under which the sensitivity is taken; where only an upper bound of it is known the loss is one as well.
+      participation: under which the sensitivity is taken; where only an upper bound of it is known the loss is one as
+        well.
 
     Raises:
       TypeError: workload is not a Workload.

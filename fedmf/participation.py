@@ -1,8 +1,9 @@
-"""Participation: how often, and how far apart, one client may take part. It gives the sensitivity and drives the controller."""
+"""Participation: how often, and how far apart, one client may take part."""
 
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from fedmf import _checks
 
@@ -14,15 +15,15 @@ class Participation:
     """What one client may do during a run of `rounds` rounds.
 
     - "single": at most one round (Denisov et al. 2022, Sec. 3).
-    - "fixed_epoch": at most `max_participations` rounds out of a window of that many rounds exactly `min_sep` apart. This is
-      the (k, b)-participation of the multi-epoch paper (Choquette-Choo et al. 2022, Sec. 2); a client may miss an epoch, since a
-      missed round is a contribution of zero, which the sensitivity covers.
-    - "min_sep": at most `max_participations` rounds, any two at least `min_sep` apart: the b-min-sep-participation of the banded
-      paper (Choquette-Choo et al. 2023, Sec. 3).
+    - "fixed_epoch": at most `max_participations` rounds out of a window of that many rounds exactly `min_sep` apart.
+      This is the (k, b)-participation of the multi-epoch paper (Choquette-Choo et al. 2022, Sec. 2); a client may
+      miss an epoch, since a missed round is a contribution of zero, which the sensitivity covers.
+    - "min_sep": at most `max_participations` rounds, any two at least `min_sep` apart: the b-min-sep-participation of
+      the banded paper (Choquette-Choo et al. 2023, Sec. 3).
     - "every_round": any rounds at all.
 
-    After construction `min_sep` and `max_participations` are ints for every schema (single: rounds and 1; every_round: 1 and
-    rounds), and `max_participations` defaults to ceil(rounds / min_sep), the most that fit.
+    After construction `min_sep` and `max_participations` are ints for every schema (single: rounds and 1;
+    every_round: 1 and rounds), and `max_participations` defaults to ceil(rounds / min_sep), the most that fit.
 
     Attributes:
       rounds: n, a positive int.
@@ -40,9 +41,16 @@ class Participation:
 
     rounds: int
     schema: str
-    # Given as None, both become ints in __post_init__; callers only ever see ints.
+    # Given as None, both become ints in __post_init__; readers only ever see ints, which __init__'s signature cannot
+    # say.
     min_sep: int = None  # type: ignore[assignment]
     max_participations: int = None  # type: ignore[assignment]
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, *, rounds: int, schema: str, min_sep: int | None = None, max_participations: int | None = None
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         rounds = _checks.integer("rounds", self.rounds, low=1, way_out="pass the number of rounds, a positive int")
@@ -54,7 +62,8 @@ class Participation:
                 given = getattr(self, name)
                 if given is not None and (isinstance(given, bool) or given != value):
                     raise ValueError(
-                        f"{name}={given!r} contradicts schema={schema!r}, which means {name}={value} with rounds={rounds}: "
+                        f"{name}={given!r} contradicts schema={schema!r}, which means {name}={value} with "
+                        f"rounds={rounds}: "
                         f'leave it out, or choose schema="min_sep"'
                     )
         else:
@@ -71,13 +80,13 @@ class Participation:
                     self.max_participations,
                     low=1,
                     high=possible,
-                    way_out=f"with rounds={rounds} and min_sep={min_sep} a client can take part at most {possible} times",
+                    way_out=f"with rounds={rounds} and min_sep={min_sep} one client fits in at most {possible} times",
                 )
         for name, concrete in (("rounds", rounds), ("min_sep", min_sep), ("max_participations", most)):
             object.__setattr__(self, name, concrete)
 
     def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
-        """Whether one client may take part in exactly these rounds; they come in any order, and a repeated round is not allowed.
+        """Whether one client may take part in exactly these rounds, given in any order; never twice in one.
 
         Raises:
           TypeError: an entry is not an int.

@@ -1,4 +1,4 @@
-"""The L2 sensitivity of x -> C x when one client contributes vectors of norm at most 1 to the rounds a Participation allows.
+"""The L2 sensitivity of x -> C x, when one client contributes vectors of norm at most 1 to the rounds it may.
 
 Every value is exact or a proven upper bound, for vector contributions of any dimension: a bound that holds for scalar
 contributions only can be too small (multi-epoch paper, App. H.2). Below, X = C^T C, and for a set of rounds S
@@ -22,7 +22,8 @@ from fedmf.participation import Participation
 
 # A pattern counts as sign-tight if |X| and X differ on it by rounding only, relative to the sum.
 _ROUNDING = 1e-12
-# Multiplications that the spectral refinement of many patterns may cost; patterns beyond it keep their |X| sum, which is valid.
+# Multiplications that the spectral refinement of many patterns may cost; patterns beyond it keep their |X| sum, which
+# is valid.
 _SPECTRAL_BUDGET = 2e10
 _ROWS_AT_ONCE = 512
 
@@ -46,11 +47,13 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
     """The L2 sensitivity of an encoder under a participation; exact, or the smallest upper bound known here.
 
     Args:
-      encoder_or_mechanism: C, float64 (m, rounds), or a mechanism, whose `encoder()` is used and nothing else it claims.
+      encoder_or_mechanism: C, float64 (m, rounds), or a mechanism, whose `encoder()` is used and nothing else it
+        claims.
       participation: the rounds one client may take part in.
 
     Raises:
-      TypeError: the first argument is neither an array of numbers nor a mechanism, or the second is not a Participation.
+      TypeError: the first argument is neither an array of numbers nor a mechanism, or the second is not a
+        Participation.
       ValueError: the encoder is not 2-D, not finite, or its number of columns is not participation.rounds.
 
     >>> import numpy as np
@@ -65,7 +68,8 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
     n, b, k = participation.rounds, participation.min_sep, participation.max_participations
     if C.shape[1] != n:
         raise ValueError(
-            f"encoder has {C.shape[1]} columns but participation has rounds={n}: make both for the same number of rounds"
+            f"encoder has {C.shape[1]} columns but participation has rounds={n}: make both for the same number of "
+            f"rounds"
         )
     squared_norms = np.einsum("ij,ij->j", C, C)
     if k == 1:
@@ -103,10 +107,10 @@ def _columns_apart_are_disjoint(C: np.ndarray, b: int) -> bool:
 
 
 def _largest_separated_sums(weights: np.ndarray, b: int, k: int) -> np.ndarray:
-    """For each row v of `weights` (r, n), non-negative: the largest sum of v over at most k indices at least b apart, (r,).
+    """For each non-negative row of `weights` (r, n): its largest sum over at most k indices at least b apart, (r,).
 
-    Banded paper, Alg. 3 (VecSens): F[i, m] = max(v_i + F[i + b, m - 1], F[i + 1, m]), and F = 0 out of range; its inner loop,
-    a running maximum from the right, is done for all rows at once.
+    Banded paper, Alg. 3 (VecSens): F[i, m] = max(v_i + F[i + b, m - 1], F[i + 1, m]), and F = 0 out of range; its
+    inner loop, a running maximum from the right, is done for all rows at once.
     """
     r, n = weights.shape
     best = np.zeros((r, n + b))
@@ -132,8 +136,8 @@ def _min_sep(C: np.ndarray, b: int, k: int) -> Sensitivity:
         [_largest_separated_sums(magnitudes[i : i + _ROWS_AT_ONCE], b, k) for i in range(0, n, _ROWS_AT_ONCE)]
     )
     bound = float(_largest_separated_sums(row_sums[None, :], b, k)[0])
-    # Multi-epoch paper, Thm. 2.1, with the largest eigenvalue of all of X above that of each pattern's submatrix. It holds for
-    # vectors as well: sum_ij X_ij <u_i, u_j> <= lambda_max * sum_i |u_i|^2 <= lambda_max * k.
+    # Multi-epoch paper, Thm. 2.1, with the largest eigenvalue of all of X above that of each pattern's submatrix. It
+    # holds for vectors as well: sum_ij X_ij <u_i, u_j> <= lambda_max * sum_i |u_i|^2 <= lambda_max * k.
     spectral = k * _largest_eigenvalue(X)
     if spectral < bound:
         return _root(spectral, False, "sqrt(k) times the spectral norm (multi-epoch paper, Thm. 2.1): upper bound")

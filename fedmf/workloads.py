@@ -12,7 +12,8 @@ from fedmf import _checks
 class Workload:
     """A linear query A over the rounds' inputs: row t of A x is what round t should estimate well.
 
-    A decides which encoder is best (`fedmf.fit`) and how error is reported (`fedmf.loss`); privacy does not depend on it.
+    A decides which encoder is best (`fedmf.fit`) and how error is reported (`fedmf.loss`); privacy does not depend on
+      it.
 
     Attributes:
       name: what reports call it.
@@ -31,7 +32,9 @@ class Workload:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise TypeError(f"name={self.name!r} is a {type(self.name).__name__}, not a str: name the workload for reports")
+            raise TypeError(
+                f"name={self.name!r} is a {type(self.name).__name__}, not a str: name the workload for reports"
+            )
         matrix = _checks.lower_triangular("matrix", self.matrix)
         zeros = np.flatnonzero(np.diagonal(matrix) == 0.0)
         if len(zeros):
@@ -48,7 +51,7 @@ class Workload:
 
 
 def prefix_sum(n: int) -> Workload:
-    """Prefix sums: A[t, j] = 1 for j <= t, the iterates of SGD at learning rate 1 (Denisov et al. 2022, App. A, Eq. 10).
+    """Prefix sums: A[t, j] = 1 for j <= t, SGD at learning rate 1 (Denisov et al. 2022, App. A, Eq. 10).
 
     Args:
       n: rounds, a positive int.
@@ -67,8 +70,9 @@ def momentum_sgd(
 ) -> Workload:
     """The iterates of heavy-ball momentum SGD with a learning-rate schedule (Denisov et al. 2022, Prop. 4.2, Eq. 9).
 
-    A[t, j] = sum over i in j..t of learning_rates[i] * momentum ** (i - j): the input of round j enters the momentum buffer with
-    weight 1, decays by `momentum` each round, and every later round adds the buffer times its learning rate (their Algorithm 2).
+    A[t, j] = sum over i in j..t of learning_rates[i] * momentum ** (i - j): the input of round j enters the momentum
+    buffer with weight 1, decays by `momentum` each round, and every later round adds the buffer times its learning
+    rate (their Algorithm 2).
 
     Args:
       n: rounds, a positive int.
@@ -97,8 +101,8 @@ def momentum_sgd(
         if rates.min() <= 0.0:
             t = int(np.argmin(rates))
             raise ValueError(f"learning_rates[{t}]={rates[t]} is not positive: give every round a positive rate")
-    # Row t adds learning_rates[t] * (momentum buffer of round t) to row t - 1; as a running sum this costs O(n^2), not the
-    # O(n^3) of the product M_eta @ M_beta that defines it.
+    # Row t adds learning_rates[t] * (momentum buffer of round t) to row t - 1; as a running sum this costs O(n^2),
+    # not the O(n^3) of the product M_eta @ M_beta that defines it.
     lags = np.subtract.outer(np.arange(n), np.arange(n))
     buffers = np.where(lags >= 0, momentum ** np.maximum(lags, 0), 0.0)
     return Workload("momentum_sgd", np.cumsum(rates[:, None] * buffers, axis=0))

@@ -13,16 +13,17 @@ from fedmf.mechanisms.stream import NoiseStream
 class Mechanism(abc.ABC):
     """A matrix-factorization mechanism: an encoder C (m, n) and a noising matrix N (n, m) with N C = I.
 
-    Round t releases x[t] + (N Z)[t] with Z ~ Normal(0, stddev^2), (m, d). N (C x + Z) = x + N Z is post-processing of the
-    Gaussian mechanism C x + Z, so privacy depends on C alone, also for inputs chosen adaptively and for N that is not causal
-    (Denisov et al. 2022, Thm. 2.1; multi-epoch paper, Thm. 2.2).
+    Round t releases x[t] + (N Z)[t] with Z ~ Normal(0, stddev^2), (m, d). N (C x + Z) = x + N Z is post-processing of
+    the Gaussian mechanism C x + Z, so privacy depends on C alone, also for inputs chosen adaptively and for N that is
+    not causal (Denisov et al. 2022, Thm. 2.1; multi-epoch paper, Thm. 2.2).
 
     Mechanisms compare by identity. They claim no sensitivity: `fedmf.sensitivity` computes it from `encoder()`.
 
     Attributes:
       family: what `fedmf.fit` calls the kind of mechanism.
       rounds: n, the number of rounds.
-      bands: non-zero diagonals of C, the main one included: 1 for a diagonal C, `rounds` for one without band structure.
+      bands: non-zero diagonals of C, the main one included: 1 for a diagonal C, `rounds` for one without band
+        structure.
       certificate: how far from the best of its family it can be, or None.
       certificate_reason: why there is no certificate; empty if there is one.
     """
@@ -76,12 +77,16 @@ def check_certificate(certificate: Any, certificate_reason: Any) -> None:
     """Raises unless there is either a certificate or a reason for having none."""
     if certificate is not None and not isinstance(certificate, Certificate):
         kind = type(certificate).__name__
-        raise TypeError(f"certificate={certificate!r} is a {kind}: pass a Certificate, or None and a certificate_reason")
+        raise TypeError(
+            f"certificate={certificate!r} is a {kind}: pass a Certificate, or None and a certificate_reason"
+        )
     if not isinstance(certificate_reason, str):
         kind = type(certificate_reason).__name__
-        raise TypeError(f"certificate_reason={certificate_reason!r} is a {kind}, not a str: say why there is no certificate")
+        raise TypeError(
+            f"certificate_reason={certificate_reason!r} is a {kind}, not a str: say why there is no certificate"
+        )
     if (certificate is None) != bool(certificate_reason):
         raise ValueError(
-            f"certificate={certificate} and certificate_reason={certificate_reason!r} do not go together: pass a certificate, or "
-            f"else the reason why there is none"
+            f"certificate={certificate} and certificate_reason={certificate_reason!r} do not go together: pass a "
+            "certificate, or else the reason why there is none"
         )

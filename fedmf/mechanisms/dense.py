@@ -38,8 +38,8 @@ class DenseMechanism(Mechanism):
         if diagonal.min() <= 0.0:
             t = int(np.argmin(diagonal))
             raise ValueError(
-                f"matrix[{t}, {t}]={diagonal[t]} is not positive: give C a positive diagonal (flipping the sign of a row of C "
-                f"changes neither its sensitivity nor its error)"
+                f"matrix[{t}, {t}]={diagonal[t]} is not positive: give C a positive diagonal (flipping the sign of "
+                "a row of C changes neither its sensitivity nor its error)"
             )
         object.__setattr__(self, "matrix", _checks.frozen(matrix))
         if self.certificate is None and not self.certificate_reason:

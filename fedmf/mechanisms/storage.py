@@ -62,8 +62,8 @@ def save_mechanism(mechanism: Mechanism, path: str | os.PathLike[str]) -> None:
 def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
     """Reads a mechanism written by `Mechanism.save`, and checks that it is one: its shape, its numbers and N C = I.
 
-    Nothing in the file is trusted for privacy: `fedmf.sensitivity` computes from the encoder that was read. A certificate is
-    handed on as it was stored.
+    Nothing in the file is trusted for privacy: `fedmf.sensitivity` computes from the encoder that was read. A
+    certificate is handed on as it was stored.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -107,7 +107,7 @@ def _read(path: pathlib.Path) -> Mechanism:
 
 
 def _check_inverse(mechanism: Mechanism) -> None:
-    """Raises unless the stream gives back V from C V: that is N C = I, seen through the very recipe that makes the noise."""
+    """Raises unless the stream gives back V from C V: N C = I, seen through the recipe that makes the noise."""
     probes = np.random.default_rng(0).choice([-1.0, 1.0], size=(mechanism.rounds, 4))
     encoded = mechanism.encoder() @ probes
     with np.errstate(all="ignore"):  # an overflow fails the comparison below

@@ -55,16 +55,17 @@ class NoiseStream:
         if (self.recurrence is None) == (self.contraction is None):
             raise ValueError("recurrence and contraction are both given or both missing: pass exactly one of them")
         if self.recurrence is not None:
-            object.__setattr__(self, "recurrence", _checks.frozen(check_recurrence("recurrence", self.recurrence)))
-            fits = self.recurrence.shape[0] == self.rounds == self.sources
+            given = check_recurrence("recurrence", self.recurrence)
+            fits = given.shape[0] == self.rounds == self.sources
+            object.__setattr__(self, "recurrence", _checks.frozen(given))
         else:
-            object.__setattr__(self, "contraction", _checks.frozen(_checks.array("contraction", self.contraction, ndim=2)))
-            fits = np.shape(self.contraction) == (self.rounds, self.sources)
+            given = _checks.array("contraction", self.contraction, ndim=2)
+            fits = given.shape == (self.rounds, self.sources)
+            object.__setattr__(self, "contraction", _checks.frozen(given))
         if not fits:
-            shapes = f"recurrence {np.shape(self.recurrence)}, contraction {np.shape(self.contraction)}"
             raise ValueError(
-                f"rounds={self.rounds} and sources={self.sources} do not fit the arrays ({shapes}): pass a recurrence of "
-                f"(rounds, bands) with sources=rounds, or a contraction of (rounds, sources)"
+                f"rounds={self.rounds} and sources={self.sources} do not fit an array of shape {given.shape}: pass a "
+                f"recurrence of (rounds, bands) with sources=rounds, or a contraction of (rounds, sources)"
             )
 
     def as_contraction(self) -> "NoiseStream":
@@ -74,17 +75,16 @@ class NoiseStream:
         N = inverse_of_banded(self.recurrence)
         return NoiseStream(rounds=self.rounds, sources=self.sources, contraction=N)
 
-    def rows(
-        self, draw: Callable[[int], np.ndarray], start: int = 0, stop: int | None = None
-    ) -> Iterator[np.ndarray]:
+    def rows(self, draw: Callable[[int], np.ndarray], start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
         """Yields rows start..stop-1 of N Z, each (d,).
 
-        With draw(i) the basis vector e_i the rows are those of N: that one law checks every mechanism and every executor. A
-        run started later gives bit for bit the rows of a run from 0. This is the plain numpy reference; a recurrence is run
-        from round 0 whatever `start` is, and holds bands - 1 rows.
+        With draw(i) the basis vector e_i the rows are those of N: that one law checks every mechanism and every
+        executor. A run started later gives bit for bit the rows of a run from 0. This is the plain numpy reference; a
+        recurrence is run from round 0 whatever `start` is, and holds bands - 1 rows.
 
         Args:
-          draw: source index -> array (d,), always the same for the same index; a function, since sources may be drawn twice.
+          draw: source index -> array (d,), always the same for the same index; a function, since sources may be drawn
+            twice.
           start: first round, in 0..stop.
           stop: one past the last round, at most rounds; None means rounds.
 
@@ -141,7 +141,8 @@ def _solve_forwards(
     history: collections.deque[np.ndarray] = collections.deque(maxlen=coefficients.shape[1] - 1)  # newest first
     for t in range(stop):
         x = np.array(draw(t), dtype=np.float64)
-        for weight, earlier in zip(coefficients[t, 1:], history, strict=False):  # fewer rows than bands at the beginning
+        # The history is shorter than the band at the beginning.
+        for weight, earlier in zip(coefficients[t, 1:], history, strict=False):
             x -= weight * earlier
         x /= coefficients[t, 0]
         history.appendleft(x)

@@ -17,23 +17,23 @@ DECODERS = ("online", "full")
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TreeMechanism(Mechanism):
-    """The binary tree over the rounds, each node a noisy sum of its leaves (Denisov et al. 2022, App. C, Eq. 12, Prop. C.1).
+    """The binary tree over the rounds, each node a noisy sum of its leaves (Denisov et al. 2022, App. C, Eq. 12).
 
-    The rounds are the first leaves of the smallest tree of 2^h leaves that holds them. Nodes that also span leaves beyond the
-    last round are dropped: they would never be finished, and yet raise the sensitivity (with this reading the "Optimal TreeAgg"
-    row of the banded paper's Table 2, n = 2052, comes out as printed). The m nodes that remain are numbered children before
-    parents, left before right, so that the nodes finished by round t come first:
+    The rounds are the first leaves of the smallest tree of 2^h leaves that holds them. Nodes that also span leaves
+    beyond the last round are dropped: they would never be finished, and yet raise the sensitivity (with this reading
+    the "Optimal TreeAgg" row of the banded paper's Table 2, n = 2052, comes out as printed). The m nodes that remain
+    are numbered children before parents, left before right, so that the nodes finished by round t come first:
 
               6              row:  0  1000
           2       5                1  0100
         0   1   3   4              2  1100
         t=0 t=1 t=2 t=3            3  0010 ... 6  1111
 
-    decoder "online" is Honaker's estimator from below: the released sum through round t uses only nodes whose rounds are
-    all at or before t, so row t of N uses only noise of finished nodes, as DP-FTRL of Kairouz et al. 2021 does. "full" is N =
-    pinv(C), the smallest error for this C. Its row t also uses noise of nodes over later rounds. That is no obstacle: noise does
-    not depend on data and is drawn ahead, and N (C x + Z) = x + N Z still adds to round t an input of round t only
-    (Denisov et al. 2022, Thm. 2.1).
+    decoder "online" is Honaker's estimator from below (Prop. C.1): the released sum through round t uses only nodes
+    whose rounds are all at or before t, so row t of N uses only noise of finished nodes, as DP-FTRL of Kairouz et al.
+    2021 does. "full" is N = pinv(C), the smallest error for this C. Its row t also uses noise of nodes over later
+    rounds. That is no obstacle: noise does not depend on data and is drawn ahead, and N (C x + Z) = x + N Z still
+    adds to round t an input of round t only (Denisov et al. 2022, Thm. 2.1).
 
     Attributes:
       rounds: n, any positive int.
@@ -121,11 +121,11 @@ def _nodes(rounds: int) -> list[_Node]:
 
 
 def _estimates_from_below(rounds: int) -> np.ndarray:
-    """B_online, (rounds, m): row t is the least-variance estimate of the sum through round t from nodes finished by then.
+    """B_online, (rounds, m): row t is the best estimate of the sum through round t from nodes finished by then.
 
-    Within one finished subtree the estimates combine upwards (Honaker 2015, Sec. 3.2): a node's own noisy sum has variance 1, the
-    children's estimates together have theirs, and weights are inverse to variances. Finished subtrees that share no rounds have
-    independent noise, so the sum of their roots' estimates is best.
+    Within one finished subtree the estimates combine upwards (Honaker 2015, Sec. 3.2): a node's own noisy sum has
+    variance 1, the children's estimates together have theirs, and weights are inverse to variances. Finished subtrees
+    that share no rounds have independent noise, so the sum of their roots' estimates is best.
     """
     nodes = _nodes(rounds)
     variances = np.ones(len(nodes))
@@ -135,7 +135,8 @@ def _estimates_from_below(rounds: int) -> np.ndarray:
         children = list(node.children)
         if children:
             from_children = variances[children].sum()
-            variances[place] = from_children / (1.0 + from_children)  # of the best estimate, and the weight of the node itself
+            # The variance of the best estimate is also the weight of the node's own sum.
+            variances[place] = from_children / (1.0 + from_children)
         below = [(1.0 - variances[place]) * estimates[child] for child in children]
         estimates.append(np.concatenate([*below, variances[place : place + 1]]))
     B = np.zeros((rounds, len(nodes)))

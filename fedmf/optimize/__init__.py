@@ -26,15 +26,16 @@ def fit(workload: Workload, participation: Participation, family: str = "banded"
 
     - "identity": independent noise, DP-SGD. No options of its own.
     - "tree": binary tree. decoder="online" | "full" (Honaker's two estimators), restarts=1.
-    - "banded": b-banded with equal column norms (banded paper, Problem 2). bands=min_sep (which is rounds under a single
-      participation), equal_norms=True. Best kept at bands <= min_sep, where its sensitivity is exactly sqrt(max_participations).
+    - "banded": b-banded with equal column norms (banded paper, Problem 2). bands=min_sep (which is rounds under a
+      single participation), equal_norms=True. Best kept at bands <= min_sep, where its sensitivity is exactly
+      sqrt(max_participations).
     - "dense": the optimum over all encoders for a single participation (Denisov et al. 2022, Sec. 3).
 
-    Every family takes tolerance (relative optimality gap to reach; 1e-3 for banded, 1e-6 for dense), max_iterations (1000)
-    and progress, a function called with (iteration, loss, gap or None) after each step. The fixed constructions, identity
-    and tree, have nothing to iterate and do not use these three. A fit that stops short of tolerance warns (RuntimeWarning),
-    and its certificate says how far it came. The loss of a certificate and of progress is ||A N||_F^2 with columns of norm 1,
-    that is under a single participation: see `Certificate`.
+    Every family takes tolerance (relative optimality gap to reach; 1e-3 for banded, 1e-6 for dense), max_iterations
+    (1000) and progress, a function called with (iteration, loss, gap or None) after each step. The fixed
+    constructions, identity and tree, have nothing to iterate and do not use these three. A fit that stops short of
+    tolerance warns (RuntimeWarning), and its certificate says how far it came. The loss of a certificate and of
+    progress is ||A N||_F^2 with columns of norm 1, that is under a single participation: see `Certificate`.
 
     Args:
       workload: A.
@@ -59,8 +60,8 @@ def fit(workload: Workload, participation: Participation, family: str = "banded"
         raise TypeError(f"participation={participation!r} is a {kind}: pass a fedmf.Participation")
     if workload.rounds != participation.rounds:
         raise ValueError(
-            f"workload {workload.name!r} has rounds={workload.rounds} but participation has rounds={participation.rounds}: make "
-            f"both for the same number of rounds"
+            f"workload {workload.name!r} has rounds={workload.rounds} but participation has "
+            f"rounds={participation.rounds}: make both for the same number of rounds"
         )
     fitter = _FAMILIES[_checks.one_of("family", family, tuple(_FAMILIES))]
     known = [name for name in inspect.signature(fitter).parameters if name not in ("workload", "participation")]
@@ -93,7 +94,9 @@ def _tree(
     progress: Progress | None = None,
 ) -> Mechanism:
     _check_common(tolerance, max_iterations, progress)
-    _checks.integer("restarts", restarts, low=1, high=1, way_out="only one tree over all rounds is supported, pass restarts=1")
+    _checks.integer(
+        "restarts", restarts, low=1, high=1, way_out="only one tree over all rounds is supported, pass restarts=1"
+    )
     return TreeMechanism(rounds=workload.rounds, decoder=decoder)
 
 
@@ -115,9 +118,7 @@ def _banded(
     )
     if equal_norms is not True:
         raise ValueError(f"equal_norms={equal_norms!r} is not supported: leave it at True, the banded paper's default")
-    return fit_banded(
-        workload.matrix, bands, tolerance=tolerance, max_iterations=max_iterations, progress=progress
-    )
+    return fit_banded(workload.matrix, bands, tolerance=tolerance, max_iterations=max_iterations, progress=progress)
 
 
 def _dense(
@@ -131,8 +132,9 @@ def _dense(
     _check_common(tolerance, max_iterations, progress)
     if participation.schema != "single":
         raise ValueError(
-            f"schema={participation.schema!r} does not suit family='dense', which is optimal for one participation: fit it with "
-            f"Participation(rounds={participation.rounds}, schema='single') and calibrate it under yours, or use family='banded'"
+            f"schema={participation.schema!r} does not suit family='dense', which is optimal for one participation: "
+            f"fit it with Participation(rounds={participation.rounds}, schema='single') and calibrate it under "
+            "yours, or use family='banded'"
         )
     return fit_dense(workload.matrix, tolerance=tolerance, max_iterations=max_iterations, progress=progress)
 

@@ -16,8 +16,8 @@ Progress = Callable[[int, float, float | None], None]
 def fit_dense(A: np.ndarray, *, tolerance: float, max_iterations: int, progress: Progress | None) -> DenseMechanism:
     """Minimises ||A C^-1||_F^2 over all C with columns of norm at most 1; the best have norm 1 (Denisov, Eq. 4).
 
-    Iterates v <- phi(v) = diag((V^(1/2) A^T A V^(1/2))^(1/2)), V = diag(v) (Thm. 3.2, Eq. 5). Every iterate gives a feasible
-    encoder from X(v) (Eq. 6) and a lower bound (Eq. 8), whose difference says when to stop.
+    Iterates v <- phi(v) = diag((V^(1/2) A^T A V^(1/2))^(1/2)), V = diag(v) (Thm. 3.2, Eq. 5). Every iterate gives a
+    feasible encoder from X(v) (Eq. 6) and a lower bound (Eq. 8), whose difference says when to stop.
 
     Args:
       A: workload, (n, n) lower-triangular.
@@ -51,14 +51,17 @@ def fit_dense(A: np.ndarray, *, tolerance: float, max_iterations: int, progress:
     # The loop's bound comes from an eigendecomposition; the one that is kept is computed to full accuracy.
     proven = dual_bound(A, np.diag(v))
     if proven is None:
-        raise ArithmeticError("the fixed point left the positive numbers: the workload is too ill-conditioned to certify")
+        raise ArithmeticError(
+            "the fixed point left the positive numbers: the workload is too ill-conditioned to certify"
+        )
     certificate = certify(best_loss, proven, iteration, time.perf_counter() - began)
     if certificate.gap > tolerance:
         warnings.warn(
-            f"the dense fit stopped after {iteration} steps at a gap of {certificate.gap:.2g}, above tolerance={tolerance:g}: "
+            f"the dense fit stopped after {iteration} steps at a gap of {certificate.gap:.2g}, above "
+            f"tolerance={tolerance:g}: "
             f"raise max_iterations={max_iterations} or tolerance",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return DenseMechanism(matrix=best_C, certificate=certificate)
 
@@ -73,8 +76,8 @@ def _square_root(symmetric: np.ndarray) -> np.ndarray:
 def _encoder(X: np.ndarray) -> np.ndarray:
     """The lower-triangular C with C^T C = X, after scaling X to unit diagonal: columns of norm 1.
 
-    An ordinary Cholesky factor L has L L^T = X, and its rows would have norm 1, not its columns. Flipping X, factorising,
-    transposing and flipping back gives the factor on the other side (banded paper, Prop. 4.1).
+    An ordinary Cholesky factor L has L L^T = X, and its rows would have norm 1, not its columns. Flipping X,
+    factorising, transposing and flipping back gives the factor on the other side (banded paper, Prop. 4.1).
     """
     scale = 1.0 / np.sqrt(np.diagonal(X))
     unit = X * np.outer(scale, scale)
@@ -82,8 +85,9 @@ def _encoder(X: np.ndarray) -> np.ndarray:
         flipped = scipy.linalg.cholesky(unit[::-1, ::-1], lower=True, check_finite=False)
     except np.linalg.LinAlgError as error:
         raise ValueError(
-            "workload is too ill-conditioned for a dense fit in float64 (its optimal gram matrix is not numerically positive "
-            "definite): rescale its rows, for instance the learning rates, or use family='banded'"
+            "workload is too ill-conditioned for a dense fit in float64 (its optimal gram matrix is not "
+            "numerically positive definite): rescale its rows, for instance the learning rates, or use "
+            "family='banded'"
         ) from error
     C = np.ascontiguousarray(flipped.T[::-1, ::-1])
     return C / np.linalg.norm(C, axis=0)
