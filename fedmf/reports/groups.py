@@ -1,0 +1,205 @@
+"""Runs put together by what was run: a group is one mechanism with one configuration, over one or more seeds."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedmf.config import TrainConfig
+from fedmf.reports.text import plain
+from fedmf.runs import Run
+
+_FAMILY_COLORS = {
+    "none": "#4a4a4a",
+    "identity": "#c1440e",
+    "tree": "#00795b",
+    "banded": "#0a5ca8",
+    "dense": "#9b3a86",
+}
+_OTHER_COLOR = "#8a6d00"
+_PALEST = 0.45  # share of white in the last of several shades of a colour; still legible as text
+_LINE_STYLES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """Runs of one configuration that differ in their seed only.
+
+    Attributes:
+      label: the mechanism, and what else tells this group from others of the same mechanism.
+      mechanism: the mechanism alone.
+      color: its colour in every plot.
+      line: its matplotlib line style in every plot.
+      runs: at least one.
+    """
+
+    label: str
+    mechanism: str
+    color: str
+    line: Any
+    runs: tuple[Run, ...]
+
+    @property
+    def private(self) -> bool:
+        """Whether the plan promises a finite epsilon."""
+        return self.runs[0].plan["epsilon"] is not None
+
+    @property
+    def config(self) -> TrainConfig:
+        """The configuration of the first run."""
+        return self.runs[0].config
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The plan of the first run; the others' is the same."""
+        return self.runs[0].plan
+
+
+def mechanism_label(run: Run) -> str:
+    """What readers call the mechanism of a run."""
+    config = run.config
+    if config.family == "banded":
+        bands = run.plan["bands"]
+        return f"Banded ({bands} band{'s' if bands != 1 else ''})"
+    return {
+        "none": "No noise (not private)",
+        "identity": "DP-FedAvg",
+        "tree": f"Tree ({config.decoder} Honaker)",
+        "dense": "Dense",
+    }.get(config.family, config.family)
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """The groups, in the order in which `runs` names them first."""
+    members: dict[TrainConfig, list[Run]] = {}
+    for run in runs:
+        members.setdefault(dataclasses.replace(run.config, seed=0), []).append(run)
+    same_label: dict[str, list[TrainConfig]] = {}
+    for config, group in members.items():
+        same_label.setdefault(mechanism_label(group[0]), []).append(config)
+
+    groups: list[Group] = []
+    families = [config.family for config in members]
+    for i, (config, group) in enumerate(members.items()):
+        mechanism = mechanism_label(group[0])
+        details = [
+            f"{name.replace('_', ' ')} {show(getattr(config, name))}" for name in differing(same_label[mechanism])
+        ]
+        # The hue says which family; among several groups of one family the shade and the dashes say which.
+        place, of = families[:i].count(config.family), families.count(config.family)
+        groups.append(
+            Group(
+                label=", ".join([mechanism, *details]),
+                mechanism=mechanism,
+                color=_shade(_FAMILY_COLORS.get(config.family, _OTHER_COLOR), _PALEST * place / max(of - 1, 1)),
+                line=_LINE_STYLES[(place + (config.family == "none")) % len(_LINE_STYLES)],
+                runs=tuple(group),
+            )
+        )
+    return groups
+
+
+def _shade(color: str, white: float) -> str:
+    """`color` with this share of white in it."""
+    channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(channel + (255 - channel) * white):02x}" for channel in channels)
+
+
+def differing(configs: Sequence[TrainConfig]) -> list[str]:
+    """Names of the fields that are not the same in all of them."""
+    names = [field.name for field in dataclasses.fields(TrainConfig)]
+    return [name for name in names if any(getattr(c, name) != getattr(configs[0], name) for c in configs)]
+
+
+def show(value: Any) -> str:
+    """A configuration value for people."""
+    if value is None:
+        return "not set"
+    return plain(value) if isinstance(value, float) else str(value)
+
+
+def distinct_mechanisms(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
+    """The private groups by noise structure: one entry for each different (sensitivity, N), with a label for it."""
+    kinds: list[list[Group]] = []
+    for group in groups:
+        if not group.private:
+            continue
+        for kind in kinds:
+            if group.plan["sensitivity"]["value"] == kind[0].plan["sensitivity"]["value"] and np.array_equal(
+                group.runs[0].noising, kind[0].runs[0].noising
+            ):
+                kind.append(group)
+                break
+        else:
+            kinds.append([group])
+    names = [kind[0].mechanism for kind in kinds]
+    labels = []
+    for kind in kinds:
+        if len(kind) == 1:
+            labels.append(kind[0].label)
+        elif names.count(kind[0].mechanism) == 1:
+            labels.append(kind[0].mechanism)
+        else:
+            labels.append(f"{kind[0].label} and {len(kind) - 1} more")
+    return list(zip(labels, kinds, strict=True))
+
+
+def validation_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds completed, and the headline metric after them, of every validation of the run."""
+    metric = run.plan["task"]["headline_metric"]
+    rows = [row for row in run.metrics if metric in row.get("validation", {})]
+    rounds = np.array([row["round"] + 1 for row in rows], dtype=np.int64)
+    return rounds, np.array([row["validation"][metric] for row in rows], dtype=np.float64)
+
+
+def mean_curve(group: Group) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds in which every run of the group was validated, and the metric there, (runs, rounds)."""
+    curves = [validation_curve(run) for run in group.runs]
+    common = curves[0][0]
+    for rounds, _ in curves[1:]:
+        common = np.intersect1d(common, rounds)
+    return common, np.stack([values[np.isin(rounds, common)] for rounds, values in curves])
+
+
+def final_metric(run: Run, split: str) -> float | None:
+    """The headline metric of `split` at the end of the run; for an unfinished run its latest validation, or None."""
+    metric = run.plan["task"]["headline_metric"]
+    if run.result is not None:
+        value = run.result[split].get(metric)
+        return None if value is None else float(value)
+    _, values = validation_curve(run)
+    return float(values[-1]) if split == "validation" and len(values) else None
+
+
+def rounds_done(run: Run) -> int:
+    """Rounds of which a metrics row exists."""
+    return run.metrics[-1]["round"] + 1 if run.metrics else 0
+
+
+def unfinished(run: Run) -> str:
+    """How far an unfinished run came; empty for a finished one."""
+    if run.result is not None:
+        return ""
+    done = rounds_done(run)
+    return f"unfinished after round {done} of {run.config.rounds}" if done else "unfinished: no round is complete yet"
+
+
+def simulation_note(runs: Sequence[Run]) -> str:
+    """What a table or plot that shows `runs` must say about claimed cohorts; empty if every run is what it claims."""
+    pairs = {
+        (run.config.cohort_size, run.config.claimed_cohort) for run in runs if run.config.claimed_cohort is not None
+    }
+    if not pairs:
+        return ""
+    simulated = sum(run.config.claimed_cohort is not None for run in runs)
+    which = "" if simulated == len(runs) else f" in {simulated} of {len(runs)} runs"
+    cohorts = "; ".join(
+        f"{count:,} clients a round were simulated to estimate a cohort of {claimed:,} "
+        f"(noise scaled by {count:,}/{claimed:,})"
+        for count, claimed in sorted(pairs)
+    )
+    return (
+        f"Simulation{which}: {cohorts}. The epsilon shown is that of the claimed cohort; "
+        "the models trained here do not have it."
+    )

@@ -1,0 +1,104 @@
+"""Numbers for people, and the statement's Markdown as HTML."""
+
+import math
+import re
+
+import markdown  # type: ignore[import-untyped]
+import markupsafe
+
+# Raw HTML, links and images are no part of a statement; those in a damaged or foreign run folder must stay text.
+_INLINE_REFUSED = (
+    "html",
+    "entity",
+    "autolink",
+    "automail",
+    "link",
+    "image_link",
+    "image_reference",
+    "reference",
+    "short_reference",
+    "short_image_ref",
+)
+_BLOCKS_REFUSED = ("html_block",)
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """`value` with that many significant digits, trailing zeros kept.
+
+    >>> significant(8.0), significant(0.65294, 4), significant(123456.0), significant(0.0)
+    ('8.00', '0.6529', '123,456', '0')
+    """
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+    if value == 0:
+        return "0"
+    rounded = f"{value:.{digits - 1}e}"
+    exponent = int(rounded.split("e")[1])
+    if exponent < -3 or exponent > 6:
+        return f"{value:.{digits - 1}e}"
+    return f"{float(rounded) if exponent < digits else value:,.{max(0, digits - 1 - exponent)}f}"
+
+
+def plain(value: float) -> str:
+    """A number that was chosen, as its author would write it.
+
+    >>> plain(1e-6), plain(0.25), plain(8.0)
+    ('1e-6', '0.25', '8')
+    """
+    return re.sub(r"e([+-])0+", r"e\1", f"{value:g}")
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric of this name is a share between 0 and 1, shown in percent."""
+    return "accuracy" in metric or "recall" in metric
+
+
+def metric_value(metric: str, value: float | None) -> str:
+    """A value of `metric` for people; an en dash where there is none."""
+    if value is None:
+        return "–"
+    if is_share(metric) and math.isfinite(value):
+        return f"{100 * value:.2f}%"
+    return significant(value, 4)
+
+
+def metric_name(metric: str) -> str:
+    """The metric's name as words."""
+    return metric.replace("_", " ")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them.
+
+    >>> duration(42.4), duration(200.0), duration(7260.0)
+    ('42 s', '3 min 20 s', '2 h 1 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def join(parts: list[str]) -> str:
+    """Parts of a sentence.
+
+    >>> join(["a"]), join(["a", "b"]), join(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def statement_html(text: str) -> markupsafe.Markup:
+    """The Markdown of a privacy statement as HTML, without its title: the report has one. Raw HTML in it stays text."""
+    # Statements nest lists by three spaces, the width of "1. ".
+    renderer = markdown.Markdown(tab_length=3, extensions=["sane_lists"], output_format="html")
+    for name in _BLOCKS_REFUSED:
+        renderer.preprocessors.deregister(name)
+    for name in _INLINE_REFUSED:
+        renderer.inlinePatterns.deregister(name)
+    html = renderer.convert(re.sub(r"\A\s*# .*\n", "", text))
+    # Below the report's own headings.
+    html = re.sub(r"<(/?)h([1-6])>", lambda match: f"<{match[1]}h{min(6, int(match[2]) + 3)}>", html)
+    return markupsafe.Markup(html)  # the renderer has escaped it
