@@ -51,7 +51,7 @@ def per_round_error(mechanism: Any, workload: Workload, participation: Participa
 def _scaled_rows(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
     """sensitivity^2 times the squared norm of each row of A N, (rounds,)."""
     if not isinstance(workload, Workload):
-        raise TypeError(f"workload={workload!r} is a {type(workload).__name__}: pass a fedmf.Workload")
+        raise TypeError(f"workload is of type {type(workload).__name__}: pass a fedmf.Workload")
     if mechanism.rounds != workload.rounds:
         raise ValueError(
             f"workload {workload.name!r} has rounds={workload.rounds} but the mechanism has rounds={mechanism.rounds}: "

@@ -61,8 +61,7 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
     2.9999999999999996
     """
     if not isinstance(participation, Participation):
-        kind = type(participation).__name__
-        raise TypeError(f"participation={participation!r} is a {kind}: pass a fedmf.Participation")
+        raise TypeError(f"participation is of type {type(participation).__name__}: pass a fedmf.Participation")
     encoder = getattr(encoder_or_mechanism, "encoder", None)
     C = _checks.array("encoder", encoder() if callable(encoder) else encoder_or_mechanism, ndim=2)
     n, b, k = participation.rounds, participation.min_sep, participation.max_participations

@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 
 from fedmf.mechanisms.banded import BandedMechanism
-from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.base import Mechanism, check_certificate
 from fedmf.mechanisms.certificate import Certificate
 from fedmf.mechanisms.dense import DenseMechanism
 from fedmf.mechanisms.identity import IdentityMechanism
@@ -103,6 +103,7 @@ def _read(path: pathlib.Path) -> Mechanism:
         certificate = Certificate(**{**stored, "iterations": int(stored["iterations"])})
     state = {name.removeprefix("state_"): array for name, array in entries.items() if name.startswith("state_")}
     reason = entries["certificate_reason"].item()
+    check_certificate(certificate, reason)  # before a constructor fills in a reason of its own
     return _FAMILIES[family].from_state(state, certificate=certificate, certificate_reason=reason)
 
 

@@ -54,10 +54,9 @@ def fit(workload: Workload, participation: Participation, family: str = "banded"
     (4, True)
     """
     if not isinstance(workload, Workload):
-        raise TypeError(f"workload={workload!r} is a {type(workload).__name__}: pass a fedmf.Workload")
+        raise TypeError(f"workload is of type {type(workload).__name__}: pass a fedmf.Workload")
     if not isinstance(participation, Participation):
-        kind = type(participation).__name__
-        raise TypeError(f"participation={participation!r} is a {kind}: pass a fedmf.Participation")
+        raise TypeError(f"participation is of type {type(participation).__name__}: pass a fedmf.Participation")
     if workload.rounds != participation.rounds:
         raise ValueError(
             f"workload {workload.name!r} has rounds={workload.rounds} but participation has "

@@ -163,7 +163,7 @@ class _Problem:
             bound = dual_bound(self.A, diagonal + share * rest)
             if bound is not None:
                 return bound
-        raise ArithmeticError("the diagonal of M is not positive: the workload is too ill-conditioned to certify")
+        raise ValueError("workload is too ill-conditioned to certify a fit in float64: rescale its rows")
 
     def _with_band_view(self) -> tuple[np.ndarray, np.ndarray]:
         """A zero (n, n) matrix in Fortran order, and a view of its band: [j, o] is [j + o, j], or padding."""

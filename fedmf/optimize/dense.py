@@ -51,9 +51,7 @@ def fit_dense(A: np.ndarray, *, tolerance: float, max_iterations: int, progress:
     # The loop's bound comes from an eigendecomposition; the one that is kept is computed to full accuracy.
     proven = dual_bound(A, np.diag(v))
     if proven is None:
-        raise ArithmeticError(
-            "the fixed point left the positive numbers: the workload is too ill-conditioned to certify"
-        )
+        raise ValueError("workload is too ill-conditioned to certify a fit in float64: rescale its rows")
     certificate = certify(best_loss, proven, iteration, time.perf_counter() - began)
     if certificate.gap > tolerance:
         warnings.warn(

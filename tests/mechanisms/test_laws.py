@@ -1,0 +1,171 @@
+"""Laws of every mechanism: each test runs over the whole registry."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from fedmf.error import loss, per_round_error, rmse
+from fedmf.mechanisms import NoiseStream, load_mechanism
+from fedmf.participation import Participation
+from fedmf.sensitivity import sensitivity
+from fedmf.workloads import momentum_sgd, prefix_sum
+from tests.mechanisms.registry import every_mechanism
+from tests.oracles import attained_sensitivity, sensitivity_of_nonnegative, simulated_loss_score
+
+SIZES = pytest.mark.parametrize("rounds", [1, 2, 7, 12, 70])  # 70 is more than one block of a contraction
+
+
+def written(stream: NoiseStream, start: int = 0, stop: int | None = None) -> np.ndarray:
+    basis = np.eye(stream.sources)
+    return np.stack(list(stream.rows(lambda i: basis[i], start, stop)))
+
+
+@SIZES
+@every_mechanism
+def test_noising_is_a_left_inverse_of_the_encoder(build, rounds):
+    mechanism = build(rounds)
+    encoder, noising = mechanism.encoder(), mechanism.noising()
+    assert encoder.dtype == noising.dtype == np.float64
+    assert encoder.shape == noising.shape[::-1]
+    np.testing.assert_allclose(noising @ encoder, np.eye(rounds), atol=1e-9)
+
+
+@SIZES
+@every_mechanism
+def test_bands_are_the_diagonals_of_the_encoder(build, rounds):
+    mechanism = build(rounds)
+    assert mechanism.rounds == rounds
+    assert 1 <= mechanism.bands <= rounds
+    encoder = mechanism.encoder()
+    if encoder.shape[0] == rounds:
+        assert not np.triu(encoder, 1).any()
+        assert not np.tril(encoder, -mechanism.bands).any()
+
+
+@SIZES
+@every_mechanism
+def test_stream_with_basis_vectors_writes_out_the_noising_matrix(build, rounds):
+    mechanism = build(rounds)
+    stream = mechanism.stream()
+    assert (stream.rounds, stream.sources) == mechanism.noising().shape
+    np.testing.assert_allclose(written(stream), mechanism.noising(), atol=1e-9)
+
+
+@SIZES
+@every_mechanism
+def test_stream_started_late_gives_the_same_rows_bit_for_bit(build, rounds):
+    stream = build(rounds).stream()
+    Z = np.random.default_rng(1).standard_normal((stream.sources, 5))
+    whole = np.stack(list(stream.rows(lambda i: Z[i])))
+    for start in {0, rounds // 3, rounds - 1}:
+        for stop in {start + 1, rounds}:
+            part = np.stack(list(stream.rows(lambda i: Z[i], start, stop)))
+            assert np.array_equal(part, whole[start:stop])
+    assert list(stream.rows(lambda i: Z[i], rounds)) == []
+
+
+@SIZES
+@every_mechanism
+def test_both_forms_of_a_stream_agree(build, rounds):
+    stream = build(rounds).stream()
+    contraction = stream.as_contraction()
+    assert contraction.contraction is not None
+    np.testing.assert_allclose(written(contraction), written(stream), atol=1e-9)
+
+
+@every_mechanism
+def test_a_file_gives_back_the_mechanism(build, tmp_path):
+    mechanism = build(7)
+    path = tmp_path / "mechanism"  # no suffix: written to exactly this name
+    mechanism.save(path)
+    loaded = load_mechanism(path)
+    assert type(loaded) is type(mechanism)
+    assert np.array_equal(loaded.encoder(), mechanism.encoder())
+    assert np.array_equal(loaded.noising(), mechanism.noising())
+    assert loaded.certificate == mechanism.certificate
+    assert loaded.certificate_reason == mechanism.certificate_reason
+    assert [entry.name for entry in pathlib.Path(tmp_path).iterdir()] == ["mechanism"]
+
+
+@every_mechanism
+def test_a_certificate_or_the_reason_why_there_is_none(build):
+    mechanism = build(12)
+    if mechanism.certificate is None:
+        assert mechanism.certificate_reason
+        return
+    assert mechanism.certificate_reason == ""
+    certificate = mechanism.certificate
+    assert 0.0 < certificate.lower_bound <= certificate.loss
+    assert certificate.gap == (certificate.loss - certificate.lower_bound) / certificate.lower_bound
+    workload = prefix_sum(12) if mechanism.family == "banded" else momentum_sgd(12)
+    single = Participation(rounds=12, schema="single")
+    np.testing.assert_allclose(loss(mechanism, workload, single), certificate.loss, rtol=1e-10)
+    np.testing.assert_allclose(np.linalg.norm(mechanism.encoder(), axis=0), 1.0, rtol=1e-12)
+
+
+@every_mechanism
+def test_arrays_inside_cannot_be_changed(build):
+    mechanism = build(5)
+    before = mechanism.encoder()
+    mechanism.encoder()[:] = 7.0
+    mechanism.noising()[:] = 7.0
+    for array in (mechanism.stream().recurrence, mechanism.stream().contraction):
+        assert array is None or not array.flags.writeable
+    for array in mechanism.state().values():
+        if array.ndim == 2:
+            assert not array.flags.writeable
+    assert np.array_equal(mechanism.encoder(), before)
+
+
+PARTICIPATIONS = [
+    Participation(rounds=9, schema="single"),
+    Participation(rounds=9, schema="every_round"),
+    Participation(rounds=9, schema="fixed_epoch", min_sep=3),
+    Participation(rounds=9, schema="fixed_epoch", min_sep=2, max_participations=3),
+    Participation(rounds=9, schema="min_sep", min_sep=4),
+    Participation(rounds=9, schema="min_sep", min_sep=3),
+    Participation(rounds=9, schema="min_sep", min_sep=2, max_participations=2),
+    Participation(rounds=9, schema="min_sep", min_sep=1, max_participations=4),
+]
+
+
+@pytest.mark.parametrize("participation", PARTICIPATIONS, ids=str)
+@every_mechanism
+def test_sensitivity_is_never_below_what_contributions_attain(build, participation):
+    C = build(9).encoder()
+    claimed = sensitivity(build(9), participation)
+    attained = attained_sensitivity(C, participation, np.random.default_rng(0))
+    assert claimed.value >= attained * (1.0 - 1e-9)
+    if claimed.exact:
+        np.testing.assert_allclose(claimed.value, attained, rtol=1e-6)
+    if (C.T @ C).min() >= 0.0:
+        known = sensitivity_of_nonnegative(C, participation)
+        assert claimed.value >= known * (1.0 - 1e-12)
+        if claimed.exact:
+            np.testing.assert_allclose(claimed.value, known, rtol=1e-12)
+
+
+@every_mechanism
+def test_loss_is_what_simulation_finds(build):
+    # False-positive rate: |score| > 5.5 has probability 4e-8 for a normal score; the simulated mean of 4000 squared
+    # norms is normal to good accuracy. Negative controls: noise of 2/3 or 3/2 of the scale must be found out.
+    mechanism, workload = build(12), momentum_sgd(12, momentum=0.5)
+    participation = Participation(rounds=12, schema="min_sep", min_sep=4)
+    squared = sensitivity(mechanism, participation).value ** 2
+    claimed = loss(mechanism, workload, participation)
+    rng = np.random.default_rng(20)
+    assert abs(simulated_loss_score(mechanism, workload, squared, claimed, rng)) < 5.5
+    for scale in (2 / 3, 3 / 2):
+        assert abs(simulated_loss_score(mechanism, workload, squared, claimed, rng, scale=scale)) > 5.5
+
+
+@every_mechanism
+def test_errors_add_up(build):
+    mechanism, workload = build(12), prefix_sum(12)
+    participation = Participation(rounds=12, schema="fixed_epoch", min_sep=4)
+    total = loss(mechanism, workload, participation)
+    errors = per_round_error(mechanism, workload, participation)
+    assert errors.shape == (12,)
+    np.testing.assert_allclose(np.square(errors).sum(), total, rtol=1e-12)
+    np.testing.assert_allclose(rmse(mechanism, workload, participation) ** 2 * 12, total, rtol=1e-12)

@@ -1,0 +1,135 @@
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+
+from fedmf.mechanisms import BandedMechanism, Certificate, TreeMechanism, load_mechanism
+from fedmf.mechanisms import storage as storage_module
+
+BANDED = BandedMechanism(
+    diagonals=[[1.0, 0.0], [1.0, 0.5], [1.0, 0.25]],
+    certificate=Certificate(loss=3.0, lower_bound=2.5, iterations=4, seconds=0.25),
+)
+
+
+def entries_of(path):
+    with np.load(path) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "m.npz"
+    BANDED.save(path)
+    return path
+
+
+def refused(path):
+    with pytest.raises(ValueError, match="does not hold a valid fedmf mechanism") as caught:
+        load_mechanism(path)
+    message = str(caught.value)
+    assert str(path) in message
+    assert "\n" not in message
+    assert message.endswith("fit the mechanism and save it again")
+    return message
+
+
+def test_truncated_at_any_length(saved):
+    whole = saved.read_bytes()
+    for length in range(0, len(whole), 41):
+        saved.write_bytes(whole[:length])
+        refused(saved)
+
+
+def test_a_flipped_bit_is_found_or_harmless(saved):
+    whole = bytearray(saved.read_bytes())
+    for position in range(0, len(whole), 13):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x10
+        saved.write_bytes(bytes(damaged))
+        try:
+            loaded = load_mechanism(saved)
+        except ValueError:
+            refused(saved)
+        else:  # in a field that nothing reads, such as a date
+            assert np.array_equal(loaded.encoder(), BANDED.encoder())
+            assert loaded.certificate == BANDED.certificate
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n", b"SQLite format 3\x00" * 100])
+def test_foreign_files(tmp_path, content):
+    path = tmp_path / "m.npz"
+    path.write_bytes(content)
+    refused(path)
+
+
+def test_foreign_archives(tmp_path):
+    path = tmp_path / "m.npz"
+    np.savez(path, matrix=np.eye(3))
+    assert "something else" in refused(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("notes.txt", "no arrays here")
+    refused(path)
+
+
+def test_pickles_are_not_run(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    path = tmp_path / "m.npz"
+    np.savez(path, format=np.array("fedmf mechanism"), version=np.array([Bomb()], dtype=object))
+    refused(path)
+    path.write_bytes(pickle.dumps(Bomb()))
+    refused(path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cause"),
+    [
+        ("version", np.array(2), "version 2"),
+        ("family", np.array("blt"), "family 'blt'"),
+        ("state_diagonals", np.array([[1.0, 0.0], [-1.0, 0.5], [1.0, 0.25]]), r"diagonals[1, 0]=-1.0"),
+        ("state_diagonals", np.array([[1.0, 0.0], [np.nan, 0.5], [1.0, 0.25]]), "not finite"),
+        ("state_diagonals", np.array([[1.0, 9.0], [1.0, 0.5], [1.0, 0.25]]), "outside C"),
+        ("state_diagonals", np.array([["a"]]), "TypeError"),
+        ("state_diagonals", np.array([[1e-300, 0.0], [1e-300, 1e300], [1e-300, 1e300]]), "not an inverse"),
+        ("certificate", np.array([3.0, 4.0, 4.0, 0.25]), "no certificate"),
+        ("certificate", np.array([3.0, 2.0]), ""),
+        ("state_diagonals", None, "KeyError"),
+        ("certificate", None, "do not go together"),
+    ],
+)
+def test_tampered_entries(saved, name, value, cause):
+    entries = entries_of(saved)
+    if value is None:
+        del entries[name]
+    else:
+        entries[name] = value
+    np.savez(saved, **entries)
+    assert cause in refused(saved)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is not a file: name one"):
+        load_mechanism(tmp_path / "none.npz")
+
+
+def test_missing_folder(tmp_path):
+    with pytest.raises(ValueError, match="folder that does not exist: create it"):
+        BANDED.save(tmp_path / "none" / "m.npz")
+
+
+def test_a_failed_save_leaves_the_old_file_and_nothing_else(saved, monkeypatch):
+    def fails(file, **entries):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(storage_module.np, "savez", fails)
+    with pytest.raises(OSError, match="disk full"):
+        TreeMechanism(rounds=4).save(saved)
+    monkeypatch.undo()
+    assert load_mechanism(saved).family == "banded"
+    assert [entry.name for entry in saved.parent.iterdir()] == [saved.name]

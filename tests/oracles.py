@@ -1,0 +1,85 @@
+"""Slow, independent answers that know only definitions; nothing here calls the code it checks."""
+
+import itertools
+
+import numpy as np
+
+
+def allowed_sets(participation) -> list[tuple[int, ...]]:
+    """All sets of rounds one client may take part in, from the words of each schema, by trying every subset."""
+    n, b, k = participation.rounds, participation.min_sep, participation.max_participations
+    allowed = []
+    for size in range(1, n + 1):
+        for taken in itertools.combinations(range(n), size):
+            pairs = list(itertools.combinations(taken, 2))
+            if participation.schema == "single":
+                fits = size == 1
+            elif participation.schema == "every_round":
+                fits = True
+            elif participation.schema == "min_sep":
+                fits = size <= k and all(j - i >= b for i, j in pairs)
+            else:  # fixed_epoch: some window of k rounds exactly b apart holds them all
+                windows = [{start + b * step for step in range(k)} for start in range(n)]
+                fits = any(set(taken) <= window for window in windows)
+            if fits:
+                allowed.append(taken)
+    return allowed
+
+
+def maximal_sets(participation) -> list[tuple[int, ...]]:
+    """The allowed sets that no other allowed set contains."""
+    allowed = [frozenset(taken) for taken in allowed_sets(participation)]
+    return sorted(tuple(sorted(s)) for s in allowed if not any(s < other for other in allowed))
+
+
+def attained_sensitivity(C, participation, rng, starts=4, sweeps=200) -> float:
+    """The largest ||C G||_F found over G with rows of norm <= 1 in one allowed set: attained, so never above the truth.
+
+    Coordinate ascent: with the other rows fixed, the best row i points along sum_j X_ij g_j. With as many dimensions as
+    rounds it nearly always ends at the global maximum.
+    """
+    best = 0.0
+    for taken in maximal_sets(participation):
+        columns = C[:, list(taken)]
+        X = columns.T @ columns
+        for _ in range(starts):
+            G = rng.standard_normal((len(taken), len(taken)))
+            G /= np.linalg.norm(G, axis=1, keepdims=True)
+            for _ in range(sweeps):
+                before = G.copy()
+                for i in range(len(taken)):
+                    direction = X[i] @ G - X[i, i] * G[i]
+                    length = np.linalg.norm(direction)
+                    if length > 0.0:
+                        G[i] = direction / length
+                if np.abs(G - before).max() < 1e-12:
+                    break
+            best = max(best, float(np.linalg.norm(columns @ G)))
+    return best
+
+
+def sensitivity_of_nonnegative(C, participation) -> float:
+    """The sensitivity where X = C^T C >= 0, or where a client takes part at most twice: all contributions along one
+    line.
+    """
+    squares = []
+    for taken in maximal_sets(participation):
+        columns = C[:, list(taken)]
+        signs = itertools.product([1.0, -1.0], repeat=len(taken)) if len(taken) <= 2 else [np.ones(len(taken))]
+        squares += [float(np.sum((columns @ np.asarray(s)) ** 2)) for s in signs]
+    return float(np.sqrt(max(squares)))
+
+
+def simulated_loss_score(mechanism, workload, sensitivity_squared, claimed_loss, rng, samples=4000, scale=1.0) -> float:
+    """How many standard errors the simulated loss is from the claimed one; `scale` spoils the noise for negative
+    controls.
+
+    The noise comes from the mechanism's stream. The standard error is that of the claim: for z standard normal, ||A N
+    z||^2 has variance 2 ||(A N)^T (A N)||_F^2.
+    """
+    Z = rng.standard_normal((mechanism.stream().sources, samples))
+    noise = scale * np.stack(list(mechanism.stream().rows(lambda i: Z[i])))
+    errors = np.square(workload.matrix @ noise).sum(axis=0) * sensitivity_squared
+    AN = workload.matrix @ mechanism.noising()
+    standard_error = sensitivity_squared * np.sqrt(2.0 * np.sum((AN.T @ AN) ** 2) / samples)
+    return float((errors.mean() - claimed_loss) / standard_error)

@@ -1,0 +1,63 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmf.workloads import Workload, momentum_sgd, prefix_sum
+
+rates_of_a_run = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=12)
+momenta = st.floats(0.0, 0.99)
+
+
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_prefix_sums_sum(n):
+    x = np.arange(1.0, n + 1.0)
+    assert np.array_equal(prefix_sum(n).matrix @ x, np.cumsum(x))
+    assert prefix_sum(n).rounds == n
+
+
+@given(rates=rates_of_a_run, momentum=momenta)
+@settings(deadline=None)
+def test_momentum_workload_gives_the_iterates_of_heavy_ball_sgd(rates, momentum):
+    gradients = np.random.default_rng(len(rates)).standard_normal((len(rates), 3))
+    iterate, buffer, iterates = np.zeros(3), np.zeros(3), []
+    for rate, gradient in zip(rates, gradients, strict=True):  # Denisov et al. 2022, Algorithm 2
+        buffer = momentum * buffer + gradient
+        iterate = iterate - rate * buffer
+        iterates.append(iterate)
+    workload = momentum_sgd(len(rates), momentum, rates)
+    np.testing.assert_allclose(-workload.matrix @ gradients, np.stack(iterates), atol=1e-9)
+
+
+@given(rates=rates_of_a_run, momentum=momenta)
+@settings(deadline=None)
+def test_momentum_workload_is_the_product_of_prop_4_2(rates, momentum):
+    n = len(rates)
+    lags = np.subtract.outer(np.arange(n), np.arange(n))
+    M_eta = np.tril(np.broadcast_to(rates, (n, n)))
+    M_beta = np.where(lags >= 0, momentum ** np.abs(lags), 0.0)
+    np.testing.assert_allclose(momentum_sgd(n, momentum, rates).matrix, M_eta @ M_beta, rtol=1e-12)
+
+
+def test_no_momentum_and_no_schedule_is_prefix_sums():
+    assert np.array_equal(momentum_sgd(5, momentum=0.0).matrix, prefix_sum(5).matrix)
+    assert np.array_equal(momentum_sgd(5).matrix, momentum_sgd(5, 0.95, np.ones(5)).matrix)
+
+
+def test_a_workload_keeps_its_own_read_only_copy():
+    given_matrix = np.eye(3)
+    by_position, by_keyword = Workload("mine", given_matrix), Workload(name="mine", matrix=given_matrix)
+    given_matrix[0, 0] = 5.0
+    for workload in (by_position, by_keyword):
+        assert workload.matrix[0, 0] == 1.0
+        assert workload.matrix.dtype == np.float64
+        with pytest.raises(ValueError, match="read-only"):
+            workload.matrix[0, 0] = 2.0
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            workload.name = "other"
+
+
+def test_integer_matrices_are_taken():
+    assert Workload("ints", np.tri(2, dtype=int)).matrix.dtype == np.float64
