@@ -1,13 +1,14 @@
 """Opens, checks and describes a StackOverflow data file: TFF's own, or a synthetic one of the same format."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import random
 import sqlite3
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def resolve_path(path: str | os.PathLike[str] | None) -> pathlib.Path:
 
 
 def _check_header(path: pathlib.Path) -> None:
-    """Refuses what is not a whole SQLite file, from its first hundred bytes and its size (sqlite.org/fileformat2.html)."""
+    """Refuses what is not a whole SQLite file, by its header (sqlite.org/fileformat2.html) and its size."""
     size = path.stat().st_size
     if size == 0:
         raise ValueError(f"{path} is empty: {_WAY_OUT}")
@@ -108,7 +109,9 @@ def check_file(path: str | os.PathLike[str] | None) -> pathlib.Path:
                 raise ValueError(f"{found} has no table {table!r}, so it is not TFF's StackOverflow format: {_WAY_OUT}")
             if missing:
                 raise ValueError(f"{found}: table {table!r} lacks the column {missing[0]!r}: {_WAY_OUT}")
-        first = connection.execute("SELECT client_id FROM client_metadata WHERE split_name = 'train' LIMIT 1").fetchone()
+        first = connection.execute(
+            "SELECT client_id FROM client_metadata WHERE split_name = 'train' LIMIT 1"
+        ).fetchone()
         if first is None:
             raise ValueError(f"{found} has no train split, so there is nobody to train on: {_WAY_OUT}")
         record = connection.execute("SELECT serialized_example_proto FROM examples LIMIT 1").fetchone()
@@ -163,7 +166,6 @@ class Corpus:
         self.path = path
         self.synthetic = is_synthetic(path)
         self._clients: dict[str, Any] = {}
-        self._readers: dict[tuple[str, int], Callable[[str], np.ndarray]] = {}
 
     def _client_data(self, split: str) -> Any:
         import tensorflow_federated as tff
@@ -179,27 +181,25 @@ class Corpus:
         return list(self._client_data(split).client_ids)
 
     def sentences(self, split: str, client_id: str, limit: int) -> np.ndarray:
-        """The first `limit` sentences of a client, object array of bytes, file order; empty for a client not in the split."""
-        key = (split, limit)
-        if key not in self._readers:
-            self._readers[key] = _make_reader(self._client_data(split).serializable_dataset_fn, limit)
-        return self._readers[key](client_id)
+        """The first `limit` sentences of a client in file order, object array of bytes; none of an unknown client."""
+        import tensorflow as tf
+
+        dataset = self._client_data(split).serializable_dataset_fn(tf.constant(client_id))
+        records = list(dataset.take(limit).batch(limit).with_options(_plain_options()))
+        if not records:
+            return np.zeros((0,), object)
+        return tf.io.parse_example(records[0], {"tokens": tf.io.FixedLenFeature((), tf.string)})["tokens"].numpy()
 
 
-def _make_reader(dataset_fn: Callable[[Any], Any], limit: int) -> Callable[[str], np.ndarray]:
-    """Traces TFF's dataset of one client once, with the client as its argument: opening a pipeline each time costs ten times more."""
+@functools.cache
+def _plain_options() -> Any:
+    """Without the graph rewriting and tuning that take longer than reading one client's rows."""
     import tensorflow as tf
 
-    spec = {"tokens": tf.io.FixedLenFeature((), tf.string)}
-
-    @tf.function(input_signature=[tf.TensorSpec((), tf.string)])
-    def read(client_id: Any) -> Any:
-        records = dataset_fn(client_id).take(limit).batch(limit)
-        empty = tf.zeros((0,), tf.string)
-        records = records.reduce(empty, lambda before, batch: tf.concat([before, batch], 0))
-        return tf.io.parse_example(records, spec)["tokens"]
-
-    return lambda client_id: read(client_id).numpy()
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    return options
 
 
 def open_corpus(path: str | os.PathLike[str] | None = None) -> Corpus:
@@ -217,7 +217,9 @@ def open_corpus(path: str | os.PathLike[str] | None = None) -> Corpus:
     return Corpus(check_file(path))
 
 
-def describe_file(path: str | os.PathLike[str] | None = None, *, sample_clients: int = 200, seed: int = 0) -> dict[str, Any]:
+def describe_file(
+    path: str | os.PathLike[str] | None = None, *, sample_clients: int = 200, seed: int = 0
+) -> dict[str, Any]:
     """Describes a data file from its metadata table and a sample of clients; needs no TensorFlow.
 
     Args:
@@ -226,8 +228,8 @@ def describe_file(path: str | os.PathLike[str] | None = None, *, sample_clients:
       seed: draws the sample.
 
     Returns:
-      A JSON-able dict: path, bytes, synthetic, and for each split clients, examples, sentences_per_client (quantiles), and of
-      the sample: clients, sentences, mean_sentence_length, first_date, last_date, distinct_words, top_words.
+      A JSON-able dict: path, bytes, synthetic, and for each split clients, examples, sentences_per_client (quantiles),
+      and sample: clients, sentences, mean_sentence_length, first_date, last_date, distinct_words, top_words.
 
     Raises:
       FileNotFoundError, ValueError: as `check_file`.

@@ -1,8 +1,8 @@
 """tf.train.Example written and read as bytes, so that making and describing a data file needs no TensorFlow.
 
 Only what the StackOverflow file holds is covered: features that are one byte string or one int64. The layout follows
-tensorflow/core/example/{example,feature}.proto: Example.features (1) is a map (1) of key (1) to Feature (2), which holds
-a bytes_list (1) or an int64_list (3), each a repeated field 1.
+tensorflow/core/example/{example,feature}.proto: Example.features (1) is a map (1) of key (1) to Feature (2), which
+holds a bytes_list (1) or an int64_list (3), each a repeated field 1.
 """
 
 from collections.abc import Iterator

@@ -3,12 +3,14 @@
 What there is to learn, from easy to hard:
   1. which words are frequent (the unigram guess);
   2. fixed runs of function words inside a clause ("i am trying to", "is there a way to"): a bigram model gets them;
-  3. which clause one is in and where ("do i" is followed by a verb, "the" by a noun of the topic, a clause by its joint);
-  4. the topic of the sentence, from any content word so far: it decides the frequent nouns, verbs and the technology's name;
+  3. which clause one is in and where ("do i" is followed by a verb, "the" by a noun of the topic, a clause by its
+    joint);
+  4. the topic of the sentence, from any content word so far: it decides the frequent nouns, verbs and the technology's
+    name;
   5. collocations (each verb and adjective has a favourite noun, each noun a favourite verb) and nouns that come back.
 
-The language is a pure function of its two sizes: corpora made from different seeds speak the same language through different
-users.
+The language is a pure function of its two sizes: corpora made from different seeds speak the same language through
+different users.
 """
 
 import dataclasses
@@ -16,8 +18,8 @@ import functools
 
 import numpy as np
 
-# One weight and one clause a line. Content words: N noun, V verb, A adjective, T technology (the topic's own name). Small words:
-# D determiner, M modal, P preposition, R adverb (mostly left out). The rest stands for itself.
+# One weight and one clause a line. Content words: N noun, V verb, A adjective, T technology (the topic's own name).
+# Small words: D determiner, M modal, P preposition, R adverb (mostly left out). The rest stands for itself.
 _QUESTION_CLAUSES = """
 5 i am R trying to V D N
 4 how do i V D N P D N ?
@@ -82,14 +84,15 @@ _CHOICES = {  # weights fall off as in Zipf's law; every user has a taste of the
 _ADVERB_SHARE = 0.3
 _JOINTS = ((".", 5.0), (", but", 2.0), ("and", 4.0), ("because", 2.0), (", so", 2.0), ("when", 1.0), ("so that", 1.0))
 _ENDS = ((".", 8.0), ("?", 1.0), ("!", 0.5), ("", 1.0))
-_TOPIC_NAMES = "python sql css java git android excel linux perl ruby regex swift docker matlab vim bash".split()
-_SHARED_NOUNS = "code file data value function list name line error example time string type number user".split()
+_TOPIC_NAMES = "python sql css java git android excel linux perl ruby regex swift docker matlab vim bash"
+_SHARED_NOUNS = "code file data value function list name line error example time string type number user"
+_ONSETS, _VOWELS = "b d f g k l m n p r s t v z st tr pl gr", "aeiou"
 
 _NOTHING = -1
 NOUN, VERB, ADJECTIVE, TECHNOLOGY = -2, -3, -4, -5
 DETERMINER, MODAL, PREPOSITION, ADVERB = -6, -7, -8, -9
 _SLOTS = dict(zip("NVATDMPR", range(NOUN, ADVERB - 1, -1), strict=True))
-MAX_TOPICS = len(_TOPIC_NAMES)
+MAX_TOPICS = len(_TOPIC_NAMES.split())
 MAX_CLAUSES = 3
 
 
@@ -105,8 +108,9 @@ def _parse(text: str) -> tuple[np.ndarray, list[list[str]]]:
 
 
 def _content_word(index: int, ending: str) -> str:
-    # Mixed-radix digits become syllables; multiplying by a number prime to the radix keeps neighbours from looking alike.
-    onsets, vowels = "b d f g k l m n p r s t v z st tr pl gr".split(), "aeiou"
+    # Mixed-radix digits become syllables; multiplying by a number prime to the radix keeps neighbours from looking
+    # alike.
+    onsets, vowels = _ONSETS.split(), _VOWELS
     radix = len(onsets) * len(vowels)
     count = 2
     while index >= radix**count:
@@ -126,7 +130,8 @@ class Language:
       clauses: (number of clauses, longest clause) int64, word ids or slot codes, -1 beyond the end.
       closed: (number of clauses,) bool, whether the clause brings its own punctuation.
       question_weights, answer_weights: float64, probability of each clause in posts of either type.
-      joints, ends: int64 (choices, 2), one or two word ids, -1 for none; joint_weights, end_weights: their probabilities.
+      joints, ends: int64 (choices, 2), one or two word ids, -1 for none; joint_weights, end_weights: their
+        probabilities.
       small: slot code -> word ids of determiners, modals, prepositions and adverbs, the most frequent first.
       technology: (topics,) word ids. shared: (nouns,) word ids that every topic uses.
       nouns, verbs, adjectives: (topics, size) word ids, the topic's most frequent first.
@@ -155,7 +160,7 @@ class Language:
 def _smallest(topics: int) -> int:
     function_words = {word for text in (_QUESTION_CLAUSES, _ANSWER_CLAUSES, _COMMON_CLAUSES) for word in text.split()}
     function_words.update(word for text in _CHOICES.values() for word in text.split())
-    return len(function_words) + len(_SHARED_NOUNS) + 16 * topics
+    return len(function_words) + len(_SHARED_NOUNS.split()) + 16 * topics
 
 
 @functools.cache
@@ -168,7 +173,9 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
     if not 1 <= topics <= MAX_TOPICS:
         raise ValueError(f"topics={topics} must lie between 1 and {MAX_TOPICS}")
     if vocabulary_size < _smallest(topics):
-        raise ValueError(f"vocabulary_size={vocabulary_size} is too small for {topics} topics: use {_smallest(topics)}+")
+        raise ValueError(
+            f"vocabulary_size={vocabulary_size} is too small for {topics} topics: use {_smallest(topics)}+"
+        )
     words: list[str] = []
     ids: dict[str, int] = {}
 
@@ -195,8 +202,8 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
         return np.array([row + [_NOTHING] * (2 - len(row)) for row in rows]), weights / weights.sum()
 
     (joints, joint_weights), (ends, end_weights) = pieces(_JOINTS), pieces(_ENDS)
-    technology = np.array([intern(name) for name in _TOPIC_NAMES[:topics]])
-    shared = np.array([intern(noun) for noun in _SHARED_NOUNS], np.int64)
+    technology = np.array([intern(name) for name in _TOPIC_NAMES.split()[:topics]])
+    shared = np.array([intern(noun) for noun in _SHARED_NOUNS.split()], np.int64)
 
     left = (vocabulary_size - len(words)) // topics
     sizes = {"et": left * 5 // 10, "": left * 3 // 10}
@@ -228,7 +235,7 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
     favourite[shared] = rng.choice(verbs.ravel(), size=len(shared))
     return Language(
         words=words,
-        topics=_TOPIC_NAMES[:topics],
+        topics=_TOPIC_NAMES.split()[:topics],
         clauses=table,
         closed=np.array([clause[-1] in ("?", ":", "<URL>") for clause in clauses]),
         question_weights=question / question.sum(),
@@ -312,10 +319,11 @@ def draw_sentences(
             _choose(style.answer_weights, uniform[:, 1 + 2 * index]),
         )
         parts.append(np.where((index < clause_count)[:, None], language.clauses[pick], _NOTHING))
-        last = (index + 1 == clause_count)[:, None]
+        last = np.equal(index + 1, clause_count)[:, None]
         joint = language.joints[_choose(language.joint_weights, uniform[:, 2 + 2 * index])]
         end = language.ends[_choose(language.end_weights, uniform[:, 2 + 2 * index])]
-        join = np.where(last, end, np.where((index + 1 < clause_count)[:, None], joint, _NOTHING))
+        more = np.less(index + 1, clause_count)[:, None]
+        join = np.where(last, end, np.where(more, joint, _NOTHING))
         # After its own punctuation a clause needs no end and no joint.
         parts.append(np.where(language.closed[pick][:, None], _NOTHING, join))
     codes = np.concatenate(parts, axis=1)
@@ -327,9 +335,14 @@ def draw_sentences(
 
 
 def _fill(
-    language: Language, style: Style, topics: np.ndarray, flat: np.ndarray, lengths: np.ndarray, rng: np.random.Generator
+    language: Language,
+    style: Style,
+    topics: np.ndarray,
+    flat: np.ndarray,
+    lengths: np.ndarray,
+    rng: np.random.Generator,
 ) -> None:
-    """Replaces the slot codes in `flat` by words, the first slot of every sentence, then every second slot, and so on."""
+    """Replaces the slot codes in `flat` by words: the first slot of every sentence, then every second, and so on."""
     whose = np.repeat(np.arange(len(lengths)), lengths)
     for slot, ids in language.small.items():
         where = np.flatnonzero(flat == slot)
@@ -364,4 +377,6 @@ def _fill(
         word = np.select([kind == NOUN, kind == VERB, kind == ADJECTIVE], [noun, verb, adjective], technology)
         flat[where] = word
         last_noun[who] = np.where(kind == NOUN, word, previous)
-        last_leader[who] = np.where((kind == VERB) | (kind == ADJECTIVE), word, np.where(kind == NOUN, _NOTHING, leader))
+        last_leader[who] = np.where(
+            (kind == VERB) | (kind == ADJECTIVE), word, np.where(kind == NOUN, _NOTHING, leader)
+        )

@@ -1,8 +1,9 @@
 """An LSTM layer whose backward pass adds up the recurrent gradient in one matrix product.
 
-Keras's LSTM computes the gradient of the recurrent kernel step by step: `length` products of (units x batch) by (batch x 4 units)
-and as many additions of the whole (units x 4 units) matrix. With the small batches of federated clients these additions cost
-more than the products. Here the steps only carry the gradient of the gates; the kernel's gradient is one product over all steps.
+Keras's LSTM computes the gradient of the recurrent kernel step by step: `length` products of (units x batch) by (batch
+x 4 units) and as many additions of the whole (units x 4 units) matrix. With the small batches of federated clients
+these additions cost more than the products. Here the steps only carry the gradient of the gates; the kernel's gradient
+is one product over all steps.
 """
 
 from typing import Any
@@ -14,7 +15,8 @@ def _recurrence(gates: Any, kernel: Any) -> Any:
     """The hidden states of an LSTM that starts at zero.
 
     Args:
-      gates: (length, batch, 4 units) float32, each step's input to the gates, in Keras's order: input, forget, cell, output.
+      gates: (length, batch, 4 units) float32, each step's input to the gates, in Keras's order: input, forget, cell,
+        output.
       kernel: (units, 4 units) float32.
 
     Returns:
@@ -27,10 +29,14 @@ def _recurrence(gates: Any, kernel: Any) -> Any:
     def run(gates: Any, kernel: Any) -> Any:
         steps = tf.unstack(gates)
         state = cell = tf.zeros_like(steps[0][:, :units])
-        cells, states, squashed, candidates, openings = [cell], [state], [], [], []
+        cells, states = [cell], [state]
+        squashed: list[Any] = []
+        candidates: list[Any] = []
+        openings: list[Any] = []
         for step in steps:
             total = step + tf.matmul(state, kernel) if squashed else step
-            # One sigmoid for all four, though the third is not used: at these sizes an operation costs more than its numbers.
+            # One sigmoid for all four, though the third is not used: at these sizes an operation costs more than its
+            # numbers.
             opening = tf.sigmoid(total)
             update, forget, _, output = tf.split(opening, 4, axis=1)
             candidates.append(tf.tanh(total[:, 2 * units : 3 * units]))
@@ -80,7 +86,7 @@ def _recurrence(gates: Any, kernel: Any) -> Any:
 
 
 class UnrolledLSTM(tf.keras.layers.LSTM):
-    """tf.keras.layers.LSTM with the same three weights and outputs, for whole sequences of a fixed length without a mask."""
+    """tf.keras.layers.LSTM with the same weights and outputs, for whole sequences of a fixed length without a mask."""
 
     def call(self, inputs: Any, mask: Any = None, training: Any = None, initial_state: Any = None) -> Any:
         """(batch, length, features) float32 to (batch, length, units) float32, starting from a zero state."""

@@ -1,7 +1,7 @@
 """The next-word model of the published StackOverflow experiments, its two losses, and the metrics.
 
-At its full size: Embedding(10004, 96), LSTM(670), Dense(96), Dense(10004), with biases and untied, 4,050,748 parameters in 8
-tensors.
+At its full size: Embedding(10004, 96), LSTM(670), Dense(96), Dense(10004), with biases and untied, 4,050,748 parameters
+in 8 tensors.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,12 @@ LOSSES = ("published", "masked")
 
 
 def build_model(
-    seed: int, *, vocabulary_size: int = 10_000, sequence_length: int = 20, embedding_size: int = 96, lstm_size: int = 670
+    seed: int,
+    *,
+    vocabulary_size: int = 10_000,
+    sequence_length: int = 20,
+    embedding_size: int = 96,
+    lstm_size: int = 670,
 ) -> Any:
     """An untrained next-word model.
 
@@ -27,9 +32,9 @@ def build_model(
       lstm_size: width of the LSTM layer.
 
     Returns:
-      A tf.keras.Model from (batch, sequence_length) int32 to logits (batch, sequence_length, V + 4) float32. The initializers
-      are Keras's own defaults with seeds, the LSTM is Keras's with a cheaper backward pass (`lstm`); the embedding does not mask, so the state runs over padding, and padding is behind
-      the words.
+      A tf.keras.Model from (batch, sequence_length) int32 to logits (batch, sequence_length, V + 4) float32. The
+      initializers are Keras's own defaults with seeds, the LSTM is Keras's with a cheaper backward pass (`lstm`); the
+      embedding does not mask, so the state runs over padding, and padding is behind the words.
     """
     import tensorflow as tf
 
@@ -80,8 +85,9 @@ def make_loss(kind: str) -> Callable[[Any, Any, Any], Any]:
 
     Args:
       kind: "published" averages over all positions, padding included, as TFF's Keras wrapper did in the published
-        experiments because it drops the mask; the model then also learns to predict padding after the end, and a client of short
-        sentences takes smaller steps on words. "masked" averages over the positions whose label is not padding.
+        experiments because it drops the mask; the model then also learns to predict padding after the end, and a client
+        of short sentences takes smaller steps on words. "masked" averages over the positions whose label is not
+        padding.
 
     Returns:
       (labels, logits, example_weights) -> scalar float32; 0 for a batch without weight.
@@ -90,7 +96,9 @@ def make_loss(kind: str) -> Callable[[Any, Any, Any], Any]:
       ValueError: another kind.
     """
     if kind not in LOSSES:
-        raise ValueError(f"loss={kind!r} must be 'published' (the mean over all positions) or 'masked' (words and ends only)")
+        raise ValueError(
+            f"loss={kind!r} must be 'published' (the mean over all positions) or 'masked' (words and ends only)"
+        )
 
     def loss(labels: Any, logits: Any, example_weights: Any) -> Any:
         import tensorflow as tf
@@ -109,8 +117,9 @@ def make_metrics(kind: str, ids: SpecialIds) -> Callable[[Any, Any, Any], dict[s
       ids: which labels are special.
 
     Returns:
-      (labels, logits, example_weights) -> {"accuracy": without padding, out-of-vocabulary and end, the one that the papers
-      report; "accuracy_no_pad_no_oov"; "accuracy_no_pad"; "loss"}. A prediction is the largest of all V + 4 logits.
+      (labels, logits, example_weights) -> {"accuracy": without padding, out-of-vocabulary and end, the one that the
+      papers report; "accuracy_no_pad_no_oov"; "accuracy_no_pad"; "loss"}. A prediction is the largest of all V + 4
+      logits.
     """
     make_loss(kind)
 

@@ -1,9 +1,9 @@
 """Sentences to sequences of ids, as in the published StackOverflow experiments.
 
-Ids: padding 0, words 1 .. V in order of frequency, out-of-vocabulary V + 1, beginning of sentence V + 2, end of sentence
-V + 3. A sentence is split on blanks and cut to the first `length` words; the end is appended only when fewer than `length`
-words were there, the beginning is put in front, and the whole is padded to length + 1. The model reads all but the last and
-predicts all but the first.
+Ids: padding 0, words 1 .. V in order of frequency, out-of-vocabulary V + 1, beginning of sentence V + 2, end of
+sentence V + 3. A sentence is split on blanks and cut to the first `length` words; the end is appended only when fewer
+than `length` words were there, the beginning is put in front, and the whole is padded to length + 1. The model reads
+all but the last and predicts all but the first.
 """
 
 import dataclasses
@@ -54,7 +54,8 @@ class Preprocessor:
 
         Args:
           words: the most frequent words, most frequent first, at most `vocabulary_size` of them.
-          vocabulary_size: V; ids of words that do not exist stay unused, so that a model's size does not depend on the data.
+          vocabulary_size: V; ids of words that do not exist stay unused, so that a model's size does not depend on the
+            data.
           length: words kept of a sentence, at least 1.
 
         Raises:
@@ -65,7 +66,9 @@ class Preprocessor:
         if vocabulary_size < 1:
             raise ValueError(f"vocabulary_size={vocabulary_size} must be a positive number of words")
         if len(words) > vocabulary_size:
-            raise ValueError(f"words has {len(words)} entries, more than vocabulary_size={vocabulary_size}: cut it first")
+            raise ValueError(
+                f"words has {len(words)} entries, more than vocabulary_size={vocabulary_size}: cut it first"
+            )
         self.ids = SpecialIds(vocabulary_size)
         self.length = length
         self._table = {word.encode(): index for index, word in enumerate(words, start=1)}

@@ -1,8 +1,9 @@
 """Writes a synthetic corpus in the format of TFF's stackoverflow.sqlite: offline work goes through the same loader.
 
 What is copied from the real file: the two tables, the three splits, tf.train.Example records of six features, users as
-numeric strings with held-out users divisible by ten, test clients that are mostly train users at dates after 2018-01-01, posts
-with several sentences that share date, title, tags, score and type. The words are made up (tasks/stackoverflow/language.py).
+numeric strings with held-out users divisible by ten, test clients that are mostly train users at dates after
+2018-01-01, posts with several sentences that share date, title, tags, score and type. The words are made up
+(tasks/stackoverflow/language.py).
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import tqdm
 
 from tasks.stackoverflow import example_proto, language
 
-# Written into the SQLite header, which TFF's loader ignores: a report must be able to tell this corpus from the real one.
+# In the SQLite header, which TFF's loader ignores: a report must be able to tell this corpus from the real one.
 SYNTHETIC_APPLICATION_ID = 0x464D4653
 
 _SPLITS = ("train", "heldout", "test")
@@ -51,14 +52,16 @@ def write_synthetic_corpus(
 ) -> pathlib.Path:
     """Writes a synthetic StackOverflow corpus, any number of clients in bounded memory.
 
-    A user's sentences depend on (seed, user, vocabulary_size, topics, sentences_per_client) only. The file appears under its
-    name when it is complete: a killed writer leaves at most a hidden file named `.<name>.<process id>.partial`.
+    A user's sentences depend on (seed, user, vocabulary_size, topics, sentences_per_client) only. The file appears
+    under its name when it is complete; a killed writer leaves a hidden `.<name>.<process id>.partial` at most, which the
+    next writer of the same name removes.
 
     Args:
       path: file to write, such as "stackoverflow.sqlite"; its folder must exist.
       clients: number of users in the train split.
       seed: draws users and sentences; the same arguments give the same rows in the same order.
-      sentences_per_client: mean number of train sentences of a user (log-normal, at least 4); half of it in the test split.
+      sentences_per_client: mean number of train sentences of a user (log-normal, at least 4); half of it in the test
+        split.
       vocabulary_size: number of words of the language, function words included.
       topics: number of topics, 1 to 16.
       heldout_fraction: held-out users for each train user (real file: 0.11).

@@ -66,9 +66,9 @@ def stackoverflow_task(
 ) -> Task:
     """The StackOverflow next-word task; the defaults are the published experiments'.
 
-    Validation is the first `validation_sentences` sentences of the test split, clients in TFF's order and all sentences of each;
-    test is what follows. A test split with fewer than twice as many sentences is cut in half, and the description says so. The
-    held-out split is not used.
+    Validation is the first `validation_sentences` sentences of the test split, clients in TFF's order and all sentences
+    of each; test is what follows. A test split with fewer than twice as many sentences is cut in half, and the
+    description says so. The held-out split is not used.
 
     Args:
       path: TFF's stackoverflow.sqlite or a synthetic corpus; None for TFF's cache. Nothing is downloaded.
@@ -103,7 +103,9 @@ def stackoverflow_task(
 
     total = sum(data.client_sizes(corpus.path, "test").values())
     if total < 2:
-        raise ValueError(f"{corpus.path} has a test split of {total} sentences: validation and test need at least one each")
+        raise ValueError(
+            f"{corpus.path} has a test split of {total} sentences: validation and test need at least one each"
+        )
     first = min(validation_sentences, total // 2)
     last = total if test_sentences is None else min(total, first + test_sentences)
 
@@ -127,10 +129,10 @@ def stackoverflow_task(
     halved = f" (half of the test split: fewer than 2 x {validation_sentences})" if first < validation_sentences else ""
     missing = f", only {len(words.words)} of them occur" if len(words.words) < vocabulary_size else ""
     description = (
-        f"StackOverflow next-word prediction on the {kind} {corpus.path.name}: {len(client_ids)} train clients of at most "
-        f"{max_sentences} sentences, {vocabulary_size} words{missing}, {words.source}; sequences of {sequence_length}; "
-        f"embedding {embedding_size}, LSTM {lstm_size}; {loss} loss; {first} validation sentences{halved}, "
-        f"{last - first} test sentences"
+        f"StackOverflow next-word prediction on the {kind} {corpus.path.name}: {len(client_ids)} train clients of "
+        f"at most {max_sentences} sentences, {vocabulary_size} words{missing}, {words.source}; "
+        f"sequences of {sequence_length}; embedding {embedding_size}, LSTM {lstm_size}; {loss} loss; "
+        f"{first} validation sentences{halved}, {last - first} test sentences"
     )
     return Task(
         name="stackoverflow_nwp",

@@ -10,7 +10,8 @@ import tqdm
 
 from tasks.stackoverflow import data
 
-# The real file has 342,477 train users: counting all takes an hour, and the order of frequent words is settled long before.
+# The real file has 342,477 train users: counting all takes an hour, and the order of frequent words is settled long
+# before.
 MAX_COUNTED_CLIENTS = 20_000
 _SAMPLE_SEED = 1
 
@@ -31,8 +32,9 @@ class Vocabulary:
 def load_vocabulary(path: pathlib.Path, size: int, *, synthetic: bool, progress: bool = True) -> Vocabulary:
     """The `size` most frequent words of a data file's train split, fewer if it has fewer.
 
-    TFF's own `stackoverflow.word_count` beside the real `stackoverflow.sqlite` is used if it is there. Otherwise the words are
-    counted, over a seeded sample of clients in a huge file, and kept in `<file>.word_count` until the file changes.
+    TFF's own `stackoverflow.word_count` beside the real `stackoverflow.sqlite` is used if it is there. Otherwise the
+    words are counted, over a seeded sample of clients in a huge file, and kept in `<file>.word_count` until the file
+    changes.
 
     Args:
       path: a checked data file.

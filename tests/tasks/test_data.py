@@ -1,0 +1,155 @@
+"""Opening data files: what is refused, in one sentence that names the file and the way out. No TensorFlow here."""
+
+import pathlib
+import shutil
+import sqlite3
+import struct
+
+import pytest
+
+from tasks.stackoverflow import data, describe_file
+
+CHECKS = (data.check_file, describe_file)
+
+
+@pytest.fixture
+def damaged(corpus_file, tmp_path):
+    """A copy to damage."""
+    return pathlib.Path(shutil.copy(corpus_file, tmp_path / "file.sqlite"))
+
+
+def refused(path, error, *parts):
+    for check in CHECKS:
+        with pytest.raises(error) as caught:
+            check(path)
+        message = str(caught.value)
+        assert "\n" not in message
+        for part in (str(path), *parts):
+            assert part in message
+
+
+def execute(path, *statements):
+    with sqlite3.connect(path) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def test_whole_files_pass(corpus_file):
+    assert data.check_file(str(corpus_file)) == corpus_file
+
+
+def test_absent(tmp_path):
+    refused(
+        tmp_path / "none.sqlite",
+        FileNotFoundError,
+        "stackoverflow.sqlite",
+        "--data FILE",
+        "`fedmf data synth --clients N --out FILE`",
+    )
+
+
+def test_absent_from_tff_s_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for check in CHECKS:
+        with pytest.raises(FileNotFoundError, match=r"\.tff/stackoverflow\.sqlite.*fedmf data synth"):
+            check(None)
+    assert not list(tmp_path.iterdir())  # nothing was downloaded or made
+
+
+def test_found_in_tff_s_cache(corpus_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".tff").mkdir()
+    shutil.copy(corpus_file, tmp_path / ".tff" / "stackoverflow.sqlite")
+    assert data.check_file(None) == tmp_path / ".tff" / "stackoverflow.sqlite"
+
+
+def test_empty(tmp_path):
+    (tmp_path / "empty").touch()
+    refused(tmp_path / "empty", ValueError, "is empty", "fedmf data synth")
+
+
+@pytest.mark.parametrize("content", [b"hello, this is no database", b"\x00" * 4096, b"S", b"SQLite format 2\0" * 300])
+def test_not_sqlite_or_only_its_beginning(tmp_path, content):
+    (tmp_path / "file").write_bytes(content)
+    refused(tmp_path / "file", ValueError, "fedmf data synth")
+
+
+def test_the_packed_download_is_recognised(tmp_path):
+    (tmp_path / "stackoverflow.sqlite.lzma").write_bytes(b"\x5d\x00\x00" * 40)
+    refused(tmp_path / "stackoverflow.sqlite.lzma", ValueError, "unlzma")
+
+
+@pytest.mark.parametrize("kept", [10, 50, 100, 3_000, 4_096, 20_000, -4_096, -1])
+def test_truncated(damaged, kept):
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:kept])
+    refused(damaged, ValueError, "is truncated", "fedmf data synth")
+
+
+def test_a_huge_file_is_not_read_to_find_it_truncated(damaged):
+    header = bytearray(damaged.read_bytes())
+    header[28:32] = struct.pack(">I", 1 << 31)
+    damaged.write_bytes(header)
+    refused(damaged, ValueError, "is truncated")
+
+
+def test_damaged_inside(damaged):
+    content = bytearray(damaged.read_bytes())
+    content[100:4096] = b"\xff" * 3996
+    damaged.write_bytes(content)
+    refused(damaged, ValueError, "cannot be read as StackOverflow data", "fedmf data synth")
+
+
+def test_folder(tmp_path):
+    refused(tmp_path, ValueError, "is a folder")
+
+
+def test_no_train_split(damaged):
+    execute(damaged, "DELETE FROM client_metadata WHERE split_name = 'train'")
+    refused(damaged, ValueError, "has no train split", "fedmf data synth")
+
+
+@pytest.mark.parametrize("table", ["examples", "client_metadata"])
+def test_missing_table(damaged, table):
+    execute(damaged, f"DROP TABLE {table}")
+    refused(damaged, ValueError, f"has no table {table!r}")
+
+
+def test_missing_column(damaged):
+    execute(damaged, "ALTER TABLE examples RENAME COLUMN serialized_example_proto TO other")
+    refused(damaged, ValueError, "lacks the column 'serialized_example_proto'")
+
+
+@pytest.mark.parametrize("record", ["x'ff'", "x'0a00'", "'text'", "NULL"])
+def test_records_of_another_kind(damaged, record):
+    execute(
+        damaged,
+        "CREATE TABLE other (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)",
+        f"INSERT INTO other VALUES ('train', '1', {record})",
+        "DROP TABLE examples",
+        "ALTER TABLE other RENAME TO examples",
+    )
+    refused(damaged, ValueError, "fedmf data synth")
+
+
+def test_no_examples(damaged):
+    execute(damaged, "DELETE FROM examples")
+    refused(damaged, ValueError, "holds no tf.train.Example")
+
+
+def test_names_with_odd_letters_are_opened_read_only(damaged, tmp_path):
+    odd = damaged.rename(tmp_path / "a b%20?#'é.sqlite")
+    odd.chmod(0o400)
+    before = odd.stat().st_mtime_ns
+    assert describe_file(odd)["splits"]["train"]["clients"] == 40
+    assert odd.stat().st_mtime_ns == before
+
+
+def test_a_file_that_is_not_ours_is_not_called_synthetic(damaged):
+    execute(damaged, "PRAGMA application_id = 0")
+    assert describe_file(damaged)["synthetic"] is False
+
+
+def test_splits_without_clients_are_described(damaged):
+    execute(damaged, "DELETE FROM client_metadata WHERE split_name = 'heldout'")
+    assert describe_file(damaged)["splits"]["heldout"] == {"clients": 0, "examples": 0}

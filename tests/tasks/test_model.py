@@ -1,0 +1,148 @@
+"""The model, its losses and metrics against numpy, and the LSTM layer against Keras's."""
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+tf = pytest.importorskip("tensorflow")
+
+from tasks.stackoverflow import model  # noqa: E402
+from tasks.stackoverflow.lstm import UnrolledLSTM  # noqa: E402
+from tasks.stackoverflow.preprocessing import SpecialIds  # noqa: E402
+
+SMALL = {"vocabulary_size": 7, "sequence_length": 5, "embedding_size": 3, "lstm_size": 4}
+
+
+@pytest.fixture
+def batch():
+    """Four sentences of at most five words over V = 7, the last one only padding the batch."""
+    rng = np.random.default_rng(0)
+    # pad 0, words 1..7, out-of-vocabulary 8, begin 9, end 10
+    labels = np.array([[3, 1, 8, 10, 0], [2, 2, 5, 7, 6], [8, 8, 1, 1, 10], [4, 10, 0, 0, 0]], np.int32)
+    logits = rng.normal(size=(4, 5, 11)).astype(np.float32)
+    for row, column in ((0, 0), (0, 2), (0, 3), (0, 4), (1, 1), (1, 2), (2, 3), (2, 4), (3, 0)):
+        logits[row, column, labels[row, column]] = 9.0  # predicted right, the others by chance
+    return labels, logits, np.array([1, 1, 1, 0], np.float32)
+
+
+def cross_entropy(labels, logits):
+    logits = logits.astype(np.float64)
+    return np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, labels[..., None].astype(int), -1)[..., 0]
+
+
+def test_the_published_size():
+    built = model.build_model(0)
+    assert built.count_params() == 4_050_748
+    assert [tuple(weight.shape) for weight in built.trainable_variables] == [
+        (10_004, 96), (96, 2_680), (670, 2_680), (2_680,), (670, 96), (96,), (96, 10_004), (10_004,),
+    ]  # fmt: skip
+    assert built.output_shape == (None, 20, 10_004)
+    assert not built.non_trainable_variables
+
+
+def test_initial_weights_are_a_function_of_the_seed():
+    first = model.build_model(5, **SMALL).get_weights()
+    tf.random.set_seed(99)
+    tf.random.normal((3,))
+    again = model.build_model(5, **SMALL).get_weights()
+    other = model.build_model(6, **SMALL).get_weights()
+    for left, right in zip(first, again, strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert not np.array_equal(first[0], other[0])
+    kernels = [weight for weight in first if weight.ndim == 2]
+    assert len({float(kernel.flat[0]) for kernel in kernels}) == len(kernels)  # no two layers share a seed
+
+
+def test_losses_match_numpy(batch):
+    labels, logits, weights = batch
+    entropy = cross_entropy(labels, logits)
+    assert float(model.make_loss("published")(labels, logits, weights)) == pytest.approx(entropy[:3].mean(), rel=1e-6)
+    words = entropy[:3][labels[:3] != 0]
+    assert len(words) == 14
+    assert float(model.make_loss("masked")(labels, logits, weights)) == pytest.approx(words.mean(), rel=1e-6)
+
+
+def test_the_published_loss_is_what_keras_gives_without_a_mask(batch):
+    labels, logits, _ = batch
+    keras = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits)
+    assert float(model.make_loss("published")(labels, logits, np.ones(4, np.float32))) == pytest.approx(float(keras))
+
+
+@pytest.mark.parametrize("kind", model.LOSSES)
+def test_a_batch_without_weight_costs_nothing(kind, batch):
+    labels, logits, _ = batch
+    assert float(model.make_loss(kind)(labels, logits, np.zeros(4, np.float32))) == 0.0
+
+
+def test_unknown_loss():
+    with pytest.raises(ValueError, match="loss='mean' must be 'published'"):
+        model.make_loss("mean")
+
+
+@pytest.mark.parametrize("kind", model.LOSSES)
+def test_metrics_match_numpy(kind, batch):
+    labels, logits, _ = batch
+    found = {name: (float(a), float(b)) for name, (a, b) in model.make_metrics(kind, SpecialIds(7))(*batch).items()}
+    right = (logits.argmax(-1) == labels)[:3]
+    kept = labels[:3]
+    expected = {
+        "accuracy": ~np.isin(kept, [0, 8, 10]),
+        "accuracy_no_pad_no_oov": ~np.isin(kept, [0, 8]),
+        "accuracy_no_pad": kept != 0,
+    }
+    for name, mask in expected.items():
+        assert found[name] == (right[mask].sum(), mask.sum())
+    assert [mask.sum() for mask in expected.values()] == [9, 11, 14]
+    assert found["loss"][0] / found["loss"][1] == pytest.approx(float(model.make_loss(kind)(*batch)), rel=1e-6)
+
+
+def test_metrics_add_up_over_batches(batch):
+    metrics = model.make_metrics("masked", SpecialIds(7))
+    whole = metrics(*batch)
+    parts = [metrics(*(part[i : i + 1] for part in batch)) for i in range(4)]
+    for name, pair in whole.items():
+        for index in (0, 1):
+            assert sum(float(part[name][index]) for part in parts) == pytest.approx(float(pair[index]), rel=1e-6)
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_the_lstm_is_keras_s(length):
+    ours, theirs = UnrolledLSTM(6, return_sequences=True), tf.keras.layers.LSTM(6, return_sequences=True)
+    inputs = tf.random.stateless_normal((4, length, 5), (1, 2))
+    ours(inputs), theirs(inputs)
+    rng = np.random.default_rng(3)
+    weights = [rng.normal(size=weight.shape) for weight in theirs.get_weights()]
+    upstream = tf.random.stateless_normal((4, length, 6), (3, 4))
+    results = []
+    for layer in (ours, theirs):
+        layer.set_weights(weights)
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = layer(inputs)
+            total = tf.reduce_sum(outputs * upstream)
+        results.append([outputs, *tape.gradient(total, [inputs, *layer.trainable_variables])])
+    for left, right in zip(*results, strict=True):
+        np.testing.assert_allclose(left, right, rtol=2e-5, atol=2e-6)
+
+
+def test_padding_behind_the_words_does_not_reach_them():
+    built = model.build_model(1, **SMALL)
+    words = np.array([[9, 3, 4, 10, 0], [9, 3, 4, 1, 2]], np.int32)
+    logits = built(words).numpy()
+    np.testing.assert_array_equal(logits[0, :3], logits[1, :3])
+
+
+def test_the_model_goes_into_tff():
+    tff = pytest.importorskip("tensorflow_federated")
+    spec = (tf.TensorSpec((None, 5), tf.int32), tf.TensorSpec((None, 5), tf.int32))
+    wrapped = tff.learning.models.from_keras_model(
+        model.build_model(0, **SMALL),
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        input_spec=spec,
+    )
+    x = np.array([[9, 3, 4, 10, 0]], np.int32)
+    with tf.GradientTape() as tape:
+        loss = wrapped.forward_pass((x, x)).loss
+    gradients = tape.gradient(loss, wrapped.trainable_variables)
+    assert len(gradients) == 8
+    assert all(gradient is not None for gradient in gradients)

@@ -1,0 +1,86 @@
+"""Sentences to ids: the published recipe on small cases by hand, and its laws. No TensorFlow here."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.stackoverflow.preprocessing import PAD, Preprocessor
+
+# V = 3: the 1, cat 2, sat 3, unknown 4, begin 5, end 6.
+WORDS = ("the", "cat", "sat")
+
+
+@pytest.mark.parametrize(
+    ("sentence", "x", "y"),
+    [
+        ("", [5, 6, 0, 0], [6, 0, 0, 0]),
+        ("cat", [5, 2, 6, 0], [2, 6, 0, 0]),
+        ("the cat sat", [5, 1, 2, 3], [1, 2, 3, 6]),  # three words of four: the end just fits
+        ("the cat sat there", [5, 1, 2, 3], [1, 2, 3, 4]),  # four of four: no end
+        ("the cat sat there the", [5, 1, 2, 3], [1, 2, 3, 4]),  # cut: no end
+        ("the  dog", [5, 1, 4, 6], [1, 4, 6, 0]),  # blanks in a row are one
+        ("The", [5, 4, 6, 0], [4, 6, 0, 0]),
+    ],
+)
+def test_by_hand(sentence, x, y):
+    made = Preprocessor(WORDS, 3, 4).encode([sentence.encode()])
+    assert [part.tolist() for part in made] == [[x], [y]]
+
+
+def test_the_published_sizes():
+    words = [f"w{i}" for i in range(10_000)]
+    preprocessor = Preprocessor(words, 10_000)
+    x, y = preprocessor.encode([" ".join(words[:25]), "w0 nothing w9999"])
+    assert x[0].tolist() == [10_002, *range(1, 20)]
+    assert y[0].tolist() == list(range(1, 21))
+    assert x[1].tolist() == [10_002, 1, 10_001, 10_000, 10_003] + [0] * 15
+    assert y[1].tolist() == [1, 10_001, 10_000, 10_003] + [0] * 16
+    assert preprocessor.ids.classes == 10_004
+
+
+def test_fewer_words_than_ids_leave_ids_unused():
+    x, _ = Preprocessor(WORDS, 10, 4).encode(["cat dog"])
+    assert x.tolist() == [[12, 2, 11, 13]]
+
+
+def test_no_sentences():
+    x, y = Preprocessor(WORDS, 3, 4).encode([])
+    assert x.shape == y.shape == (0, 4)
+    assert x.dtype == y.dtype == np.int32
+
+
+@given(
+    sentences=st.lists(st.lists(st.sampled_from([*WORDS, "dog", "é"]), max_size=9).map(" ".join), max_size=6),
+    length=st.integers(1, 7),
+)
+def test_laws(sentences, length):
+    preprocessor = Preprocessor(WORDS, 3, length)
+    ids = preprocessor.ids
+    x, y = preprocessor.encode(sentences)
+    assert x.shape == y.shape == (len(sentences), length)
+    np.testing.assert_array_equal(x[:, 1:], y[:, :-1])
+    assert (x[:, :1] == ids.begin).all()
+    assert not (y == ids.begin).any()
+    for sentence, row in zip(sentences, y, strict=True):
+        words = sentence.split()
+        assert (row == ids.end).sum() == (len(words) < length)
+        used = min(len(words), length)
+        assert (row[:used] != PAD).all()
+        assert (row[used + 1 :] == PAD).all()
+        back = {1: "the", 2: "cat", 3: "sat"}
+        assert [back.get(i) for i in row[:used]] == [word if word in WORDS else None for word in words[:length]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((WORDS, 2), "more than vocabulary_size=2"),
+        ((WORDS, 0), "vocabulary_size=0"),
+        ((WORDS, 3, 0), "length=0"),
+        ((("a", "a"), 3), "names a word twice"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Preprocessor(*arguments)

@@ -1,0 +1,242 @@
+"""The synthetic corpus: same format, same seed same rows, whole file or none. No TensorFlow here."""
+
+import collections
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.stackoverflow import describe_file, example_proto, language, write_synthetic_corpus
+
+
+def rows(path, query="SELECT split_name, client_id, serialized_example_proto FROM examples ORDER BY rowid"):
+    with sqlite3.connect(path) as connection:
+        return connection.execute(query).fetchall()
+
+
+def write(path, **changes):
+    arguments = {"clients": 5, "seed": 1, "sentences_per_client": 8, "vocabulary_size": 400, "progress": False}
+    return write_synthetic_corpus(path, **(arguments | changes))
+
+
+def test_tables_and_columns_are_those_of_the_real_file(corpus_file):
+    with sqlite3.connect(corpus_file) as connection:
+        columns = {
+            table: [(row[1], row[2]) for row in connection.execute(f"PRAGMA table_info({table})")]
+            for table in ("examples", "client_metadata")
+        }
+        plan = connection.execute(
+            "EXPLAIN QUERY PLAN SELECT serialized_example_proto FROM examples "
+            "WHERE client_id = '1' and split_name ='train'"
+        ).fetchall()
+    assert columns == {
+        "examples": [("split_name", "TEXT"), ("client_id", "TEXT"), ("serialized_example_proto", "BLOB")],
+        "client_metadata": [("client_id", "TEXT"), ("split_name", "TEXT"), ("num_examples", "INTEGER")],
+    }
+    assert "USING INDEX" in plan[0][3]  # otherwise every client costs a scan of the whole file
+
+
+def test_records_hold_the_six_features(corpus_file):
+    for split, client_id, record in rows(corpus_file):
+        example = example_proto.decode_example(record)
+        assert sorted(example) == ["creation_date", "score", "tags", "title", "tokens", "type"]
+        assert isinstance(example["score"], int)
+        date = example["creation_date"].decode()
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d(\.\d)? UTC", date)
+        assert split != "train" or date < "2018"
+        assert split != "test" or date >= "2018"
+        assert (split == "heldout") == (int(client_id) % 10 == 0)
+        assert example["type"] in (b"question", b"answer")
+        assert example["tokens"]
+        assert example["tokens"] == b" ".join(example["tokens"].split())
+        assert example["tags"].count(b"|") == 1
+
+
+def test_metadata_counts_the_examples(corpus_file):
+    counted = collections.Counter((client, split) for split, client, _ in rows(corpus_file))
+    stated = {
+        row[:2]: row[2] for row in rows(corpus_file, "SELECT client_id, split_name, num_examples FROM client_metadata")
+    }
+    assert stated == counted
+    sizes = collections.Counter(split for _, split in stated)
+    assert sizes == {"train": 40, "heldout": 4, "test": 24}
+
+
+def test_test_users_are_mostly_train_users_and_heldout_users_are_neither(corpus_file):
+    users = {
+        split: {
+            row[0] for row in rows(corpus_file, f"SELECT client_id FROM client_metadata WHERE split_name = '{split}'")
+        }
+        for split in ("train", "heldout", "test")
+    }
+    assert len(users["test"] & users["train"]) == 19
+    assert not users["heldout"] & (users["train"] | users["test"])
+
+
+def test_same_seed_same_rows_other_seed_other_rows(tmp_path):
+    first, again, other = (write(tmp_path / name, seed=seed) for name, seed in (("a", 3), ("b", 3), ("c", 4)))
+    assert rows(first) == rows(again)
+    assert rows(first) != rows(other)
+
+
+def test_a_user_does_not_depend_on_how_many_others_there_are(tmp_path):
+    few, many = write(tmp_path / "few", clients=2), write(tmp_path / "many", clients=30)
+    client = (
+        "SELECT serialized_example_proto FROM examples WHERE client_id = '2' AND split_name = 'train' ORDER BY rowid"
+    )
+    assert rows(few, client) == rows(many, client) != []
+
+
+def test_words_follow_a_zipf_like_law_and_users_differ(tmp_path):
+    path = write(tmp_path / "file", clients=60, sentences_per_client=60, vocabulary_size=1_000)
+    total, users = collections.Counter(), collections.defaultdict(collections.Counter)
+    for split, client, record in rows(path):
+        if split == "train":
+            words = example_proto.decode_example(record)["tokens"].split()
+            total.update(words)
+            users[client].update(words)
+    counts = np.array(sorted(total.values(), reverse=True))
+    share = counts / counts.sum()
+    assert 0.04 < share[0] < 0.12
+    assert 0.9 < share[:500].sum() < 0.99
+    slope = np.polyfit(np.log(np.arange(10, 500)), np.log(counts[9:499]), 1)[0]
+    assert -1.8 < slope < -0.7
+    sizes = np.array([sum(counter.values()) for counter in users.values()])
+    assert sizes.max() > 3 * np.median(sizes)
+    content = [word for word, _ in total.most_common(300) if word.endswith((b"et", b"ic"))]
+    profile = np.array([[counter[word] for word in content] for counter in users.values()], float)
+    profile /= profile.sum(1, keepdims=True)
+    distance = np.abs(profile[:, None] - profile[None]).sum(-1)[np.triu_indices(len(users), 1)] / 2
+    assert np.median(distance) > 0.3  # total variation between two users' content words
+
+
+@pytest.mark.parametrize(("vocabulary_size", "topics"), [(400, 8), (401, 3), (1_000, 1), (12_345, 16)])
+def test_the_language_has_exactly_the_words_asked_for(vocabulary_size, topics):
+    made = language.make_language(vocabulary_size, topics)
+    assert len(made.words) == len(set(made.words)) == vocabulary_size
+    assert all(word and len(word.split()) == 1 for word in made.words)
+
+
+@given(
+    features=st.dictionaries(
+        st.sampled_from(["tokens", "title", "score", "x"]),
+        st.one_of(st.binary(max_size=9_000), st.integers(-(2**63), 2**63 - 1)),
+    )
+)
+def test_examples_survive_the_round_trip(features):
+    entries = b"".join(example_proto.encode_feature(key.encode(), value) for key, value in features.items())
+    assert example_proto.decode_example(example_proto.encode_example(entries)) == features
+
+
+@given(st.binary(max_size=60))
+def test_noise_is_refused_or_decoded_but_never_crashes(data):
+    try:
+        example_proto.decode_example(data)
+    except ValueError:
+        with pytest.raises(ValueError, match="not a serialized"):
+            example_proto.decode_example(data)
+
+
+def test_an_existing_file_is_kept_unless_told(tmp_path):
+    path = write(tmp_path / "file")
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"file exists already: .*overwrite"):
+        write(path, seed=2)
+    assert path.read_bytes() == before
+    assert rows(write(path, seed=2, overwrite=True)) != []
+    assert path.read_bytes() != before
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_folders_that_cannot_be_written_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot write .*missing/file.*choose a folder"):
+        write(tmp_path / "missing" / "file")
+    (tmp_path / "plain").write_text("")
+    with pytest.raises(ValueError, match="cannot write"):
+        write(tmp_path / "plain" / "file")
+    with pytest.raises(ValueError, match="is a folder"):
+        write(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"clients": 0}, ValueError, "clients=0 must lie between"),
+        ({"clients": 2.5}, TypeError, "clients=2.5 must be an integer"),
+        ({"clients": True}, TypeError, "clients=True must be an integer"),
+        ({"seed": -1}, ValueError, "seed=-1"),
+        ({"sentences_per_client": float("nan")}, ValueError, "sentences_per_client=nan"),
+        ({"vocabulary_size": 50}, ValueError, "vocabulary_size=50 is too small"),
+        ({"topics": 99}, ValueError, "topics=99"),
+        ({"test_fraction": "0.5"}, TypeError, "test_fraction='0.5' must be a number"),
+    ],
+)
+def test_bad_arguments_are_named(tmp_path, changes, error, message):
+    with pytest.raises(error, match=message):
+        write(tmp_path / "file", **changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_writer_leaves_nothing(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(language, "draw_sentences", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "file")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_writer_leaves_no_half_file_and_the_next_one_cleans_up(tmp_path):
+    target = tmp_path / "file"
+    code = (
+        "from tasks.stackoverflow import write_synthetic_corpus as w;"
+        f"w({str(target)!r}, clients=1_000_000, seed=1, progress=False)"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        deadline = time.monotonic() + 60
+        while not any(part.stat().st_size > 100_000 for part in tmp_path.iterdir()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert [part.name for part in tmp_path.iterdir()] == [f".file.{writer.pid}.partial"]
+        assert write(tmp_path / "other").exists()  # another file's writer does not touch it
+    finally:
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+    assert not target.exists()
+    write(target)
+    assert sorted(os.listdir(tmp_path)) == ["file", "other"]
+
+
+def test_writing_and_describing_need_no_tensorflow(tmp_path):
+    code = (
+        "import sys; sys.modules['tensorflow'] = None\n"
+        "from tasks.stackoverflow import describe_file, write_synthetic_corpus as w\n"
+        f"path = w({str(tmp_path / 'file')!r}, clients=3, seed=1, progress=False)\n"
+        "print(describe_file(path)['splits']['train']['clients'])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "3\n"
+
+
+def test_description(corpus_file):
+    found = describe_file(corpus_file)
+    assert found["synthetic"] is True
+    assert found["bytes"] == corpus_file.stat().st_size
+    train = found["splits"]["train"]
+    assert train["clients"] == 40
+    assert train["examples"] == len([1 for split, *_ in rows(corpus_file) if split == "train"])
+    assert list(train["sentences_per_client"]) == ["min", "10%", "median", "90%", "max"]
+    sample = train["sample"]
+    assert sample["clients"] == 40
+    assert 8 < sample["mean_sentence_length"] < 18
+    assert sample["first_date"] < sample["last_date"] < "2018"
+    assert sample["top_words"][0] == "the"
+    assert found["splits"]["test"]["sample"]["first_date"] >= "2018"

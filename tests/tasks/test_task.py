@@ -1,0 +1,209 @@
+"""The Task, read through TFF's own loader; and that its model learns."""
+
+import pathlib
+import shutil
+import sqlite3
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+tf = pytest.importorskip("tensorflow")
+tff = pytest.importorskip("tensorflow_federated")
+
+from tasks.stackoverflow import data, example_proto, stackoverflow_task, write_synthetic_corpus  # noqa: E402
+from tasks.stackoverflow.preprocessing import Preprocessor  # noqa: E402
+from tasks.stackoverflow.vocabulary import load_vocabulary  # noqa: E402
+
+SMALL = {"vocabulary_size": 200, "embedding_size": 8, "lstm_size": 16, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def task(corpus_file):
+    return stackoverflow_task(corpus_file, validation_sentences=100, **SMALL)
+
+
+def plain_sentences(path, split):
+    """client -> sentences, by plain SQL: what every loader must find."""
+    result = {}
+    with sqlite3.connect(path) as connection:
+        query = "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? ORDER BY rowid"
+        for client, record in connection.execute(query, (split,)):
+            result.setdefault(client, []).append(example_proto.decode_example(record)["tokens"])
+    return result
+
+
+def test_our_records_are_tensorflow_s(corpus_file):
+    with sqlite3.connect(corpus_file) as connection:
+        records = [row[0] for row in connection.execute("SELECT serialized_example_proto FROM examples LIMIT 50")]
+    for record in records:
+        example = tf.train.Example.FromString(record)
+        ours = example_proto.decode_example(record)
+        assert example.ByteSize() == len(record)
+        for key, feature in example.features.feature.items():
+            kind = "int64_list" if key == "score" else "bytes_list"
+            assert feature.WhichOneof("kind") == kind
+            assert list(getattr(feature, kind).value) == [ours[key]]
+
+
+def test_tff_s_load_data_reads_the_corpus_from_a_cache_folder(corpus_file):
+    loaded = tff.simulation.datasets.stackoverflow.load_data(cache_dir=str(corpus_file.parent))
+    for split, clients in zip(data.SPLITS, loaded, strict=True):
+        expected = plain_sentences(corpus_file, split)
+        assert clients.client_ids == sorted(expected)
+        client = clients.client_ids[1]
+        rows = list(clients.create_tf_dataset_for_client(client).as_numpy_iterator())
+        assert [row["tokens"] for row in rows] == expected[client]
+        assert list(rows[0]) == ["creation_date", "score", "tags", "title", "tokens", "type"]
+        assert rows[0]["score"].dtype == np.int64
+
+
+@pytest.mark.parametrize("split", data.SPLITS)
+def test_the_corpus_reads_what_is_in_the_file(corpus_file, split):
+    corpus, expected = data.open_corpus(corpus_file), plain_sentences(corpus_file, split)
+    assert corpus.client_ids(split) == sorted(expected) == list(data.client_sizes(corpus_file, split))
+    for client in corpus.client_ids(split):
+        assert corpus.sentences(split, client, 1_000).tolist() == expected[client]
+        assert corpus.sentences(split, client, 3).tolist() == expected[client][:3]
+    assert corpus.sentences(split, "nobody", 3).tolist() == []
+
+
+def test_client_examples_are_the_preprocessed_first_sentences(corpus_file):
+    task = stackoverflow_task(corpus_file, max_sentences=7, validation_sentences=10, sequence_length=12, **SMALL)
+    words = load_vocabulary(corpus_file, 200, synthetic=True, progress=False).words
+    expected = plain_sentences(corpus_file, "train")
+    assert list(task.client_ids) == sorted(expected)
+    for client in [*task.client_ids[:5], task.client_ids[0]]:  # the last one again, from memory
+        x, y = task.client_examples(client)
+        wanted_x, wanted_y = Preprocessor(words, 200, 12).encode(expected[client][:7])
+        np.testing.assert_array_equal(x, wanted_x)
+        np.testing.assert_array_equal(y, wanted_y)
+        assert x.dtype == y.dtype == np.int32
+        x[:] = -1  # must not reach the task's own copy
+
+
+def test_validation_is_the_beginning_of_the_test_split_and_test_the_rest(corpus_file, task):
+    validation, test = (task.evaluation_examples(split) for split in ("validation", "test"))
+    by_client = plain_sentences(corpus_file, "test")
+    everything = [sentence for client in sorted(by_client) for sentence in by_client[client]]
+    words = load_vocabulary(corpus_file, 200, synthetic=True, progress=False).words
+    x, y = Preprocessor(words, 200).encode(everything)
+    np.testing.assert_array_equal(np.concatenate([validation[0], test[0]]), x)
+    np.testing.assert_array_equal(np.concatenate([validation[1], test[1]]), y)
+    assert len(validation[0]) == 100
+    assert "100 validation sentences" in task.description
+
+
+def test_a_small_test_split_is_halved_and_says_so(corpus_file):
+    task = stackoverflow_task(corpus_file, test_sentences=11, max_clients=3, **SMALL)
+    total = sum(data.client_sizes(corpus_file, "test").values())
+    assert len(task.evaluation_examples("validation")[0]) == total // 2
+    assert len(task.evaluation_examples("test")[0]) == 11
+    assert "half of the test split: fewer than 2 x 10000" in task.description
+    assert len(task.client_ids) == 3
+
+
+def test_what_the_task_says_of_itself(task):
+    assert task.name == "stackoverflow_nwp"
+    assert task.headline_metric == "accuracy"
+    assert task.batch_size == 16
+    assert "synthetic corpus" in task.description
+    assert "published loss" in task.description
+    assert "\n" not in task.description
+    assert task.build_model(0).output_shape == (None, 20, 204)
+
+
+def test_a_vocabulary_larger_than_the_corpus_keeps_the_model_s_size(corpus_file):
+    task = stackoverflow_task(corpus_file, **(SMALL | {"vocabulary_size": 5_000}))
+    assert task.build_model(0).output_shape == (None, 20, 5_004)
+    assert "5000 words, only 3" in task.description
+    assert task.client_examples(task.client_ids[0])[0][0, 0] == 5_002
+
+
+def test_a_client_whose_examples_are_gone_has_none(corpus_file, tmp_path):
+    path = pathlib.Path(shutil.copy(corpus_file, tmp_path / "copy.sqlite"))
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM examples WHERE client_id = '2' AND split_name = 'train'")
+    x, y = stackoverflow_task(path, **SMALL).client_examples("2")
+    assert x.shape == y.shape == (0, 20)
+
+
+def test_unknown_names(task):
+    with pytest.raises(ValueError, match="client_id='nobody' is not a train client"):
+        task.client_examples("nobody")
+    with pytest.raises(ValueError, match="split='train' must be 'validation' or 'test'"):
+        task.evaluation_examples("train")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"vocabulary_size": 0}, ValueError, "vocabulary_size=0"),
+        ({"sequence_length": 2.0}, TypeError, r"sequence_length=2\.0 must be an integer"),
+        ({"max_sentences": -1}, ValueError, "max_sentences=-1"),
+        ({"batch_size": True}, TypeError, "batch_size=True"),
+        ({"lstm_size": 0}, ValueError, "lstm_size=0"),
+        ({"max_clients": 0}, ValueError, "max_clients=0"),
+        ({"validation_sentences": 0}, ValueError, "validation_sentences=0"),
+        ({"loss": "other"}, ValueError, "loss='other'"),
+    ],
+)
+def test_bad_arguments_are_named(corpus_file, changes, error, message):
+    with pytest.raises(error, match=message):
+        stackoverflow_task(corpus_file, **(SMALL | changes))
+
+
+def test_an_absent_file_is_explained(tmp_path):
+    with pytest.raises(FileNotFoundError, match="fedmf data synth"):
+        stackoverflow_task(tmp_path / "none.sqlite")
+
+
+def test_no_test_split(corpus_file, tmp_path):
+    path = pathlib.Path(shutil.copy(corpus_file, tmp_path / "copy.sqlite"))
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM client_metadata WHERE split_name = 'test'")
+    with pytest.raises(ValueError, match="test split of 0 sentences"):
+        stackoverflow_task(path, **SMALL)
+
+
+def test_training_pays_and_more_training_pays_more(tmp_path):
+    """Always the most frequent word is right 6% of the time, the best guess from the last word 26%, the model 40%."""
+    path = tmp_path / "corpus.sqlite"
+    write_synthetic_corpus(path, clients=250, seed=11, vocabulary_size=600, progress=False)
+    sizes = {"vocabulary_size": 400, "embedding_size": 32, "lstm_size": 64, "max_sentences": 64}
+    task = stackoverflow_task(path, validation_sentences=800, progress=False, **sizes)
+    x, y = (np.concatenate(part) for part in zip(*map(task.client_examples, task.client_ids), strict=True))
+    labels = task.evaluation_examples("validation")[1]
+    words = (labels >= 1) & (labels <= 400)
+    most_frequent = np.bincount(y[(y >= 1) & (y <= 400)]).argmax()
+    unigram = float((labels[words] == most_frequent).mean())
+    model = task.build_model(0)
+    adam = tf.keras.optimizers.legacy.Adam(6e-3)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = task.loss(y, model(x), tf.ones(64))
+        adam.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+        )
+
+    def accuracy():
+        x, y = task.evaluation_examples("validation")
+        right, total = task.metrics(y, model(x), tf.ones(len(x)))["accuracy"]
+        return float(right / total)
+
+    rng = np.random.default_rng(0)
+    found = []
+    for index in range(601):
+        if index in (0, 200, 600):
+            found.append(accuracy())
+        chosen = rng.integers(0, len(x), 64)
+        step(tf.constant(x[chosen]), tf.constant(y[chosen]))
+    print(f"unigram {unigram:.3f}, untrained, 200 and 600 steps:", found)
+    untrained, short, longer = found
+    assert 0.04 < unigram < 0.10
+    assert untrained < unigram
+    assert short > unigram + 0.05
+    assert longer > short + 0.05
+    assert longer > unigram + 0.25
