@@ -19,6 +19,8 @@ from tasks.stackoverflow.synthetic import SYNTHETIC_APPLICATION_ID
 SPLITS = ("train", "heldout", "test")
 FILE_NAME = "stackoverflow.sqlite"
 
+_DESCRIBED_SENTENCES = 64  # of each sampled client
+
 _COLUMNS = {
     "examples": ("split_name", "client_id", "serialized_example_proto"),
     "client_metadata": ("client_id", "split_name", "num_examples"),
@@ -114,17 +116,10 @@ def check_file(path: str | os.PathLike[str] | None) -> pathlib.Path:
         ).fetchone()
         if first is None:
             raise ValueError(f"{found} has no train split, so there is nobody to train on: {_WAY_OUT}")
-        record = connection.execute("SELECT serialized_example_proto FROM examples LIMIT 1").fetchone()
-    if record is None or "tokens" not in _decode(found, record[0]):
+        records = connection.execute("SELECT serialized_example_proto FROM examples LIMIT 20").fetchall()
+    if not any(_feature(found, record, b"tokens") for (record,) in records):
         raise ValueError(f"{found} holds no tf.train.Example with the feature 'tokens': {_WAY_OUT}")
     return found
-
-
-def _decode(path: pathlib.Path, record: Any) -> dict[str, bytes | int]:
-    try:
-        return example_proto.decode_example(record if isinstance(record, bytes) else b"\xff")
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}; {_WAY_OUT}") from None
 
 
 def is_synthetic(path: pathlib.Path) -> bool:
@@ -140,18 +135,25 @@ def client_sizes(path: pathlib.Path, split: str) -> dict[str, int]:
         return dict(connection.execute(query, (split,)))
 
 
-def iterate_sentences(
-    path: pathlib.Path, split: str, client_ids: list[str], limit: int | None = None
-) -> Iterator[tuple[str, list[dict[str, bytes | int]]]]:
-    """Yields (client id, its decoded examples in file order, at most `limit`) without TensorFlow.
+def iterate_records(
+    path: pathlib.Path, split: str, client_ids: list[str], features: tuple[bytes, ...], limit: int | None = None
+) -> Iterator[list[tuple[bytes, ...]]]:
+    """Yields for each client its examples in file order, at most `limit`, as tuples of byte-string features.
 
-    For counting and describing; training reads through `Corpus`.
+    For counting and describing, without TensorFlow; training reads through `Corpus`. A missing feature is empty.
     """
     query = "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ? LIMIT ?"
     with connect(path) as connection:
         for client_id in client_ids:
             rows = connection.execute(query, (client_id, split, -1 if limit is None else limit))
-            yield client_id, [_decode(path, row[0]) for row in rows]
+            yield [tuple(_feature(path, row[0], key) for key in features) for row in rows]
+
+
+def _feature(path: pathlib.Path, record: Any, key: bytes) -> bytes:
+    try:
+        return example_proto.decode_bytes(record if isinstance(record, bytes) else b"\xff", key) or b""
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; {_WAY_OUT}") from None
 
 
 class Corpus:
@@ -254,14 +256,12 @@ def _describe_split(path: pathlib.Path, split: str, sample_clients: int, seed: i
     words: Counter[bytes] = Counter()
     lengths: list[int] = []
     dates: list[bytes] = []
-    for _, examples in iterate_sentences(path, split, sample, limit=256):
-        for example in examples:
-            tokens, date = example.get("tokens", b""), example.get("creation_date", b"")
-            if isinstance(tokens, bytes) and isinstance(date, bytes):
-                found = tokens.split()
-                words.update(found)
-                lengths.append(len(found))
-                dates.append(date)
+    for examples in iterate_records(path, split, sample, (b"tokens", b"creation_date"), limit=_DESCRIBED_SENTENCES):
+        for tokens, date in examples:
+            found = tokens.split()
+            words.update(found)
+            lengths.append(len(found))
+            dates.append(date)
     return {
         "clients": len(sizes),
         "examples": int(counts.sum()),

@@ -113,3 +113,33 @@ def decode_example(serialized: bytes) -> dict[str, bytes | int]:
         return result
     except (IndexError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"a record of {len(serialized)} bytes is not a serialized tf.train.Example: {error}") from None
+
+
+def decode_bytes(serialized: bytes, key: bytes) -> bytes | None:
+    """One byte-string feature of a serialized tf.train.Example, skipping the others: for passes over many records.
+
+    Returns:
+      `decode_example(serialized).get(key)` for a feature of bytes, None where there is none.
+
+    Raises:
+      ValueError: the bytes are not a tf.train.Example.
+    """
+    try:
+        at = _read_varint(serialized, 1)[1]
+        size = len(serialized)
+        usual = serialized[:1] == b"\x0a"
+        while usual and at < size:
+            length, start = _read_varint(serialized, at + 1)
+            # An entry in the order that every writer uses: the key's field, then the value's.
+            usual = serialized[at] == 0x0A == serialized[start]
+            at = start + length
+            if usual and serialized.startswith(key, start + 2) and serialized[start + 1] == len(key):
+                feature = _first(serialized[start:at], 2)
+                value = _single_value(feature) if isinstance(feature, bytes) else None
+                if isinstance(value, bytes) and at <= size:
+                    return value
+                usual = False
+    except (IndexError, ValueError):
+        pass  # decode_example says what is wrong
+    other = decode_example(serialized).get(key.decode())
+    return other if isinstance(other, bytes) else None

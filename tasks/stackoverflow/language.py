@@ -292,7 +292,16 @@ def draw_style(language: Language, rng: np.random.Generator) -> Style:
 
 
 def _choose(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    return np.minimum(np.searchsorted(np.cumsum(weights), uniform), len(weights) - 1)
+    return np.searchsorted(np.cumsum(weights)[:-1], uniform)
+
+
+@functools.cache
+def _zipf_borders(size: int) -> np.ndarray:
+    return np.cumsum(zipf(size))[:-1]
+
+
+def _rank(size: int, uniform: np.ndarray) -> np.ndarray:
+    return np.searchsorted(_zipf_borders(size), uniform)
 
 
 def draw_sentences(
@@ -362,11 +371,11 @@ def _fill(
         coin, rank = rng.random(len(where)), rng.random(len(where))
 
         def ranked(table: np.ndarray, topic: np.ndarray = topic, rank: np.ndarray = rank) -> np.ndarray:
-            return table[topic, _choose(zipf(table.shape[1]), rank)]
+            return table[topic, _rank(table.shape[1], rank)]
 
         leader, previous = last_leader[who], last_noun[who]
         noun = ranked(language.nouns)
-        noun = np.where(coin < 0.10, language.shared[_choose(zipf(len(language.shared)), rank)], noun)
+        noun = np.where(coin < 0.10, language.shared[_rank(len(language.shared), rank)], noun)
         noun = np.where(coin > 0.90, style.own_nouns[(rank * len(style.own_nouns)).astype(np.int64)], noun)
         noun = np.where((previous >= 0) & (coin > 0.60) & (coin <= 0.90), previous, noun)
         noun = np.where((leader >= 0) & (coin > 0.40), language.favourite[leader], noun)

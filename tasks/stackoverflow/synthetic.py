@@ -53,8 +53,8 @@ def write_synthetic_corpus(
     """Writes a synthetic StackOverflow corpus, any number of clients in bounded memory.
 
     A user's sentences depend on (seed, user, vocabulary_size, topics, sentences_per_client) only. The file appears
-    under its name when it is complete; a killed writer leaves a hidden `.<name>.<process id>.partial` at most, which the
-    next writer of the same name removes.
+    under its name when it is complete; a killed writer leaves at most a hidden `.<name>.<process id>.partial`, which
+    the next writer of the same name removes.
 
     Args:
       path: file to write, such as "stackoverflow.sqlite"; its folder must exist.
@@ -149,8 +149,11 @@ def _records(words: language.Language, split: str, user: int, mean: float, seed:
     # Posts wander: a sentence of another topic now and then keeps a client's vocabulary from being a single list.
     strays = rng.random(count) < 0.1
     topics = np.where(strays, rng.choice(len(words.topics), size=count), topic[post])
-    sentences = _texts(words, *language.draw_sentences(words, style, topics, question[post], rng))
-    titles = _texts(words, *language.draw_sentences(words, style, topic, np.ones(posts, bool), rng))
+    # Sentences and the posts' titles, which read like questions, in one draw: the cost is the numpy calls.
+    asking = np.concatenate([question[post], np.ones(posts, bool)])
+    drawn = language.draw_sentences(words, style, np.concatenate([topics, topic]), asking, rng)
+    texts = _texts(words, *drawn)
+    sentences, titles = texts[:count], texts[count:]
     dates = _dates(split, posts, rng)
     scores = np.floor(rng.exponential(4.0, size=posts)).astype(np.int64) - 2
     second_tag = rng.choice(words.nouns.shape[1], size=posts, p=language.zipf(words.nouns.shape[1]))

@@ -98,12 +98,10 @@ def _count(path: pathlib.Path, clients: list[str], progress: bool) -> list[tuple
     users: Counter[bytes] = Counter()
     bar = tqdm.tqdm(total=len(clients), desc="counting words", unit="client", disable=not progress)
     with bar:
-        for _, examples in data.iterate_sentences(path, "train", clients):
+        for examples in data.iterate_records(path, "train", clients, (b"tokens",)):
             used: set[bytes] = set()
-            for example in examples:
-                tokens = example.get("tokens")
-                if isinstance(tokens, bytes):
-                    used.update(tokens.split())
+            for (tokens,) in examples:
+                used.update(tokens.split())
             users.update(used)
             bar.update()
     ordered = sorted(users.items(), key=lambda item: (-item[1], item[0]))

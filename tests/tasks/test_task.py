@@ -128,6 +128,14 @@ def test_a_client_whose_examples_are_gone_has_none(corpus_file, tmp_path):
     assert x.shape == y.shape == (0, 20)
 
 
+def test_examples_that_are_fewer_than_promised_are_noticed(corpus_file, tmp_path):
+    path = pathlib.Path(shutil.copy(corpus_file, tmp_path / "copy.sqlite"))
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM examples WHERE split_name = 'test' AND rowid % 2")
+    with pytest.raises(ValueError, match="client_metadata promises"):
+        stackoverflow_task(path, **SMALL).evaluation_examples("validation")
+
+
 def test_unknown_names(task):
     with pytest.raises(ValueError, match="client_id='nobody' is not a train client"):
         task.client_examples("nobody")
