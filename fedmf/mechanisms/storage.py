@@ -3,7 +3,7 @@
 import contextlib
 import os
 import pathlib
-import tempfile
+import secrets
 import zipfile
 import zlib
 
@@ -45,17 +45,16 @@ def save_mechanism(mechanism: Mechanism, path: str | os.PathLike[str]) -> None:
         entries["certificate"] = np.array(fields)
     entries |= {f"state_{name}": array for name, array in mechanism.state().items()}
     # In the same folder, so that the final rename stays within one file system and is atomic.
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with temporary.open("xb") as file:
             np.savez(file, **entries)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            temporary.unlink()
         raise
 
 
@@ -115,10 +114,3 @@ def _check_inverse(mechanism: Mechanism) -> None:
         decoded = np.stack(list(mechanism.stream().rows(lambda i: encoded[i])))
     if not np.allclose(decoded, probes, rtol=0.0, atol=1e-6):
         raise ValueError("its noising matrix is not an inverse of its encoder to 6 digits")
-
-
-def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
