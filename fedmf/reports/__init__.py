@@ -19,6 +19,7 @@ from fedmf.runs import Run, write_atomically
 __all__ = ["write_report"]
 
 _MOST_CARDS = 8
+_PLOT_NAMES = {"validation", "noise_matrices", "noise_levels", "participation"}
 
 
 def write_report(runs: Sequence[Run], folder: str | os.PathLike[str], *, title: str) -> pathlib.Path:
@@ -54,6 +55,8 @@ def write_report(runs: Sequence[Run], folder: str | os.PathLike[str], *, title: 
         for plot in drawn.values():
             if plot is not None:
                 write_atomically(folder / "plots" / f"{plot.name}.png", plot.png)
+        for name in _PLOT_NAMES - {plot.name for plot in drawn.values() if plot is not None}:
+            (folder / "plots" / f"{name}.png").unlink(missing_ok=True)  # of an earlier report that had it
         write_atomically(folder / "report.html", html)
     except OSError as error:
         reason = error.strerror or str(error)

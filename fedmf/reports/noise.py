@@ -1,7 +1,6 @@
 """Plots of the noise: its matrices, and how much of it there is."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,7 +13,7 @@ from fedmf.reports.text import significant
 
 _COLORS = "RdBu_r"  # diverging and safe for colour-blind readers; white is exactly no noise
 _PIXELS = 560  # of a panel; larger matrices are pooled to this by us, not resampled by the renderer
-_DECADES = 3
+_FEWEST_DECADES, _MOST_DECADES = 2, 5  # of the logarithmic part of a colour scale
 
 
 def matrices_plot(groups: Sequence[Group]) -> Plot | None:
@@ -25,23 +24,24 @@ def matrices_plot(groups: Sequence[Group]) -> Plot | None:
     note = simulation_note([run for _, kind in kinds for group in kind for run in group.runs])
     # N is scaled by the sensitivity: C and c C are the same mechanism, and only this product does not depend on c.
     weights = [kind[0].plan["sensitivity"]["value"] * kind[0].runs[0].noising for _, kind in kinds]
-    largest = max(float(np.abs(weight).max()) for weight in weights)
+    correlations = [correlation(weight) for weight in weights]
+    norms = [_shared_norm(weights), _shared_norm(correlations)]
     with canvas(1.0 + 2.25 * len(kinds), note) as (figure, out):
         axes = figure.subplots(len(kinds), 2, squeeze=False)
-        for row, ((label, kind), weight) in enumerate(zip(kinds, weights, strict=True)):
-            left = _heat_map(axes[row, 0], weight, largest)
-            right = _heat_map(axes[row, 1], correlation(weight), 1.0)
+        for row, (label, kind) in enumerate(kinds):
+            for ax, matrix, norm in zip(axes[row], (weights[row], correlations[row]), norms, strict=True):
+                _heat_map(ax, matrix, norm)
             axes[row, 0].set_title(label, color=kind[0].color)
             axes[row, 1].set_title("correlation between rounds", color="#6b6b6b", fontweight="normal")
             axes[row, 0].set_ylabel("round")
         axes[-1, 0].set_xlabel("noise source")
         axes[-1, 1].set_xlabel("round")
-        for column, image, text in ((0, left, "sensitivity × N"), (1, right, "correlation")):
+        for column, text in ((0, "sensitivity × N"), (1, "correlation")):
+            image = axes[0, column].images[0]
             bar = figure.colorbar(image, ax=axes[:, column], location="bottom", shrink=0.92, aspect=32, pad=0.02)
-            top = image.norm.vmax
-            ticks = [0.0] + [sign * tick for tick in (top, top / 10, top / 100) for sign in (1, -1)]
-            bar.set_ticks(sorted(ticks), labels=[significant(tick, 2).replace("-", "−") for tick in sorted(ticks)])
-            bar.ax.tick_params(labelsize=8)
+            ticks, labels = _ticks(norms[column])
+            bar.set_ticks(ticks, labels=labels)
+            bar.ax.tick_params(labelsize=7)
             bar.ax.minorticks_off()
             bar.outline.set_linewidth(0.5)
             bar.set_label(text, fontsize=9)
@@ -51,18 +51,51 @@ def matrices_plot(groups: Sequence[Group]) -> Plot | None:
         "correlation of the noise of two rounds; off the diagonal, blue noise cancels over time and white noise is "
         "fresh in every round. All mechanisms share a colour scale, logarithmic in both directions away from white."
     )
-    labels = ", ".join(label for label, _ in kinds)
-    alt = f"Heat maps of the noising matrix and of the correlation between rounds, for {labels}."
+    names = ", ".join(label for label, _ in kinds)
+    alt = f"Heat maps of the noising matrix and of the correlation between rounds, for {names}."
     return Plot(name="noise_matrices", png=out.getvalue(), caption=caption, note=note, alt=alt)
 
 
-def _heat_map(ax: Axes, matrix: np.ndarray, largest: float) -> Any:
-    """Draws `matrix`, one colour step for each of its entries, on a symmetric logarithmic scale up to `largest`."""
+def _shared_norm(matrices: Sequence[np.ndarray]) -> SymLogNorm:
+    """One symmetric scale for all: logarithmic from the largest entry down to the median entry of each.
+
+    Entries of N fall off as a power of the distance between rounds, so long runs need more decades than short ones.
+    """
+    largest = max(float(np.abs(matrix).max()) for matrix in matrices)
+    top = int(np.floor(np.log10(largest) + 1e-9))
+    bottom = top - _FEWEST_DECADES
+    for matrix in matrices:
+        sizes = np.abs(matrix[np.abs(matrix) > 1e-9 * largest])
+        bottom = min(bottom, round(np.log10(np.median(sizes))))
+    bottom = max(bottom, top - _MOST_DECADES)
+    # Linear below a round number, so that the colour bar's ticks are round and none crowds 0.
+    return SymLogNorm(linthresh=10.0**bottom, linscale=1.0, vmin=-largest, vmax=largest, base=10)
+
+
+def _ticks(norm: SymLogNorm) -> tuple[list[float], list[str]]:
+    """Powers of ten on both sides of 0, and labels for as many of them as there is room for."""
+    bottom, top = round(np.log10(norm.linthresh)), int(np.floor(np.log10(norm.vmax or 1.0) + 1e-9))
+    every = -(-(top - bottom + 1) // 3)
+    ticks, labels = [0.0], ["0"]
+    for power in range(top, bottom - 1, -1):
+        text = f"{10.0**power:g}" if -2 <= power <= 3 else f"$10^{{{power}}}$"
+        shown = (top - power) % every == 0
+        for sign, value in (("", 10.0**power), ("−", -(10.0**power))):
+            ticks.append(value)
+            labels.append(sign + text if shown else "")
+    return ticks, labels
+
+
+def _heat_map(ax: Axes, matrix: np.ndarray, norm: SymLogNorm) -> None:
+    """Draws `matrix`, one colour step for each of its entries or, where it is large, blocks of entries."""
     rows, columns = matrix.shape
-    norm = SymLogNorm(linthresh=largest / 10**_DECADES, linscale=0.4, vmin=-largest, vmax=largest, base=10)
-    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
-    image = ax.imshow(
-        pool(matrix, _PIXELS), norm=norm, cmap=_COLORS, aspect="auto", extent=extent, interpolation="nearest"
+    ax.imshow(
+        pool(matrix, _PIXELS),
+        norm=norm,
+        cmap=_COLORS,
+        aspect="auto",
+        extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
+        interpolation="nearest",
     )
     ax.grid(visible=False)
     for spine in ax.spines.values():
@@ -70,7 +103,6 @@ def _heat_map(ax: Axes, matrix: np.ndarray, largest: float) -> Any:
         spine.set_linewidth(0.6)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
     ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-    return image
 
 
 def pool(matrix: np.ndarray, limit: int) -> np.ndarray:
@@ -105,7 +137,9 @@ def levels_plot(groups: Sequence[Group]) -> Plot | None:
     if not private:
         return None
     note = simulation_note([run for group in private for run in group.runs])
-    with canvas(3.2, note) as (figure, out):
+    labels = [group.label for group in private]
+    across = 3 if max(map(len, labels)) < 22 else 2
+    with canvas(2.9 + 0.2 * -(-len(labels) // across), note) as (figure, out):
         each, total = figure.subplots(1, 2)
         ends = []
         for group in private:
@@ -123,7 +157,7 @@ def levels_plot(groups: Sequence[Group]) -> Plot | None:
             ax.set_xlabel("round" if ax is each else "rounds completed")
             ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
         handles, labels = each.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=3 if max(map(len, labels)) < 22 else 2)
+        figure.legend(handles, labels, loc="outside upper center", ncols=across)
     caption = (
         "Standard deviation of the noise in each coordinate of the cohort's average update, in the units of the model. "
         "Training adds updates up, so the right side decides: correlated noise may be larger in single rounds (left) "

@@ -101,7 +101,8 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
     runs = [run for group in groups for run in group.runs]
     note = simulation_note(runs)
     several = any(len(group.runs) > 1 for group in groups)
-    with canvas(4.0, note) as (figure, out):
+    legend = len(groups) > _LABELLED_LINES
+    with canvas(3.6 + 0.1 * len(groups) if legend else 3.9, note) as (figure, out):
         ax = figure.subplots()
         ends = [end for group in groups for end in _draw_curve(ax, group)]
         ax.set_title(f"Validation {metric_name(metric)} over rounds")
@@ -113,10 +114,10 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
         if not ends:
             ax.text(0.5, 0.5, "no run has been validated yet", transform=ax.transAxes, ha="center", color=_SOFT)
             ax.set_yticks([])
-        elif len(groups) <= _LABELLED_LINES:
-            _label_ends(figure, ax, ends)
-        else:
+        elif legend:
             figure.legend(handles=ax.get_legend_handles_labels()[0], loc="outside lower center", ncols=2)
+        else:
+            _label_ends(figure, ax, ends)
     caption = f"Validation {metric_name(metric)} against the number of completed rounds, one colour for each mechanism."
     if several:
         caption += " The bold line is the mean over seeds, thin lines are the seeds, and the band spans them."
@@ -154,7 +155,9 @@ def _draw_curve(ax: Axes, group: Group) -> list[_End]:
     mean = values.mean(axis=0)
     marker = "o" if len(rounds) <= _MARKED_POINTS else None
     label = f"{group.label}, unfinished" if any(unfinished(run) for run in group.runs) else group.label
-    ax.plot(rounds, mean, color=group.color, label=label, linestyle=group.line, marker=marker, markersize=4)
+    ax.plot(
+        rounds, mean, color=group.color, label=label, linestyle=group.line, marker=marker, markersize=4, clip_on=False
+    )
     return [_End(float(mean[-1]), label, group.color)] if np.isfinite(mean[-1]) else []
 
 

@@ -23,7 +23,7 @@ _BLOCKS_REFUSED = ("html_block",)
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """`value` with that many significant digits, trailing zeros kept.
+    """`value` with at least that many significant digits, trailing zeros kept.
 
     >>> significant(8.0), significant(0.65294, 4), significant(123456.0), significant(0.0)
     ('8.00', '0.6529', '123,456', '0')

@@ -1,0 +1,83 @@
+"""Runs that were never trained: real plans, mechanisms, cohorts and statements; accuracy curves from a formula."""
+
+import dataclasses
+import json
+import pathlib
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from fedmf.config import TrainConfig
+from fedmf.controller import ParticipationController
+from fedmf.error import rmse
+from fedmf.runs import Run
+
+ROUNDS, COHORT, POPULATION = 24, 5, 60
+_FINAL = {"none": 0.24, "identity": 0.13, "tree": 0.185, "banded": 0.21, "dense": 0.2}
+
+
+def make_run(family, *, seed=0, stop=None, task="stackoverflow_nwp", description="a synthetic corpus", **config):
+    """A run of 24 rounds; `stop` leaves it unfinished after that many rounds."""
+    if family != "none" and "noise_multiplier" not in config:
+        config.setdefault("epsilon", 8.0)
+    config = TrainConfig(
+        family=family, seed=seed, rounds=ROUNDS, min_sep=8, cohort_size=COHORT, evaluate_every=4, **config
+    )
+    plan = config.plan()
+    controller = ParticipationController(config.participation(), population=POPULATION, cohort_size=COHORT, seed=seed)
+    rng = np.random.default_rng([seed, *family.encode()])
+    rows = []
+    for t in range(ROUNDS if stop is None else stop):
+        rows.append({"round": t, "clients": len(controller.cohort(t)), "examples": 900, "train_loss": 4.0 - 0.05 * t})
+        if (t + 1) % 4 == 0:
+            accuracy = _FINAL[family] * (1 - np.exp(-(t + 1) / 8)) + 0.002 * rng.standard_normal()
+            rows[-1]["validation"] = {"accuracy": float(accuracy), "loss": 4.1}
+    result = None
+    if stop is None:
+        audit = controller.audit(plan)
+        times = Counter(len(rounds) for rounds in controller.ledger.rounds_of_clients().values())
+        validation = rows[-1]["validation"]
+        result = {
+            "validation": validation,
+            "test": {"accuracy": validation["accuracy"] - 0.004, "loss": 4.2},
+            "participation": {
+                "population": POPULATION,
+                "cohort_size": COHORT,
+                **dataclasses.asdict(audit.observed),
+                "histogram": {str(count): clients for count, clients in sorted(times.items())},
+            },
+            "achieved": {
+                "epsilon": audit.epsilon if np.isfinite(audit.epsilon) else None,
+                "rho": audit.rho if np.isfinite(audit.rho) else None,
+                "sensitivity": audit.achieved.sensitivity.value,
+            },
+            "seconds": 61.5,
+        }
+    summary = plan.summary() | {
+        "task": {"name": task, "description": description, "headline_metric": "accuracy", "clients": POPULATION},
+        "workload": "prefix_sum",
+        "rmse": rmse(plan.mechanism, config.workload(), plan.participation),
+        "versions": {"fedmf": "0.1.0", "tensorflow": "2.14.1"},
+    }
+    return Run(
+        path=pathlib.Path("/runs") / f"{family}-{seed}",
+        config=config,
+        plan=json.loads(json.dumps(summary)),  # what a report reads has been through JSON
+        metrics=rows,
+        timings=[],
+        statement=plan.statement(),
+        noising=plan.mechanism.noising(),
+        result=result,
+    )
+
+
+@pytest.fixture(scope="session")
+def demo_runs():
+    """What `fedmf demo` compares, over two seeds."""
+    return [make_run(family, seed=seed) for family in ("none", "identity", "tree", "banded") for seed in (0, 1)]
+
+
+@pytest.fixture(name="make_run")
+def make_run_fixture():
+    return make_run

@@ -1,0 +1,126 @@
+"""Grouping, numbers, label placing and the noise that plots show."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedmf.reports import groups, noise, plots, tables, text
+
+
+def test_seeds_of_one_config_are_one_group(demo_runs):
+    grouped = groups.group_runs(demo_runs)
+    assert [len(group.runs) for group in grouped] == [2, 2, 2, 2]
+    assert len({group.color for group in grouped}) == 4
+
+
+def test_a_family_keeps_its_colour_whatever_else_is_shown(make_run, demo_runs):
+    alone = groups.group_runs([make_run("banded")])[0]
+    among = next(group for group in groups.group_runs(demo_runs) if group.config.family == "banded")
+    assert alone.color == among.color
+
+
+def test_many_groups_of_a_family_differ_in_colour_or_line(make_run):
+    grouped = groups.group_runs([make_run("tree", epsilon=float(epsilon)) for epsilon in range(1, 7)])
+    assert len({(group.color, str(group.line)) for group in grouped}) == 6
+    assert len({group.label for group in grouped}) == 6
+
+
+def test_same_noise_at_other_epsilon_is_drawn_once(make_run):
+    grouped = groups.group_runs(
+        [make_run("banded", epsilon=2.0), make_run("banded"), make_run("identity"), make_run("none")]
+    )
+    kinds = groups.distinct_mechanisms(grouped)
+    assert [label for label, _ in kinds] == ["Banded (8 bands)", "DP-FedAvg"]
+    assert [len(kind) for _, kind in kinds] == [2, 1]
+
+
+def test_mean_curve_uses_rounds_that_all_seeds_have(make_run):
+    group = groups.group_runs([make_run("banded", seed=0), make_run("banded", seed=1, stop=10)])[0]
+    rounds, values = groups.mean_curve(group)
+    assert rounds.tolist() == [4, 8]
+    assert values.shape == (2, 2)
+
+
+def test_noise_levels_are_those_of_the_noise_itself(make_run):
+    run = make_run("banded")
+    on_round, on_sum = noise.noise_levels(groups.group_runs([run])[0])
+    rng = np.random.default_rng(0)
+    draws = 20_000
+    z = rng.normal(0, run.plan["stddev"], size=(run.noising.shape[1], draws))
+    added = run.noising @ z / run.config.cohort_size
+    # The standard error of a deviation from 20,000 draws is 0.5%; 48 comparisons stay within 4% but for one in 10^13.
+    assert np.allclose(added.std(axis=1), on_round, rtol=0.04)
+    assert np.allclose(np.cumsum(added, axis=0).std(axis=1), on_sum, rtol=0.04)
+    assert not np.allclose(np.cumsum(added, axis=0).std(axis=1), on_round, rtol=0.04)
+
+
+def test_a_claimed_cohort_has_the_noise_of_its_own_average(make_run):
+    simulated, _ = noise.noise_levels(groups.group_runs([make_run("banded", claimed_cohort=50)])[0])
+    real, _ = noise.noise_levels(groups.group_runs([make_run("banded")])[0])
+    assert np.allclose(simulated, real * 5 / 50)
+
+
+def test_correlation_of_independent_and_of_silent_rounds():
+    assert np.array_equal(noise.correlation(3 * np.eye(4)), np.eye(4))
+    N = np.array([[1.0, 0.0], [-1.0, 1.0], [0.0, 0.0]])
+    expected = np.array([[1, -(0.5**0.5), 0], [-(0.5**0.5), 1, 0], [0, 0, 0]])
+    assert np.allclose(noise.correlation(N), expected)
+
+
+def test_pooling_keeps_a_thin_diagonal():
+    pooled = noise.pool(-np.eye(2052), 500)
+    assert pooled.shape == (500, 500)
+    assert (np.diag(pooled) == -1).all()
+    assert np.array_equal(noise.pool(np.eye(3), 500), np.eye(3))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 0.1)), min_size=1, max_size=8))
+def test_labels_never_overlap_and_stay_inside(labels):
+    wanted, sizes = zip(*labels, strict=True)
+    places = plots.spread(wanted, sizes)
+    order = np.argsort(places)
+    for below, above in itertools.pairwise(order):
+        assert places[above] - places[below] >= (sizes[above] + sizes[below]) / 2 - 1e-6
+    for place, size in zip(places, sizes, strict=True):
+        assert place - size / 2 >= -1e-6
+        assert place + size / 2 <= 1 + 1e-6
+
+
+def test_labels_with_room_stay_where_they_are():
+    assert plots.spread([0.8, 0.2], [0.1, 0.1]) == [0.8, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (7.9999990, "8.00"),
+        (0.65294, "0.653"),
+        (99.96, "100"),
+        (1234.6, "1,235"),
+        (1e-5, "1.00e-05"),
+        (float("inf"), "∞"),
+    ],
+)
+def test_significant(value, shown):
+    assert text.significant(value) == shown
+
+
+def test_folders_of_one_name_get_their_parent(make_run):
+    first, second = make_run("banded"), make_run("identity")
+    same = [
+        dataclasses.replace(first, path=first.path.parent / "banded" / "seed-0"),
+        dataclasses.replace(second, path=second.path.parent / "identity" / "seed-0"),
+    ]
+    assert list(tables.folder_names(same).values()) == ["banded/seed-0", "identity/seed-0"]
+
+
+def test_seeds_that_took_part_alike_share_a_row(demo_runs):
+    run = demo_runs[2]
+    twin = dataclasses.replace(run, config=dataclasses.replace(run.config, seed=7))
+    table = tables.participation_table(groups.group_runs([run, twin]))
+    assert len(table.rows) == 1
+    assert table.rows[0][0].details == ["seeds 0 and 7"]

@@ -1,0 +1,322 @@
+"""The whole report: what it says, that it says it honestly, and that it stands alone."""
+
+import base64
+import dataclasses
+import html.parser
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedmf.reports import write_report
+from fedmf.reports.text import significant
+
+_VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+class Page(html.parser.HTMLParser):
+    """Checks that tags nest, and collects what the tests ask for."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.source = text
+        self.open, self.attributes, self.ids, self.texts = [], [], [], []
+        self.captions, self.figcaptions, self.cells = [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in _VOID:
+            self.open.append(tag)
+        {"caption": self.captions, "figcaption": self.figcaptions, "td": self.cells}.get(tag, []).append("")
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
+
+    def handle_data(self, data):
+        if "style" in self.open:
+            return
+        self.texts.append(data)
+        for tag, texts in (("caption", self.captions), ("figcaption", self.figcaptions), ("td", self.cells)):
+            if tag in self.open:
+                texts[-1] += data
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())
+
+
+def report(runs, folder, title="A report"):
+    path = write_report(runs, folder, title=title)
+    assert path == folder / "report.html"
+    return Page(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def demo(demo_runs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    return report(demo_runs, folder), folder
+
+
+def test_page_is_well_formed_and_loads_nothing(demo):
+    page, _ = demo
+    assert "http://" not in page.source
+    assert "https://" not in page.source
+    assert "url(" not in page.source
+    assert "<script" not in page.source
+    for tag, name, value in page.attributes:
+        assert name not in ("href", "srcset", "onclick"), (tag, name, value)
+        assert name != "src" or value.startswith("data:image/png;base64,")
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_plots_are_inside_and_beside_the_page(demo):
+    page, folder = demo
+    inside = [base64.b64decode(value.split(",")[1]) for _, name, value in page.attributes if name == "src"]
+    beside = {path.stem: path.read_bytes() for path in (folder / "plots").iterdir()}
+    assert set(beside) == {"validation", "noise_levels", "noise_matrices", "participation"}
+    assert sorted(inside) == sorted(beside.values())
+    assert all(image.startswith(b"\x89PNG") for image in inside)
+    alts = [value for tag, name, value in page.attributes if tag == "img" and name == "alt"]
+    assert len(alts) == 4
+    assert all(alts)
+
+
+def test_every_mechanism_and_number_is_there(demo, demo_runs):
+    page, _ = demo
+    for label in ("No noise (not private)", "DP-FedAvg", "Tree (full Honaker)", "Banded (8 bands)"):
+        assert label in page.text
+    for run in demo_runs:
+        for split in ("validation", "test"):
+            assert f"seed {run.config.seed}: {100 * run.result[split]['accuracy']:.2f}%" in page.text
+        if run.config.family == "none":
+            continue
+        for name in ("epsilon", "rho", "noise_multiplier", "rmse"):
+            assert significant(run.plan[name], 3 if name == "epsilon" else 4) in page.text
+        assert significant(run.plan["sensitivity"]["value"], 4) in page.text
+        assert run.path.name in page.text
+    for first, second in zip(demo_runs[::2], demo_runs[1::2], strict=True):
+        mean = (first.result["validation"]["accuracy"] + second.result["validation"]["accuracy"]) / 2
+        assert f"{100 * mean:.2f}%" in page.text
+    assert "δ = 1e-6" in page.text
+    assert "2.14.1" in page.text
+    assert "upper bound" in page.text
+    assert "exact" in page.text
+
+
+def test_only_the_run_without_noise_has_no_privacy(make_run, tmp_path):
+    without = report([make_run("none")], tmp_path / "none")
+    assert [cell.split() for cell in without.cells].count(["no", "privacy"]) == 2
+    assert not any("noise" in name for name in without.ids)
+    private = report([make_run("banded")], tmp_path / "banded")
+    assert "no privacy" not in private.text
+
+
+def test_a_private_family_with_zero_noise_has_no_privacy(make_run, tmp_path):
+    page = report([make_run("tree", noise_multiplier=0.0)], tmp_path)
+    assert [cell.split() for cell in page.cells].count(["no", "privacy"]) == 2
+
+
+def test_simulation_is_said_everywhere(make_run, tmp_path):
+    runs = [make_run(family, claimed_cohort=1000) for family in ("none", "identity", "banded")]
+    page = report(runs, tmp_path)
+    said = "Simulation: 5 clients a round were simulated to estimate a cohort of 1,000 (noise scaled by 5/1,000)."
+    assert "simulation" in page.ids
+    assert "The models trained here do not have the epsilon shown." in page.text
+    assert len(page.captions) == 3
+    assert len(page.figcaptions) == 4
+    for caption in page.captions + page.figcaptions:
+        assert said in caption
+        assert "the models trained here do not have it" in caption
+
+
+def test_simulation_is_said_nowhere_else(demo):
+    page, _ = demo
+    assert "simulation" not in page.text.lower()
+    assert "claimed" not in page.text.replace("no amplification by sampling or shuffling is claimed", "").replace(
+        "claimed_cohort", ""
+    )
+    assert "simulation" not in page.ids
+
+
+def test_simulation_of_some_runs_is_said_where_they_are_shown(make_run, tmp_path):
+    # The simulated run is the one without noise, so that the plots of the noise show no simulated run.
+    page = report([make_run("none", claimed_cohort=1000), make_run("banded")], tmp_path)
+    assert "Some of the models trained here" in page.text
+    assert all("Simulation in 1 of 2 runs" in caption for caption in page.captions)
+    noisy = [caption for caption in page.figcaptions if "deviation" in caption or "matrix" in caption]
+    assert len(noisy) == 2
+    assert not any("Simulation" in caption for caption in noisy)
+
+
+def test_simulation_is_in_the_images_themselves(make_run, tmp_path):
+    plain, claimed = make_run("banded"), make_run("banded", claimed_cohort=1000)
+    report([plain], tmp_path / "plain")
+    report([claimed], tmp_path / "claimed")
+    for path in (tmp_path / "plain" / "plots").iterdir():
+        size = [_png_height(folder / "plots" / path.name) for folder in (tmp_path / "plain", tmp_path / "claimed")]
+        assert size[1] > size[0], f"{path.name} has no room for a footnote"
+
+
+def _png_height(path):
+    return int.from_bytes(path.read_bytes()[20:24], "big")
+
+
+def test_data_is_escaped(make_run, tmp_path):
+    evil = "<script>alert('x')</script>&<b>\"'"
+    run = make_run("banded", task=evil, description=evil, data=evil)
+    run = dataclasses.replace(
+        run,
+        path=run.path / evil,
+        statement=f"# Title\n\n1. {evil} [a](http://example.com) ![b](http://example.com) <http://example.com>\n",
+        plan=run.plan | {"versions": {evil: evil}},
+    )
+    page = report([run], tmp_path, title=evil)
+    assert "<script" not in page.source
+    assert not any(value.startswith("http") for _, _, value in page.attributes)
+    assert not any(name == "href" for _, name, _ in page.attributes)
+    assert page.text.count("alert('x')") >= 5
+
+
+def test_statement_becomes_lists(demo, demo_runs):
+    page, _ = demo
+    statement = page.source[page.source.index("<h2>Privacy statement") : page.source.index("<h2>Reproduction")]
+    assert statement.count("<details") == 4  # one for each mechanism, not for each seed
+    assert statement.count("<details open>") == 1
+    assert "<strong>DP setting.</strong>" in statement
+    assert "**" not in statement
+    # Three items, two of which hold a nested list.
+    first = statement[: statement.index("</details>")]
+    assert first.count("<ol>") == 3
+    assert "<h1" not in statement
+
+
+def test_an_unfinished_run_is_reported_as_such(make_run, tmp_path):
+    page = report([make_run("banded", stop=10), make_run("identity")], tmp_path)
+    assert "1 of 2 runs is unfinished" in page.text
+    assert page.text.count("unfinished after round 10 of 24") >= 3
+    assert "A cross ends the curve" in page.text
+
+
+def test_runs_without_any_validation(make_run, tmp_path):
+    page = report([make_run("banded", stop=0), make_run("tree", stop=2)], tmp_path)
+    assert "unfinished: no round is complete yet" in page.text
+    assert "unfinished after round 2 of 24" in page.text
+    assert "participation" not in [value.removeprefix("plot-") for value in page.ids if value.startswith("plot-")]
+
+
+def test_a_broken_promise_stands_out(make_run, tmp_path):
+    run = make_run("banded")
+    seen = run.result["participation"] | {"min_separation": 3, "max_participations": 4}
+    seen["histogram"] = {"1": 10, "4": 5}
+    weaker = run.result | {"participation": seen, "achieved": {"epsilon": 11.0, "rho": 2.0, "sensitivity": 3.0}}
+    page = report([dataclasses.replace(run, result=weaker)], tmp_path)
+    for complaint in ("less than planned", "more than planned", "weaker than planned"):
+        assert complaint in page.text
+    assert "11.0" in page.text
+
+
+def test_kept_promises_do_not(demo):
+    page, _ = demo
+    assert "than planned" not in page.text
+
+
+def test_no_client_twice_and_infinite_achieved_epsilon(make_run, tmp_path):
+    run = make_run("banded")
+    seen = run.result["participation"] | {"min_separation": None, "max_participations": 1, "histogram": {"1": 40}}
+    endless = run.result | {"participation": seen, "achieved": {"epsilon": None, "rho": None, "sensitivity": 1.0}}
+    page = report([dataclasses.replace(run, result=endless)], tmp_path)
+    assert "no client twice" in page.text
+    assert "weaker than planned" in page.text
+
+
+def test_same_runs_same_bytes(demo, demo_runs, tmp_path):
+    _, first = demo
+    report(demo_runs, tmp_path)
+    for path in [first / "report.html", *(first / "plots").iterdir()]:
+        assert path.read_bytes() == (tmp_path / path.relative_to(first)).read_bytes(), path.name
+
+
+def test_bytes_do_not_depend_on_the_readers_matplotlib_settings(make_run, tmp_path):
+    import matplotlib
+
+    run = make_run("banded")
+    report([run], tmp_path / "a")
+    with matplotlib.rc_context({"font.size": 30, "axes.grid": False}):
+        report([run], tmp_path / "b")
+        assert matplotlib.rcParams["font.size"] == 30  # and the reader keeps them
+    assert (tmp_path / "a" / "report.html").read_bytes() == (tmp_path / "b" / "report.html").read_bytes()
+
+
+def test_a_sweep_tells_groups_apart(make_run, tmp_path):
+    runs = [
+        make_run(family, epsilon=epsilon) for family in ("identity", "tree", "banded") for epsilon in (2.0, 8.0, 16.0)
+    ]
+    runs += [make_run("tree", decoder="online"), make_run("dense")]
+    page = report(runs, tmp_path)
+    for epsilon in (2, 8, 16):
+        assert f"Banded (8 bands), epsilon {epsilon}" in page.text
+    assert "Tree (online Honaker)" in page.text
+    assert "Dense" in page.text
+
+
+def test_different_deltas_are_in_the_rows(make_run, tmp_path):
+    page = report([make_run("banded", delta=1e-6), make_run("banded", delta=1e-8)], tmp_path)
+    assert any("δ = 1e-8" in cell for cell in page.cells)
+
+
+def test_an_old_report_is_replaced(make_run, tmp_path):
+    report([make_run("banded")], tmp_path, title="Old")
+    page = report([make_run("none")], tmp_path, title="New")
+    assert "Old" not in page.text
+    assert not (tmp_path / "plots" / "noise_matrices.png").exists()
+
+
+def test_bad_arguments_are_named(make_run, tmp_path):
+    with pytest.raises(ValueError, match=r"runs=\[\]"):
+        write_report([], tmp_path, title="")
+    with pytest.raises(TypeError, match=r"fedmf\.Run\.load"):
+        write_report(["folder"], tmp_path, title="")
+    with pytest.raises(ValueError, match=r"different tasks, cifar10 .* and stackoverflow_nwp"):
+        write_report([make_run("none"), make_run("none", task="cifar10")], tmp_path, title="")
+
+
+def test_unwritable_folder(make_run, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ValueError, match=r"cannot write the report to folder .*file") as caught:
+            write_report([make_run("none")], folder, title="")
+        assert "\n" not in str(caught.value)
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_not_a_number_does_not_break_a_report(make_run, tmp_path):
+    run = make_run("identity")
+    rows = [row | ({"validation": {"accuracy": float("nan")}} if "validation" in row else {}) for row in run.metrics]
+    result = run.result | {"validation": {"accuracy": float("nan")}, "test": {"accuracy": float("nan")}}
+    page = report([dataclasses.replace(run, metrics=rows, result=result)], tmp_path)
+    assert "not a number" in page.text
+
+
+def test_reports_need_no_tensorflow():
+    code = (
+        "import sys; sys.modules['tensorflow'] = None; import fedmf.reports; "
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_accuracy_is_shown_as_it_is(make_run, tmp_path):
+    """A control on the fabricated data: numbers in the page come from the run, not from another source."""
+    run = make_run("tree")
+    changed = dataclasses.replace(run, result=run.result | {"validation": {"accuracy": 0.123456}})
+    page = report([changed], tmp_path)
+    assert "12.35%" in page.text
+    assert re.search(r"\b12\.35%", page.text)
+    assert np.isclose(run.result["validation"]["accuracy"], 0.185, atol=0.02)
