@@ -1,0 +1,1 @@
+"""Drivers: grids of runs, and the reports that compare them."""

@@ -4,9 +4,11 @@ from fedmf.federated.quiet import import_tensorflow
 
 import_tensorflow()
 
+from fedmf.federated import workers  # noqa: E402, F401  (ends TFF's workers at exit)
 from fedmf.federated.aggregator import dp_aggregator  # noqa: E402
 from fedmf.federated.query import MatrixFactorizationQuery  # noqa: E402
 from fedmf.federated.server_optimizer import ScheduledSGDM  # noqa: E402
 from fedmf.federated.task import Task  # noqa: E402
+from fedmf.federated.training import InterruptedRun, train  # noqa: E402
 
-__all__ = ["MatrixFactorizationQuery", "ScheduledSGDM", "Task", "dp_aggregator"]
+__all__ = ["InterruptedRun", "MatrixFactorizationQuery", "ScheduledSGDM", "Task", "dp_aggregator", "train"]

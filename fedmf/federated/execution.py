@@ -5,9 +5,6 @@
 """
 
 import abc
-import contextlib
-import os
-import subprocess
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +17,7 @@ from fedmf.config import TrainConfig
 from fedmf.federated.aggregator import dp_aggregator, mean_query
 from fedmf.federated.server_optimizer import ScheduledSGDM
 from fedmf.federated.task import Examples, Task
+from fedmf.federated.workers import guard_workers
 
 
 class Execution(abc.ABC):
@@ -53,9 +51,6 @@ class Execution(abc.ABC):
             raise ValueError("the checkpoint's state does not fit this model and mechanism: resume with the version that wrote it")
         return tf.nest.pack_sequence_as(template, list(leaves))
 
-    def close(self) -> None:
-        """Frees what outlives the object."""
-
 
 def _optimizer(config: TrainConfig) -> ScheduledSGDM:
     return ScheduledSGDM(config.server_schedule().learning_rates(), momentum=config.server_momentum)
@@ -78,7 +73,7 @@ class FastExecution(Execution):
         )
         self._optimizer = _optimizer(config)
         self._specs = specs
-        batches = tf.TensorSpec([None, task.batch_size, None], tf.int32)
+        batches = tf.TensorSpec([None, task.batch_size, config.sequence_length], tf.int32)
         real = tf.TensorSpec([None, task.batch_size], tf.float32)
         self._client = tf.function(self._client_work, input_signature=[specs, specs, batches, batches, real])
         self._server = tf.function(self._server_work)
@@ -156,13 +151,12 @@ class TffExecution(Execution):
             model_aggregator=aggregator,
         )
         self._state: Any = None
-        self._guards: list[subprocess.Popen[bytes]] = []
 
     def init(self) -> Any:
         """TFF's state with our initial weights, the same as the fast path's."""
         if self._state is None:
             state = self._process.initialize()
-            self._guards = _guard_workers()
+            guard_workers()
             model = tff.learning.models.ModelWeights(trainable=self._initial, non_trainable=[])
             self._state = self._process.set_model_weights(state, model)
         return self._state
@@ -179,13 +173,6 @@ class TffExecution(Execution):
         """See `Execution.weights`."""
         return [np.asarray(w) for w in self._process.get_model_weights(state).trainable]
 
-    def close(self) -> None:
-        """Ends the watchers; the workers themselves end with TFF's context."""
-        for guard in self._guards:
-            guard.kill()
-            guard.wait()
-        self._guards = []
-
 
 def tff_model(task: Task, seed: int, sequence_length: int) -> tff.learning.models.VariableModel:
     """The task's model and loss as TFF wants them."""
@@ -199,22 +186,6 @@ def tff_model(task: Task, seed: int, sequence_length: int) -> tff.learning.model
 
     spec = tf.TensorSpec([None, sequence_length], tf.int32)
     return tff.learning.models.from_keras_model(task.build_model(seed), loss=TaskLoss(), input_spec=(spec, spec))
-
-
-def _guard_workers() -> list[subprocess.Popen[bytes]]:
-    """One watcher for each TFF worker below this process: it ends the worker when this process is gone, even by kill -9."""
-
-
-    guards = []
-    with contextlib.suppress(FileNotFoundError, OSError):
-        children = subprocess.run(["ps", "-o", "pid=,comm=", "--ppid", str(os.getpid())], capture_output=True, text=True)
-        for line in children.stdout.splitlines():
-            pid, name = line.split(None, 1)
-            if name.startswith("worker_binary"):
-                script = f"while kill -0 {os.getpid()} 2>/dev/null && kill -0 {pid} 2>/dev/null; do sleep 1; done; kill -9 {pid} 2>/dev/null"
-                quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-                guards.append(subprocess.Popen(["sh", "-c", script], start_new_session=True, **quiet))
-    return guards
 
 
 def build_execution(task: Task, plan: Plan, config: TrainConfig, noise_seed: int) -> Execution:

@@ -20,7 +20,7 @@ from fedmf.mechanisms.stream import NoiseStream
 
 # Rows kept in state: at most this many, and at most this many bytes of them.
 MAX_STATE_ROWS = 32
-MAX_STATE_BYTES = 256 * 2**20
+MAX_STATE_BYTES = 64 * 2**20
 # Rows drawn side by side while a block is contracted.
 _DRAWN_TOGETHER = 8
 

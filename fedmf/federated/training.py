@@ -5,6 +5,7 @@ import dataclasses
 import importlib.metadata
 import pathlib
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -75,10 +76,7 @@ def train(
         _write_beginning(run_folder, task, config, plan, seed)
     checkpoint = run_folder.load_checkpoint() if resume else None
     execution = build_execution(task, plan, config, seed)
-    try:
-        _loop(task, config, plan, run_folder, execution, checkpoint, progress, on_round)
-    finally:
-        execution.close()
+    _loop(task, config, plan, run_folder, execution, checkpoint, progress, on_round)
     return Run.load(run_folder.path)
 
 
@@ -180,7 +178,14 @@ def _loop(
         )
 
     bar = tqdm.tqdm(
-        total=config.rounds, initial=done, unit="round", desc=config.family, disable=not progress, dynamic_ncols=True
+        total=config.rounds,
+        initial=done,
+        unit="round",
+        desc=config.family,
+        disable=not progress,
+        dynamic_ncols=True,
+        # A log file gets a line every ten seconds, a terminal ten a second.
+        mininterval=0.1 if sys.stderr.isatty() else 10,
     )
     validation: dict[str, float] = {}
     with bar, folder.rows("metrics") as metric_row, folder.rows("timings") as timing_row:

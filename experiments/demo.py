@@ -1,0 +1,119 @@
+"""`fedmf demo`: four mechanisms, one corpus, one controller, one privacy target; and a report.
+
+Everything but the mechanism is the same in every run of a seed: corpus, initial model, cohorts, order of examples, learning rates.
+"""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from fedmf.config import TrainConfig
+from fedmf.runs import Run
+
+# In the papers' order, least noise first.
+FAMILIES = ("none", "banded", "tree", "identity")
+
+# The population and the claimed cohort are those of a small deployment: with 20 clients simulated for 2,000 the noise on the mean is that
+# of 2,000 clients a round, see README, "Simulating a large cohort".
+CLIENTS = 800
+SETTINGS: dict[str, Any] = {
+    "vocabulary_size": 500,
+    "embedding_size": 32,
+    "lstm_size": 64,
+    "max_sentences": 32,
+    "validation_sentences": 1500,
+    "test_sentences": 1500,
+    "rounds": 128,
+    "cohort_size": 20,
+    "claimed_cohort": 1000,
+    "min_sep": 32,
+    "delta": 1e-6,
+    "client_learning_rate": 1.0,
+    "server_learning_rate": 1.0,
+    "evaluate_every": 8,
+    "checkpoint_every": 32,
+}
+
+
+def demo_configs(corpus: pathlib.Path, *, seed: int, epsilon: float) -> list[TrainConfig]:
+    """The grid of one seed: the families, everything else equal."""
+    base = TrainConfig(data=str(corpus), seed=seed, family="none", **SETTINGS)
+    return [base] + [dataclasses.replace(base, family=family, epsilon=epsilon) for family in FAMILIES[1:]]
+
+
+def noise_seed(seed: int, config: TrainConfig) -> int:
+    """Different for every run. A demo's noise must be repeatable; a real run takes --noise-seed os."""
+    return 1000 * seed + FAMILIES.index(config.family)
+
+
+def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict[str, Any]:
+    """Makes the corpus, trains, and writes out/report/report.html.
+
+    Runs that a former call finished are kept, unfinished ones are resumed.
+
+    Args:
+      out: folder; made if needed.
+      seeds: one set of runs for each.
+      epsilon: of the private mechanisms.
+
+    Returns:
+      {"report": path, "seconds": total, "accuracy": {family: [one for each seed]}}.
+    """
+    from fedmf.reports import write_report
+    from tasks.stackoverflow import write_synthetic_corpus
+
+    started = time.perf_counter()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write to folder {out} ({error.strerror}): name a folder you may write to") from error
+    corpus = out / "corpus.sqlite"
+    if not corpus.exists():
+        click.echo(f"Writing a synthetic corpus of {CLIENTS} clients to {corpus}", err=True)
+        write_synthetic_corpus(corpus, clients=CLIENTS, seed=0)
+    runs = [
+        _run(config, out / "runs" / f"{config.family}-seed{seed}", noise_seed(seed, config))
+        for seed in seeds
+        for config in demo_configs(corpus, seed=seed, epsilon=epsilon)
+    ]
+    report = write_report(runs, out / "report", title="fedmf demo: private next-word prediction")
+    accuracy: dict[str, list[float]] = {}
+    for run in runs:
+        assert run.result is not None
+        accuracy.setdefault(run.config.family, []).append(run.result["validation"][run.plan["task"]["headline_metric"]])
+    seconds = time.perf_counter() - started
+    click.echo(_table(runs, accuracy, report, seconds), err=True)
+    return {"report": str(report), "seconds": round(seconds, 1), "accuracy": accuracy}
+
+
+def _run(config: TrainConfig, folder: pathlib.Path, seed: int) -> Run:
+    from fedmf import federated
+    from tasks import task_from_config
+
+    started = (folder / "config.json").exists()
+    if started:
+        run = Run.load(folder)
+        if run.config == config and run.result is not None:
+            return run
+    return federated.train(
+        task_from_config(config), config, folder=folder, noise_seed=None if started else seed, resume=started
+    )
+
+
+def _table(runs: Sequence[Run], accuracy: dict[str, list[float]], report: pathlib.Path, seconds: float) -> str:
+    lines = [f"{'mechanism':<10} {'epsilon':>8} {'rmse':>7}  validation accuracy, one column a seed"]
+    for family, values in accuracy.items():
+        run = next(r for r in runs if r.config.family == family)
+        private = run.plan["epsilon"] is not None
+        epsilon, error = (f"{run.plan['epsilon']:.2f}", f"{run.plan['rmse']:.2f}") if private else ("-", "-")
+        lines.append(f"{family:<10} {epsilon:>8} {error:>7}  {'  '.join(f'{value:.4f}' for value in values)}")
+    simulated = runs[0].config
+    lines.append(
+        f"({simulated.cohort_size} clients a round simulate a cohort of {simulated.claimed_cohort}: epsilon is that of the claimed cohort)"
+    )
+    lines.append(f"{seconds:.0f} s; open {report}")
+    return "\n".join(lines)

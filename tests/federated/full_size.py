@@ -1,0 +1,105 @@
+"""One process of the full-size test: n = 2052, 342 bands, 4,050,748 parameters, 10 clients a round.
+
+    python -m tests.federated.full_size FOLDER EXECUTION ROUNDS MECHANISM
+
+Runs up to ROUNDS rounds from the newest checkpoint in FOLDER, then stops as if killed; prints JSON: peak memory of this process and of
+TFF's worker in GiB, and a digest of the weights after every round.
+"""
+
+import hashlib
+import json
+import pathlib
+import sys
+
+import numpy as np
+
+import fedmf
+from fedmf import federated
+from fedmf.federated import training
+from fedmf.federated.workers import worker_processes
+from tasks.stackoverflow.model import build_model, make_loss, make_metrics
+from tasks.stackoverflow.preprocessing import SpecialIds
+
+ROUNDS, BANDS = 2052, 342
+
+
+def make_task() -> federated.Task:
+    """The papers' model on random sentences: 16 a client keep the arithmetic short, sizes are what matters here."""
+
+    def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(sum(name.encode()))
+        x = rng.integers(1, 10_000, (16, 20), dtype=np.int32)
+        return x, x
+
+    return federated.Task(
+        name="full size",
+        description="random sentences",
+        client_ids=[f"client {i}" for i in range(10 * BANDS)],
+        client_examples=examples,
+        evaluation_examples=examples,
+        build_model=lambda seed: build_model(seed),
+        loss=make_loss("published"),
+        metrics=make_metrics("published", SpecialIds(10_000)),
+        headline_metric="accuracy",
+        batch_size=16,
+    )
+
+
+def config(execution: str) -> fedmf.TrainConfig:
+    """The banded paper's StackOverflow run with 10 clients a round."""
+    return fedmf.TrainConfig(
+        rounds=ROUNDS, min_sep=BANDS, family="banded", noise_multiplier=0.65, cohort_size=10, execution=execution,
+        checkpoint_every=1, evaluate_every=2000,
+    )  # fmt: skip
+
+
+class Stop(Exception):
+    """Ends the run from outside the loop's knowledge."""
+
+
+def peak_gib(pid: int | str) -> float:
+    """High-water mark of a process's resident memory."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 2**20
+
+
+def main(folder: str, execution: str, rounds: int, mechanism_file: str) -> None:
+    """See the module."""
+    settings = config(execution)
+    plan = settings.plan(fedmf.load_mechanism(mechanism_file))
+    resume = pathlib.Path(folder).exists()
+
+    def stop_after(t: int) -> None:
+        if t + 1 == rounds:
+            raise Stop
+
+    original = training.build_execution
+    digests = {}
+
+    def watched(*arguments: object) -> object:
+        built = original(*arguments)
+        step = built.next
+
+        def next_and_note(state: object, cohort: object) -> object:
+            state, metrics = step(state, cohort)
+            digest = hashlib.sha256(b"".join(w.tobytes() for w in built.weights(state))).hexdigest()
+            digests[len(digests)] = digest
+            return state, metrics
+
+        built.next = next_and_note
+        return built
+
+    training.build_execution = watched
+    try:
+        federated.train(
+            make_task(), settings, folder=folder, noise_seed=None if resume else 5, plan=plan, resume=resume,
+            progress=False, on_round=stop_after,
+        )  # fmt: skip
+    except Stop:
+        pass
+    peaks = {"python": peak_gib("self"), "workers": sum(peak_gib(pid) for pid in worker_processes())}
+    print(json.dumps({"peak_gib": peaks, "weights": list(digests.values())}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
