@@ -1,6 +1,7 @@
 """Runs that were never trained: real plans, mechanisms, cohorts and statements; accuracy curves from a formula."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections import Counter
@@ -11,10 +12,14 @@ import pytest
 from fedmf.config import TrainConfig
 from fedmf.controller import ParticipationController
 from fedmf.error import rmse
+from fedmf.reports import plots
 from fedmf.runs import Run
 
 ROUNDS, COHORT, POPULATION = 24, 5, 60
 _FINAL = {"none": 0.24, "identity": 0.13, "tree": 0.185, "banded": 0.21, "dense": 0.2}
+
+
+_fitted = functools.lru_cache(maxsize=None)(TrainConfig.fit)
 
 
 def make_run(family, *, seed=0, stop=None, task="stackoverflow_nwp", description="a synthetic corpus", **config):
@@ -24,7 +29,7 @@ def make_run(family, *, seed=0, stop=None, task="stackoverflow_nwp", description
     config = TrainConfig(
         family=family, seed=seed, rounds=ROUNDS, min_sep=8, cohort_size=COHORT, evaluate_every=4, **config
     )
-    plan = config.plan()
+    plan = config.plan(_fitted(dataclasses.replace(config, seed=0)))
     controller = ParticipationController(config.participation(), population=POPULATION, cohort_size=COHORT, seed=seed)
     rng = np.random.default_rng([seed, *family.encode()])
     rows = []
@@ -70,6 +75,14 @@ def make_run(family, *, seed=0, stop=None, task="stackoverflow_nwp", description
         noising=plan.mechanism.noising(),
         result=result,
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _coarse_plots():
+    """Same layout, fewer pixels: drawing is most of the time of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "_DPI", 60)
+        yield
 
 
 @pytest.fixture(scope="session")
