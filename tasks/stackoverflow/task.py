@@ -164,9 +164,10 @@ def _encode_slice(corpus: data.Corpus, preprocessor: Preprocessor, start: int, s
             if begin < end:
                 sentences = corpus.sentences("test", client_id, size + 1)
                 if len(sentences) != size:
+                    found = "more" if len(sentences) > size else f"only {len(sentences)}"
                     raise ValueError(
-                        f"{corpus.path}: client_metadata promises {size} test examples of client {client_id!r}, examples "
-                        f"has {'more' if len(sentences) > size else len(sentences)}: fetch or write the file again"
+                        f"{corpus.path}: client_metadata promises {size} test examples of client {client_id!r}, but there "
+                        f"are {found}: fetch or write the file again"
                     )
                 place = slice(begin - start, end - start)
                 x[place], y[place] = preprocessor.encode(sentences[begin - seen : end - seen])
