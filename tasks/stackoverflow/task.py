@@ -166,8 +166,8 @@ def _encode_slice(corpus: data.Corpus, preprocessor: Preprocessor, start: int, s
                 if len(sentences) != size:
                     found = "more" if len(sentences) > size else f"only {len(sentences)}"
                     raise ValueError(
-                        f"{corpus.path}: client_metadata promises {size} test examples of client {client_id!r}, but there "
-                        f"are {found}: fetch or write the file again"
+                        f"{corpus.path}: client_metadata promises {size} test examples of client {client_id!r}, but "
+                        f"there are {found}: fetch or write the file again"
                     )
                 place = slice(begin - start, end - start)
                 x[place], y[place] = preprocessor.encode(sentences[begin - seen : end - seen])
