@@ -24,9 +24,9 @@ class Certificate:
 
     loss: float
     lower_bound: float
+    gap: float = dataclasses.field(init=False)
     iterations: int
     seconds: float
-    gap: float = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         finite = all(math.isfinite(value) for value in (self.loss, self.lower_bound, self.seconds))
