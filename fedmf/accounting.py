@@ -139,7 +139,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not isinstance(self.mechanism, Mechanism):
-            raise TypeError(f"mechanism={self.mechanism!r} must be a Mechanism: make one with fedmf.fit or fedmf.load_mechanism")
+            raise TypeError(
+                f"mechanism={self.mechanism!r} must be a Mechanism: make one with fedmf.fit or fedmf.load_mechanism"
+            )
         if not isinstance(self.participation, Participation):
             raise TypeError(f"participation={self.participation!r} must be a fedmf.Participation")
         if self.mechanism.rounds != self.participation.rounds:
@@ -148,15 +150,21 @@ class Plan:
                 "fit the mechanism for the rounds of the run"
             )
         if self.sampling is not None:
-            raise ValueError(f"sampling={self.sampling!r}: amplification by sampling is not available; use sampling=None")
-        sigma = _positive("noise_multiplier", self.noise_multiplier, "use a number such as 0.65, or 0 for no privacy", zero=True)
+            raise ValueError(
+                f"sampling={self.sampling!r}: amplification by sampling is not available; use sampling=None"
+            )
+        sigma = _positive(
+            "noise_multiplier", self.noise_multiplier, "use a number such as 0.65, or 0 for no privacy", zero=True
+        )
         object.__setattr__(self, "noise_multiplier", sigma)
         clip = _positive("clip_norm", self.clip_norm, "use the L2 bound on a client's update, such as 1.0")
         object.__setattr__(self, "clip_norm", clip)
         delta = _positive("delta", self.delta, "use a failure probability such as 1e-6", below=1.0)
         object.__setattr__(self, "delta", delta)
         if (self.simulated_cohort is None) != (self.claimed_cohort is None):
-            raise ValueError("simulated_cohort and claimed_cohort go together: use plan.simulating(simulated=..., claimed=...)")
+            raise ValueError(
+                "simulated_cohort and claimed_cohort go together: use plan.simulating(simulated=..., claimed=...)"
+            )
         if self.simulated_cohort is not None and self.claimed_cohort is not None:
             for name, cohort in (("simulated", self.simulated_cohort), ("claimed", self.claimed_cohort)):
                 _checks.integer(name, cohort, low=1, way_out="use a number of clients a round")

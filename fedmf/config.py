@@ -55,7 +55,8 @@ class TrainConfig:
     rounds: int = _option(2052, "Rounds of training.")
     cohort_size: int = _option(100, "Clients that train in a round.")
     claimed_cohort: int | None = _option(
-        None, "Estimate a cohort of this many clients from cohort_size simulated ones, with the noise scaled down (papers: 1000 from 100)."
+        None,
+        "Estimate a cohort of this many clients from cohort_size simulated ones, with the noise scaled down (papers: 1000 from 100).",
     )
     schema: str = _option("min_sep", "single, fixed_epoch, min_sep or every_round.")
     min_sep: int | None = _option(None, "Least number of rounds between two participations of a client.")
@@ -79,7 +80,9 @@ class TrainConfig:
     cooldown: float = _option(0.25, "Share of rounds in which it falls back to 0.05 of its peak.")
 
     # The run
-    seed: int = _option(0, "Of the initial model, the cohorts and the order of examples. The noise has a seed of its own.")
+    seed: int = _option(
+        0, "Of the initial model, the cohorts and the order of examples. The noise has a seed of its own."
+    )
     evaluate_every: int = _option(20, "Rounds between validations.")
     checkpoint_every: int = _option(20, "Rounds between checkpoints.")
     execution: str = _option("fast", "fast: our loop on one machine; tff: TFF's own learning process.")
@@ -106,9 +109,13 @@ class TrainConfig:
                 f"epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier} are both given: give one, the other follows"
             )
         if self.family == "none" and (self.epsilon is not None or self.noise_multiplier):
-            raise ValueError("family=none adds no noise: leave out epsilon and noise_multiplier, or choose another family")
+            raise ValueError(
+                "family=none adds no noise: leave out epsilon and noise_multiplier, or choose another family"
+            )
         if self.family != "none" and self.epsilon is None and self.noise_multiplier is None:
-            raise ValueError(f"family={self.family} needs a privacy target: give epsilon (such as 8) or noise_multiplier")
+            raise ValueError(
+                f"family={self.family} needs a privacy target: give epsilon (such as 8) or noise_multiplier"
+            )
         self.participation()
         self.server_schedule()
 
@@ -196,12 +203,16 @@ def read_config_file(path: str | pathlib.Path) -> dict[str, Any]:
     """
     path = pathlib.Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"config file {path} does not exist: name a .toml or .json file with fields of TrainConfig")
+        raise FileNotFoundError(
+            f"config file {path} does not exist: name a .toml or .json file with fields of TrainConfig"
+        )
     try:
         text = path.read_text(encoding="utf-8")
         values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except ValueError as error:
-        raise ValueError(f"config file {path} is not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from error
+        raise ValueError(
+            f"config file {path} is not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}"
+        ) from error
     if not isinstance(values, dict):
         raise ValueError(f"config file {path} must hold fields of TrainConfig, not a {type(values).__name__}")
     return values

@@ -85,10 +85,14 @@ class ParticipationController:
         if not isinstance(participation, Participation):
             raise TypeError(f"participation={participation!r} must be a fedmf.Participation")
         if availability is not None and not callable(availability):
-            raise TypeError(f"availability={availability!r} must be None or a function of the round that returns a mask")
+            raise TypeError(
+                f"availability={availability!r} must be None or a function of the round that returns a mask"
+            )
         self.participation = participation
         self.population = _checks.integer("population", population, low=1, way_out="use the number of clients")
-        self.cohort_size = _checks.integer("cohort_size", cohort_size, low=1, way_out="use the number of clients a round")
+        self.cohort_size = _checks.integer(
+            "cohort_size", cohort_size, low=1, way_out="use the number of clients a round"
+        )
         self.seed = _checks.integer("seed", seed, low=0, way_out="use a non-negative whole number")
         self._availability = availability
         self._refuse_impossible()
@@ -179,7 +183,9 @@ class ParticipationController:
     def _record(self, cohort: np.ndarray) -> None:
         t = len(self.ledger)
         if len(cohort) and (cohort.min() < 0 or cohort.max() >= self.population):
-            raise ValueError(f"the ledger's round {t} names clients outside 0..{self.population - 1}: it belongs to another run")
+            raise ValueError(
+                f"the ledger's round {t} names clients outside 0..{self.population - 1}: it belongs to another run"
+            )
         self.ledger.append(cohort)
         self._last[cohort] = t
         self._count[cohort] += 1

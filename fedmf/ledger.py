@@ -117,6 +117,8 @@ class ParticipationLedger:
         cohorts: list[list[int]] = [[] for _ in range(rounds)]
         for row in reader:
             if len(row) != 2 or not all(part.isdigit() for part in row) or int(row[0]) >= rounds:
-                raise ValueError(f"line {reader.line_num} of the ledger, {','.join(row)!r}, must be round,client with round < {rounds}")
+                raise ValueError(
+                    f"line {reader.line_num} of the ledger, {','.join(row)!r}, must be round,client with round < {rounds}"
+                )
             cohorts[int(row[0])].append(int(row[1]))
         return ParticipationLedger(cohort_size=cohort_size, cohorts=[np.array(c, np.int64) for c in cohorts])

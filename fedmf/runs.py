@@ -1,16 +1,16 @@
 """What a run leaves on disk, how it gets there safely, and how reports read it.
 
-    run/
-      config.json          TrainConfig
-      plan.json            Plan.summary(), task description, versions
-      statement.md         the privacy statement
-      mechanism.npz        the fitted mechanism
-      metrics.jsonl        one row a round; the same bits for the same seeds
-      timings.jsonl        seconds of every round; not reproducible, hence apart
-      participation.csv    (round, client), written at every checkpoint
-      result.json          written last: test metrics, achieved guarantee
-      checkpoints/         round-000020.ckpt: everything a resume needs
-      private/noise_seed   secret; do not publish
+run/
+  config.json          TrainConfig
+  plan.json            Plan.summary(), task description, versions
+  statement.md         the privacy statement
+  mechanism.npz        the fitted mechanism
+  metrics.jsonl        one row a round; the same bits for the same seeds
+  timings.jsonl        seconds of every round; not reproducible, hence apart
+  participation.csv    (round, client), written at every checkpoint
+  result.json          written last: test metrics, achieved guarantee
+  checkpoints/         round-000020.ckpt: everything a resume needs
+  private/noise_seed   secret; do not publish
 """
 
 import contextlib
@@ -72,7 +72,11 @@ class Checkpoint:
         cohorts = [self.ledger.cohort(t) for t in range(len(self.ledger))]
         arrays["cohort_lengths"] = np.array([len(c) for c in cohorts], np.int64)
         arrays["cohorts"] = np.concatenate([*cohorts, np.zeros(0, np.int64)])
-        header = {"rounds_done": self.rounds_done, "config_digest": self.config_digest, "cohort_size": self.ledger.cohort_size}
+        header = {
+            "rounds_done": self.rounds_done,
+            "config_digest": self.config_digest,
+            "cohort_size": self.ledger.cohort_size,
+        }
         arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
         out = io.BytesIO()
         np.savez(out, **arrays)
@@ -126,7 +130,9 @@ class RunFolder:
             (folder.path / "private").chmod(0o700)
             write_atomically(folder.path / "metrics.jsonl", "")
         except OSError as error:
-            raise ValueError(f"cannot write to folder {folder.path} ({error.strerror}): name a folder you may write to") from error
+            raise ValueError(
+                f"cannot write to folder {folder.path} ({error.strerror}): name a folder you may write to"
+            ) from error
         return folder
 
     @staticmethod
@@ -240,7 +246,9 @@ class Run:
             result = folder / "result.json"
             return Run(
                 path=folder,
-                config=config_from_mapping(json.loads((folder / "config.json").read_text()), str(folder / "config.json")),
+                config=config_from_mapping(
+                    json.loads((folder / "config.json").read_text()), str(folder / "config.json")
+                ),
                 plan=json.loads((folder / "plan.json").read_text()),
                 metrics=_read_rows(folder / "metrics.jsonl"),
                 timings=_read_rows(folder / "timings.jsonl"),
@@ -249,7 +257,9 @@ class Run:
                 result=json.loads(result.read_text()) if result.exists() else None,
             )
         except (OSError, json.JSONDecodeError) as error:
-            raise ValueError(f"run folder {folder} is incomplete or damaged ({error}): run it again in another folder") from error
+            raise ValueError(
+                f"run folder {folder} is incomplete or damaged ({error}): run it again in another folder"
+            ) from error
 
 
 def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """fedmf data: make and describe StackOverflow files."""
 
 import pathlib
+from typing import Any
 
 import click
 
@@ -60,7 +61,7 @@ def info(file: pathlib.Path | None, as_json: bool) -> None:
     if as_json:
         show(description, as_json)
         return
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in description.items():
         if isinstance(value, dict):
             flat |= {f"{name}.{inner}": part for inner, part in value.items()}

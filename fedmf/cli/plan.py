@@ -47,7 +47,8 @@ def fit(
         if workload not in ("prefix_sum", "momentum_sgd"):
             raise ValueError(f"workload={workload!r} is unknown: use prefix_sum or momentum_sgd")
         A = fedmf.prefix_sum(rounds) if workload == "prefix_sum" else fedmf.momentum_sgd(rounds, momentum=momentum)
-        options: dict[str, Any] = {"tree": {"decoder": decoder}, "banded": {"bands": bands}}.get(family, {})
+        by_family: dict[str, dict[str, Any]] = {"tree": {"decoder": decoder}, "banded": {"bands": bands}}
+        options = by_family.get(family, {})
         if tolerance is not None:
             options["tolerance"] = tolerance
         if bands is not None and family != "banded":

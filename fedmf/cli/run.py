@@ -18,9 +18,13 @@ def _noise_seed(context: click.Context, parameter: click.Parameter, value: str |
 
 @click.command()
 @click.option("--out", required=True, type=click.Path(path_type=pathlib.Path), help="Folder of the run.")
-@click.option("--config", "config_file", type=click.Path(path_type=pathlib.Path), help="TOML or JSON file of these options.")
+@click.option(
+    "--config", "config_file", type=click.Path(path_type=pathlib.Path), help="TOML or JSON file of these options."
+)
 @click.option("--resume", is_flag=True, help="Go on with the run in --out.")
-@click.option("--noise-seed", callback=_noise_seed, help="Secret whole number, or os to draw one. Needed for a new run.")
+@click.option(
+    "--noise-seed", callback=_noise_seed, help="Secret whole number, or os to draw one. Needed for a new run."
+)
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @config_options
 @json_option
@@ -58,9 +62,8 @@ def train(
     with arguments_checked():
         config = config_from_mapping(values | given, "the command line" if config_file is None else str(config_file))
 
-    from tasks import task_from_config
-
     from fedmf import federated
+    from tasks import task_from_config
 
     run = federated.train(
         task_from_config(config), config, folder=out, noise_seed=noise_seed, resume=resume, progress=not quiet
@@ -86,8 +89,12 @@ def train(
 
 
 @click.command()
-@click.option("--out", default="demo", show_default=True, type=click.Path(path_type=pathlib.Path), help="Folder to write.")
-@click.option("--seed", "seeds", multiple=True, type=int, default=(1,), help="Repeat for several sets of runs.  [default: 1]")
+@click.option(
+    "--out", default="demo", show_default=True, type=click.Path(path_type=pathlib.Path), help="Folder to write."
+)
+@click.option(
+    "--seed", "seeds", multiple=True, type=int, default=(1,), help="Repeat for several sets of runs.  [default: 1]"
+)
 @click.option("--epsilon", default=8.0, show_default=True, help="Privacy target of the private mechanisms.")
 @json_option
 def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: bool) -> None:

@@ -1,7 +1,7 @@
 """How a round is executed: two pure state machines over the same task, plan, cohorts and examples.
 
-    fast  our loop in this process: client work in one tf.function, the mean by the same DPQuery as in TFF.
-    tff   TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C++ runtime.
+fast  our loop in this process: client work in one tf.function, the mean by the same DPQuery as in TFF.
+tff   TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C++ runtime.
 """
 
 import abc
@@ -48,7 +48,9 @@ class Execution(abc.ABC):
         template = self.init()
         expected = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in tf.nest.flatten(template)]
         if expected != [(leaf.shape, leaf.dtype) for leaf in leaves]:
-            raise ValueError("the checkpoint's state does not fit this model and mechanism: resume with the version that wrote it")
+            raise ValueError(
+                "the checkpoint's state does not fit this model and mechanism: resume with the version that wrote it"
+            )
         return tf.nest.pack_sequence_as(template, list(leaves))
 
 

@@ -25,7 +25,9 @@ class SampleParams(NamedTuple):
 
 def check_noise_seed(noise_seed: Any) -> int:
     """The seed as a non-negative int; there is no default, because a silent seed is either reused or unknown."""
-    return _checks.integer("noise_seed", noise_seed, low=0, way_out="choose a whole number, keep it secret, never use it twice")
+    return _checks.integer(
+        "noise_seed", noise_seed, low=0, way_out="choose a whole number, keep it secret, never use it twice"
+    )
 
 
 class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
@@ -67,7 +69,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         leaves = tf.nest.flatten(self._specs)
         for leaf in leaves:
             if not leaf.shape.is_fully_defined() or not leaf.dtype.is_floating:
-                raise TypeError(f"record_specs has a leaf {leaf}: noise needs floating-point tensors of fully defined shape")
+                raise TypeError(
+                    f"record_specs has a leaf {leaf}: noise needs floating-point tensors of fully defined shape"
+                )
         if zeroing_norm is not None and not (np.isfinite(zeroing_norm) and zeroing_norm > 0):
             raise ValueError(f"zeroing_norm={zeroing_norm!r} must be a finite positive number, or None for no limit")
         self._zeroing_norm = float("inf") if zeroing_norm is None else float(zeroing_norm)
@@ -101,10 +105,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         limit = tf.cast(params.zeroing_norm, tf.float64)
         # Written so that a NaN fails the comparison and counts as too large.
         good = tf.reduce_all(
-            [
-                tf.reduce_all(tf.math.is_finite(leaf) & (tf.cast(tf.abs(leaf), tf.float64) <= limit))
-                for leaf in leaves
-            ]
+            [tf.reduce_all(tf.math.is_finite(leaf) & (tf.cast(tf.abs(leaf), tf.float64) <= limit)) for leaf in leaves]
         )
         kept = [tf.where(good, leaf, tf.zeros_like(leaf)) for leaf in leaves]
         # float64: the squares of large float32 values overflow float32.

@@ -143,11 +143,15 @@ def _reopen(config: TrainConfig, folder: str | pathlib.Path, plan: Plan | None) 
             for f in dataclasses.fields(config)
             if getattr(config, f.name) != getattr(run.config, f.name)
         ]
-        raise ValueError(f"cannot resume {folder} with another config: {', '.join(changed)}; start a new folder for that")
+        raise ValueError(
+            f"cannot resume {folder} with another config: {', '.join(changed)}; start a new folder for that"
+        )
     stored = load_mechanism(run_folder.path / "mechanism.npz")
     plan = config.plan(stored) if plan is None else plan
     if any(run.plan[key] != value for key, value in plan.summary().items()):
-        raise ValueError(f"cannot resume {folder} with another plan: its plan.json differs; start a new folder for that")
+        raise ValueError(
+            f"cannot resume {folder} with another plan: its plan.json differs; start a new folder for that"
+        )
     return run_folder, plan, int((run_folder.path / "private" / "noise_seed").read_text())
 
 
@@ -173,9 +177,7 @@ def _loop(
         cohorts = [controller.ledger.cohort(t) for t in range(rounds_done)]
         ledger = type(controller.ledger)(cohort_size=config.cohort_size, cohorts=cohorts)
         leaves = execution.leaves(state)
-        folder.save_checkpoint(
-            Checkpoint(rounds_done=rounds_done, config_digest=digest, state=leaves, ledger=ledger)
-        )
+        folder.save_checkpoint(Checkpoint(rounds_done=rounds_done, config_digest=digest, state=leaves, ledger=ledger))
 
     bar = tqdm.tqdm(
         total=config.rounds,

@@ -3,7 +3,7 @@
 import math
 import re
 
-import markdown  # type: ignore[import-untyped]
+import markdown
 import markupsafe
 
 # Raw HTML, links and images are no part of a statement; those in a damaged or foreign run folder must stay text.

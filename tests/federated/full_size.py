@@ -6,6 +6,7 @@ Runs up to ROUNDS rounds from the newest checkpoint in FOLDER, then stops as if 
 TFF's worker in GiB, and a digest of the weights after every round.
 """
 
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -90,13 +91,11 @@ def main(folder: str, execution: str, rounds: int, mechanism_file: str) -> None:
         return built
 
     training.build_execution = watched
-    try:
+    with contextlib.suppress(Stop):
         federated.train(
             make_task(), settings, folder=folder, noise_seed=None if resume else 5, plan=plan, resume=resume,
             progress=False, on_round=stop_after,
         )  # fmt: skip
-    except Stop:
-        pass
     peaks = {"python": peak_gib("self"), "workers": sum(peak_gib(pid) for pid in worker_processes())}
     print(json.dumps({"peak_gib": peaks, "weights": list(digests.values())}))
 
