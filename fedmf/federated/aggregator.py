@@ -8,7 +8,7 @@ import tensorflow_privacy as tfp
 
 from fedmf import _checks
 from fedmf.accounting import Plan
-from fedmf.federated.query import MatrixFactorizationQuery, check_noise_seed
+from fedmf.federated.query import MatrixFactorizationQuery, check_noise_seed, check_zeroing_norm
 
 
 def mean_query(
@@ -40,7 +40,7 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         self._plan = plan
         self._clients_per_round = clients_per_round
         self._noise_seed = check_noise_seed(noise_seed)
-        self._zeroing_norm = zeroing_norm
+        self._zeroing_norm = check_zeroing_norm(zeroing_norm)
 
     def create(self, value_type: Any) -> tff.templates.AggregationProcess:
         """The aggregation process for updates of `value_type`, a TFF tensor or structure of float tensors."""

@@ -112,14 +112,13 @@ class FastExecution(Execution):
                 variable.assign_sub(rate * tf.convert_to_tensor(gradient))
             loss_sum += loss * tf.reduce_sum(real[i])
         # TFF's sign: the "gradient" the server descends is weights before minus weights after.
-        update = [v - w for v, w in zip(self._variables, weights, strict=True)]
+        update = [w - v for v, w in zip(self._variables, weights, strict=True)]
         params = self._query.derive_sample_params(self._query.initial_global_state())
         return self._query.accumulate_record(params, total, update), loss_sum
 
     def _server_work(self, weights: Any, optimizer_state: Any, query_state: Any, total: Any) -> Any:
         mean, query_state, _ = self._query.get_noised_result(total, query_state)
-        gradient = [-m for m in mean]
-        optimizer_state, weights = self._optimizer.next(optimizer_state, weights, gradient)
+        optimizer_state, weights = self._optimizer.next(optimizer_state, weights, mean)
         return weights, optimizer_state, query_state
 
     def weights(self, state: Any) -> list[np.ndarray]:

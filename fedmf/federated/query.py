@@ -30,6 +30,16 @@ def check_noise_seed(noise_seed: Any) -> int:
     )
 
 
+def check_zeroing_norm(zeroing_norm: Any) -> float | None:
+    """The norm as a positive float, or None for no limit."""
+    if zeroing_norm is None:
+        return None
+    way_out = "use a positive number such as 100, or None for no limit"
+    if _checks.real("zeroing_norm", zeroing_norm, way_out=way_out) <= 0:
+        raise ValueError(f"zeroing_norm={zeroing_norm} must be positive: {way_out}")
+    return float(zeroing_norm)
+
+
 class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
     """Sum of clipped records plus row t of N Z in round t (Denisov et al. 2022, Sec. 2; banded paper, Alg. 1).
 
@@ -72,9 +82,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 raise TypeError(
                     f"record_specs has a leaf {leaf}: noise needs floating-point tensors of fully defined shape"
                 )
-        if zeroing_norm is not None and not (np.isfinite(zeroing_norm) and zeroing_norm > 0):
-            raise ValueError(f"zeroing_norm={zeroing_norm!r} must be a finite positive number, or None for no limit")
-        self._zeroing_norm = float("inf") if zeroing_norm is None else float(zeroing_norm)
+        checked = check_zeroing_norm(zeroing_norm)
+        self._zeroing_norm = float("inf") if checked is None else checked
         self._sizes = [int(np.prod(leaf.shape)) for leaf in leaves]
         size = sum(self._sizes)
         self._noise = NoiseRows(

@@ -1,0 +1,49 @@
+"""A task of a few hundred parameters for tests of the loop: sequences whose next symbol depends on the last."""
+
+import numpy as np
+import tensorflow as tf
+
+from fedmf import federated
+
+CLASSES, LENGTH = 7, 5
+
+
+def small_task(clients: int = 12) -> federated.Task:
+    """Clients have between 0 and 9 sequences; one of them has none."""
+
+    def examples(name: str, count: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(sum(name.encode()))
+        count = int(name.split()[-1]) % 10 if count is None else count
+        start = rng.integers(0, CLASSES, (count, 1))
+        x = ((start + 2 * np.arange(LENGTH + 1)) % CLASSES).astype(np.int32)
+        return x[:, :-1], x[:, 1:]
+
+    def build_model(seed: int) -> tf.keras.Model:
+        init = tf.keras.initializers.RandomUniform(seed=seed)
+        return tf.keras.Sequential(
+            [
+                tf.keras.layers.Embedding(CLASSES, 4, input_length=LENGTH, embeddings_initializer=init),
+                tf.keras.layers.Dense(CLASSES, kernel_initializer=tf.keras.initializers.GlorotUniform(seed=seed)),
+            ]
+        )
+
+    def loss(labels: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        each = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits), axis=1)
+        return tf.reduce_sum(each * weights) / tf.reduce_sum(weights)
+
+    def metrics(labels: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+        right = tf.cast(tf.equal(tf.argmax(logits, -1, tf.int32), labels), tf.float32)
+        return {"accuracy": (tf.reduce_sum(right * weights[:, None]), tf.reduce_sum(weights) * LENGTH)}
+
+    return federated.Task(
+        name="small",
+        description="arithmetic progressions",
+        client_ids=[f"client {i}" for i in range(clients)],
+        client_examples=examples,
+        evaluation_examples=lambda split: examples(split, 40),
+        build_model=build_model,
+        loss=loss,
+        metrics=metrics,
+        headline_metric="accuracy",
+        batch_size=4,
+    )
