@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 # dp_accounting and scipy take most of a second to import, so that `fedmf --help` waits for neither: functions import them.
 
 _MAX_EPSILON = 10_000.0
+_FLOAT32_NORMAL = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
+MAX_TARGET_EPSILON = _MAX_EPSILON / 2
+# Below this the PLD accountant's own truncation and rounding are larger than delta: its epsilon then grows without bound,
+# and calibration would ask for thousands of times the noise that is needed.
+MIN_DELTA = 1e-15
 
 
 def _positive(name: str, value: Any, way_out: str, *, below: float = math.inf, zero: bool = False) -> float:
@@ -30,6 +35,20 @@ def _positive(name: str, value: Any, way_out: str, *, below: float = math.inf, z
         bounds = "non-negative" if zero else "positive"
         upper = "" if math.isinf(below) else f" and below {below:g}"
         raise ValueError(f"{name}={value!r} must be {bounds}{upper}: {way_out}")
+    return number
+
+
+def check_epsilon(epsilon: Any) -> float:
+    """A privacy target that calibration can meet, as a float; raises otherwise."""
+    return _positive("epsilon", epsilon, "ask for a privacy loss such as epsilon=8.0", below=MAX_TARGET_EPSILON)
+
+
+def check_delta(delta: Any) -> float:
+    """A failure probability that the accountant resolves, as a float; raises otherwise."""
+    way_out = "use a failure probability such as delta=1e-6"
+    number = _positive("delta", delta, way_out, below=1.0)
+    if number < MIN_DELTA:
+        raise ValueError(f"delta={delta!r} is below {MIN_DELTA:g}, the least the accountant resolves: {way_out}")
     return number
 
 
@@ -55,8 +74,8 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     """Smallest epsilon the PLD accountant proves for one Gaussian release with sensitivity 1; a pessimistic (upper) value.
 
     Args:
-      noise_multiplier: standard deviation of the noise; 0 gives infinity.
-      delta: in (0, 1).
+      noise_multiplier: standard deviation of the noise; 0, or so little that epsilon is far above every use, gives infinity.
+      delta: in [1e-15, 1).
 
     >>> round(gaussian_epsilon(0.65294, 1e-6), 3)
     8.0
@@ -66,30 +85,33 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
     if noise_multiplier == 0:
         return math.inf
-    # The grid is coarser only where epsilon is so large that a grid of 1e-4 would need millions of points; dp_accounting
-    # rounds losses up, so a coarser grid can only overstate epsilon.
-    scale = 1 / (2 * noise_multiplier**2) + 5 / noise_multiplier
+    # The largest privacy loss of note. Products and not powers: they overflow to infinity instead of raising.
+    inverse = 1 / noise_multiplier
+    scale = inverse * inverse / 2 + 5 * inverse
     if scale > _MAX_EPSILON:
         return math.inf
+    # The grid is coarser than 1e-4 only where that would need hundreds of thousands of points, and finer only where losses
+    # themselves are that small; dp_accounting rounds losses up, so the grid can only overstate epsilon (by 1e-7 of it).
+    interval = max(1e-9, min(1e-4, 1e-2 * scale), 1e-5 * scale)
     # The zero-out relation of the banded paper's K.1: a client's updates become zeros, the number of records stays.
     zero_out = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
-    accountant = pld.PLDAccountant(zero_out, value_discretization_interval=max(1e-4, 1e-6 * scale))
+    accountant = pld.PLDAccountant(zero_out, value_discretization_interval=interval)
     accountant.compose(dp_accounting.GaussianDpEvent(noise_multiplier))
     return float(accountant.get_epsilon(delta))
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
-    """Smallest noise multiplier, to about 1e-6 relative, for which `gaussian_epsilon` is at most `epsilon`.
+    """Smallest noise multiplier, to well under 1e-4 relative, that gives (epsilon, delta).
 
-    The closed form starts the search; the PLD accountant has the last word, so the result is never weaker than asked.
+    The closed form starts the search; it ends where the PLD accountant and the closed form both agree that the result is not
+    weaker than asked.
 
     >>> round(gaussian_noise_multiplier(2.0, 1e-6), 5)  # banded paper, Table 4
     2.23048
     """
     from scipy import optimize
 
-    epsilon = _positive("epsilon", epsilon, "ask for a privacy loss such as epsilon=8.0", below=_MAX_EPSILON / 2)
-    delta = _positive("delta", delta, "ask for a failure probability such as delta=1e-6", below=1.0)
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     lower, upper = 1e-3, 1.0
     while gaussian_delta(upper, epsilon) > delta:
         upper *= 2
@@ -97,7 +119,7 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
         lower /= 2
     sigma = float(optimize.brentq(lambda s: gaussian_delta(s, epsilon) - delta, lower, upper, xtol=1e-15, rtol=1e-13))
     step = 1e-7
-    while gaussian_epsilon(sigma, delta) > epsilon:
+    while gaussian_delta(sigma, epsilon) > delta or gaussian_epsilon(sigma, delta) > epsilon:
         sigma *= 1 + step
         step *= 2
     return sigma
@@ -112,7 +134,7 @@ class Plan:
       participation: what the controller enforces and the guarantee assumes; same number of rounds as the mechanism.
       noise_multiplier: of one GaussianDpEvent for the whole run; 0 means no noise and no privacy (epsilon is infinite).
       clip_norm: L2 bound on one client's update in one round.
-      delta: in (0, 1).
+      delta: in [1e-15, 1).
       sampling: amplification by sampling; None is the only value supported so far.
       simulated_cohort, claimed_cohort: set only by `simulating`, else both None.
 
@@ -159,15 +181,15 @@ class Plan:
         object.__setattr__(self, "noise_multiplier", sigma)
         clip = _positive("clip_norm", self.clip_norm, "use the L2 bound on a client's update, such as 1.0")
         object.__setattr__(self, "clip_norm", clip)
-        delta = _positive("delta", self.delta, "use a failure probability such as 1e-6", below=1.0)
-        object.__setattr__(self, "delta", delta)
+        object.__setattr__(self, "delta", check_delta(self.delta))
         if (self.simulated_cohort is None) != (self.claimed_cohort is None):
             raise ValueError(
                 "simulated_cohort and claimed_cohort go together: use plan.simulating(simulated=..., claimed=...)"
             )
         if self.simulated_cohort is not None and self.claimed_cohort is not None:
             for name, cohort in (("simulated", self.simulated_cohort), ("claimed", self.claimed_cohort)):
-                _checks.integer(name, cohort, low=1, way_out="use a number of clients a round")
+                number = _checks.integer(name, cohort, low=1, way_out="use a number of clients a round")
+                object.__setattr__(self, f"{name}_cohort", number)
             if self.simulated_cohort >= self.claimed_cohort:
                 raise ValueError(
                     f"simulated={self.simulated_cohort} must be below claimed={self.claimed_cohort}: "
@@ -188,8 +210,18 @@ class Plan:
 
     @property
     def stddev(self) -> float:
-        """Standard deviation of every entry of Z, in the units of a client's update: the noise added to a SUM is N Z."""
-        return self.noise_multiplier * self.sensitivity.value * self.clip_norm * self.noise_scale
+        """Standard deviation of every entry of Z, in the units of a client's update: the noise added to a SUM is N Z.
+
+        Raises:
+          ValueError: float32, in which noise is drawn, would make it 0 or infinite: a guarantee without noise.
+        """
+        stddev = self.noise_multiplier * self.sensitivity.value * self.clip_norm * self.noise_scale
+        if self.noise_multiplier > 0 and not _FLOAT32_NORMAL[0] <= stddev <= _FLOAT32_NORMAL[1]:
+            raise ValueError(
+                f"clip_norm={self.clip_norm} and noise_multiplier={self.noise_multiplier} give noise of standard deviation {stddev:g}, "
+                "beyond the range of float32 in which it is drawn: rescale the updates, and clip_norm with them"
+            )
+        return stddev
 
     @property
     def event(self) -> "dp_accounting.DpEvent":
@@ -208,7 +240,10 @@ class Plan:
     @property
     def rho(self) -> float:
         """rho-zCDP of the run: 1 / (2 noise_multiplier^2) (Bun and Steinke 2016, Prop. 1.6)."""
-        return math.inf if self.noise_multiplier == 0 else 1 / (2 * self.noise_multiplier**2)
+        if self.noise_multiplier == 0:
+            return math.inf
+        inverse = 1 / self.noise_multiplier
+        return inverse * inverse / 2
 
     def simulating(self, *, simulated: int, claimed: int) -> "Plan":
         """A plan that trains `simulated` clients a round to estimate the utility of `claimed` clients a round.
@@ -259,8 +294,8 @@ def calibrate(
     Args:
       mechanism: from `fit` or `load_mechanism`.
       participation: what the controller will enforce.
-      epsilon: target, positive and finite.
-      delta: target, in (0, 1).
+      epsilon: target, positive and below 5000.
+      delta: target, in [1e-15, 1).
       clip_norm: L2 bound on one client's update in one round.
       sampling: None; amplification is not available yet.
 

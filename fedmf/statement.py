@@ -1,5 +1,6 @@
 """The privacy statement of a plan, in the structure of the banded paper's Appendix K.1 (after Ponomareva et al. 2023, Sec. 5.3)."""
 
+import decimal
 import math
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,12 @@ def _participation_in_words(plan: "Plan") -> str:
     )
 
 
-def _number(value: float, digits: int = 4) -> str:
-    return "infinity (no guarantee)" if math.isinf(value) else f"{value:.{digits}g}"
+def _upper(value: float) -> str:
+    """A bound to four digits, rounded up: rounded to nearest it could claim more privacy than was proven."""
+    if math.isinf(value):
+        return "infinity (no guarantee)"
+    four_digits = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
+    return f"{float(four_digits.create_decimal_from_float(value)):.4g}"
 
 
 def privacy_statement(plan: "Plan") -> str:
@@ -29,13 +34,15 @@ def privacy_statement(plan: "Plan") -> str:
     s = plan.sensitivity
     kind = "exact" if s.exact else "a proven upper bound"
     formal = (
-        f"The run satisfies (epsilon = {_number(plan.epsilon)}, delta = {plan.delta:g})-differential privacy "
-        f"and rho = {_number(plan.rho)} zCDP."
+        f"The run satisfies (epsilon = {_upper(plan.epsilon)}, delta = {plan.delta})-differential privacy "
+        f"and rho = {_upper(plan.rho)} zCDP."
     )
     head = ""
     if plan.noise_multiplier == 0:
         formal = "No noise is added: the run has no differential privacy guarantee."
         head = "> **No privacy.** The noise multiplier of this plan is 0.\n\n"
+        if plan.simulated_cohort is not None:
+            head += f"> **Simulation.** {plan.simulated_cohort} clients a round stand for {plan.claimed_cohort}.\n\n"
     elif plan.simulated_cohort is not None:
         head = (
             f"> **Simulation.** {plan.simulated_cohort} clients a round stand for {plan.claimed_cohort}; the noise is scaled by "
