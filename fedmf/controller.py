@@ -61,7 +61,8 @@ class ParticipationController:
       ledger: the rounds that have already happened, to go on after a resume.
 
     Raises:
-      TypeError, ValueError: for arguments that cannot work, naming the number to change.
+      TypeError, ValueError: for arguments that cannot work, naming the number to change, and for a ledger that this controller
+        cannot have written.
 
     Example:
       >>> import fedmf
@@ -98,10 +99,14 @@ class ParticipationController:
         self._refuse_impossible()
         self._last = np.full(self.population, _NEVER, np.int32)
         self._count = np.zeros(self.population, np.int32)
+        self._counted = 0
+        self._order: np.ndarray | None = None
         self.ledger = ParticipationLedger(cohort_size=self.cohort_size)
-        for t in range(len(ledger) if ledger else 0):
+        for t in range(len(ledger) if ledger is not None else 0):
             assert ledger is not None
-            self._record(ledger.cohort(t))
+            self._refuse_foreign(ledger.cohort(t))
+            self.ledger.append(ledger.cohort(t))
+            self._catch_up()
 
     def _refuse_impossible(self) -> None:
         p, size = self.participation, self.cohort_size
@@ -109,28 +114,66 @@ class ParticipationController:
             raise ValueError(
                 f"cohort_size={size} is larger than population={self.population}: lower cohort_size to at most {self.population}"
             )
-        b = min(p.min_sep, p.rounds)
+        b = p.min_sep
         if size * b > self.population:
+            # Schema single has no min_sep of its own to change: there it is the number of rounds.
+            name = "rounds" if p.schema == "single" else "min_sep"
             raise ValueError(
-                f"cohort_size={size} * min_sep={b} = {size * b} exceeds population={self.population}: lower cohort_size to at most "
-                f"{self.population // b} or min_sep to at most {self.population // size}, or raise the population to {size * b}"
+                f"cohort_size={size} * {name}={b} = {size * b} exceeds population={self.population}: "
+                f"{_lower_cohort_size(self.population // b)}lower {name} to at most {self.population // size}, "
+                f"or raise population to {size * b}"
+            )
+        epochs = math.ceil(p.rounds / b)
+        if p.schema == "fixed_epoch" and p.max_participations < epochs:
+            raise ValueError(
+                f"max_participations={p.max_participations} ends the fixed order after round {p.max_participations * b} of "
+                f"rounds={p.rounds}: use max_participations={epochs}"
             )
         if size * p.rounds > self.population * p.max_participations:
             raise ValueError(
                 f"max_participations={p.max_participations} of {self.population} clients cannot fill rounds={p.rounds} with "
-                f"cohort_size={size}: raise max_participations to {math.ceil(size * p.rounds / self.population)} or lower cohort_size "
-                f"to {self.population * p.max_participations // p.rounds}"
+                f"cohort_size={size}: {_lower_cohort_size(self.population * p.max_participations // p.rounds)}"
+                f"or raise max_participations to {math.ceil(size * p.rounds / self.population)}"
             )
-        if p.schema == "fixed_epoch" and p.max_participations < math.ceil(p.rounds / p.min_sep):
+
+    def _refuse_foreign(self, cohort: np.ndarray) -> None:
+        """Raises if this controller cannot have drawn `cohort` next: going on from there would break the participation."""
+        t, p = len(self.ledger), self.participation
+        another = (
+            "the ledger belongs to another run, or the guarantee was already broken: audit it with fedmf.audit_ledger"
+        )
+        if t >= p.rounds:
+            raise ValueError(f"ledger has a round {t} but the run has rounds={p.rounds}: {another}")
+        if len(cohort) and cohort.max() >= self.population:
             raise ValueError(
-                f"max_participations={p.max_participations} ends the fixed order after round {p.max_participations * p.min_sep} of "
-                f"rounds={p.rounds}: use max_participations={math.ceil(p.rounds / p.min_sep)}"
+                f"ledger's round {t} names client {cohort.max()}, outside 0..{self.population - 1}: {another}"
             )
+        if len(cohort) > self.cohort_size:
+            raise ValueError(f"ledger's round {t} has {len(cohort)} clients, cohort_size={self.cohort_size}: {another}")
+        may = self._rested(t, cohort)
+        if p.schema == "fixed_epoch":
+            may &= np.isin(cohort, self._group(t))
+        if not may.all():
+            client = cohort[~may][0]
+            raise ValueError(
+                f"ledger's round {t} has client {client}, who may not take part then under {p} with seed={self.seed}: {another}"
+            )
+
+    def _rested(self, t: int, clients: np.ndarray | slice = slice(None)) -> np.ndarray:
+        p = self.participation
+        return (t - self._last[clients] >= p.min_sep) & (self._count[clients] < p.max_participations)
+
+    def _group(self, t: int) -> np.ndarray:
+        """Schema fixed_epoch: the clients whose turn it is in round t."""
+        if self._order is None:
+            self._order = np.random.default_rng(np.random.SeedSequence([self.seed, 0])).permutation(self.population)
+        start = t % self.participation.min_sep * self.cohort_size
+        return self._order[start : start + self.cohort_size]
 
     def eligible(self, t: int) -> np.ndarray:
         """Boolean mask (population,): who may take part in round t, given the ledger so far."""
-        p = self.participation
-        mask = (t - self._last >= p.min_sep) & (self._count < p.max_participations)
+        self._catch_up()
+        mask = self._rested(t)
         if self._availability is not None:
             available = np.asarray(self._availability(t))
             if available.shape != (self.population,) or available.dtype != bool:
@@ -147,13 +190,15 @@ class ParticipationController:
         Rounds are asked for in order; a round already handed out is answered again from the ledger.
 
         Raises:
-          ValueError: t is beyond the next round or beyond the last.
+          TypeError: t is not an int.
+          ValueError: t is negative, beyond the next round, or beyond the last.
 
         Warns:
           PoolRanDryWarning: fewer than cohort_size clients were eligible and available. The divisor of the mean stays the fixed
             cohort size, so the guarantee is untouched.
         """
-        if 0 <= t < len(self.ledger):
+        t = _checks.integer("t", t, low=0, way_out="ask for a round of the run, from 0 on")
+        if t < len(self.ledger):
             return self.ledger.cohort(t)
         if t != len(self.ledger) or t >= self.participation.rounds:
             raise ValueError(
@@ -162,9 +207,7 @@ class ParticipationController:
             )
         mask = self.eligible(t)
         if self.participation.schema == "fixed_epoch":
-            group = t % self.participation.min_sep
-            order = np.random.default_rng(np.random.SeedSequence([self.seed, 0])).permutation(self.population)
-            candidates = order[group * self.cohort_size : (group + 1) * self.cohort_size]
+            candidates = self._group(t)
             chosen = candidates[mask[candidates]]
         else:
             candidates = np.flatnonzero(mask)
@@ -177,34 +220,49 @@ class ParticipationController:
                 PoolRanDryWarning,
                 stacklevel=2,
             )
-        self._record(np.sort(chosen))
+        self.ledger.append(np.sort(chosen))
         return self.ledger.cohort(t)
 
-    def _record(self, cohort: np.ndarray) -> None:
-        t = len(self.ledger)
-        if len(cohort) and (cohort.min() < 0 or cohort.max() >= self.population):
-            raise ValueError(
-                f"the ledger's round {t} names clients outside 0..{self.population - 1}: it belongs to another run"
-            )
-        self.ledger.append(cohort)
-        self._last[cohort] = t
-        self._count[cohort] += 1
+    def _catch_up(self) -> None:
+        """Reads the rounds of the ledger that were not counted yet: what is drawn depends on the ledger and nothing else."""
+        while self._counted < len(self.ledger):
+            cohort = self.ledger.cohort(self._counted)
+            self._last[cohort] = self._counted
+            self._count[cohort] += 1
+            self._counted += 1
 
     def audit(self, plan: Plan) -> Audit:
         """What the ledger says of the plan: observed separation and count, and the epsilon and rho they give."""
         return audit_ledger(self.ledger, plan)
 
 
+def _lower_cohort_size(most: int) -> str:
+    """The way out, where there is one: no cohort size below 1 helps."""
+    return f"lower cohort_size to at most {most}, " if most >= 1 else ""
+
+
 def audit_ledger(ledger: ParticipationLedger, plan: Plan) -> Audit:
     """Accounts the plan's noise with the participation observed in `ledger` (banded paper, Sec. 6: planned 400, achieved 385).
 
     The noise's standard deviation is what it was; a different sensitivity makes it a different multiplier.
+
+    Raises:
+      ValueError: the ledger is longer than the plan.
     """
     observed = ledger.observed()
+    if observed.rounds > plan.participation.rounds:
+        raise ValueError(
+            f"ledger has {observed.rounds} rounds but the plan covers {plan.participation.rounds}: audit a run with its own plan"
+        )
     if observed.participations == 0:
         return Audit(planned=plan, observed=observed, achieved=None)
     p = plan.participation
-    if p.schema == "fixed_epoch" and all(p.allows(tuple(rounds)) for rounds in ledger.rounds_of_clients().values()):
+    obeyed = (
+        observed.max_participations <= p.max_participations
+        and (observed.min_separation is None or observed.min_separation >= p.min_sep)
+        and (p.schema != "fixed_epoch" or all(p.allows(rounds) for rounds in ledger.rounds_of_clients().values()))
+    )
+    if p.schema == "fixed_epoch" and obeyed:
         seen = dataclasses.replace(p, max_participations=observed.max_participations)
     elif observed.min_separation is None:
         seen = Participation(rounds=p.rounds, schema="single")
@@ -217,4 +275,7 @@ def audit_ledger(ledger: ParticipationLedger, plan: Plan) -> Audit:
         )
     achieved = dataclasses.replace(plan, participation=seen)
     multiplier = plan.noise_multiplier * plan.sensitivity.value / achieved.sensitivity.value
+    if obeyed:
+        # The planned guarantee holds; rounding in a second way of computing the same sensitivity must not deny it.
+        multiplier = max(multiplier, plan.noise_multiplier)
     return Audit(planned=plan, observed=observed, achieved=dataclasses.replace(achieved, noise_multiplier=multiplier))
