@@ -3,7 +3,8 @@
 import csv
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,10 @@ class ParticipationLedger:
 
     def append(self, cohort: np.ndarray) -> None:
         """Records the clients of the next round: int64, shape (clients,), none of them twice."""
-        cohort = np.array(cohort, dtype=np.int64)
+        given = np.asarray(cohort)
+        if given.size and given.dtype.kind not in "iu":
+            raise TypeError(f"cohort holds {given.dtype} entries: pass client indices, an array of ints")
+        cohort = np.array(given, dtype=np.int64)
         if cohort.ndim != 1 or len(np.unique(cohort)) != len(cohort) or (len(cohort) and cohort.min() < 0):
             raise ValueError(f"cohort={cohort.tolist()} must list different, non-negative client indices")
         cohort.setflags(write=False)
@@ -112,13 +116,33 @@ class ParticipationLedger:
           ValueError: another header, or a row that is not two non-negative whole numbers with a round below `rounds`.
         """
         reader = csv.reader(io.StringIO(text))
-        if next(reader, None) != ["round", "client"]:
+        if next(_rows(reader), None) != ["round", "client"]:
             raise ValueError("a participation ledger starts with the header round,client: this file does not")
         cohorts: list[list[int]] = [[] for _ in range(rounds)]
-        for row in reader:
-            if len(row) != 2 or not all(part.isdigit() for part in row) or int(row[0]) >= rounds:
+        seen: set[tuple[int, int]] = set()
+        for row in _rows(reader):
+            pair = _pair(row, rounds)
+            if pair is None or pair in seen:
                 raise ValueError(
-                    f"line {reader.line_num} of the ledger, {','.join(row)!r}, must be round,client with round < {rounds}"
+                    f"line {reader.line_num} of the ledger, {','.join(row)[:80]!r}, must be round,client with round < {rounds}, "
+                    "every pair once: write the file again with to_csv"
                 )
-            cohorts[int(row[0])].append(int(row[1]))
+            seen.add(pair)
+            cohorts[pair[0]].append(pair[1])
         return ParticipationLedger(cohort_size=cohort_size, cohorts=[np.array(c, np.int64) for c in cohorts])
+
+
+def _rows(reader: Any) -> Iterator[list[str]]:
+    """The reader's rows; what the csv module itself cannot read is one row of garbage."""
+    try:
+        yield from reader
+    except csv.Error as error:
+        yield [str(error)]
+
+
+def _pair(row: list[str], rounds: int) -> tuple[int, int] | None:
+    # At most 18 digits fit in int64; isdecimal alone lets other scripts' digits pass.
+    if len(row) != 2 or not all(part.isascii() and part.isdecimal() and len(part) <= 18 for part in row):
+        return None
+    t, client = int(row[0]), int(row[1])
+    return (t, client) if t < rounds else None
