@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import pathlib
+import re
 import tomllib
 from typing import Any
 
 import msgspec
 
 from fedmf import _checks
-from fedmf.accounting import Plan, calibrate
+from fedmf.accounting import Plan, calibrate, check_delta, check_epsilon
 from fedmf.mechanisms.base import Mechanism
 from fedmf.optimize import fit
 from fedmf.participation import Participation
@@ -19,6 +20,7 @@ from fedmf.workloads import Workload, prefix_sum
 _EXECUTIONS = ("fast", "tff")
 _FAMILIES = ("none", "identity", "tree", "banded", "dense")
 _LOSSES = ("published", "masked")
+_DECODERS = ("online", "full")
 
 
 def _option(default: Any, help: str) -> Any:
@@ -92,17 +94,52 @@ class TrainConfig:
             "vocabulary_size sequence_length max_sentences batch_size embedding_size lstm_size validation_sentences "
             "test_sentences rounds cohort_size claimed_cohort min_sep max_participations bands evaluate_every checkpoint_every"
         )
+        if self.data is not None and not isinstance(self.data, str):
+            raise TypeError(f"data={self.data!r} is a {type(self.data).__name__}, not a str: pass the path as text")
+        optional = {field.name for field in dataclasses.fields(self) if field.default is None}
         for name in whole.split():
             value = getattr(self, name)
-            if value is not None:
-                _checks.integer(name, value, low=1, way_out="use a positive whole number")
-        _checks.integer("seed", self.seed, low=0, way_out="use a non-negative whole number")
-        real = "epsilon delta clip_norm zeroing_norm client_learning_rate server_learning_rate"
+            if value is not None or name not in optional:
+                number = _checks.integer(name, value, low=1, way_out="use a positive whole number")
+                object.__setattr__(self, name, number)  # a plain int, also of numpy's: the config is kept as JSON
+        seed = _checks.integer("seed", self.seed, low=0, way_out="use a non-negative whole number")
+        object.__setattr__(self, "seed", seed)
+        # None is a value of its own for these: no zeroing.
+        optional |= {"zeroing_norm"}
+        real = (
+            "epsilon noise_multiplier delta clip_norm zeroing_norm client_learning_rate server_learning_rate "
+            "server_momentum warmup cooldown"
+        )
+        may_be_zero = {"noise_multiplier", "server_momentum", "warmup", "cooldown"}
         for name in real.split():
             value = getattr(self, name)
-            if value is not None and _checks.real(name, value, way_out="use a finite positive number") <= 0:
-                raise ValueError(f"{name}={value} must be positive: use a finite positive number")
-        for name, choices in (("family", _FAMILIES), ("execution", _EXECUTIONS), ("loss", _LOSSES)):
+            if value is not None or name not in optional:
+                kind = "non-negative" if name in may_be_zero else "positive"
+                real_number = _checks.real(name, value, way_out=f"use a finite {kind} number")
+                if real_number < 0 or (real_number == 0 and name not in may_be_zero):
+                    raise ValueError(f"{name}={value} must be {kind}: use a finite {kind} number")
+                object.__setattr__(self, name, real_number)
+        # What the plan would refuse is refused here, before the minutes that fitting takes.
+        check_delta(self.delta)
+        if self.epsilon is not None:
+            check_epsilon(self.epsilon)
+        if self.server_momentum >= 1:
+            raise ValueError(f"server_momentum={self.server_momentum} must be below 1: use a number such as 0.95")
+        if self.claimed_cohort is not None and self.claimed_cohort <= self.cohort_size:
+            raise ValueError(
+                f"claimed_cohort={self.claimed_cohort} must be above cohort_size={self.cohort_size}, which stands for it: "
+                "leave claimed_cohort out to train the cohort itself"
+            )
+        if self.bands is not None and self.bands > self.rounds:
+            raise ValueError(
+                f"bands={self.bands} must be at most rounds={self.rounds}: a matrix of that size has no more diagonals"
+            )
+        for name, choices in (
+            ("family", _FAMILIES),
+            ("execution", _EXECUTIONS),
+            ("loss", _LOSSES),
+            ("decoder", _DECODERS),
+        ):
             _checks.one_of(name, getattr(self, name), choices)
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise ValueError(
@@ -192,7 +229,10 @@ def config_from_mapping(values: dict[str, Any], origin: str) -> TrainConfig:
     try:
         return msgspec.convert(values, TrainConfig)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{origin}: {error}") from error
+        # msgspec names the field behind the sentence: "Expected `int`, got `str` - at `$.rounds`".
+        field = re.search(r" - at `\$\.(\w+)`$", str(error))
+        given = f"{field[1]}={values[field[1]]!r}: " if field and field[1] in values else ""
+        raise ValueError(f"{origin}: {given}{error}") from error
 
 
 def read_config_file(path: str | pathlib.Path) -> dict[str, Any]:
@@ -209,7 +249,7 @@ def read_config_file(path: str | pathlib.Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"config file {path} is not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}"
         ) from error

@@ -4,6 +4,8 @@ import dataclasses
 
 import numpy as np
 
+from fedmf import _checks
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WarmupCooldown:
@@ -27,15 +29,16 @@ class WarmupCooldown:
     floor: float = 0.05
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds={self.rounds} must be positive")
-        if not (np.isfinite(self.peak) and self.peak > 0):
-            raise ValueError(f"peak={self.peak} must be a finite positive learning rate")
-        if not 0 < self.floor <= 1:
-            raise ValueError(f"floor={self.floor} must be in (0, 1]")
+        _checks.integer("rounds", self.rounds, low=1, way_out="pass the number of rounds of the run")
+        if _checks.real("peak", self.peak, way_out="pass a learning rate such as 1.0") <= 0:
+            raise ValueError(f"peak={self.peak} must be positive: pass a learning rate such as 1.0")
+        if not 0 < _checks.real("floor", self.floor, way_out="pass a share such as 0.05") <= 1:
+            raise ValueError(f"floor={self.floor} must be in (0, 1]: pass a share such as 0.05")
+        for name in ("warmup", "cooldown"):
+            _checks.real(name, getattr(self, name), way_out="pass a share of the run such as 0.25, or 0 for none")
         if min(self.warmup, self.cooldown) < 0 or self.warmup + self.cooldown > 1:
             raise ValueError(
-                f"warmup={self.warmup} and cooldown={self.cooldown} must be shares of the run that add up to at most 1"
+                f"warmup={self.warmup} and cooldown={self.cooldown} must not be negative nor add up to more than 1: pass shares of the run"
             )
 
     def learning_rates(self) -> np.ndarray:
