@@ -20,7 +20,7 @@ import io
 import json
 import os
 import pathlib
-import tempfile
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,18 +34,24 @@ _KEPT_CHECKPOINTS = 2
 
 
 def write_atomically(path: pathlib.Path, content: bytes | str, *, mode: int = 0o644) -> None:
-    """Replaces `path` by `content` in one step: a reader or a crash sees the old file or the new one, never half of one."""
+    """Replaces `path` by `content` in one step: a reader or a crash sees the old file or the new one, never half of one.
+
+    Args:
+      path: the file; a crash can leave a temporary .NAME.*.part beside it, never anything under its own name.
+      content: bytes, or text to be written as UTF-8.
+      mode: permissions, of which the process's umask takes away as usual.
+    """
     data = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(handle, "wb") as out:
             out.write(data)
             out.flush()
             os.fsync(out.fileno())
-        os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
 
@@ -67,8 +73,16 @@ class Checkpoint:
     ledger: ParticipationLedger
 
     def to_bytes(self) -> bytes:
-        """Magic line, SHA-256 of the rest, the rest: an .npz without pickles."""
+        """Magic line, SHA-256 of the rest, the rest: an .npz without pickles.
+
+        Raises:
+          TypeError: a leaf of Python objects, which could be written but not read back.
+        """
         arrays = {f"state_{i}": np.asarray(leaf) for i, leaf in enumerate(self.state)}
+        for name, array in arrays.items():
+            # Kind V covers the extension types, bfloat16 among them, that an .npz turns into raw bytes.
+            if array.dtype.hasobject or array.dtype.kind == "V":
+                raise TypeError(f"{name} holds {array.dtype} entries: a checkpoint keeps plain numeric arrays only")
         cohorts = [self.ledger.cohort(t) for t in range(len(self.ledger))]
         arrays["cohort_lengths"] = np.array([len(c) for c in cohorts], np.int64)
         arrays["cohorts"] = np.concatenate([*cohorts, np.zeros(0, np.int64)])
@@ -119,12 +133,17 @@ class RunFolder:
         """Makes the folder.
 
         Raises:
-          ValueError: it holds a run already, or cannot be written to.
+          ValueError: it holds a run already, or what is left of one, or cannot be written to.
         """
         folder = RunFolder(path)
-        if (folder.path / "config.json").exists():
-            raise ValueError(f"{folder.path} already holds a run: resume it with --resume, or name another folder")
         try:
+            if (folder.path / "config.json").exists():
+                raise ValueError(f"{folder.path} already holds a run: resume it with --resume, or name another folder")
+            # A new run among them would show an old result, and its first checkpoints would count as the oldest.
+            if (folder.path / "result.json").exists() or folder._checkpoints():
+                raise ValueError(
+                    f"{folder.path} holds the remains of a run without its config.json: name another folder, or empty this one"
+                )
             for part in ("checkpoints", "private"):
                 (folder.path / part).mkdir(parents=True, exist_ok=True)
             (folder.path / "private").chmod(0o700)
@@ -144,7 +163,9 @@ class RunFolder:
         """
         folder = RunFolder(path)
         if not (folder.path / "config.json").is_file():
-            raise ValueError(f"{folder.path} holds no run to resume: start one there without --resume")
+            raise ValueError(
+                f"{folder.path} holds no run to resume or to read (no config.json): name the folder of a run, or start one there"
+            )
         return folder
 
     def digest(self) -> str:
@@ -157,8 +178,14 @@ class RunFolder:
         folder = self.path / "checkpoints"
         write_atomically(folder / f"round-{checkpoint.rounds_done:06d}.ckpt", checkpoint.to_bytes(), mode=0o600)
         write_atomically(self.path / "participation.csv", checkpoint.ledger.to_csv())
-        for old in sorted(folder.glob("round-*.ckpt"))[:-_KEPT_CHECKPOINTS]:
+        # A writer that was killed leaves its temporary file, as large as a checkpoint.
+        for old in [*self._checkpoints()[:-_KEPT_CHECKPOINTS], *folder.glob(".round-*.part")]:
             old.unlink()
+
+    def _checkpoints(self) -> list[pathlib.Path]:
+        """Oldest first; by number, as names of seven digits sort before names of six."""
+        paths = (self.path / "checkpoints").glob("round-*.ckpt")
+        return sorted((path for path in paths if path.stem[6:].isdecimal()), key=lambda path: int(path.stem[6:]))
 
     def load_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint; None before the first.
@@ -166,7 +193,7 @@ class RunFolder:
         Raises:
           ValueError: it is damaged, or belongs to another run.
         """
-        paths = sorted((self.path / "checkpoints").glob("round-*.ckpt"))
+        paths = self._checkpoints()
         if not paths:
             return None
         checkpoint = Checkpoint.from_bytes(paths[-1].read_bytes(), paths[-1])
@@ -177,12 +204,15 @@ class RunFolder:
         return checkpoint
 
     def truncate_rows(self, rounds_done: int) -> None:
-        """Drops metric and timing rows of rounds that the resumed run will do again, and a half-written last line."""
+        """Drops metric and timing rows of rounds that the resumed run will do again, and a half-written last line.
+
+        Raises:
+          ValueError: a line other than the last is not a row.
+        """
         for name in ("metrics.jsonl", "timings.jsonl"):
             path = self.path / name
             if path.exists():
-                rows = [line for line in path.read_text().splitlines() if _is_row(line)]
-                kept = [line for line in rows if json.loads(line)["round"] < rounds_done]
+                kept = [line for line, row in _rows_of(path) if row["round"] < rounds_done]
                 write_atomically(path, "".join(line + "\n" for line in kept))
 
     @contextlib.contextmanager
@@ -201,11 +231,32 @@ class RunFolder:
         write_atomically(self.path / f"{name}.json", json.dumps(content, indent=2) + "\n")
 
 
-def _is_row(line: str) -> bool:
+def _rows_of(path: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
+    """(line, row) of every row; a last line without its end was being written when the run was killed, and does not count."""
+    lines = path.read_bytes().split(b"\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        last = number == len(lines)
+        try:
+            row = json.loads(line)
+            whole = isinstance(row, dict) and isinstance(row.get("round"), int)
+        except ValueError:
+            whole = False
+        if whole:
+            rows.append((line.decode(), row))
+        elif not last:
+            raise ValueError(f"line {number} of {path} is damaged: it must be a JSON object with a round")
+    return rows
+
+
+def _read_object(path: pathlib.Path) -> dict[str, Any]:
     try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} holds a {type(content).__name__}, not an object")
+    return content
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -246,23 +297,21 @@ class Run:
             result = folder / "result.json"
             return Run(
                 path=folder,
-                config=config_from_mapping(
-                    json.loads((folder / "config.json").read_text()), str(folder / "config.json")
-                ),
-                plan=json.loads((folder / "plan.json").read_text()),
+                config=config_from_mapping(_read_object(folder / "config.json"), str(folder / "config.json")),
+                plan=_read_object(folder / "plan.json"),
                 metrics=_read_rows(folder / "metrics.jsonl"),
                 timings=_read_rows(folder / "timings.jsonl"),
-                statement=(folder / "statement.md").read_text(),
+                statement=(folder / "statement.md").read_text(encoding="utf-8"),
                 noising=load_mechanism(folder / "mechanism.npz").noising(),
-                result=json.loads(result.read_text()) if result.exists() else None,
+                result=_read_object(result) if result.exists() else None,
             )
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise ValueError(
-                f"run folder {folder} is incomplete or damaged ({error}): run it again in another folder"
+                f"run folder {folder} is incomplete or damaged ({' '.join(str(error).split())}): run it again in another folder"
             ) from error
 
 
 def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines() if _is_row(line)]
+    return [row for _, row in _rows_of(path)]
