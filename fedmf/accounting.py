@@ -92,11 +92,12 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
         return math.inf
     # The grid is coarser than 1e-4 only where that would need hundreds of thousands of points, and finer only where losses
     # themselves are that small; dp_accounting rounds losses up, so the grid can only overstate epsilon (by 1e-7 of it).
-    interval = max(1e-9, min(1e-4, 1e-2 * scale), 1e-5 * scale)
+    interval = max(1e-9, min(1e-4, 1e-3 * scale), 1e-5 * scale)
     # The zero-out relation of the banded paper's K.1: a client's updates become zeros, the number of records stays.
     zero_out = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
     accountant = pld.PLDAccountant(zero_out, value_discretization_interval=interval)
-    accountant.compose(dp_accounting.GaussianDpEvent(noise_multiplier))
+    # dp_accounting squares the multiplier, which overflows beyond 1e154; less noise can only overstate epsilon.
+    accountant.compose(dp_accounting.GaussianDpEvent(min(noise_multiplier, 1e100)))
     return float(accountant.get_epsilon(delta))
 
 

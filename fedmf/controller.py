@@ -121,7 +121,7 @@ class ParticipationController:
             raise ValueError(
                 f"cohort_size={size} * {name}={b} = {size * b} exceeds population={self.population}: "
                 f"{_lower_cohort_size(self.population // b)}lower {name} to at most {self.population // size}, "
-                f"or raise population to {size * b}"
+                f"or raise the population to {size * b}"
             )
         epochs = math.ceil(p.rounds / b)
         if p.schema == "fixed_epoch" and p.max_participations < epochs:

@@ -1,12 +1,8 @@
 """What all tests share."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
-
-# A test of TensorFlow's C++ warnings is not a test of ours.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 import scipy.linalg
-import scipy.optimize
 
 from fedmf.mechanisms.banded import BandedMechanism, diagonals_of
 from fedmf.mechanisms.certificate import Certificate
@@ -41,6 +40,9 @@ def fit_banded(
       max_iterations: steps after which to stop anyway, with a RuntimeWarning.
       progress: called with (step, loss, gap or None).
     """
+    # Imported here because it is slow to import, and `fedmf --help` must not wait for it.
+    from scipy import optimize as scipy_optimize
+
     began = time.perf_counter()
     problem = _Problem(A, bands)
     ratios = problem.start()
@@ -55,7 +57,7 @@ def fit_banded(
             return loss / scale * problem.n, gradient * (problem.n / scale)
 
         with contextlib.suppress(_Finished):
-            scipy.optimize.minimize(
+            scipy_optimize.minimize(
                 objective,
                 ratios.ravel(),
                 jac=True,

@@ -31,7 +31,13 @@ def main(folder: str, execution: str, mode: str, kill_after: int) -> None:
     resume = mode == "RESUME"
     settings = config(execution)
     federated.train(
-        small_task(), settings, folder=folder, noise_seed=None if resume else 9, resume=resume, progress=False, on_round=kill
+        small_task(),
+        settings,
+        folder=folder,
+        noise_seed=None if resume else 9,
+        resume=resume,
+        progress=False,
+        on_round=kill,
     )
 
 

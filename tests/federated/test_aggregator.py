@@ -70,7 +70,9 @@ def test_resumed_process_gives_the_same_noise():
 
 
 def test_clips_zeroes_sums_and_divides_by_the_fixed_number():
-    plan = make_plan(fedmf.fit(fedmf.prefix_sum(2), fedmf.Participation(rounds=2, schema="single"), family="identity"), 0.0)
+    plan = make_plan(
+        fedmf.fit(fedmf.prefix_sum(2), fedmf.Participation(rounds=2, schema="single"), family="identity"), 0.0
+    )
     process = federated.dp_aggregator(plan, clients_per_round=10, noise_seed=2).create(TYPE)
 
     def update(value):
@@ -134,14 +136,18 @@ def test_inside_build_unweighted_fed_avg_unchanged():
     noisy = fed_avg(1.0)
     first = noisy.next(noisy.initialize(), [client_data(i) for i in range(3)])
     clean = process.next(process.initialize(), [client_data(i) for i in range(3)])
-    noise = [
-        flat(p.get_model_weights(o.state).trainable) for p, o in ((noisy, first), (process, clean))
-    ]
-    expected = gaussian_source(4, 3)(0).numpy() * make_plan(
-        fedmf.fit(fedmf.prefix_sum(30), fedmf.Participation(rounds=30, schema="min_sep", min_sep=3), family="banded"),
-        1.0,
-        1.0,
-    ).stddev / 3
+    noise = [flat(p.get_model_weights(o.state).trainable) for p, o in ((noisy, first), (process, clean))]
+    expected = (
+        gaussian_source(4, 3)(0).numpy()
+        * make_plan(
+            fedmf.fit(
+                fedmf.prefix_sum(30), fedmf.Participation(rounds=30, schema="min_sep", min_sep=3), family="banded"
+            ),
+            1.0,
+            1.0,
+        ).stddev
+        / 3
+    )
     # Round 0 of a banded mechanism is z_0 / C[0, 0]; the sum is the plan's, whatever the model.
     ratio = (noise[0] - noise[1]) / expected
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-4)

@@ -25,9 +25,7 @@ def rows_of(rows: NoiseRows, count: int, state: NoiseState | None = None) -> tup
 def noise_rows(mechanism, size, strategy, seed=5):
     if strategy == "recurrence" and mechanism.stream().recurrence is None:
         pytest.skip("this mechanism has no recurrence")
-    return NoiseRows(
-        stream=mechanism.stream(), size=size, draw=gaussian_source(seed, size), strategy=strategy
-    )
+    return NoiseRows(stream=mechanism.stream(), size=size, draw=gaussian_source(seed, size), strategy=strategy)
 
 
 @every_mechanism

@@ -60,7 +60,7 @@ def test_six_rounds_equal_three_kill_9_and_three_more(tmp_path, execution):
     assert process(tmp_path / "parts", execution, "RESUME").returncode == 0
     assert_same_run(fedmf.Run.load(tmp_path / "whole"), fedmf.Run.load(tmp_path / "parts"))
 
-    workers = [line.split()[1:] for line in (tmp_path / "parts.log").read_text().splitlines() if "workers" in line][0]
+    workers = next(line.split()[1:] for line in (tmp_path / "parts.log").read_text().splitlines() if "workers" in line)
     assert bool(workers) == (execution == "tff")
     deadline = time.monotonic() + 30
     while any(pathlib.Path(f"/proc/{pid}/exe").exists() for pid in workers) and time.monotonic() < deadline:
