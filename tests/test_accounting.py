@@ -162,7 +162,7 @@ class TestCalibration:
 
 
 class TestEpsilon:
-    @pytest.mark.parametrize("delta", [1e-15, 1e-12, 1e-6, 0.1, 0.9])
+    @pytest.mark.parametrize("delta", [1e-15, 1e-6, 0.9])
     @pytest.mark.parametrize(
         "sigma", [0.0, 5e-324, 1e-200, 1e-3, 0.011, 0.05, 0.3, 3.0, 1e3, 1e6, 1e12, 1e150, 1e200, 1e308]
     )
@@ -259,7 +259,9 @@ class TestPlan:
 
     @pytest.mark.parametrize(("clip_norm", "sigma"), [(1e-39, 1.0), (1e-30, 1e-10), (1e30, 1e10), (5e-324, 0.65)])
     def test_noise_that_float32_cannot_hold(self, clip_norm, sigma):
-        with pytest.raises(ValueError, match=re.escape(f"clip_norm={clip_norm} and noise_multiplier={sigma} give")) as caught:
+        with pytest.raises(
+            ValueError, match=re.escape(f"clip_norm={clip_norm} and noise_multiplier={sigma} give")
+        ) as caught:
             _ = plan(clip_norm=clip_norm, noise_multiplier=sigma).stddev
         assert "float32" in str(caught.value)
         assert "rescale the updates" in str(caught.value)

@@ -32,7 +32,7 @@ STRUCTURE = {
     "Adjacency": ["Zero-out", "zero vector"],
     "Type": ["Privacy loss distributions", "zCDP", "multiplier 2 ", "no amplification"],
     "Assumptions": ["at most 2 of the 8 rounds", "at least 4 rounds apart", "enforces", "norm at most 0.5", "float32"],
-    "Formal statement": ["epsilon = 2.233,", "delta = 1e-06", "rho = 0.125 zCDP"],
+    "Formal statement": ["epsilon = 2.255,", "delta = 1e-06", "rho = 0.125 zCDP"],
 }
 
 
