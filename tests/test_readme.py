@@ -1,0 +1,70 @@
+"""Every snippet of the README runs as printed. Exceptions, stated here: `make`, and the full-size training command, which gets sizes
+appended that a test can afford, and a synthetic corpus under the file name that it expects."""
+
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from fedmf.cli import main
+
+README = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
+SHELL = re.findall(r"```sh\n(.*?)```", README, re.S)
+AFFORDABLE = (
+    "--rounds 2 --min-sep 1 --cohort-size 2 --claimed-cohort 4 --vocabulary-size 60 --embedding-size 8 --lstm-size 8 "
+    "--max-sentences 8 --validation-sentences 50 --test-sentences 50 --quiet"
+).split()
+
+
+def test_the_snippets_are_found():
+    assert len(PYTHON) == 4
+    assert len(SHELL) == 2
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("number", range(4))
+def test_python_snippet(number, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(PYTHON[number], f"README python snippet {number}", "exec"), {"__name__": "readme"})
+    # capfd, not capsys: TFF hands its worker the real file descriptor of standard output.
+    printed = capfd.readouterr().out
+    if number == 0:
+        assert "Certificate" in printed
+        assert "# Privacy statement" in printed
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("number", range(2))
+def test_shell_snippet(number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if number == 1:
+        main_ok(["data", "synth", "--clients", "12", "--sentences-per-client", "12", "--out", "stackoverflow.sqlite", "--quiet"])
+    for line in SHELL[number].replace("\\\n", " ").splitlines():
+        program, *arguments = shlex.split(line)
+        assert program == "fedmf"
+        main_ok(arguments + (AFFORDABLE if number == 1 else []))
+    assert (tmp_path / "runs").exists()
+
+
+def main_ok(arguments):
+    """Runs the command line in this process; anything but success fails the test."""
+    try:
+        main(arguments)
+    except SystemExit as stop:
+        assert not stop.code, arguments
+
+
+def test_names_in_the_readme_exist():
+    import fedmf
+
+    for name in set(re.findall(r"`fedmf\.([a-zA-Z_]+)`", README)):
+        assert hasattr(fedmf, name), name
+    # The public API is what __init__ exports and the README or the design's section 8 names.
+    assert set(fedmf.__all__) <= set(dir(fedmf))
+
+
+def test_linked_documents_exist():
+    for link in re.findall(r"\]\(([^)]+)\)", README):
+        assert (pathlib.Path(__file__).parents[1] / link).exists(), link
