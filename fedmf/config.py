@@ -130,6 +130,8 @@ class TrainConfig:
                 f"claimed_cohort={self.claimed_cohort} must be above cohort_size={self.cohort_size}, which stands for it: "
                 "leave claimed_cohort out to train the cohort itself"
             )
+        if self.bands is not None and self.family != "banded":
+            raise ValueError(f"bands={self.bands} belongs to family=banded, not to family={self.family}: leave it out")
         if self.bands is not None and self.bands > self.rounds:
             raise ValueError(
                 f"bands={self.bands} must be at most rounds={self.rounds}: a matrix of that size has no more diagonals"

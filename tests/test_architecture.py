@@ -149,11 +149,6 @@ def test_imports_point_one_way():
     assert backward(found) == []
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="reports/groups.py and reports/tables.py import TrainConfig for annotations and field names: "
-    "a type-checking import and dataclasses.fields(run.config) would do",
-)
 def test_reports_read_runs_only():
     targets = {part_of(i.target) for part, i in all_imports() if part == "reports"} - {None}
     assert targets == {"reports", "runs"}

@@ -48,7 +48,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
 
     Args:
       plan: what to run; the only source of the noise scale.
-      record_specs: structure of tf.TensorSpec (or anything with shape and dtype) of one record; floating-point leaves.
+      record_specs: structure of tf.TensorSpec (or anything with shape and dtype) of one record; float32 or float64 leaves.
       noise_seed: non-negative int; the same (seed, round) gives the same noise. Secret in a real deployment.
       zeroing_norm: a record with an entry larger than this in absolute value counts as zero (papers: 100); None for no limit. A
         record with a NaN or an infinity always counts as zero.
@@ -78,9 +78,10 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         self._specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), record_specs)
         leaves = tf.nest.flatten(self._specs)
         for leaf in leaves:
-            if not leaf.shape.is_fully_defined() or not leaf.dtype.is_floating:
+            if not leaf.shape.is_fully_defined() or leaf.dtype not in (tf.float32, tf.float64):
                 raise TypeError(
-                    f"record_specs has a leaf {leaf}: noise needs floating-point tensors of fully defined shape"
+                    f"record_specs has a leaf {leaf}: use float32 or float64 tensors of fully defined shape (half precision rounds "
+                    "clipped updates above the clip norm)"
                 )
         checked = check_zeroing_norm(zeroing_norm)
         self._zeroing_norm = float("inf") if checked is None else checked

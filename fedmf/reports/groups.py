@@ -2,13 +2,15 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmf.config import TrainConfig
 from fedmf.reports.text import plain
 from fedmf.runs import Run
+
+if TYPE_CHECKING:
+    from fedmf.config import TrainConfig
 
 _FAMILY_COLORS = {
     "none": "#4a4a4a",
@@ -46,7 +48,7 @@ class Group:
         return self.runs[0].plan["epsilon"] is not None
 
     @property
-    def config(self) -> TrainConfig:
+    def config(self) -> "TrainConfig":
         """The configuration of the first run."""
         return self.runs[0].config
 
@@ -106,9 +108,9 @@ def _shade(color: str, white: float) -> str:
     return "#" + "".join(f"{round(channel + (255 - channel) * white):02x}" for channel in channels)
 
 
-def differing(configs: Sequence[TrainConfig]) -> list[str]:
+def differing(configs: "Sequence[TrainConfig]") -> list[str]:
     """Names of the fields that are not the same in all of them."""
-    names = [field.name for field in dataclasses.fields(TrainConfig)]
+    names = [field.name for field in dataclasses.fields(configs[0])]
     return [name for name in names if any(getattr(c, name) != getattr(configs[0], name) for c in configs)]
 
 

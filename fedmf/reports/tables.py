@@ -5,7 +5,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from fedmf.config import TrainConfig
 from fedmf.reports.groups import Group, differing, final_metric, show, simulation_note, unfinished
 from fedmf.reports.text import duration, join, metric_name, metric_value, plain, significant
 from fedmf.runs import Run
@@ -227,7 +226,7 @@ def folder_names(runs: Sequence[Run]) -> dict[int, str]:
 def common_config(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Fields of the configuration that all runs share, with their values."""
     different = differing([run.config for run in runs])
-    names = [field.name for field in dataclasses.fields(TrainConfig) if field.name not in different]
+    names = [field.name for field in dataclasses.fields(runs[0].config) if field.name not in different]
     return [(name, show(getattr(runs[0].config, name))) for name in names]
 
 

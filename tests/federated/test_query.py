@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_privacy as tfp
-from tensorflow_privacy.privacy.dp_query import test_utils
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tensorflow_privacy.privacy.dp_query import test_utils
 
 import fedmf
 from fedmf import federated
@@ -107,7 +107,8 @@ def test_works_where_tensorflow_privacy_expects_a_query():
         ({"noise_seed": True}, TypeError, "noise_seed=True"),
         ({"zeroing_norm": 0.0}, ValueError, "zeroing_norm=0.0"),
         ({"zeroing_norm": float("nan")}, ValueError, "zeroing_norm=nan"),
-        ({"record_specs": tf.TensorSpec([2], tf.int32)}, TypeError, "floating-point"),
+        ({"record_specs": tf.TensorSpec([2], tf.int32)}, TypeError, "float32 or float64"),
+        ({"record_specs": tf.TensorSpec([2], tf.float16)}, TypeError, "half precision"),
         ({"record_specs": tf.TensorSpec([None])}, TypeError, "fully defined shape"),
     ],
 )

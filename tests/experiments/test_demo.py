@@ -1,0 +1,68 @@
+"""The demo's driver, at a size for tests; the real size is `make demo`."""
+
+import json
+import pathlib
+
+import pytest
+
+import fedmf
+from experiments import demo
+from fedmf.cli import main
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setattr(demo, "CLIENTS", 12)
+    monkeypatch.setattr(demo, "SENTENCES_PER_CLIENT", 12.0)
+    small = {
+        "rounds": 4, "cohort_size": 4, "min_sep": 2, "lstm_size": 8, "embedding_size": 8, "max_sentences": 8, "evaluate_every": 2,
+        "checkpoint_every": 2, "validation_sentences": 40, "test_sentences": 40,
+    }  # fmt: skip
+    monkeypatch.setattr(demo, "SETTINGS", demo.SETTINGS | small)
+
+
+def test_two_seeds_and_a_report(tiny, tmp_path, capfd, monkeypatch):
+    main_json = run(["demo", "--out", str(tmp_path / "demo"), "--seed", "1", "--seed", "2", "--json"], capfd)
+    assert {family: len(values) for family, values in main_json["accuracy"].items()} == dict.fromkeys(demo.FAMILIES, 2)
+    html = (tmp_path / "demo" / "report" / "report.html").read_text()
+    for label in ("DP-FedAvg", "Banded", "Tree", "No noise", "Privacy statement"):
+        assert label in html
+    assert len(list((tmp_path / "demo" / "report" / "plots").glob("*.png"))) >= 3
+    runs = [fedmf.Run.load(path) for path in sorted((tmp_path / "demo" / "runs").iterdir())]
+    for run_ in runs:
+        assert (run_.plan["epsilon"] is None) == (run_.config.family == "none")
+        assert run_.plan["epsilon"] is None or run_.plan["epsilon"] <= 8.0
+        assert run_.config.claimed_cohort is None  # the demo's guarantee is that of its own runs
+    seeds = {
+        (path.parent.parent.name, path.read_text())
+        for path in (tmp_path / "demo" / "runs").glob("*/private/noise_seed")
+    }
+    assert len({seed for _, seed in seeds}) == len(runs)
+
+    # Finished runs are kept: a second call trains nothing and says the same.
+    from fedmf import federated
+
+    monkeypatch.setattr(federated, "train", None)
+    again = run(["demo", "--out", str(tmp_path / "demo"), "--seed", "1", "--seed", "2", "--json"], capfd)
+    assert again["accuracy"] == main_json["accuracy"]
+
+
+def test_everything_but_the_mechanism_is_equal():
+    none, *private = demo.demo_configs(pathlib.Path("c.sqlite"), seed=3, epsilon=4.0)
+    for config in private:
+        changed = {k for k, v in vars(config).items() if v != getattr(none, k)}
+        assert changed == {"family", "epsilon"}
+
+
+def test_unwritable_folder_is_one_sentence(tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot write to folder"):
+        demo.run_demo(tmp_path / "file" / "demo", seeds=[1], epsilon=8.0)
+
+
+def run(arguments, capfd):
+    capfd.readouterr()
+    main(arguments)  # anything but success raises SystemExit
+    return json.loads(capfd.readouterr().out)
