@@ -33,6 +33,7 @@ SETTINGS: dict[str, Any] = {
     "rounds": 128,
     "cohort_size": 40,
     "min_sep": 32,
+    "decoder": "full",  # the better of the two tree decoders
     "delta": 1e-6,
     "client_learning_rate": 4.0,
     "server_learning_rate": 0.9,

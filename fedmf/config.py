@@ -13,6 +13,7 @@ from fedmf import _checks
 from fedmf.accounting import Plan, calibrate, check_delta, check_epsilon
 from fedmf.mechanisms.base import Mechanism
 from fedmf.optimize import fit
+from fedmf.optimize.progress import shown
 from fedmf.participation import Participation
 from fedmf.schedule import WarmupCooldown
 from fedmf.workloads import Workload, prefix_sum
@@ -67,7 +68,7 @@ class TrainConfig:
     # Privacy
     family: str = _option("banded", "none (no noise), identity (DP-FedAvg), tree, banded or dense.")
     bands: int | None = _option(None, "Bands of the banded mechanism; by default min_sep.")
-    decoder: str = _option("full", "Decoder of the tree: online or full.")
+    decoder: str = _option("online", "Decoder of the tree: online or full (less noise, more arithmetic).")
     epsilon: float | None = _option(None, "Privacy target; or give noise_multiplier.")
     noise_multiplier: float | None = _option(None, "Noise multiplier of the whole run; or give epsilon.")
     delta: float = _option(1e-6, "Failure probability.")
@@ -177,18 +178,20 @@ class TrainConfig:
         """What mechanisms are optimised for: prefix sums, the papers' choice for StackOverflow (banded paper, Sec. 6)."""
         return prefix_sum(self.rounds)
 
-    def fit(self) -> Mechanism:
-        """The mechanism; seconds to minutes at full size."""
+    def fit(self, *, show_progress: bool = False) -> Mechanism:
+        """The mechanism; seconds to a minute at full size."""
         participation = self.participation()
-        if self.family == "tree":
-            return fit(self.workload(), participation, family="tree", decoder=self.decoder)
-        if self.family == "banded":
-            options = {} if self.bands is None else {"bands": self.bands}
-            return fit(self.workload(), participation, family="banded", **options)
-        if self.family == "dense":
+        options: dict[str, Any] = {}
+        family = "identity" if self.family == "none" else self.family
+        if family == "tree":
+            options["decoder"] = self.decoder
+        if family == "banded" and self.bands is not None:
+            options["bands"] = self.bands
+        if family == "dense":
             # Optimal for one epoch; under more participations calibration uses its upper bound (banded paper, Alg. 4).
-            return fit(self.workload(), Participation(rounds=self.rounds, schema="single"), family="dense")
-        return fit(self.workload(), participation, family="identity")
+            participation = Participation(rounds=self.rounds, schema="single")
+        with shown(family, show_progress) as progress:
+            return fit(self.workload(), participation, family=family, progress=progress, **options)
 
     def plan(self, mechanism: Mechanism | None = None) -> Plan:
         """Calibrates `mechanism`, by default the fitted one."""

@@ -12,7 +12,7 @@ from fedmf.cli.options import arguments_checked, json_option, participation_opti
 @participation_options
 @click.option("--family", default="banded", show_default=True, help="identity, tree, banded or dense.")
 @click.option("--bands", type=int, help="Bands of the banded family; by default min_sep.")
-@click.option("--decoder", default="full", show_default=True, help="Decoder of the tree: online or full.")
+@click.option("--decoder", default="online", show_default=True, help="Decoder of the tree: online or full.")
 @click.option("--workload", default="prefix_sum", show_default=True, help="prefix_sum or momentum_sgd.")
 @click.option("--momentum", type=float, default=0.95, show_default=True, help="Of the momentum_sgd workload.")
 @click.option("--tolerance", type=float, help="Relative optimality gap to reach.")
@@ -39,6 +39,7 @@ def fit(
       fedmf fit --rounds 256 --min-sep 64 --family banded --out banded.npz
     """
     import fedmf
+    from fedmf.optimize.progress import shown
 
     with arguments_checked():
         participation = fedmf.Participation(
@@ -53,9 +54,9 @@ def fit(
             options["tolerance"] = tolerance
         if bands is not None and family != "banded":
             raise ValueError(f"bands={bands} belongs to family=banded, not to family={family}: leave it out")
-        mechanism = fedmf.fit(
-            A, participation, family=family, **{name: v for name, v in options.items() if v is not None}
-        )
+        with shown(family, not as_json) as progress:
+            given = {name: value for name, value in options.items() if value is not None}
+            mechanism = fedmf.fit(A, participation, family=family, progress=progress, **given)
     mechanism.save(out)
     sensitivity = fedmf.sensitivity(mechanism, participation)
     certificate = mechanism.certificate

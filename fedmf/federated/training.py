@@ -68,10 +68,9 @@ def train(
         run_folder, plan, seed = _reopen(config, folder, plan)
     else:
         seed = _new_noise_seed(noise_seed)
-        plan = config.plan() if plan is None else plan
+        _controller(task, config)  # refuses an impossible participation before a long fit, and before the folder exists
+        plan = config.plan(config.fit(show_progress=progress)) if plan is None else plan
         _check_plan(plan, config)
-        # Refuses an impossible participation before the folder exists.
-        _controller(task, config)
         run_folder = RunFolder.create(folder)
         _write_beginning(run_folder, task, config, plan, seed)
     checkpoint = run_folder.load_checkpoint() if resume else None
