@@ -35,3 +35,11 @@ def test_the_block_works():
     result = subprocess.run([sys.executable, "-c", _PROGRAM, "tensorflow"], capture_output=True, text=True, timeout=120)
     assert result.returncode != 0
     assert "tensorflow" in result.stderr
+
+
+def test_the_tensorflow_half_says_what_is_missing():
+    result = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, "fedmf.federated"], capture_output=True, text=True, timeout=120
+    )
+    assert "fedmf.federated needs TensorFlow" in result.stderr
+    assert "make setup" in result.stderr
