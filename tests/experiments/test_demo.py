@@ -49,11 +49,15 @@ def test_two_seeds_and_a_report(tiny, tmp_path, capfd, monkeypatch):
     assert again["accuracy"] == main_json["accuracy"]
 
 
-def test_everything_but_the_mechanism_is_equal():
+def test_everything_but_the_mechanism_and_its_rate_is_equal():
     none, *private = demo.demo_configs(pathlib.Path("c.sqlite"), seed=3, epsilon=4.0)
     for config in private:
         changed = {k for k, v in vars(config).items() if v != getattr(none, k)}
-        assert changed == {"family", "epsilon"}
+        assert changed == {"family", "epsilon", "server_learning_rate"}
+    # One rule for all: the product of rate and error to the 0.95 is the same (banded paper, App. I).
+    errors = [fedmf.rmse(c.fit(), c.workload(), c.participation()) for c in private]
+    products = [c.server_learning_rate * error**0.95 for c, error in zip(private, errors, strict=True)]
+    assert products == pytest.approx([demo.RATE_FACTOR] * 3, rel=1e-2)
 
 
 def test_unwritable_folder_is_one_sentence(tiny, tmp_path):
