@@ -26,6 +26,7 @@ def make_run(family, *, seed=0, stop=None, task="stackoverflow_nwp", description
     """A run of 24 rounds; `stop` leaves it unfinished after that many rounds."""
     if family != "none" and "noise_multiplier" not in config:
         config.setdefault("epsilon", 8.0)
+    config.setdefault("decoder", "full")  # as the demo has it
     config = TrainConfig(
         family=family, seed=seed, rounds=ROUNDS, min_sep=8, cohort_size=COHORT, evaluate_every=4, **config
     )
