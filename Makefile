@@ -21,6 +21,7 @@ lint: setup .venv-lint/.installed
 setup: .venv/.installed
 
 define check_python
+	@test -n "$(PYTHON)" || { echo "fedmf needs Python 3.11 and found no python3: install it, or name one with make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 12) else "fedmf needs Python 3.11 (TensorFlow Federated 0.87 runs on no newer one); $(PYTHON) is %d.%d: name a 3.11 with make PYTHON=/path/to/python3.11" % v[:2])'
 endef
 
