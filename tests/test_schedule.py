@@ -71,4 +71,8 @@ def test_refused(change, kind, words):
 def test_every_split_into_hundredths_fits():
     # 0.57 + 0.43 and the like must not be refused because their float sum is above 1.
     for percent in range(101):
-        WarmupCooldown(rounds=100, peak=1.0, warmup=percent / 100, cooldown=(100 - percent) / 100)
+        rates = WarmupCooldown(
+            rounds=100, peak=1.0, warmup=percent / 100, cooldown=(100 - percent) / 100
+        ).learning_rates()
+        assert rates.shape == (100,)
+        assert rates.min() == pytest.approx(0.05)

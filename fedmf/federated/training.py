@@ -65,7 +65,7 @@ def train(
       InterruptedRun: after Ctrl-C, once the last complete round is safely on disk.
     """
     if resume:
-        run_folder, plan, seed = _reopen(config, folder, plan)
+        run_folder, plan, seed = _reopen(task, config, folder, plan)
     else:
         seed = _new_noise_seed(noise_seed)
         _controller(task, config)  # refuses an impossible participation before a long fit, and before the folder exists
@@ -107,6 +107,15 @@ def _check_plan(plan: Plan, config: TrainConfig) -> None:
         )
 
 
+def _task_summary(task: Task) -> dict[str, Any]:
+    return {
+        "name": task.name,
+        "description": task.description,
+        "headline_metric": task.headline_metric,
+        "clients": len(task.client_ids),
+    }
+
+
 def _write_beginning(folder: RunFolder, task: Task, config: TrainConfig, plan: Plan, seed: int) -> None:
     """Everything that is known before round 0; config.json last, because it makes the folder a run."""
     plan.mechanism.save(folder.path / "mechanism.npz")
@@ -116,12 +125,7 @@ def _write_beginning(folder: RunFolder, task: Task, config: TrainConfig, plan: P
         "plan",
         plan.summary()
         | {
-            "task": {
-                "name": task.name,
-                "description": task.description,
-                "headline_metric": task.headline_metric,
-                "clients": len(task.client_ids),
-            },
+            "task": _task_summary(task),
             "workload": workload.name,
             "rmse": rmse(plan.mechanism, workload, plan.participation),
             "versions": {"fedmf": importlib.metadata.version("fedmf")}
@@ -133,7 +137,9 @@ def _write_beginning(folder: RunFolder, task: Task, config: TrainConfig, plan: P
     write_atomically(folder.path / "config.json", config.to_json())
 
 
-def _reopen(config: TrainConfig, folder: str | pathlib.Path, plan: Plan | None) -> tuple[RunFolder, Plan, int]:
+def _reopen(
+    task: Task, config: TrainConfig, folder: str | pathlib.Path, plan: Plan | None
+) -> tuple[RunFolder, Plan, int]:
     run_folder = RunFolder.open(folder)
     run = Run.load(run_folder.path)
     if run.config != config:
@@ -144,6 +150,12 @@ def _reopen(config: TrainConfig, folder: str | pathlib.Path, plan: Plan | None) 
         ]
         raise ValueError(
             f"cannot resume {folder} with another config: {', '.join(changed)}; start a new folder for that"
+        )
+    if run.plan["task"] != _task_summary(task):
+        # Resumed rounds repeat their noise: on other data the difference of the two releases would be free of it.
+        raise ValueError(
+            f"cannot resume {folder} on other data: the run trains {run.plan['task']}, this is {_task_summary(task)}; "
+            "start a new folder for that"
         )
     stored = load_mechanism(run_folder.path / "mechanism.npz")
     plan = config.plan(stored) if plan is None else plan

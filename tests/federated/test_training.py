@@ -166,6 +166,8 @@ def test_resume_refuses_another_config_and_touches_nothing(tmp_path):
     plan = dataclasses.replace(config().plan(), noise_multiplier=0.1)
     with pytest.raises(ValueError, match="another plan"):
         train(tmp_path / "run", noise_seed=None, resume=True, plan=plan)
+    with pytest.raises(ValueError, match="on other data"):
+        federated.train(small_task(clients=14), config(), folder=tmp_path / "run", resume=True, progress=False)
     with pytest.raises(ValueError, match="already holds a run"):
         train(tmp_path / "run")
     with pytest.raises(ValueError, match="holds no run to resume"):
