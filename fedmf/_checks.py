@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+# The largest single dense array that is made without asking: 20,000 rounds.
+MOST_BYTES = 8 * 20_000**2
+
 
 def integer(name: str, value: Any, *, low: int, high: int | None = None, way_out: str) -> int:
     """Returns `value` as an int in low..high (high None: no upper end); `way_out` ends the error's sentence."""
@@ -66,6 +69,26 @@ def lower_triangular(name: str, value: Any) -> np.ndarray:
             f"the later round {column}, pass a lower-triangular matrix"
         )
     return matrix
+
+
+def fits_in_memory(what: str, shape: tuple[int, ...]) -> None:
+    """Raises ValueError if a float64 array of `shape` is beyond what one dense array may take here."""
+    size = 8 * math.prod(shape)
+    if size > MOST_BYTES:
+        raise ValueError(
+            f"{what} would be a dense {' x '.join(map(str, shape))} array of {size / 2**30:.3g} GiB: for so many rounds "
+            f"use a family that never makes it (toeplitz or blt with any number of rounds, banded with few bands)"
+        )
+
+
+def banded_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Rows of the product of two banded lower-triangular matrices of n rows, each given by rows: [t, j] = M[t, t - j]."""
+    n = left.shape[0]
+    product = np.zeros((n, min(n, left.shape[1] + right.shape[1] - 1)))
+    for i in range(left.shape[1]):
+        for j in range(min(right.shape[1], product.shape[1] - i)):
+            product[i:, i + j] += left[i:, i] * right[: n - i, j]
+    return product
 
 
 def frozen(matrix: np.ndarray) -> np.ndarray:

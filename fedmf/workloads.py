@@ -2,22 +2,29 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import final
 
 import numpy as np
 
 from fedmf import _checks
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@final
 class Workload:
     """A linear query A over the rounds' inputs: row t of A x is what round t should estimate well.
 
     A decides which encoder is best (`fedmf.fit`) and how error is reported (`fedmf.loss`); privacy does not depend on
-      it.
+    it. Workloads of SGD have a banded inverse: their constructors below keep that instead of A, so that a million
+    rounds take a few megabytes, and fits and errors run in time linear in the rounds. `first @ second` is the product
+    of two workloads.
 
     Attributes:
       name: what reports call it.
-      matrix: A, float64 (rounds, rounds), lower-triangular with a non-zero diagonal; kept as a read-only copy.
+      matrix: A, float64 (rounds, rounds), lower-triangular with a non-zero diagonal; read-only. Of a structured
+        workload it is made when first asked for.
+      inverse_diagonals: A^-1 by rows, float64 (rounds, p), [t, j] = A^-1[t, t - j], if A^-1 is known to have p bands;
+        otherwise None.
+      rounds: n.
 
     Raises:
       TypeError: name is not a str, or matrix is not an array of real numbers.
@@ -25,29 +32,120 @@ class Workload:
 
     >>> Workload("differences", [[1.0, 0.0], [-1.0, 1.0]]).rounds
     2
+    >>> (sgd([1.0, 2.0, 4.0]) @ momentum_buffer(3, 0.5)).matrix
+    array([[1., 0., 0.],
+           [2., 2., 0.],
+           [3., 4., 4.]])
     """
 
     name: str
-    matrix: np.ndarray
+    rounds: int
+    inverse_diagonals: np.ndarray | None
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise TypeError(
-                f"name={self.name!r} is a {type(self.name).__name__}, not a str: name the workload for reports"
-            )
-        matrix = _checks.lower_triangular("matrix", self.matrix)
-        zeros = np.flatnonzero(np.diagonal(matrix) == 0.0)
+    def __init__(self, name: str, matrix: np.ndarray | Sequence[Sequence[float]]) -> None:
+        given = _checks.lower_triangular("matrix", matrix)
+        zeros = np.flatnonzero(np.diagonal(given) == 0.0)
         if len(zeros):
             t = int(zeros[0])
             raise ValueError(
                 f"matrix[{t}, {t}]=0.0 makes the workload singular: give every round a non-zero weight on its own input"
             )
-        object.__setattr__(self, "matrix", _checks.frozen(matrix))
+        self._set(name, _checks.frozen(given), None)
+
+    @classmethod
+    def from_inverse(cls, name: str, inverse_diagonals: np.ndarray | Sequence[Sequence[float]]) -> "Workload":
+        """The workload A whose inverse is banded and given by rows, `inverse_diagonals` as in the class.
+
+        Raises:
+          TypeError, ValueError: not (rounds, p) real, finite numbers with p <= rounds; a zero in the first column; or a
+            non-zero outside the matrix, at t - j < 0.
+
+        >>> Workload.from_inverse("prefix_sum", [[1.0, 0.0], [1.0, -1.0], [1.0, -1.0]]).matrix
+        array([[1., 0., 0.],
+               [1., 1., 0.],
+               [1., 1., 1.]])
+        """
+        diagonals = _checks.array("inverse_diagonals", inverse_diagonals, ndim=2)
+        n, p = diagonals.shape
+        if p > n:
+            raise ValueError(f"inverse_diagonals has shape {diagonals.shape}: {n} rounds have at most {n} bands")
+        if (diagonals[:, 0] == 0.0).any():
+            t = int(np.argmin(diagonals[:, 0] != 0.0))
+            raise ValueError(f"inverse_diagonals[{t}, 0]=0.0 makes the inverse singular: make it non-zero")
+        if np.triu(diagonals[:p], 1).any():
+            t, j = (int(index) for index in np.argwhere(np.triu(diagonals[:p], 1))[0])
+            raise ValueError(f"inverse_diagonals[{t}, {j}] lies outside the matrix, since {t} - {j} < 0: set it to 0")
+        workload = cls.__new__(cls)
+        workload._set(name, None, _checks.frozen(diagonals))
+        return workload
+
+    def _set(self, name: str, matrix: np.ndarray | None, inverse_diagonals: np.ndarray | None) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"name={name!r} is a {type(name).__name__}, not a str: name the workload for reports")
+        known = matrix if inverse_diagonals is None else inverse_diagonals
+        assert known is not None
+        fields = {"name": name, "rounds": int(known.shape[0]), "inverse_diagonals": inverse_diagonals}
+        self.__dict__.update(fields, _matrix=matrix)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise dataclasses.FrozenInstanceError(f"{name} of a workload cannot be changed: make another Workload")
+
+    def __repr__(self) -> str:
+        return f"Workload(name={self.name!r}, rounds={self.rounds})"
 
     @property
-    def rounds(self) -> int:
-        """The number of rounds n."""
-        return int(self.matrix.shape[0])
+    def matrix(self) -> np.ndarray:
+        """A, float64 (rounds, rounds), read-only; ValueError when it would not fit in memory."""
+        if self.__dict__["_matrix"] is None:
+            assert self.inverse_diagonals is not None
+            _checks.fits_in_memory(f"the matrix of workload {self.name!r}", (self.rounds, self.rounds))
+            self.__dict__["_matrix"] = _checks.frozen(_solve_banded(self.inverse_diagonals))
+        found: np.ndarray = self.__dict__["_matrix"]
+        return found
+
+    @property
+    def coefficients(self) -> np.ndarray | None:
+        """The first column of A, float64 (rounds,), if A is known to be Toeplitz (every round alike); otherwise None.
+
+        >>> momentum_sgd(4, momentum=0.5).coefficients
+        array([1.   , 1.5  , 1.75 , 1.875])
+        """
+        rows = self.inverse_diagonals
+        if (
+            rows is None
+            or (rows != np.where(np.arange(self.rounds)[:, None] >= np.arange(rows.shape[1]), rows[-1], 0.0)).any()
+        ):
+            return None
+        import scipy.signal
+
+        impulse = np.zeros(self.rounds)
+        impulse[0] = 1.0
+        return np.asarray(scipy.signal.lfilter([1.0], rows[-1], impulse))
+
+    def __matmul__(self, other: "Workload") -> "Workload":
+        """The workload A_self A_other: what `self` makes of the outputs of `other`."""
+        if not isinstance(other, Workload):
+            return NotImplemented
+        if self.rounds != other.rounds:
+            raise ValueError(
+                f"the workloads have rounds={self.rounds} and rounds={other.rounds}: make both for the same"
+            )
+        name = f"{self.name} @ {other.name}"
+        left, right = other.inverse_diagonals, self.inverse_diagonals  # (A_self A_other)^-1 = A_other^-1 A_self^-1
+        if left is None or right is None:
+            return Workload(name, np.tril(self.matrix @ other.matrix))
+        return Workload.from_inverse(name, _checks.banded_product(left, right))
+
+
+def identity(n: int) -> Workload:
+    """A = I: every round's own input, as in per-round statistics.
+
+    >>> identity(2).matrix
+    array([[1., 0.],
+           [0., 1.]])
+    """
+    n = _checks.integer("n", n, low=1, way_out="pass the number of rounds, a positive int")
+    return Workload.from_inverse("identity", np.ones((n, 1)))
 
 
 def prefix_sum(n: int) -> Workload:
@@ -62,7 +160,43 @@ def prefix_sum(n: int) -> Workload:
            [1., 1., 1.]])
     """
     n = _checks.integer("n", n, low=1, way_out="pass the number of rounds, a positive int")
-    return Workload("prefix_sum", np.tri(n))
+    return Workload.from_inverse("prefix_sum", _two_bands(n, np.ones(n), -1.0))
+
+
+def sgd(learning_rates: Sequence[float] | np.ndarray) -> Workload:
+    """The iterates of SGD with a learning-rate schedule: A[t, j] = learning_rates[j], j <= t (Denisov et al. 2022, Prop.
+    4.2, M_eta).
+
+    Args:
+      learning_rates: (n,) positive.
+
+    >>> sgd([1.0, 0.5]).matrix
+    array([[1. , 0. ],
+           [1. , 0.5]])
+    """
+    rates = _checks.array("learning_rates", learning_rates, ndim=1)
+    if rates.min() <= 0.0:
+        t = int(np.argmin(rates))
+        raise ValueError(f"learning_rates[{t}]={rates[t]} is not positive: give every round a positive rate")
+    return Workload.from_inverse("sgd", _two_bands(len(rates), 1.0 / rates, -1.0 / rates))
+
+
+def momentum_buffer(n: int, momentum: float) -> Workload:
+    """The momentum buffers of heavy-ball SGD: A[t, j] = momentum^(t - j), j <= t (Denisov et al. 2022, Prop. 4.2, M_beta).
+
+    Args:
+      n: rounds, a positive int.
+      momentum: beta, in [0, 1).
+
+    >>> momentum_buffer(2, 0.5).matrix
+    array([[1. , 0. ],
+           [0.5, 1. ]])
+    """
+    n = _checks.integer("n", n, low=1, way_out="pass the number of rounds, a positive int")
+    momentum = _checks.real("momentum", momentum, way_out="choose a number in [0, 1)")
+    if not 0.0 <= momentum < 1.0:
+        raise ValueError(f"momentum={momentum} is outside [0, 1): choose 0 for plain SGD or a value such as 0.95")
+    return Workload.from_inverse("momentum_buffer", _two_bands(n, np.ones(n), -momentum))
 
 
 def momentum_sgd(
@@ -72,7 +206,7 @@ def momentum_sgd(
 
     A[t, j] = sum over i in j..t of learning_rates[i] * momentum ** (i - j): the input of round j enters the momentum
     buffer with weight 1, decays by `momentum` each round, and every later round adds the buffer times its learning
-    rate (their Algorithm 2).
+    rate (their Algorithm 2). It is `sgd(learning_rates) @ momentum_buffer(n, momentum)`.
 
     Args:
       n: rounds, a positive int.
@@ -88,21 +222,33 @@ def momentum_sgd(
            [2., 2., 0.],
            [3., 4., 4.]])
     """
-    n = _checks.integer("n", n, low=1, way_out="pass the number of rounds, a positive int")
-    momentum = _checks.real("momentum", momentum, way_out="choose a number in [0, 1)")
-    if not 0.0 <= momentum < 1.0:
-        raise ValueError(f"momentum={momentum} is outside [0, 1): choose 0 for plain SGD or a value such as 0.95")
-    if learning_rates is None:
-        rates = np.ones(n)
-    else:
-        rates = _checks.array("learning_rates", learning_rates, ndim=1)
-        if rates.shape != (n,):
-            raise ValueError(f"learning_rates has shape {rates.shape}: pass one rate for each of the n={n} rounds")
-        if rates.min() <= 0.0:
-            t = int(np.argmin(rates))
-            raise ValueError(f"learning_rates[{t}]={rates[t]} is not positive: give every round a positive rate")
-    # Row t adds learning_rates[t] * (momentum buffer of round t) to row t - 1; as a running sum this costs O(n^2),
-    # not the O(n^3) of the product M_eta @ M_beta that defines it.
-    lags = np.subtract.outer(np.arange(n), np.arange(n))
-    buffers = np.where(lags >= 0, momentum ** np.maximum(lags, 0), 0.0)
-    return Workload("momentum_sgd", np.cumsum(rates[:, None] * buffers, axis=0))
+    buffers = momentum_buffer(n, momentum)
+    n = buffers.rounds
+    rates = np.ones(n) if learning_rates is None else _checks.array("learning_rates", learning_rates, ndim=1)
+    if rates.shape != (n,):
+        raise ValueError(f"learning_rates has shape {rates.shape}: pass one rate for each of the n={n} rounds")
+    rows = (sgd(rates) @ buffers).inverse_diagonals
+    assert rows is not None
+    return Workload.from_inverse("momentum_sgd", rows)
+
+
+def _two_bands(n: int, own: np.ndarray, before: np.ndarray | float) -> np.ndarray:
+    """Rows of a matrix with `own` on its diagonal and, in row t, `before`[t] left of it."""
+    rows = np.zeros((n, min(n, 2)))
+    rows[:, 0] = own
+    if n > 1:
+        rows[1:, 1] = before if np.isscalar(before) else np.asarray(before)[1:]
+    return rows
+
+
+def _solve_banded(rows: np.ndarray) -> np.ndarray:
+    """The inverse of the banded lower-triangular matrix given by rows, row by row: O(n^2 p)."""
+    n, p = rows.shape
+    A = np.zeros((n, n))
+    for t in range(n):
+        A[t, t] = 1.0
+        for j in range(1, min(p, t + 1)):
+            if rows[t, j]:
+                A[t, : t - j + 1] -= rows[t, j] * A[t - j, : t - j + 1]
+        A[t, : t + 1] /= rows[t, 0]
+    return A

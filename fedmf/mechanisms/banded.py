@@ -70,6 +70,10 @@ class BandedMechanism(Mechanism):
         """C's rows as a recurrence (banded paper, App. J, Alg. 9)."""
         return NoiseStream(rounds=self.rounds, sources=self.rounds, recurrence=self.diagonals)
 
+    def banded_rows(self) -> np.ndarray:
+        """The diagonals."""
+        return self.diagonals
+
     def state(self) -> dict[str, np.ndarray]:
         """The diagonals."""
         return {"diagonals": self.diagonals}

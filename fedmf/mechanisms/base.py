@@ -52,6 +52,17 @@ class Mechanism(abc.ABC):
     def stream(self) -> NoiseStream:
         """The recipe that makes rows of N Z from independent draws."""
 
+    def banded_rows(self) -> np.ndarray | None:
+        """C by rows, float64 (rounds, bands), [t, j] = C[t, t - j], where C is square and banded; otherwise None.
+
+        What is computed from it (sensitivity, errors) costs O(rounds bands^2) where `encoder()` would cost O(rounds^2).
+        """
+        return None
+
+    def toeplitz_coefficients(self) -> np.ndarray | None:
+        """The first column of C up to its last non-zero, float64 (bands,), where C is lower-triangular Toeplitz; or None."""
+        return None
+
     @abc.abstractmethod
     def state(self) -> dict[str, np.ndarray]:
         """The arrays that `from_state` needs to build the mechanism again; none of them of Python objects."""

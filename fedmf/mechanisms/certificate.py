@@ -3,20 +3,23 @@
 import dataclasses
 import math
 
+from fedmf.participation import Participation
+
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
     """How far a fitted mechanism can be from the best of its kind, by weak duality.
 
     Attributes:
-      loss: ||A N||_F^2 of the mechanism for the workload A it was fitted to. Its encoder has columns of norm 1, so
-        this is its `fedmf.loss` under a single participation; under k participations that the bands keep apart, the
-        loss is k times it.
-      lower_bound: no encoder of the family (dense: any; banded: at most as many bands, columns of equal norm) has a
-        smaller loss under a single participation; at most `loss`.
+      loss: `fedmf.loss` of the mechanism, for the workload it was fitted to, under `participation`.
+      lower_bound: no encoder of the family (dense: any; banded: at most as many bands, and columns of equal norm unless
+        fitted without) has a smaller loss under `participation`; at most `loss`.
       gap: (loss - lower_bound) / lower_bound.
       iterations: steps of the optimiser.
       seconds: wall-clock time of the fit.
+      participation: the one that `loss` and `lower_bound` are for; None for a single participation. An encoder with
+        columns of norm 1 whose bands keep k participations apart has k times its single-participation loss, so there
+        one certificate serves them all.
 
     >>> Certificate(loss=101.0, lower_bound=100.0, iterations=7, seconds=0.5).gap
     0.01
@@ -27,6 +30,7 @@ class Certificate:
     gap: float = dataclasses.field(init=False)
     iterations: int
     seconds: float
+    participation: Participation | None = None
 
     def __post_init__(self) -> None:
         finite = all(math.isfinite(value) for value in (self.loss, self.lower_bound, self.seconds))

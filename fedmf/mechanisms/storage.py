@@ -1,6 +1,7 @@
 """Mechanism files: one .npz without Python objects, written whole or not at all, and checked when read."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import secrets
@@ -15,6 +16,7 @@ from fedmf.mechanisms.certificate import Certificate
 from fedmf.mechanisms.dense import DenseMechanism
 from fedmf.mechanisms.identity import IdentityMechanism
 from fedmf.mechanisms.tree import TreeMechanism
+from fedmf.participation import Participation
 
 _FORMAT = "fedmf mechanism"
 _VERSION = 1
@@ -43,6 +45,9 @@ def save_mechanism(mechanism: Mechanism, path: str | os.PathLike[str]) -> None:
     if mechanism.certificate is not None:
         fields = [float(getattr(mechanism.certificate, name)) for name in _CERTIFICATE_FIELDS]
         entries["certificate"] = np.array(fields)
+        if mechanism.certificate.participation is not None:
+            under = dataclasses.asdict(mechanism.certificate.participation)
+            entries |= {f"certificate_{name}": np.array(value) for name, value in under.items()}
     entries |= {f"state_{name}": array for name, array in mechanism.state().items()}
     # In the same folder, so that the final rename stays within one file system and is atomic.
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
@@ -99,7 +104,11 @@ def _read(path: pathlib.Path) -> Mechanism:
     certificate = None
     if "certificate" in entries:
         stored = dict(zip(_CERTIFICATE_FIELDS, entries["certificate"].tolist(), strict=True))
-        certificate = Certificate(**{**stored, "iterations": int(stored["iterations"])})
+        under = None
+        if "certificate_schema" in entries:
+            fields = {field.name for field in dataclasses.fields(Participation)}
+            under = Participation(**{name: entries[f"certificate_{name}"].item() for name in fields})
+        certificate = Certificate(**{**stored, "iterations": int(stored["iterations"])}, participation=under)
     state = {name.removeprefix("state_"): array for name, array in entries.items() if name.startswith("state_")}
     reason = entries["certificate_reason"].item()
     check_certificate(certificate, reason)  # before a constructor fills in a reason of its own

@@ -7,16 +7,21 @@ from typing import Any
 from fedmf import _checks
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.certificate import Certificate
-from fedmf.mechanisms.identity import IdentityMechanism
-from fedmf.mechanisms.tree import TreeMechanism
 from fedmf.optimize.banded import fit_banded
 from fedmf.optimize.dense import fit_dense
+from fedmf.optimize.fixed import fit_identity, fit_tree
 from fedmf.participation import Participation
 from fedmf.workloads import Workload
 
 __all__ = ["Certificate", "fit"]
 
-Progress = Callable[[int, float, float | None], None]
+# Every fitter takes the workload, the participation and, by keyword, the options of its family.
+_FAMILIES: dict[str, Callable[..., Mechanism]] = {
+    "banded": fit_banded,
+    "dense": fit_dense,
+    "identity": fit_identity,
+    "tree": fit_tree,
+}
 
 
 def fit(workload: Workload, participation: Participation, family: str = "banded", **options: Any) -> Mechanism:
@@ -68,88 +73,3 @@ def fit(workload: Workload, participation: Participation, family: str = "banded"
         if name not in known:
             raise TypeError(f"{name} is not an option of family={family!r}: its options are {', '.join(known)}")
     return fitter(workload, participation, **options)
-
-
-def _identity(
-    workload: Workload,
-    participation: Participation,
-    *,
-    tolerance: float = 1e-3,
-    max_iterations: int = 1000,
-    progress: Progress | None = None,
-) -> Mechanism:
-    _check_common(tolerance, max_iterations, progress)
-    return IdentityMechanism(rounds=workload.rounds)
-
-
-def _tree(
-    workload: Workload,
-    participation: Participation,
-    *,
-    decoder: str = "online",
-    restarts: int = 1,
-    tolerance: float = 1e-3,
-    max_iterations: int = 1000,
-    progress: Progress | None = None,
-) -> Mechanism:
-    _check_common(tolerance, max_iterations, progress)
-    _checks.integer(
-        "restarts", restarts, low=1, high=1, way_out="only one tree over all rounds is supported, pass restarts=1"
-    )
-    return TreeMechanism(rounds=workload.rounds, decoder=decoder)
-
-
-def _banded(
-    workload: Workload,
-    participation: Participation,
-    *,
-    bands: int | None = None,
-    equal_norms: bool = True,
-    tolerance: float = 1e-3,
-    max_iterations: int = 1000,
-    progress: Progress | None = None,
-) -> Mechanism:
-    _check_common(tolerance, max_iterations, progress)
-    if bands is None:
-        bands = participation.min_sep
-    bands = _checks.integer(
-        "bands", bands, low=1, high=workload.rounds, way_out="it counts diagonals of the encoder, best at most min_sep"
-    )
-    if equal_norms is not True:
-        raise ValueError(f"equal_norms={equal_norms!r} is not supported: leave it at True, the banded paper's default")
-    return fit_banded(workload.matrix, bands, tolerance=tolerance, max_iterations=max_iterations, progress=progress)
-
-
-def _dense(
-    workload: Workload,
-    participation: Participation,
-    *,
-    tolerance: float = 1e-6,
-    max_iterations: int = 1000,
-    progress: Progress | None = None,
-) -> Mechanism:
-    _check_common(tolerance, max_iterations, progress)
-    if participation.schema != "single":
-        raise ValueError(
-            f"schema={participation.schema!r} does not suit family='dense', which is optimal for one participation: "
-            f"fit it with Participation(rounds={participation.rounds}, schema='single') and calibrate it under "
-            "yours, or use family='banded'"
-        )
-    return fit_dense(workload.matrix, tolerance=tolerance, max_iterations=max_iterations, progress=progress)
-
-
-_FAMILIES: dict[str, Callable[..., Mechanism]] = {
-    "banded": _banded,
-    "dense": _dense,
-    "identity": _identity,
-    "tree": _tree,
-}
-
-
-def _check_common(tolerance: float, max_iterations: int, progress: Progress | None) -> None:
-    if _checks.real("tolerance", tolerance, way_out="choose a small positive number such as 1e-3") <= 0.0:
-        raise ValueError(f"tolerance={tolerance} is not positive: choose a small positive number such as 1e-3")
-    _checks.integer("max_iterations", max_iterations, low=1, way_out="pass a positive int such as 1000")
-    if progress is not None and not callable(progress):
-        kind = type(progress).__name__
-        raise TypeError(f"progress={progress!r} is a {kind}: pass a function of (iteration, loss, gap), or None")

@@ -2,17 +2,17 @@
 
 import contextlib
 import time
-import warnings
-from collections.abc import Callable
 
 import numpy as np
 import scipy.linalg
 
+from fedmf import _checks
 from fedmf.mechanisms.banded import BandedMechanism, diagonals_of
 from fedmf.mechanisms.certificate import Certificate
 from fedmf.optimize.certificate import certify, dual_bound
-
-Progress = Callable[[int, float, float | None], None]
+from fedmf.optimize.progress import Progress, check_common, warn_stopped_short
+from fedmf.participation import Participation
+from fedmf.workloads import Workload
 
 # A certificate costs several steps: it is computed at this step and then at geometrically growing ones.
 _FIRST_CHECK, _CHECK_GROWTH = 16, 1.4
@@ -25,21 +25,32 @@ class _Finished(Exception):
 
 
 def fit_banded(
-    A: np.ndarray, bands: int, *, tolerance: float, max_iterations: int, progress: Progress | None
+    workload: Workload,
+    participation: Participation,
+    *,
+    bands: int | None = None,
+    equal_norms: bool = True,
+    tolerance: float = 1e-3,
+    max_iterations: int = 1000,
+    progress: Progress | None = None,
 ) -> BandedMechanism:
     """Minimises ||A C^-1||_F^2 over lower-triangular C with `bands` bands and columns of norm 1.
 
     Banded paper, Sec. 4, Problem 2: with X = C^T C this is convex, so that L-BFGS cannot end in a poor local optimum.
     The variables are the ratios of the entries of each column of C to its diagonal entry, which keeps every step
-    feasible.
-
-    Args:
-      A: workload, (n, n) lower-triangular.
-      bands: in 1..n.
-      tolerance: relative gap at which to stop.
-      max_iterations: steps after which to stop anyway, with a RuntimeWarning.
-      progress: called with (step, loss, gap or None).
+    feasible. Arguments and errors as `fedmf.fit`.
     """
+    check_common(tolerance, max_iterations, progress)
+    bands = _checks.integer(
+        "bands",
+        participation.min_sep if bands is None else bands,
+        low=1,
+        high=workload.rounds,
+        way_out="it counts diagonals of the encoder, best at most min_sep",
+    )
+    if equal_norms is not True:
+        raise ValueError(f"equal_norms={equal_norms!r} is not supported: leave it at True, the banded paper's default")
+    A = workload.matrix
     # Imported here because it is slow to import, and `fedmf --help` must not wait for it.
     from scipy import optimize as scipy_optimize
 
@@ -67,11 +78,12 @@ def fit_banded(
             )
     certificate = best.finish(ratios)
     if certificate.gap > tolerance:
-        warnings.warn(
-            f"the banded fit stopped after {certificate.iterations} steps at a gap of {certificate.gap:.2g}, above "
-            f"tolerance={tolerance:g}: raise max_iterations={max_iterations} or tolerance",
-            RuntimeWarning,
-            stacklevel=4,
+        warn_stopped_short(
+            "banded",
+            iterations=certificate.iterations,
+            gap=certificate.gap,
+            tolerance=tolerance,
+            max_iterations=max_iterations,
         )
     return BandedMechanism(diagonals=best.diagonals, certificate=certificate)
 

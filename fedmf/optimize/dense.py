@@ -1,30 +1,39 @@
 """The best encoder of all for a single participation, by the fixed point of Denisov et al. 2022, Sec. 3."""
 
 import time
-import warnings
-from collections.abc import Callable
 
 import numpy as np
 import scipy.linalg
 
 from fedmf.mechanisms.dense import DenseMechanism
 from fedmf.optimize.certificate import certify, dual_bound
+from fedmf.optimize.progress import Progress, check_common, warn_stopped_short
+from fedmf.participation import Participation
+from fedmf.workloads import Workload
 
-Progress = Callable[[int, float, float | None], None]
 
-
-def fit_dense(A: np.ndarray, *, tolerance: float, max_iterations: int, progress: Progress | None) -> DenseMechanism:
+def fit_dense(
+    workload: Workload,
+    participation: Participation,
+    *,
+    tolerance: float = 1e-6,
+    max_iterations: int = 1000,
+    progress: Progress | None = None,
+) -> DenseMechanism:
     """Minimises ||A C^-1||_F^2 over all C with columns of norm at most 1; the best have norm 1 (Denisov, Eq. 4).
 
     Iterates v <- phi(v) = diag((V^(1/2) A^T A V^(1/2))^(1/2)), V = diag(v) (Thm. 3.2, Eq. 5). Every iterate gives a
-    feasible encoder from X(v) (Eq. 6) and a lower bound (Eq. 8), whose difference says when to stop.
-
-    Args:
-      A: workload, (n, n) lower-triangular.
-      tolerance: relative gap at which to stop.
-      max_iterations: steps after which to stop anyway, with a RuntimeWarning.
-      progress: called with (step, loss, gap).
+    feasible encoder from X(v) (Eq. 6) and a lower bound (Eq. 8), whose difference says when to stop. Arguments and
+    errors as `fedmf.fit`.
     """
+    check_common(tolerance, max_iterations, progress)
+    if participation.schema != "single":
+        raise ValueError(
+            f"schema={participation.schema!r} does not suit family='dense', which is optimal for one participation: "
+            f"fit it with Participation(rounds={participation.rounds}, schema='single') and calibrate it under "
+            "yours, or use family='banded'"
+        )
+    A = workload.matrix
     began = time.perf_counter()
     gram = A.T @ A
     v = np.sqrt(np.diagonal(gram))
@@ -54,12 +63,12 @@ def fit_dense(A: np.ndarray, *, tolerance: float, max_iterations: int, progress:
         raise ValueError("workload is too ill-conditioned to certify a fit in float64: rescale its rows")
     certificate = certify(best_loss, proven, iteration, time.perf_counter() - began)
     if certificate.gap > tolerance:
-        warnings.warn(
-            f"the dense fit stopped after {iteration} steps at a gap of {certificate.gap:.2g}, above "
-            f"tolerance={tolerance:g}: "
-            f"raise max_iterations={max_iterations} or tolerance",
-            RuntimeWarning,
-            stacklevel=4,
+        warn_stopped_short(
+            "dense",
+            iterations=iteration,
+            gap=certificate.gap,
+            tolerance=tolerance,
+            max_iterations=max_iterations,
         )
     return DenseMechanism(matrix=best_C, certificate=certificate)
 

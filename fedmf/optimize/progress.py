@@ -1,12 +1,41 @@
-"""What a long fit shows while it runs."""
+"""What a long fit shows while it runs, and says when it stops short."""
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator
+
+from fedmf import _checks
+
+# Called with (step, loss, gap or None) after each step of a fit.
+Progress = Callable[[int, float, float | None], None]
+
+
+def check_common(tolerance: float, max_iterations: int, progress: Progress | None) -> None:
+    """Raises unless the options that every family takes are valid."""
+    if _checks.real("tolerance", tolerance, way_out="choose a small positive number such as 1e-3") <= 0.0:
+        raise ValueError(f"tolerance={tolerance} is not positive: choose a small positive number such as 1e-3")
+    _checks.integer("max_iterations", max_iterations, low=1, way_out="pass a positive int such as 1000")
+    if progress is not None and not callable(progress):
+        kind = type(progress).__name__
+        raise TypeError(f"progress={progress!r} is a {kind}: pass a function of (iteration, loss, gap), or None")
+
+
+def warn_stopped_short(
+    family: str, *, iterations: int, gap: float, tolerance: float, max_iterations: int, interrupted: bool = False
+) -> None:
+    """Warns, at the caller of `fedmf.fit`, that a fit ended above its tolerance."""
+    way_out = "fit again to go on" if interrupted else f"raise max_iterations={max_iterations} or tolerance"
+    warnings.warn(
+        f"the {family} fit {'was interrupted' if interrupted else 'stopped'} after {iterations} steps at a gap of "
+        f"{gap:.2g}, above tolerance={tolerance:g}: {way_out}",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 @contextlib.contextmanager
-def shown(label: str, enabled: bool) -> Iterator[Callable[[int, float, float | None], None] | None]:
+def shown(label: str, enabled: bool) -> Iterator[Progress | None]:
     """Yields a `progress` for `fit` that draws a line with steps, loss and certified gap; None where not enabled.
 
     >>> with shown("banded", enabled=False) as progress:
