@@ -2,6 +2,7 @@
 
 from fedmf.mechanisms.banded import BandedMechanism
 from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.buffers import Buffers
 from fedmf.mechanisms.certificate import Certificate
 from fedmf.mechanisms.dense import DenseMechanism
 from fedmf.mechanisms.identity import IdentityMechanism
@@ -11,6 +12,7 @@ from fedmf.mechanisms.tree import TreeMechanism
 
 __all__ = [
     "BandedMechanism",
+    "Buffers",
     "Certificate",
     "DenseMechanism",
     "IdentityMechanism",

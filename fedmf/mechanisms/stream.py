@@ -8,6 +8,7 @@ import numpy as np
 import scipy.linalg
 
 from fedmf import _checks
+from fedmf.mechanisms.buffers import Buffers
 
 # Rounds whose noise is accumulated together, so that each source is drawn once per block and not once per round.
 _BLOCK = 64
@@ -28,14 +29,17 @@ class NoiseStream:
 
         contraction  x_t = sum_j contraction[t, j] * z_j, the rows of N themselves
 
+        buffers      x_t from the last few z and a few running sums; see `Buffers`
+
     Attributes:
       rounds: n, the number of rows.
       sources: m, the number of independent draws.
       recurrence: float64 (rounds, bands) or None; then sources equals rounds.
       contraction: float64 (rounds, sources) or None.
+      buffers: Buffers or None; then sources equals rounds.
 
     Raises:
-      TypeError, ValueError: both forms or none are given, or shapes and numbers do not fit.
+      TypeError, ValueError: several forms or none are given, or shapes and numbers do not fit.
 
     >>> stream = NoiseStream(rounds=3, sources=3, recurrence=np.array([[1.0, 0.0], [1.0, 0.5], [1.0, 0.5]]))
     >>> np.stack(list(stream.rows(lambda i: np.eye(3)[i])))
@@ -48,31 +52,41 @@ class NoiseStream:
     sources: int
     recurrence: np.ndarray | None = None
     contraction: np.ndarray | None = None
+    buffers: Buffers | None = None
 
     def __post_init__(self) -> None:
         _checks.integer("rounds", self.rounds, low=1, way_out="pass the number of rounds, a positive int")
         _checks.integer("sources", self.sources, low=1, way_out="pass the number of independent draws, a positive int")
-        if (self.recurrence is None) == (self.contraction is None):
-            raise ValueError("recurrence and contraction are both given or both missing: pass exactly one of them")
-        if self.recurrence is not None:
-            given = check_recurrence("recurrence", self.recurrence)
-            fits = given.shape[0] == self.rounds == self.sources
-            object.__setattr__(self, "recurrence", _checks.frozen(given))
+        forms = [name for name in ("recurrence", "contraction", "buffers") if getattr(self, name) is not None]
+        if len(forms) != 1:
+            raise ValueError(
+                f"the forms given are {', '.join(forms) or 'none'}: pass exactly one of recurrence, contraction, buffers"
+            )
+        if self.buffers is not None:
+            shape, fits = self.buffers.window.shape, self.buffers.rounds == self.rounds == self.sources
+        elif self.recurrence is not None:
+            recurrence = check_recurrence("recurrence", self.recurrence)
+            shape, fits = recurrence.shape, recurrence.shape[0] == self.rounds == self.sources
+            object.__setattr__(self, "recurrence", _checks.frozen(recurrence))
         else:
-            given = _checks.array("contraction", self.contraction, ndim=2)
-            fits = given.shape == (self.rounds, self.sources)
-            object.__setattr__(self, "contraction", _checks.frozen(given))
+            contraction = _checks.array("contraction", self.contraction, ndim=2)
+            shape, fits = contraction.shape, contraction.shape == (self.rounds, self.sources)
+            object.__setattr__(self, "contraction", _checks.frozen(contraction))
         if not fits:
             raise ValueError(
-                f"rounds={self.rounds} and sources={self.sources} do not fit an array of shape {given.shape}: pass a "
-                f"recurrence of (rounds, bands) with sources=rounds, or a contraction of (rounds, sources)"
+                f"rounds={self.rounds} and sources={self.sources} do not fit an array of shape {shape}: pass a recurrence "
+                f"of (rounds, bands) or buffers with sources=rounds, or a contraction of (rounds, sources)"
             )
 
     def as_contraction(self) -> "NoiseStream":
         """The stream that gives the same noise from N itself."""
-        if self.recurrence is None:
+        if self.contraction is not None:
             return self
-        N = inverse_of_banded(self.recurrence)
+        if self.recurrence is not None:
+            N = inverse_of_banded(self.recurrence)
+        else:
+            assert self.buffers is not None
+            N = self.buffers.matrix()
         return NoiseStream(rounds=self.rounds, sources=self.sources, contraction=N)
 
     def rows(self, draw: Callable[[int], np.ndarray], start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
@@ -80,7 +94,7 @@ class NoiseStream:
 
         With draw(i) the basis vector e_i the rows are those of N: that one law checks every mechanism and every
         executor. A run started later gives bit for bit the rows of a run from 0. This is the plain numpy reference; a
-        recurrence is run from round 0 whatever `start` is, and holds bands - 1 rows.
+        recurrence or buffers are run from round 0 whatever `start` is, and hold a few rows.
 
         Args:
           draw: source index -> array (d,), always the same for the same index; a function, since sources may be drawn
@@ -97,6 +111,8 @@ class NoiseStream:
         start = _checks.integer("start", start, low=0, high=stop, way_out="choose a round at or before stop")
         if self.recurrence is not None:
             return _solve_forwards(self.recurrence, draw, start, stop)
+        if self.buffers is not None:
+            return _run_buffers(self.buffers, draw, start, stop)
         return _contract(np.asarray(self.contraction), draw, start, stop)
 
 
@@ -159,3 +175,20 @@ def _contract(N: np.ndarray, draw: Callable[[int], np.ndarray], start: int, stop
             # Sources are added one by one in a fixed order, so that a row does not depend on the block it is made in.
             rows = weights[:, j, None] * z if rows is None else rows + weights[:, j, None] * z
         yield from np.zeros((len(weights), *np.shape(draw(0)))) if rows is None else rows
+
+
+def _run_buffers(buffers: Buffers, draw: Callable[[int], np.ndarray], start: int, stop: int) -> Iterator[np.ndarray]:
+    w = buffers.window.shape[1]
+    recent: collections.deque[np.ndarray] = collections.deque(maxlen=w + 1)  # newest first
+    sums: np.ndarray | None = None
+    for t in range(stop):
+        recent.appendleft(np.array(draw(t), dtype=np.float64))
+        if sums is None:
+            sums = np.zeros((len(buffers.decay), *recent[0].shape))
+        if t >= w:
+            sums = (sums.T * buffers.decay).T + np.multiply.outer(buffers.write[t - w], recent[w])
+        if t >= start:
+            row = np.tensordot(buffers.read[t], sums, axes=1)
+            for weight, z in zip(buffers.window[t], recent, strict=False):
+                row = row + weight * z
+            yield row

@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmf.mechanisms import Buffers, NoiseStream
+
+
+def random_buffers(seed, n, w, q):
+    rng = np.random.default_rng(seed)
+    window = np.where(np.arange(n)[:, None] >= np.arange(w), rng.standard_normal((n, w)), 0.0)
+    return Buffers(
+        window=window,
+        read=rng.standard_normal((n, q)),
+        write=rng.standard_normal((n, q)),
+        decay=rng.uniform(-1.0, 1.0, q),
+    )
+
+
+def entry_by_entry(buffers):
+    """N from the class's formula for single entries."""
+    n, w = buffers.window.shape
+    N = np.zeros((n, n))
+    for t in range(n):
+        for s in range(t + 1):
+            near = t - s < w
+            below = buffers.read[t] @ (buffers.decay ** (t - w - s) * buffers.write[s]) if not near else 0.0
+            N[t, s] = buffers.window[t, t - s] if near else below
+    return N
+
+
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 9), q=st.integers(0, 3), data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_matrix_and_stream_follow_the_formula(seed, n, q, data):
+    buffers = random_buffers(seed, n, data.draw(st.integers(1, n)), q)
+    expected = entry_by_entry(buffers)
+    np.testing.assert_allclose(buffers.matrix(), expected, atol=1e-12)
+    stream = NoiseStream(rounds=n, sources=n, buffers=buffers)
+    basis = np.eye(n)
+    np.testing.assert_allclose(np.stack(list(stream.rows(lambda i: basis[i]))), expected, atol=1e-12)
+    start = data.draw(st.integers(0, n - 1))
+    np.testing.assert_allclose(np.stack(list(stream.rows(lambda i: basis[i], start))), expected[start:], atol=1e-12)
+
+
+def test_only_as_many_draws_as_rounds():
+    buffers, drawn = random_buffers(0, 30, 3, 2), []
+    stream = NoiseStream(rounds=30, sources=30, buffers=buffers)
+    list(stream.rows(lambda i: drawn.append(i) or np.ones(2)))
+    assert drawn == list(range(30))
+
+
+ONE = np.ones((3, 1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"window": np.ones((3, 2))}, ["window", "before round 0", "j > t"]),
+        ({"window": np.ones((3, 4))}, ["window", "(3, 4)", "at most 3"]),
+        ({"read": np.ones((2, 1))}, ["read", "(2, 1)", "(3, 1)"]),
+        ({"write": np.ones((3, 2))}, ["write", "(3, 2)", "(3, 1)"]),
+        ({"decay": [np.nan]}, ["decay", "not finite"]),
+    ],
+)
+def test_refused_in_one_sentence(fields, words):
+    with pytest.raises(ValueError, match="[a-z]") as caught:
+        Buffers(**{"window": ONE, "read": ONE, "write": ONE, "decay": [0.5], **fields})
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words)
+
+
+def test_buffers_of_other_rounds_do_not_make_a_stream():
+    buffers = Buffers(window=ONE, read=ONE, write=ONE, decay=[0.5])
+    with pytest.raises(ValueError, match="rounds=4 and sources=4 do not fit"):
+        NoiseStream(rounds=4, sources=4, buffers=buffers)
