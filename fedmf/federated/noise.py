@@ -3,8 +3,9 @@
 Source. Entry i of z_j is entry i of Philox4x32-10 normals at key K and counter (i // 4, S + j), where (K, S) are 128 bits hashed
 from the noise seed. Any row can be drawn again at any time, whatever ran before: that is what makes a resume exact.
 
-Two strategies keep the state that passes through TFF small (a multiple of the model, never bands x model):
+Three strategies keep the state that passes through TFF small (a multiple of the model, never bands x model):
   recurrence  x_t = (z_t - sum_j C[t, t-j] x_(t-j)) / C[t, t], state: the last bands - 1 rows; for few bands (banded paper, Alg. 9).
+  buffers     x_t from the last draws and a few running sums, both in state (blt, low_rank); see fedmf.mechanisms.Buffers.
   blocks      every L rounds the next L rows are contracted from redrawn z, so that drawing is paid once a block.
 """
 
@@ -62,7 +63,7 @@ class NoiseRows:
       stream: the mechanism's stream.
       size: coordinates in a row.
       draw: the source; see `gaussian_source`.
-      strategy: "recurrence" or "blocks"; None chooses.
+      strategy: "recurrence", "buffers" or "blocks"; None chooses.
     """
 
     stream: NoiseStream
@@ -71,15 +72,17 @@ class NoiseRows:
     strategy: str | None = None
 
     def __post_init__(self) -> None:
-        allowed = ("recurrence", "blocks", None)
+        allowed = ("recurrence", "buffers", "blocks", None)
         if self.strategy not in allowed:
             raise ValueError(f"strategy={self.strategy!r} must be one of {allowed}")
         if self.strategy == "recurrence" and self.stream.recurrence is None:
             raise ValueError("strategy='recurrence' needs a mechanism whose encoder is banded: use 'blocks'")
+        if self.strategy == "buffers" and self.stream.buffers is None:
+            raise ValueError("strategy='buffers' needs a mechanism whose stream has buffers: use 'blocks'")
         if self.strategy is None:
-            recurrence = self.stream.recurrence
-            few = recurrence is not None and recurrence.shape[1] - 1 <= self._affordable_rows()
-            object.__setattr__(self, "strategy", "recurrence" if few else "blocks")
+            form = "recurrence" if self.stream.recurrence is not None else "buffers"
+            few = self.stream.contraction is None and self._rows_of(form) <= self._affordable_rows()
+            object.__setattr__(self, "strategy", form if few else "blocks")
 
     def _affordable_rows(self) -> int:
         return max(1, min(MAX_STATE_ROWS, self.stream.rounds, MAX_STATE_BYTES // (4 * max(1, self.size))))
@@ -87,9 +90,16 @@ class NoiseRows:
     @property
     def state_rows(self) -> int:
         """Rows of model size kept between rounds."""
-        if self.strategy == "recurrence":
+        assert self.strategy is not None
+        return self._rows_of(self.strategy)
+
+    def _rows_of(self, strategy: str) -> int:
+        if strategy == "recurrence":
             assert self.stream.recurrence is not None
             return self.stream.recurrence.shape[1] - 1
+        if strategy == "buffers":
+            assert self.stream.buffers is not None
+            return len(self.stream.buffers.decay) + self.stream.buffers.window.shape[1] - 1
         return self._affordable_rows()
 
     def initial_state(self) -> NoiseState:
@@ -110,7 +120,9 @@ class NoiseRows:
         )
         with tf.control_dependencies([last] if last is not None else []):
             t = tf.identity(t)
-        row, rows = self._recur(t, state.rows) if self.strategy == "recurrence" else self._from_block(t, state.rows)
+        steps = {"recurrence": self._recur, "buffers": self._from_buffers, "blocks": self._from_block}
+        assert self.strategy is not None
+        row, rows = steps[self.strategy](t, state.rows)
         return row, NoiseState(t + 1, rows)
 
     def _recur(self, t: Any, rows: Any) -> tuple[Any, Any]:
@@ -124,6 +136,24 @@ class NoiseRows:
         past = tf.constant(recurrence[:, 1:] / recurrence[:, :1], tf.float32)[t]
         row -= tf.linalg.matvec(rows, past, transpose_a=True)
         return row, tf.concat([row[None], rows[:-1]], axis=0)
+
+    def _from_buffers(self, t: Any, rows: Any) -> tuple[Any, Any]:
+        """State rows: S(t), then z_(t-1) .. z_(t-w+1)."""
+        buffers = self.stream.buffers
+        assert buffers is not None
+        q, w = len(buffers.decay), buffers.window.shape[1]
+        sums, earlier = rows[:q], rows[q:]
+        recent = tf.concat([self.draw(t)[None], earlier], axis=0)
+        row = tf.linalg.matvec(recent, tf.constant(buffers.window, tf.float32)[t], transpose_a=True)
+        if q == 0:
+            return row, recent[: w - 1]
+        row += tf.linalg.matvec(sums, tf.constant(buffers.read, tf.float32)[t], transpose_a=True)
+        # S(t + 1) takes in z_(t+1-w), which is the oldest of the recent draws.
+        write = np.zeros_like(buffers.write)
+        write[w - 1 :] = buffers.write[: len(write) - w + 1]
+        sums = tf.constant(buffers.decay[:, None], tf.float32) * sums
+        sums += tf.constant(write, tf.float32)[t][:, None] * recent[w - 1]
+        return row, tf.concat([sums, recent[: w - 1]], axis=0)
 
     def _from_block(self, t: Any, rows: Any) -> tuple[Any, Any]:
         length = self.state_rows

@@ -1,15 +1,18 @@
 """The Gaussian source and the rows of N Z on tensors."""
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
 
 from fedmf.federated.noise import MAX_STATE_ROWS, NoiseRows, NoiseState, gaussian_source
+from fedmf.mechanisms import NoiseStream
 from tests.mechanisms.registry import every_mechanism
+from tests.mechanisms.test_buffers import random_buffers
 
 pytestmark = pytest.mark.tensorflow
-STRATEGIES = ("recurrence", "blocks")
 
 
 def rows_of(rows: NoiseRows, count: int, state: NoiseState | None = None) -> tuple[np.ndarray, NoiseState]:
@@ -22,23 +25,38 @@ def rows_of(rows: NoiseRows, count: int, state: NoiseState | None = None) -> tup
     return np.array(out), state
 
 
-def noise_rows(mechanism, size, strategy, seed=5):
-    if strategy == "recurrence" and mechanism.stream().recurrence is None:
-        pytest.skip("this mechanism has no recurrence")
-    return NoiseRows(stream=mechanism.stream(), size=size, draw=gaussian_source(seed, size), strategy=strategy)
+def strategies(stream):
+    """All that can run this stream."""
+    return ["blocks", *(form for form in ("recurrence", "buffers") if getattr(stream, form) is not None)]
+
+
+def noise_rows(stream, size, strategy, seed=5):
+    return NoiseRows(stream=stream, size=size, draw=gaussian_source(seed, size), strategy=strategy)
 
 
 @every_mechanism
 @pytest.mark.parametrize("rounds", [1, 9, 2 * MAX_STATE_ROWS + 3])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_rows_are_those_of_the_noising_matrix(build, rounds, strategy):
+def test_rows_are_those_of_the_noising_matrix(build, rounds):
     mechanism, size = build(rounds), 6
-    out, _ = rows_of(noise_rows(mechanism, size, strategy), rounds)
     N, draw = mechanism.noising(), gaussian_source(5, size)
     Z = np.stack([draw(i).numpy() for i in range(N.shape[1])]).astype(np.float64)
     # float32 sums of at most rounds terms, each bounded by max |N Z| partial sums; the laws test N itself in float64.
     scale = np.abs(N).sum(axis=1, keepdims=True).max() * np.abs(Z).max()
-    np.testing.assert_allclose(out, N @ Z, rtol=0, atol=1e-6 * scale)
+    for strategy in strategies(mechanism.stream()):
+        out, _ = rows_of(noise_rows(mechanism.stream(), size, strategy), rounds)
+        np.testing.assert_allclose(out, N @ Z, rtol=0, atol=1e-6 * scale, err_msg=strategy)
+
+
+@pytest.mark.parametrize(("window", "sums"), [(1, 0), (1, 3), (4, 0), (4, 2)])
+def test_buffers_of_any_shape_are_run(window, sums):
+    buffers = random_buffers(3, 40, window, sums)
+    rows = NoiseRows(
+        stream=NoiseStream(rounds=40, sources=40, buffers=buffers),
+        size=40,
+        draw=lambda i: tf.eye(40)[tf.minimum(i, 39)],
+    )
+    assert rows.strategy == "buffers"
+    np.testing.assert_allclose(rows_of(rows, 40)[0], buffers.matrix(), rtol=1e-5, atol=1e-5)
 
 
 @every_mechanism
@@ -51,14 +69,14 @@ def test_basis_vectors_write_out_the_noising_matrix(build):
 
 
 @every_mechanism
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_stopping_anywhere_changes_nothing(build, strategy):
-    rows = noise_rows(build(40), 3, strategy)
-    whole, _ = rows_of(rows, 40)
-    for stop in (1, 31, 33):
+def test_stopping_anywhere_changes_nothing(build):
+    stream = build(40).stream()
+    for strategy, stop in itertools.product(strategies(stream), (1, 31, 33)):
+        rows = noise_rows(stream, 3, strategy)
+        whole, _ = rows_of(rows, 40)
         first, state = rows_of(rows, stop)
         kept = NoiseState(*(np.asarray(part) for part in state))
-        again = noise_rows(build(40), 3, strategy)
+        again = noise_rows(stream, 3, strategy)
         rest, _ = rows_of(again, 40 - stop, NoiseState(*(tf.constant(part) for part in kept)))
         np.testing.assert_array_equal(np.concatenate([first, rest]), whole)
 
