@@ -18,13 +18,20 @@ import numpy as np
 import scipy.linalg
 
 from fedmf import _checks
+from fedmf.elliptope import largest_alignment
 from fedmf.participation import Participation
 
 # A pattern counts as sign-tight if |X| and X differ on it by rounding only, relative to the sum.
 _ROUNDING = 1e-12
-# Multiplications that the spectral refinement of many patterns may cost; patterns beyond it keep their |X| sum, which
-# is valid.
-_SPECTRAL_BUDGET = 2e10
+# Multiplications that sharpening the bounds of many patterns may cost; patterns beyond it keep their |X| sum, which is
+# valid. An alignment costs about as much as this many eigenvalues.
+_SHARPENING_BUDGET, _ALIGNMENT_COST = 2e10, 300
+# A bound within this share above a value that contributions attain is called exact.
+_ATTAINED = 1e-8
+_SPECTRAL_AND_SUMS = (
+    "smaller of |X| sums (banded paper, Prop. E.1) and k times the spectral norm (multi-epoch paper, Thm. 2.1)"
+)
+_ALIGNMENT = "largest sum of X_ij <u_i, u_j> over unit vectors, a semidefinite program and its dual (fedmf.elliptope)"
 _ROWS_AT_ONCE = 512
 
 
@@ -147,6 +154,8 @@ def _fixed_epoch(C: np.ndarray, b: int, k: int) -> Sensitivity:
     """Windows of k rounds spaced b apart, every start (multi-epoch paper, Sec. 2, Eq. 3 and Thm. 2.1)."""
     bounds: list[tuple[float, bool, int, int]] = []  # (-|X| sum, sign-tight, start, window's first place in its epoch)
     grams: dict[int, np.ndarray] = {}
+    spectral_windows: set[tuple[int, int]] = set()
+    attained: dict[tuple[int, int], float] = {}
     for start in range(b):
         columns = C[:, start::b]
         X = columns.T @ columns
@@ -159,22 +168,26 @@ def _fixed_epoch(C: np.ndarray, b: int, k: int) -> Sensitivity:
         bounds += [(-s, bool(t), start, place) for place, (s, t) in enumerate(zip(sums, tight, strict=True))]
     heapq.heapify(bounds)
     # Best first: the largest |X| sum is the answer if it is tight; otherwise sharpen it and look again.
-    budget, spectral_windows = _SPECTRAL_BUDGET, set()
+    budget = _SHARPENING_BUDGET
     while True:
         negative, tight_here, start, place = bounds[0]
-        window = (start, place)
         if tight_here:
             return _root(-negative, True, "sum of X over a client's rounds (multi-epoch paper, Eq. 3): exact")
-        width = min(k, grams[start].shape[0])
-        if window in spectral_windows or budget < width**3:
-            break
-        budget -= width**3
-        spectral_windows.add(window)
+        window, width = (start, place), min(k, grams[start].shape[0])
         submatrix = grams[start][place : place + width, place : place + width]
-        spectral = width * _largest_eigenvalue(submatrix)
-        heapq.heapreplace(bounds, (-min(-negative, spectral), False, start, place))
-    method = "smaller of |X| sums (banded paper, Prop. E.1) and k times the spectral norm (multi-epoch paper, Thm. 2.1)"
-    return _root(-negative, False, f"{method}: upper bound")
+        if window in attained:
+            exact = -negative <= attained[window] * (1.0 + _ATTAINED)
+            return _root(-negative, exact, f"{_ALIGNMENT}: {'exact' if exact else 'upper bound'}")
+        cost = width**3 * (_ALIGNMENT_COST if window in spectral_windows else 1)
+        if budget < cost:
+            return _root(-negative, False, f"{_SPECTRAL_AND_SUMS}: upper bound")
+        budget -= cost
+        if window in spectral_windows:
+            attained[window], sharper = largest_alignment(submatrix)
+        else:
+            spectral_windows.add(window)
+            sharper = width * _largest_eigenvalue(submatrix)
+        heapq.heapreplace(bounds, (-min(-negative, sharper), False, start, place))
 
 
 def _window_sums(X: np.ndarray, width: int) -> np.ndarray:
