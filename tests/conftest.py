@@ -1,8 +1,12 @@
 """What all tests share."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
+
+# Every test fits for itself, and leaves nothing in the home folder of whoever runs it. Subprocesses inherit this.
+os.environ["FEDMF_CACHE"] = ""
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,15 +1,19 @@
 """Fitting mechanisms to a workload: `fit` and the optimisers behind it."""
 
 import inspect
+import os
+import time
 from collections.abc import Callable
 from typing import Any
 
 from fedmf import _checks
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.certificate import Certificate
+from fedmf.optimize import cache as fits
 from fedmf.optimize.banded import fit_banded
 from fedmf.optimize.dense import fit_dense
 from fedmf.optimize.fixed import fit_identity, fit_tree
+from fedmf.optimize.progress import stopped_short
 from fedmf.participation import Participation
 from fedmf.workloads import Workload
 
@@ -24,7 +28,14 @@ _FAMILIES: dict[str, Callable[..., Mechanism]] = {
 }
 
 
-def fit(workload: Workload, participation: Participation, family: str = "banded", **options: Any) -> Mechanism:
+def fit(
+    workload: Workload,
+    participation: Participation,
+    family: str = "banded",
+    *,
+    cache: bool | str | os.PathLike[str] = True,
+    **options: Any,
+) -> Mechanism:
     """Makes the best mechanism of a family for a workload and a participation.
 
     Families and their options:
@@ -39,13 +50,16 @@ def fit(workload: Workload, participation: Participation, family: str = "banded"
     Every family takes tolerance (relative optimality gap to reach; 1e-3 for banded, 1e-6 for dense), max_iterations
     (1000) and progress, a function called with (iteration, loss, gap or None) after each step. The fixed
     constructions, identity and tree, have nothing to iterate and do not use these three. A fit that stops short of
-    tolerance warns (RuntimeWarning), and its certificate says how far it came. The loss of a certificate and of
-    progress is ||A N||_F^2 with columns of norm 1, that is under a single participation: see `Certificate`.
+    tolerance, or by Ctrl-C, warns (RuntimeWarning), keeps the best mechanism so far, and its certificate says how far it
+    came.
 
     Args:
       workload: A.
       participation: for the same number of rounds.
       family: one of the above.
+      cache: a fit that took more than a tenth of a second is kept on disk under a hash of all that decides it, and read
+        from there the next time. True: in $FEDMF_CACHE, or else in fedmf in the user's cache folder; a path: in that
+        folder; False, or True with FEDMF_CACHE set to nothing: not at all.
       **options: of that family.
 
     Raises:
@@ -72,4 +86,15 @@ def fit(workload: Workload, participation: Participation, family: str = "banded"
     for name in options:
         if name not in known:
             raise TypeError(f"{name} is not an option of family={family!r}: its options are {', '.join(known)}")
-    return fitter(workload, participation, **options)
+    folder = fits.folder(cache)
+    if folder is None:
+        return fitter(workload, participation, **options)
+    kept = fits.entry(folder, workload, participation, family, options)
+    mechanism = fits.recall(kept)
+    if mechanism is None:
+        stopped_short.set(False)
+        began = time.perf_counter()
+        mechanism = fitter(workload, participation, **options)
+        if time.perf_counter() - began > fits.WORTH_KEEPING and not stopped_short.get():
+            fits.keep(kept, mechanism)
+    return mechanism

@@ -1,6 +1,7 @@
 """What a long fit shows while it runs, and says when it stops short."""
 
 import contextlib
+import contextvars
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -9,6 +10,9 @@ from fedmf import _checks
 
 # Called with (step, loss, gap or None) after each step of a fit.
 Progress = Callable[[int, float, float | None], None]
+
+# Whether the fit that runs has ended above its tolerance: such an answer is not kept for the next who asks.
+stopped_short: contextvars.ContextVar[bool] = contextvars.ContextVar("stopped_short", default=False)
 
 
 def check_common(tolerance: float, max_iterations: int, progress: Progress | None) -> None:
@@ -25,6 +29,7 @@ def warn_stopped_short(
     family: str, *, iterations: int, gap: float, tolerance: float, max_iterations: int, interrupted: bool = False
 ) -> None:
     """Warns, at the caller of `fedmf.fit`, that a fit ended above its tolerance."""
+    stopped_short.set(True)
     way_out = "fit again to go on" if interrupted else f"raise max_iterations={max_iterations} or tolerance"
     warnings.warn(
         f"the {family} fit {'was interrupted' if interrupted else 'stopped'} after {iterations} steps at a gap of "
