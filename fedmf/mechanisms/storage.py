@@ -12,17 +12,37 @@ import numpy as np
 
 from fedmf.mechanisms.banded import BandedMechanism
 from fedmf.mechanisms.base import Mechanism, check_certificate
+from fedmf.mechanisms.blt import BLTMechanism
 from fedmf.mechanisms.certificate import Certificate
 from fedmf.mechanisms.dense import DenseMechanism
+from fedmf.mechanisms.fft import FFTMechanism
 from fedmf.mechanisms.identity import IdentityMechanism
+from fedmf.mechanisms.low_rank import LowRankMechanism
+from fedmf.mechanisms.matrices import MatrixMechanism
+from fedmf.mechanisms.stamped import StampedMechanism
+from fedmf.mechanisms.toeplitz import ToeplitzMechanism
 from fedmf.mechanisms.tree import TreeMechanism
 from fedmf.participation import Participation
 
 _FORMAT = "fedmf mechanism"
 _VERSION = 1
 _FAMILIES: dict[str, type[Mechanism]] = {
-    cls.family: cls for cls in (BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism)
+    cls.family: cls
+    for cls in (
+        BLTMechanism,
+        BandedMechanism,
+        DenseMechanism,
+        FFTMechanism,
+        IdentityMechanism,
+        LowRankMechanism,
+        MatrixMechanism,
+        StampedMechanism,
+        ToeplitzMechanism,
+        TreeMechanism,
+    )
 }
+# Rounds of a Toeplitz mechanism that are checked when it is read.
+_PROBED = 4096
 _CERTIFICATE_FIELDS = ("loss", "lower_bound", "iterations", "seconds")
 
 
@@ -36,19 +56,7 @@ def save_mechanism(mechanism: Mechanism, path: str | os.PathLike[str]) -> None:
     target = pathlib.Path(path)
     if not target.parent.is_dir():
         raise ValueError(f"path={str(target)!r} is in a folder that does not exist: create it, or choose another path")
-    entries = {
-        "format": np.array(_FORMAT),
-        "version": np.array(_VERSION),
-        "family": np.array(mechanism.family),
-        "certificate_reason": np.array(mechanism.certificate_reason),
-    }
-    if mechanism.certificate is not None:
-        fields = [float(getattr(mechanism.certificate, name)) for name in _CERTIFICATE_FIELDS]
-        entries["certificate"] = np.array(fields)
-        if mechanism.certificate.participation is not None:
-            under = dataclasses.asdict(mechanism.certificate.participation)
-            entries |= {f"certificate_{name}": np.array(value) for name, value in under.items()}
-    entries |= {f"state_{name}": array for name, array in mechanism.state().items()}
+    entries = {"format": np.array(_FORMAT), "version": np.array(_VERSION), **entries_of(mechanism)}
     # In the same folder, so that the final rename stays within one file system and is atomic.
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
@@ -61,6 +69,21 @@ def save_mechanism(mechanism: Mechanism, path: str | os.PathLike[str]) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def entries_of(mechanism: Mechanism) -> dict[str, np.ndarray]:
+    """All that makes `mechanism` again, by `mechanism_of`."""
+    entries = {
+        "family": np.array(mechanism.family),
+        "certificate_reason": np.array(mechanism.certificate_reason),
+    }
+    if mechanism.certificate is not None:
+        fields = [float(getattr(mechanism.certificate, name)) for name in _CERTIFICATE_FIELDS]
+        entries["certificate"] = np.array(fields)
+        if mechanism.certificate.participation is not None:
+            under = dataclasses.asdict(mechanism.certificate.participation)
+            entries |= {f"certificate_{name}": np.array(value) for name, value in under.items()}
+    return entries | {f"state_{name}": array for name, array in mechanism.state().items()}
 
 
 def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
@@ -98,6 +121,15 @@ def _read(path: pathlib.Path) -> Mechanism:
         raise ValueError("an .npz archive of something else")
     if entries["version"].item() != _VERSION:
         raise ValueError(f"format version {entries['version'].item()}, this fedmf reads version {_VERSION}")
+    return mechanism_of(entries)
+
+
+def mechanism_of(entries: dict[str, np.ndarray]) -> Mechanism:
+    """The mechanism that `entries_of` took apart.
+
+    Raises:
+      KeyError, TypeError, ValueError: entries are missing, or describe no valid mechanism.
+    """
     family = entries["family"].item()
     if family not in _FAMILIES:
         raise ValueError(f"family {family!r}, this fedmf knows {', '.join(sorted(_FAMILIES))}")
@@ -117,6 +149,13 @@ def _read(path: pathlib.Path) -> Mechanism:
 
 def _check_inverse(mechanism: Mechanism) -> None:
     """Raises unless the stream gives back V from C V: N C = I, seen through the recipe that makes the noise."""
+    c, noise = mechanism.toeplitz_coefficients(), mechanism.noising_coefficients()
+    if c is not None and noise is not None and mechanism.rounds > _PROBED:
+        # Every round of a Toeplitz mechanism is like the first ones: n(x) c(x) = 1 there, without matrices.
+        product = np.convolve(noise[:_PROBED], c[:_PROBED])[:_PROBED]
+        if not np.allclose(product, np.eye(1, _PROBED), rtol=0.0, atol=1e-6):
+            raise ValueError("its noising coefficients are not an inverse of its encoder's to 6 digits")
+        return
     probes = np.random.default_rng(0).choice([-1.0, 1.0], size=(mechanism.rounds, 4))
     encoded = mechanism.encoder() @ probes
     with np.errstate(all="ignore"):  # an overflow fails the comparison below

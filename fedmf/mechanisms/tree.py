@@ -12,6 +12,7 @@ from fedmf.mechanisms.certificate import Certificate
 from fedmf.mechanisms.stream import NoiseStream
 
 DECODERS = ("online", "full")
+COMPLETIONS = ("none", "virtual", "optimal")
 
 
 @final
@@ -19,10 +20,9 @@ DECODERS = ("online", "full")
 class TreeMechanism(Mechanism):
     """The binary tree over the rounds, each node a noisy sum of its leaves (Denisov et al. 2022, App. C, Eq. 12).
 
-    The rounds are the first leaves of the smallest tree of 2^h leaves that holds them. Nodes that also span leaves
-    beyond the last round are dropped: they would never be finished, and yet raise the sensitivity (with this reading
-    the "Optimal TreeAgg" row of the banded paper's Table 2, n = 2052, comes out as printed). The m nodes that remain
-    are numbered children before parents, left before right, so that the nodes finished by round t come first:
+    The rounds are the first leaves of the smallest tree of 2^h leaves that holds them; leaves after them are virtual
+    rounds, whose input is known to be 0. The m nodes that are kept (see `completion`) are numbered children before
+    parents, left before right, so that the nodes finished by round t come first:
 
               6              row:  0  1000
           2       5                1  0100
@@ -35,9 +35,24 @@ class TreeMechanism(Mechanism):
     rounds. That is no obstacle: noise does not depend on data and is drawn ahead, and N (C x + Z) = x + N Z still
     adds to round t an input of round t only (Denisov et al. 2022, Thm. 2.1).
 
+    completion says what becomes of nodes that span both rounds and virtual rounds, where n is no power of two:
+
+    - "none": they are dropped. The encoder is less sensitive. This reading gives the "Optimal TreeAgg" row of the
+      banded paper's Table 2 as printed.
+    - "virtual": tree completion of the multi-epoch paper, App. D.3. They are kept, the virtual rounds are run after the
+      last round, the last sum is read off the root, and columns of N for nodes over virtual rounds only are left out.
+      This reading gives the ten Honaker rows of that paper's Table 1 as printed.
+    - "optimal": the same encoder and the same rows but the last. That one uses the best weights for what is known:
+      the paper's are for a tree in which the sum over virtual rounds is noisy, but it is 0. With decoder "full" this
+      and "virtual" are the same mechanism.
+
+    None of them is best everywhere: an extra sum from the root on down helps little where a long run follows, and costs
+    up to one level of sensitivity for every participation.
+
     Attributes:
       rounds: n, any positive int.
       decoder: "online" or "full".
+      completion: "none", "virtual" or "optimal".
 
     >>> TreeMechanism(rounds=2).encoder()
     array([[1., 0.],
@@ -48,6 +63,7 @@ class TreeMechanism(Mechanism):
     family: ClassVar[str] = "tree"
     rounds: int
     decoder: str = "online"
+    completion: str = "none"
     certificate: Certificate | None = None
     certificate_reason: str = "the binary tree is a fixed construction, not optimised"
 
@@ -55,6 +71,7 @@ class TreeMechanism(Mechanism):
         n = _checks.integer("rounds", self.rounds, low=1, way_out="pass the number of rounds, a positive int")
         object.__setattr__(self, "rounds", n)
         _checks.one_of("decoder", self.decoder, DECODERS)
+        _checks.one_of("completion", self.completion, COMPLETIONS)
         check_certificate(self.certificate, self.certificate_reason)
 
     @property
@@ -64,7 +81,8 @@ class TreeMechanism(Mechanism):
 
     def encoder(self) -> np.ndarray:
         """C, float64 (m, rounds) of zeros and ones; m is 2 * rounds - 1 for a power of two."""
-        nodes = _nodes(self.rounds)
+        nodes = _nodes(self.rounds, self.completion)
+        _checks.fits_in_memory("the encoder of this tree", (len(nodes), self.rounds))
         C = np.zeros((len(nodes), self.rounds))
         for row, node in enumerate(nodes):
             C[row, node.first : node.last + 1] = 1.0
@@ -76,7 +94,7 @@ class TreeMechanism(Mechanism):
             C = self.encoder()
             # C holds a row for each leaf, so that C^T C >= I: its Cholesky factor is safe, and cheaper than an SVD.
             return scipy.linalg.cho_solve(scipy.linalg.cho_factor(C.T @ C), C.T)
-        B = _estimates_from_below(self.rounds)
+        B = _estimates_from_below(self.rounds, self.completion)
         return np.diff(B, axis=0, prepend=0.0)
 
     def stream(self) -> NoiseStream:
@@ -85,60 +103,72 @@ class TreeMechanism(Mechanism):
         return NoiseStream(rounds=self.rounds, sources=N.shape[1], contraction=N)
 
     def state(self) -> dict[str, np.ndarray]:
-        """The number of rounds and the decoder's name."""
-        return {"rounds": np.array(self.rounds), "decoder": np.array(self.decoder)}
+        """The number of rounds and the names of decoder and completion."""
+        return {
+            "rounds": np.array(self.rounds),
+            "decoder": np.array(self.decoder),
+            "completion": np.array(self.completion),
+        }
 
     @classmethod
     def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "TreeMechanism":
         """The inverse of `state`."""
-        return cls(rounds=state["rounds"].item(), decoder=state["decoder"].item(), **certificate)
+        completion = state["completion"].item() if "completion" in state else "none"  # files of fedmf 0.1.0 have none
+        return cls(rounds=state["rounds"].item(), decoder=state["decoder"].item(), completion=completion, **certificate)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Node:
-    """The rounds first..last below a node, and its children's places in the order of nodes."""
+    """A node over `leaves` leaves, of which first..last are rounds, and its children's places in the order of nodes."""
 
     first: int
     last: int
+    leaves: int
     children: tuple[int, ...]
 
 
-def _nodes(rounds: int) -> list[_Node]:
-    """The tree's nodes that span rounds only, children before parents, left before right."""
+def _nodes(rounds: int, completion: str) -> list[_Node]:
+    """The tree's nodes that are kept, children before parents, left before right."""
     nodes: list[_Node] = []
 
     def add(first: int, leaves: int) -> tuple[int, ...]:
         if first >= rounds:
             return ()
         children = () if leaves == 1 else add(first, leaves // 2) + add(first + leaves // 2, leaves // 2)
-        if first + leaves > rounds:
+        if completion == "none" and first + leaves > rounds:
             return ()
-        nodes.append(_Node(first, first + leaves - 1, children))
+        nodes.append(_Node(first, min(first + leaves, rounds) - 1, leaves, children))
         return (len(nodes) - 1,)
 
     add(0, 1 << (rounds - 1).bit_length())
     return nodes
 
 
-def _estimates_from_below(rounds: int) -> np.ndarray:
+def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
     """B_online, (rounds, m): row t is the best estimate of the sum through round t from nodes finished by then.
 
     Within one finished subtree the estimates combine upwards (Honaker 2015, Sec. 3.2): a node's own noisy sum has
     variance 1, the children's estimates together have theirs, and weights are inverse to variances. Finished subtrees
-    that share no rounds have independent noise, so the sum of their roots' estimates is best.
+    that share no rounds have independent noise, so the sum of their roots' estimates is best. Nodes that reach into
+    virtual rounds, where they are kept, are finished with the last round.
     """
-    nodes = _nodes(rounds)
+    nodes = _nodes(rounds, completion)
     variances = np.ones(len(nodes))
     # A subtree's nodes are consecutive and end with its root: each estimate holds the weights of those nodes only.
     estimates: list[np.ndarray] = []
     for place, node in enumerate(nodes):
         children = list(node.children)
         if children:
-            from_children = variances[children].sum()
+            if completion == "virtual":
+                # Two children of half the leaves each, virtual or not: 1 / v(2 m) = 1 + 1 / (2 v(m)), v(1) = 1.
+                from_children = node.leaves / (node.leaves - 1.0)
+            else:
+                from_children = variances[children].sum()  # a virtual child adds no variance
             # The variance of the best estimate is also the weight of the node's own sum.
             variances[place] = from_children / (1.0 + from_children)
         below = [(1.0 - variances[place]) * estimates[child] for child in children]
         estimates.append(np.concatenate([*below, variances[place : place + 1]]))
+    _checks.fits_in_memory("the decoder of this tree", (rounds, len(nodes)))
     B = np.zeros((rounds, len(nodes)))
     largest: dict[int, int] = {}  # first round -> place of the largest finished subtree that begins there
     place = 0

@@ -12,7 +12,8 @@ from fedmf.mechanisms.certificate import Certificate
 from fedmf.optimize import cache as fits
 from fedmf.optimize.banded import fit_banded
 from fedmf.optimize.dense import fit_dense
-from fedmf.optimize.fixed import fit_identity, fit_tree
+from fedmf.optimize.fixed import fit_fft, fit_identity, fit_tree
+from fedmf.optimize.low_rank import fit_low_rank
 from fedmf.optimize.progress import stopped_short
 from fedmf.participation import Participation
 from fedmf.workloads import Workload
@@ -23,7 +24,9 @@ __all__ = ["Certificate", "fit"]
 _FAMILIES: dict[str, Callable[..., Mechanism]] = {
     "banded": fit_banded,
     "dense": fit_dense,
+    "fft": fit_fft,
     "identity": fit_identity,
+    "low_rank": fit_low_rank,
     "tree": fit_tree,
 }
 

@@ -2,15 +2,26 @@
 them.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, Mechanism, TreeMechanism
+from fedmf.mechanisms import (
+    BandedMechanism,
+    DenseMechanism,
+    FFTMechanism,
+    IdentityMechanism,
+    LowRankMechanism,
+    MatrixMechanism,
+    Mechanism,
+    TreeMechanism,
+    stamp,
+)
 from fedmf.optimize import fit
 from fedmf.participation import Participation
-from fedmf.workloads import momentum_sgd, prefix_sum
+from fedmf.workloads import Workload, momentum_sgd, prefix_sum
 
 
 def _random_banded(rounds: int, bands: int) -> BandedMechanism:
@@ -35,6 +46,32 @@ def _fitted_dense(rounds: int) -> Mechanism:
     return fit(momentum_sgd(rounds), Participation(rounds=rounds, schema="single"), family="dense")
 
 
+def _given_matrices(rounds: int) -> MatrixMechanism:
+    encoder = np.random.default_rng(rounds).standard_normal((rounds + 2, rounds)) + np.eye(rounds + 2, rounds) * 4.0
+    return MatrixMechanism(encoder_matrix=encoder, noising_matrix=np.linalg.pinv(encoder))
+
+
+def _low_rank(rounds: int) -> LowRankMechanism:
+    rng = np.random.default_rng(rounds)
+    left, right = rng.uniform(-0.3, 0.3, (2, rounds, 2))
+    diagonals = _random_banded(rounds, 2).diagonals
+    return LowRankMechanism(
+        diagonals=diagonals, left=left, right=right, inverse_workload=prefix_sum(rounds).inverse_diagonals
+    )
+
+
+def _low_rank_of_dense_workload(rounds: int) -> Mechanism:
+    matrix = np.tril(np.random.default_rng(rounds).uniform(0.0, 1.0, (rounds, rounds))) + 2.0 * np.eye(rounds)
+    single = Participation(rounds=rounds, schema="single")
+    mechanism = fit(Workload("random", matrix), single, family="low_rank", bands=1, rank=1)
+    return dataclasses.replace(mechanism, certificate=None, certificate_reason="of a workload the laws do not know")
+
+
+def _stamped(build: Callable[[int], Mechanism], rounds: int, decoder: str) -> Mechanism:
+    times = next((factor for factor in range(2, rounds + 1) if rounds % factor == 0), 1)
+    return stamp(build(rounds // times), times, decoder=decoder)
+
+
 MECHANISMS: dict[str, Callable[[int], Mechanism]] = {
     "identity": lambda rounds: IdentityMechanism(rounds=rounds),
     "banded": _fitted_banded,
@@ -43,8 +80,21 @@ MECHANISMS: dict[str, Callable[[int], Mechanism]] = {
     "banded, all bands": lambda rounds: _random_banded(rounds, rounds),
     "dense": _fitted_dense,
     "dense, uneven": _random_dense,
+    "matrices": _given_matrices,
     "tree online": lambda rounds: TreeMechanism(rounds=rounds, decoder="online"),
     "tree full": lambda rounds: TreeMechanism(rounds=rounds, decoder="full"),
+    "tree online, virtual rounds": lambda rounds: TreeMechanism(rounds=rounds, completion="virtual"),
+    "tree full, virtual rounds": lambda rounds: TreeMechanism(rounds=rounds, decoder="full", completion="virtual"),
+    "tree online, known zeros": lambda rounds: TreeMechanism(rounds=rounds, completion="optimal"),
+    "fft plain": lambda rounds: FFTMechanism(rounds=rounds, decoder="plain"),
+    "fft optimal": lambda rounds: FFTMechanism(rounds=rounds, decoder="optimal"),
+    "low rank": _low_rank,
+    "low rank, dense workload": _low_rank_of_dense_workload,
+    "stamped banded": lambda rounds: _stamped(lambda n: _random_banded(n, 3), rounds, "optimal"),
+    "stamped low rank": lambda rounds: _stamped(_low_rank, rounds, "restarted"),
+    "stamped tree, restarted": lambda rounds: _stamped(lambda n: TreeMechanism(rounds=n), rounds, "restarted"),
+    "stamped tree, optimal": lambda rounds: _stamped(lambda n: TreeMechanism(rounds=n), rounds, "optimal"),
+    "stamped twice": lambda rounds: stamp(_stamped(_random_dense, rounds, "optimal"), 1),
 }
 
 every_mechanism = pytest.mark.parametrize("build", MECHANISMS.values(), ids=MECHANISMS.keys())

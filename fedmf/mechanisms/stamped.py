@@ -1,0 +1,147 @@
+"""Stamping: one mechanism used again and again, once for each part of a run."""
+
+import dataclasses
+from typing import Any, ClassVar, final
+
+import numpy as np
+import scipy.linalg
+
+from fedmf import _checks
+from fedmf.mechanisms.base import Mechanism, check_certificate
+from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.stream import NoiseStream
+
+DECODERS = ("optimal", "restarted")
+
+
+def stamp(mechanism: Mechanism, times: int, decoder: str = "optimal") -> "StampedMechanism":
+    """`mechanism` repeated `times` times, for times * mechanism.rounds rounds; see `StampedMechanism`.
+
+    Args:
+      mechanism: for one part of the run.
+      times: number of parts, a positive int.
+      decoder: "optimal" or "restarted".
+
+    Raises:
+      TypeError, ValueError: an argument of the wrong kind or out of range.
+
+    >>> from fedmf.mechanisms.tree import TreeMechanism
+    >>> stamp(TreeMechanism(rounds=2), 2).encoder()
+    array([[1., 0., 0., 0.],
+           [0., 1., 0., 0.],
+           [1., 1., 0., 0.],
+           [0., 0., 1., 0.],
+           [0., 0., 0., 1.],
+           [0., 0., 1., 1.]])
+    """
+    return StampedMechanism(part=mechanism, times=times, decoder=decoder)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class StampedMechanism(Mechanism):
+    """The encoder I (x) C of a part's encoder C (multi-epoch paper, Choquette-Choo et al. 2022, App. D.4).
+
+        | C        |                 | N        |
+        |    C     |   and noising   |    N     |      three parts
+        |       C  |                 |       N  |
+
+    decoder "optimal" is the pseudo-inverse I (x) pinv(C), the smallest error for this encoder whatever the workload A:
+    B = A pinv(I (x) C). "restarted" keeps the part's own noising N, so that a tree with Honaker's online decoder stays
+    one that can be run online. They differ where C has more rows than columns (tree, fft) and N is not its
+    pseudo-inverse; a square C has one inverse.
+
+    The paper's restarted decoder of prefix sums has the part's B on its block diagonal and, below it, copies of B's last
+    row: the sums of finished parts are fixed. That is this N. With S the prefix sums over all rounds and S_p over one
+    part, S (I (x) N) has S_p N = B on the diagonal, and below it 1 1^T N = 1 (1^T S_p^-1 B); 1^T S_p^-1 takes the last
+    entry of what it is applied to (the last row of S_p is 1^T), and so each row below is the last row of B. In this
+    form it serves any workload, where fixing outputs works only for prefix sums.
+
+    Attributes:
+      part: the mechanism that is repeated.
+      times: s, how often.
+      decoder: "optimal" or "restarted".
+    """
+
+    family: ClassVar[str] = "stamped"
+    part: Mechanism
+    times: int
+    decoder: str = "optimal"
+    certificate: Certificate | None = None
+    certificate_reason: str = "stamped, not optimised as a whole: a certificate of its part is with the part"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.part, Mechanism):
+            raise TypeError(
+                f"mechanism is a {type(self.part).__name__}: pass a mechanism, as fedmf.fit or fedmf.load_mechanism makes"
+            )
+        times = _checks.integer("times", self.times, low=1, way_out="pass the number of parts, a positive int")
+        object.__setattr__(self, "times", times)
+        _checks.one_of("decoder", self.decoder, DECODERS)
+        check_certificate(self.certificate, self.certificate_reason)
+
+    @property
+    def rounds(self) -> int:
+        """times * part.rounds."""
+        return self.times * self.part.rounds
+
+    @property
+    def bands(self) -> int:
+        """Those of the part."""
+        return self.part.bands
+
+    def encoder(self) -> np.ndarray:
+        """I (x) C, float64 (times * m, rounds)."""
+        return self._repeated("encoder", self.part.encoder())
+
+    def noising(self) -> np.ndarray:
+        """N, float64 (rounds, times * m), of one block for each part."""
+        return self._repeated("noising matrix", self._noising_of_part())
+
+    def stream(self) -> NoiseStream:
+        """The part's own recurrence started anew in every part, or else the rows of N."""
+        if self.banded_rows() is not None:
+            return NoiseStream(rounds=self.rounds, sources=self.rounds, recurrence=self.banded_rows())
+        N = self.noising()
+        return NoiseStream(rounds=self.rounds, sources=N.shape[1], contraction=N)
+
+    def banded_rows(self) -> np.ndarray | None:
+        """The part's banded rows again and again: they are zero before its first round."""
+        rows = self.part.banded_rows()
+        return None if rows is None else np.tile(rows, (self.times, 1))
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The decoder's name, the number of parts, and the part as a file of its own would hold it."""
+        from fedmf.mechanisms import storage  # it knows all families, and this is one of them
+
+        entries = {f"part_{name}": array for name, array in storage.entries_of(self.part).items()}
+        return {"times": np.array(self.times), "decoder": np.array(self.decoder), **entries}
+
+    @classmethod
+    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "StampedMechanism":
+        """The inverse of `state`."""
+        from fedmf.mechanisms import storage
+
+        entries = {name.removeprefix("part_"): array for name, array in state.items() if name.startswith("part_")}
+        part = storage.mechanism_of(entries)
+        return cls(part=part, times=state["times"].item(), decoder=state["decoder"].item(), **certificate)
+
+    def _noising_of_part(self) -> np.ndarray:
+        if self.decoder == "restarted":
+            return self.part.noising()
+        C = self.part.encoder()
+        if C.shape[0] == C.shape[1]:
+            return self.part.noising()
+        # pinv(C) = R^-1 Q^T for C = Q R of full column rank, which N C = I says it is.
+        Q, R = scipy.linalg.qr(C, mode="economic")
+        return scipy.linalg.solve_triangular(R, Q.T)
+
+    def _repeated(self, what: str, block: np.ndarray) -> np.ndarray:
+        m, n = block.shape
+        _checks.fits_in_memory(
+            f"the {what} of a mechanism stamped {self.times} times", (self.times * m, self.times * n)
+        )
+        whole = np.zeros((self.times * m, self.times * n))
+        for i in range(self.times):
+            whole[i * m : (i + 1) * m, i * n : (i + 1) * n] = block
+        return whole
