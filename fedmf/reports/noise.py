@@ -25,12 +25,12 @@ def matrices_plot(groups: Sequence[Group]) -> Plot | None:
     # N is scaled by the sensitivity: C and c C are the same mechanism, and only this product does not depend on c.
     weights = [kind[0].plan["sensitivity"]["value"] * kind[0].runs[0].noising for _, kind in kinds]
     correlations = [correlation(weight) for weight in weights]
-    norms = [_shared_norm(weights), _shared_norm(correlations)]
+    norms = [shared_norm(weights), shared_norm(correlations)]
     with canvas(1.0 + 2.25 * len(kinds), note) as (figure, out):
         axes = figure.subplots(len(kinds), 2, squeeze=False)
         for row, (label, kind) in enumerate(kinds):
             for ax, matrix, norm in zip(axes[row], (weights[row], correlations[row]), norms, strict=True):
-                _heat_map(ax, matrix, norm)
+                heat_map(ax, matrix, norm)
             axes[row, 0].set_title(label, color=kind[0].color)
             axes[row, 1].set_title("correlation between rounds", color="#6b6b6b", fontweight="normal")
             axes[row, 0].set_ylabel("round")
@@ -39,8 +39,8 @@ def matrices_plot(groups: Sequence[Group]) -> Plot | None:
         for column, text in ((0, "sensitivity × N"), (1, "correlation")):
             image = axes[0, column].images[0]
             bar = figure.colorbar(image, ax=axes[:, column], location="bottom", shrink=0.92, aspect=32, pad=0.02)
-            ticks, labels = _ticks(norms[column])
-            bar.set_ticks(ticks, labels=labels)
+            places, tick_names = ticks(norms[column])
+            bar.set_ticks(places, labels=tick_names)
             bar.ax.tick_params(labelsize=7)
             bar.ax.minorticks_off()
             bar.outline.set_linewidth(0.5)
@@ -56,7 +56,7 @@ def matrices_plot(groups: Sequence[Group]) -> Plot | None:
     return Plot(name="noise_matrices", png=out.getvalue(), caption=caption, note=note, alt=alt)
 
 
-def _shared_norm(matrices: Sequence[np.ndarray]) -> SymLogNorm:
+def shared_norm(matrices: Sequence[np.ndarray]) -> SymLogNorm:
     """One symmetric scale for all: logarithmic from the largest entry down to the median entry of each.
 
     Entries of N fall off as a power of the distance between rounds, so long runs need more decades than short ones.
@@ -72,21 +72,21 @@ def _shared_norm(matrices: Sequence[np.ndarray]) -> SymLogNorm:
     return SymLogNorm(linthresh=10.0**bottom, linscale=1.0, vmin=-largest, vmax=largest, base=10)
 
 
-def _ticks(norm: SymLogNorm) -> tuple[list[float], list[str]]:
+def ticks(norm: SymLogNorm) -> tuple[list[float], list[str]]:
     """Powers of ten on both sides of 0, and labels for as many of them as there is room for."""
     bottom, top = round(np.log10(norm.linthresh)), int(np.floor(np.log10(norm.vmax or 1.0) + 1e-9))
     every = -(-(top - bottom + 1) // 3)
-    ticks, labels = [0.0], ["0"]
+    places, labels = [0.0], ["0"]
     for power in range(top, bottom - 1, -1):
         text = f"{10.0**power:g}" if -2 <= power <= 3 else f"$10^{{{power}}}$"
         shown = (top - power) % every == 0
         for sign, value in (("", 10.0**power), ("−", -(10.0**power))):
-            ticks.append(value)
+            places.append(value)
             labels.append(sign + text if shown else "")
-    return ticks, labels
+    return places, labels
 
 
-def _heat_map(ax: Axes, matrix: np.ndarray, norm: SymLogNorm) -> None:
+def heat_map(ax: Axes, matrix: np.ndarray, norm: SymLogNorm) -> None:
     """Draws `matrix`, one colour step for each of its entries or, where it is large, blocks of entries."""
     rows, columns = matrix.shape
     ax.imshow(
