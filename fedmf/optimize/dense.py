@@ -1,100 +1,114 @@
-"""The best encoder of all for a single participation, by the fixed point of Denisov et al. 2022, Sec. 3."""
+"""The best encoder of all, for one participation or several, by the dual with a certificate."""
 
+import dataclasses
 import time
 
 import numpy as np
-import scipy.linalg
 
+from fedmf import _checks
 from fedmf.mechanisms.dense import DenseMechanism
-from fedmf.optimize.certificate import certify, dual_bound
+from fedmf.optimize.certificate import certify
+from fedmf.optimize.dense_ascent import Ascent, decoder
+from fedmf.optimize.dense_classes import Classes
+from fedmf.optimize.dense_dual import Dual, EqualNormsDual, PairsDual, SignedDual
+from fedmf.optimize.dense_nonnegative import MOST_NONNEGATIVE, NonnegativeDual
 from fedmf.optimize.progress import Progress, check_common, warn_stopped_short
 from fedmf.participation import Participation
+from fedmf.sensitivity import sensitivity
 from fedmf.workloads import Workload
+
+CONSTRAINTS = ("pairs", "signed", "all")
+# Multipliers b 2^(k - 1) of "signed", each a quadratic form at every step.
+_MOST_SIGNED = 2**16
 
 
 def fit_dense(
     workload: Workload,
     participation: Participation,
     *,
+    equal_norms: bool = False,
+    constraints: str = "pairs",
     tolerance: float = 1e-6,
     max_iterations: int = 1000,
     progress: Progress | None = None,
 ) -> DenseMechanism:
-    """Minimises ||A C^-1||_F^2 over all C with columns of norm at most 1; the best have norm 1 (Denisov, Eq. 4).
+    """Minimises ||A C^-1||_F^2 over all C of sensitivity 1 (multi-epoch paper, Eq. 6; Denisov et al. 2022, Eq. 4).
 
-    Iterates v <- phi(v) = diag((V^(1/2) A^T A V^(1/2))^(1/2)), V = diag(v) (Thm. 3.2, Eq. 5). Every iterate gives a
-    feasible encoder from X(v) (Eq. 6) and a lower bound (Eq. 8), whose difference says when to stop. Arguments and
-    errors as `fedmf.fit`.
+    The sensitivity is that of the (k, b)-participation: "fixed_epoch" with every round of a class, k = ceil(rounds / b).
+    Under "min_sep" the same matrix is returned, as in the banded paper, Table 2, last rows; its sensitivity there is
+    larger (`fedmf.sensitivity`), and the certificate speaks of the (k, b)-participation. "every_round" is b = 1.
     """
     check_common(tolerance, max_iterations, progress)
-    if participation.schema != "single":
-        raise ValueError(
-            f"schema={participation.schema!r} does not suit family='dense', which is optimal for one participation: "
-            f"fit it with Participation(rounds={participation.rounds}, schema='single') and calibrate it under "
-            "yours, or use family='banded'"
-        )
+    if not isinstance(equal_norms, bool | np.bool_):
+        kind = type(equal_norms).__name__
+        raise TypeError(f"equal_norms={equal_norms!r} is a {kind}, not a bool: pass True or False")
+    _checks.one_of("constraints", constraints, CONSTRAINTS)
+    if equal_norms and constraints != "pairs":
+        raise ValueError(f"constraints={constraints!r} has no variant with equal_norms=True: use constraints='pairs'")
+    n = workload.rounds
+    _checks.fits_in_memory("the encoder of family='dense'", (n, n))
+    epochs = _epochs(participation)
+    classes = Classes(n, epochs.min_sep)
     A = workload.matrix
     began = time.perf_counter()
-    gram = A.T @ A
-    v = np.sqrt(np.diagonal(gram))
-    best_loss, best_C = np.inf, np.empty((0, 0))
-    iteration = 0
-    while True:
-        iteration += 1
-        root_v = np.sqrt(v)
-        square_root = _square_root(gram * np.outer(root_v, root_v))
-        phi = np.diagonal(square_root).copy()
-        C = _encoder(square_root / np.outer(root_v, root_v))
-        B = scipy.linalg.blas.dtrsm(1.0, C.T, A.T, lower=False).T
-        loss = float(np.square(B).sum())
-        if loss < best_loss:
-            best_loss, best_C = loss, C
-        # Eq. 8 with v scaled for the best bound, as in `dual_bound`: T = tr(square_root) = sum(phi).
-        bound = float(phi.sum() ** 2 / v.sum())
-        gap = best_loss / bound - 1.0
-        if progress is not None:
-            progress(iteration, best_loss, gap)
-        if gap <= tolerance or iteration >= max_iterations:
-            break
-        v = phi
-    # The loop's bound comes from an eigendecomposition; the one that is kept is computed to full accuracy.
-    proven = dual_bound(A, np.diag(v))
-    if proven is None:
-        raise ValueError("workload is too ill-conditioned to certify a fit in float64: rescale its rows")
-    certificate = certify(best_loss, proven, iteration, time.perf_counter() - began)
+    dual = _dual(A, classes, bool(equal_norms), constraints)
+    ascent = Ascent(dual, A, tolerance, max_iterations, progress)
+    ascent.run()
+    C = _scaled(ascent.encoder, epochs, constraints)
+    loss = float(np.square(decoder(A, C)).sum())
+    single = epochs.max_participations == 1
+    certificate = dataclasses.replace(
+        certify(loss, dual.proven(ascent.variables), ascent.iterations, time.perf_counter() - began),
+        participation=None if single else epochs,
+    )
     if certificate.gap > tolerance:
         warn_stopped_short(
             "dense",
-            iterations=iteration,
+            iterations=ascent.iterations,
             gap=certificate.gap,
             tolerance=tolerance,
             max_iterations=max_iterations,
+            interrupted=ascent.interrupted,
         )
-    return DenseMechanism(matrix=best_C, certificate=certificate)
+    return DenseMechanism(matrix=C, certificate=certificate)
 
 
-def _square_root(symmetric: np.ndarray) -> np.ndarray:
-    """The positive square root of a positive-definite matrix."""
-    eigenvalues, vectors = scipy.linalg.eigh(symmetric, check_finite=False)
-    # Rounding can push the smallest below zero when the workload is badly scaled.
-    return (vectors * np.sqrt(np.maximum(eigenvalues, 0.0))) @ vectors.T
-
-
-def _encoder(X: np.ndarray) -> np.ndarray:
-    """The lower-triangular C with C^T C = X, after scaling X to unit diagonal: columns of norm 1.
-
-    An ordinary Cholesky factor L has L L^T = X, and its rows would have norm 1, not its columns. Flipping X,
-    factorising, transposing and flipping back gives the factor on the other side (banded paper, Prop. 4.1).
-    """
-    scale = 1.0 / np.sqrt(np.diagonal(X))
-    unit = X * np.outer(scale, scale)
-    try:
-        flipped = scipy.linalg.cholesky(unit[::-1, ::-1], lower=True, check_finite=False)
-    except np.linalg.LinAlgError as error:
+def _epochs(participation: Participation) -> Participation:
+    """The (k, b)-participation to fit for: every round of each class, or one round of any."""
+    n, b, k = participation.rounds, participation.min_sep, participation.max_participations
+    if k == 1:
+        b = n
+    elif k < -(-n // b):
         raise ValueError(
-            "workload is too ill-conditioned for a dense fit in float64 (its optimal gram matrix is not "
-            "numerically positive definite): rescale its rows, for instance the learning rates, or use "
-            "family='banded'"
-        ) from error
-    C = np.ascontiguousarray(flipped.T[::-1, ::-1])
-    return C / np.linalg.norm(C, axis=0)
+            f"max_participations={k} is below ceil(rounds / min_sep)={-(-n // b)}, which family='dense' has no optimum for: "
+            f"leave max_participations out of the fit and calibrate the mechanism under yours, or use family='banded'"
+        )
+    return Participation(rounds=n, schema="fixed_epoch", min_sep=b)
+
+
+def _dual(A: np.ndarray, classes: Classes, equal_norms: bool, constraints: str) -> Dual:
+    if constraints == "signed" and classes.largest > 1:
+        multipliers = classes.count * 2 ** (classes.largest - 1)
+        if multipliers > _MOST_SIGNED:
+            raise ValueError(
+                f"constraints='signed' would need min_sep * 2^(max_participations - 1) = {multipliers:.3g} multipliers, more "
+                f"than {_MOST_SIGNED}: use constraints='pairs', which is also sound for vector contributions"
+            )
+        return SignedDual(A, classes)
+    if constraints == "all":
+        if len(A) > MOST_NONNEGATIVE:
+            raise ValueError(
+                f"constraints='all' would need rounds^2 = {len(A) ** 2:.3g} multipliers, more than {MOST_NONNEGATIVE}^2: use "
+                f"constraints='pairs', which needs only the signs within classes"
+            )
+        return NonnegativeDual(A, classes)
+    return EqualNormsDual(A, classes) if equal_norms and classes.largest > 1 else PairsDual(A, classes)
+
+
+def _scaled(C: np.ndarray, epochs: Participation, constraints: str) -> np.ndarray:
+    """C, whose sensitivity is 1 up to rounding, divided by it; as it is where the 1 is for scalar contributions only."""
+    if epochs.max_participations == 1:
+        return np.asarray(C / np.linalg.norm(C, axis=0))
+    if constraints == "signed":
+        return C
+    return np.asarray(C / sensitivity(C, epochs).value)

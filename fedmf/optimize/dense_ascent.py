@@ -1,0 +1,128 @@
+"""The ascent of a dense dual problem, and the best feasible encoder met on the way."""
+
+import contextlib
+
+import numpy as np
+import scipy.linalg
+
+from fedmf.optimize.dense_classes import Blocks
+from fedmf.optimize.dense_dual import Dual
+from fedmf.optimize.progress import Progress
+
+# A feasible encoder costs about half a step: it is made at the first steps and then at geometrically growing ones.
+_CHECK_GROWTH = 1.3
+# What of X's entries off the diagonal may be kept, if X is not positive definite; with 0 it is.
+_BLENDS = (1.0, 0.9, 0.5, 0.0)
+
+
+class _Finished(Exception):
+    """Raised out of the optimiser's callback, the only way to stop scipy's L-BFGS from outside."""
+
+
+class Ascent:
+    """Maximises a dual bound until the best feasible encoder is within tolerance of it.
+
+    Attributes:
+      encoder: C of the smallest loss so far, lower-triangular, X = C^T C feasible; empty before the first.
+      loss: ||A C^-1||_F^2 of it, infinite before the first.
+      bound: the largest bound so far, from eigenvalues.
+      variables: those of `bound`.
+      iterations: steps so far.
+      interrupted: whether Ctrl-C ended the ascent.
+    """
+
+    def __init__(
+        self, dual: Dual, A: np.ndarray, tolerance: float, max_iterations: int, progress: Progress | None
+    ) -> None:
+        self.dual, self.A, self.tolerance = dual, A, tolerance
+        self.max_iterations, self.progress = max_iterations, progress
+        self.encoder, self.loss, self.bound = np.empty((0, 0)), np.inf, 0.0
+        self.variables: Blocks = dual.start()
+        self.iterations, self.interrupted = 0, False
+        self._next_check, self._evaluated = 1, self.variables
+
+    def run(self) -> None:
+        """Iterates; the first Ctrl-C ends it and keeps what there is, once there is something."""
+        try:
+            with contextlib.suppress(_Finished):
+                x = self.variables
+                for _ in range(self.dual.turns):
+                    x = self.dual.turn(x, self._evaluate(x)[2])
+                    self._step()
+                self._quasi_newton(x)
+            self._check()
+        except KeyboardInterrupt:
+            if not len(self.encoder):
+                raise
+            self.interrupted = True
+
+    def _evaluate(self, variables: Blocks) -> tuple[float, Blocks, Blocks]:
+        found = self.dual.evaluate(variables)
+        self._evaluated = variables
+        if self.dual.bound > self.bound:
+            self.bound, self.variables = self.dual.bound, variables
+        return found
+
+    def _quasi_newton(self, start: Blocks) -> None:
+        # Imported here because it is slow to import, and `fedmf --help` must not wait for it.
+        from scipy import optimize as scipy_optimize
+
+        # In units in which one turn is a unit step down the gradient of -log bound: H -> (budget / T) X H.
+        unit = np.sqrt(self.dual.factored(start)[1] / 2.0)
+        shapes = [block.shape for block in start]
+        ends = np.cumsum([block.size for block in start])[:-1]
+
+        def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+            variables = [part.reshape(shape) * unit for part, shape in zip(np.split(x, ends), shapes, strict=True)]
+            value, gradient, _ = self._evaluate(variables)
+            return value, np.concatenate([part.ravel() for part in gradient]) * unit
+
+        scipy_optimize.minimize(
+            objective,
+            np.concatenate([block.ravel() for block in start]) / unit,
+            jac=True,
+            method="L-BFGS-B",
+            callback=lambda _: self._step(),
+            options={"maxiter": self.max_iterations, "maxfun": 10**9, "maxcor": 20, "ftol": 0.0, "gtol": 0.0},
+        )
+
+    def _step(self) -> None:
+        """After each step: the last evaluation is at the point it reached."""
+        self.iterations += 1
+        gap = None
+        if self.iterations >= self._next_check or self.iterations >= self.max_iterations:
+            self._next_check = int(np.ceil(self.iterations * _CHECK_GROWTH))
+            gap = self._check()
+        if self.progress is not None:
+            self.progress(self.iterations, self.loss, gap)
+        if self.iterations >= self.max_iterations or (gap is not None and gap <= self.tolerance):
+            raise _Finished
+
+    def _check(self) -> float:
+        """Makes a feasible encoder from the last evaluation; the gap of the best one."""
+        C = lower_factor(self.dual.gram_matrix())
+        loss = float(np.square(decoder(self.A, C)).sum())
+        if loss < self.loss:
+            self.loss, self.encoder = loss, C
+        return self.loss / self.bound - 1.0
+
+
+def decoder(A: np.ndarray, C: np.ndarray) -> np.ndarray:
+    """B = A C^-1."""
+    return np.asarray(scipy.linalg.blas.dtrsm(1.0, C.T, A.T, lower=False).T)
+
+
+def lower_factor(X: np.ndarray) -> np.ndarray:
+    """The lower-triangular C with C^T C = X, entries off the diagonal taken nearer to 0 where X is indefinite.
+
+    An ordinary Cholesky factor L has L L^T = X, and its rows would have the norms that the columns must have. Flipping X,
+    factorising, transposing and flipping back gives the factor on the other side (banded paper, Prop. 4.1).
+    """
+    diagonal = np.diagonal(X).copy()
+    for kept in _BLENDS:
+        blend = X if kept == 1.0 else kept * X
+        np.fill_diagonal(blend, diagonal)
+        factor, info = scipy.linalg.lapack.dpotrf(blend[::-1, ::-1], lower=True, clean=True)
+        if info == 0:
+            return np.ascontiguousarray(factor.T[::-1, ::-1])
+    raise ArithmeticError("unreachable: a positive diagonal matrix has a Cholesky factor")

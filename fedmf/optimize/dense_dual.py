@@ -1,0 +1,271 @@
+"""The dual of the dense problem under (k, b)-participation: lower bounds, their gradients and feasible gram matrices.
+
+Multi-epoch paper, Sec. 3. Rounds i, i + b, i + 2b, ... are one class: a client takes part in rounds of one class only.
+U below is zero across classes, positive definite, and factored as U = H H^T with H zero across classes too.
+
+For every positive-definite X: tr(A^T A X^-1) + tr(U X) >= 2 T with T = tr((H^T A^T A H)^(1/2)), with equality at
+X(U) = H^-T (H^T A^T A H)^(1/2) H^-1 (their Thm. 3.1, Eq. 7, and Eq. 33). If every feasible X has tr(U X) <= budget(U),
+the loss of all of them is at least 2 T - budget, and, as U may be scaled freely, at least T^2 / budget.
+
+What budget holds, and why no more general U does better, for a class of size k (C of sensitivity 1):
+
+- "pairs" (their Eq. 36: X_ij >= 0 in each class, sum over the class <= 1). Multipliers v of the sum and W >= 0 of the signs
+  give U_c = v 1 1^T - W: a constant diagonal v, entries <= v, and budget v. A positive-definite matrix of diagonal v has all
+  |U_ij| <= v, so that every such U_c with a constant diagonal is allowed. That is also the dual of "X_ij = 0 within
+  classes, trace of each class <= 1": an optimal X has orthogonal columns on every client's rounds. And it bounds EVERY
+  encoder, whatever its signs, under vector contributions: a client who contributes the rows of a Cholesky factor of
+  U_c / v, of norm 1 each, shows tr(U_c X_c) <= v sens^2 = v.
+- equal column norms d <= 1 / k with the same orthogonality: any positive-definite U_c, budget tr(U) / k.
+- "signed" (their Eq. 34, scalar contributions): U_c = sum over signs s of v_s s s^T, budget the sum of v_s.
+
+T is the nuclear norm of A H, the largest tr(Q A H) over orthogonal Q. Maximising over Q and H in turn never lowers the
+bound; for given Q the best H is in closed form, and one turn is H_c <- X_c H_c with rows then scaled to norm sqrt(v),
+sqrt(v) = the sum of their norms before ("pairs"); H_c <- k X_c H_c (equal norms); v_s <- v_s (s^T X s)^2 ("signed").
+For one participation this is v_i <- v_i X_ii^2, a step twice as long in log v as that of Denisov et al. 2022, Thm. 3.2,
+v_i <- v_i X_ii, and T^2 / budget is their Eq. 8 at its best scale. A few turns start L-BFGS on H, whose gradient is the
+difference of a turn.
+"""
+
+import abc
+import itertools
+from typing import final
+
+import numpy as np
+import scipy.linalg
+
+from fedmf.optimize.dense_classes import Blocks, Classes, inverted, transposed
+
+
+class Dual(abc.ABC):
+    """The bound T^2 / budget as a smooth function of free variables, and the feasible X next to it.
+
+    Attributes:
+      A: the workload with its columns in class order.
+      gram: A^T A, likewise.
+      bound: T^2 / budget at the variables last evaluated.
+      factor: H there.
+      turns: how many turns are worth making before L-BFGS, which is best near the optimum.
+    """
+
+    turns = 3
+
+    def __init__(self, A: np.ndarray, classes: Classes) -> None:
+        self.classes = classes
+        self.A = A[:, classes.order]
+        self.gram = self.A.T @ self.A
+        self.bound = 0.0
+        self.factor: Blocks = []
+        self._values, self._vectors = np.empty(0), np.empty((0, 0))
+
+    @abc.abstractmethod
+    def start(self) -> Blocks:
+        """First variables, good ones if an X that is nearly diagonal is."""
+
+    @abc.abstractmethod
+    def factored(self, variables: Blocks) -> tuple[Blocks, float]:
+        """H and the budget of U = H H^T."""
+
+    @abc.abstractmethod
+    def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
+        """The derivatives of T and of the budget with respect to the variables, given G = dT / dH = X_c H_c."""
+
+    @abc.abstractmethod
+    def turn(self, variables: Blocks, G: Blocks) -> Blocks:
+        """The variables that are best for the Q of these: the bound at them is no lower."""
+
+    @abc.abstractmethod
+    def feasible(self, X: np.ndarray) -> np.ndarray:
+        """An X that is feasible and near the one given, in class order; it may be indefinite. May overwrite X."""
+
+    def evaluate(self, variables: Blocks) -> tuple[float, Blocks, Blocks]:
+        """-log of the bound, its gradient, and dT / dH, at a cost of one n x n eigendecomposition."""
+        H, budget = self.factored(variables)
+        M = self.classes.congruence(transposed(H), self.gram)
+        eigenvalues, V = np.linalg.eigh(M)
+        # Rounding can push the smallest below zero when the workload is badly scaled.
+        roots = np.sqrt(np.maximum(eigenvalues, 0.0))
+        self._values, self._vectors, self.factor = roots, V, H
+        T = float(roots.sum())
+        self.bound = T * T / budget
+        G = [
+            S / h if h.shape[1] == 1 else np.linalg.solve(h.transpose(0, 2, 1), S)
+            for h, S in zip(H, self.classes.gram_blocks(V, roots), strict=True)
+        ]
+        of_T, of_budget = self.gradient(variables, G)
+        of_loss = [b / budget - (2.0 / T) * t for t, b in zip(of_T, of_budget, strict=True)]
+        return -float(np.log(self.bound)), of_loss, G
+
+    def gram_matrix(self) -> np.ndarray:
+        """A feasible X near X(U) of the last evaluation, scaled to sensitivity 1, in time order; maybe indefinite."""
+        S = (self._vectors * self._values) @ self._vectors.T
+        X = self.classes.congruence(transposed(inverted(self.factor)), S)
+        return self.classes.in_time_order(self.feasible((X + X.T) / 2))
+
+    def proven(self, variables: Blocks) -> float:
+        """T^2 / budget with T to full accuracy: from eigenvalues of H^T A^T A H half the digits of the small ones are lost."""
+        H, budget = self.factored(variables)
+        AH = self.classes.apply(transposed(H), self.A.T).T
+        T = float(scipy.linalg.svdvals(AH, overwrite_a=True, check_finite=False).sum())
+        return T * T / self.widest_budget(H, budget)
+
+    def widest_budget(self, H: Blocks, budget: float) -> float:
+        """The budget where the encoders that the bound claims to hold for may need more than `factored` says."""
+        return budget
+
+    def _correlations(self) -> tuple[Blocks, np.ndarray]:
+        """Of diagonal X, the best under `pairs` has X_ii proportional, in each class, to sqrt((A^T A)_ii).
+
+        U(X) = X^-1 A^T A X^-1 then has these correlations within classes, factored; and this v of each class, (b,).
+        """
+        blocks = []
+        for gram in self.classes.blocks(self.gram):
+            scale = 1.0 / np.sqrt(np.einsum("cii->ci", gram))
+            correlations = gram * scale[:, :, None] * scale[:, None, :]
+            try:
+                blocks.append(np.linalg.cholesky(correlations))
+            except np.linalg.LinAlgError:  # columns of A that are parallel to rounding: start at diagonal U instead
+                blocks.append(np.broadcast_to(np.eye(gram.shape[1]), gram.shape).copy())
+        return blocks, self.classes.sums(np.sqrt(np.diagonal(self.gram))) ** 2
+
+
+@final
+class PairsDual(Dual):
+    """The bound for all encoders, over U with a constant diagonal in each class.
+
+    The variables are rows of any norm: H_c has them scaled to norm sqrt(v_c), v_c being the mean of their squared norms.
+    """
+
+    def start(self) -> Blocks:
+        """See Dual."""
+        blocks, v = self._correlations()
+        return self._scaled(blocks, np.sqrt(v))
+
+    def factored(self, variables: Blocks) -> tuple[Blocks, float]:
+        """See Dual."""
+        norms = [np.linalg.norm(block, axis=2) for block in variables]
+        v = [np.square(norm).mean(axis=1) for norm in norms]
+        H = [
+            block * (np.sqrt(level)[:, None] / norm)[:, :, None]
+            for block, level, norm in zip(variables, v, norms, strict=True)
+        ]
+        return H, float(sum(level.sum() for level in v))
+
+    def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
+        """See Dual."""
+        of_T, of_budget = [], []
+        for block, g in zip(variables, G, strict=True):
+            norms = np.linalg.norm(block, axis=2)
+            size = block.shape[1]
+            root_v = np.sqrt(np.square(norms).mean(axis=1))
+            unit = block / norms[:, :, None]
+            along = np.einsum("cij,cij->ci", g, unit)
+            across = (g - along[:, :, None] * unit) * (root_v[:, None] / norms)[:, :, None]
+            of_T.append(across + (along.sum(axis=1) / (size * root_v))[:, None, None] * block)
+            of_budget.append(block * (2.0 / size))
+        return of_T, of_budget
+
+    def turn(self, variables: Blocks, G: Blocks) -> Blocks:
+        """See Dual."""
+        norms = [np.linalg.norm(g, axis=2) for g in G]
+        units = [g / norm[:, :, None] for g, norm in zip(G, norms, strict=True)]
+        return self._scaled(units, np.concatenate([norm.sum(axis=1) for norm in norms]))
+
+    def feasible(self, X: np.ndarray) -> np.ndarray:
+        """X orthogonal on the pairs of each class, whose trace is scaled to 1."""
+        self.classes.clear_pairs(X)
+        scale = 1.0 / np.sqrt(self.classes.spread(self.classes.sums(np.diagonal(X))))
+        return X * scale[:, None] * scale
+
+    def _scaled(self, units: Blocks, root_v: np.ndarray) -> Blocks:
+        of_groups = self.classes.grouped(root_v)
+        return [unit * root[:, None, None] for unit, root in zip(units, of_groups, strict=True)]
+
+
+@final
+class EqualNormsDual(Dual):
+    """The bound for encoders with equal column norms, over all U that are zero across classes. The variables are H."""
+
+    def start(self) -> Blocks:
+        """See Dual."""
+        blocks, v = self._correlations()
+        of_groups = self.classes.grouped(v)
+        return [block * np.sqrt(level)[:, None, None] for block, level in zip(blocks, of_groups, strict=True)]
+
+    def factored(self, variables: Blocks) -> tuple[Blocks, float]:
+        """See Dual."""
+        return variables, float(sum(np.square(block).sum() for block in variables)) / self.classes.largest
+
+    def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
+        """See Dual."""
+        return G, [block * (2.0 / self.classes.largest) for block in variables]
+
+    def turn(self, variables: Blocks, G: Blocks) -> Blocks:
+        """See Dual."""
+        return [g * self.classes.largest for g in G]
+
+    def feasible(self, X: np.ndarray) -> np.ndarray:
+        """X orthogonal on the pairs of each class, its diagonal scaled to 1 / k."""
+        self.classes.clear_pairs(X)
+        scale = 1.0 / np.sqrt(np.diagonal(X) * self.classes.largest)
+        return X * scale[:, None] * scale
+
+    def widest_budget(self, H: Blocks, budget: float) -> float:
+        """tr(U) / k, where that holds for encoders that are not orthogonal within classes as well.
+
+        Under vector contributions, X_ii = d and sens <= 1 allow U_c = y_c R_c + diag(w) with any correlations R_c and the sum
+        of w at most 0: y_c >= m_c = the largest eigenvalue of diag(U_c) - U_c, sum of |c| y_c >= tr(U), and a budget of
+        sum y_c. With classes of one size that is tr(U) / k unless sum m_c is more. With two sizes the smaller classes
+        leave slack, which a class's pairs could use; the bound is then for encoders that are orthogonal within classes.
+        """
+        if len(H) > 1:
+            return budget
+        U = H[0] @ H[0].transpose(0, 2, 1)
+        pairs = U - np.einsum("cii,ij->cij", U, np.eye(U.shape[1]))
+        return max(budget, float(-np.linalg.eigvalsh(pairs)[:, 0].sum()))
+
+
+@final
+class SignedDual(Dual):
+    """The bound for scalar contributions, over U_c = sum of v_s s s^T. The variables are sqrt(v_s), (classes, 1, signs)."""
+
+    def __init__(self, A: np.ndarray, classes: Classes) -> None:
+        super().__init__(A, classes)
+        # One of s and -s: the first round's sign is +1.
+        self.signs = [
+            np.array([(1.0, *s) for s in itertools.product((1.0, -1.0), repeat=group.size - 1)])
+            for group in classes.groups
+        ]
+
+    def start(self) -> Blocks:
+        """All signs alike: U is diagonal."""
+        v = self.classes.sums(np.sqrt(np.diagonal(self.gram))) ** 2
+        of_groups = self.classes.grouped(v)
+        return [
+            np.sqrt(np.repeat(level[:, None, None], len(s), axis=2) / len(s))
+            for level, s in zip(of_groups, self.signs, strict=True)
+        ]
+
+    def factored(self, variables: Blocks) -> tuple[Blocks, float]:
+        """See Dual."""
+        H = [np.linalg.cholesky((s.T * np.square(h)) @ s) for h, s in zip(variables, self.signs, strict=True)]
+        return H, float(sum(np.square(h).sum() for h in variables))
+
+    def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
+        """See Dual: dT = <X_c, dU_c> / 2."""
+        q = [self._forms(g @ h, s) for g, h, s in zip(G, inverted(self.factor), self.signs, strict=True)]
+        return [h * of for h, of in zip(variables, q, strict=True)], [2.0 * h for h in variables]
+
+    def turn(self, variables: Blocks, G: Blocks) -> Blocks:
+        """See Dual."""
+        return self.gradient(variables, G)[0]
+
+    def feasible(self, X: np.ndarray) -> np.ndarray:
+        """Each class scaled so that its largest s^T X s is 1."""
+        largest = [self._forms(x, s).max(axis=(1, 2)) for x, s in zip(self.classes.blocks(X), self.signs, strict=True)]
+        scale = 1.0 / np.sqrt(self.classes.spread(np.concatenate(largest)))
+        return X * scale[:, None] * scale
+
+    @staticmethod
+    def _forms(X: np.ndarray, s: np.ndarray) -> np.ndarray:
+        """s^T X s for each class and signs, (classes, 1, signs)."""
+        return np.einsum("si,cij,sj->cs", s, X, s, optimize=True)[:, None, :]
