@@ -12,13 +12,13 @@ from fedmf.config import TrainConfig
 from fedmf.controller import Audit, ParticipationController, PoolRanDryWarning, audit_ledger
 from fedmf.error import loss, per_round_error, rmse
 from fedmf.ledger import ParticipationLedger
-from fedmf.mechanisms import Certificate, Mechanism, load_mechanism
+from fedmf.mechanisms import Certificate, Mechanism, load_factorization, load_mechanism, stamp
 from fedmf.optimize import fit
 from fedmf.participation import Participation
 from fedmf.runs import Run
 from fedmf.schedule import WarmupCooldown
 from fedmf.sensitivity import Sensitivity, sensitivity
-from fedmf.workloads import Workload, momentum_sgd, prefix_sum
+from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, prefix_sum, sgd
 
 __all__ = [
     "Audit",
@@ -37,11 +37,16 @@ __all__ = [
     "audit_ledger",
     "calibrate",
     "fit",
+    "identity",
+    "load_factorization",
     "load_mechanism",
     "loss",
+    "momentum_buffer",
     "momentum_sgd",
     "per_round_error",
     "prefix_sum",
     "rmse",
     "sensitivity",
+    "sgd",
+    "stamp",
 ]

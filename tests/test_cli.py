@@ -198,7 +198,7 @@ FIT = ["fit", "--rounds", "8", "--out", "x.npz"]
         ([*FIT, "--min-sep", "2", "--bands", "9"], ["bands=9"]),
         ([*FIT, "--min-sep", "2", "--bands", "0"], ["bands=0"]),
         ([*FIT, "--min-sep", "2", "--max-participations", "5"], ["max_participations=5", "4"]),
-        ([*FIT, "--min-sep", "2", "--family", "tree", "--bands", "2"], ["bands=2", "family=banded"]),
+        ([*FIT, "--min-sep", "2", "--family", "tree", "--bands", "2"], ["bands=2", "family='tree'", "decoder"]),
         (["fit", "--rounds", "0", "--min-sep", "1", "--out", "x.npz"], ["rounds=0"]),
         (["fit", "--rounds", "many", "--out", "x.npz"], ["many"]),
         (["nonsense"], ["nonsense"]),

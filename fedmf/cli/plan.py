@@ -1,79 +1,10 @@
-"""fedmf fit, fedmf calibrate: from a participation schema to a mechanism, and from a target to a plan."""
+"""fedmf calibrate: from a mechanism and a target to a plan."""
 
 import pathlib
-from typing import Any
 
 import click
 
 from fedmf.cli.options import arguments_checked, json_option, participation_options, show
-
-
-@click.command()
-@participation_options
-@click.option("--family", default="banded", show_default=True, help="identity, tree, banded or dense.")
-@click.option("--bands", type=int, help="Bands of the banded family; by default min_sep.")
-@click.option("--decoder", default="online", show_default=True, help="Decoder of the tree: online or full.")
-@click.option("--workload", default="prefix_sum", show_default=True, help="prefix_sum or momentum_sgd.")
-@click.option("--momentum", type=float, default=0.95, show_default=True, help="Of the momentum_sgd workload.")
-@click.option("--tolerance", type=float, help="Relative optimality gap to reach.")
-@click.option("--out", required=True, type=click.Path(path_type=pathlib.Path), help="File to write, ending in .npz.")
-@json_option
-def fit(
-    rounds: int,
-    schema: str,
-    min_sep: int | None,
-    max_participations: int | None,
-    family: str,
-    bands: int | None,
-    decoder: str,
-    workload: str,
-    momentum: float,
-    tolerance: float | None,
-    out: pathlib.Path,
-    as_json: bool,
-) -> None:
-    """Find the best mechanism of a family and write it to a file.
-
-    \b
-    Example:
-      fedmf fit --rounds 256 --min-sep 64 --family banded --out banded.npz
-    """
-    import fedmf
-    from fedmf.optimize.progress import shown
-
-    with arguments_checked():
-        participation = fedmf.Participation(
-            rounds=rounds, schema=schema, min_sep=min_sep, max_participations=max_participations
-        )
-        if workload not in ("prefix_sum", "momentum_sgd"):
-            raise ValueError(f"workload={workload!r} is unknown: use prefix_sum or momentum_sgd")
-        A = fedmf.prefix_sum(rounds) if workload == "prefix_sum" else fedmf.momentum_sgd(rounds, momentum=momentum)
-        by_family: dict[str, dict[str, Any]] = {"tree": {"decoder": decoder}, "banded": {"bands": bands}}
-        options = by_family.get(family, {})
-        if tolerance is not None:
-            options["tolerance"] = tolerance
-        if bands is not None and family != "banded":
-            raise ValueError(f"bands={bands} belongs to family=banded, not to family={family}: leave it out")
-        with shown(family, not as_json) as progress:
-            given = {name: value for name, value in options.items() if value is not None}
-            mechanism = fedmf.fit(A, participation, family=family, progress=progress, **given)
-    mechanism.save(out)
-    sensitivity = fedmf.sensitivity(mechanism, participation)
-    certificate = mechanism.certificate
-    show(
-        {
-            "family": mechanism.family,
-            "rounds": mechanism.rounds,
-            "bands": mechanism.bands,
-            "sensitivity": sensitivity.value,
-            "sensitivity_is": "exact" if sensitivity.exact else "upper bound",
-            "sensitivity_method": sensitivity.method,
-            "rmse": fedmf.rmse(mechanism, A, participation),
-            "certified_gap": certificate.gap if certificate else None,
-            "file": str(out),
-        },
-        as_json,
-    )
 
 
 @click.command()

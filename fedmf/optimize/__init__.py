@@ -11,10 +11,12 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.certificate import Certificate
 from fedmf.optimize import cache as fits
 from fedmf.optimize.banded import fit_banded
+from fedmf.optimize.blt import fit_blt
 from fedmf.optimize.dense import fit_dense
 from fedmf.optimize.fixed import fit_fft, fit_identity, fit_tree
 from fedmf.optimize.low_rank import fit_low_rank
 from fedmf.optimize.progress import stopped_short
+from fedmf.optimize.toeplitz import fit_toeplitz
 from fedmf.participation import Participation
 from fedmf.workloads import Workload
 
@@ -22,11 +24,13 @@ __all__ = ["Certificate", "fit"]
 
 # Every fitter takes the workload, the participation and, by keyword, the options of its family.
 _FAMILIES: dict[str, Callable[..., Mechanism]] = {
+    "blt": fit_blt,
     "banded": fit_banded,
     "dense": fit_dense,
     "fft": fit_fft,
     "identity": fit_identity,
     "low_rank": fit_low_rank,
+    "toeplitz": fit_toeplitz,
     "tree": fit_tree,
 }
 
@@ -88,7 +92,8 @@ def fit(
     known = [name for name in inspect.signature(fitter).parameters if name not in ("workload", "participation")]
     for name in options:
         if name not in known:
-            raise TypeError(f"{name} is not an option of family={family!r}: its options are {', '.join(known)}")
+            given = f"{name}={options[name]!r}"
+            raise TypeError(f"{given} is not an option of family={family!r}: its options are {', '.join(known)}")
     folder = fits.folder(cache)
     if folder is None:
         return fitter(workload, participation, **options)
