@@ -1,10 +1,10 @@
-# make demo | test | lint | lock | clean. Each target does its own set-up; a second run finds it done.
+# make demo | test | tables | bench-fit | lint | lock | clean. Each target does its own set-up; a second run finds it done.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = $(PYTHON) -m pip --disable-pip-version-check --python
 INSTALL = install --quiet --no-deps --require-hashes
 
-.PHONY: demo test lint lock clean setup
+.PHONY: demo test tables bench-fit lint lock clean setup
 
 demo: setup
 	.venv/bin/fedmf demo
@@ -12,6 +12,12 @@ demo: setup
 test: setup
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m "not slow" -q
 	.venv/bin/python -m pytest -m slow -q
+
+tables: setup
+	.venv/bin/python -m experiments.paper_tables
+
+bench-fit: setup
+	.venv/bin/python -m benchmarks.fit
 
 lint: setup .venv-lint/.installed
 	.venv-lint/bin/ruff check .
