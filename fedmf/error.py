@@ -57,5 +57,23 @@ def _scaled_rows(mechanism: Any, workload: Workload, participation: Participatio
             f"workload {workload.name!r} has rounds={workload.rounds} but the mechanism has rounds={mechanism.rounds}: "
             f"make both for the same number of rounds"
         )
-    AN = workload.matrix @ mechanism.noising()
-    return sensitivity(mechanism, participation).value ** 2 * np.einsum("ij,ij->i", AN, AN)
+    rows = _toeplitz_rows(mechanism, workload)
+    if rows is None:
+        AN = workload.matrix @ mechanism.noising()
+        rows = np.einsum("ij,ij->i", AN, AN)
+    return sensitivity(mechanism, participation).value ** 2 * rows
+
+
+def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
+    """The squared norm of each row of A N, (rounds,), where both are Toeplitz, in O(rounds); otherwise None.
+
+    A N is Toeplitz as well, and row t holds the first t + 1 entries of its first column: the noising coefficients run
+    through A, that is through the recurrence of A^-1.
+    """
+    noise = mechanism.noising_coefficients()
+    if noise is None or workload.coefficients is None or workload.inverse_diagonals is None:
+        return None
+    import scipy.signal
+
+    column = scipy.signal.lfilter([1.0], workload.inverse_diagonals[-1], noise)
+    return np.asarray(np.cumsum(np.square(column)))

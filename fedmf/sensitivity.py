@@ -33,6 +33,8 @@ _SPECTRAL_AND_SUMS = (
 )
 _ALIGNMENT = "largest sum of X_ij <u_i, u_j> over unit vectors, a semidefinite program and its dual (fedmf.elliptope)"
 _ROWS_AT_ONCE = 512
+# Rounds up to which an upper bound for a Toeplitz encoder is compared with those of its matrix.
+_TRIED_DENSE = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +71,13 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
     """
     if not isinstance(participation, Participation):
         raise TypeError(f"participation is of type {type(participation).__name__}: pass a fedmf.Participation")
+    toeplitz = getattr(encoder_or_mechanism, "toeplitz_coefficients", None)
+    coefficients = toeplitz() if callable(toeplitz) and encoder_or_mechanism.rounds == participation.rounds else None
+    if coefficients is not None:
+        known = _toeplitz(coefficients, participation)
+        if known.exact or participation.rounds > _TRIED_DENSE:
+            return known
+        return min(known, sensitivity(encoder_or_mechanism.encoder(), participation), key=lambda found: found.value)
     encoder = getattr(encoder_or_mechanism, "encoder", None)
     C = _checks.array("encoder", encoder() if callable(encoder) else encoder_or_mechanism, ndim=2)
     n, b, k = participation.rounds, participation.min_sep, participation.max_participations
@@ -91,6 +100,56 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
 
 def _root(squared: float, exact: bool, method: str) -> Sensitivity:
     return Sensitivity(value=float(np.sqrt(squared)), exact=exact, method=method)
+
+
+def _toeplitz(c: np.ndarray, participation: Participation) -> Sensitivity:
+    """The sensitivity of the lower-triangular Toeplitz C of n rounds with first column c, 0 after its end; O(n) or so.
+
+    With c_t >= 0 and not increasing, X_ij = sum over s <= n - 1 - max(i, j) of c_s c_(s + |i - j|) is non-negative, and
+    no larger for a larger max(i, j) or a larger |i - j|. The m-th round (from 0) of any client with gaps of at least b
+    is at or after m b, and its m-th and l-th rounds are at least |m - l| b apart. So each X_ij of its pattern is at most
+    the one of the pattern 0, b, ..., (k - 1) b, which every schema allows; and X >= 0 puts equal contributions first.
+    The sensitivity is the norm of the sum of those k columns (McMahan, Xu and Zhang 2024; Kalinin and Lampert 2024,
+    Thm. 2). For any c, |X_ij| is at most the X_ij of a non-negative, non-increasing c' >= |c|, so that c' gives an upper
+    bound (banded paper, Prop. E.1); its smallest is the running maximum of |c| from the right.
+    """
+    n, b, k = participation.rounds, participation.min_sep, participation.max_participations
+    if k == 1:
+        # Later columns are the first one cut short.
+        return _root(float(c @ c), True, "norm of the first column, the largest of a Toeplitz encoder: exact")
+    if len(c) <= b:
+        # Columns of one client have no row in common (banded paper, Thm. 2); the m-th of them is at most the m b-th.
+        whole = min(k, (n - len(c)) // b + 1)
+        cut = np.array([c[: n - m * b] @ c[: n - m * b] for m in range(whole, k)])
+        squared = whole * float(c @ c) + float(cut.sum())
+        return _root(squared, True, "column norms of a Toeplitz encoder of at most min_sep bands (banded paper, Thm. 2): exact")
+    decreasing = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
+    # Only rounding may make it larger than c, and then it errs on the safe side.
+    exact = bool(np.abs(decreasing - c).max() <= _ROUNDING * c[0])
+    squared = _squared_sum_of_columns(decreasing, n, b, k)
+    if exact:
+        return _root(squared, True, "rounds 0, b, 2b, ... of a decreasing Toeplitz encoder (McMahan et al. 2024): exact")
+    return _root(squared, False, "rounds 0, b, 2b, ... of a decreasing Toeplitz encoder above |C|: upper bound")
+
+
+def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
+    """The squared norm of the sum of the columns 0, b, ..., (k - 1) b of the Toeplitz matrix of c, c >= 0."""
+    # Row by row of b rounds, the sum is that of the last k rows of c, cut into rows of b as well.
+    rows = np.zeros((-(-n // b), b))
+    rows.ravel()[: len(c)] = c
+    if k >= len(rows):
+        sums = np.cumsum(rows, axis=0)
+    else:
+        # Sums of k rows as the end of one block of k rows and the beginning of the next: without differences, which
+        # would lose digits, and a sensitivity must not come out too small.
+        blocks = np.zeros((-(-len(rows) // k), k, b))
+        blocks.reshape(-1, b)[: len(rows)] = rows
+        sums = np.cumsum(blocks, axis=1)
+        ends = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
+        sums[1:, :-1] += ends[:-1, 1:]
+        sums = sums.reshape(-1, b)
+    found = sums.ravel()[:n]
+    return float(found @ found)
 
 
 def _columns_apart_are_disjoint(C: np.ndarray, b: int) -> bool:

@@ -63,6 +63,10 @@ class Mechanism(abc.ABC):
         """The first column of C up to its last non-zero, float64 (bands,), where C is lower-triangular Toeplitz; or None."""
         return None
 
+    def noising_coefficients(self) -> np.ndarray | None:
+        """The first column of N, float64 (rounds,), where C is lower-triangular Toeplitz, and N therefore too; or None."""
+        return None
+
     @abc.abstractmethod
     def state(self) -> dict[str, np.ndarray]:
         """The arrays that `from_state` needs to build the mechanism again; none of them of Python objects."""

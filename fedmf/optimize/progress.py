@@ -26,14 +26,15 @@ def check_common(tolerance: float, max_iterations: int, progress: Progress | Non
 
 
 def warn_stopped_short(
-    family: str, *, iterations: int, gap: float, tolerance: float, max_iterations: int, interrupted: bool = False
+    family: str, *, iterations: int, gap: float | None, tolerance: float, max_iterations: int, interrupted: bool = False
 ) -> None:
-    """Warns, at the caller of `fedmf.fit`, that a fit ended above its tolerance."""
+    """Warns, at the caller of `fedmf.fit`, that a fit ended above its tolerance; gap is None where nothing certifies it."""
     stopped_short.set(True)
     way_out = "fit again to go on" if interrupted else f"raise max_iterations={max_iterations} or tolerance"
+    reached = "before it converged to" if gap is None else f"at a gap of {gap:.2g}, above"
     warnings.warn(
-        f"the {family} fit {'was interrupted' if interrupted else 'stopped'} after {iterations} steps at a gap of "
-        f"{gap:.2g}, above tolerance={tolerance:g}: {way_out}",
+        f"the {family} fit {'was interrupted' if interrupted else 'stopped'} after {iterations} steps {reached} "
+        f"tolerance={tolerance:g}: {way_out}",
         RuntimeWarning,
         stacklevel=4,
     )

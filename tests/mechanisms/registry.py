@@ -10,12 +10,14 @@ import pytest
 
 from fedmf.mechanisms import (
     BandedMechanism,
+    BLTMechanism,
     DenseMechanism,
     FFTMechanism,
     IdentityMechanism,
     LowRankMechanism,
     MatrixMechanism,
     Mechanism,
+    ToeplitzMechanism,
     TreeMechanism,
     stamp,
 )
@@ -72,6 +74,21 @@ def _stamped(build: Callable[[int], Mechanism], rounds: int, decoder: str) -> Me
     return stamp(build(rounds // times), times, decoder=decoder)
 
 
+def _toeplitz(rounds: int, **options: object) -> Mechanism:
+    participation = Participation(rounds=rounds, schema="min_sep", min_sep=min(3, rounds))
+    return fit(prefix_sum(rounds), participation, family="toeplitz", **options)
+
+
+def _uneven_toeplitz(rounds: int) -> ToeplitzMechanism:
+    """Coefficients of both signs, more of them than rounds apart in most participations."""
+    return ToeplitzMechanism(rounds=rounds, coefficients=np.array([1.5, -0.5, 0.25, 0.5, -0.125])[:rounds])
+
+
+def _fitted_blt(rounds: int, objective: str) -> Mechanism:
+    participation = Participation(rounds=rounds, schema="min_sep", min_sep=min(3, rounds))
+    return fit(prefix_sum(rounds), participation, family="blt", buffers=3, objective=objective)
+
+
 MECHANISMS: dict[str, Callable[[int], Mechanism]] = {
     "identity": lambda rounds: IdentityMechanism(rounds=rounds),
     "banded": _fitted_banded,
@@ -81,6 +98,16 @@ MECHANISMS: dict[str, Callable[[int], Mechanism]] = {
     "dense": _fitted_dense,
     "dense, uneven": _random_dense,
     "matrices": _given_matrices,
+    "toeplitz": lambda rounds: _toeplitz(rounds, bands=min(6, rounds)),
+    "toeplitz, largest error": lambda rounds: _toeplitz(rounds, objective="max"),
+    "toeplitz, uneven": _uneven_toeplitz,
+    "toeplitz, square root": lambda rounds: _toeplitz(rounds, coefficients="sqrt"),
+    "toeplitz, damped": lambda rounds: _toeplitz(rounds, coefficients="nu", nu=0.1),
+    "toeplitz, inverse square root": lambda rounds: _toeplitz(rounds, coefficients="inverse_sqrt"),
+    "toeplitz, one step": lambda rounds: _toeplitz(rounds, coefficients="one_step", nu=0.5),
+    "blt": lambda rounds: _fitted_blt(rounds, "mean"),
+    "blt, largest error": lambda rounds: _fitted_blt(rounds, "max"),
+    "blt, last zero at 0": lambda rounds: BLTMechanism(rounds=rounds, decays=[0.9, 0.4], inverse_decays=[0.6, 0.0]),
     "tree online": lambda rounds: TreeMechanism(rounds=rounds, decoder="online"),
     "tree full": lambda rounds: TreeMechanism(rounds=rounds, decoder="full"),
     "tree online, virtual rounds": lambda rounds: TreeMechanism(rounds=rounds, completion="virtual"),
