@@ -121,8 +121,8 @@ def run(case: Case, small: bool) -> dict[str, Any]:
     """Fits one case here: seconds, steps, gap or None, rmse, and this process's peak memory in GiB."""
     shrink = case.rounds // case.small if small else 1
     rounds = case.small if small else case.rounds
-    options = case.options | ({"bands": max(1, case.options["bands"] // shrink)} if "bands" in case.options else {})
-    min_sep = None if case.min_sep is None else max(1, case.min_sep // shrink)
+    options = case.options | ({"bands": max(4, case.options["bands"] // shrink)} if "bands" in case.options else {})
+    min_sep = None if case.min_sep is None else max(4, case.min_sep // shrink)
     participation = fedmf.Participation(rounds=rounds, schema=case.schema, min_sep=min_sep)
     workload = fedmf.prefix_sum(rounds)
     began = time.perf_counter()

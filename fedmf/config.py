@@ -11,6 +11,7 @@ import msgspec
 
 from fedmf import _checks
 from fedmf.accounting import Plan, calibrate, check_delta, check_epsilon
+from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.base import Mechanism
 from fedmf.optimize import fit
 from fedmf.optimize.progress import shown
@@ -19,7 +20,9 @@ from fedmf.schedule import WarmupCooldown
 from fedmf.workloads import Workload, prefix_sum
 
 _EXECUTIONS = ("fast", "tff")
-_FAMILIES = ("none", "identity", "tree", "banded", "dense")
+_FAMILIES = ("none", "identity", "tree", "fft", "banded", "dense", "toeplitz", "blt", "low_rank", "file")
+# Families that take the option; the others refuse it.
+_TAKES = {"bands": ("banded", "toeplitz", "low_rank"), "mechanism": ("file",)}
 _LOSSES = ("published", "masked")
 _DECODERS = ("online", "full")
 
@@ -66,8 +69,11 @@ class TrainConfig:
     max_participations: int | None = _option(None, "Most participations of a client.")
 
     # Privacy
-    family: str = _option("banded", "none (no noise), identity (DP-FedAvg), tree, banded or dense.")
-    bands: int | None = _option(None, "Bands of the banded mechanism; by default min_sep.")
+    family: str = _option(
+        "banded", "none (no noise), identity (DP-FedAvg), tree, fft, banded, dense, toeplitz, blt, low_rank, or file."
+    )
+    mechanism: str | None = _option(None, "With family=file: a mechanism that `fedmf fit` wrote, with any options.")
+    bands: int | None = _option(None, "Bands of a banded (by default min_sep), toeplitz or low_rank mechanism.")
     decoder: str = _option("online", "Decoder of the tree: online or full (less noise, more arithmetic).")
     epsilon: float | None = _option(None, "Privacy target; or give noise_multiplier.")
     noise_multiplier: float | None = _option(None, "Noise multiplier of the whole run; or give epsilon.")
@@ -95,8 +101,10 @@ class TrainConfig:
             "vocabulary_size sequence_length max_sentences batch_size embedding_size lstm_size validation_sentences "
             "test_sentences rounds cohort_size claimed_cohort min_sep max_participations bands evaluate_every checkpoint_every"
         )
-        if self.data is not None and not isinstance(self.data, str):
-            raise TypeError(f"data={self.data!r} is a {type(self.data).__name__}, not a str: pass the path as text")
+        for name in ("data", "mechanism"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a str: pass the path as text")
         optional = {field.name for field in dataclasses.fields(self) if field.default is None}
         for name in whole.split():
             value = getattr(self, name)
@@ -131,8 +139,14 @@ class TrainConfig:
                 f"claimed_cohort={self.claimed_cohort} must be above cohort_size={self.cohort_size}, which stands for it: "
                 "leave claimed_cohort out to train the cohort itself"
             )
-        if self.bands is not None and self.family != "banded":
-            raise ValueError(f"bands={self.bands} belongs to family=banded, not to family={self.family}: leave it out")
+        for name, families in _TAKES.items():
+            if getattr(self, name) is not None and self.family not in families:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} belongs to family={' or '.join(families)}, not to family={self.family}: "
+                    "leave it out"
+                )
+        if self.family == "file" and self.mechanism is None:
+            raise ValueError("family=file needs a file: give mechanism, a path that `fedmf fit --out` wrote")
         if self.bands is not None and self.bands > self.rounds:
             raise ValueError(
                 f"bands={self.bands} must be at most rounds={self.rounds}: a matrix of that size has no more diagonals"
@@ -179,17 +193,24 @@ class TrainConfig:
         return prefix_sum(self.rounds)
 
     def fit(self, *, show_progress: bool = False) -> Mechanism:
-        """The mechanism; seconds to a minute at full size."""
+        """The mechanism, fitted (seconds to minutes at full size, or read from the cache of fits) or read from its file."""
         participation = self.participation()
-        options: dict[str, Any] = {}
+        if self.mechanism is not None:
+            mechanism = load_mechanism(self.mechanism)
+            if mechanism.rounds != self.rounds:
+                raise ValueError(
+                    f"mechanism={self.mechanism} is for {mechanism.rounds} rounds but the config trains rounds={self.rounds}: "
+                    "fit one for as many"
+                )
+            return mechanism
         family = "identity" if self.family == "none" else self.family
-        if family == "tree":
-            options["decoder"] = self.decoder
-        if family == "banded" and self.bands is not None:
+        options: dict[str, Any] = {"decoder": self.decoder} if family == "tree" else {}
+        if self.bands is not None:
             options["bands"] = self.bands
         if family == "dense":
-            # Optimal for one epoch; under more participations calibration uses its upper bound (banded paper, Alg. 4).
-            participation = Participation(rounds=self.rounds, schema="single")
+            # The optimum for every round of an epoch order; a limit below that only lowers its sensitivity.
+            participation = Participation(rounds=self.rounds, schema=self.schema, min_sep=self.min_sep)
+            options["tolerance"] = 1e-3
         with shown(family, show_progress) as progress:
             return fit(self.workload(), participation, family=family, progress=progress, **options)
 

@@ -55,7 +55,7 @@ BAD_VALUES = {
     "server_momentum": ((-0.1, 1.0, NAN), ""),
     "warmup": ((-0.1, NAN, 1.1), ""),
     "cooldown": ((-0.1, NAN, 0.9), ""),
-    "family": (("blt", ""), "choose one of none, identity, tree, banded, dense"),
+    "family": (("fourier", ""), "choose one of none, identity, tree, fft, banded, dense"),
     "schema": (("cyclic",), "choose one of"),
     "decoder": (("plain",), "choose one of online, full"),
     "loss": (("mean",), "choose one of published, masked"),
@@ -65,6 +65,7 @@ WRONG_KINDS = {
     **dict.fromkeys(BAD_VALUES, ("8", None)),
     **dict.fromkeys(("family", "schema", "decoder", "loss", "execution"), (8, None)),
     "data": (8, ["a"]),
+    "mechanism": (8, ["a"]),
     "noise_multiplier": ("1", True),
 }
 # These may be None.
@@ -75,7 +76,7 @@ for _name in ("test_sentences", "claimed_cohort", "max_participations", "bands",
 def test_no_field_is_forgotten():
     names = {field.name for field in dataclasses.fields(TrainConfig)}
     assert set(WRONG_KINDS) == names
-    assert set(BAD_VALUES) == names - {"data", "noise_multiplier"}  # noise_multiplier: below, without epsilon
+    assert set(BAD_VALUES) == names - {"data", "mechanism", "noise_multiplier"}  # noise_multiplier: below, without epsilon
 
 
 def one_sentence(caught, *words):
@@ -119,6 +120,8 @@ def test_noise_multiplier_out_of_range(value):
         "huge epsilon": ({"epsilon": 5000.0}, ["epsilon=5000.0", "below 5000"]),
         "claims no more than it trains": ({"claimed_cohort": 100}, ["claimed_cohort=100", "cohort_size=100", "leave"]),
         "more bands than rounds": ({"bands": 9, "family": "banded"}, ["bands=9", "rounds=8"]),
+        "file without mechanism": ({"family": "file"}, ["family=file", "give mechanism"]),
+        "mechanism of another family": ({"mechanism": "m.npz"}, ["mechanism=m.npz", "family=file", "leave it out"]),
         "bands of another family": ({"bands": 2, "family": "tree"}, ["bands=2", "family=tree", "leave it out"]),
         "separation beyond the run": ({"min_sep": 9}, ["min_sep=9", "1..8"]),
         "too many participations": ({"max_participations": 3}, ["max_participations=3", "at most 2 times"]),
@@ -161,12 +164,20 @@ class TestPlan:
         assert plan.stddev == pytest.approx(config().plan().stddev / 5)
         assert config(cohort_size=10).plan().simulated_cohort is None
 
-    @pytest.mark.parametrize("family", ["identity", "tree", "banded", "dense"])
+    @pytest.mark.parametrize("family", ["identity", "tree", "fft", "banded", "dense", "toeplitz", "blt", "low_rank"])
     def test_each_family_is_fitted_for_the_run(self, family):
         plan = config(family=family).plan()
         assert plan.mechanism.family == family
         assert plan.mechanism.rounds == 8
         assert plan.participation == config().participation()
+
+    def test_a_mechanism_from_a_file(self, tmp_path):
+        path = tmp_path / "m.npz"
+        config(family="banded", bands=3).fit().save(path)
+        loaded = config(family="file", mechanism=str(path)).fit()
+        assert (loaded.family, loaded.bands) == ("banded", 3)
+        with pytest.raises(ValueError, match="is for 8 rounds but the config trains rounds=9"):
+            config(family="file", mechanism=str(path), rounds=9).fit()
 
     def test_bands(self):
         assert config(family="banded", bands=2).fit().bands == 2
@@ -254,7 +265,7 @@ class TestFromMapping:
             config_from_mapping({**BASE, name: value}, "my.toml")
         one_sentence(caught, f"{name}={value!r}", "Expected")
 
-    @pytest.mark.parametrize(("name", "value"), [("epsilon", NAN), ("delta", 2.0), ("rounds", 0), ("family", "blt")])
+    @pytest.mark.parametrize(("name", "value"), [("epsilon", NAN), ("delta", 2.0), ("rounds", 0), ("family", "fourier")])
     def test_wrong_value(self, name, value):
         with pytest.raises(ValueError, match="my.toml: ") as caught:
             config_from_mapping({**BASE, name: value}, "my.toml")

@@ -1,6 +1,7 @@
 """Runs put together by what was run: a group is one mechanism with one configuration, over one or more seeds."""
 
 import dataclasses
+import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,12 @@ def mechanism_label(run: Run) -> str:
         "none": "No noise (not private)",
         "identity": "DP-FedAvg",
         "tree": f"Tree ({config.decoder} Honaker)",
+        "fft": "FFT",
         "dense": "Dense",
+        "toeplitz": "Toeplitz",
+        "blt": "BLT",
+        "low_rank": "Banded plus low rank",
+        "file": pathlib.PurePath(config.mechanism or "").stem,
     }.get(config.family, config.family)
 
 
