@@ -4,9 +4,11 @@ import pathlib
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 from fedmf.error import loss, per_round_error, rmse
 from fedmf.mechanisms import NoiseStream, load_mechanism
+from fedmf.mechanisms.stream import banded_matrix
 from fedmf.participation import Participation
 from fedmf.sensitivity import sensitivity
 from fedmf.workloads import momentum_sgd, prefix_sum
@@ -41,6 +43,21 @@ def test_bands_are_the_diagonals_of_the_encoder(build, rounds):
     if encoder.shape[0] == rounds:
         assert not np.triu(encoder, 1).any()
         assert not np.tril(encoder, -mechanism.bands).any()
+
+
+@SIZES
+@every_mechanism
+def test_structure_is_that_of_the_matrices(build, rounds):
+    # Sensitivities and errors of long runs are computed from these and not from the matrices.
+    mechanism = build(rounds)
+    C, rows, first = mechanism.encoder(), mechanism.banded_rows(), mechanism.toeplitz_coefficients()
+    if rows is not None:
+        assert rows.shape == (rounds, mechanism.bands)
+        np.testing.assert_allclose(C, banded_matrix(rows), atol=1e-13)
+    for matrix, column in ((C, first), (mechanism.noising(), mechanism.noising_coefficients())):
+        if column is not None:
+            column = np.concatenate([column, np.zeros(rounds - len(column))])
+            np.testing.assert_allclose(matrix, np.tril(scipy.linalg.toeplitz(column)), atol=1e-12)
 
 
 @SIZES
