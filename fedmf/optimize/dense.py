@@ -51,7 +51,7 @@ def fit_dense(
     classes = Classes(n, epochs.min_sep)
     A = workload.matrix
     began = time.perf_counter()
-    dual = _dual(A, classes, bool(equal_norms), constraints)
+    dual = _dual(workload, classes, bool(equal_norms), constraints)
     ascent = Ascent(dual, A, tolerance, max_iterations, progress)
     ascent.run()
     C = _scaled(ascent.encoder, epochs, constraints)
@@ -86,7 +86,7 @@ def _epochs(participation: Participation) -> Participation:
     return Participation(rounds=n, schema="fixed_epoch", min_sep=b)
 
 
-def _dual(A: np.ndarray, classes: Classes, equal_norms: bool, constraints: str) -> Dual:
+def _dual(workload: Workload, classes: Classes, equal_norms: bool, constraints: str) -> Dual:
     if constraints == "signed" and classes.largest > 1:
         multipliers = classes.count * 2 ** (classes.largest - 1)
         if multipliers > _MOST_SIGNED:
@@ -94,15 +94,15 @@ def _dual(A: np.ndarray, classes: Classes, equal_norms: bool, constraints: str) 
                 f"constraints='signed' would need min_sep * 2^(max_participations - 1) = {multipliers:.3g} multipliers, more "
                 f"than {_MOST_SIGNED}: use constraints='pairs', which is also sound for vector contributions"
             )
-        return SignedDual(A, classes)
+        return SignedDual(workload, classes)
     if constraints == "all":
-        if len(A) > MOST_NONNEGATIVE:
+        if workload.rounds > MOST_NONNEGATIVE:
             raise ValueError(
-                f"constraints='all' would need rounds^2 = {len(A) ** 2:.3g} multipliers, more than {MOST_NONNEGATIVE}^2: use "
+                f"constraints='all' would need rounds^2 = {workload.rounds**2:.3g} multipliers, more than {MOST_NONNEGATIVE}^2: use "
                 f"constraints='pairs', which needs only the signs within classes"
             )
-        return NonnegativeDual(A, classes)
-    return EqualNormsDual(A, classes) if equal_norms and classes.largest > 1 else PairsDual(A, classes)
+        return NonnegativeDual(workload, classes)
+    return EqualNormsDual(workload, classes) if equal_norms and classes.largest > 1 else PairsDual(workload, classes)
 
 
 def _scaled(C: np.ndarray, epochs: Participation, constraints: str) -> np.ndarray:

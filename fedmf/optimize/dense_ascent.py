@@ -9,8 +9,9 @@ from fedmf.optimize.dense_classes import Blocks
 from fedmf.optimize.dense_dual import Dual
 from fedmf.optimize.progress import Progress
 
-# A feasible encoder costs about half a step: it is made at the first steps and then at geometrically growing ones.
-_CHECK_GROWTH = 1.3
+# A feasible encoder costs as much as one to thirty steps. It is made where the bound has nearly stopped rising and, in any case,
+# after this many times as many steps as the last time.
+_FIRST_CHECK, _CHECK_GROWTH = 10, 1.5
 # What of X's entries off the diagonal may be kept, if X is not positive definite; with 0 it is.
 _BLENDS = (1.0, 0.9, 0.5, 0.0)
 
@@ -25,7 +26,7 @@ class Ascent:
     Attributes:
       encoder: C of the smallest loss so far, lower-triangular, X = C^T C feasible; empty before the first.
       loss: ||A C^-1||_F^2 of it, infinite before the first.
-      bound: the largest bound so far, from eigenvalues.
+      bound: the largest bound so far where an encoder was made, from eigenvalues.
       variables: those of `bound`.
       iterations: steps so far.
       interrupted: whether Ctrl-C ended the ascent.
@@ -39,10 +40,11 @@ class Ascent:
         self.encoder, self.loss, self.bound = np.empty((0, 0)), np.inf, 0.0
         self.variables: Blocks = dual.start()
         self.iterations, self.interrupted = 0, False
-        self._next_check, self._evaluated = 1, self.variables
+        self._evaluated = self._reached = self.variables
+        self._latest_bound, self._checked_at, self._small_rise = 0.0, 0, tolerance
 
     def run(self) -> None:
-        """Iterates; the first Ctrl-C ends it and keeps what there is, once there is something."""
+        """Iterates; the first Ctrl-C ends it, with a feasible encoder in any case."""
         try:
             with contextlib.suppress(_Finished):
                 x = self.variables
@@ -50,18 +52,19 @@ class Ascent:
                     x = self.dual.turn(x, self._evaluate(x)[2])
                     self._step()
                 self._quasi_newton(x)
-            self._check()
+                # A line search found no better point. If rounding in the resolvents was why, eigendecompositions go on.
+                if self.dual.resolvents is not None:
+                    self.dual.resolvents = None
+                    self._quasi_newton(self._reached)
+                self._check_again()
         except KeyboardInterrupt:
-            if not len(self.encoder):
-                raise
             self.interrupted = True
+            if not len(self.encoder):
+                self._check_again()
 
     def _evaluate(self, variables: Blocks) -> tuple[float, Blocks, Blocks]:
-        found = self.dual.evaluate(variables)
         self._evaluated = variables
-        if self.dual.bound > self.bound:
-            self.bound, self.variables = self.dual.bound, variables
-        return found
+        return self.dual.evaluate(variables)
 
     def _quasi_newton(self, start: Blocks) -> None:
         # Imported here because it is slow to import, and `fedmf --help` must not wait for it.
@@ -89,21 +92,37 @@ class Ascent:
     def _step(self) -> None:
         """After each step: the last evaluation is at the point it reached."""
         self.iterations += 1
+        self._reached = self._evaluated
+        rise = 1.0 - self._latest_bound / self.dual.bound
+        self._latest_bound = self.dual.bound
         gap = None
-        if self.iterations >= self._next_check or self.iterations >= self.max_iterations:
-            self._next_check = int(np.ceil(self.iterations * _CHECK_GROWTH))
+        if (
+            rise <= self._small_rise
+            or self.iterations >= max(_FIRST_CHECK, _CHECK_GROWTH * self._checked_at)
+            or self.iterations >= self.max_iterations
+        ):
             gap = self._check()
+            # Bound and loss close in at about the same rate.
+            self._small_rise = min(self._small_rise, rise) * min(1.0, self.tolerance / max(gap, 1e-300))
         if self.progress is not None:
             self.progress(self.iterations, self.loss, gap)
         if self.iterations >= self.max_iterations or (gap is not None and gap <= self.tolerance):
             raise _Finished
 
+    def _check_again(self) -> None:
+        """At the last step's point: a line search may have left it."""
+        self._evaluate(self._reached)
+        self._check()
+
     def _check(self) -> float:
         """Makes a feasible encoder from the last evaluation; the gap of the best one."""
+        self._checked_at = self.iterations
         C = lower_factor(self.dual.gram_matrix())
         loss = float(np.square(decoder(self.A, C)).sum())
         if loss < self.loss:
             self.loss, self.encoder = loss, C
+        if self.dual.bound > self.bound:
+            self.bound, self.variables = self.dual.bound, self._evaluated
         return self.loss / self.bound - 1.0
 
 

@@ -34,6 +34,8 @@ import numpy as np
 import scipy.linalg
 
 from fedmf.optimize.dense_classes import Blocks, Classes, inverted, transposed
+from fedmf.optimize.dense_resolvents import Resolvents
+from fedmf.workloads import Workload
 
 
 class Dual(abc.ABC):
@@ -42,6 +44,7 @@ class Dual(abc.ABC):
     Attributes:
       A: the workload with its columns in class order.
       gram: A^T A, likewise.
+      resolvents: what evaluates the bound without an eigendecomposition, to about 1e-7 or better; None: nothing does.
       bound: T^2 / budget at the variables last evaluated.
       factor: H there.
       turns: how many turns are worth making before L-BFGS, which is best near the optimum.
@@ -49,13 +52,15 @@ class Dual(abc.ABC):
 
     turns = 3
 
-    def __init__(self, A: np.ndarray, classes: Classes) -> None:
+    def __init__(self, workload: Workload, classes: Classes) -> None:
         self.classes = classes
-        self.A = A[:, classes.order]
+        self.A = workload.matrix[:, classes.order]
         self.gram = self.A.T @ self.A
+        self.resolvents = Resolvents.suited(workload.inverse_diagonals, classes)
         self.bound = 0.0
         self.factor: Blocks = []
-        self._values, self._vectors = np.empty(0), np.empty((0, 0))
+        self._budget = 0.0
+        self._eigen: tuple[np.ndarray, np.ndarray] | None = None
 
     @abc.abstractmethod
     def start(self) -> Blocks:
@@ -78,28 +83,40 @@ class Dual(abc.ABC):
         """An X that is feasible and near the one given, in class order; it may be indefinite. May overwrite X."""
 
     def evaluate(self, variables: Blocks) -> tuple[float, Blocks, Blocks]:
-        """-log of the bound, its gradient, and dT / dH, at a cost of one n x n eigendecomposition."""
-        H, budget = self.factored(variables)
-        M = self.classes.congruence(transposed(H), self.gram)
-        eigenvalues, V = np.linalg.eigh(M)
-        # Rounding can push the smallest below zero when the workload is badly scaled.
-        roots = np.sqrt(np.maximum(eigenvalues, 0.0))
-        self._values, self._vectors, self.factor = roots, V, H
-        T = float(roots.sum())
-        self.bound = T * T / budget
-        G = [
-            S / h if h.shape[1] == 1 else np.linalg.solve(h.transpose(0, 2, 1), S)
-            for h, S in zip(H, self.classes.gram_blocks(V, roots), strict=True)
-        ]
+        """-log of the bound, its gradient, and dT / dH: by `resolvents` or one n x n eigendecomposition."""
+        self.factor, self._budget = self.factored(variables)
+        if self.resolvents is None:
+            self._eigen = self._decomposed()
+            roots, V = self._eigen
+            T, S = float(roots.sum()), self.classes.gram_blocks(V, roots)
+            G = [
+                s / h if h.shape[1] == 1 else np.linalg.solve(h.transpose(0, 2, 1), s)
+                for h, s in zip(self.factor, S, strict=True)
+            ]
+        else:
+            self._eigen = None
+            T, G = self.resolvents.evaluate(self.factor, self.A)
+        self.bound = T * T / self._budget
         of_T, of_budget = self.gradient(variables, G)
-        of_loss = [b / budget - (2.0 / T) * t for t, b in zip(of_T, of_budget, strict=True)]
+        of_loss = [b / self._budget - (2.0 / T) * t for t, b in zip(of_T, of_budget, strict=True)]
         return -float(np.log(self.bound)), of_loss, G
 
     def gram_matrix(self) -> np.ndarray:
-        """A feasible X near X(U) of the last evaluation, scaled to sensitivity 1, in time order; maybe indefinite."""
-        S = (self._vectors * self._values) @ self._vectors.T
-        X = self.classes.congruence(transposed(inverted(self.factor)), S)
+        """A feasible X near X(U) of the last evaluation, scaled to sensitivity 1, in time order; maybe indefinite.
+
+        Sets `bound` to the value from the eigendecomposition.
+        """
+        roots, V = self._decomposed() if self._eigen is None else self._eigen
+        self._eigen = None
+        self.bound = float(roots.sum()) ** 2 / self._budget
+        X = self.classes.congruence(transposed(inverted(self.factor)), (V * roots) @ V.T)
         return self.classes.in_time_order(self.feasible((X + X.T) / 2))
+
+    def _decomposed(self) -> tuple[np.ndarray, np.ndarray]:
+        """S = (H^T A^T A H)^(1/2) as V diag(roots) V^T."""
+        eigenvalues, V = np.linalg.eigh(self.classes.congruence(transposed(self.factor), self.gram))
+        # Rounding can push the smallest below zero when the workload is badly scaled.
+        return np.sqrt(np.maximum(eigenvalues, 0.0)), V
 
     def proven(self, variables: Blocks) -> float:
         """T^2 / budget with T to full accuracy: from eigenvalues of H^T A^T A H half the digits of the small ones are lost."""
@@ -228,8 +245,8 @@ class EqualNormsDual(Dual):
 class SignedDual(Dual):
     """The bound for scalar contributions, over U_c = sum of v_s s s^T. The variables are sqrt(v_s), (classes, 1, signs)."""
 
-    def __init__(self, A: np.ndarray, classes: Classes) -> None:
-        super().__init__(A, classes)
+    def __init__(self, workload: Workload, classes: Classes) -> None:
+        super().__init__(workload, classes)
         # One of s and -s: the first round's sign is +1.
         self.signs = [
             np.array([(1.0, *s) for s in itertools.product((1.0, -1.0), repeat=group.size - 1)])

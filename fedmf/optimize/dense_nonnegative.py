@@ -8,6 +8,7 @@ import scipy.linalg
 from fedmf.optimize.dense_ascent import Ascent
 from fedmf.optimize.dense_classes import Blocks, Classes
 from fedmf.optimize.dense_dual import Dual, PairsDual
+from fedmf.workloads import Workload
 
 # The largest number of rounds for constraints="all".
 MOST_NONNEGATIVE = 512
@@ -24,9 +25,11 @@ class NonnegativeDual(Dual):
 
     turns = 0
 
-    def __init__(self, A: np.ndarray, classes: Classes) -> None:
-        super().__init__(A, classes)
-        self._pairs = PairsDual(A, classes)
+    def __init__(self, workload: Workload, classes: Classes) -> None:
+        super().__init__(workload, classes)
+        self.resolvents = None
+        self._workload = workload
+        self._pairs = PairsDual(workload, classes)
         same = classes.spread(np.arange(classes.count))
         self._across = same[:, None] != same
         self._X = np.empty((0, 0))
@@ -34,8 +37,10 @@ class NonnegativeDual(Dual):
 
     def start(self) -> Blocks:
         """The optimum without these signs, and the smallest W."""
-        ascent = Ascent(self._pairs, self.A, 1e-4, 30, None)
+        ascent = Ascent(self._pairs, self._workload.matrix, 1e-4, 30, None)
         ascent.run()
+        if ascent.interrupted:
+            raise KeyboardInterrupt
         H, _ = self._pairs.factored(ascent.variables)
         smallest = min(np.linalg.svd(h, compute_uv=False).min() for h in H) ** 2
         Z = self._across * np.sqrt(0.1 * smallest / len(self.A))
