@@ -215,9 +215,10 @@ def _fixed_epoch(C: np.ndarray, b: int, k: int) -> Sensitivity:
     grams: dict[int, np.ndarray] = {}
     spectral_windows: set[tuple[int, int]] = set()
     attained: dict[tuple[int, int], float] = {}
+    transposed = np.ascontiguousarray(C.T)  # strided columns of a large C would be read from memory once for each start
     for start in range(b):
-        columns = C[:, start::b]
-        X = columns.T @ columns
+        columns = transposed[start::b]
+        X = columns @ columns.T
         width = min(k, X.shape[0])
         sums = _window_sums(np.abs(X), width)
         slack = sums - _window_sums(X, width)

@@ -43,8 +43,9 @@ class TreeMechanism(Mechanism):
       last round, the last sum is read off the root, and columns of N for nodes over virtual rounds only are left out.
       This reading gives the ten Honaker rows of that paper's Table 1 as printed.
     - "optimal": the same encoder and the same rows but the last. That one uses the best weights for what is known:
-      the paper's are for a tree in which the sum over virtual rounds is noisy, but it is 0. With decoder "full" this
-      and "virtual" are the same mechanism.
+      the paper's are for a tree in which the sum over virtual rounds is noisy, but it is 0. Prefix sums are the better
+      for it; for other workloads, whose errors mix the rows, it may be either. With decoder "full" this and "virtual"
+      are the same mechanism.
 
     None of them is best everywhere: an extra sum from the root on down helps little where a long run follows, and costs
     up to one level of sensitivity for every participation.

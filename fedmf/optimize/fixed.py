@@ -77,7 +77,7 @@ def fit_tree(
     elif per_part & (per_part - 1) == 0 or n > _MOST_ROUNDS_COMPARED:
         completions = ["none"]  # a power of two has nothing to complete
     else:
-        completions = ["none", "optimal"]  # "virtual" is never better than "optimal"
+        completions = list(COMPLETIONS) if decoder == "online" else ["none", "virtual"]
 
     def tree(completion: str) -> Mechanism:
         part = TreeMechanism(rounds=per_part, decoder=decoder, completion=completion)

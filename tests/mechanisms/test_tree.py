@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from fedmf.error import loss, rmse
-from fedmf.mechanisms import IdentityMechanism, TreeMechanism
+from fedmf.mechanisms import IdentityMechanism, StampedMechanism, TreeMechanism
+from fedmf.optimize import fit
 from fedmf.participation import Participation
 from fedmf.sensitivity import sensitivity
 from fedmf.workloads import momentum_sgd, prefix_sum
@@ -80,3 +81,132 @@ def test_banded_table_2_tree_against_identity():
     assert (
         (printed - 0.005) / (of_identity + 0.005) <= errors[0] / errors[1] <= (printed + 0.005) / (of_identity - 0.005)
     )
+
+
+@pytest.mark.parametrize("completion", ["virtual", "optimal"])
+@pytest.mark.parametrize("rounds", range(1, 20))
+def test_completed_trees_keep_what_touches_a_round(rounds, completion):
+    leaves = 1 << (rounds - 1).bit_length()
+    expected = {
+        (level, tuple(range(first, min(first + 2**level, rounds))))
+        for level in range(leaves.bit_length())
+        for first in range(0, rounds, 2**level)
+    }
+    # A node over one real round and virtual ones has the same row as that round's leaf: rows are counted, too.
+    rows = [tuple(np.flatnonzero(row)) for row in TreeMechanism(rounds=rounds, completion=completion).encoder()]
+    assert sorted(rows) == sorted(of_rounds for _, of_rounds in expected)
+    assert [row[-1] for row in rows] == sorted(row[-1] for row in rows)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 5, 6, 8, 11, 13])
+def test_virtual_completion_is_that_of_the_multi_epoch_paper(rounds):
+    # App. D.3: S = (P_j B_Hon Pi) (Pi C_tree E), of a complete tree over all leaves, with its last row as the last sum.
+    leaves = 1 << (rounds - 1).bit_length()
+    complete = TreeMechanism(rounds=leaves, decoder="online")
+    B_Hon, C_tree = np.tri(leaves) @ complete.noising(), complete.encoder()
+    embedded = C_tree[:, :rounds]
+    kept = embedded.any(axis=1)
+    B = np.concatenate([B_Hon[: rounds - 1], B_Hon[-1:]])[:, kept]
+    mechanism = TreeMechanism(rounds=rounds, completion="virtual")
+    assert np.array_equal(mechanism.encoder(), embedded[kept])
+    np.testing.assert_allclose(np.tri(rounds) @ mechanism.noising(), B, atol=1e-12)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 5, 6, 8, 11, 13])
+def test_optimal_completion_is_the_best_that_knows_virtual_rounds_are_zero(rounds):
+    mechanism = TreeMechanism(rounds=rounds, completion="optimal")
+    C, S = mechanism.encoder(), np.tri(rounds)
+    leaves = 1 << (rounds - 1).bit_length()
+    ends = [np.flatnonzero(row)[-1] for row in TreeMechanism(rounds=leaves).encoder()[:, :rounds] if row.any()]
+    whole = TreeMechanism(rounds=leaves).encoder()
+    true_ends = np.array([np.flatnonzero(row)[-1] for row in whole if row[:rounds].any()])
+    B = np.zeros((rounds, len(C)))
+    for t in range(rounds):
+        finished = true_ends <= t if t < rounds - 1 else np.ones(len(C), dtype=bool)
+        B[t, finished] = S[t] @ np.linalg.pinv(C[finished])
+    assert len(ends) == len(C)
+    np.testing.assert_allclose(S @ mechanism.noising(), B, atol=1e-12)
+
+
+@pytest.mark.parametrize("rounds", [3, 7, 13])
+def test_knowing_zeros_is_better_for_prefix_sums(rounds):
+    single = Participation(rounds=rounds, schema="single")
+    losses = {
+        (decoder, completion): loss(
+            TreeMechanism(rounds=rounds, decoder=decoder, completion=completion), prefix_sum(rounds), single
+        )
+        for decoder in ("online", "full")
+        for completion in ("virtual", "optimal")
+    }
+    assert losses["online", "optimal"] < losses["online", "virtual"]
+    np.testing.assert_allclose(losses["full", "optimal"], losses["full", "virtual"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("decoder", ["online", "full"])
+def test_a_power_of_two_has_nothing_to_complete(decoder):
+    none, virtual, optimal = (
+        TreeMechanism(rounds=8, decoder=decoder, completion=name) for name in ("none", "virtual", "optimal")
+    )
+    for other in (virtual, optimal):
+        assert np.array_equal(other.encoder(), none.encoder())
+        np.testing.assert_allclose(other.noising(), none.noising(), atol=1e-14)
+
+
+@pytest.mark.parametrize("restarts", [1, 2, 3])
+@pytest.mark.parametrize("decoder", ["online", "full"])
+@pytest.mark.parametrize(("schema", "min_sep"), [("single", None), ("fixed_epoch", 6), ("min_sep", 2)])
+def test_fit_takes_the_completion_with_the_smallest_loss(restarts, decoder, schema, min_sep):
+    workload, participation = momentum_sgd(42), Participation(rounds=42, schema=schema, min_sep=min_sep)
+    options = {"family": "tree", "decoder": decoder, "restarts": restarts}
+    losses = {
+        name: loss(fit(workload, participation, completion=name, **options), workload, participation)
+        for name in ("none", "virtual", "optimal")
+    }
+    chosen = fit(workload, participation, **options)
+    np.testing.assert_allclose(loss(chosen, workload, participation), min(losses.values()), rtol=1e-12)
+
+
+def test_neither_completion_is_best_everywhere():
+    workload, single = prefix_sum(40), Participation(rounds=40, schema="single")
+    epochs = Participation(rounds=40, schema="fixed_epoch", min_sep=5)
+    assert fit(workload, single, family="tree").completion == "none"
+    assert fit(workload, epochs, family="tree", restarts=8).part.completion == "optimal"
+
+
+def test_restarts_are_stamps():
+    participation = Participation(rounds=12, schema="min_sep", min_sep=4)
+    mechanism = fit(prefix_sum(12), participation, family="tree", restarts=3)
+    assert type(mechanism) is StampedMechanism
+    assert (mechanism.times, mechanism.part.rounds, mechanism.part.decoder) == (3, 4, "online")
+    # Multi-epoch paper, App. D.4: the sums of finished parts are fixed.
+    B = np.tri(12) @ mechanism.noising()
+    part = np.tri(4) @ TreeMechanism(rounds=4).noising()
+    for i in range(3):
+        for j in range(3):
+            block = B[4 * i : 4 * i + 4, 7 * j : 7 * j + 7]
+            expected = part if i == j else np.tile(part[-1], (4, 1)) if i > j else 0.0
+            np.testing.assert_allclose(block, expected * np.ones((4, 7)), atol=1e-12)
+    full = fit(prefix_sum(12), participation, family="tree", decoder="full", restarts=3)
+    np.testing.assert_allclose(full.noising(), np.linalg.pinv(full.encoder()), atol=1e-12)
+    assert fit(prefix_sum(1), Participation(rounds=1, schema="single"), family="tree").rounds == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"restarts": 5}, ValueError, "restarts=5 does not cut 12 rounds into equal parts: choose 4 or 6"),
+        ({"restarts": 0}, ValueError, "restarts=0 must be in 1..12"),
+        ({"restarts": 13}, ValueError, "restarts=13 must be in 1..12"),
+        ({"restarts": 2.0}, TypeError, "restarts=2.0"),
+        ({"completion": "best"}, ValueError, "completion='best' is unknown: choose one of none, virtual, optimal"),
+        ({"decoder": "plain"}, ValueError, "decoder='plain'"),
+    ],
+)
+def test_bad_options(options, error, says):
+    with pytest.raises(error, match=says):
+        fit(prefix_sum(12), Participation(rounds=12, schema="single"), family="tree", **options)
+
+
+def test_files_without_a_completion_are_those_of_dropped_nodes():
+    state = {"rounds": np.array(5), "decoder": np.array("full")}
+    assert TreeMechanism.from_state(state).completion == "none"

@@ -1,0 +1,122 @@
+import numpy as np
+import pytest
+
+from fedmf.error import loss
+from fedmf.mechanisms import (
+    BandedMechanism,
+    DenseMechanism,
+    FFTMechanism,
+    IdentityMechanism,
+    StampedMechanism,
+    TreeMechanism,
+    load_mechanism,
+    stamp,
+)
+from fedmf.optimize import fit
+from fedmf.participation import Participation
+from fedmf.sensitivity import sensitivity
+from fedmf.workloads import momentum_sgd, prefix_sum
+
+RECTANGULAR = [
+    TreeMechanism(rounds=5, decoder="online"),
+    TreeMechanism(rounds=5, decoder="online", completion="virtual"),
+    FFTMechanism(rounds=5, decoder="plain"),
+]
+RECTANGULAR_PARTS = pytest.mark.parametrize("part", RECTANGULAR, ids=["tree", "completed tree", "fft"])
+BANDED = BandedMechanism(diagonals=[[1.0, 0.0], [1.5, 0.5], [1.0, 0.25]])
+
+
+@RECTANGULAR_PARTS
+def test_encoder_is_the_kronecker_product(part):
+    mechanism = stamp(part, 3)
+    assert mechanism.rounds == 15
+    assert np.array_equal(mechanism.encoder(), np.kron(np.eye(3), part.encoder()))
+
+
+@RECTANGULAR_PARTS
+def test_restarted_prefix_sums_fix_the_sums_of_finished_parts(part):
+    # Multi-epoch paper, App. D.4: B on the block diagonal, its last row again and again below.
+    n, times = part.rounds, 3
+    B = np.tri(n) @ part.noising()
+    m = B.shape[1]
+    expected = np.zeros((times * n, times * m))
+    for i in range(times):
+        expected[i * n : (i + 1) * n, i * m : (i + 1) * m] = B
+        expected[(i + 1) * n :, i * m : (i + 1) * m] = B[-1]
+    found = np.tri(times * n) @ stamp(part, times, decoder="restarted").noising()
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+@RECTANGULAR_PARTS
+def test_optimal_decoder_is_the_pseudoinverse_of_the_whole(part):
+    mechanism = stamp(part, 3, decoder="optimal")
+    np.testing.assert_allclose(mechanism.noising(), np.linalg.pinv(mechanism.encoder()), atol=1e-10)
+    participation = Participation(rounds=15, schema="fixed_epoch", min_sep=5)
+    for workload in (prefix_sum(15), momentum_sgd(15)):
+        restarted = stamp(part, 3, decoder="restarted")
+        assert loss(mechanism, workload, participation) < loss(restarted, workload, participation)
+
+
+@pytest.mark.parametrize("part", [BANDED, DenseMechanism(matrix=[[1.0, 0.0], [0.5, 2.0]])], ids=["banded", "dense"])
+def test_decoders_of_a_square_part_are_the_same(part):
+    optimal, restarted = stamp(part, 2), stamp(part, 2, decoder="restarted")
+    assert np.array_equal(optimal.noising(), restarted.noising())
+
+
+def test_banded_parts_stay_banded():
+    mechanism = stamp(BANDED, 3)
+    assert mechanism.bands == 2
+    assert mechanism.stream().recurrence is not None
+    whole = BandedMechanism(diagonals=mechanism.banded_rows())
+    assert np.array_equal(whole.encoder(), mechanism.encoder())
+
+
+def test_one_stamp_is_the_part():
+    part = RECTANGULAR[0]
+    mechanism = stamp(part, 1, decoder="restarted")
+    assert np.array_equal(mechanism.encoder(), part.encoder())
+    assert np.array_equal(mechanism.noising(), part.noising())
+    assert stamp(IdentityMechanism(rounds=1), 1).rounds == 1
+
+
+def test_a_client_of_one_part_sees_one_part():
+    part = TreeMechanism(rounds=4)
+    single = [Participation(rounds=n, schema="single") for n in (4, 12)]
+    assert sensitivity(stamp(part, 3), single[1]).value == sensitivity(part, single[0]).value
+    # One participation in each part: independent parts, so that squares add up.
+    epochs = Participation(rounds=12, schema="fixed_epoch", min_sep=4)
+    found = sensitivity(stamp(part, 3), epochs)
+    np.testing.assert_allclose(found.value**2, 3 * sensitivity(part, single[0]).value ** 2, rtol=1e-12)
+
+
+def test_files_nest(tmp_path):
+    inner = fit(prefix_sum(6), Participation(rounds=6, schema="single"), family="dense")
+    mechanism = stamp(stamp(inner, 2), 3, decoder="restarted")
+    mechanism.save(tmp_path / "stamped")
+    loaded = load_mechanism(tmp_path / "stamped")
+    assert isinstance(loaded, StampedMechanism)
+    assert isinstance(loaded.part, StampedMechanism)
+    assert (loaded.times, loaded.decoder, loaded.part.times, loaded.part.decoder) == (3, "restarted", 2, "optimal")
+    assert loaded.part.part.certificate == inner.certificate
+    assert np.array_equal(loaded.encoder(), mechanism.encoder())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ((np.eye(2), 2), TypeError, "mechanism is a ndarray: pass a mechanism"),
+        ((BANDED, 0), ValueError, "times=0 must be at least 1"),
+        ((BANDED, 2.0), TypeError, "times=2.0 is a float"),
+        ((BANDED, True), TypeError, "times=True"),
+        ((BANDED, 2, "online"), ValueError, "decoder='online' is unknown: choose one of optimal, restarted"),
+    ],
+)
+def test_bad_input(arguments, error, says):
+    with pytest.raises(error, match=says):
+        stamp(*arguments)
+
+
+def test_too_many_rounds_for_dense_matrices_are_refused():
+    mechanism = stamp(TreeMechanism(rounds=512), 1000)
+    with pytest.raises(ValueError, match="GiB"):
+        mechanism.encoder()
