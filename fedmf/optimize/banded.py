@@ -1,27 +1,26 @@
-"""The best banded encoder with equal column norms, by L-BFGS with a dual certificate (banded paper, Problem 2)."""
+"""The best banded encoder, by L-BFGS with a dual certificate (banded paper, Problem 2 and App. B)."""
 
-import contextlib
 import time
 
 import numpy as np
 import scipy.linalg
 
 from fedmf import _checks
-from fedmf.mechanisms.banded import BandedMechanism, diagonals_of
+from fedmf.mechanisms.banded import BandedMechanism
 from fedmf.mechanisms.certificate import Certificate
-from fedmf.optimize.certificate import certify, dual_bound
+from fedmf.mechanisms.recursion import rows_of_columns
+from fedmf.optimize.banded_loss import banded_loss, clear_outside
+from fedmf.optimize.banded_start import toeplitz_start
+from fedmf.optimize.certificate import certify
+from fedmf.optimize.lbfgs import minimise
 from fedmf.optimize.progress import Progress, check_common, warn_stopped_short
 from fedmf.participation import Participation
 from fedmf.workloads import Workload
 
 # A certificate costs several steps: it is computed at this step and then at geometrically growing ones.
-_FIRST_CHECK, _CHECK_GROWTH = 16, 1.4
-# Blocks smaller than this cost more in calls than they save in arithmetic.
-_SMALLEST_BLOCK = 64
-
-
-class _Finished(Exception):
-    """Raised out of the optimiser's callback, the only way to stop scipy's L-BFGS from outside."""
+_FIRST_CHECK, _CHECK_GROWTH = 12, 1.2
+# Unit of the logarithms of norms among the variables: L-BFGS took 122, 70, 177 steps with 0.1, 0.3, 1 (516 rounds).
+_NORM_UNIT = 0.3
 
 
 def fit_banded(
@@ -34,11 +33,29 @@ def fit_banded(
     max_iterations: int = 1000,
     progress: Progress | None = None,
 ) -> BandedMechanism:
-    """Minimises ||A C^-1||_F^2 over lower-triangular C with `bands` bands and columns of norm 1.
+    """Minimises ||A C^-1||_F^2 over lower-triangular C with `bands` bands.
 
-    Banded paper, Sec. 4, Problem 2: with X = C^T C this is convex, so that L-BFGS cannot end in a poor local optimum.
-    The variables are the ratios of the entries of each column of C to its diagonal entry, which keeps every step
-    feasible. Arguments and errors as `fedmf.fit`.
+    equal_norms=True: over columns of norm 1 (banded paper, Sec. 4, Problem 2), whatever the participation; with bands <=
+    min_sep the sensitivity is then sqrt(max_participations).
+
+    equal_norms=False: over C of sensitivity 1 under (k, b)-participation, that is "fixed_epoch" with the min_sep b and
+    the max_participations k of `participation` (App. B): with bands <= b, Prop. B.1 (which states the squared
+    sensitivity) makes this the constraint that the squared column norms of the rounds i, i + b, i + 2b, ... sum to at
+    most 1. Under "min_sep" the same matrix is given, as in the paper; its sensitivity there is larger than 1. For a
+    single participation, and k = 1, this is the problem with equal norms.
+
+    With X = C^T C both problems are convex, so that L-BFGS cannot end in a poor local optimum. The variables are the
+    ratios of the entries of each column of C to its diagonal entry, and the logarithms of the column norms; every step
+    is feasible. A workload with `inverse_diagonals` costs O(n bands^2) a step, any other O(n^2 bands).
+
+    Args:
+      workload, participation, tolerance, max_iterations, progress: as `fedmf.fit`.
+      bands: in 1..rounds; None means min_sep.
+      equal_norms: see above.
+
+    Raises:
+      TypeError, ValueError: as `fedmf.fit`; equal_norms=False with bands > min_sep, or with fewer participations than
+        fit into the rounds.
     """
     check_common(tolerance, max_iterations, progress)
     bands = _checks.integer(
@@ -48,35 +65,49 @@ def fit_banded(
         high=workload.rounds,
         way_out="it counts diagonals of the encoder, best at most min_sep",
     )
-    if equal_norms is not True:
-        raise ValueError(f"equal_norms={equal_norms!r} is not supported: leave it at True, the banded paper's default")
-    A = workload.matrix
-    # Imported here because it is slow to import, and `fedmf --help` must not wait for it.
-    from scipy import optimize as scipy_optimize
-
+    if not isinstance(equal_norms, bool | np.bool_):
+        raise TypeError(f"equal_norms={equal_norms!r} is a {type(equal_norms).__name__}: pass True or False")
     began = time.perf_counter()
-    problem = _Problem(A, bands)
-    ratios = problem.start()
-    best = _Best(problem, began, tolerance, progress)
-    if ratios.size:  # one band has no free entries: C = I
-        scale, _ = problem.loss_and_gradient(ratios)
+    under = None if equal_norms else _epochs(participation, bands)
+    loss = banded_loss(workload, bands)
+    columns = _Columns(toeplitz_start(workload, bands), workload.rounds, None if under is None else under.min_sep)
+    x = np.zeros(columns.size)
+    value, gradient = loss.evaluate(columns.of(x))
+    unit = value / workload.rounds
+    if under is not None:
+        x = columns.better_norms(gradient)
 
-        def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-            # Scaled to start at n, the order at which L-BFGS's first, unit-length step is a sensible one.
-            loss, gradient = problem.loss_and_gradient(x)
-            best.latest_loss = loss
-            return loss / scale * problem.n, gradient * (problem.n / scale)
+    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+        # Scaled to start at n, the order at which L-BFGS's first, unit-length step is a sensible one.
+        with np.errstate(all="ignore"):
+            value, gradient = loss.evaluate(columns.of(x))
+            return value / unit, columns.pull_back(x, gradient) / unit
 
-        with contextlib.suppress(_Finished):
-            scipy_optimize.minimize(
-                objective,
-                ratios.ravel(),
-                jac=True,
-                method="L-BFGS-B",
-                callback=best.step,
-                options={"maxiter": max_iterations, "maxfun": 10**9, "maxcor": 10, "ftol": 0.0, "gtol": 0.0},
-            )
-    certificate = best.finish(ratios)
+    certificate: Certificate | None = None
+
+    def certified(x: np.ndarray, iterations: int) -> Certificate:
+        value, bound = loss.bound(columns.of(x), columns.classes)
+        if certificate is not None:
+            bound = max(bound, certificate.lower_bound)  # bounds hold for every encoder of the family
+        return certify(value, bound, iterations, time.perf_counter() - began, participation=under)
+
+    iterations, next_check, certified_at, interrupted = 0, _FIRST_CHECK, -1, False
+    try:
+        for x, value in minimise(objective, x) if x.size else ():  # noqa: B020
+            iterations += 1
+            gap = None
+            if iterations >= next_check:
+                next_check = int(np.ceil(iterations * _CHECK_GROWTH))
+                certificate = certified(x, iterations)
+                certified_at, gap = iterations, certificate.gap
+            if progress is not None:
+                progress(iterations, value * unit, gap)
+            if (gap is not None and gap <= tolerance) or iterations >= max_iterations:
+                break
+    except KeyboardInterrupt:  # what was reached is kept; a second one goes through
+        interrupted = True
+    if certificate is None or certified_at != iterations:
+        certificate = certified(x, iterations)
     if certificate.gap > tolerance:
         warn_stopped_short(
             "banded",
@@ -84,152 +115,107 @@ def fit_banded(
             gap=certificate.gap,
             tolerance=tolerance,
             max_iterations=max_iterations,
+            interrupted=interrupted,
         )
-    return BandedMechanism(diagonals=best.diagonals, certificate=certificate)
+    return BandedMechanism(diagonals=rows_of_columns(columns.of(x)), certificate=certificate)
 
 
-class _Problem:
-    """The loss as a function of the free entries of C, and its dual bound.
+def _epochs(participation: Participation, bands: int) -> Participation | None:
+    """The (k, b)-participation that a fit without equal norms is for; None where equal norms are the optimum."""
+    n, b, k = participation.rounds, participation.min_sep, participation.max_participations
+    if k == 1:
+        return None
+    if bands > b:
+        raise ValueError(
+            f"bands={bands} is above min_sep={b}, and equal_norms=False knows the sensitivity of at most min_sep bands "
+            f"only (banded paper, Prop. B.1): pass bands <= {b}, or equal_norms=True"
+        )
+    if k < -(-n // b):
+        raise ValueError(
+            f"max_participations={k} is less than the {-(-n // b)} that fit into rounds={n} at min_sep={b}, which "
+            f"equal_norms=False is for: leave max_participations out, or pass equal_norms=True"
+        )
+    return Participation(rounds=n, schema="fixed_epoch", min_sep=b, max_participations=k)
 
-    The variables are ratios[j, o - 1] = C[j + o, j] / C[j, j] for the offsets o = 1..bands - 1; those below the last
-    row are 0, have gradient 0, and so stay 0. Matrices are cut into blocks of at least bands - 1 rounds: then C has
-    blocks on its diagonal and right below it only, and loss and gradient cost O(n^2 bands).
+
+class _Columns:
+    """Encoders as functions of free variables: x holds (n, bands - 1), then (n,) norms if those may differ; it starts at 0.
+
+    Column j of C is norm[j] (1, ratios[j]) / |(1, ratios[j])|. The ratios move away from those of a Toeplitz start with
+    coefficients c; entry [t, m - 1] of x L^T moves C[t, t - m]. L L^T has the entries of the Toeplitz matrix of |c(z)|,
+    a preconditioner: the Hessian of the loss along C is roughly (B^T B) x (C^T C)^-1, and half of its second factor's
+    inverse, taken from the start, halves the steps (512 rounds, 85 bands, prefix sums: from 55 to 30; all of it, or the
+    first factor's, is worse).
+
+    With equal norms norm[j] = 1 and each round is a class of its own; otherwise norm[j] = exp(_NORM_UNIT x[j]), scaled
+    so that the squares in each class i, i + min_sep, i + 2 min_sep, ... sum to 1.
     """
 
-    def __init__(self, A: np.ndarray, bands: int) -> None:
-        self.A, self.n, self.bands = A, A.shape[0], bands
-        size = max(bands - 1, _SMALLEST_BLOCK)
-        self.blocks = [slice(first, min(first + size, self.n)) for first in range(0, self.n, size)]
-        offsets, columns = np.arange(bands), np.arange(self.n)
-        self.inside = columns[:, None] + offsets < self.n
+    def __init__(self, coefficients: np.ndarray, n: int, min_sep: int | None) -> None:
+        self.n, self.bands, self.equal = n, len(coefficients), min_sep is None
+        self.classes = np.arange(n) if min_sep is None else np.arange(n) % min_sep
+        self.base = clear_outside(np.tile(coefficients, (n, 1)))
+        self.ratios = n * (self.bands - 1)
+        self.size = self.ratios if self.equal else self.ratios + n
+        modulus = np.abs(np.fft.rfft(coefficients, 8 * self.bands))
+        kernel = np.fft.irfft(np.maximum(modulus, 1e-3 * modulus.max()))[: self.bands - 1]
+        self.mixing = np.linalg.cholesky(scipy.linalg.toeplitz(kernel / kernel[:1]))
 
-    def start(self) -> np.ndarray:
-        """The truncated coefficients of (1 - x)^(-1/2), whose square is the prefix sums; (n, bands - 1)."""
-        lags = np.arange(1, self.bands)
-        return np.where(self.inside[:, 1:], np.cumprod((2 * lags - 1) / (2 * lags)), 0.0)
+    def better_norms(self, gradient: np.ndarray) -> np.ndarray:
+        """The start with the norms that would be best if what column j adds to the loss went as norm[j]^-2: one band.
 
-    def columns(self, ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """C's columns from the diagonal down, (n, bands), scaled to norm 1, and what they were divided by, (n, 1)."""
-        columns = np.concatenate([np.ones((self.n, 1)), ratios.reshape(self.n, self.bands - 1)], axis=1)
-        norms = np.sqrt(np.einsum("ij,ij->i", columns, columns))[:, None]
-        return columns / norms, norms
-
-    def encoder(self, ratios: np.ndarray) -> np.ndarray:
-        """C, (n, n)."""
-        C, band = self._with_band_view()
-        band[:] = self.columns(ratios)[0]
-        return C
-
-    def decoder(self, C: np.ndarray) -> np.ndarray:
-        """B = A C^-1, lower-triangular: B C = A, solved from the last block of columns back."""
-        B = np.zeros((self.n, self.n))
-        for place in reversed(range(len(self.blocks))):
-            block = self.blocks[place]
-            right = self.A[block.start :, block].copy(order="F")
-            if place + 1 < len(self.blocks):
-                after = self.blocks[place + 1]
-                right[after.start - block.start :] -= B[after.start :, after] @ C[after, block]
-            B[block.start :, block] = scipy.linalg.blas.dtrsm(
-                1.0, C[block, block], right, side=1, lower=1, overwrite_b=1
-            )
-        return B
-
-    def loss_and_gradient(self, ratios: np.ndarray) -> tuple[float, np.ndarray]:
-        """||A C^-1||_F^2 and its gradient with respect to the ratios, flattened."""
-        columns, norms = self.columns(ratios)
-        C, band = self._with_band_view()
-        band[:] = columns
-        B = self.decoder(C)
-        # d||B||^2 = -2 <B, B dC C^-1>: the gradient with respect to C is -2 B^T W^T with W = C^-1 B^T. Its entries
-        # inside the band need W on and right of the diagonal blocks only, solved from the first block of rows on.
-        G, gradient_band = self._with_band_view()
-        before, W_before = self.blocks[0], np.empty((0, 0))
-        for block in self.blocks:
-            Bt = B[block.start :, block].T
-            right = Bt.copy(order="F")
-            if block is not before:
-                W_before = W_before[:, block.start - before.start :]
-                right -= C[block, before] @ W_before
-                G[block, before] = Bt @ W_before.T
-            W = scipy.linalg.blas.dtrsm(1.0, C[block, block], right, lower=1, overwrite_b=1)
-            G[block, block] = Bt @ W.T
-            W_before, before = W, block
-        gradient = -2.0 * np.where(self.inside, gradient_band, 0.0)
-        # Through the division by the norms: the part along each column drops out.
-        gradient -= columns * np.einsum("ij,ij->i", gradient, columns)[:, None]
-        gradient /= norms
-        return float(np.einsum("ij,ij->", B, B)), np.ascontiguousarray(gradient[:, 1:]).ravel()
-
-    def lower_bound(self, C: np.ndarray, B: np.ndarray) -> float:
-        """A dual bound on the loss of every encoder with this many bands and unit columns.
-
-        At the optimum M = X^-1 A^T A X^-1 vanishes inside the band, off the diagonal: there the derivative of the
-        loss along the free entries of X, -M, is zero. U is M with those entries set to zero.
+        `gradient` is that of the loss along the columns of the start, x = 0.
         """
-        W = scipy.linalg.blas.dtrsm(1.0, C, B.T, lower=1)  # C^-1 B^T
-        M = W @ W.T
-        diagonal = np.diag(np.diagonal(M))
-        rest = M - diagonal
-        within = np.tri(self.n, k=self.bands - 1, dtype=bool)
-        rest[within & within.T] = 0.0
-        # Far from the optimum U can be indefinite: then keep as much of its outer part as leaves it positive definite.
-        for share in (1.0, 0.9, 0.5, 0.0):
-            bound = dual_bound(self.A, diagonal + share * rest)
-            if bound is not None:
-                return bound
-        raise ValueError("workload is too ill-conditioned to certify a fit in float64: rescale its rows")
+        x = np.zeros(self.size)
+        shares = -0.5 * np.einsum("ij,ij->i", gradient, self.of(x))
+        x[self.ratios :] = 0.25 / _NORM_UNIT * np.log(np.maximum(shares, 1e-6 * shares.max()))
+        return x
 
-    def _with_band_view(self) -> tuple[np.ndarray, np.ndarray]:
-        """A zero (n, n) matrix in Fortran order, and a view of its band: [j, o] is [j + o, j], or padding."""
-        padded = np.zeros((self.n, self.n + self.bands))  # row j holds column j, so that the view's rows are contiguous
-        across, along = padded.strides
-        view = np.lib.stride_tricks.as_strided(padded, (self.n, self.bands), (across + along, along))
-        return padded.T[: self.n], view
+    def of(self, x: np.ndarray) -> np.ndarray:
+        """C by columns, (n, bands)."""
+        unit, _ = self._unit(x)
+        norms = self._norms(x)
+        return unit if norms is None else unit * norms[:, None]
 
+    def pull_back(self, x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+        """The gradient with respect to x, from that with respect to the columns."""
+        unit, lengths = self._unit(x)
+        norms = self._norms(x)
+        # Through the division by the lengths: the part along each column drops out.
+        along = np.einsum("ij,ij->i", gradient, unit)
+        ratios = gradient[:, 1:] - unit[:, 1:] * along[:, None]
+        ratios /= (lengths if norms is None else lengths / norms)[:, None]
+        by_rows, view = self._rows()
+        view[...] = ratios
+        mixed = (by_rows[: self.n] @ self.mixing).ravel()
+        if norms is None:
+            return mixed
+        along *= norms
+        # norm^2 is a softmax on each class.
+        logarithms = along - norms**2 * np.bincount(self.classes, along)[self.classes]
+        return np.append(mixed, _NORM_UNIT * logarithms)
 
-class _Best:
-    """Keeps count of steps, decides when to certify, and holds the result."""
+    def _unit(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Columns of norm 1, and what they were divided by."""
+        by_rows, view = self._rows()
+        np.matmul(x[: self.ratios].reshape(self.n, self.bands - 1), self.mixing.T, out=by_rows[: self.n])
+        columns = self.base.copy()
+        columns[:, 1:] += view
+        lengths = np.sqrt(np.einsum("ij,ij->i", columns, columns))
+        columns /= lengths[:, None]
+        return columns, lengths
 
-    def __init__(self, problem: _Problem, began: float, tolerance: float, progress: Progress | None) -> None:
-        self.problem, self.began, self.tolerance, self.progress = problem, began, tolerance, progress
-        self.iterations = 0
-        self.next_check = _FIRST_CHECK
-        self.certificate: Certificate | None = None
-        self.certified_at = -1
-        self.latest: np.ndarray | None = None
-        self.latest_loss = np.inf
-        self.diagonals = np.empty((0, 0))
+    def _norms(self, x: np.ndarray) -> np.ndarray | None:
+        if self.equal:
+            return None
+        logarithms = _NORM_UNIT * x[self.ratios :]
+        squares = np.exp(2.0 * (logarithms - logarithms.max()))
+        return np.sqrt(squares / np.bincount(self.classes, squares)[self.classes])
 
-    def step(self, ratios: np.ndarray) -> None:
-        """scipy's callback after each step."""
-        self.iterations += 1
-        self.latest = ratios.copy()
-        gap = None
-        if self.iterations >= self.next_check:
-            self.next_check = int(np.ceil(self.iterations * _CHECK_GROWTH))
-            gap = self._certify(ratios).gap
-        if self.progress is not None:
-            # The optimiser reports a step right after it evaluated the loss there.
-            self.progress(self.iterations, self.latest_loss, gap)
-        if gap is not None and gap <= self.tolerance:
-            raise _Finished
-
-    def finish(self, start: np.ndarray) -> Certificate:
-        """The certificate of the last step."""
-        if self.certificate is None or self.certified_at != self.iterations:
-            self._certify(start if self.latest is None else self.latest)
-        assert self.certificate is not None
-        return self.certificate
-
-    def _certify(self, ratios: np.ndarray) -> Certificate:
-        C = self.problem.encoder(ratios)
-        B = self.problem.decoder(C)
-        loss = float(np.einsum("ij,ij->", B, B))
-        bound = self.problem.lower_bound(C, B)
-        if self.certificate is not None:
-            bound = max(bound, self.certificate.lower_bound)  # bounds hold for every encoder of the family
-        seconds = time.perf_counter() - self.began
-        self.certificate = certify(loss, bound, self.iterations, seconds)
-        self.certified_at = self.iterations
-        self.diagonals = diagonals_of(C, self.problem.bands)
-        return self.certificate
+    def _rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Zeros by rows, [t, m - 1] for C[t, t - m], and a view of them by columns, [j, o - 1] for C[j + o, j]."""
+        width = self.bands - 1
+        by_rows = np.zeros((self.n + self.bands, width))
+        step = by_rows.itemsize
+        shape, strides = (self.n, width), (width * step, (width + 1) * step)
+        return by_rows, np.lib.stride_tricks.as_strided(by_rows[1:], shape, strides)

@@ -4,6 +4,7 @@ import numpy as np
 import scipy.linalg
 
 from fedmf.mechanisms.certificate import Certificate
+from fedmf.participation import Participation
 
 __all__ = ["Certificate", "certify", "dual_bound"]
 
@@ -32,7 +33,9 @@ def dual_bound(A: np.ndarray, U: np.ndarray) -> float | None:
     return T * T / float(np.trace(U))
 
 
-def certify(loss: float, lower_bound: float, iterations: int, seconds: float) -> Certificate:
+def certify(
+    loss: float, lower_bound: float, iterations: int, seconds: float, *, participation: Participation | None = None
+) -> Certificate:
     """A Certificate; a bound that exceeds the loss by rounding is set to the loss.
 
     Raises:
@@ -42,4 +45,10 @@ def certify(loss: float, lower_bound: float, iterations: int, seconds: float) ->
         raise ArithmeticError(
             f"lower bound {lower_bound} exceeds the loss {loss}: the workload is too ill-conditioned to certify"
         )
-    return Certificate(loss=loss, lower_bound=min(lower_bound, loss), iterations=iterations, seconds=seconds)
+    return Certificate(
+        loss=loss,
+        lower_bound=min(lower_bound, loss),
+        iterations=iterations,
+        seconds=seconds,
+        participation=participation,
+    )

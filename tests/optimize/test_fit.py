@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from fedmf.error import loss, rmse
 from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
 from fedmf.optimize import fit
-from fedmf.optimize.banded import _Problem
 from fedmf.optimize.certificate import dual_bound
 from fedmf.participation import Participation
 from fedmf.sensitivity import sensitivity
@@ -117,40 +116,6 @@ def test_families_come_in_the_papers_order():
         )
     )
     assert banded < full < online < identity
-
-
-@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 9), data=st.data())
-@settings(deadline=None, max_examples=60)
-def test_gradient_is_that_of_the_loss(seed, n, data):
-    bands = data.draw(st.integers(1, n))
-    problem = _Problem(random_workload(n, seed).matrix, bands)
-    rng = np.random.default_rng(seed)
-    ratios = np.where(problem.inside[:, 1:], rng.uniform(-1.0, 1.0, (n, bands - 1)), 0.0).ravel()
-    value, gradient = problem.loss_and_gradient(ratios)
-    C = problem.encoder(ratios)
-    np.testing.assert_allclose(value, np.sum((problem.A @ np.linalg.inv(C)) ** 2), rtol=1e-9)
-    direction = rng.standard_normal(ratios.size) * problem.inside[:, 1:].ravel()
-    step = 1e-6
-    ahead, behind = (problem.loss_and_gradient(ratios + sign * step * direction)[0] for sign in (1.0, -1.0))
-    np.testing.assert_allclose(gradient @ direction, (ahead - behind) / (2 * step), rtol=1e-4, atol=1e-4 * (1 + value))
-
-
-@pytest.mark.parametrize("bands", [2, 65, 66, 100])
-def test_blocks_of_the_gradient_fit_together(bands):
-    # Blocks hold 64 rounds or bands - 1: sizes around that, with a last block that is short.
-    n = 150
-    problem = _Problem(np.tri(n), bands)
-    ratios = problem.start() * np.random.default_rng(bands).uniform(0.5, 1.0, (n, bands - 1))
-    _, gradient = problem.loss_and_gradient(ratios.ravel())
-    C = problem.encoder(ratios)
-    _, norms = problem.columns(ratios)
-    B = np.linalg.solve(C.T, problem.A.T).T
-    G = -2.0 * B.T @ B @ np.linalg.inv(C).T
-    for j in (0, 1, 63, 64, 65, 100, n - 2):
-        inside = slice(j, min(j + bands, n))
-        g, c = G[inside, j], C[inside, j]
-        expected = (g - c * (g @ c)) / norms[j]
-        np.testing.assert_allclose(gradient.reshape(n, bands - 1)[j, : len(g) - 1], expected[1:], atol=1e-8)
 
 
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 9), data=st.data())

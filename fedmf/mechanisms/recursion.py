@@ -1,0 +1,132 @@
+"""Block recursion over the noise process: errors of banded encoders, and their gradient, without a dense matrix.
+
+With A^-1 = P of p bands and C of b bands, R = C P has at most b + p - 1 bands and A N = A C^-1 = R^-1: the error y of the
+queries solves R y = z. Cut the rounds into blocks of at least b + p - 2; then R has blocks D_t on its diagonal and E_t
+left of it only, and y is a block autoregression,
+
+    D_t y_t + E_t y_(t-1) = z_t,        Sigma_t = Cov(y_t) = D_t^-1 (I + E_t Sigma_(t-1) E_t^T) D_t^-T.
+
+The diagonal of Sigma_t holds the squared errors of the rounds of block t at unit noise: O(n (b + p)^2) work for all of
+them, of which only two products a block are sequential.
+
+Banded matrices are given by columns here: columns[j, o] = M[j + o, j], 0 where j + o >= n.
+"""
+
+import numpy as np
+import scipy.linalg
+
+# Blocks smaller than this cost more in calls than they save in arithmetic.
+_SMALLEST_BLOCK = 32
+# Rounds whose blocks are held at once where only errors are wanted.
+_ROUNDS_AT_ONCE = 32_768
+
+
+def columns_of_rows(rows: np.ndarray) -> np.ndarray:
+    """From rows[t, j] = M[t, t - j] to columns[j, o] = M[j + o, j], both (n, bands).
+
+    >>> columns_of_rows(np.array([[1.0, 0.0], [2.0, 3.0]]))
+    array([[1., 3.],
+           [2., 0.]])
+    """
+    n, bands = rows.shape
+    columns = np.zeros((n, bands))
+    for o in range(bands):
+        columns[: n - o, o] = rows[o:, o]
+    return columns
+
+
+def rows_of_columns(columns: np.ndarray) -> np.ndarray:
+    """The inverse of `columns_of_rows`."""
+    n, bands = columns.shape
+    rows = np.zeros((n, bands))
+    for o in range(bands):
+        rows[o:, o] = columns[: n - o, o]
+    return rows
+
+
+def block_length(n: int, bands: int) -> int:
+    """Rounds in a block, for a matrix of so many bands: at least bands - 1."""
+    return min(n, max(bands - 1, _SMALLEST_BLOCK))
+
+
+def blocks_of(columns: np.ndarray, length: int, *, padding: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """The blocks D (count, length, length) and E (count - 1, length, length), E[t] left of D[t + 1]; transposed views.
+
+    The last block is filled up by a diagonal of `padding`.
+    """
+    n, bands = columns.shape
+    count = -(-n // length)
+    # Row i of slab t is column t * length + i from its block's first row down: D[t] and then E[t].
+    slabs = np.zeros((count, length, 2 * length))
+    padded = np.zeros((count * length, bands))
+    padded[:n] = columns
+    padded[n:, 0] = padding
+    _band(slabs, bands)[...] = padded.reshape(count, length, bands)
+    return slabs[:, :, :length].transpose(0, 2, 1), slabs[:-1, :, length:].transpose(0, 2, 1)
+
+
+def _band(slabs: np.ndarray, bands: int) -> np.ndarray:
+    """The view [t, i, o] of entry (i + o, i) in slabs of blocks."""
+    count, length, _ = slabs.shape
+    block, row, entry = slabs.strides
+    return np.lib.stride_tricks.as_strided(slabs, (count, length, bands), (block, row + entry, entry))
+
+
+def columns_of_blocks(D: np.ndarray, E: np.ndarray, n: int, bands: int) -> np.ndarray:
+    """The band that `blocks_of` cut up, (n, bands); entries below row n are 0."""
+    count, length, _ = D.shape
+    slabs = np.zeros((count, length, 2 * length))
+    slabs[:, :, :length] = D.transpose(0, 2, 1)
+    slabs[:-1, :, length:] = E.transpose(0, 2, 1)
+    columns = _band(slabs, bands).reshape(count * length, bands)[:n]
+    for o in range(1, bands):
+        columns[n - o :, o] = 0.0
+    return columns
+
+
+class NoiseRecursion:
+    """The covariances Sigma_t for an R given by columns, and the adjoint recursion.
+
+    >>> R_columns = np.array([[1.0, -1.0], [1.0, -1.0], [1.0, 0.0]])  # of the inverse of prefix sums
+    >>> NoiseRecursion(R_columns).squared_errors()
+    array([1., 2., 3.])
+    """
+
+    def __init__(self, columns: np.ndarray) -> None:
+        self.rounds, bands = columns.shape
+        D, E = blocks_of(columns, block_length(self.rounds, bands))
+        self.inverses = np.stack([lower_inverse(block) for block in D])
+        self.transfers = self.inverses[1:] @ E
+        self.covariances = self.inverses @ self.inverses.transpose(0, 2, 1)
+        for t, F in enumerate(self.transfers):
+            self.covariances[t + 1] += F @ self.covariances[t] @ F.T
+
+    def squared_errors(self) -> np.ndarray:
+        """Squared norms of the rows of R^-1, (rounds,)."""
+        return np.einsum("tii->ti", self.covariances).reshape(-1)[: self.rounds]
+
+    def gradient(self) -> tuple[np.ndarray, np.ndarray]:
+        """The derivatives of ||R^-1||_F^2 along D and E, of their shapes: blocks of -2 R^-T R^-1 R^-T.
+
+        lam[t], the derivative along Sigma_t of the errors of all rounds from block t on, runs backwards:
+        lam[t] = I + F_(t+1)^T lam[t+1] F_(t+1), F_t = D_t^-1 E_t.
+        """
+        weights = np.zeros(self.inverses.shape[0] * self.inverses.shape[1])
+        weights[: self.rounds] = 1.0  # and none on the rounds that fill up the last block
+        lam = np.zeros(self.inverses.shape)
+        np.einsum("tii->ti", lam)[...] = weights.reshape(self.inverses.shape[:2])
+        for t in range(len(self.transfers) - 1, -1, -1):
+            F = self.transfers[t]
+            lam[t] += F.T @ lam[t + 1] @ F
+        Y = self.inverses.transpose(0, 2, 1) @ lam
+        along_D = Y @ self.covariances
+        along_D *= -2.0
+        along_E = (Y[1:] @ self.transfers) @ self.covariances[:-1]
+        along_E *= 2.0
+        return along_D, along_E
+
+
+def lower_inverse(block: np.ndarray) -> np.ndarray:
+    """The inverse of a lower-triangular matrix, lower-triangular."""
+    inverse: np.ndarray = scipy.linalg.lapack.dtrtri(block, lower=1)[0]
+    return inverse
