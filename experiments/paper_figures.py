@@ -32,7 +32,8 @@ def agrees(value: float, printed: str) -> bool:
     >>> agrees(5.774e6, "5.8e6"), agrees(5.749e6, "5.8e6"), agrees(1.1, "≤1.15"), agrees(1.16, "≤1.15")
     (True, False, True, False)
     """
-    center, half = float(printed.lstrip("≤")), unit(printed) / 2
+    half = unit(printed) / 2
+    center = float(printed.lstrip("≤"))
     below = printed.startswith("≤") or value >= center - half - 1e-9 * half
     return math.isfinite(value) and below and value <= center + half + 1e-9 * half
 
@@ -100,8 +101,8 @@ def _stamped(mechanism: str, printed: dict[int, str], quick: tuple[int, ...] = (
 
 
 MULTI_EPOCH_TABLE_1 = (
-    *_stamped("honaker", {1: "5.8e6", 2: "3.3e6", 5: "2.1e6", 10: "2.0e6", 20: "2.1e6"}, (1, 5, 10, 20)),
-    *_stamped("optimal honaker", {1: "2.4e6", 2: "1.6e6", 5: "1.2e6", 10: "1.4e6", 20: "1.8e6"}, (5, 20)),
+    *_stamped("honaker", {1: "5.8e6", 2: "3.3e6", 5: "2.1e6", 10: "2.0e6", 20: "2.1e6"}, (5, 10)),
+    *_stamped("optimal honaker", {1: "2.4e6", 2: "1.6e6", 5: "1.2e6", 10: "1.4e6", 20: "1.8e6"}, (5,)),
     StampedRow(mechanism="mf", participations=20, times=1, printed="6.5e5"),
     StampedRow(mechanism="mf", participations=10, times=2, printed="8.8e5"),
     StampedRow(mechanism="mf", participations=5, times=4, printed="1.2e6"),
@@ -109,10 +110,10 @@ MULTI_EPOCH_TABLE_1 = (
     StampedRow(mechanism="mf", participations=1, times=2, printed="1.37e6"),
     StampedRow(mechanism="mf", participations=1, times=4, printed="1.4e6"),
     StampedRow(mechanism="mf", participations=1, times=5, printed="1.5e6"),
-    StampedRow(mechanism="mf", participations=1, times=10, printed="1.8e6", quick=True),
+    StampedRow(mechanism="mf", participations=1, times=10, printed="1.8e6"),
     StampedRow(mechanism="mf", participations=1, times=20, printed="2.5e6", quick=True),  # printed twice
-    *_stamped("fft", {1: "2.3e6", 2: "1.8e6", 5: "1.6e6", 10: "1.9e6", 20: "2.5e6"}, (2, 10)),
-    *_stamped("optimal fft", {1: "2.2e6", 2: "1.5e6", 5: "1.1e6", 10: "1.2e6", 20: "1.7e6"}, (2, 20)),
+    *_stamped("fft", {1: "2.3e6", 2: "1.8e6", 5: "1.6e6", 10: "1.9e6", 20: "2.5e6"}, (10,)),
+    *_stamped("optimal fft", {1: "2.2e6", 2: "1.5e6", 5: "1.1e6", 10: "1.2e6", 20: "1.7e6"}, (2,)),
 )
 # Its caption: a lower bound on the loss of MF(k=20, n=2000).
 MULTI_EPOCH_TABLE_1_BOUND = "6.53e5"
@@ -222,6 +223,9 @@ SLIDES_ROUNDS = (256, 1024, 4096)
 KNOWN_DIFFERENCES: dict[tuple[str, str, str], str] = {
     ("multi-epoch-1", "FFT Optimal Decoder(n=1000)x2", "loss"): (
         "our sensitivity is below that of Theorem 2.1, with which the figure is as printed (next line)"
+    ),
+    ("denisov-2", "4096 rounds", "optimum"): (
+        "ours is smaller, and within 0.01% of its dual bound: theirs stopped 0.3% of loss above the optimum"
     ),
     ("denisov-2", "1024 rounds", "efficient"): "ours is smaller: the sweep of least loss is kept, not the last one",
     ("denisov-2", "2048 rounds", "efficient"): "ours is smaller: the sweep of least loss is kept, not the last one",

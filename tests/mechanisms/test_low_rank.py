@@ -1,0 +1,184 @@
+import warnings
+
+import numpy as np
+import pytest
+
+from fedmf.error import loss
+from fedmf.mechanisms import LowRankMechanism
+from fedmf.optimize import fit
+from fedmf.optimize.low_rank import _PENALTY, _Approximation
+from fedmf.participation import Participation
+from fedmf.workloads import Workload, momentum_sgd, prefix_sum
+
+
+def single(n):
+    return Participation(rounds=n, schema="single")
+
+
+def decoder_of(n, seed=0):
+    return np.tril(np.random.default_rng(seed).uniform(-1.0, 1.0, (n, n))) + 3.0 * np.eye(n)
+
+
+def fitted(n, bands, rank, **options):
+    return fit(prefix_sum(n), single(n), family="low_rank", bands=bands, rank=rank, cache=False, **options)
+
+
+@pytest.mark.parametrize(("n", "h", "r"), [(1, 1, 1), (5, 2, 1), (9, 3, 2), (9, 9, 9)])
+def test_matrices_are_those_of_the_definition(n, h, r):
+    # Denisov et al. 2022, App. H: B = D + (L R^T) o U, entry by entry.
+    rng = np.random.default_rng(n)
+    D, L, R = decoder_of(n)[:, :h], rng.standard_normal((n, r)), rng.standard_normal((n, r))
+    D = np.where(np.arange(n)[:, None] >= np.arange(h), D, 0.0)
+    D[:, 0] = 1.0 + rng.uniform(size=n)
+    mechanism = LowRankMechanism(diagonals=D, left=L, right=R, inverse_workload=momentum_sgd(n, 0.5).inverse_diagonals)
+    B = np.zeros((n, n))
+    for t in range(n):
+        for s in range(t + 1):
+            B[t, s] = D[t, t - s] if t - s < h else L[t] @ R[s]
+    A = momentum_sgd(n, 0.5).matrix
+    np.testing.assert_allclose(A @ mechanism.noising(), B, atol=1e-12)
+    np.testing.assert_allclose(B @ mechanism.encoder(), A, atol=1e-9)
+    assert mechanism.rank == r
+
+
+@pytest.mark.parametrize(("workload", "near"), [(prefix_sum(40), 4), (momentum_sgd(40), 5)], ids=["prefix", "momentum"])
+def test_the_stream_keeps_a_few_rows(workload, near):
+    # Denisov et al. 2022, App. H, Alg. 3: h + r rows a round for B, and the bands of A^-1 on top.
+    stream = fit(workload, single(40), family="low_rank", bands=3, rank=2).stream()
+    assert stream.buffers is not None
+    assert stream.buffers.window.shape == (40, near)
+    assert stream.buffers.decay.tolist() == [1.0, 1.0]
+
+
+def test_the_stream_of_a_dense_workload_is_the_matrix():
+    workload = Workload("dense", np.tril(np.ones((20, 20))) + np.diag(np.arange(20.0)))
+    assert fit(workload, single(20), family="low_rank", bands=2, rank=2).stream().contraction is not None
+
+
+@pytest.mark.parametrize(("n", "h", "r"), [(8, 1, 1), (12, 3, 2), (7, 6, 3), (6, 6, 2)])
+def test_a_sweep_solves_every_row_by_least_squares(n, h, r):
+    B = decoder_of(n)
+    approximation = _Approximation(np.tri(n), B, h, r)
+    R = approximation.right.copy()
+    approximation.sweep()
+    penalty = np.sqrt(_PENALTY * np.abs(np.diagonal(B)).mean()) * np.eye(r)
+    for t in range(n):  # rows of L, given the old R
+        inside = np.arange(n) <= t - h
+        rows, targets = np.vstack([R[inside], penalty]), np.concatenate([B[t, inside], np.zeros(r)])
+        np.testing.assert_allclose(approximation.left[t], np.linalg.lstsq(rows, targets, rcond=None)[0], atol=1e-6)
+    for s in range(n):  # rows of R, given the new L
+        inside = np.arange(n) >= s + h
+        rows = np.vstack([approximation.left[inside], penalty])
+        targets = np.concatenate([B[inside, s], np.zeros(r)])
+        np.testing.assert_allclose(approximation.right[s], np.linalg.lstsq(rows, targets, rcond=None)[0], atol=1e-6)
+
+
+def test_sweeps_lower_the_penalised_distance():
+    B = decoder_of(30)
+    approximation = _Approximation(np.tri(30), B, 2, 3)
+    distances = []
+    for _ in range(8):
+        approximation.sweep()
+        L, R = approximation.left, approximation.right
+        distance = np.square(np.tril(L @ R.T - B, -2)).sum()
+        distances.append(distance + approximation.penalty[0, 0] * (np.square(L).sum() + np.square(R).sum()))
+    assert distances == sorted(distances, reverse=True)
+
+
+def test_certificate_against_the_optimum():
+    mechanism = fitted(64, 3, 3)
+    certificate = mechanism.certificate
+    optimum = fit(prefix_sum(64), single(64), family="dense", tolerance=1e-6)
+    np.testing.assert_allclose(loss(mechanism, prefix_sum(64), single(64)), certificate.loss, rtol=1e-10)
+    assert certificate.lower_bound <= optimum.certificate.loss <= certificate.loss
+    assert certificate.gap < 0.01
+
+
+def test_more_rank_and_more_bands_come_closer():
+    losses = [fitted(64, h, r, tolerance=1e-9).certificate.loss for h, r in ((1, 1), (3, 3), (10, 10))]
+    assert losses == sorted(losses, reverse=True)
+    optimum = fit(prefix_sum(64), single(64), family="dense", tolerance=1e-6).certificate.loss
+    np.testing.assert_allclose(losses[-1], optimum, rtol=1e-3)
+    np.testing.assert_allclose(fitted(64, 64, 1).certificate.loss, optimum, rtol=1e-3)  # all bands: B is the optimum
+
+
+def test_the_unit_of_the_workload_does_not_matter():
+    scaled = Workload.from_inverse("scaled", prefix_sum(48).inverse_diagonals / 1000.0)
+    found = fit(scaled, single(48), family="low_rank", bands=3, rank=3, cache=False).certificate
+    np.testing.assert_allclose(found.gap, fitted(48, 3, 3).certificate.gap, rtol=1e-3)
+
+
+def test_workloads_with_a_negative_diagonal():
+    workload = Workload.from_inverse("negative", -prefix_sum(24).inverse_diagonals)
+    mechanism = fit(workload, single(24), family="low_rank", bands=3, rank=2)
+    assert (np.diagonal(mechanism.noising()) > 0.0).all()
+    np.testing.assert_allclose(workload.matrix @ mechanism.noising() @ mechanism.encoder(), workload.matrix, atol=1e-9)
+
+
+def test_sizes_by_default():
+    # Denisov et al. 2022, App. H, Table 2: h + r = log2(n).
+    for n, h, r in ((1, 1, 1), (2, 1, 1), (3, 1, 1), (16, 2, 2), (128, 4, 3)):
+        mechanism = fit(prefix_sum(n), single(n), family="low_rank", max_iterations=1)
+        assert (mechanism.diagonals.shape[1], mechanism.rank) == (h, r)
+
+
+def test_progress_and_interruption():
+    steps = []
+    fitted(40, 2, 2, max_iterations=12, progress=lambda *step: steps.append(step))
+    assert [step[0] for step in steps] == list(range(1, len(steps) + 1))
+    swept = [step for step in steps[-12:] if step[2] is not None]
+    losses = [step[1] for step in swept]
+    assert losses == sorted(losses, reverse=True)
+    last = steps[-1][0]
+
+    def interrupt(step, *_):
+        if step == last - 3:
+            raise KeyboardInterrupt
+
+    with pytest.warns(RuntimeWarning, match="the low_rank fit was interrupted after"):
+        mechanism = fitted(40, 2, 2, max_iterations=12, progress=interrupt)
+    np.testing.assert_allclose(loss(mechanism, prefix_sum(40), single(40)), mechanism.certificate.loss, rtol=1e-10)
+
+
+def test_few_bands_are_no_reason_to_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fitted(40, 1, 1).certificate.gap > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"bands": 0}, ValueError, "bands=0 must be in 1..8"),
+        ({"bands": 9}, ValueError, "bands=9 must be in 1..8"),
+        ({"rank": 0}, ValueError, "rank=0 must be in 1..8"),
+        ({"rank": 1.5}, TypeError, "rank=1.5 is a float"),
+        ({"tolerance": -1.0}, ValueError, "tolerance=-1.0"),
+        ({"buffers": 2}, TypeError, "buffers=2 is not an option of family='low_rank'"),
+    ],
+)
+def test_bad_options(options, error, says):
+    with pytest.raises(error, match=says):
+        fit(prefix_sum(8), single(8), family="low_rank", **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"left": np.ones((2, 1))}, "left has 2 rows and diagonals has 3"),
+        ({"left": np.ones((3, 2))}, "pass the same rank"),
+        ({"diagonals": [[1.0, 1.0], [1.0, 0.5], [1.0, 0.5]]}, "diagonals reaches before round 0"),
+        ({"diagonals": [[1.0], [-1.0], [1.0]]}, r"diagonals\[1, 0\]=-1.0 and inverse_workload\[1, 0\]=1.0"),
+        ({"inverse_workload": np.ones((3, 4))}, "inverse_workload reaches before round 0"),
+        ({"right": [[np.nan], [1.0], [1.0]]}, "not finite"),
+    ],
+)
+def test_bad_arrays(change, says):
+    good = {
+        "diagonals": np.ones((3, 1)),
+        "left": np.ones((3, 1)),
+        "right": np.ones((3, 1)),
+        "inverse_workload": np.ones((3, 1)),
+    }
+    with pytest.raises(ValueError, match=says):
+        LowRankMechanism(**{**good, **change})
