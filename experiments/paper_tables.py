@@ -176,7 +176,7 @@ def multi_epoch_table_6(quick: bool = False) -> Iterator[Cell]:
         workload = fedmf.prefix_sum(6) if row.workload == "prefix_sum" else fedmf.momentum_sgd(6, momentum=0.95)
         cell = functools.partial(Cell, table="multi-epoch-6", row=f"{row.workload}, {row.constraints}")
         try:
-            mechanism = _fit(workload, participation, "dense", constraints=row.constraints, tolerance=1e-9)
+            mechanism = _fit(workload, participation, "dense", constraints=row.constraints, tolerance=1e-8)
         except _NotThereYet as missing:
             yield cell(column="error", printed=row.error, ours=None, note=str(missing))
             continue

@@ -16,6 +16,7 @@ from fedmf.optimize import fit
 from fedmf.participation import Participation
 from fedmf.sensitivity import sensitivity
 from fedmf.workloads import momentum_sgd, prefix_sum
+from tests.mechanisms.registry import every_mechanism
 
 RECTANGULAR = [
     TreeMechanism(rounds=5, decoder="online"),
@@ -69,6 +70,21 @@ def test_banded_parts_stay_banded():
     assert mechanism.stream().recurrence is not None
     whole = BandedMechanism(diagonals=mechanism.banded_rows())
     assert np.array_equal(whole.encoder(), mechanism.encoder())
+
+
+@every_mechanism
+def test_every_family_can_be_stamped(build, tmp_path):
+    part = build(4)
+    mechanism = stamp(part, 3, decoder="restarted")
+    assert mechanism.rounds == 12
+    assert np.array_equal(mechanism.encoder(), np.kron(np.eye(3), part.encoder()))
+    np.testing.assert_allclose(mechanism.noising(), np.kron(np.eye(3), part.noising()), atol=1e-12)
+    stream = mechanism.stream()
+    basis = np.eye(stream.sources)
+    written = np.stack(list(stream.rows(lambda i: basis[i])))
+    np.testing.assert_allclose(written, mechanism.noising(), atol=1e-9)
+    mechanism.save(tmp_path / "stamped")
+    assert np.array_equal(load_mechanism(tmp_path / "stamped").noising(), mechanism.noising())
 
 
 def test_one_stamp_is_the_part():
