@@ -48,7 +48,12 @@ def fit(
     Families and their options:
 
     - "identity": independent noise, DP-SGD. No options of its own.
-    - "tree": binary tree. decoder="online" | "full" (Honaker's two estimators), restarts=1.
+    - "tree": binary tree. decoder="online" | "full" (Honaker's two estimators), restarts=1 (trees one after the other,
+      each over an equal part of the rounds), completion=None | "none" | "virtual" | "optimal" (what becomes of nodes that
+      reach beyond the last round; None takes the best of the three).
+    - "fft": the FFT encoder of prefix sums (multi-epoch paper, App. K). decoder="optimal" | "plain".
+    - "low_rank": the dense optimum's decoder, cut to `bands` diagonals plus a matrix of rank `rank` below them, so that a
+      round of noise costs bands + rank rows (Denisov et al. 2022, App. H). Both default to half of log2(rounds).
     - "banded": b-banded with equal column norms (banded paper, Problem 2). bands=min_sep (which is rounds under a
       single participation), equal_norms=True. Best kept at bands <= min_sep, where its sensitivity is exactly
       sqrt(max_participations).
