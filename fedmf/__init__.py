@@ -10,7 +10,7 @@ Importing this package does not import TensorFlow; `from fedmf import federated`
 from fedmf.accounting import Plan, calibrate
 from fedmf.config import TrainConfig
 from fedmf.controller import Audit, ParticipationController, PoolRanDryWarning, audit_ledger
-from fedmf.error import loss, per_round_error, rmse
+from fedmf.error import last_error, loss, max_error, per_round_error, rmse
 from fedmf.ledger import ParticipationLedger
 from fedmf.mechanisms import Certificate, Mechanism, load_factorization, load_mechanism, stamp
 from fedmf.optimize import fit
@@ -38,9 +38,11 @@ __all__ = [
     "calibrate",
     "fit",
     "identity",
+    "last_error",
     "load_factorization",
     "load_mechanism",
     "loss",
+    "max_error",
     "momentum_buffer",
     "momentum_sgd",
     "per_round_error",

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from fedmf import _checks
+from fedmf.mechanisms.recursion import squared_row_norms_of_inverse
 from fedmf.participation import Participation
 from fedmf.sensitivity import sensitivity
 from fedmf.workloads import Workload
@@ -48,6 +50,28 @@ def per_round_error(mechanism: Any, workload: Workload, participation: Participa
     return np.sqrt(_scaled_rows(mechanism, workload, participation))
 
 
+def max_error(mechanism: Any, workload: Workload, participation: Participation) -> float:
+    """The largest of `per_round_error`: the worst round's. Arguments and errors as `loss`.
+
+    >>> from fedmf.mechanisms.identity import IdentityMechanism
+    >>> from fedmf.workloads import prefix_sum
+    >>> max_error(IdentityMechanism(rounds=4), prefix_sum(4), Participation(rounds=4, schema="single"))
+    2.0
+    """
+    return float(np.sqrt(_scaled_rows(mechanism, workload, participation).max()))
+
+
+def last_error(mechanism: Any, workload: Workload, participation: Participation) -> float:
+    """The last of `per_round_error`: for an SGD workload, that of the final model. Arguments and errors as `loss`.
+
+    >>> from fedmf.mechanisms.identity import IdentityMechanism
+    >>> from fedmf.workloads import prefix_sum
+    >>> last_error(IdentityMechanism(rounds=9), prefix_sum(9), Participation(rounds=9, schema="single"))
+    3.0
+    """
+    return float(np.sqrt(_scaled_rows(mechanism, workload, participation)[-1]))
+
+
 def _scaled_rows(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
     """sensitivity^2 times the squared norm of each row of A N, (rounds,)."""
     if not isinstance(workload, Workload):
@@ -58,6 +82,8 @@ def _scaled_rows(mechanism: Any, workload: Workload, participation: Participatio
             f"make both for the same number of rounds"
         )
     rows = _toeplitz_rows(mechanism, workload)
+    if rows is None:
+        rows = _banded_rows(mechanism, workload)
     if rows is None:
         AN = workload.matrix @ mechanism.noising()
         rows = np.einsum("ij,ij->i", AN, AN)
@@ -77,3 +103,12 @@ def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
 
     column = scipy.signal.lfilter([1.0], workload.inverse_diagonals[-1], noise)
     return np.asarray(np.cumsum(np.square(column)))
+
+
+def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
+    """The squared norm of each row of A N, (rounds,), where C and A^-1 are banded, in O(rounds bands^2); otherwise None."""
+    rows = mechanism.banded_rows()
+    if rows is None or workload.inverse_diagonals is None:
+        return None
+    # A N = (C A^-1)^-1, since a square C has N = C^-1.
+    return squared_row_norms_of_inverse(_checks.banded_product(rows, workload.inverse_diagonals))

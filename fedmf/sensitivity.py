@@ -78,6 +78,13 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
         if known.exact or participation.rounds > _TRIED_DENSE:
             return known
         return min(known, sensitivity(encoder_or_mechanism.encoder(), participation), key=lambda found: found.value)
+    banded = getattr(encoder_or_mechanism, "banded_rows", None)
+    rows = banded() if callable(banded) and encoder_or_mechanism.rounds == participation.rounds else None
+    if rows is not None:
+        n, bands = rows.shape
+        # Beyond what a dense matrix can hold there is only this way.
+        if bands <= participation.min_sep or participation.max_participations == 1 or 8 * n**2 > _checks.MOST_BYTES:
+            return _banded(rows, participation)
     encoder = getattr(encoder_or_mechanism, "encoder", None)
     C = _checks.array("encoder", encoder() if callable(encoder) else encoder_or_mechanism, ndim=2)
     n, b, k = participation.rounds, participation.min_sep, participation.max_participations
@@ -122,13 +129,17 @@ def _toeplitz(c: np.ndarray, participation: Participation) -> Sensitivity:
         whole = min(k, (n - len(c)) // b + 1)
         cut = np.array([c[: n - m * b] @ c[: n - m * b] for m in range(whole, k)])
         squared = whole * float(c @ c) + float(cut.sum())
-        return _root(squared, True, "column norms of a Toeplitz encoder of at most min_sep bands (banded paper, Thm. 2): exact")
+        return _root(
+            squared, True, "column norms of a Toeplitz encoder of at most min_sep bands (banded paper, Thm. 2): exact"
+        )
     decreasing = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
     # Only rounding may make it larger than c, and then it errs on the safe side.
     exact = bool(np.abs(decreasing - c).max() <= _ROUNDING * c[0])
     squared = _squared_sum_of_columns(decreasing, n, b, k)
     if exact:
-        return _root(squared, True, "rounds 0, b, 2b, ... of a decreasing Toeplitz encoder (McMahan et al. 2024): exact")
+        return _root(
+            squared, True, "rounds 0, b, 2b, ... of a decreasing Toeplitz encoder (McMahan et al. 2024): exact"
+        )
     return _root(squared, False, "rounds 0, b, 2b, ... of a decreasing Toeplitz encoder above |C|: upper bound")
 
 
@@ -150,6 +161,60 @@ def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
         sums = sums.reshape(-1, b)
     found = sums.ravel()[:n]
     return float(found @ found)
+
+
+def _banded(rows: np.ndarray, participation: Participation) -> Sensitivity:
+    """The sensitivity of a banded C given by rows[t, j] = C[t, t - j], in O(n bands^2) time and O(n bands) memory."""
+    n, bands = rows.shape
+    b, k = participation.min_sep, participation.max_participations
+    windows = participation.schema in ("fixed_epoch", "every_round") or k == n
+    # gram[m][i] = X[i, i + m] = sum over the rows t they share of C[t, i] C[t, i + m], by those lags that a client can have.
+    lags = [0] if k == 1 else range(0, bands, b) if windows else [0, *range(b, bands)]
+    gram = {m: np.zeros(n) for m in lags}
+    for m, X in gram.items():
+        for j in range(bands - m):  # row t = i + m + j
+            X[: n - m - j] += rows[m + j :, j] * rows[m + j :, m + j]
+    if k == 1:
+        return _root(gram[0].max(), True, "largest column norm of the encoder (multi-epoch paper, Sec. 2): exact")
+    if windows:
+        sums, absolute = _spaced_sums(gram, b, k, n), _spaced_sums({m: np.abs(X) for m, X in gram.items()}, b, k, n)
+        worst = int(absolute.argmax())
+        tight = k == 2 or absolute[worst] - sums[worst] <= _ROUNDING * absolute[worst]
+        kind = "exact" if tight else "upper bound, as sums of |X| (banded paper, Prop. E.1)"
+        return _root(
+            absolute[worst], bool(tight), f"sum of X over a client's rounds (multi-epoch paper, Eq. 3): {kind}"
+        )
+    apart = float(_largest_separated_sums(gram[0][None, :], b, k)[0])
+    if k == 2:
+        pairs = [float((gram[0][:-m] + gram[0][m:] + 2.0 * np.abs(gram[m][:-m])).max()) for m in range(b, bands)]
+        return _root(
+            max([apart, *pairs]), True, "all pairs of rounds (multi-epoch paper, Eq. 3; banded paper, Prop. E.1): exact"
+        )
+    if bands <= b:
+        return _root(apart, True, "Alg. 5 of the banded paper (Thm. 2): exact, X has at most min_sep bands")
+    # Alg. 4 of the banded paper (Thm. 3) over rows of |X| cut to their band, i - bands + 1 .. i + bands - 1.
+    row_sums = np.empty(n)
+    for first in range(0, n, _ROWS_AT_ONCE):
+        here = np.arange(first, min(first + _ROWS_AT_ONCE, n))
+        near = np.zeros((len(here), 2 * bands - 1))
+        for m, X in gram.items():
+            near[:, bands - 1 + m] = np.where(here + m < n, np.abs(X[here]), 0.0)
+            near[:, bands - 1 - m] = np.where(here - m >= 0, np.abs(X[here - m]), 0.0)
+        row_sums[here] = _largest_separated_sums(near, b, k)
+    bound = float(_largest_separated_sums(row_sums[None, :], b, k)[0])
+    return _root(bound, False, "Alg. 4 of the banded paper (Thm. 3): upper bound")
+
+
+def _spaced_sums(gram: dict[int, np.ndarray], b: int, k: int, n: int) -> np.ndarray:
+    """Sums of X over the windows i, i + b, ... of k rounds for every start i, and over all rounds of shorter classes."""
+    sums = np.zeros(max(n - (k - 1) * b, b))
+    for a in range(k):
+        for m, X in gram.items():
+            # Rounds i + a b and i + a b + m, both within the window and the run.
+            if m % b == 0 and a + m // b < k:
+                part = X[a * b : a * b + len(sums)]
+                sums[: len(part)] += part if m == 0 else 2.0 * part
+    return sums
 
 
 def _columns_apart_are_disjoint(C: np.ndarray, b: int) -> bool:

@@ -150,7 +150,7 @@ REFUSALS = {
     "bands zero": (lambda: fitted(bands=0), ValueError, ["bands=0", "1..4"]),
     "bands too many": (lambda: fitted(bands=5), ValueError, ["bands=5", "1..4"]),
     "bands float": (lambda: fitted(bands=2.0), TypeError, ["bands=2.0", "int"]),
-    "unequal norms": (lambda: fitted(equal_norms=False), ValueError, ["equal_norms=False", "leave it at True"]),
+    "norms": (lambda: fitted(equal_norms=1), TypeError, ["equal_norms=1", "True or False"]),
     "restarts": (lambda: fitted("tree", restarts=2), ValueError, ["restarts=2", "pass restarts=1"]),
     "decoder": (lambda: fitted("tree", decoder="plain"), ValueError, ["decoder='plain'", "online, full"]),
     "tolerance zero": (lambda: fitted(tolerance=0.0), ValueError, ["tolerance=0.0", "small positive"]),

@@ -60,10 +60,12 @@ class BandedMechanism(Mechanism):
 
     def encoder(self) -> np.ndarray:
         """C, float64 (rounds, rounds), lower-triangular and banded."""
+        _checks.fits_in_memory("the encoder", (self.rounds, self.rounds))
         return banded_matrix(self.diagonals)
 
     def noising(self) -> np.ndarray:
         """N = C^-1, float64 (rounds, rounds), lower-triangular."""
+        _checks.fits_in_memory("the noising matrix", (self.rounds, self.rounds))
         return inverse_of_banded(self.diagonals)
 
     def stream(self) -> NoiseStream:

@@ -84,20 +84,46 @@ def columns_of_blocks(D: np.ndarray, E: np.ndarray, n: int, bands: int) -> np.nd
     return columns
 
 
+def squared_row_norms_of_inverse(rows: np.ndarray) -> np.ndarray:
+    """The squared norms of the rows of R^-1, (n,), for a banded R by rows[t, j] = R[t, t - j]: NoiseRecursion in parts.
+
+    >>> squared_row_norms_of_inverse(np.array([[1.0, 0.0], [1.0, -1.0], [1.0, -1.0]]))
+    array([1., 2., 3.])
+    """
+    n, bands = rows.shape
+    length = block_length(n, bands)
+    part = -(-_ROUNDS_AT_ONCE // length) * length
+    norms = np.empty(n)
+    known: np.ndarray | None = None  # the covariance of the last block before this part
+    for first in range(0, n, part):
+        window = slice(0 if known is None else first - length, min(first + part, n))
+        recursion = NoiseRecursion(columns_of_rows(rows[window]), length=length, known=known)
+        norms[window] = recursion.squared_errors()
+        known = recursion.covariances[-1]
+    return norms
+
+
 class NoiseRecursion:
     """The covariances Sigma_t for an R given by columns, and the adjoint recursion.
+
+    Attributes:
+      covariances: Sigma, (blocks, length, length); inverses: D_t^-1, likewise; transfers: D_t^-1 E_t from the second
+        block on.
 
     >>> R_columns = np.array([[1.0, -1.0], [1.0, -1.0], [1.0, 0.0]])  # of the inverse of prefix sums
     >>> NoiseRecursion(R_columns).squared_errors()
     array([1., 2., 3.])
     """
 
-    def __init__(self, columns: np.ndarray) -> None:
+    def __init__(self, columns: np.ndarray, *, length: int | None = None, known: np.ndarray | None = None) -> None:
+        """Blocks of `length` rounds, or as is best; `known` is the covariance of the first one, if it does not start at 0."""
         self.rounds, bands = columns.shape
-        D, E = blocks_of(columns, block_length(self.rounds, bands))
+        D, E = blocks_of(columns, block_length(self.rounds, bands) if length is None else length)
         self.inverses = np.stack([lower_inverse(block) for block in D])
         self.transfers = self.inverses[1:] @ E
         self.covariances = self.inverses @ self.inverses.transpose(0, 2, 1)
+        if known is not None:
+            self.covariances[0] = known
         for t, F in enumerate(self.transfers):
             self.covariances[t + 1] += F @ self.covariances[t] @ F.T
 

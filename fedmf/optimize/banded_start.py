@@ -48,7 +48,8 @@ def toeplitz_start(workload: Workload, bands: int) -> np.ndarray:
     found = square_root
     if np.isfinite(log_loss(found)[0]):
         before = np.inf
-        for step, (found, value) in enumerate(minimise(log_loss, square_root)):
+        for step, (ahead, value) in enumerate(minimise(log_loss, square_root)):
+            found = ahead
             if step >= _MOST_STEPS or before - value < _ENOUGH:
                 break
             before = value

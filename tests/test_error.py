@@ -1,0 +1,148 @@
+"""Errors by structure and by definition."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedmf
+from fedmf.error import last_error, loss, max_error, per_round_error, rmse
+from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism, recursion
+from fedmf.mechanisms.recursion import (
+    NoiseRecursion,
+    blocks_of,
+    columns_of_blocks,
+    columns_of_rows,
+    rows_of_columns,
+    squared_row_norms_of_inverse,
+)
+from fedmf.participation import Participation
+from fedmf.workloads import Workload, identity, momentum_sgd, prefix_sum, sgd
+from tests.mechanisms.registry import every_mechanism
+
+
+def single(n):
+    return Participation(rounds=n, schema="single")
+
+
+def banded_rows(n, bands, seed):
+    rng = np.random.default_rng(seed)
+    rows = rng.uniform(-0.5, 0.5, (n, bands))
+    rows[:, 0] = rng.uniform(0.8, 1.5, n)
+    return np.where(np.arange(n)[:, None] >= np.arange(bands), rows, 0.0)
+
+
+def matrix_of(rows):
+    return sum(np.diag(rows[o:, o], -o) for o in range(rows.shape[1]))
+
+
+@given(n=st.integers(1, 130), bands=st.integers(1, 60), seed=st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=60)
+def test_recursion_against_the_inverse(n, bands, seed):
+    rows = banded_rows(n, min(n, bands), seed)
+    R = matrix_of(rows)
+    inverse = np.linalg.inv(R)
+    norms = np.square(inverse).sum(axis=1)
+    np.testing.assert_allclose(squared_row_norms_of_inverse(rows), norms, rtol=1e-9)
+    columns = columns_of_rows(rows)
+    assert np.array_equal(rows_of_columns(columns), rows)
+    noise = NoiseRecursion(columns)
+    np.testing.assert_allclose(noise.squared_errors(), norms, rtol=1e-9)
+    gradient = columns_of_blocks(*noise.gradient(), n, columns.shape[1])
+    expected = -2.0 * inverse.T @ inverse @ inverse.T
+    for o in range(columns.shape[1]):
+        np.testing.assert_allclose(gradient[: n - o, o], np.diagonal(expected, -o), atol=1e-9 * np.abs(expected).max())
+        assert not gradient[n - o :, o].any()
+
+
+def test_long_recursions_run_in_parts(monkeypatch):
+    rows = banded_rows(500, 7, 0)
+    whole = squared_row_norms_of_inverse(rows)
+    np.testing.assert_allclose(whole, np.square(np.linalg.inv(matrix_of(rows))).sum(axis=1), rtol=1e-9)
+    for rounds in (1, 32, 64, 100, 499, 500):
+        monkeypatch.setattr(recursion, "_ROUNDS_AT_ONCE", rounds)
+        np.testing.assert_allclose(squared_row_norms_of_inverse(rows), whole, rtol=1e-12)
+
+
+def test_blocks():
+    columns = columns_of_rows(banded_rows(10, 3, 1))
+    D, E = blocks_of(columns, 4)
+    padded = np.eye(12)
+    padded[:10, :10] = matrix_of(rows_of_columns(columns))
+    assert np.array_equal(
+        np.block([[D[0], np.zeros((4, 8))], [E[0], D[1], np.zeros((4, 4))], [np.zeros((4, 4)), E[1], D[2]]]), padded
+    )
+    assert np.array_equal(columns_of_blocks(D, E, 10, 3), columns)
+
+
+WORKLOADS = [
+    prefix_sum(23),
+    identity(23),
+    momentum_sgd(23, 0.9, np.linspace(0.1, 1.0, 23)),
+    sgd(np.linspace(0.1, 1.0, 23)) @ prefix_sum(23),
+    Workload("weights", np.tri(23) * np.linspace(1.0, 2.0, 23)),
+]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+@every_mechanism
+def test_every_path_gives_the_error_of_the_definition(build, workload):
+    mechanism = build(23)
+    AN = workload.matrix @ mechanism.noising()
+    sensitivity = fedmf.sensitivity(mechanism, single(23)).value
+    expected = sensitivity * np.linalg.norm(AN, axis=1)
+    np.testing.assert_allclose(per_round_error(mechanism, workload, single(23)), expected, rtol=1e-9)
+    np.testing.assert_allclose(max_error(mechanism, workload, single(23)), expected.max(), rtol=1e-9)
+    np.testing.assert_allclose(last_error(mechanism, workload, single(23)), expected[-1], rtol=1e-9)
+    np.testing.assert_allclose(loss(mechanism, workload, single(23)), np.sum(expected**2), rtol=1e-9)
+    np.testing.assert_allclose(rmse(mechanism, workload, single(23)), np.sqrt(np.mean(expected**2)), rtol=1e-9)
+
+
+def test_known_errors():
+    # Independent noise under prefix sums: sqrt(t + 1), the last the largest.
+    errors = per_round_error(IdentityMechanism(rounds=9), prefix_sum(9), single(9))
+    np.testing.assert_allclose(errors, np.sqrt(np.arange(1, 10)))
+    # The tree's online estimator of the last round of 8 adds one node; its sensitivity is sqrt(4).
+    tree = TreeMechanism(rounds=8, decoder="online")
+    assert last_error(tree, prefix_sum(8), single(8)) < max_error(tree, prefix_sum(8), single(8))
+    assert fedmf.max_error is max_error
+    assert fedmf.last_error is last_error
+
+
+def test_errors_scale_with_the_sensitivity():
+    mechanism, participation = IdentityMechanism(rounds=12), Participation(rounds=12, schema="min_sep", min_sep=3)
+    for measure in (max_error, last_error, rmse):
+        once, often = measure(mechanism, prefix_sum(12), single(12)), measure(mechanism, prefix_sum(12), participation)
+        np.testing.assert_allclose(often, 2.0 * once)
+
+
+@pytest.mark.parametrize("measure", [loss, rmse, per_round_error, max_error, last_error])
+def test_bad_arguments(measure):
+    with pytest.raises(TypeError, match=r"workload is of type ndarray: pass a fedmf\.Workload"):
+        measure(IdentityMechanism(rounds=3), np.tri(3), single(3))
+    with pytest.raises(ValueError, match="rounds=4 but the mechanism has rounds=3"):
+        measure(IdentityMechanism(rounds=3), prefix_sum(4), single(4))
+
+
+def test_many_rounds_need_no_dense_matrix():
+    n = 100_000
+    rows = np.tile([1.0, 0.5, 0.375], (n, 1))
+    rows[0, 1:] = rows[1, 2:] = 0.0
+    rows[:, 0] += np.linspace(0.0, 1.0, n)  # not Toeplitz
+    mechanism = BandedMechanism(diagonals=rows)
+    with pytest.raises(ValueError, match="dense"):
+        mechanism.encoder()
+    for participation in (single(n), Participation(rounds=n, schema="min_sep", min_sep=400)):
+        errors = per_round_error(mechanism, prefix_sum(n), participation)
+        assert errors.shape == (n,)
+        assert np.isfinite(errors).all()
+    # The first rounds are those of a shorter run.
+    few = BandedMechanism(diagonals=rows[:200])
+    scale = fedmf.sensitivity(mechanism, participation).value / fedmf.sensitivity(few, single(200)).value
+    np.testing.assert_allclose(errors[:200], scale * per_round_error(few, prefix_sum(200), single(200)), rtol=1e-9)
+
+
+def test_dense_mechanisms_keep_the_dense_path():
+    C = np.tril(np.random.default_rng(0).uniform(0.1, 0.2, (6, 6))) + np.eye(6)
+    expected = np.linalg.norm(prefix_sum(6).matrix @ np.linalg.inv(C), axis=1) * np.linalg.norm(C, axis=0).max()
+    np.testing.assert_allclose(per_round_error(DenseMechanism(matrix=C), prefix_sum(6), single(6)), expected)
