@@ -47,23 +47,29 @@ def fit(
 
     Families and their options:
 
-    - "identity": independent noise, DP-SGD. No options of its own.
+    - "banded": `bands` diagonals (banded paper, Problem 2; App. B without equal norms). bands=min_sep (which is rounds
+      under a single participation), equal_norms=True. Best kept at bands <= min_sep, where with equal column norms its
+      sensitivity is exactly sqrt(max_participations).
+    - "dense": the optimum over all encoders, for a single participation (Denisov et al. 2022, Sec. 3) or for
+      (k, b)-participation (multi-epoch paper, Sec. 3). equal_norms=False, constraints="pairs" | "all" | "signed"
+      (multi-epoch paper, App. I.3).
+    - "toeplitz": C[t, j] = c[t - j]. coefficients="optimized" | "sqrt" | "nu" | "inverse_sqrt" | "one_step", bands,
+      objective="mean" | "max", nu. See `fedmf.optimize.toeplitz.fit_toeplitz`.
+    - "blt": Toeplitz with exponentials for coefficients, so that a round of noise costs `buffers` rows. buffers=4,
+      objective="mean" | "max".
+    - "low_rank": the dense optimum's decoder, cut to `bands` diagonals plus a matrix of rank `rank` below them, so that a
+      round of noise costs bands + rank rows (Denisov et al. 2022, App. H). Both default to half of log2(rounds).
     - "tree": binary tree. decoder="online" | "full" (Honaker's two estimators), restarts=1 (trees one after the other,
       each over an equal part of the rounds), completion=None | "none" | "virtual" | "optimal" (what becomes of nodes that
       reach beyond the last round; None takes the best of the three).
     - "fft": the FFT encoder of prefix sums (multi-epoch paper, App. K). decoder="optimal" | "plain".
-    - "low_rank": the dense optimum's decoder, cut to `bands` diagonals plus a matrix of rank `rank` below them, so that a
-      round of noise costs bands + rank rows (Denisov et al. 2022, App. H). Both default to half of log2(rounds).
-    - "banded": b-banded with equal column norms (banded paper, Problem 2). bands=min_sep (which is rounds under a
-      single participation), equal_norms=True. Best kept at bands <= min_sep, where its sensitivity is exactly
-      sqrt(max_participations).
-    - "dense": the optimum over all encoders for a single participation (Denisov et al. 2022, Sec. 3).
+    - "identity": independent noise, DP-SGD. No options of its own.
 
-    Every family takes tolerance (relative optimality gap to reach; 1e-3 for banded, 1e-6 for dense), max_iterations
-    (1000) and progress, a function called with (iteration, loss, gap or None) after each step. The fixed
-    constructions, identity and tree, have nothing to iterate and do not use these three. A fit that stops short of
-    tolerance, or by Ctrl-C, warns (RuntimeWarning), keeps the best mechanism so far, and its certificate says how far it
-    came.
+    Every family takes tolerance (for banded, dense and low_rank the relative optimality gap to reach, which the
+    certificate proves; for toeplitz and blt the progress below which to stop), max_iterations and progress, a function
+    called with (iteration, loss, gap or None) after each step. Identity, tree and fft have nothing to iterate and do not
+    use these three. A fit that stops short of tolerance, or by Ctrl-C, warns (RuntimeWarning), keeps the best mechanism
+    so far, and its certificate says how far it came.
 
     Args:
       workload: A.
