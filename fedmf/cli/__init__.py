@@ -6,7 +6,7 @@ import traceback
 import click
 
 from fedmf.cli.data import data
-from fedmf.cli.fit import fit
+from fedmf.cli.mechanism import fit
 from fedmf.cli.plan import calibrate
 from fedmf.cli.run import audit, demo, report, train
 
