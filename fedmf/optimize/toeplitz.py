@@ -1,5 +1,6 @@
 """Toeplitz encoders for a workload: closed forms, and banded coefficients optimised for it."""
 
+import dataclasses
 import time
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from fedmf import _checks
 from fedmf.mechanisms.toeplitz import ToeplitzMechanism
 from fedmf.optimize.certificate import Certificate, certify
-from fedmf.optimize.descent import descend
+from fedmf.optimize.descent import Descent, descend
 from fedmf.optimize.prefix_bounds import is_prefix_sum, prefix_sum_bound
 from fedmf.optimize.progress import Progress, check_common, warn_stopped_short
 from fedmf.participation import Participation
@@ -16,9 +17,13 @@ from fedmf.workloads import Workload
 OBJECTIVES = ("mean", "max")
 COEFFICIENTS = ("optimized", "sqrt", "nu", "inverse_sqrt", "one_step")
 # Bands of an optimised encoder, and window of an inverse square root, unless they are given: at most so many.
-_MOST_BANDS = 1024
+_MOST_BANDS = 256
 # The first rounds are followed until the response is within this share of the constant it settles at.
-_SETTLED = 1e-9
+_SETTLED = 1e-7
+# A response that grows so much beyond its first rounds is unstable.
+_UNSTABLE = 1e12
+# Share by which ten steps lower the loss when the first, cautious stage of a fit ends.
+_ROUGHLY = 1e-4
 
 
 def fit_toeplitz(
@@ -38,7 +43,7 @@ def fit_toeplitz(
     With generating functions, A = a(x) and C = c(x), `coefficients` chooses
 
     - "optimized": the `bands` coefficients of C with the smallest loss (objective "mean") or largest error ("max")
-      under `participation`. bands=min_sep, at most 1024. Beyond min_sep they are kept non-negative and non-increasing,
+      under `participation`. bands=min_sep, at most 256. Beyond min_sep they are kept non-negative and non-increasing,
       the case whose sensitivity is known exactly.
     - "sqrt": c(x) = sqrt(a(x)), its first `bands` coefficients (all). For prefix sums (1 - x)^(-1/2), of all Toeplitz
       encoders the one with the smallest largest error under a single participation (BLT slides, "optimal max error").
@@ -47,7 +52,7 @@ def fit_toeplitz(
       (2 sqrt(pi)): the nu-DP-FTRL of the slides, which print the rate of decay without the constant. Taken literally,
       beta_t = t^(-3/2) (1 - nu)^t sum to more than 1 for nu < 0.27, and C would grow exponentially. nu = 0 is the "sqrt"
       of prefix sums.
-    - "inverse_sqrt": n(x) = 1 / sqrt(a(x)), its first `bands` coefficients (min_sep, at most 1024), so that noise is
+    - "inverse_sqrt": n(x) = 1 / sqrt(a(x)), its first `bands` coefficients (min_sep, at most 256), so that noise is
       mixed from the last `bands` draws (Kalinin, McKenna, Upadhyay and Lampert 2025).
     - "one_step": n(x) = 1 - nu x, so that x_t = z_t - nu z_(t-1). No bands.
 
@@ -85,16 +90,7 @@ def fit_toeplitz(
         window = power_series(inverse, 0.5, bands)
         return ToeplitzMechanism(rounds=n, noising_window=window, certificate_reason=_REASONS[kind])
     began = time.perf_counter()
-    problem = _Problem(inverse, participation, bands, objective)
-    found = descend(
-        problem.log_loss,
-        problem.start(),
-        problem.bounds,
-        tolerance=tolerance,
-        max_iterations=max_iterations,
-        progress=progress,
-    )
-    c = problem.coefficients(found.point)[0]
+    c, found = _optimized(inverse, participation, bands, objective, tolerance, max_iterations, progress)
     certificate, reason = certificate_of(
         "toeplitz",
         workload,
@@ -199,21 +195,61 @@ def certificate_of(
     return certify(loss(mechanism, workload, participation), bound, iterations, time.perf_counter() - began), ""
 
 
+def _optimized(
+    inverse: np.ndarray,
+    participation: Participation,
+    bands: int,
+    objective: str,
+    tolerance: float,
+    max_iterations: int,
+    progress: Progress | None,
+) -> tuple[np.ndarray, Descent]:
+    """The best c found, c_0 = 1, and how the descent ended.
+
+    First among non-increasing c, all of whose zeros are outside the unit circle (Enestroem-Kakeya), so that no step can
+    make N unstable; then, where the sensitivity allows any c, from there on among all.
+    """
+    problem = _Problem(inverse, participation, bands, objective, decreasing=True)
+    roughly = tolerance if problem.overlapping else max(tolerance, _ROUGHLY)
+    found = descend(
+        problem.log_loss,
+        problem.start(),
+        [(0.0, None)] * bands,
+        tolerance=roughly,
+        max_iterations=max_iterations,
+        progress=progress,
+    )
+    c, steps = problem.coefficients(found.point)[0], found.iterations
+    if problem.overlapping or found.interrupted or steps >= max_iterations or bands == 1:
+        return c, found
+    problem = _Problem(inverse, participation, bands, objective, decreasing=False)
+    found = descend(
+        problem.log_loss,
+        c[1:],
+        tolerance=tolerance,
+        max_iterations=max_iterations - steps,
+        progress=None if progress is None else lambda step, loss, gap: progress(steps + step, loss, gap),
+    )
+    return problem.coefficients(found.point)[0], dataclasses.replace(found, iterations=steps + found.iterations)
+
+
 class _Problem:
     """Squared sensitivity times squared error, as a function of what is free in c.
 
-    The loss does not change with the scale of c. Where columns of one client have no row in common the variables are
-    c_1, c_2, ... with c_0 = 1, free; otherwise the steps down, c_t - c_(t+1) >= 0.
+    The loss does not change with the scale of c. The variables are the steps down, c_t - c_(t+1) >= 0, if `decreasing`;
+    otherwise c_1, c_2, ... with c_0 = 1.
     """
 
-    def __init__(self, inverse: np.ndarray, participation: Participation, bands: int, objective: str) -> None:
+    def __init__(
+        self, inverse: np.ndarray, participation: Participation, bands: int, objective: str, decreasing: bool
+    ) -> None:
         n, self.bands, self.inverse = participation.rounds, bands, inverse
         self.n, self.b, self.k = n, participation.min_sep, participation.max_participations
-        self.decreasing = self.k > 1 and bands > self.b
+        # Whether columns of one client have rows in common: then only a decreasing c has a known sensitivity.
+        self.overlapping, self.decreasing = self.k > 1 and bands > self.b, decreasing
         # Round t of the noise is in n - t rounds' totals, in sum, and once in the last round's, which is the largest.
         self.weights = np.arange(n, 0, -1.0) if objective == "mean" else np.ones(n)
         self.horizon = min(n, 16 * (bands + len(inverse)))
-        self.bounds = [(0.0, None)] * bands if self.decreasing else None
 
     def start(self) -> np.ndarray:
         """The square root of the workload."""
@@ -244,7 +280,7 @@ class _Problem:
     def _squared_sensitivity(self, c: np.ndarray) -> tuple[float, np.ndarray]:
         """As in `fedmf.sensitivity`, and its gradient."""
         n, b, k = self.n, self.b, self.k
-        if not self.decreasing:  # each coefficient in as many columns as have a row for it
+        if not self.overlapping:  # each coefficient in as many columns as have a row for it
             times = np.minimum(k, -(-(n - np.arange(self.bands)) // b)) if k > 1 else np.ones(self.bands)
             return float(times @ (c * c)), 2.0 * times * c
         starts = range(0, k * b, b)
@@ -279,6 +315,8 @@ class _Problem:
             impulse = np.zeros(T)
             impulse[0] = 1.0
             e = scipy.signal.lfilter([1.0], denominator, impulse)
+            if not np.abs(e).max() <= _UNSTABLE * np.abs(e[: self.bands]).max():
+                return np.inf, c  # a zero of c inside the unit circle: N grows without end
             last = e[-max(T // 4, 1) :]
             settled = np.abs(last - e[-1]).max() <= _SETTLED * max(np.abs(e[-1]), _SETTLED * np.abs(e).max())
             if settled or self.n == T:
