@@ -12,8 +12,6 @@ from fedmf.optimize.progress import Progress
 # A feasible encoder costs as much as one to thirty steps. It is made where the bound has nearly stopped rising and, in any case,
 # after this many times as many steps as the last time.
 _FIRST_CHECK, _CHECK_GROWTH = 10, 1.5
-# What of X's entries off the diagonal may be kept, if X is not positive definite; with 0 it is.
-_BLENDS = (1.0, 0.9, 0.5, 0.0)
 
 
 class _Finished(Exception):
@@ -115,15 +113,22 @@ class Ascent:
         self._check()
 
     def _check(self) -> float:
-        """Makes a feasible encoder from the last evaluation; the gap of the best one."""
+        """Makes feasible encoders from the last evaluation; the gap of the best so far."""
         self._checked_at = self.iterations
-        C = lower_factor(self.dual.gram_matrix())
-        loss = float(np.square(decoder(self.A, C)).sum())
-        if loss < self.loss:
-            self.loss, self.encoder = loss, C
+        X = self.dual.gram_matrix()
         if self.dual.bound > self.bound:
             self.bound, self.variables = self.dual.bound, self._evaluated
-        return self.loss / self.bound - 1.0
+        for candidate in self.dual.candidates(X):
+            self._compare(lower_factor(self.dual.classes.in_time_order(candidate)))
+        if not len(self.encoder):
+            self._compare(lower_factor(self.dual.classes.in_time_order(self.dual.scaled(np.diag(np.diagonal(X))))))
+        return max(self.loss / self.bound - 1.0, 0.0)
+
+    def _compare(self, C: np.ndarray | None) -> None:
+        if C is not None:
+            loss = float(np.square(decoder(self.A, C)).sum())
+            if loss < self.loss:
+                self.loss, self.encoder = loss, C
 
 
 def decoder(A: np.ndarray, C: np.ndarray) -> np.ndarray:
@@ -131,17 +136,11 @@ def decoder(A: np.ndarray, C: np.ndarray) -> np.ndarray:
     return np.asarray(scipy.linalg.blas.dtrsm(1.0, C.T, A.T, lower=False).T)
 
 
-def lower_factor(X: np.ndarray) -> np.ndarray:
-    """The lower-triangular C with C^T C = X, entries off the diagonal taken nearer to 0 where X is indefinite.
+def lower_factor(X: np.ndarray) -> np.ndarray | None:
+    """The lower-triangular C with C^T C = X; None for an indefinite X.
 
     An ordinary Cholesky factor L has L L^T = X, and its rows would have the norms that the columns must have. Flipping X,
     factorising, transposing and flipping back gives the factor on the other side (banded paper, Prop. 4.1).
     """
-    diagonal = np.diagonal(X).copy()
-    for kept in _BLENDS:
-        blend = X if kept == 1.0 else kept * X
-        np.fill_diagonal(blend, diagonal)
-        factor, info = scipy.linalg.lapack.dpotrf(blend[::-1, ::-1], lower=True, clean=True)
-        if info == 0:
-            return np.ascontiguousarray(factor.T[::-1, ::-1])
-    raise ArithmeticError("unreachable: a positive diagonal matrix has a Cholesky factor")
+    factor, info = scipy.linalg.lapack.dpotrf(X[::-1, ::-1], lower=True, clean=True)
+    return np.ascontiguousarray(factor.T[::-1, ::-1]) if info == 0 else None

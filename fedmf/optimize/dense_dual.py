@@ -28,6 +28,7 @@ difference of a turn.
 
 import abc
 import itertools
+from collections.abc import Iterator
 from typing import final
 
 import numpy as np
@@ -79,8 +80,8 @@ class Dual(abc.ABC):
         """The variables that are best for the Q of these: the bound at them is no lower."""
 
     @abc.abstractmethod
-    def feasible(self, X: np.ndarray) -> np.ndarray:
-        """An X that is feasible and near the one given, in class order; it may be indefinite. May overwrite X."""
+    def scaled(self, X: np.ndarray) -> np.ndarray:
+        """X with its rows and columns scaled to sensitivity 1, if X is feasible but for its scale."""
 
     def evaluate(self, variables: Blocks) -> tuple[float, Blocks, Blocks]:
         """-log of the bound, its gradient, and dT / dH: by `resolvents` or one n x n eigendecomposition."""
@@ -102,15 +103,35 @@ class Dual(abc.ABC):
         return -float(np.log(self.bound)), of_loss, G
 
     def gram_matrix(self) -> np.ndarray:
-        """A feasible X near X(U) of the last evaluation, scaled to sensitivity 1, in time order; maybe indefinite.
-
-        Sets `bound` to the value from the eigendecomposition.
-        """
+        """X(U) at the last evaluation, in class order; sets `bound` to the value from the eigendecomposition."""
         roots, V = self._decomposed() if self._eigen is None else self._eigen
         self._eigen = None
         self.bound = float(roots.sum()) ** 2 / self._budget
         X = self.classes.congruence(transposed(inverted(self.factor)), (V * roots) @ V.T)
-        return self.classes.in_time_order(self.feasible((X + X.T) / 2))
+        return (X + X.T) / 2
+
+    def candidates(self, X: np.ndarray) -> Iterator[np.ndarray]:
+        """Feasible matrices of sensitivity 1 near X, in class order, of which the first may be indefinite.
+
+        Where rounds of one class must be orthogonal: once with their entries set to 0, which is near X to second order of the
+        loss but may be indefinite; and once by a congruence J^T X J with J_c = D (D^-1 X_c D^-1)^(-1/2) D^-1, D^2 the diagonal
+        of X_c, the nearest to 1 of those that make the class's columns of C D^-1 orthonormal, which never is.
+        """
+        correlations = self.classes.blocks(X)
+        cleared = X.copy()
+        self.classes.clear_pairs(cleared)
+        yield self.scaled(cleared)
+        if self.classes.largest > 1:
+            J = []
+            for block in correlations:
+                norms = np.sqrt(np.einsum("cii->ci", block))
+                eigenvalues, V = np.linalg.eigh(block / norms[:, :, None] / norms[:, None, :])
+                floor = np.finfo(float).eps * block.shape[1]
+                root = (V / np.sqrt(np.maximum(eigenvalues, floor))[:, None, :]) @ V.transpose(0, 2, 1)
+                J.append(norms[:, :, None] * root / norms[:, None, :])
+            turned = self.classes.congruence(J, X)
+            self.classes.clear_pairs(turned)
+            yield self.scaled(turned)
 
     def _decomposed(self) -> tuple[np.ndarray, np.ndarray]:
         """S = (H^T A^T A H)^(1/2) as V diag(roots) V^T."""
@@ -187,9 +208,8 @@ class PairsDual(Dual):
         units = [g / norm[:, :, None] for g, norm in zip(G, norms, strict=True)]
         return self._scaled(units, np.concatenate([norm.sum(axis=1) for norm in norms]))
 
-    def feasible(self, X: np.ndarray) -> np.ndarray:
-        """X orthogonal on the pairs of each class, whose trace is scaled to 1."""
-        self.classes.clear_pairs(X)
+    def scaled(self, X: np.ndarray) -> np.ndarray:
+        """Each class has trace 1."""
         scale = 1.0 / np.sqrt(self.classes.spread(self.classes.sums(np.diagonal(X))))
         return X * scale[:, None] * scale
 
@@ -220,9 +240,8 @@ class EqualNormsDual(Dual):
         """See Dual."""
         return [g * self.classes.largest for g in G]
 
-    def feasible(self, X: np.ndarray) -> np.ndarray:
-        """X orthogonal on the pairs of each class, its diagonal scaled to 1 / k."""
-        self.classes.clear_pairs(X)
+    def scaled(self, X: np.ndarray) -> np.ndarray:
+        """The diagonal is 1 / k."""
         scale = 1.0 / np.sqrt(np.diagonal(X) * self.classes.largest)
         return X * scale[:, None] * scale
 
@@ -276,8 +295,12 @@ class SignedDual(Dual):
         """See Dual."""
         return self.gradient(variables, G)[0]
 
-    def feasible(self, X: np.ndarray) -> np.ndarray:
-        """Each class scaled so that its largest s^T X s is 1."""
+    def candidates(self, X: np.ndarray) -> Iterator[np.ndarray]:
+        """Any X will do."""
+        yield self.scaled(X)
+
+    def scaled(self, X: np.ndarray) -> np.ndarray:
+        """Each class has 1 as its largest s^T X s."""
         largest = [self._forms(x, s).max(axis=(1, 2)) for x, s in zip(self.classes.blocks(X), self.signs, strict=True)]
         scale = 1.0 / np.sqrt(self.classes.spread(np.concatenate(largest)))
         return X * scale[:, None] * scale

@@ -1,5 +1,6 @@
 """The dense dual with X >= 0 everywhere: n^2 multipliers, for small problems."""
 
+from collections.abc import Iterator
 from typing import final
 
 import numpy as np
@@ -91,11 +92,20 @@ class NonnegativeDual(Dual):
 
     def gram_matrix(self) -> np.ndarray:
         """See Dual."""
-        return self.classes.in_time_order(self.feasible(self._X.copy()))
+        return self._X
 
-    def feasible(self, X: np.ndarray) -> np.ndarray:
-        """X of the pairs' form, negative entries set to 0."""
-        return self._pairs.feasible(np.maximum(X, 0.0))
+    def candidates(self, X: np.ndarray) -> Iterator[np.ndarray]:
+        """X of the pairs' form, negative entries set to 0; then with smaller entries off the diagonal."""
+        cleared = np.maximum(X, 0.0)
+        self.classes.clear_pairs(cleared)
+        found = self._pairs.scaled(cleared)
+        diagonal = np.diagonal(found)
+        for kept in (1.0, 0.9, 0.5):
+            yield kept * found + (1.0 - kept) * np.diag(diagonal)
+
+    def scaled(self, X: np.ndarray) -> np.ndarray:
+        """See Dual."""
+        return self._pairs.scaled(X)
 
     def proven(self, variables: Blocks) -> float:
         """See Dual."""

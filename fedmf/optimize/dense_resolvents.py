@@ -13,6 +13,8 @@ The poles are those of Hale, Higham and Trefethen, "Computing A^alpha, log(A), a
 integrals", SIAM J. Numer. Anal. 46 (2008), Sec. 5 (method 3), whose error falls like exp(-2 pi^2 q / (log(condition) + 3)).
 """
 
+import itertools
+
 import numpy as np
 
 from fedmf.optimize.dense_classes import Blocks, Classes, inverted, transposed
@@ -48,7 +50,7 @@ class Resolvents:
             return np.where(apart < p, couplings[np.minimum(apart, p - 1), first], 0.0)
 
         self._own = [coupling(here, here) for here in rounds]
-        self._next = [coupling(after, here) for here, after in zip(rounds, rounds[1:], strict=False)]
+        self._next = [coupling(after, here) for here, after in itertools.pairwise(rounds)]
 
     @classmethod
     def suited(cls, inverse_diagonals: np.ndarray | None, classes: Classes) -> "Resolvents | None":
