@@ -90,7 +90,7 @@ def test_pickles_are_not_run(tmp_path):
     ("name", "value", "cause"),
     [
         ("version", np.array(2), "version 2"),
-        ("family", np.array("blt"), "family 'blt'"),
+        ("family", np.array("hadamard"), "family 'hadamard'"),
         ("state_diagonals", np.array([[1.0, 0.0], [-1.0, 0.5], [1.0, 0.25]]), r"diagonals[1, 0]=-1.0"),
         ("state_diagonals", np.array([[1.0, 0.0], [np.nan, 0.5], [1.0, 0.25]]), "not finite"),
         ("state_diagonals", np.array([[1.0, 9.0], [1.0, 0.5], [1.0, 0.25]]), "outside C"),
