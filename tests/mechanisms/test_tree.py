@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,44 @@ def test_full_beats_online(workload):
 def test_denisov_table_2_honaker(n):
     found = np.sqrt(loss(TreeMechanism(rounds=n), prefix_sum(n), Participation(rounds=n, schema="single")))
     assert abs(found - DENISOV_TABLE_2[n][0]) <= 0.05
+
+
+def squared_sensitivity_of_large_separations(n, b, k):
+    """max over rounds at least b apart of the sum of X for a tree without completion, where 256 < b < 512.
+
+    Such rounds meet in nodes of 512 rounds and more only, so that X depends on their blocks of 512. A nondecreasing
+    sequence of blocks is possible if every round can be put as early as its block and its predecessor allow.
+    """
+
+    def shared(i, j):
+        return sum(i >> level == j >> level and ((i >> level) + 1) << level <= n for level in range(n.bit_length()))
+
+    best = 0
+    for blocks in itertools.combinations_with_replacement(range(-(-n // 512)), k):
+        rounds = []
+        for block in blocks:
+            earliest = max(512 * block, rounds[-1] + b if rounds else 0)
+            if earliest >= min(512 * (block + 1), n):
+                break
+            rounds.append(earliest)
+        else:
+            best = max(best, sum(shared(i, j) for i in rounds for j in rounds))
+    return best
+
+
+def test_banded_table_2_tree_under_min_sep():
+    # Alg. 4 bounds the squared sensitivity by 119; exactly it is 118, as under (k = 6, b = 342): columns (A) and (B) of the
+    # banded paper's Table 2 are the same for the tree, as printed.
+    n = 2052
+    exact = squared_sensitivity_of_large_separations(n, 342, 6)
+    tree = TreeMechanism(rounds=n)
+    epochs = sensitivity(tree, Participation(rounds=n, schema="fixed_epoch", min_sep=342))
+    separated = sensitivity(tree, Participation(rounds=n, schema="min_sep", min_sep=342))
+    assert exact == 118
+    assert epochs.exact
+    np.testing.assert_allclose(epochs.value**2, exact, rtol=1e-12)
+    assert not separated.exact
+    assert exact <= separated.value**2 < 119.001
 
 
 def test_banded_table_2_tree_against_identity():
