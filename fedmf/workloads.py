@@ -41,6 +41,7 @@ class Workload:
     name: str
     rounds: int
     inverse_diagonals: np.ndarray | None
+    __array_ufunc__ = None  # numpy leaves `workload @ array` to us, which refuse it
 
     def __init__(self, name: str, matrix: np.ndarray | Sequence[Sequence[float]]) -> None:
         given = _checks.lower_triangular("matrix", matrix)

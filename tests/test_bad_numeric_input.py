@@ -13,11 +13,12 @@ from fedmf.mechanisms import (
     IdentityMechanism,
     NoiseStream,
     TreeMechanism,
+    stamp,
 )
 from fedmf.optimize import fit
 from fedmf.participation import Participation
 from fedmf.sensitivity import sensitivity
-from fedmf.workloads import Workload, momentum_sgd, prefix_sum
+from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, prefix_sum, sgd
 
 NAN, INF = float("nan"), float("inf")
 UPPER = [[1.0, 2.0], [0.0, 1.0]]
@@ -143,24 +144,58 @@ REFUSALS = {
         ["participation is of type int", "fedmf.Participation"],
     ),
     "fit of other rounds": (lambda: fit(prefix_sum(5), SINGLE), ValueError, ["rounds=5", "rounds=4", "same number"]),
-    "family unknown": (lambda: fitted("blt"), ValueError, ["family='blt'", "banded, dense, identity, tree"]),
-    "family not a word": (lambda: fitted(None), TypeError, ["family=None", "banded, dense, identity, tree"]),
-    "option unknown": (lambda: fitted("banded", band=2), TypeError, ["band ", "bands, equal_norms, tolerance"]),
-    "option of another family": (lambda: fitted("tree", bands=2), TypeError, ["bands ", "decoder, restarts"]),
+    "family unknown": (lambda: fitted("fourier"), ValueError, ["family='fourier'", "banded, dense, fft, identity"]),
+    "family not a word": (lambda: fitted(None), TypeError, ["family=None", "banded, dense, fft, identity"]),
+    "option unknown": (lambda: fitted("banded", band=2), TypeError, ["band=2 ", "bands, equal_norms, tolerance"]),
+    "option of another family": (lambda: fitted("tree", bands=2), TypeError, ["bands=2 ", "decoder, restarts"]),
     "bands zero": (lambda: fitted(bands=0), ValueError, ["bands=0", "1..4"]),
     "bands too many": (lambda: fitted(bands=5), ValueError, ["bands=5", "1..4"]),
     "bands float": (lambda: fitted(bands=2.0), TypeError, ["bands=2.0", "int"]),
     "norms": (lambda: fitted(equal_norms=1), TypeError, ["equal_norms=1", "True or False"]),
-    "restarts": (lambda: fitted("tree", restarts=2), ValueError, ["restarts=2", "pass restarts=1"]),
+    "restarts": (lambda: fitted("tree", restarts=3), ValueError, ["restarts=3", "4 rounds", "choose 2 or 4"]),
+    "stamps": (lambda: stamp(IdentityMechanism(rounds=2), 0), ValueError, ["times=0"]),
+    "stamp of a matrix": (lambda: stamp(np.eye(2), 2), TypeError, ["ndarray"]),
+    "stamp decoder": (lambda: stamp(IdentityMechanism(rounds=2), 2, decoder="best"), ValueError, ["decoder='best'"]),
+    "objective": (lambda: fitted("blt", objective="median"), ValueError, ["objective='median'", "mean, max"]),
+    "buffers zero": (lambda: fitted("blt", buffers=0), ValueError, ["buffers=0"]),
+    "coefficients": (lambda: fitted("toeplitz", coefficients="cubic"), ValueError, ["coefficients='cubic'", "sqrt"]),
+    "nu missing": (lambda: fitted("toeplitz", coefficients="nu"), ValueError, ["nu=None"]),
+    "nu of others": (lambda: fitted("toeplitz", coefficients="sqrt", nu=0.1), ValueError, ["nu=0.1"]),
+    "nu one": (lambda: fitted("toeplitz", coefficients="nu", nu=1.0), ValueError, ["nu=1.0"]),
+    "constraints": (lambda: fitted("dense", constraints="none"), ValueError, ["constraints='none'", "pairs"]),
+    "rank zero": (lambda: fitted("low_rank", rank=0), ValueError, ["rank=0"]),
+    "unequal norms need bands <= min_sep": (
+        lambda: fitted("banded", SEPARATED, bands=3, equal_norms=False),
+        ValueError,
+        ["bands=3", "min_sep=2", "equal_norms=True"],
+    ),
+    "k times b beyond n": (
+        lambda: participate(schema="fixed_epoch", min_sep=6, max_participations=3),
+        ValueError,
+        ["max_participations=3", "at most 2 times"],
+    ),
+    "dense of huge runs": (
+        lambda: fit(prefix_sum(50_000), Participation(rounds=50_000, schema="single"), family="dense"),
+        ValueError,
+        ["GiB", "50000", "toeplitz", "blt", "banded"],
+    ),
+    "encoder of huge runs": (lambda: IdentityMechanism(rounds=10**6).encoder(), ValueError, ["GiB", "1000000"]),
+    "matrix of huge runs": (lambda: prefix_sum(10**6).matrix, ValueError, ["GiB", "prefix_sum"]),
+    "workloads of other rounds": (lambda: prefix_sum(3) @ identity(4), ValueError, ["rounds=3", "rounds=4"]),
+    "workload times a matrix": (lambda: prefix_sum(3) @ np.eye(3), TypeError, ["Workload"]),
+    "buffer momentum": (lambda: momentum_buffer(3, -0.1), ValueError, ["momentum=-0.1", "[0, 1)"]),
+    "sgd rate": (lambda: sgd([1.0, -1.0]), ValueError, ["learning_rates[1]=-1.0", "positive rate"]),
+    "inverse singular": (lambda: Workload.from_inverse("w", [[0.0]]), ValueError, ["inverse_diagonals[0, 0]=0.0"]),
+    "inverse outside": (lambda: Workload.from_inverse("w", np.ones((2, 2))), ValueError, ["inverse_diagonals[0, 1]"]),
     "decoder": (lambda: fitted("tree", decoder="plain"), ValueError, ["decoder='plain'", "online, full"]),
     "tolerance zero": (lambda: fitted(tolerance=0.0), ValueError, ["tolerance=0.0", "small positive"]),
     "tolerance nan": (lambda: fitted("dense", tolerance=NAN), ValueError, ["tolerance=nan", "small positive"]),
     "no iterations": (lambda: fitted(max_iterations=0), ValueError, ["max_iterations=0", "positive int"]),
     "progress": (lambda: fitted("identity", progress=True), TypeError, ["progress=True", "(iteration, loss, gap)"]),
-    "dense under many": (
-        lambda: fitted("dense", SEPARATED),
+    "dense under fewer": (
+        lambda: fitted("dense", Participation(rounds=4, schema="min_sep", min_sep=1, max_participations=2)),
         ValueError,
-        ["schema='min_sep'", "schema='single'", "family='banded'"],
+        ["max_participations=2", "leave max_participations out", "family='banded'"],
     ),
 }
 
@@ -172,7 +207,7 @@ def test_refused_in_one_sentence(call, kind, words):
     message = str(caught.value)
     assert type(caught.value) is kind
     assert "\n" not in message
-    assert not re.search(r"\. [A-Z]", message)
+    assert not re.search(r"(?<!Prop)\. [A-Z]", message)
     for word in words:
         assert word in message
 

@@ -174,7 +174,8 @@ def test_scaling_the_encoder_scales_the_sensitivity():
 
 def test_method_names_its_source():
     participation = Participation(rounds=6, schema="min_sep", min_sep=2)
-    assert "Alg. 5" in sensitivity(IdentityMechanism(rounds=6), participation).method
+    assert "Alg. 5" in sensitivity(np.eye(6), participation).method
+    assert "Toeplitz" in sensitivity(IdentityMechanism(rounds=6), participation).method
     assert "Alg. 4" in sensitivity(TreeMechanism(rounds=6), participation).method
     wide = BandedMechanism(diagonals=np.where(np.arange(6)[:, None] >= np.arange(3), 1.0, 0.0))
     assert not sensitivity(wide, participation).exact

@@ -41,11 +41,26 @@ class IdentityMechanism(Mechanism):
 
     def encoder(self) -> np.ndarray:
         """C = I, float64 (rounds, rounds)."""
+        _checks.fits_in_memory("the encoder of the identity", (self.rounds, self.rounds))
         return np.eye(self.rounds)
 
     def noising(self) -> np.ndarray:
         """N = I, float64 (rounds, rounds)."""
-        return np.eye(self.rounds)
+        return self.encoder()
+
+    def banded_rows(self) -> np.ndarray:
+        """One band of ones."""
+        return np.ones((self.rounds, 1))
+
+    def toeplitz_coefficients(self) -> np.ndarray:
+        """The one coefficient 1."""
+        return np.ones(1)
+
+    def noising_coefficients(self) -> np.ndarray:
+        """1, and 0 after it."""
+        column = np.zeros(self.rounds)
+        column[0] = 1.0
+        return column
 
     def stream(self) -> NoiseStream:
         """A recurrence without history: x_t = z_t."""

@@ -135,6 +135,7 @@ def check_recurrence(name: str, value: np.ndarray) -> np.ndarray:
 def banded_matrix(coefficients: np.ndarray) -> np.ndarray:
     """C, (n, n), from its rows of coefficients: C[t, t - j] = coefficients[t, j]."""
     n, bands = coefficients.shape
+    _checks.fits_in_memory("the matrix of these diagonals", (n, n))
     C = np.zeros((n, n))
     for j in range(bands):
         np.fill_diagonal(C[j:], coefficients[j:, j])
