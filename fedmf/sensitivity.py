@@ -71,15 +71,21 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
     """
     if not isinstance(participation, Participation):
         raise TypeError(f"participation is of type {type(participation).__name__}: pass a fedmf.Participation")
+    rounds = getattr(encoder_or_mechanism, "rounds", participation.rounds)
+    if rounds != participation.rounds:
+        raise ValueError(
+            f"encoder has {rounds} columns but participation has rounds={participation.rounds}: make both for the same "
+            f"number of rounds"
+        )
     toeplitz = getattr(encoder_or_mechanism, "toeplitz_coefficients", None)
-    coefficients = toeplitz() if callable(toeplitz) and encoder_or_mechanism.rounds == participation.rounds else None
+    coefficients = toeplitz() if callable(toeplitz) else None
     if coefficients is not None:
         known = _toeplitz(coefficients, participation)
         if known.exact or participation.rounds > _TRIED_DENSE:
             return known
         return min(known, sensitivity(encoder_or_mechanism.encoder(), participation), key=lambda found: found.value)
     banded = getattr(encoder_or_mechanism, "banded_rows", None)
-    rows = banded() if callable(banded) and encoder_or_mechanism.rounds == participation.rounds else None
+    rows = banded() if callable(banded) else None
     if rows is not None:
         n, bands = rows.shape
         # Beyond what a dense matrix can hold there is only this way.

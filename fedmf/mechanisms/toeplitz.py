@@ -170,11 +170,12 @@ def inverse_series(series: np.ndarray, n: int) -> np.ndarray:
     while known < n:
         known = min(2 * known, n)
         product = scipy.signal.fftconvolve(series[:known], inverse)[:known]
-        residual = -product
+        residual = np.zeros(known)
+        residual[: len(product)] = -product
         residual[0] += 1.0
-        correction = scipy.signal.fftconvolve(residual, inverse)[:known]
-        correction[: len(inverse)] += inverse
-        inverse = correction
+        corrected = scipy.signal.fftconvolve(residual, inverse)[:known]
+        corrected[: len(inverse)] += inverse
+        inverse = corrected
     return inverse
 
 

@@ -27,7 +27,7 @@ def fit_blt(
     *,
     buffers: int = 4,
     objective: str = "mean",
-    tolerance: float = 1e-6,
+    tolerance: float = 1e-8,
     max_iterations: int = 1000,
     progress: Progress | None = None,
 ) -> BLTMechanism:

@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmf.error import per_round_error
+from fedmf.mechanisms import BLTMechanism, load_mechanism
+from fedmf.participation import Participation
+from fedmf.sensitivity import sensitivity
+from fedmf.workloads import momentum_sgd, prefix_sum
+from tests.oracles import sensitivity_of_nonnegative
+from tests.test_participation import participations
+
+
+@st.composite
+def mechanisms(draw, rounds):
+    d = draw(st.integers(1, 4))
+    places = draw(
+        st.lists(st.integers(1, 10**6 - 1), min_size=2 * d, max_size=2 * d, unique=True).map(lambda p: sorted(p)[::-1])
+    )
+    places = np.array(places) / 10**6
+    return BLTMechanism(rounds=rounds, decays=places[0::2], inverse_decays=places[1::2])
+
+
+@pytest.mark.parametrize(
+    ("decays", "inverse_decays", "error", "words"),
+    [
+        ([0.5], [0.6], ValueError, "do not alternate"),
+        ([1.0], [0.6], ValueError, "do not alternate"),
+        ([0.5], [-0.1], ValueError, "do not alternate"),
+        ([0.9, 0.8], [0.7, 0.6], ValueError, "do not alternate"),
+        ([0.9], [0.7, 0.6], ValueError, "inverse_decays 2"),
+        ([np.inf], [0.7], ValueError, "not finite"),
+        ([], [], ValueError, "empty"),
+        (["a"], [0.5], TypeError, "not real numbers"),
+    ],
+)
+def test_bad_arguments(decays, inverse_decays, error, words):
+    with pytest.raises(error, match=words):
+        BLTMechanism(rounds=4, decays=decays, inverse_decays=inverse_decays)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=50)
+def test_coefficients_are_those_of_the_product(data):
+    mechanism = data.draw(mechanisms(12))
+    series = np.eye(1, 12)[0]
+    for pole, zero in zip(mechanism.decays, mechanism.inverse_decays, strict=True):
+        series = series - zero * np.concatenate([[0.0], series[:-1]])  # times 1 - zero x
+        for t in range(1, 12):  # divided by 1 - pole x
+            series[t] += pole * series[t - 1]
+    c = mechanism.toeplitz_coefficients()
+    np.testing.assert_allclose(c, series, atol=1e-12)
+    assert (mechanism.scales > 0.0).all()
+    assert (mechanism.inverse_scales > 0.0).all()
+    assert (c > 0.0).all()
+    assert (np.diff(c) < 0.0).all()
+    np.testing.assert_allclose(np.convolve(c, mechanism.noising_coefficients())[:12], np.eye(1, 12)[0], atol=1e-9)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=50)
+def test_sensitivity_is_exact_under_every_participation(data):
+    participation = data.draw(participations(most_rounds=10))
+    mechanism = data.draw(mechanisms(participation.rounds))
+    claimed = sensitivity(mechanism, participation)
+    assert claimed.exact
+    np.testing.assert_allclose(
+        claimed.value, sensitivity_of_nonnegative(mechanism.encoder(), participation), rtol=1e-12
+    )
+
+
+def test_poles_very_near_1_keep_their_digits():
+    gaps = np.array([1e-7, 4e-7, 2e-6, 1e-5, 1e-3, 0.5])
+    mechanism = BLTMechanism(rounds=100_000, decays=1.0 - gaps[0::2], inverse_decays=1.0 - gaps[1::2])
+    c, noise = mechanism.toeplitz_coefficients(), mechanism.noising_coefficients()
+    for t in (1, 10, 1000, 99_999):
+        assert abs(c[: t + 1] @ noise[t::-1]) < 1e-8
+
+
+def test_a_million_rounds_never_make_a_matrix(tmp_path):
+    n = 10**6
+    mechanism = BLTMechanism(rounds=n, decays=[0.999999, 0.99], inverse_decays=[0.9999, 0.4])
+    for make in (mechanism.encoder, mechanism.noising):
+        with pytest.raises(ValueError, match="GiB"):
+            make()
+    assert mechanism.stream().buffers.decay.shape == (2,)
+    mechanism.save(tmp_path / "m")
+    assert np.array_equal(load_mechanism(tmp_path / "m").decays, mechanism.decays)
+    participation = Participation(rounds=n, schema="single")
+    c = mechanism.toeplitz_coefficients()
+    np.testing.assert_allclose(sensitivity(mechanism, participation).value, np.linalg.norm(c), rtol=1e-12)
+    # Partial sums of N's coefficients, in closed form.
+    s, m = mechanism.inverse_scales, mechanism.inverse_decays
+    t = np.arange(n)[:, None]
+    column = 1.0 - ((1.0 - m**t) / (1.0 - m)) @ s
+    expected = np.linalg.norm(c) * np.sqrt(np.cumsum(column**2))
+    np.testing.assert_allclose(per_round_error(mechanism, prefix_sum(n), participation), expected, rtol=1e-7)
+
+
+def test_errors_are_those_of_the_matrices():
+    n = 40
+    mechanism = BLTMechanism(rounds=n, decays=[0.99, 0.6], inverse_decays=[0.9, 0.1])
+    participation = Participation(rounds=n, schema="every_round")
+    for workload in (prefix_sum(n), momentum_sgd(n), momentum_sgd(n, 0.9, np.linspace(1.0, 0.1, n))):
+        AN = workload.matrix @ mechanism.noising()
+        expected = np.linalg.norm(AN, axis=1) * np.linalg.norm(mechanism.encoder().sum(axis=1))
+        np.testing.assert_allclose(per_round_error(mechanism, workload, participation), expected, rtol=1e-10)
+
+
+def test_the_stream_keeps_as_many_buffers_as_decays():
+    mechanism = BLTMechanism(rounds=5, decays=[0.9, 0.5], inverse_decays=[0.7, 0.0])
+    assert mechanism.buffers == 2
+    assert mechanism.bands == 5
+    assert mechanism.stream().buffers.read.shape == (5, 2)

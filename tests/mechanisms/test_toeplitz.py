@@ -1,0 +1,188 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import scipy.linalg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmf.error import per_round_error
+from fedmf.mechanisms import ToeplitzMechanism, load_mechanism, toeplitz
+from fedmf.mechanisms.toeplitz import inverse_series, lower_toeplitz
+from fedmf.participation import Participation
+from fedmf.sensitivity import _squared_sum_of_columns, _toeplitz, sensitivity
+from fedmf.workloads import identity, momentum_buffer, momentum_sgd, prefix_sum
+from tests.oracles import attained_sensitivity, sensitivity_of_nonnegative
+from tests.test_participation import participations
+
+
+@st.composite
+def columns(draw, rounds, decreasing):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    bands = draw(st.integers(1, rounds))
+    c = np.sort(rng.random(bands))[::-1] if decreasing else rng.uniform(-1.0, 1.0, bands)
+    c[0] = 1.0
+    if decreasing and draw(st.booleans()):
+        c[bands // 2 :] = c[-1]  # ties
+    return c
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"rounds": 3}, ValueError, "exactly one"),
+        ({"rounds": 3, "coefficients": [1.0], "noising_window": [1.0]}, ValueError, "exactly one"),
+        ({"rounds": 2, "coefficients": [1.0, 0.5, 0.2]}, ValueError, "coefficients has length 3: rounds=2"),
+        ({"rounds": 2, "coefficients": [0.0, 0.5]}, ValueError, r"coefficients\[0\]=0.0"),
+        ({"rounds": 2, "noising_window": [-1.0]}, ValueError, r"noising_window\[0\]=-1.0"),
+        ({"rounds": 2, "coefficients": [1.0, np.nan]}, ValueError, "not finite"),
+        ({"rounds": 2, "coefficients": [[1.0]]}, ValueError, "1-D"),
+        ({"rounds": 2, "coefficients": []}, ValueError, "empty"),
+        ({"rounds": 0, "coefficients": [1.0]}, ValueError, "rounds=0"),
+        ({"rounds": 2, "coefficients": ["a"]}, TypeError, "not real numbers"),
+    ],
+)
+def test_bad_arguments(arguments, error, words):
+    with pytest.raises(error, match=words):
+        ToeplitzMechanism(**arguments)
+
+
+def test_matrices_are_those_of_scipy():
+    c = np.array([2.0, -1.0, 0.5])
+    expected = scipy.linalg.toeplitz([2.0, -1.0, 0.5, 0.0, 0.0], np.zeros(5))
+    assert np.array_equal(lower_toeplitz(c, 5), expected)
+    assert np.array_equal(lower_toeplitz(c[:1], 1), [[2.0]])
+    np.testing.assert_allclose(inverse_series(c, 5), np.linalg.inv(expected)[:, 0])
+    banded = ToeplitzMechanism(rounds=5, coefficients=c)
+    mixing = ToeplitzMechanism(rounds=5, noising_window=c)
+    assert np.array_equal(banded.encoder(), expected)
+    assert np.array_equal(mixing.noising(), expected)
+    np.testing.assert_allclose(banded.noising(), mixing.encoder())
+    assert (banded.bands, mixing.bands) == (3, 5)
+
+
+def test_series_divided_by_fft_agree_with_division_term_by_term(monkeypatch):
+    c = np.cumprod(np.concatenate([[1.0], (2 * np.arange(1, 5000) - 1) / (2 * np.arange(1, 5000))]))
+    direct = inverse_series(c, 5000)
+    short = inverse_series(c[:3], 1000)
+    monkeypatch.setattr(toeplitz, "_DIRECT", 0)
+    np.testing.assert_allclose(inverse_series(c[:3], 1000), short, atol=1e-14)
+    np.testing.assert_allclose(inverse_series(c, 5000), direct, atol=1e-14)
+    np.testing.assert_allclose(inverse_series(2.0 * c[:1], 3), [0.5, 0.0, 0.0], atol=1e-16)
+
+
+def test_each_form_has_the_stream_that_costs_least():
+    banded = ToeplitzMechanism(rounds=6, coefficients=[1.0, 0.5]).stream()
+    assert banded.recurrence.shape == (6, 2)
+    mixing = ToeplitzMechanism(rounds=6, noising_window=[1.0, -0.5, 0.1]).stream()
+    assert mixing.buffers.window.shape == (6, 3)
+    assert mixing.buffers.decay.shape == (0,)
+    assert ToeplitzMechanism(rounds=2, coefficients=[1.0, 0.5]).stream().contraction is not None
+    assert ToeplitzMechanism(rounds=1, coefficients=[1.0]).stream().recurrence is not None
+
+
+def test_a_million_rounds_never_make_a_matrix():
+    n = 10**6
+    mechanism = ToeplitzMechanism(rounds=n, coefficients=[1.0, 0.5, 0.25])
+    for make in (mechanism.encoder, mechanism.noising, ToeplitzMechanism(rounds=n, coefficients=np.ones(n)).stream):
+        with pytest.raises(ValueError, match="GiB"):
+            make()
+    participation = Participation(rounds=n, schema="min_sep", min_sep=1000)
+    found = sensitivity(mechanism, participation)
+    assert found.exact
+    np.testing.assert_allclose(found.value**2, 1000 * 1.3125)
+    errors = per_round_error(mechanism, prefix_sum(n), participation)
+    # 1 / ((1 - x) (1 + x / 2 + x^2 / 4)) settles at 1 / 1.75.
+    np.testing.assert_allclose((errors[-1] ** 2 - errors[-2] ** 2) / found.value**2, 1.75**-2, rtol=1e-6)
+    assert mechanism.stream().recurrence.shape == (n, 3)
+    with pytest.raises(ValueError, match="1000000 columns but participation has rounds=5"):
+        sensitivity(mechanism, Participation(rounds=5, schema="single"))
+
+
+def test_long_mechanisms_are_saved_and_checked_when_read(tmp_path):
+    mechanism = ToeplitzMechanism(rounds=50_000, coefficients=[1.0, 0.5])
+    mechanism.save(tmp_path / "good")
+    assert np.array_equal(load_mechanism(tmp_path / "good").coefficients, mechanism.coefficients)
+    ToeplitzMechanism(rounds=50_000, coefficients=[1.0, -9.0]).save(tmp_path / "unstable")  # N grows to 9^50000
+    with pytest.raises(ValueError, match="not an inverse"):
+        load_mechanism(tmp_path / "unstable")
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=80)
+def test_sensitivity_is_never_below_the_truth(data):
+    participation = data.draw(participations(most_rounds=8))
+    n = participation.rounds
+    mechanism = ToeplitzMechanism(rounds=n, coefficients=data.draw(columns(n, decreasing=False)))
+    claimed = sensitivity(mechanism, participation)
+    attained = attained_sensitivity(mechanism.encoder(), participation, np.random.default_rng(0), starts=3)
+    assert claimed.value >= attained * (1.0 - 1e-9)
+    if claimed.exact:
+        np.testing.assert_allclose(claimed.value, attained, rtol=1e-5)
+    # No worse than what is known of the matrix.
+    assert claimed.value <= sensitivity(mechanism.encoder(), participation).value * (1.0 + 1e-9)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_upper_bounds_without_a_matrix_hold_too(data):
+    participation = data.draw(participations(most_rounds=8))
+    c = data.draw(columns(participation.rounds, decreasing=False))
+    claimed = _toeplitz(c, participation)
+    attained = attained_sensitivity(
+        lower_toeplitz(c, participation.rounds), participation, np.random.default_rng(0), starts=3
+    )
+    assert claimed.value >= attained * (1.0 - 1e-9)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_sensitivity_of_decreasing_coefficients_is_exact(data):
+    participation = data.draw(participations(most_rounds=10))
+    n = participation.rounds
+    mechanism = ToeplitzMechanism(rounds=n, coefficients=data.draw(columns(n, decreasing=True)))
+    claimed = sensitivity(mechanism, participation)
+    assert claimed.exact
+    np.testing.assert_allclose(
+        claimed.value, sensitivity_of_nonnegative(mechanism.encoder(), participation), rtol=1e-12
+    )
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_sum_of_columns(data):
+    n = data.draw(st.integers(1, 40))
+    b = data.draw(st.integers(1, n))
+    k = data.draw(st.integers(1, -(-n // b)))
+    c = data.draw(columns(n, decreasing=True))
+    total = lower_toeplitz(c, n)[:, 0 : k * b : b].sum(axis=1)
+    np.testing.assert_allclose(_squared_sum_of_columns(c, n, b, k), total @ total, rtol=1e-13)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_errors_are_those_of_the_matrices(data):
+    n = data.draw(st.integers(1, 30))
+    c = data.draw(columns(n, decreasing=True))
+    form = data.draw(st.sampled_from(["coefficients", "noising_window"]))
+    given_column = c if form == "coefficients" else np.concatenate([[1.0], -c[1:] / (1.0 + c[1:].sum())])
+    mechanism = ToeplitzMechanism(rounds=n, **{form: given_column})
+    single = Participation(rounds=n, schema="single")
+    for workload in (
+        identity(n),
+        prefix_sum(n),
+        momentum_buffer(n, 0.5),
+        momentum_sgd(n),
+        momentum_sgd(n, 0.5, [2.0] * n),
+    ):
+        AN = workload.matrix @ mechanism.noising()
+        expected = np.linalg.norm(AN, axis=1) * np.linalg.norm(mechanism.encoder(), axis=0).max()
+        np.testing.assert_allclose(per_round_error(mechanism, workload, single), expected, rtol=1e-9)
+
+
+def test_frozen():
+    mechanism = ToeplitzMechanism(rounds=2, coefficients=[1.0, 0.5])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        mechanism.rounds = 3
+    with pytest.raises(ValueError, match="read-only"):
+        mechanism.coefficients[0] = 2.0
