@@ -36,7 +36,30 @@ def fit_dense(
 
     The sensitivity is that of the (k, b)-participation: "fixed_epoch" with every round of a class, k = ceil(rounds / b).
     Under "min_sep" the same matrix is returned, as in the banded paper, Table 2, last rows; its sensitivity there is
-    larger (`fedmf.sensitivity`), and the certificate speaks of the (k, b)-participation. "every_round" is b = 1.
+    larger (`fedmf.sensitivity`), and the certificate speaks of the (k, b)-participation. "every_round" is b = 1. Until the
+    first encoder is made, progress is called with an infinite loss.
+
+    Args:
+      workload: A.
+      participation: one round a client, or as many as fit.
+      equal_norms: columns of equal norm, orthogonal on the rounds of each client (banded paper, Table 2, last row). The bound
+        is for such encoders.
+      constraints: multi-epoch paper, App. I.3. "pairs", Eq. 36, gives the best encoder there is for vector contributions, see
+        `fedmf.optimize.dense_dual`. "all", Eq. 35, asks for C^T C >= 0 everywhere, up to 512 rounds. "signed", Eq. 34, is the
+        best for scalar contributions, to which its scale and certificate then refer: the sensitivity for vectors may be
+        larger, and `fedmf.sensitivity`, and with it `fedmf.loss` and every privacy statement, says so.
+      tolerance: relative optimality gap to reach.
+      max_iterations: steps at most.
+      progress: called after each step.
+
+    Raises:
+      TypeError, ValueError: as `fedmf.fit`; participations that leave out rounds of a class; too many multipliers.
+
+    >>> from fedmf.workloads import prefix_sum
+    >>> participation = Participation(rounds=6, schema="fixed_epoch", min_sep=2)
+    >>> mechanism = fit_dense(prefix_sum(6), participation)
+    >>> round(mechanism.certificate.loss ** 0.5, 3), sensitivity(mechanism, participation).exact
+    (6.461, True)
     """
     check_common(tolerance, max_iterations, progress)
     if not isinstance(equal_norms, bool | np.bool_):
