@@ -48,7 +48,7 @@ def test_recursion_against_the_inverse(n, bands, seed):
     assert np.array_equal(rows_of_columns(columns), rows)
     noise = NoiseRecursion(columns)
     np.testing.assert_allclose(noise.squared_errors(), norms, rtol=1e-9)
-    gradient = columns_of_blocks(*noise.gradient(), n, columns.shape[1])
+    gradient = columns_of_blocks(noise.gradient(), n, columns.shape[1])
     expected = -2.0 * inverse.T @ inverse @ inverse.T
     for o in range(columns.shape[1]):
         np.testing.assert_allclose(gradient[: n - o, o], np.diagonal(expected, -o), atol=1e-9 * np.abs(expected).max())
@@ -72,7 +72,7 @@ def test_blocks():
     assert np.array_equal(
         np.block([[D[0], np.zeros((4, 8))], [E[0], D[1], np.zeros((4, 4))], [np.zeros((4, 4)), E[1], D[2]]]), padded
     )
-    assert np.array_equal(columns_of_blocks(D, E, 10, 3), columns)
+    assert np.array_equal(columns_of_blocks([D, E], 10, 3), columns)
 
 
 WORKLOADS = [

@@ -72,8 +72,9 @@ def _band(slabs: np.ndarray, bands: int) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(slabs, (count, length, bands), (block, row + entry, entry))
 
 
-def columns_of_blocks(D: np.ndarray, E: np.ndarray, n: int, bands: int) -> np.ndarray:
-    """The band that `blocks_of` cut up, (n, bands); entries below row n are 0."""
+def columns_of_blocks(blocks: list[np.ndarray], n: int, bands: int) -> np.ndarray:
+    """The band that `blocks_of` cut up into [D, E], (n, bands); entries below row n are 0."""
+    D, E = blocks
     count, length, _ = D.shape
     slabs = np.zeros((count, length, 2 * length))
     slabs[:, :, :length] = D.transpose(0, 2, 1)
@@ -131,11 +132,11 @@ class NoiseRecursion:
         """Squared norms of the rows of R^-1, (rounds,)."""
         return np.einsum("tii->ti", self.covariances).reshape(-1)[: self.rounds]
 
-    def gradient(self) -> tuple[np.ndarray, np.ndarray]:
-        """The derivatives of ||R^-1||_F^2 along D and E, of their shapes: blocks of -2 R^-T R^-1 R^-T.
+    def gradient(self, reach: int = 1) -> list[np.ndarray]:
+        """Blocks of the derivative of ||R^-1||_F^2 along R, -2 R^-T R^-1 R^-T: those `q` below the diagonal, q = 0..reach.
 
-        lam[t], the derivative along Sigma_t of the errors of all rounds from block t on, runs backwards:
-        lam[t] = I + F_(t+1)^T lam[t+1] F_(t+1), F_t = D_t^-1 E_t.
+        Each is (blocks - q, length, length), the first two are for D and E. lam[t], the derivative along Sigma_t of the
+        errors of all rounds from block t on, runs backwards: lam[t] = I + F_(t+1)^T lam[t+1] F_(t+1), F_t = D_t^-1 E_t.
         """
         weights = np.zeros(self.inverses.shape[0] * self.inverses.shape[1])
         weights[: self.rounds] = 1.0  # and none on the rounds that fill up the last block
@@ -145,11 +146,13 @@ class NoiseRecursion:
             F = self.transfers[t]
             lam[t] += F.T @ lam[t + 1] @ F
         Y = self.inverses.transpose(0, 2, 1) @ lam
-        along_D = Y @ self.covariances
-        along_D *= -2.0
-        along_E = (Y[1:] @ self.transfers) @ self.covariances[:-1]
-        along_E *= 2.0
-        return along_D, along_E
+        Y *= -2.0
+        along, covariance = [Y @ self.covariances], self.covariances
+        for q in range(1, reach + 1):
+            # Cov(y_(t+q), y_t) = -F_(t+q) Cov(y_(t+q-1), y_t)
+            covariance = -self.transfers[q - 1 :] @ covariance[:-1]
+            along.append(Y[q:] @ covariance)
+        return along
 
 
 def lower_inverse(block: np.ndarray) -> np.ndarray:

@@ -20,8 +20,11 @@ class BandedLoss(Protocol):
     def evaluate(self, columns: np.ndarray) -> tuple[float, np.ndarray]:
         """The loss and its gradient, (n, bands), 0 outside C."""
 
-    def bound(self, columns: np.ndarray, classes: np.ndarray) -> tuple[float, float]:
-        """The loss and a lower bound on that of every C whose classes have squared column norms that sum to at most 1."""
+    def bound(self, columns: np.ndarray, classes: np.ndarray, tolerance: float) -> tuple[float, float]:
+        """The loss and a lower bound on that of every C whose classes have squared column norms that sum to at most 1.
+
+        A bound within the relative `tolerance` need not be made sharper.
+        """
 
 
 def banded_loss(workload: Workload, bands: int) -> BandedLoss:
@@ -44,18 +47,18 @@ class StructuredLoss:
     def evaluate(self, columns: np.ndarray) -> tuple[float, np.ndarray]:
         """As in BandedLoss."""
         recursion = NoiseRecursion(self._product(columns))
-        along_R = columns_of_blocks(*recursion.gradient(), self.n, self.width)
+        along_R = columns_of_blocks(recursion.gradient(), self.n, self.width)
         gradient = np.zeros((self.n, self.bands))
         for j in range(self.p):  # the adjoint of _product
             upto = min(self.bands, self.width - j)
             gradient[j:, :upto] += along_R[: self.n - j, j : j + upto] * self.inverse[j:, j, None]
         return float(recursion.squared_errors().sum()), clear_outside(gradient)
 
-    def bound(self, columns: np.ndarray, classes: np.ndarray) -> tuple[float, float]:
+    def bound(self, columns: np.ndarray, classes: np.ndarray, tolerance: float) -> tuple[float, float]:
         """As in BandedLoss."""
         recursion = NoiseRecursion(self._product(columns))
         loss = float(recursion.squared_errors().sum())
-        bound = banded_bound(columns, self.inverse_columns, recursion.gradient(), loss, classes)
+        bound = banded_bound(columns, self.inverse_columns, recursion, loss, classes, tolerance)
         # Far from the optimum that can be useless. The main diagonal of A C^-1 alone, with entries A_ii / C_ii and C_ii
         # at most the norm of column i, bounds the loss by the squares of the classes' sums of |A_ii|.
         diagonal = np.bincount(classes, 1.0 / np.abs(self.inverse[:, 0]))
@@ -99,7 +102,7 @@ class DenseLoss:
             W_before, before = W, block
         return float(np.einsum("ij,ij->", B, B)), clear_outside(-2.0 * gradient)
 
-    def bound(self, columns: np.ndarray, classes: np.ndarray) -> tuple[float, float]:
+    def bound(self, columns: np.ndarray, classes: np.ndarray, tolerance: float) -> tuple[float, float]:
         """As in BandedLoss; O(n^3).
 
         At the optimum M = X^-1 A^T A X^-1 vanishes inside the band, off the diagonal, and its diagonal is constant on
