@@ -1,12 +1,13 @@
 """Buffered linear Toeplitz encoders, optimised through their poles and zeros."""
 
+import dataclasses
 import time
 
 import numpy as np
 
 from fedmf import _checks
 from fedmf.mechanisms.blt import BLTMechanism
-from fedmf.optimize.descent import descend
+from fedmf.optimize.descent import Descent, descend
 from fedmf.optimize.progress import Progress, check_common, warn_stopped_short
 from fedmf.optimize.time_grid import time_grid
 from fedmf.optimize.toeplitz import OBJECTIVES, certificate_of, toeplitz_inverse
@@ -39,8 +40,8 @@ def fit_blt(
     Single and several participations as in McMahan, Xu and Zhang 2024; the largest error as in Dvijotham et al. 2024.
 
     buffers: d, what a round of noise costs in model sizes; fewer are used where rounds - 1 coefficients need no more.
-    tolerance: the fit ends when ten steps together lower the loss by less than this share. The problem is not convex.
-    Other arguments and errors as `fedmf.fit`.
+    tolerance: a descent ends when ten steps together lower the loss by less than this share. The problem is not convex;
+    under several participations there are two descents, and the better end is taken. Other arguments and errors as `fedmf.fit`.
     """
     check_common(tolerance, max_iterations, progress)
     buffers = _checks.integer(
@@ -49,17 +50,25 @@ def fit_blt(
     _checks.one_of("objective", objective, OBJECTIVES)
     n = workload.rounds
     began = time.perf_counter()
-    # d poles and d zeros reach any 2 d - 1 coefficients that a longer such sequence reaches.
+    # n - 1 coefficients are free, and d poles and d zeros are 2 d numbers.
     d = min(buffers, max(1, n // 2))
     problem = _Problem(toeplitz_inverse(workload), participation, d, objective)
-    found = descend(
-        problem.log_loss,
-        problem.start(),
-        problem.bounds(),
-        tolerance=tolerance,
-        max_iterations=max_iterations,
-        progress=progress,
-    )
+    found: Descent | None = None
+    for start in problem.starts():
+        steps = 0 if found is None else found.iterations
+        if found is not None and (found.interrupted or steps >= max_iterations):
+            break
+        ended = descend(
+            problem.log_loss,
+            start,
+            problem.bounds(),
+            tolerance=tolerance,
+            max_iterations=max_iterations - steps,
+            progress=None if progress is None else _counted_from(steps, progress),
+        )
+        better = ended if found is None or ended.loss < found.loss else found
+        found = dataclasses.replace(ended, point=better.point, loss=better.loss, iterations=steps + ended.iterations)
+    assert found is not None
     places = 1.0 / (1.0 + np.exp(_positions(found.point)))
     decays, inverse_decays = places[0::2], places[1::2]
     mechanism = BLTMechanism(rounds=n, decays=decays, inverse_decays=inverse_decays)
@@ -76,6 +85,11 @@ def fit_blt(
     return BLTMechanism(
         rounds=n, decays=decays, inverse_decays=inverse_decays, certificate=certificate, certificate_reason=reason
     )
+
+
+def _counted_from(steps: int, progress: Progress) -> Progress:
+    """A `progress` for a descent that begins after so many steps."""
+    return lambda step, loss, gap: progress(steps + step, loss, gap)
 
 
 def _positions(variables: np.ndarray) -> np.ndarray:
@@ -103,10 +117,19 @@ class _Problem:
         self.weights = weights * (self.n - self.rounds) if objective == "mean" else weights
         self.windows, self.window_weights = time_grid(self.k - 1)
 
-    def start(self) -> np.ndarray:
-        """Poles and zeros evenly spread in u, from near 1 - 1 / horizon down, as for a square root (Newman 1964)."""
-        horizon = max(self.n if self.k == 1 else 2 * self.b, 4)
-        first, last = -np.log(2.0 * horizon), 1.5
+    def starts(self) -> list[np.ndarray]:
+        """Poles and zeros evenly spread in u, from near 1 - 1 / horizon down, as for a square root (Newman 1964).
+
+        Under several participations there are two kinds of optima, which remember for about min_sep rounds or for a
+        tenth of them, and neither is always the better one: both are tried.
+        """
+        if self.k == 1:
+            return [self.spread(max(self.n, 4.0), 1.5)]
+        return [self.spread(max(2.0 * share * self.b, 4.0), 0.0) for share in (1.0, 0.1)]
+
+    def spread(self, horizon: float, last: float) -> np.ndarray:
+        """The variables of 2 d evenly spread u, from -log(2 horizon) to `last`."""
+        first = -np.log(2.0 * horizon)
         step = (last - first) / max(2 * self.d - 1, 1)
         return np.concatenate([[first], np.full(2 * self.d - 1, np.log(step))])
 

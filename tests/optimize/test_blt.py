@@ -38,7 +38,7 @@ def test_sums_over_the_grid(count, rate):
 def test_the_objective_is_the_error_and_has_its_gradient(make, objective, participation):
     workload = make(participation.rounds)
     problem = _Problem(toeplitz_inverse(workload), participation, 3, objective)
-    point = problem.start() * (1.0 + 0.01 * np.random.default_rng(0).random(6))
+    point = problem.starts()[0] * (1.0 + 0.01 * np.random.default_rng(0).random(6))
     value, gradient = problem.log_loss(point)
     places = 1.0 / (1.0 + np.exp(_positions(point)))
     mechanism = BLTMechanism(rounds=participation.rounds, decays=places[0::2], inverse_decays=places[1::2])
