@@ -12,8 +12,8 @@ class Certificate:
 
     Attributes:
       loss: `fedmf.loss` of the mechanism, for the workload it was fitted to, under `participation`.
-      lower_bound: no encoder of the family (dense: any; banded: at most as many bands, and columns of equal norm unless
-        fitted without) has a smaller loss under `participation`; at most `loss`.
+      lower_bound: no encoder of the family (dense: any, unless its options say otherwise; banded: at most as many bands,
+        and columns of equal norm unless fitted without) has a smaller loss under `participation`; at most `loss`.
       gap: (loss - lower_bound) / lower_bound.
       iterations: steps of the optimiser.
       seconds: wall-clock time of the fit.

@@ -36,8 +36,7 @@ def fit_dense(
 
     The sensitivity is that of the (k, b)-participation: "fixed_epoch" with every round of a class, k = ceil(rounds / b).
     Under "min_sep" the same matrix is returned, as in the banded paper, Table 2, last rows; its sensitivity there is
-    larger (`fedmf.sensitivity`), and the certificate speaks of the (k, b)-participation. "every_round" is b = 1. Until the
-    first encoder is made, progress is called with an infinite loss.
+    larger (`fedmf.sensitivity`), and the certificate speaks of the (k, b)-participation. "every_round" is b = 1.
 
     Args:
       workload: A.

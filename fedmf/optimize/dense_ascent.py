@@ -22,8 +22,8 @@ class Ascent:
     """Maximises a dual bound until the best feasible encoder is within tolerance of it.
 
     Attributes:
-      encoder: C of the smallest loss so far, lower-triangular, X = C^T C feasible; empty before the first.
-      loss: ||A C^-1||_F^2 of it, infinite before the first.
+      encoder: C of the smallest loss so far, lower-triangular, X = C^T C feasible.
+      loss: ||A C^-1||_F^2 of it.
       bound: the largest bound so far where an encoder was made, from eigenvalues.
       variables: those of `bound`.
       iterations: steps so far.
@@ -39,6 +39,9 @@ class Ascent:
         self.variables: Blocks = dual.start()
         self.iterations, self.interrupted = 0, False
         self._evaluated = self._reached = self.variables
+        # The best diagonal X: feasible from the start, and the optimum where every round is of one class.
+        diagonal = dual.scaled(np.diag(np.sqrt(np.diagonal(dual.gram))))
+        self._compare(lower_factor(dual.classes.in_time_order(diagonal)))
         self._latest_bound, self._checked_at, self._small_rise = 0.0, 0, tolerance
 
     def run(self) -> None:
@@ -57,7 +60,7 @@ class Ascent:
                 self._check_again()
         except KeyboardInterrupt:
             self.interrupted = True
-            if not len(self.encoder):
+            if self.bound == 0.0:
                 self._check_again()
 
     def _evaluate(self, variables: Blocks) -> tuple[float, Blocks, Blocks]:
@@ -120,8 +123,6 @@ class Ascent:
             self.bound, self.variables = self.dual.bound, self._evaluated
         for candidate in self.dual.candidates(X):
             self._compare(lower_factor(self.dual.classes.in_time_order(candidate)))
-        if not len(self.encoder):
-            self._compare(lower_factor(self.dual.classes.in_time_order(self.dual.scaled(np.diag(np.diagonal(X))))))
         return max(self.loss / self.bound - 1.0, 0.0)
 
     def _compare(self, C: np.ndarray | None) -> None:

@@ -40,6 +40,9 @@ from fedmf.optimize.dense_classes import Blocks, Classes, inverted, transposed
 from fedmf.optimize.dense_resolvents import Resolvents
 from fedmf.workloads import Workload
 
+# Eigenvalues below this share of the largest are lost in rounding.
+_SMALLEST_EIGENVALUE = 20 * np.finfo(float).eps
+
 
 class Dual(abc.ABC):
     """The bound T^2 / budget as a smooth function of free variables, and the feasible X next to it.
@@ -119,6 +122,8 @@ class Dual(abc.ABC):
         loss but may be indefinite; and once by a congruence J^T X J with J_c = D (D^-1 X_c D^-1)^(-1/2) D^-1, D^2 the diagonal
         of X_c, the nearest to 1 of those that make the class's columns of C D^-1 orthonormal, which never is.
         """
+        if not np.diagonal(X).min() > 0.0:  # lost in rounding
+            return
         correlations = self.classes.blocks(X)
         cleared = X.copy()
         self.classes.clear_pairs(cleared)
@@ -138,8 +143,11 @@ class Dual(abc.ABC):
     def _decomposed(self) -> tuple[np.ndarray, np.ndarray]:
         """S = (H^T A^T A H)^(1/2) as V diag(roots) V^T."""
         eigenvalues, V = np.linalg.eigh(self.classes.congruence(transposed(self.factor), self.gram))
-        # Rounding can push the smallest below zero when the workload is badly scaled.
-        return np.sqrt(np.maximum(eigenvalues, 0.0)), V
+        if eigenvalues[0] > _SMALLEST_EIGENVALUE * eigenvalues[-1]:
+            return np.sqrt(eigenvalues), V
+        # A badly scaled workload: singular values keep twice as many digits, and cost some times more.
+        _, roots, Vt = np.linalg.svd(self.classes.apply(transposed(self.factor), self.A.T).T)
+        return roots, Vt.T
 
     def proven(self, variables: Blocks) -> float:
         """T^2 / budget with T to full accuracy: from eigenvalues of H^T A^T A H half the digits of the small ones are lost."""

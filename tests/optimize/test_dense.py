@@ -313,6 +313,14 @@ def test_progress_and_stopping_short():
     np.testing.assert_allclose(steps[-1][2], mechanism.certificate.gap, rtol=1e-6)
 
 
+@pytest.mark.parametrize("b", [48, 12, 1])
+@pytest.mark.parametrize("smallest", [1e-4, 1e-8])
+def test_badly_scaled_workloads(b, smallest):
+    workload = momentum_sgd(48, 0.9, np.geomspace(smallest, 1.0, 48))
+    certificate = fit(workload, epochs(48, b), family="dense", tolerance=1e-6).certificate
+    assert certificate.gap <= 1e-6
+
+
 def test_a_fit_is_repeatable():
     first, second = (fit(momentum_sgd(30), epochs(30, 10), family="dense") for _ in range(2))
     assert np.array_equal(first.encoder(), second.encoder())
