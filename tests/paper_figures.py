@@ -32,3 +32,14 @@ BANDED_SECTION_6 = {"rounds": 2000, "bands": 400, "planned": 400, "achieved": 38
 # Banded paper, App. I: warm-up from 0.05 to 1 "over the first 15% of rounds (309)", both ends counted; decay from 1 to 0.05
 # "over the last 25% of rounds (513)"; 2052 rounds.
 BANDED_SCHEDULE = {"rounds": 2052, "warmup_rounds": 309, "cooldown_rounds": 513}
+
+# Banded paper, App. C, Table 2, the rows of banded matrices: (bands, equal column norms) -> sensitivity for k = 1 and for
+# min-sep 342 of matrices with sensitivity 1 under (k = 6, b = 342), and rmse under (k = 6, b = 342) and under min-sep,
+# relative to the best dense matrix's under (k = 6, b = 342), about 8.15 (FACTS.md).
+BANDED_TABLE_2_BANDS = {
+    (128, False): ("0.52", "1.04", "1.23", "1.29"),
+    (128, True): ("0.41", "1.00", "1.27", "1.27"),
+    (342, False): ("0.52", "1.04", "1.04", "1.08"),
+    (342, True): ("0.41", "1.00", "1.05", "1.05"),
+}
+BANDED_TABLE_2_UNIT = 8.15

@@ -20,6 +20,7 @@ from fedmf.optimize.symmetric_band import SymmetricBand, block_product
 from fedmf.participation import Participation
 from fedmf.sensitivity import sensitivity
 from fedmf.workloads import Workload, identity, momentum_sgd, prefix_sum, sgd
+from tests.paper_figures import BANDED_TABLE_2_BANDS, BANDED_TABLE_2_UNIT
 
 
 def single(n):
@@ -320,3 +321,22 @@ def test_symmetric_band_matches_dense():
         for t in range(4):
             expected = product[t + i, t] if 0 <= t + i < 4 else np.zeros((16, 16))
             np.testing.assert_allclose(blocks[t], expected, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bands", "equal_norms"), BANDED_TABLE_2_BANDS)
+def test_banded_table_2(bands, equal_norms):
+    n, b = 2052, 342
+    printed = BANDED_TABLE_2_BANDS[bands, equal_norms]
+    mechanism = fit(prefix_sum(n), epochs(n, b), bands=bands, equal_norms=equal_norms, tolerance=1e-3, cache=False)
+    assert mechanism.certificate.gap <= 1e-3
+    once, under_epochs, apart = (
+        sensitivity(mechanism, participation) for participation in (single(n), epochs(n, b), epochs(n, b, "min_sep"))
+    )
+    assert once.exact
+    assert under_epochs.exact
+    assert apart.exact
+    error = rmse(mechanism, prefix_sum(n), epochs(n, b)) / BANDED_TABLE_2_UNIT
+    ratio = apart.value / under_epochs.value
+    found = (once.value / under_epochs.value, ratio, error, error * ratio)
+    assert tuple(f"{value:.2f}" for value in found) == printed
