@@ -49,10 +49,10 @@ def block_length(n: int, bands: int) -> int:
     return min(n, max(bands - 1, _SMALLEST_BLOCK))
 
 
-def blocks_of(columns: np.ndarray, length: int, *, padding: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+def blocks_of(columns: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     """The blocks D (count, length, length) and E (count - 1, length, length), E[t] left of D[t + 1]; transposed views.
 
-    The last block is filled up by a diagonal of `padding`.
+    The last block is filled up by the identity.
     """
     n, bands = columns.shape
     count = -(-n // length)
@@ -60,7 +60,7 @@ def blocks_of(columns: np.ndarray, length: int, *, padding: float = 1.0) -> tupl
     slabs = np.zeros((count, length, 2 * length))
     padded = np.zeros((count * length, bands))
     padded[:n] = columns
-    padded[n:, 0] = padding
+    padded[n:, 0] = 1.0
     _band(slabs, bands)[...] = padded.reshape(count, length, bands)
     return slabs[:, :, :length].transpose(0, 2, 1), slabs[:-1, :, length:].transpose(0, 2, 1)
 

@@ -18,8 +18,9 @@ from fedmf.participation import Participation
 from fedmf.workloads import Workload
 
 # A certificate costs as much as tens of steps. It is computed where the last quarter of the steps lowered the loss by
-# less than this share of the gap aimed at, or the steps since the last one grew to this multiple; never before the 8th.
-_SLOW, _CHECK_GROWTH, _FIRST_CHECK = 0.03, 2.0, 8
+# less than this share of the gap aimed at, or where nobody looked since half as many steps; between these steps for the
+# first time.
+_SLOW, _CHECK_GROWTH, _FIRST_CHECK, _LATEST_FIRST_CHECK = 0.03, 2.0, 8, 64
 # Unit of the logarithms of norms among the variables: L-BFGS took 122, 70, 177 steps with 0.1, 0.3, 1 (516 rounds).
 _NORM_UNIT = 0.3
 
@@ -128,7 +129,7 @@ def _worth_certifying(values: list[float], certified_at: int, tolerance: float) 
     if steps < max(_FIRST_CHECK, int(np.ceil(1.15 * certified_at))):
         return False
     slow = values[steps - steps // 4] - values[-1] <= _SLOW * tolerance * values[-1]
-    return slow or (certified_at > 0 and steps >= _CHECK_GROWTH * certified_at) or steps == 64
+    return slow or (certified_at > 0 and steps >= _CHECK_GROWTH * certified_at) or steps == _LATEST_FIRST_CHECK
 
 
 def _epochs(participation: Participation, bands: int) -> Participation | None:
