@@ -56,8 +56,8 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
     """The L2 sensitivity of an encoder under a participation; exact, or the smallest upper bound known here.
 
     Args:
-      encoder_or_mechanism: C, float64 (m, rounds), or a mechanism, whose `encoder()` is used and nothing else it
-        claims.
+      encoder_or_mechanism: C, float64 (m, rounds), or a mechanism, of which C is used and nothing that it claims: its
+        `toeplitz_coefficients()` or `banded_rows()` where it has them, otherwise its `encoder()`.
       participation: the rounds one client may take part in.
 
     Raises:
@@ -267,7 +267,10 @@ def _min_sep(C: np.ndarray, b: int, k: int) -> Sensitivity:
         apart = np.triu(np.ones((n, n), dtype=bool), b)
         value = max(diagonal.max(), pairs[apart].max())
         return _root(value, True, "all pairs of rounds (multi-epoch paper, Eq. 3; banded paper, Prop. E.1): exact")
-    # Banded paper, Alg. 4 (Thm. 3); its loop runs over the rows i of X (printed: j).
+    # Banded paper, Alg. 4 (Thm. 3); its loop runs over the rows i of X (printed: j). No client has two rounds less than b
+    # apart, so that those entries may count as 0.
+    lag = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    magnitudes[(lag > 0) & (lag < b)] = 0.0
     row_sums = np.concatenate(
         [_largest_separated_sums(magnitudes[i : i + _ROWS_AT_ONCE], b, k) for i in range(0, n, _ROWS_AT_ONCE)]
     )
