@@ -12,6 +12,7 @@ Papers: "banded" is Choquette-Choo et al. 2023, "multi-epoch" is Choquette-Choo 
 
 import dataclasses
 import heapq
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ _SPECTRAL_AND_SUMS = (
 )
 _ALIGNMENT = "largest sum of X_ij <u_i, u_j> over unit vectors, a semidefinite program and its dual (fedmf.elliptope)"
 _ROWS_AT_ONCE = 512
+# Powers of two up to which an encoder's entries are squared as they are.
+_LARGEST_EXPONENT = 100
 # Rounds up to which an upper bound for a Toeplitz encoder is compared with those of its matrix.
 _TRIED_DENSE = 1024
 
@@ -80,7 +83,7 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
     toeplitz = getattr(encoder_or_mechanism, "toeplitz_coefficients", None)
     coefficients = toeplitz() if callable(toeplitz) else None
     if coefficients is not None:
-        known = _toeplitz(coefficients, participation)
+        known = _rescaled(_toeplitz, coefficients, participation)
         if known.exact or participation.rounds > _TRIED_DENSE:
             return known
         return min(known, sensitivity(encoder_or_mechanism.encoder(), participation), key=lambda found: found.value)
@@ -90,15 +93,32 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
         n, bands = rows.shape
         # Beyond what a dense matrix can hold there is only this way.
         if bands <= participation.min_sep or participation.max_participations == 1 or 8 * n**2 > _checks.MOST_BYTES:
-            return _banded(rows, participation)
+            return _rescaled(_banded, rows, participation)
     encoder = getattr(encoder_or_mechanism, "encoder", None)
     C = _checks.array("encoder", encoder() if callable(encoder) else encoder_or_mechanism, ndim=2)
-    n, b, k = participation.rounds, participation.min_sep, participation.max_participations
-    if C.shape[1] != n:
+    if C.shape[1] != participation.rounds:
         raise ValueError(
-            f"encoder has {C.shape[1]} columns but participation has rounds={n}: make both for the same number of "
-            f"rounds"
+            f"encoder has {C.shape[1]} columns but participation has rounds={participation.rounds}: make both for the "
+            f"same number of rounds"
         )
+    return _rescaled(_dense, C, participation)
+
+
+def _rescaled(
+    method: Callable[[np.ndarray, Participation], Sensitivity], entries: np.ndarray, participation: Participation
+) -> Sensitivity:
+    """method(entries, participation), where squares neither underflow (a sensitivity of 0 would be no noise) nor overflow."""
+    exponent = int(np.frexp(max(entries.max(), -entries.min()))[1])
+    if abs(exponent) <= _LARGEST_EXPONENT:
+        return method(entries, participation)
+    found = method(np.ldexp(entries, -exponent), participation)  # exact: a power of two
+    with np.errstate(over="ignore"):  # to infinity, which is on the safe side
+        return dataclasses.replace(found, value=float(np.ldexp(found.value, exponent)))
+
+
+def _dense(C: np.ndarray, participation: Participation) -> Sensitivity:
+    """The sensitivity of any C, (m, rounds)."""
+    n, b, k = participation.rounds, participation.min_sep, participation.max_participations
     squared_norms = np.einsum("ij,ij->j", C, C)
     if k == 1:
         # Multi-epoch paper, Sec. 2 (after Def. 1): a single participation sees the largest column norm.

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmf.mechanisms import BandedMechanism, IdentityMechanism, TreeMechanism
+from fedmf.mechanisms import BandedMechanism, IdentityMechanism, ToeplitzMechanism, TreeMechanism
 from fedmf.participation import Participation
 from fedmf.sensitivity import Sensitivity, sensitivity
 from tests.oracles import attained_sensitivity, sensitivity_of_nonnegative
@@ -179,3 +179,21 @@ def test_method_names_its_source():
     assert "Alg. 4" in sensitivity(TreeMechanism(rounds=6), participation).method
     wide = BandedMechanism(diagonals=np.where(np.arange(6)[:, None] >= np.arange(3), 1.0, 0.0))
     assert not sensitivity(wide, participation).exact
+
+
+@pytest.mark.parametrize("exponent", [-1000, -540, -101, 101, 540, 1000])
+@pytest.mark.parametrize("schema", ["single", "fixed_epoch", "min_sep", "every_round"])
+def test_squares_neither_underflow_nor_overflow(schema, exponent):
+    # At 2^-540 squares are 0, and a sensitivity of 0 would mean no noise.
+    min_sep = None if schema in ("single", "every_round") else 2
+    participation = Participation(rounds=6, schema=schema, min_sep=min_sep)
+    diagonals = np.where(np.arange(6)[:, None] >= np.arange(4), [1.0, -0.75, 0.5, 0.25], 0.0)
+    for make in (
+        lambda unit: toeplitz(6, [1.0, -0.75, 0.5, 0.25]) * unit,
+        lambda unit: BandedMechanism(diagonals=diagonals * unit),
+        lambda unit: ToeplitzMechanism(rounds=6, coefficients=diagonals[5] * unit),
+        lambda unit: ToeplitzMechanism(rounds=6, coefficients=np.sort(diagonals[5] + 1.0)[::-1] * unit),
+    ):
+        one, scaled = (sensitivity(make(unit), participation) for unit in (1.0, 2.0**exponent))
+        np.testing.assert_allclose(scaled.value, np.ldexp(one.value, exponent), rtol=1e-12)
+        assert (scaled.exact, scaled.method) == (one.exact, one.method)

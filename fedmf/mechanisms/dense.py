@@ -8,7 +8,7 @@ import numpy as np
 from fedmf import _checks
 from fedmf.mechanisms.base import Mechanism, check_certificate
 from fedmf.mechanisms.certificate import Certificate
-from fedmf.mechanisms.stream import NoiseStream, lower_inverse
+from fedmf.mechanisms.stream import NoiseStream, check_left_inverse, lower_inverse
 
 
 @final
@@ -61,8 +61,8 @@ class DenseMechanism(Mechanism):
         return self.matrix.copy()
 
     def noising(self) -> np.ndarray:
-        """N = C^-1, float64 (rounds, rounds), lower-triangular."""
-        return lower_inverse(self.matrix)
+        """N = C^-1, float64 (rounds, rounds), lower-triangular; ValueError if float64 has too few digits for it."""
+        return check_left_inverse(lower_inverse(self.matrix), self.matrix)
 
     def stream(self) -> NoiseStream:
         """The rows of N: a dense C leaves no shorter recipe."""

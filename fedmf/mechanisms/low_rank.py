@@ -9,7 +9,7 @@ from fedmf import _checks
 from fedmf.mechanisms.base import Mechanism, check_certificate
 from fedmf.mechanisms.buffers import Buffers
 from fedmf.mechanisms.certificate import Certificate
-from fedmf.mechanisms.stream import NoiseStream, banded_matrix, lower_inverse
+from fedmf.mechanisms.stream import NoiseStream, banded_matrix, check_left_inverse, lower_inverse
 
 
 @final
@@ -94,8 +94,11 @@ class LowRankMechanism(Mechanism):
         return int(self.left.shape[1])
 
     def encoder(self) -> np.ndarray:
-        """C = B^-1 A = N^-1, float64 (rounds, rounds), lower-triangular."""
-        return lower_inverse(self.noising())
+        """C = B^-1 A = N^-1, float64 (rounds, rounds), lower-triangular; ValueError if float64 has too few digits for it."""
+        N = self.noising()
+        C = lower_inverse(N)
+        check_left_inverse(N, C)
+        return C
 
     def noising(self) -> np.ndarray:
         """N = A^-1 B, float64 (rounds, rounds), lower-triangular."""

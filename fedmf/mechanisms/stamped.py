@@ -9,7 +9,7 @@ import scipy.linalg
 from fedmf import _checks
 from fedmf.mechanisms.base import Mechanism, check_certificate
 from fedmf.mechanisms.certificate import Certificate
-from fedmf.mechanisms.stream import NoiseStream
+from fedmf.mechanisms.stream import NoiseStream, check_left_inverse
 
 DECODERS = ("optimal", "restarted")
 
@@ -134,7 +134,7 @@ class StampedMechanism(Mechanism):
             return self.part.noising()
         # pinv(C) = R^-1 Q^T for C = Q R of full column rank, which N C = I says it is.
         Q, R = scipy.linalg.qr(C, mode="economic")
-        return scipy.linalg.solve_triangular(R, Q.T)
+        return check_left_inverse(scipy.linalg.solve_triangular(R, Q.T), C)
 
     def _repeated(self, what: str, block: np.ndarray) -> np.ndarray:
         m, n = block.shape

@@ -12,6 +12,8 @@ from fedmf.mechanisms.buffers import Buffers
 
 # Rounds whose noise is accumulated together, so that each source is drawn once per block and not once per round.
 _BLOCK = 64
+# How far N C may be from I, seen through so many vectors of signs.
+_INVERSE_TOLERANCE, _PROBES = 1e-6, 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,8 +145,32 @@ def banded_matrix(coefficients: np.ndarray) -> np.ndarray:
 
 
 def inverse_of_banded(coefficients: np.ndarray) -> np.ndarray:
-    """N = C^-1, (n, n) lower-triangular, from C's rows of coefficients."""
-    return lower_inverse(banded_matrix(coefficients))
+    """N = C^-1, (n, n) lower-triangular, from C's rows of coefficients; checked by `check_left_inverse`."""
+    C = banded_matrix(coefficients)
+    return check_left_inverse(lower_inverse(C), C)
+
+
+def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
+    """Returns N, of which float64 may have left too few digits to be an inverse of C.
+
+    What runs is x + N z. With N C = I + E that is N (C' x + z) for C' = C (I + E)^-1, and it is the sensitivity of C' that
+    counts: near that of C where the entries |c_i| E_ij / |c_j| are small, c_j being the columns of C; but of a C so
+    ill-conditioned that E is not small, it can be any number of times as large.
+
+    Raises:
+      ValueError: N C is not I to 6 digits.
+    """
+    scales = np.abs(C).max(axis=0)  # in place of norms, which may underflow
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(C.shape[1], _PROBES))
+    with np.errstate(all="ignore"):  # an overflow fails the comparison
+        back = (N @ (C @ (signs / scales[:, None]))) * scales[:, None]
+        largest = float(np.abs(back - signs).max())
+    if not largest <= _INVERSE_TOLERANCE:
+        raise ValueError(
+            f"the encoder is too ill-conditioned for float64: N C differs from the identity by {largest:.2g}, so that the "
+            "noise N Z would not have the encoder's privacy: use an encoder whose inverse has smaller entries"
+        )
+    return N
 
 
 def lower_inverse(C: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from fedmf import _checks
 from fedmf.mechanisms.base import Mechanism, check_certificate
 from fedmf.mechanisms.buffers import Buffers
 from fedmf.mechanisms.certificate import Certificate
-from fedmf.mechanisms.stream import NoiseStream
+from fedmf.mechanisms.stream import NoiseStream, check_left_inverse
 
 # Multiplications up to which a series is divided term by term, which is the most accurate way; beyond it by FFT.
 _DIRECT = 10**9
@@ -84,8 +84,8 @@ class ToeplitzMechanism(Mechanism):
         return lower_toeplitz(self.toeplitz_coefficients(), self.rounds)
 
     def noising(self) -> np.ndarray:
-        """N = C^-1, float64 (rounds, rounds), lower-triangular."""
-        return lower_toeplitz(self.noising_coefficients(), self.rounds)
+        """N = C^-1, float64 (rounds, rounds), lower-triangular; ValueError if float64 has too few digits for it."""
+        return check_left_inverse(lower_toeplitz(self.noising_coefficients(), self.rounds), self.encoder())
 
     def stream(self) -> NoiseStream:
         """C's rows as a recurrence where C is banded, N's last draws where N is, otherwise the rows of N."""

@@ -109,7 +109,7 @@ def fit(
     if folder is None:
         return fitter(workload, participation, **options)
     kept = fits.entry(folder, workload, participation, family, options)
-    mechanism = fits.recall(kept)
+    mechanism = fits.recall(kept, workload.rounds)
     if mechanism is None:
         stopped_short.set(False)
         began = time.perf_counter()

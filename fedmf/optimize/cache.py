@@ -14,6 +14,8 @@ from fedmf.mechanisms.storage import load_mechanism
 from fedmf.participation import Participation
 from fedmf.workloads import Workload
 
+# The sources outside optimize/ and mechanisms/ that decide what a fit gives.
+_FOUNDATIONS = ("_checks", "elliptope", "participation", "sensitivity", "workloads")
 # Fits faster than this many seconds are not worth a file.
 WORTH_KEEPING = 0.1
 
@@ -55,12 +57,13 @@ def entry(
     return cache / f"{family}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
 
 
-def recall(path: pathlib.Path) -> Mechanism | None:
-    """The mechanism kept in `path`, or None where there is none that can be read; a damaged file is one fit lost."""
+def recall(path: pathlib.Path, rounds: int) -> Mechanism | None:
+    """The mechanism kept in `path`, or None where there is none of so many rounds; a damaged file is one fit lost."""
     try:
-        return load_mechanism(path)
+        mechanism = load_mechanism(path)
     except (OSError, ValueError):
         return None
+    return mechanism if mechanism.rounds == rounds else None
 
 
 def keep(path: pathlib.Path, mechanism: Mechanism) -> None:
@@ -79,6 +82,7 @@ def _code() -> str:
     """A digest of the sources that a fit depends on: another version of fedmf never reads this version's fits."""
     package = pathlib.Path(__file__).parent.parent
     digest = hashlib.sha256()
-    for source in sorted([*package.glob("optimize/*.py"), *package.glob("mechanisms/*.py")]):
+    foundations = [package / f"{name}.py" for name in _FOUNDATIONS]
+    for source in [*foundations, *sorted([*package.glob("optimize/*.py"), *package.glob("mechanisms/*.py")])]:
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()

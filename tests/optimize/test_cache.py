@@ -1,5 +1,7 @@
 """Fits kept on disk."""
 
+import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -134,3 +136,26 @@ def test_two_processes_at_once(tmp_path):
         out, errors = process.communicate(timeout=120)
         assert (process.returncode, out.split()) == (0, ["2", "3", "4", "5", "6"]), errors
     assert len(files(tmp_path)) == 5
+
+
+def test_a_file_of_other_rounds_is_no_answer(tmp_path):
+    steps_of(tmp_path)
+    IdentityMechanism(rounds=3).save(tmp_path / files(tmp_path)[0])
+    mechanism, steps = steps_of(tmp_path)
+    assert (mechanism.rounds, mechanism.family) == (24, "banded")
+    assert steps > 0
+
+
+@pytest.mark.parametrize(
+    "name", ["sensitivity.py", "elliptope.py", "participation.py", "workloads.py", "optimize/dense.py"]
+)
+def test_the_code_of_a_fit_is_all_that_decides_it(tmp_path, monkeypatch, name):
+    # Fits are scaled by their sensitivity: one made before a change of it must not be read after.
+    package = pathlib.Path(fits.__file__).parent.parent
+    copy = tmp_path / "fedmf"
+    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(fits, "__file__", str(copy / "optimize" / "cache.py"))
+    before = fits._code.__wrapped__()
+    assert before == fits._code()
+    (copy / name).write_text((copy / name).read_text() + "# changed\n")
+    assert fits._code.__wrapped__() != before
