@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import os
 from typing import Any
 
 import numpy as np
@@ -71,13 +72,20 @@ def lower_triangular(name: str, value: Any) -> np.ndarray:
     return matrix
 
 
-def fits_in_memory(what: str, shape: tuple[int, ...]) -> None:
-    """Raises ValueError if a float64 array of `shape` is beyond what one dense array may take here."""
+def fits_in_memory(what: str, shape: tuple[int, ...], *, copies: int = 1) -> None:
+    """Raises ValueError if a float64 array of `shape` is beyond what one dense array may take here.
+
+    With `copies`, as many are needed at a time, and they must fit into this machine's memory.
+    """
     size = 8 * math.prod(shape)
-    if size > MOST_BYTES:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > MOST_BYTES or (copies > 1 and copies * size > memory):
+        arrays = f"a dense {' x '.join(map(str, shape))} array of {size / 2**30:.3g} GiB"
+        if copies > 1:
+            arrays = f"{copies} dense {' x '.join(map(str, shape))} arrays, {copies * size / 2**30:.3g} GiB in all"
         raise ValueError(
-            f"{what} would be a dense {' x '.join(map(str, shape))} array of {size / 2**30:.3g} GiB: for so many rounds "
-            f"use a family that never makes it (toeplitz or blt with any number of rounds, banded with few bands)"
+            f"{what} would take {arrays}: for so many rounds use a family that never makes them (toeplitz or blt with any "
+            f"number of rounds, banded with few bands)"
         )
 
 

@@ -68,7 +68,8 @@ def fit_dense(
     if equal_norms and constraints != "pairs":
         raise ValueError(f"constraints={constraints!r} has no variant with equal_norms=True: use constraints='pairs'")
     n = workload.rounds
-    _checks.fits_in_memory("the encoder of family='dense'", (n, n))
+    # Measured: 1.34 GiB at 4096 rounds.
+    _checks.fits_in_memory("the fit of family='dense'", (n, n), copies=11)
     epochs = _epochs(participation)
     classes = Classes(n, epochs.min_sep)
     A = workload.matrix
