@@ -3,9 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedmf import _checks
 from fedmf.mechanisms import BandedMechanism, IdentityMechanism, ToeplitzMechanism, TreeMechanism
+from fedmf.mechanisms.stream import banded_matrix
 from fedmf.participation import Participation
 from fedmf.sensitivity import Sensitivity, sensitivity
+from fedmf.sensitivity import _banded as structured
 from tests.oracles import attained_sensitivity, sensitivity_of_nonnegative
 from tests.paper_figures import VECTOR_COUNTEREXAMPLE, VECTOR_COUNTEREXAMPLE_INPUTS
 from tests.test_participation import participations
@@ -197,3 +200,33 @@ def test_squares_neither_underflow_nor_overflow(schema, exponent):
         one, scaled = (sensitivity(make(unit), participation) for unit in (1.0, 2.0**exponent))
         np.testing.assert_allclose(scaled.value, np.ldexp(one.value, exponent), rtol=1e-12)
         assert (scaled.exact, scaled.method) == (one.exact, one.method)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=150)
+def test_structure_alone_is_sound_with_more_bands_than_min_sep(data):
+    # What runs too long for a dense matrix rely on; `sensitivity` itself takes the dense way for so few rounds.
+    participation = data.draw(participations(most_rounds=8))
+    n = participation.rounds
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    rows = rng.standard_normal((n, data.draw(st.integers(1, n))))
+    rows[np.arange(n)[:, None] < np.arange(rows.shape[1])] = 0.0
+    if data.draw(st.booleans()):
+        rows = np.abs(rows)
+    rows[:, 0] = np.abs(rows[:, 0])
+    C = banded_matrix(rows)
+    claimed, dense = structured(rows, participation), sensitivity(C, participation)
+    attained = attained_sensitivity(C, participation, np.random.default_rng(0), starts=3)
+    assert claimed.value >= attained * (1.0 - 1e-9)
+    if claimed.exact:
+        np.testing.assert_allclose(claimed.value, attained, rtol=1e-5)
+    assert claimed.exact or not (dense.exact and (rows >= 0.0).all())
+    assert dense.value <= claimed.value * (1.0 + 1e-9)
+
+
+def test_structure_alone_is_used_where_no_dense_matrix_fits(monkeypatch):
+    monkeypatch.setattr(_checks, "MOST_BYTES", 0)
+    rows = np.where(np.arange(9)[:, None] >= np.arange(3), [1.0, -0.5, 0.25], 0.0)
+    for schema, k in (("min_sep", 2), ("min_sep", 5), ("fixed_epoch", 5)):
+        participation = Participation(rounds=9, schema=schema, min_sep=2, max_participations=k)
+        assert sensitivity(BandedMechanism(diagonals=rows), participation) == structured(rows, participation)
