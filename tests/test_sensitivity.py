@@ -218,10 +218,12 @@ def test_structure_alone_is_sound_with_more_bands_than_min_sep(data):
     claimed, dense = structured(rows, participation), sensitivity(C, participation)
     attained = attained_sensitivity(C, participation, np.random.default_rng(0), starts=3)
     assert claimed.value >= attained * (1.0 - 1e-9)
-    if claimed.exact:
-        np.testing.assert_allclose(claimed.value, attained, rtol=1e-5)
-    assert claimed.exact or not (dense.exact and (rows >= 0.0).all())
     assert dense.value <= claimed.value * (1.0 + 1e-9)
+    if claimed.exact:  # the ascent is slow where columns are nearly orthogonal
+        np.testing.assert_allclose(claimed.value, attained, rtol=1e-3)
+    if claimed.exact or "Alg. 4" in dense.method:
+        np.testing.assert_allclose(claimed.value, dense.value, rtol=1e-9)
+    assert claimed.exact or not (dense.exact and (rows >= 0.0).all())
 
 
 def test_structure_alone_is_used_where_no_dense_matrix_fits(monkeypatch):
