@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from fedmf import _checks
+from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.recursion import squared_row_norms_of_inverse
 from fedmf.participation import Participation
 from fedmf.sensitivity import sensitivity
@@ -76,6 +77,9 @@ def _scaled_rows(mechanism: Any, workload: Workload, participation: Participatio
     """sensitivity^2 times the squared norm of each row of A N, (rounds,)."""
     if not isinstance(workload, Workload):
         raise TypeError(f"workload is of type {type(workload).__name__}: pass a fedmf.Workload")
+    if not isinstance(mechanism, Mechanism):
+        kind = type(mechanism).__name__
+        raise TypeError(f"mechanism is a {kind}: pass a mechanism, as fedmf.fit or fedmf.load_mechanism makes")
     if mechanism.rounds != workload.rounds:
         raise ValueError(
             f"workload {workload.name!r} has rounds={workload.rounds} but the mechanism has rounds={mechanism.rounds}: "

@@ -8,6 +8,9 @@ import numpy as np
 
 from fedmf import _checks
 
+# Losses are squares of entries, and steps of fits squares of those.
+_LARGEST = 1e75
+
 
 @final
 class Workload:
@@ -28,7 +31,8 @@ class Workload:
 
     Raises:
       TypeError: name is not a str, or matrix is not an array of real numbers.
-      ValueError: matrix is not square, not lower-triangular, not finite, or singular.
+      ValueError: matrix is not square, not lower-triangular, not finite, or singular; or its numbers are so large, or
+        so small on the diagonal, that the squares of squares that fits work with are not in float64.
 
     >>> Workload("differences", [[1.0, 0.0], [-1.0, 1.0]]).rounds
     2
@@ -51,6 +55,7 @@ class Workload:
             raise ValueError(
                 f"matrix[{t}, {t}]=0.0 makes the workload singular: give every round a non-zero weight on its own input"
             )
+        _check_scale("matrix", given, np.diagonal(given))
         self._set(name, _checks.frozen(given), None)
 
     @classmethod
@@ -76,6 +81,7 @@ class Workload:
         if np.triu(diagonals[:p], 1).any():
             t, j = (int(index) for index in np.argwhere(np.triu(diagonals[:p], 1))[0])
             raise ValueError(f"inverse_diagonals[{t}, {j}] lies outside the matrix, since {t} - {j} < 0: set it to 0")
+        _check_scale("inverse_diagonals", diagonals, diagonals[:, 0])
         workload = cls.__new__(cls)
         workload._set(name, None, _checks.frozen(diagonals))
         return workload
@@ -231,6 +237,16 @@ def momentum_sgd(
     rows = (sgd(rates) @ buffers).inverse_diagonals
     assert rows is not None
     return Workload.from_inverse("momentum_sgd", rows)
+
+
+def _check_scale(name: str, matrix: np.ndarray, diagonal: np.ndarray) -> None:
+    """Raises unless the largest entry and the smallest on the diagonal are within 1e-75 to 1e75."""
+    largest, smallest = float(np.abs(matrix).max()), float(np.abs(diagonal).min())
+    if largest > _LARGEST or smallest < 1.0 / _LARGEST:
+        raise ValueError(
+            f"{name} has entries from {smallest:.3g} on its diagonal to {largest:.3g}: float64 holds the squares of "
+            f"those within {1.0 / _LARGEST:g} to {_LARGEST:g} only, so give the workload, or the learning rates, another unit"
+        )
 
 
 def _two_bands(n: int, own: np.ndarray, before: np.ndarray | float) -> np.ndarray:

@@ -69,7 +69,19 @@ def test_every_family_and_option(run, arguments):
     assert mechanism.rounds == shown["rounds"] == 24
     assert shown["sensitivity"] == fedmf.sensitivity(mechanism, participation).value
     assert 0.0 < shown["rmse"] <= shown["max_error"]
-    assert (shown["certified_gap"] is None) == bool(shown.get("no_certificate"))
+    assert (shown["certified_gap"] is None) == bool(shown.get("no_certificate")) != bool(shown.get("certified_for"))
+
+
+def test_a_certificate_names_its_own_participation(run):
+    shown = run(*ROUNDS, "--family", "dense")
+    assert shown["certified_for"] == "fixed_epoch, min_sep 6, 4 participations"
+    assert run(*ROUNDS, "--family", "low_rank")["certified_for"] == "one participation"
+
+
+def test_every_completion_of_the_tree(run):
+    rmses = {kind: run(*ROUNDS, "--family", "tree", "--completion", kind)["rmse"] for kind in ("none", "virtual")}
+    assert len(set(rmses.values())) == 2
+    assert run(*ROUNDS, "--family", "tree")["rmse"] <= min(rmses.values())
 
 
 def test_help_names_every_family(capfd):

@@ -142,6 +142,11 @@ def test_many_rounds_need_no_dense_matrix():
     np.testing.assert_allclose(errors[:200], scale * per_round_error(few, prefix_sum(200), single(200)), rtol=1e-9)
 
 
+def test_an_encoder_is_no_mechanism():
+    with pytest.raises(TypeError, match=r"mechanism is a ndarray: pass a mechanism.*fedmf\.fit"):
+        rmse(np.eye(3), prefix_sum(3), single(3))
+
+
 def test_dense_mechanisms_keep_the_dense_path():
     C = np.tril(np.random.default_rng(0).uniform(0.1, 0.2, (6, 6))) + np.eye(6)
     expected = np.linalg.norm(prefix_sum(6).matrix @ np.linalg.inv(C), axis=1) * np.linalg.norm(C, axis=0).max()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmf.workloads import Workload, momentum_sgd, prefix_sum
+from fedmf.workloads import Workload, momentum_sgd, prefix_sum, sgd
 
 rates_of_a_run = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=12)
 momenta = st.floats(0.0, 0.99)
@@ -61,3 +61,17 @@ def test_a_workload_keeps_its_own_read_only_copy():
 
 def test_integer_matrices_are_taken():
     assert Workload("ints", np.tri(2, dtype=int)).matrix.dtype == np.float64
+
+
+@pytest.mark.parametrize("extreme", [1e-300, 1e-80, 1e80, 1e300])
+def test_entries_whose_squares_are_beyond_float64(extreme):
+    with pytest.raises(ValueError, match=r"^matrix has entries from .* another unit$"):
+        Workload("extreme", np.diag([1.0, extreme]))
+    with pytest.raises(ValueError, match=r"^inverse_diagonals has entries from .*learning rates, another unit$"):
+        sgd([1.0, extreme])
+    with pytest.raises(ValueError, match="another unit"):
+        sgd([1.0, 1e70 if extreme > 1.0 else 1e-70]) @ sgd([1.0, 1e70 if extreme > 1.0 else 1e-70])
+
+
+def test_tiny_entries_off_the_diagonal_are_nothing_special():
+    assert Workload("decaying", [[1.0, 0.0], [1e-300, 1.0]]).rounds == 2

@@ -28,7 +28,8 @@ _FAMILY_OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("rank", int, "Of low_rank."),
     ("decoder", str, "Of the tree: online or full; of fft: plain or optimal."),
     ("restarts", int, "Trees, one after the other, of the tree family."),
-    ("tolerance", float, "Relative optimality gap to reach."),
+    ("completion", str, "Of the tree's nodes beyond the last round: none, virtual or optimal."),
+    ("tolerance", float, "Relative optimality gap to reach; for toeplitz and blt the progress at which to stop."),
     ("max-iterations", int, "Steps after which to stop anyway."),
 )
 # Pictures of matrices beyond this many rounds would take minutes and gigabytes.
@@ -136,6 +137,7 @@ def fit(
         "max_error": float(errors.max()),
         "last_error": float(errors[-1]),
         "certified_gap": certificate.gap if certificate else None,
+        **({"certified_for": _named(mechanism.family, certificate.participation)} if certificate else {}),
         **({} if certificate else {"no_certificate": mechanism.certificate_reason}),
         "file": str(out),
     }
@@ -190,6 +192,14 @@ def _workload(name: str, momentum: float | None, warmup: float, cooldown: float,
     return fedmf.identity(rounds)
 
 
+def _named(family: str, participation: "Participation | None") -> str:
+    """What a certificate is for, which can be other than what was asked for."""
+    if participation is None:
+        return "one participation" + (", or any number that the bands keep apart" if family == "banded" else "")
+    schema, b, k = participation.schema, participation.min_sep, participation.max_participations
+    return f"{schema}, min_sep {b}, {k} participation{'' if k == 1 else 's'}"
+
+
 def _picture(mechanism: "Mechanism", scale: float, errors: Any, workload: str, out: pathlib.Path) -> pathlib.Path:
     """Draws the mechanism, scaled to sensitivity 1, beside `out`."""
     from fedmf.reports.mechanism import mechanism_picture
@@ -197,7 +207,7 @@ def _picture(mechanism: "Mechanism", scale: float, errors: Any, workload: str, o
 
     small = mechanism.rounds <= _MOST_PICTURED
     png = mechanism_picture(
-        f"{mechanism.family}, {mechanism.rounds} rounds, {workload}",
+        f"{mechanism.family}, {mechanism.rounds:,} round{'' if mechanism.rounds == 1 else 's'}, {workload}",
         encoder=mechanism.encoder() / scale if small else None,
         noising=mechanism.noising() * scale if small else None,
         errors=errors,

@@ -69,6 +69,8 @@ def fit_banded(
     )
     if not isinstance(equal_norms, bool | np.bool_):
         raise TypeError(f"equal_norms={equal_norms!r} is a {type(equal_norms).__name__}: pass True or False")
+    # Mostly the vectors that L-BFGS keeps. Measured: 59 arrays; 20 fewer where they are so large that this matters.
+    _checks.fits_in_memory(f"the fit of family='banded' with bands={bands}", (workload.rounds, bands), copies=40)
     began = time.perf_counter()
     under = None if equal_norms else _epochs(participation, bands)
     loss = banded_loss(workload, bands)

@@ -11,13 +11,15 @@ from fedmf.mechanisms.banded import diagonals_of
 from fedmf.mechanisms.low_rank import LowRankMechanism
 from fedmf.mechanisms.stream import lower_inverse
 from fedmf.optimize.certificate import certify
-from fedmf.optimize.dense import fit_dense
+from fedmf.optimize.dense_ascent import Ascent
+from fedmf.optimize.dense_classes import Classes
+from fedmf.optimize.dense_dual import PairsDual
 from fedmf.optimize.progress import Progress, check_common, warn_stopped_short
 from fedmf.participation import Participation
 from fedmf.workloads import Workload
 
 # Gap of the optimum that is approximated: well below what the approximation costs.
-_OPTIMUM_TOLERANCE = 1e-4
+_OPTIMUM_TOLERANCE, _OPTIMUM_ITERATIONS = 1e-4, 1000
 # Penalty on the squares of L and R (Denisov et al. 2022, App. H, where the diagonal of B is near 1).
 _PENALTY = 1e-6
 # The loss of an iterate costs as much as several sweeps: it is computed at sweep 1 and then at growing intervals.
@@ -64,16 +66,17 @@ def fit_low_rank(
     h = min(-(-levels // 2), n) if bands is None else _checks.integer("bands", bands, low=1, high=n, way_out=way_out)
     r = min(levels // 2, n) if rank is None else _checks.integer("rank", rank, low=1, high=n, way_out=way_out)
     began = time.perf_counter()
+    _checks.fits_in_memory("the fit of family='low_rank'", (n, n), copies=11)  # that of its dense fit
     A = workload.matrix
-    single = Participation(rounds=n, schema="single")
-    optimum = fit_dense(workload, single, tolerance=_OPTIMUM_TOLERANCE, progress=progress)
-    assert optimum.certificate is not None
-    lower_bound, steps = optimum.certificate.lower_bound, optimum.certificate.iterations
-    approximation = _Approximation(A, _decoder(A, optimum.encoder()), h, r)
+    dual = PairsDual(workload, Classes(n, n))  # as `fit_dense`, which does not tell of a Ctrl-C after its tolerance
+    optimum = Ascent(dual, A, _OPTIMUM_TOLERANCE, _OPTIMUM_ITERATIONS, progress)
+    optimum.run()
+    lower_bound, steps = dual.proven(optimum.variables), optimum.iterations
+    approximation = _Approximation(A, _decoder(A, optimum.encoder / np.linalg.norm(optimum.encoder, axis=0)), h, r)
     best = approximation.iterate()
-    sweep, next_check, interrupted = 0, 1, False
+    sweep, next_check, interrupted = 0, 1, optimum.interrupted
     try:
-        while sweep < max_iterations and best.loss > lower_bound * (1.0 + tolerance) and h < n:
+        while not interrupted and sweep < max_iterations and best.loss > lower_bound * (1.0 + tolerance) and h < n:
             approximation.sweep()
             sweep += 1
             gap = None

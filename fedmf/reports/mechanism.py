@@ -1,7 +1,7 @@
 """One mechanism as a picture: its matrices and the error it leaves in each round."""
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedmf.reports.noise import heat_map, shared_norm, ticks
 from fedmf.reports.plots import canvas
@@ -55,5 +55,8 @@ def mechanism_picture(
         ax.set_xlabel("round")
         ax.set_ylabel("standard deviation")
         ax.set_ylim(bottom=0)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        if n == 1:
+            ax.set_xlim(-0.5, 0.5)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5, min_n_ticks=1))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda t, _: f"{t:,.0f}"))
     return out.getvalue()

@@ -101,8 +101,9 @@ def heat_map(ax: Axes, matrix: np.ndarray, norm: SymLogNorm) -> None:
     for spine in ax.spines.values():
         spine.set_visible(True)
         spine.set_linewidth(0.6)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-    ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    # min_n_ticks: the axis of a single round has one tick, not ten fractions of a round.
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5, min_n_ticks=1))
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5, min_n_ticks=1))
 
 
 def pool(matrix: np.ndarray, limit: int) -> np.ndarray:

@@ -131,13 +131,20 @@ def test_progress_and_interruption():
     assert losses == sorted(losses, reverse=True)
     last = steps[-1][0]
 
-    def interrupt(step, *_):
-        if step == last - 3:
-            raise KeyboardInterrupt
+    # In a sweep, at the last step of the dense fit and at its first: it ends there.
+    for at in (last - 3, last - 12, 1):
+        taken = []
 
-    with pytest.warns(RuntimeWarning, match="the low_rank fit was interrupted after"):
-        mechanism = fitted(40, 2, 2, max_iterations=12, progress=interrupt)
-    np.testing.assert_allclose(loss(mechanism, prefix_sum(40), single(40)), mechanism.certificate.loss, rtol=1e-10)
+        def interrupt(step, *_, at=at, taken=taken):
+            taken.append(step)
+            if step == at:
+                raise KeyboardInterrupt
+
+        with pytest.warns(RuntimeWarning, match="the low_rank fit was interrupted after"):
+            mechanism = fitted(40, 2, 2, max_iterations=12, progress=interrupt)
+        assert taken[-1] == at
+        squared = loss(mechanism, prefix_sum(40), single(40))
+        np.testing.assert_allclose(squared, mechanism.certificate.loss, rtol=1e-10)
 
 
 def test_few_bands_are_no_reason_to_warn():

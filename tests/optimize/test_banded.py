@@ -247,6 +247,9 @@ def test_refusals():
         fit(prefix_sum(12), epochs(12, 4), bands=13)
     with pytest.raises(ValueError, match=r"bands=0 must be in 1\.\.12"):
         fit(prefix_sum(12), epochs(12, 4), bands=0)
+    n = 1_000_000  # bands=min_sep by default, which is rounds here: it must not begin
+    with pytest.raises(ValueError, match=r"bands=1000000 would take .* GiB.*toeplitz or blt.*few bands"):
+        fit(prefix_sum(n), Participation(rounds=n, schema="single"))
 
 
 @pytest.mark.parametrize("equal_norms", [True, False])
