@@ -9,7 +9,7 @@ from fedmf.mechanisms.stream import banded_matrix
 from fedmf.participation import Participation
 from fedmf.sensitivity import Sensitivity, sensitivity
 from fedmf.sensitivity import _banded as structured
-from tests.oracles import attained_sensitivity, sensitivity_of_nonnegative
+from tests.oracles import allowed_sets, attained_sensitivity, sensitivity_of_nonnegative
 from tests.paper_figures import VECTOR_COUNTEREXAMPLE, VECTOR_COUNTEREXAMPLE_INPUTS
 from tests.test_participation import participations
 
@@ -44,6 +44,8 @@ def test_sound_for_vectors_and_exact_when_it_says_so(data):
     attained = attained_sensitivity(C, participation, np.random.default_rng(0), starts=3)
     assert claimed.value >= attained * (1.0 - 1e-9)
     if claimed.exact:
+        if attained < claimed.value * (1.0 - 1e-5):  # the ascent is slow where columns are nearly orthogonal
+            attained = attained_sensitivity(C, participation, np.random.default_rng(0), starts=3, sweeps=20_000)
         np.testing.assert_allclose(claimed.value, attained, rtol=1e-5)
     if (C >= 0.0).all():
         assert claimed.value >= sensitivity_of_nonnegative(C, participation) * (1.0 - 1e-12)
@@ -133,6 +135,7 @@ def test_windows_shorter_than_the_epoch_count():
     C = np.diag([1.0, 1.0, 2.0, 3.0])
     participation = Participation(rounds=4, schema="fixed_epoch", min_sep=1, max_participations=2)
     np.testing.assert_allclose(sensitivity(C, participation).value, np.sqrt(13.0))
+    np.testing.assert_allclose(structured(np.diagonal(C)[:, None], participation).value, np.sqrt(13.0))
 
 
 def test_spectral_bound_is_used_where_it_is_smaller():
@@ -232,3 +235,21 @@ def test_structure_alone_is_used_where_no_dense_matrix_fits(monkeypatch):
     for schema, k in (("min_sep", 2), ("min_sep", 5), ("fixed_epoch", 5)):
         participation = Participation(rounds=9, schema=schema, min_sep=2, max_participations=k)
         assert sensitivity(BandedMechanism(diagonals=rows), participation) == structured(rows, participation)
+
+
+@pytest.mark.parametrize(("b", "k", "bands"), [(2, 3, 4), (1, 4, 3), (2, 4, 8)])
+@pytest.mark.parametrize("seed", range(3))
+def test_structure_alone_gives_alg_4_of_the_banded_paper(b, k, bands, seed):
+    rows = -np.random.default_rng(seed).random((8, bands))
+    rows[:, 0] = 1.0
+    rows[np.arange(8)[:, None] < np.arange(bands)] = 0.0
+    C = banded_matrix(rows)
+    X = C.T @ C
+    assert X.min() < 0.0 < X.max()
+    participation = Participation(rounds=8, schema="min_sep", min_sep=b, max_participations=k)
+    allowed = [list(taken) for taken in allowed_sets(participation)]
+    lag = np.abs(np.subtract.outer(np.arange(8), np.arange(8)))
+    magnitudes = np.where((lag == 0) | (lag >= b), np.abs(X), 0.0)
+    row_sums = np.max([magnitudes[:, taken].sum(axis=1) for taken in allowed], axis=0)
+    bound = max(row_sums[taken].sum() for taken in allowed)
+    np.testing.assert_allclose(structured(rows, participation).value ** 2, bound, rtol=1e-12)

@@ -178,3 +178,26 @@ def test_without_a_workload_the_product_must_still_be_invertible(tmp_path):
     np.savez(tmp_path / "m.npz", encoder=C, decoder=np.diag([1.0, 1.0, 0.0, 1.0]) @ B)
     with pytest.raises(ValueError, match="product of decoder and encoder is singular"):
         load_factorization(tmp_path / "m.npz")
+
+
+def test_a_decoder_that_looks_ahead_a_little_is_refused(tmp_path):
+    path = tmp_path / "m.npz"
+    np.savez(path, encoder=C, decoder=B + 1e-4 * np.eye(4, k=2))
+    with pytest.raises(ValueError, match="not lower-triangular"):
+        load_factorization(path)
+
+
+def test_small_entries_are_no_rounding_where_they_decide_the_noise(tmp_path):
+    path = tmp_path / "m.npy"
+    encoder = np.array([[1e-9, 5e-10, 0.0], [0.0, 1e-9, 0.0], [0.0, 0.0, 1.0]])  # 5e-10 is small beside 1 only
+    np.save(path, encoder)
+    mechanism = load_factorization(path)
+    noise = np.linalg.inv(encoder)
+    np.testing.assert_allclose(mechanism.noising() @ mechanism.noising().T, noise @ noise.T, rtol=1e-9)
+
+
+def test_columns_of_any_scale_make_a_mechanism():
+    columns = 10.0 ** np.array([9.0, 0.0, -9.0, 3.0])
+    MatrixMechanism(encoder_matrix=C * columns, noising_matrix=np.linalg.inv(C) / columns[:, None])
+    with pytest.raises(ValueError, match="differs from the identity"):
+        MatrixMechanism(encoder_matrix=C * columns, noising_matrix=1.001 * np.linalg.inv(C) / columns[:, None])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fedmf.error import loss, rmse
 from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
 from fedmf.optimize import fit
-from fedmf.optimize.certificate import dual_bound
+from fedmf.optimize.certificate import certify, dual_bound
 from fedmf.participation import Participation
 from fedmf.sensitivity import sensitivity
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
@@ -168,3 +168,9 @@ def test_an_unevenly_scaled_workload_is_fitted():
 def test_hand_made_mechanisms_say_why_they_have_no_certificate():
     assert "not optimised" in BandedMechanism(diagonals=np.ones((3, 1))).certificate_reason
     assert "not optimised" in DenseMechanism(matrix=np.eye(3)).certificate_reason
+
+
+def test_a_bound_above_the_loss_is_no_certificate():
+    assert certify(1.0, 1.0 + 1e-10, 1, 0.0).gap == 0.0  # rounding
+    with pytest.raises(ArithmeticError, match="exceeds the loss"):
+        certify(1.0, 1.0 + 1e-8, 1, 0.0)
