@@ -237,7 +237,7 @@ def test_structure_alone_is_used_where_no_dense_matrix_fits(monkeypatch):
         assert sensitivity(BandedMechanism(diagonals=rows), participation) == structured(rows, participation)
 
 
-@pytest.mark.parametrize(("b", "k", "bands"), [(2, 3, 4), (1, 4, 3), (2, 4, 8)])
+@pytest.mark.parametrize(("b", "k", "bands"), [(2, 3, 4), (2, 3, 3), (1, 4, 2), (1, 4, 3), (2, 4, 8)])
 @pytest.mark.parametrize("seed", range(3))
 def test_structure_alone_gives_alg_4_of_the_banded_paper(b, k, bands, seed):
     rows = -np.random.default_rng(seed).random((8, bands))
