@@ -314,11 +314,13 @@ def test_progress_and_stopping_short():
 
 
 @pytest.mark.parametrize("b", [48, 12, 1])
-@pytest.mark.parametrize("smallest", [1e-4, 1e-8])
-def test_badly_scaled_workloads(b, smallest):
+@pytest.mark.parametrize(("smallest", "tolerance"), [(1e-4, 1e-6), (1e-8, 1e-5)])
+def test_badly_scaled_workloads(b, smallest, tolerance):
+    # With rates over 8 decades A^T A spans 16, all that float64 has: its rounding, which depends on the number of threads,
+    # leaves a gap of up to 2.3e-6.
     workload = momentum_sgd(48, 0.9, np.geomspace(smallest, 1.0, 48))
-    certificate = fit(workload, epochs(48, b), family="dense", tolerance=1e-6).certificate
-    assert certificate.gap <= 1e-6
+    certificate = fit(workload, epochs(48, b), family="dense", tolerance=tolerance).certificate
+    assert certificate.gap <= tolerance
 
 
 def test_a_fit_is_repeatable():
