@@ -76,7 +76,11 @@ for _name in ("test_sentences", "claimed_cohort", "max_participations", "bands",
 def test_no_field_is_forgotten():
     names = {field.name for field in dataclasses.fields(TrainConfig)}
     assert set(WRONG_KINDS) == names
-    assert set(BAD_VALUES) == names - {"data", "mechanism", "noise_multiplier"}  # noise_multiplier: below, without epsilon
+    assert set(BAD_VALUES) == names - {
+        "data",
+        "mechanism",
+        "noise_multiplier",
+    }  # noise_multiplier: below, without epsilon
 
 
 def one_sentence(caught, *words):
@@ -265,7 +269,9 @@ class TestFromMapping:
             config_from_mapping({**BASE, name: value}, "my.toml")
         one_sentence(caught, f"{name}={value!r}", "Expected")
 
-    @pytest.mark.parametrize(("name", "value"), [("epsilon", NAN), ("delta", 2.0), ("rounds", 0), ("family", "fourier")])
+    @pytest.mark.parametrize(
+        ("name", "value"), [("epsilon", NAN), ("delta", 2.0), ("rounds", 0), ("family", "fourier")]
+    )
     def test_wrong_value(self, name, value):
         with pytest.raises(ValueError, match="my.toml: ") as caught:
             config_from_mapping({**BASE, name: value}, "my.toml")
