@@ -27,6 +27,8 @@ def folder(choice: bool | str | os.PathLike[str]) -> pathlib.Path | None:
     """
     if choice is False:
         return None
+    if not isinstance(choice, bool | str | os.PathLike):
+        raise TypeError(f"cache={choice!r} is a {type(choice).__name__}: pass True, False or the path of a folder")
     if choice is not True:
         return pathlib.Path(choice)
     if "FEDMF_CACHE" in os.environ:
@@ -73,7 +75,7 @@ def keep(path: pathlib.Path, mechanism: Mechanism) -> None:
         mechanism.save(path)
     except OSError as error:
         warnings.warn(
-            f"the fit could not be kept in cache={str(path.parent)!r} ({error})", RuntimeWarning, stacklevel=4
+            f"the fit could not be kept in cache={str(path.parent)!r} ({error})", RuntimeWarning, stacklevel=3
         )
 
 

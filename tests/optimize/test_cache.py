@@ -88,6 +88,11 @@ def test_quick_fits_are_not_kept(tmp_path, monkeypatch):
     assert files(tmp_path) == []
 
 
+def test_a_cache_of_another_kind_is_refused():
+    with pytest.raises(TypeError, match=r"cache=3 is a int: pass True, False or the path"):
+        fit(prefix_sum(4), Participation(rounds=4, schema="single"), cache=3)
+
+
 def test_where_fits_are_kept(tmp_path, monkeypatch):
     assert fits.folder(False) is None
     assert fits.folder(str(tmp_path)) == tmp_path
@@ -102,8 +107,9 @@ def test_where_fits_are_kept(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_costs_a_warning_only(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.warns(RuntimeWarning, match="could not be kept in cache="):
+    with pytest.warns(RuntimeWarning, match="could not be kept in cache=") as caught:
         mechanism, steps = steps_of(tmp_path / "file" / "below")
+    assert caught[0].filename == __file__
     assert steps > 0
     assert mechanism.rounds == 24
 
