@@ -25,12 +25,12 @@ def folder(choice: bool | str | os.PathLike[str]) -> pathlib.Path | None:
 
     None for False, and for True where $FEDMF_CACHE is set to nothing.
     """
-    if choice is False:
-        return None
-    if not isinstance(choice, bool | str | os.PathLike):
-        raise TypeError(f"cache={choice!r} is a {type(choice).__name__}: pass True, False or the path of a folder")
-    if choice is not True:
+    if isinstance(choice, str | os.PathLike):
         return pathlib.Path(choice)
+    if not isinstance(choice, bool):
+        raise TypeError(f"cache={choice!r} is a {type(choice).__name__}: pass True, False or the path of a folder")
+    if not choice:
+        return None
     if "FEDMF_CACHE" in os.environ:
         return pathlib.Path(os.environ["FEDMF_CACHE"]) if os.environ["FEDMF_CACHE"] else None
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fedmf"
