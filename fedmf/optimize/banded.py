@@ -111,7 +111,11 @@ def fit_banded(
                 break
     except KeyboardInterrupt:  # what was reached is kept; a second one goes through
         interrupted = True
-    if certificate is None or certified_at != iterations:
+    if interrupted and certificate is not None:
+        # Who interrupts does not want to wait: the last bound holds for the last step too.
+        seconds = time.perf_counter() - began
+        certificate = certify(value * unit, certificate.lower_bound, iterations, seconds, participation=under)
+    elif certificate is None or certified_at != iterations:
         certificate = certified(x, iterations)
     if certificate.gap > tolerance:
         warn_stopped_short(
