@@ -3,7 +3,13 @@
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
+
+# Property tests try the same examples in every run, so that a red run is a change and not a draw; FEDMF_EXPLORE=1 draws new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+if not os.environ.get("FEDMF_EXPLORE"):
+    hypothesis.settings.load_profile("repeatable")
 
 # Every test fits for itself, and leaves nothing in the home folder of whoever runs it. Subprocesses inherit this.
 os.environ["FEDMF_CACHE"] = ""
