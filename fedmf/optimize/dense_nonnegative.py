@@ -83,12 +83,12 @@ class NonnegativeDual(Dual):
         return self._value, of_loss, G
 
     def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
-        """Not used: `evaluate` has it all."""
-        raise NotImplementedError
+        """Never asked for: `evaluate` has it all."""
+        raise AssertionError("NonnegativeDual.evaluate computes its own gradient")
 
     def turn(self, variables: Blocks, G: Blocks) -> Blocks:
-        """None is known."""
-        raise NotImplementedError
+        """Never asked for: `turns` is 0, none is known."""
+        raise AssertionError("NonnegativeDual has no turns")
 
     def gram_matrix(self) -> np.ndarray:
         """See Dual."""
