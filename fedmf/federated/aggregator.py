@@ -8,15 +8,24 @@ import tensorflow_privacy as tfp
 
 from fedmf import _checks
 from fedmf.accounting import Plan
-from fedmf.federated.query import MatrixFactorizationQuery, check_noise_seed, check_zeroing_norm
+from fedmf.federated.query import MatrixFactorizationQuery, check_zeroing_norm
+from fedmf.federated.source import check_noise_seed
 
 
 def mean_query(
-    plan: Plan, record_specs: Any, *, clients_per_round: int, noise_seed: int, zeroing_norm: float | None
+    plan: Plan,
+    record_specs: Any,
+    *,
+    clients_per_round: int,
+    noise_seed: int | str,
+    zeroing_norm: float | None,
+    noise_strategy: str | None = None,
 ) -> tfp.NormalizedQuery:
     """The query whose result is (sum of clipped updates + noise) / clients_per_round; both execution paths run exactly this."""
     check_clients_per_round(plan, clients_per_round)
-    query = MatrixFactorizationQuery(plan, record_specs, noise_seed=noise_seed, zeroing_norm=zeroing_norm)
+    query = MatrixFactorizationQuery(
+        plan, record_specs, noise_seed=noise_seed, zeroing_norm=zeroing_norm, noise_strategy=noise_strategy
+    )
     return tfp.NormalizedQuery(query, denominator=float(clients_per_round))
 
 
@@ -33,7 +42,15 @@ def check_clients_per_round(plan: Plan, clients_per_round: Any) -> None:
 class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory):
     """Factory behind `dp_aggregator`."""
 
-    def __init__(self, plan: Plan, *, clients_per_round: int, noise_seed: int, zeroing_norm: float | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        clients_per_round: int,
+        noise_seed: int | str,
+        zeroing_norm: float | None,
+        noise_strategy: str | None,
+    ) -> None:
         if not isinstance(plan, Plan):
             raise TypeError(f"plan={plan!r} must be a fedmf.Plan: make one with fedmf.calibrate")
         check_clients_per_round(plan, clients_per_round)
@@ -41,6 +58,7 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         self._clients_per_round = clients_per_round
         self._noise_seed = check_noise_seed(noise_seed)
         self._zeroing_norm = check_zeroing_norm(zeroing_norm)
+        self._noise_strategy = noise_strategy
 
     def create(self, value_type: Any) -> tff.templates.AggregationProcess:
         """The aggregation process for updates of `value_type`, a TFF tensor or structure of float tensors."""
@@ -51,12 +69,18 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
             clients_per_round=self._clients_per_round,
             noise_seed=self._noise_seed,
             zeroing_norm=self._zeroing_norm,
+            noise_strategy=self._noise_strategy,
         )
         return tff.aggregators.DifferentiallyPrivateFactory(query).create(value_type)
 
 
 def dp_aggregator(
-    plan: Plan, *, clients_per_round: int, noise_seed: int, zeroing_norm: float | None = 100.0
+    plan: Plan,
+    *,
+    clients_per_round: int,
+    noise_seed: int | str,
+    zeroing_norm: float | None = 100.0,
+    noise_strategy: str | None = None,
 ) -> tff.aggregators.UnweightedAggregationFactory:
     """Zeroing, clipping, sum, correlated noise, division by the fixed clients_per_round.
 
@@ -85,5 +109,9 @@ def dp_aggregator(
       'float32[3]'
     """
     return MatrixFactorizationAggregator(
-        plan, clients_per_round=clients_per_round, noise_seed=noise_seed, zeroing_norm=zeroing_norm
+        plan,
+        clients_per_round=clients_per_round,
+        noise_seed=noise_seed,
+        zeroing_norm=zeroing_norm,
+        noise_strategy=noise_strategy,
     )

@@ -1,58 +1,46 @@
-"""Rows of N Z on tensors: a counter-based Gaussian source and a pure step from one round to the next.
+"""Rows of N Z on tensors: a pure step from one round to the next, for any TensorFlow graph.
 
-Source. Entry i of z_j is entry i of Philox4x32-10 normals at key K and counter (i // 4, S + j), where (K, S) are 128 bits hashed
-from the noise seed. Any row can be drawn again at any time, whatever ran before: that is what makes a resume exact.
-
-Three strategies keep the state that passes through TFF small (a multiple of the model, never bands x model):
-  recurrence  x_t = (z_t - sum_j C[t, t-j] x_(t-j)) / C[t, t], state: the last bands - 1 rows; for few bands (banded paper, Alg. 9).
-  buffers     x_t from the last draws and a few running sums, both in state (blt, low_rank); see fedmf.mechanisms.Buffers.
-  blocks      every L rounds the next L rows are contracted from redrawn z, so that drawing is paid once a block.
+Three strategies keep the state that passes through a graph small (a multiple of the model, never bands x model):
+  carried    [x_t; S_(t+1)] = M_t [z_t; S_t], state: the few rows S that the future needs of the past (`fedmf.mechanisms.blocks`).
+  redrawn    every L rounds the next L rows are contracted from redrawn z, so that drawing is paid once a block.
+  handed_in  row t is made by the host and put in the state before round t; see `fedmf.federated.host_noise`.
+All write the same rows for the same key, up to float32 rounding: those of `NoiseStream.causal`.
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from fedmf import _checks
+from fedmf.federated.source import Draw, noise_key, source_of_key
+from fedmf.mechanisms.blocks import BlockForm, block_form
 from fedmf.mechanisms.stream import NoiseStream
 
-# Rows kept in state: at most this many, and at most this many bytes of them.
+GRAPH_STRATEGIES = ("carried", "redrawn", "handed_in")
+# Rows kept in state: at most this many, and at most this many bytes of them. TFF copies its server state many times a round.
 MAX_STATE_ROWS = 32
-MAX_STATE_BYTES = 64 * 2**20
+MAX_STATE_BYTES = 128 * 2**20
 # Rows drawn side by side while a block is contracted.
 _DRAWN_TOGETHER = 8
 
-Draw = Callable[[Any], Any]
-
 
 class NoiseState(NamedTuple):
-    """State of the noise between rounds: next_round int32 (), rows float32 (state rows, d)."""
+    """State of the noise between rounds; secret, because it holds the key.
 
-    next_round: Any
-    rows: Any
-
-
-def gaussian_source(noise_seed: int, size: int) -> Draw:
-    """draw(i) -> row i of Z at unit standard deviation: float32 (size,), independent over i, a pure function of (noise_seed, i).
-
-    Args:
-      noise_seed: any non-negative integer; all of it is used (hashed). Secret in a real deployment.
-      size: number of coordinates.
+    Attributes:
+      key: uint64 (2,), of the source.
+      next_round: int32 ().
+      made_for: int32 (), the round whose row was handed in; -1 before that and where nothing is.
+      rows: float32 (state rows, d).
     """
-    digest = hashlib.sha256(b"fedmf noise source 1:" + str(int(noise_seed)).encode()).digest()
-    key, salt = (int.from_bytes(digest[i : i + 8], "little") for i in (0, 8))
 
-    def draw(i: Any) -> Any:
-        row = tf.constant(salt, tf.uint64) + tf.cast(i, tf.uint64)
-        counter = tf.stack([tf.constant(0, tf.uint64), row])
-        return tf.raw_ops.StatelessRandomNormalV2(
-            shape=[size], key=tf.constant([key], tf.uint64), counter=counter, alg=1, dtype=tf.float32
-        )
-
-    return draw
+    key: Any
+    next_round: Any
+    made_for: Any
+    rows: Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,128 +49,147 @@ class NoiseRows:
 
     Attributes:
       stream: the mechanism's stream.
-      size: coordinates in a row.
-      draw: the source; see `gaussian_source`.
-      strategy: "recurrence", "buffers" or "blocks"; None chooses.
+      size: coordinates in a row, d.
+      noise_seed: non-negative int. It makes the key of `initial_state`; a state goes on with the key it holds.
+      strategy: one of GRAPH_STRATEGIES; None chooses.
+      source: (key, size) -> draw; see `source_of_key`.
+
+    Raises:
+      ValueError: a strategy that is none, or "carried" for a mechanism that needs more rows than MAX_STATE_ROWS.
     """
 
     stream: NoiseStream
     size: int
-    draw: Draw
+    noise_seed: int = dataclasses.field(repr=False)
     strategy: str | None = None
+    source: Callable[[Any, int], Draw] = source_of_key
+    _form: BlockForm | None = dataclasses.field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        allowed = ("recurrence", "buffers", "blocks", None)
-        if self.strategy not in allowed:
-            raise ValueError(f"strategy={self.strategy!r} must be one of {allowed}")
-        if self.strategy == "recurrence" and self.stream.recurrence is None:
-            raise ValueError("strategy='recurrence' needs a mechanism whose encoder is banded: use 'blocks'")
-        if self.strategy == "buffers" and self.stream.buffers is None:
-            raise ValueError("strategy='buffers' needs a mechanism whose stream has buffers: use 'blocks'")
+        if self.strategy is not None:
+            _checks.one_of("strategy", self.strategy, GRAPH_STRATEGIES)
+        form, rows = None, self.affordable_rows
+        if self.strategy in (None, "carried"):
+            form = block_form(self.stream, length=1, most_width=rows if self.strategy is None else MAX_STATE_ROWS)
+            if form is None and self.strategy == "carried":
+                raise ValueError(
+                    f"strategy='carried' needs a mechanism whose rounds share at most {MAX_STATE_ROWS} rows: use 'redrawn', or "
+                    "'handed_in' with federated.HostNoise"
+                )
         if self.strategy is None:
-            form = "recurrence" if self.stream.recurrence is not None else "buffers"
-            few = self.stream.contraction is None and self._rows_of(form) <= self._affordable_rows()
-            object.__setattr__(self, "strategy", form if few else "blocks")
+            object.__setattr__(self, "strategy", "redrawn" if form is None else "carried")
+        object.__setattr__(self, "_form", form)
 
-    def _affordable_rows(self) -> int:
+    @property
+    def affordable_rows(self) -> int:
+        """Rows that are kept where there is a choice."""
         return max(1, min(MAX_STATE_ROWS, self.stream.rounds, MAX_STATE_BYTES // (4 * max(1, self.size))))
 
     @property
     def state_rows(self) -> int:
         """Rows of model size kept between rounds."""
-        assert self.strategy is not None
-        return self._rows_of(self.strategy)
-
-    def _rows_of(self, strategy: str) -> int:
-        if strategy == "recurrence":
-            assert self.stream.recurrence is not None
-            return self.stream.recurrence.shape[1] - 1
-        if strategy == "buffers":
-            assert self.stream.buffers is not None
-            return len(self.stream.buffers.decay) + self.stream.buffers.window.shape[1] - 1
-        return self._affordable_rows()
+        if self.strategy == "carried":
+            assert self._form is not None
+            return self._form.width
+        return 1 if self.strategy == "handed_in" else self.affordable_rows
 
     def initial_state(self) -> NoiseState:
         """State before round 0."""
-        return NoiseState(tf.constant(0, tf.int32), tf.zeros([self.state_rows, self.size], tf.float32))
+        return NoiseState(
+            key=tf.constant(noise_key(self.noise_seed), tf.uint64),
+            next_round=tf.constant(0, tf.int32),
+            made_for=tf.constant(-1, tf.int32),
+            rows=tf.zeros([self.state_rows, self.size], tf.float32),
+        )
 
     def next(self, state: NoiseState) -> tuple[Any, NoiseState]:
         """Row `state.next_round` of N Z at unit standard deviation, float32 (size,), and the state after it.
 
         Raises:
-          tf.errors.InvalidArgumentError: when executed past the last round, in any strategy.
+          tf.errors.InvalidArgumentError: when executed past the last round, in any strategy; or with no row handed in, or one of
+            another round.
         """
-        t = state.next_round
-        last = tf.debugging.assert_less(
-            t,
-            self.stream.rounds,
-            message=f"the noise was planned for rounds={self.stream.rounds}: fit and calibrate a longer mechanism to train on",
-        )
-        with tf.control_dependencies([last] if last is not None else []):
-            t = tf.identity(t)
-        steps = {"recurrence": self._recur, "buffers": self._from_buffers, "blocks": self._from_block}
-        assert self.strategy is not None
-        row, rows = steps[self.strategy](t, state.rows)
-        return row, NoiseState(t + 1, rows)
+        checks = [
+            tf.debugging.assert_less(
+                state.next_round,
+                self.stream.rounds,
+                message=f"the noise was planned for rounds={self.stream.rounds}: fit and calibrate a longer mechanism to train on",
+            )
+        ]
+        if self.strategy == "handed_in":
+            checks.append(
+                tf.debugging.assert_equal(
+                    state.made_for,
+                    state.next_round,
+                    message="no noise was handed in for this round: call process.next(noise.hand_in(state), ...) with a HostNoise",
+                )
+            )
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            t = tf.identity(state.next_round)
+        draw = self.source(state.key, self.size)
+        if self.strategy == "carried":
+            row, rows = self._carry(draw, t, state.rows)
+        elif self.strategy == "redrawn":
+            row, rows = self._from_block(draw, t, state.rows)
+        else:
+            row, rows = tf.identity(state.rows[0]), state.rows
+        return row, NoiseState(state.key, t + 1, tf.constant(-1, tf.int32), rows)
 
-    def _recur(self, t: Any, rows: Any) -> tuple[Any, Any]:
-        assert self.stream.recurrence is not None
+    def _carry(self, draw: Draw, t: Any, rows: Any) -> tuple[Any, Any]:
+        form = self._form
+        assert form is not None
+        now = draw(t)[None]
         recurrence = self.stream.recurrence
-        # Divided in float64 on the host, so that a round is one float32 contraction.
-        own = tf.constant(1 / recurrence[:, 0], tf.float32)[t]
-        row = own * self.draw(t)
-        if self.state_rows == 0:
-            return row, rows
-        past = tf.constant(recurrence[:, 1:] / recurrence[:, :1], tf.float32)[t]
-        row -= tf.linalg.matvec(rows, past, transpose_a=True)
-        return row, tf.concat([row[None], rows[:-1]], axis=0)
+        if recurrence is not None:
+            # The new state is the new row and all but the oldest of the others: a copy, not a product.
+            table = np.hstack([np.ones((len(recurrence), 1)), -recurrence[:, 1:]]) / recurrence[:, :1]
+            weights = tf.constant(table, tf.float32)[t]
+            row = weights[0] * now
+            if form.width == 0:
+                return row[0], rows
+            row += tf.linalg.matvec(rows, weights[1:], transpose_a=True)[None]
+            return row[0], tf.concat([row, rows[:-1]], axis=0)
+        table = self._table(form)
+        M = tf.constant(table, tf.float32)[tf.minimum(t, len(table) - 1)]
+        out = tf.matmul(M, tf.concat([now, rows], axis=0))
+        return out[0], out[1:]
 
-    def _from_buffers(self, t: Any, rows: Any) -> tuple[Any, Any]:
-        """State rows: S(t), then z_(t-1) .. z_(t-w+1)."""
-        buffers = self.stream.buffers
-        assert buffers is not None
-        q, w = len(buffers.decay), buffers.window.shape[1]
-        sums, earlier = rows[:q], rows[q:]
-        recent = tf.concat([self.draw(t)[None], earlier], axis=0)
-        row = tf.linalg.matvec(recent, tf.constant(buffers.window, tf.float32)[t], transpose_a=True)
-        if q == 0:
-            return row, recent[: w - 1]
-        row += tf.linalg.matvec(sums, tf.constant(buffers.read, tf.float32)[t], transpose_a=True)
-        # S(t + 1) takes in z_(t+1-w), which is the oldest of the recent draws.
-        write = np.zeros_like(buffers.write)
-        write[w - 1 :] = buffers.write[: len(write) - w + 1]
-        sums = tf.constant(buffers.decay[:, None], tf.float32) * sums
-        sums += tf.constant(write, tf.float32)[t][:, None] * recent[w - 1]
-        return row, tf.concat([sums, recent[: w - 1]], axis=0)
+    def _table(self, form: BlockForm) -> np.ndarray:
+        """M_t, (rounds, 1 + width, 1 + width), up to the first round from which on they are all the same."""
+        last, buffers = form.rounds - 1, self.stream.buffers
+        if buffers is not None:
+            window = buffers.window.shape[1]
+            changing = [np.flatnonzero((a != a[-1]).any(axis=1)) for a in (buffers.window, buffers.read)]
+            changing += [np.flatnonzero((buffers.write != buffers.write[-1]).any(axis=1)) + window]
+            last = min(last, max([window, *(int(rounds[-1]) + 1 for rounds in changing if len(rounds))]))
+        return np.stack([form.matrix(t) for t in range(last + 1)])
 
-    def _from_block(self, t: Any, rows: Any) -> tuple[Any, Any]:
+    def _from_block(self, draw: Draw, t: Any, rows: Any) -> tuple[Any, Any]:
         length = self.state_rows
         phase = t % length
-        rows = tf.cond(tf.equal(phase, 0), lambda: self._contract(t // length), lambda: rows)
+        rows = tf.cond(tf.equal(phase, 0), lambda: self._contract(draw, t // length), lambda: rows)
         rows.set_shape([length, self.size])
         return rows[phase], rows
 
-    def _contract(self, block: Any) -> Any:
+    def _contract(self, draw: Draw, block: Any) -> Any:
         """Rows block * L .. block * L + L - 1, float32 (L, size)."""
         length, together = self.state_rows, _DRAWN_TOGETHER
-        noising = self.stream.as_contraction().contraction
+        noising = self.stream.causal().as_contraction().contraction
         assert noising is not None
-        n, m = noising.shape
-        blocks, chunks = -(-n // length), -(-m // together)
+        n = len(noising)
+        blocks, chunks = -(-n // length), -(-n // together)
         padded = np.zeros((blocks * length, chunks * together), np.float32)
-        padded[:n, :m] = noising
-        # Chunks of columns that a block needs: everything up to its last non-zero column.
-        used = np.abs(padded).reshape(blocks, length, chunks, together).max(axis=(1, 3)) > 0
-        needed = chunks - np.argmax(used[:, ::-1], axis=1)
+        padded[:n, :n] = noising
         coefficients = tf.constant(padded)
         start = block * length
 
         def body(chunk: Any, total: Any) -> tuple[Any, Any]:
             first = chunk * together
-            drawn = tf.stack([self.draw(first + i) for i in range(together)])
+            drawn = tf.stack([draw(first + i) for i in range(together)])
             part = tf.slice(coefficients, [start, first], [length, together])
             return chunk + 1, total + tf.matmul(part, drawn)
 
         zero = tf.zeros([length, self.size], tf.float32)
-        stop = tf.constant(needed, tf.int32)[block]
+        # N is lower-triangular: the block ends with the draw of its last round.
+        stop = tf.minimum((start + length - 1) // together + 1, chunks)
         return tf.while_loop(lambda c, _: c < stop, body, (tf.constant(0), zero), parallel_iterations=1)[1]

@@ -10,7 +10,8 @@ import tensorflow_privacy as tfp
 
 from fedmf import _checks
 from fedmf.accounting import Plan
-from fedmf.federated.noise import NoiseRows, NoiseState, gaussian_source
+from fedmf.federated.noise import NoiseRows, NoiseState
+from fedmf.federated.source import check_noise_seed
 
 # Clipped records are scaled by this much less than allowed, so that float32 rounding cannot lift their norm over clip_norm.
 _ROUNDING_MARGIN = 1 - 1e-6
@@ -21,13 +22,6 @@ class SampleParams(NamedTuple):
 
     clip_norm: Any
     zeroing_norm: Any
-
-
-def check_noise_seed(noise_seed: Any) -> int:
-    """The seed as a non-negative int; there is no default, because a silent seed is either reused or unknown."""
-    return _checks.integer(
-        "noise_seed", noise_seed, low=0, way_out="choose a whole number, keep it secret, never use it twice"
-    )
 
 
 def check_zeroing_norm(zeroing_norm: Any) -> float | None:
@@ -71,7 +65,15 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
       (array([0.6, 0.8], dtype=float32), 1)
     """
 
-    def __init__(self, plan: Plan, record_specs: Any, *, noise_seed: int, zeroing_norm: float | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        record_specs: Any,
+        *,
+        noise_seed: int | str,
+        zeroing_norm: float | None = None,
+        noise_strategy: str | None = None,
+    ) -> None:
         if not isinstance(plan, Plan):
             raise TypeError(f"plan={plan!r} must be a fedmf.Plan: make one with fedmf.calibrate")
         self._plan = plan
@@ -88,7 +90,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         self._sizes = [int(np.prod(leaf.shape)) for leaf in leaves]
         size = sum(self._sizes)
         self._noise = NoiseRows(
-            stream=plan.mechanism.stream(), size=size, draw=gaussian_source(check_noise_seed(noise_seed), size)
+            stream=plan.mechanism.stream(), size=size, noise_seed=check_noise_seed(noise_seed), strategy=noise_strategy
         )
 
     @property

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import importlib.metadata
 import pathlib
-import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from fedmf.config import TrainConfig
 from fedmf.controller import ParticipationController
 from fedmf.error import rmse
 from fedmf.federated.execution import Execution, build_execution
-from fedmf.federated.query import check_noise_seed
+from fedmf.federated.source import check_noise_seed
 from fedmf.federated.task import Examples, Task
 from fedmf.mechanisms import load_mechanism
 from fedmf.runs import Checkpoint, Run, RunFolder, write_atomically
@@ -67,7 +66,7 @@ def train(
     if resume:
         run_folder, plan, seed = _reopen(task, config, folder, plan)
     else:
-        seed = _new_noise_seed(noise_seed)
+        seed = check_noise_seed(noise_seed)
         _controller(task, config)  # refuses an impossible participation before a long fit, and before the folder exists
         plan = config.plan(config.fit(show_progress=progress)) if plan is None else plan
         _check_plan(plan, config)
@@ -77,12 +76,6 @@ def train(
     execution = build_execution(task, plan, config, seed)
     _loop(task, config, plan, run_folder, execution, checkpoint, progress, on_round)
     return Run.load(run_folder.path)
-
-
-def _new_noise_seed(noise_seed: int | str | None) -> int:
-    if noise_seed is None:
-        raise ValueError('noise_seed=None: give a secret whole number, or "os" to draw one from the operating system')
-    return secrets.randbits(128) if noise_seed == "os" else check_noise_seed(noise_seed)
 
 
 def _controller(task: Task, config: TrainConfig, **kwargs: Any) -> ParticipationController:

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -90,6 +91,31 @@ class NoiseStream:
             assert self.buffers is not None
             N = self.buffers.matrix()
         return NoiseStream(rounds=self.rounds, sources=self.sources, contraction=N)
+
+    def causal(self) -> "NoiseStream":
+        """A stream of the same distribution whose row t needs sources 0..t only; this one, if it is so already.
+
+        The rows of N Z are N z coordinate by coordinate, so their distribution is that of N N^T. With N = L Q, L lower-triangular
+        and Q of orthonormal rows, L Z has it too, and draws one new source a round.
+
+        Raises:
+          ValueError: N is too ill-conditioned for float64.
+        """
+        N = self.contraction
+        if N is None or (self.sources == self.rounds and not np.triu(N, 1).any()):
+            return self
+        L = np.linalg.qr(N.T, mode="r").T
+        L = np.tril(L * np.where(np.diag(L) < 0, -1.0, 1.0))
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(self.rounds, _PROBES))
+        solve = functools.partial(scipy.linalg.solve_triangular, L, lower=True, check_finite=False)
+        back = solve(N @ (N.T @ solve(signs, trans="T")))  # Q Q^T signs
+        largest = float(np.abs(back - signs).max())
+        if not largest <= _INVERSE_TOLERANCE:
+            raise ValueError(
+                f"the noising matrix is too ill-conditioned for float64: its causal square root is wrong by {largest:.2g}; "
+                "use a mechanism whose noise has rows of more similar size"
+            )
+        return NoiseStream(rounds=self.rounds, sources=self.rounds, contraction=L)
 
     def rows(self, draw: Callable[[int], np.ndarray], start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
         """Yields rows start..stop-1 of N Z, each (d,).

@@ -9,7 +9,7 @@ import tensorflow_federated as tff
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.noise import gaussian_source
+from fedmf.federated.source import gaussian_source
 from tests.mechanisms.registry import every_mechanism
 
 pytestmark = pytest.mark.tensorflow
@@ -52,7 +52,7 @@ def test_zero_updates_come_out_as_the_plans_noise_row_for_row(build):
     plan = make_plan(mechanism)
     process = federated.dp_aggregator(plan, clients_per_round=clients, noise_seed=11).create(TYPE)
     out, _ = run(process, rounds)
-    N, draw = mechanism.noising(), gaussian_source(11, SIZE)
+    N, draw = mechanism.stream().causal().as_contraction().contraction, gaussian_source(11, SIZE)
     Z = plan.noise_multiplier * plan.sensitivity.value * plan.clip_norm
     Z = Z * np.stack([draw(i).numpy() for i in range(N.shape[1])]).astype(np.float64)
     scale = np.abs(N).sum(axis=1).max() * np.abs(Z).max() / clients

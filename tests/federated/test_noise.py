@@ -2,13 +2,16 @@
 
 import itertools
 
+import mpmath
 import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
 
-from fedmf.federated.noise import MAX_STATE_ROWS, NoiseRows, NoiseState, gaussian_source
-from fedmf.mechanisms import NoiseStream
+from fedmf.federated.noise import GRAPH_STRATEGIES, MAX_STATE_BYTES, MAX_STATE_ROWS, NoiseRows, NoiseState
+from fedmf.federated.source import gaussian_source
+from fedmf.mechanisms import BandedMechanism, IdentityMechanism, NoiseStream, TreeMechanism
+from fedmf.mechanisms.blocks import block_form
 from tests.mechanisms.registry import every_mechanism
 from tests.mechanisms.test_buffers import random_buffers
 
@@ -26,25 +29,34 @@ def rows_of(rows: NoiseRows, count: int, state: NoiseState | None = None) -> tup
 
 
 def strategies(stream):
-    """All that can run this stream."""
-    return ["blocks", *(form for form in ("recurrence", "buffers") if getattr(stream, form) is not None)]
+    """All that run this stream without help."""
+    return ["redrawn", *(["carried"] if block_form(stream, length=1, most_width=MAX_STATE_ROWS) else [])]
 
 
 def noise_rows(stream, size, strategy, seed=5):
-    return NoiseRows(stream=stream, size=size, draw=gaussian_source(seed, size), strategy=strategy)
+    return NoiseRows(stream=stream, size=size, noise_seed=seed, strategy=strategy)
+
+
+def causal(mechanism):
+    """L of N = L Q by a road of its own, (rounds, rounds): N itself where N is causal."""
+    N = mechanism.noising()
+    if N.shape[0] == N.shape[1] and not np.triu(N, 1).any():
+        return N
+    with mpmath.workdps(40):
+        return np.array(mpmath.cholesky(mpmath.matrix(N) * mpmath.matrix(N).T).tolist(), dtype=np.float64)
 
 
 @every_mechanism
 @pytest.mark.parametrize("rounds", [1, 9, 2 * MAX_STATE_ROWS + 3])
-def test_rows_are_those_of_the_noising_matrix(build, rounds):
+def test_rows_are_those_of_the_noising_matrix_in_every_strategy(build, rounds):
     mechanism, size = build(rounds), 6
-    N, draw = mechanism.noising(), gaussian_source(5, size)
-    Z = np.stack([draw(i).numpy() for i in range(N.shape[1])]).astype(np.float64)
+    L, draw = mechanism.stream().causal().as_contraction().contraction, gaussian_source(5, size)
+    Z = np.stack([draw(i).numpy() for i in range(rounds)]).astype(np.float64)
     # float32 sums of at most rounds terms, each bounded by max |N Z| partial sums; the laws test N itself in float64.
-    scale = np.abs(N).sum(axis=1, keepdims=True).max() * np.abs(Z).max()
+    scale = np.abs(L).sum(axis=1, keepdims=True).max() * np.abs(Z).max()
     for strategy in strategies(mechanism.stream()):
         out, _ = rows_of(noise_rows(mechanism.stream(), size, strategy), rounds)
-        np.testing.assert_allclose(out, N @ Z, rtol=0, atol=1e-6 * scale, err_msg=strategy)
+        np.testing.assert_allclose(out, L @ Z, rtol=0, atol=1e-6 * scale, err_msg=strategy)
 
 
 @pytest.mark.parametrize(("window", "sums"), [(1, 0), (1, 3), (4, 0), (4, 2)])
@@ -53,19 +65,27 @@ def test_buffers_of_any_shape_are_run(window, sums):
     rows = NoiseRows(
         stream=NoiseStream(rounds=40, sources=40, buffers=buffers),
         size=40,
-        draw=lambda i: tf.eye(40)[tf.minimum(i, 39)],
+        noise_seed=1,
+        source=lambda key, size: lambda i: tf.eye(40)[tf.minimum(i, 39)],
     )
-    assert rows.strategy == "buffers"
+    assert rows.strategy == "carried"
     np.testing.assert_allclose(rows_of(rows, 40)[0], buffers.matrix(), rtol=1e-5, atol=1e-5)
 
 
 @every_mechanism
-def test_basis_vectors_write_out_the_noising_matrix(build):
+def test_basis_vectors_write_out_the_causal_noising_matrix(build):
     mechanism = build(11)
-    N = mechanism.noising()
-    basis = tf.eye(N.shape[1] + 16, N.shape[1])  # a block may draw past the last source, with coefficient zero
-    rows = NoiseRows(stream=mechanism.stream(), size=N.shape[1], draw=lambda i: basis[i])
-    np.testing.assert_allclose(rows_of(rows, 11)[0], N, rtol=2e-6, atol=2e-6)
+    L = causal(mechanism)
+    basis = tf.eye(11 + 16, 11)  # a block may draw past the last source, with coefficient zero
+    for strategy in strategies(mechanism.stream()):
+        rows = NoiseRows(
+            stream=mechanism.stream(),
+            size=11,
+            noise_seed=1,
+            strategy=strategy,
+            source=lambda key, size: lambda i: basis[i],
+        )
+        np.testing.assert_allclose(rows_of(rows, 11)[0], L, rtol=2e-6, atol=2e-6)
 
 
 @every_mechanism
@@ -76,27 +96,52 @@ def test_stopping_anywhere_changes_nothing(build):
         whole, _ = rows_of(rows, 40)
         first, state = rows_of(rows, stop)
         kept = NoiseState(*(np.asarray(part) for part in state))
-        again = noise_rows(stream, 3, strategy)
+        again = noise_rows(stream, 3, strategy, seed=6)  # the state holds the key
         rest, _ = rows_of(again, 40 - stop, NoiseState(*(tf.constant(part) for part in kept)))
         np.testing.assert_array_equal(np.concatenate([first, rest]), whole)
 
 
-@every_mechanism
-def test_past_the_last_round_is_refused(build):
-    rows = NoiseRows(stream=build(3).stream(), size=2, draw=gaussian_source(1, 2))
-    _, state = rows_of(rows, 3)
+@pytest.mark.parametrize("strategy", GRAPH_STRATEGIES)
+def test_past_the_last_round_is_refused(strategy):
+    rows = noise_rows(IdentityMechanism(rounds=3).stream(), 2, strategy)
+    late = rows.initial_state()._replace(next_round=tf.constant(3), made_for=tf.constant(3))
     with pytest.raises(tf.errors.InvalidArgumentError, match="planned for rounds=3"):
+        tf.function(rows.next)(late)
+
+
+def test_a_row_is_handed_in_for_its_round_only():
+    rows = noise_rows(IdentityMechanism(rounds=3).stream(), 2, "handed_in")
+    state = rows.initial_state()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no noise was handed in"):
+        tf.function(rows.next)(state)
+    row, state = tf.function(rows.next)(state._replace(made_for=tf.constant(0), rows=tf.constant([[1.5, -2.5]])))
+    np.testing.assert_array_equal(row, [1.5, -2.5])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no noise was handed in"):
         tf.function(rows.next)(state)
 
 
 def test_a_model_of_any_size_keeps_few_rows():
-    from fedmf.mechanisms import IdentityMechanism
-
-    stream = IdentityMechanism(rounds=2052).stream().as_contraction()
+    stream = TreeMechanism(rounds=2052).stream()
     for size in (1, 10_000, 4_050_748, 10**9):
-        rows = NoiseRows(stream=stream, size=size, draw=gaussian_source(1, 4))
+        rows = noise_rows(stream, size, "redrawn")
         assert 1 <= rows.state_rows <= MAX_STATE_ROWS
-        assert rows.state_rows == 1 or rows.state_rows * size * 4 <= 64 * 2**20
+        assert rows.state_rows == 1 or rows.state_rows * size * 4 <= MAX_STATE_BYTES
+
+
+def test_what_fits_is_carried_and_what_does_not_is_redrawn():
+    dense = np.tril(np.random.default_rng(1).uniform(0.1, 1.0, (100, 100)))
+    assert noise_rows(BandedMechanism(diagonals=np.ones((9, 1))).stream(), 10, None).strategy == "carried"
+    assert noise_rows(TreeMechanism(rounds=100, decoder="full").stream(), 10, None).strategy == "carried"
+    stream = NoiseStream(rounds=100, sources=100, contraction=dense)
+    assert noise_rows(stream, 10, None).strategy == "redrawn"
+    with pytest.raises(ValueError, match="strategy='carried' needs a mechanism whose rounds share at most 32 rows"):
+        noise_rows(stream, 10, "carried")
+    with pytest.raises(ValueError, match="strategy='carry'"):
+        noise_rows(stream, 10, "carry")
+
+
+def test_the_seed_is_not_shown():
+    assert "987654321" not in repr(noise_rows(IdentityMechanism(rounds=3).stream(), 2, None, seed=987654321))
 
 
 # A Kolmogorov-Smirnov test of 200,000 values: passes a standard normal with probability 1 - FALSE_POSITIVE. Its seeds are fixed, so it
