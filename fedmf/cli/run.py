@@ -25,6 +25,8 @@ def _noise_seed(context: click.Context, parameter: click.Parameter, value: str |
 @click.option(
     "--noise-seed", callback=_noise_seed, help="Secret whole number, or os to draw one. Needed for a new run."
 )
+@click.option("--noise-strategy", help="How noise is made ahead: carried, redrawn or spilled.  [default: the cheapest]")
+@click.option("--noise-memory", type=float, help="GB of memory that the noise may take.  [default: 1.5]")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @config_options
 @json_option
@@ -33,6 +35,8 @@ def train(
     config_file: pathlib.Path | None,
     resume: bool,
     noise_seed: int | str | None,
+    noise_strategy: str | None,
+    noise_memory: float | None,
     quiet: bool,
     as_json: bool,
     **flags: Any,
@@ -46,7 +50,9 @@ def train(
         --vocabulary-size 1000 --embedding-size 32 --lstm-size 64 --epsilon 8 --noise-seed os
       fedmf train --out runs/first --resume
     """
+    from fedmf import _checks
     from fedmf.config import config_from_mapping, read_config_file
+    from fedmf.mechanisms.strategy import HOST_STRATEGIES
     from fedmf.runs import RunFolder
 
     with arguments_checked():
@@ -56,6 +62,10 @@ def train(
             raise ValueError("noise_seed: a resumed run keeps its own; leave out --noise-seed")
         if not resume and noise_seed is None:
             raise ValueError("noise_seed is missing: give --noise-seed a secret whole number, or os to draw one")
+        if noise_strategy is not None:
+            _checks.one_of("noise_strategy", noise_strategy, HOST_STRATEGIES)
+        if noise_memory is not None and not 0 < noise_memory < 1e6:
+            raise ValueError(f"noise_memory={noise_memory} must be gigabytes, such as 1.5")
     if resume:
         stored = read_config_file(RunFolder.open(out).path / "config.json")
         values = stored | values
@@ -66,7 +76,14 @@ def train(
     from tasks import task_from_config
 
     run = federated.train(
-        task_from_config(config), config, folder=out, noise_seed=noise_seed, resume=resume, progress=not quiet
+        task_from_config(config),
+        config,
+        folder=out,
+        noise_seed=noise_seed,
+        resume=resume,
+        noise_strategy=noise_strategy,
+        noise_memory=None if noise_memory is None else int(noise_memory * 1e9),
+        progress=not quiet,
     )
     assert run.result is not None
     metric = run.plan["task"]["headline_metric"]

@@ -5,6 +5,7 @@ tff   TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C++
 """
 
 import abc
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +16,19 @@ import tensorflow_federated as tff
 from fedmf.accounting import Plan
 from fedmf.config import TrainConfig
 from fedmf.federated.aggregator import dp_aggregator, mean_query
+from fedmf.federated.host_noise import HostNoise
 from fedmf.federated.server_optimizer import ScheduledSGDM
 from fedmf.federated.task import Examples, Task
 from fedmf.federated.workers import guard_workers
 
 
 class Execution(abc.ABC):
-    """init / next over an opaque state; `leaves` and `from_leaves` carry it through a checkpoint bit for bit."""
+    """init / next over an opaque state; `leaves` and `from_leaves` carry it through a checkpoint bit for bit.
+
+    The noise is made by the host and handed into the state; a round of any number may be asked for, but rounds in order are fast.
+    """
+
+    noise: HostNoise
 
     @abc.abstractmethod
     def init(self) -> Any:
@@ -36,21 +43,24 @@ class Execution(abc.ABC):
         """The global model's trainable weights."""
 
     def leaves(self, state: Any) -> list[np.ndarray]:
-        """The state as numpy arrays in a fixed order."""
-        return [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
+        """The state as numpy arrays in a fixed order, and after it what the noise goes on from."""
+        return [np.asarray(leaf) for leaf in tf.nest.flatten(state)] + self.noise.snapshot()
 
     def from_leaves(self, leaves: Sequence[np.ndarray]) -> Any:
-        """The inverse of `leaves`.
+        """The inverse of `leaves`. Noise of another strategy is made anew, from the seed.
 
         Raises:
           ValueError: the leaves are not those of this execution.
         """
         template = self.init()
+        count = len(tf.nest.flatten(template))
+        leaves, noise = leaves[:count], leaves[count:]
         expected = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in tf.nest.flatten(template)]
         if expected != [(leaf.shape, leaf.dtype) for leaf in leaves]:
             raise ValueError(
                 "the checkpoint's state does not fit this model and mechanism: resume with the version that wrote it"
             )
+        self.noise.restore(noise)
         return tf.nest.pack_sequence_as(template, list(leaves))
 
 
@@ -64,20 +74,26 @@ class FastExecution(Execution):
     Clients train one after another; the sum of their clipped updates is the only thing kept of them.
     """
 
-    def __init__(self, task: Task, plan: Plan, config: TrainConfig, noise_seed: int) -> None:
-        self._task, self._config = task, config
+    def __init__(self, task: Task, plan: Plan, config: TrainConfig, noise: HostNoise, noise_seed: int) -> None:
+        self._task, self._config, self.noise = task, config, noise
         self._model = task.build_model(config.seed)
         self._variables = self._model.trainable_variables
         self._initial = [v.numpy() for v in self._variables]
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in self._variables]
         self._query = mean_query(
-            plan, specs, clients_per_round=config.cohort_size, noise_seed=noise_seed, zeroing_norm=config.zeroing_norm
+            plan,
+            specs,
+            clients_per_round=config.cohort_size,
+            noise_seed=noise_seed,
+            zeroing_norm=config.zeroing_norm,
+            noise_strategy="handed_in",
         )
         self._optimizer = _optimizer(config)
         self._specs = specs
         batches = tf.TensorSpec([None, task.batch_size, config.sequence_length], tf.int32)
         real = tf.TensorSpec([None, task.batch_size], tf.float32)
-        self._client = tf.function(self._client_work, input_signature=[specs, specs, batches, batches, real])
+        total = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), self._query.initial_sample_state())
+        self._client = tf.function(self._client_work, input_signature=[specs, total, batches, batches, real])
         self._server = tf.function(self._server_work)
 
     def init(self) -> Any:
@@ -87,7 +103,7 @@ class FastExecution(Execution):
 
     def next(self, state: Any, cohort: Sequence[Examples]) -> tuple[Any, dict[str, float]]:
         """See `Execution.next`."""
-        weights, optimizer_state, query_state = state
+        weights, optimizer_state, query_state = self.noise.hand_in(state)
         total = self._query.initial_sample_state(self._specs)
         examples, loss = 0, 0.0
         for x, y in cohort:
@@ -139,11 +155,15 @@ def _in_batches(x: np.ndarray, y: np.ndarray, batch_size: int) -> tuple[np.ndarr
 class TffExecution(Execution):
     """TFF's own federated averaging; the worker process it starts is stopped with this one, however this one ends."""
 
-    def __init__(self, task: Task, plan: Plan, config: TrainConfig, noise_seed: int) -> None:
-        self._task, self._config = task, config
+    def __init__(self, task: Task, plan: Plan, config: TrainConfig, noise: HostNoise, noise_seed: int) -> None:
+        self._task, self._config, self.noise = task, config, noise
         self._initial = [v.numpy() for v in task.build_model(config.seed).trainable_variables]
         aggregator = dp_aggregator(
-            plan, clients_per_round=config.cohort_size, noise_seed=noise_seed, zeroing_norm=config.zeroing_norm
+            plan,
+            clients_per_round=config.cohort_size,
+            noise_seed=noise_seed,
+            zeroing_norm=config.zeroing_norm,
+            noise_strategy="handed_in",
         )
         self._process = tff.learning.algorithms.build_unweighted_fed_avg(
             model_fn=lambda: tff_model(task, config.seed, config.sequence_length),
@@ -165,7 +185,7 @@ class TffExecution(Execution):
     def next(self, state: Any, cohort: Sequence[Examples]) -> tuple[Any, dict[str, float]]:
         """See `Execution.next`."""
         data = [tf.data.Dataset.from_tensor_slices(examples).batch(self._task.batch_size) for examples in cohort]
-        output = self._process.next(state, data)
+        output = self._process.next(self.noise.hand_in(state), data)
         train = output.metrics["client_work"]["train"]
         examples = int(train["num_examples"])
         return output.state, {"examples": examples, "train_loss": float(train["loss"]) if examples else 0.0}
@@ -189,7 +209,20 @@ def tff_model(task: Task, seed: int, sequence_length: int) -> tff.learning.model
     return tff.learning.models.from_keras_model(task.build_model(seed), loss=TaskLoss(), input_spec=(spec, spec))
 
 
-def build_execution(task: Task, plan: Plan, config: TrainConfig, noise_seed: int) -> Execution:
-    """The execution that `config.execution` names."""
+def build_execution(
+    task: Task,
+    plan: Plan,
+    config: TrainConfig,
+    noise_seed: int,
+    *,
+    noise_strategy: str | None = None,
+    noise_memory: int | None = None,
+    noise_folder: str | pathlib.Path | None = None,
+) -> Execution:
+    """The execution that `config.execution` names, with noise made as `HostNoise` explains its strategy, memory_bytes and folder."""
+    size = sum(int(np.prod(v.shape)) for v in task.build_model(config.seed).trainable_variables)
+    noise = HostNoise(
+        plan, size, noise_seed=noise_seed, strategy=noise_strategy, memory_bytes=noise_memory, folder=noise_folder
+    )
     kind = {"fast": FastExecution, "tff": TffExecution}[config.execution]
-    return kind(task, plan, config, noise_seed)
+    return kind(task, plan, config, noise, noise_seed)

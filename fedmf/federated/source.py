@@ -43,7 +43,7 @@ def noise_key(noise_seed: int) -> np.ndarray:
     return np.frombuffer(digest[:16], dtype="<u8").astype(np.uint64)
 
 
-def source_of_key(key: Any, size: int, start: int = 0) -> Draw:
+def source_of_key(key: Any, size: int, start: Any = 0) -> Draw:
     """draw(i) -> coordinates start .. start + size - 1 of row i of Z at unit standard deviation, float32 (size,).
 
     Entry c of row i is entry c of the Philox4x32-10 normals at key K and counter (c // 4, S + i), where key = (K, S): independent
@@ -52,12 +52,12 @@ def source_of_key(key: Any, size: int, start: int = 0) -> Draw:
     Args:
       key: uint64 (2,), an array or a tensor; from `noise_key`.
       size: number of coordinates.
-      start: a multiple of 4.
+      start: a multiple of 4, an int or an integer tensor.
     """
     key = tf.convert_to_tensor(key, tf.uint64)
 
     def draw(i: Any) -> Any:
-        counter = tf.stack([tf.constant(start // COORDINATES_OF_A_COUNTER, tf.uint64), key[1] + tf.cast(i, tf.uint64)])
+        counter = tf.stack([tf.cast(start // COORDINATES_OF_A_COUNTER, tf.uint64), key[1] + tf.cast(i, tf.uint64)])
         return tf.raw_ops.StatelessRandomNormalV2(shape=[size], key=key[:1], counter=counter, alg=1, dtype=tf.float32)
 
     return draw

@@ -38,6 +38,8 @@ def train(
     noise_seed: int | str | None = None,
     plan: Plan | None = None,
     resume: bool = False,
+    noise_strategy: str | None = None,
+    noise_memory: int | None = None,
     progress: bool = True,
     on_round: Callable[[int], None] | None = None,
 ) -> Run:
@@ -52,6 +54,9 @@ def train(
       noise_seed: a non-negative int, or "os" for one from the operating system. Needed unless `resume`; kept in private/.
       plan: a plan of your own in place of the one `config` describes; must have its rounds and participation.
       resume: go on from the newest checkpoint.
+      noise_strategy: how the host makes the noise, "carried", "redrawn" or "spilled"; None chooses. Another one may be named at a
+        resume: the noise is the same to float32 rounding.
+      noise_memory: bytes that the noise may take in memory; None for 1.5 GB.
       progress: show a progress bar with rounds, clients/s, time left and the latest metrics.
       on_round: called with t after round t is done; an exception it raises stops the run like a crash.
 
@@ -73,7 +78,18 @@ def train(
         run_folder = RunFolder.create(folder)
         _write_beginning(run_folder, task, config, plan, seed)
     checkpoint = run_folder.load_checkpoint() if resume else None
-    execution = build_execution(task, plan, config, seed)
+    execution = build_execution(
+        task,
+        plan,
+        config,
+        seed,
+        noise_strategy=noise_strategy,
+        noise_memory=noise_memory,
+        noise_folder=run_folder.path / "private",
+    )
+    chosen = execution.noise.strategy
+    if progress and chosen.disk:
+        print(f"noise: {chosen.reason}, {chosen.disk / 1e9:.1f} GB in {run_folder.path / 'private'}", file=sys.stderr)
     _loop(task, config, plan, run_folder, execution, checkpoint, progress, on_round)
     return Run.load(run_folder.path)
 

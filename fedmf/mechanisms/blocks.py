@@ -85,7 +85,7 @@ def block_form(stream: NoiseStream, *, length: int, most_width: int | None = Non
 
     def matrix(b: int) -> np.ndarray:
         M = np.zeros((length + width, length + width))
-        S = np.eye(width, length + width, k=length)  # as combinations of the rows of [Z_b; S_b]
+        S: np.ndarray = np.eye(width, length + width, k=length)  # as combinations of the rows of [Z_b; S_b]
         for i in range(min(length, n - b * length)):
             now = step(b * length + i) @ np.vstack([np.eye(1, length + width, k=i), S])
             M[i], S = now[0], now[1:]
@@ -107,7 +107,7 @@ def _steps(stream: NoiseStream) -> tuple[int, Callable[[int], np.ndarray]]:
 def recurrence_step(recurrence: np.ndarray, t: int) -> np.ndarray:
     """[x_t; S_(t+1)] from [z_t; S_t] where S_t = x_(t-1), x_(t-2), ..."""
     r = recurrence.shape[1] - 1
-    M = np.eye(1 + r, k=-1)
+    M: np.ndarray = np.eye(1 + r, k=-1)
     M[0] = np.concatenate([[1.0], -recurrence[t, 1:]]) / recurrence[t, 0]
     M[1:2] = M[0]
     return M

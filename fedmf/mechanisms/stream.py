@@ -104,8 +104,8 @@ class NoiseStream:
         N = self.contraction
         if N is None or (self.sources == self.rounds and not np.triu(N, 1).any()):
             return self
-        L = np.linalg.qr(N.T, mode="r").T
-        L = np.tril(L * np.where(np.diag(L) < 0, -1.0, 1.0))
+        L = np.tril(scipy.linalg.qr(N.T, mode="economic", check_finite=False)[1].T)
+        L = L * np.where(np.diag(L) < 0, -1.0, 1.0)
         signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(self.rounds, _PROBES))
         solve = functools.partial(scipy.linalg.solve_triangular, L, lower=True, check_finite=False)
         back = solve(N @ (N.T @ solve(signs, trans="T")))  # Q Q^T signs

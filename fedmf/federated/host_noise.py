@@ -1,0 +1,292 @@
+"""Noise made ahead by the host: all of it is independent of the data, so whole blocks of rounds are made at a time.
+
+A block is made in tiles of coordinates, each a few matrix products on arrays that fit the cache. Strategies: `fedmf.mechanisms.strategy`.
+"""
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+import tensorflow as tf
+
+from fedmf import _checks
+from fedmf.accounting import Plan
+from fedmf.federated.noise import NoiseState
+from fedmf.federated.noise_file import NoiseFile
+from fedmf.federated.source import check_noise_seed, noise_key, source_of_key
+from fedmf.mechanisms.strategy import DEFAULT_MEMORY, TILE, HostStrategy, choose_host_strategy
+
+# Rows that one call of the source draws.
+_DRAWN_TOGETHER = 16
+
+
+class HostNoise:
+    """The rows of N Z for one run, made a block ahead and handed into the state of a query with noise_strategy="handed_in".
+
+    The same (seed, round) gives the same row whatever the strategy, up to float32 rounding, and whatever ran before; within one
+    strategy bit for bit.
+
+    Args:
+      plan: of the run; its mechanism says what noise is made.
+      size: model parameters, d.
+      noise_seed: as of `dp_aggregator`; or `key`.
+      key: uint64 (2,), the source's, in place of noise_seed.
+      strategy: "carried", "redrawn", "spilled", or None to choose the cheapest; see `fedmf.mechanisms.strategy`.
+      memory_bytes: what the arrays may take; None for 1.5 GB.
+      folder: private folder for the file of "spilled", kept afterwards; None for a temporary one that goes with this object.
+
+    Raises:
+      TypeError, ValueError: naming the argument, and what to do instead.
+
+    Example:
+      >>> import fedmf
+      >>> once = fedmf.Participation(rounds=3, schema="single")
+      >>> plan = fedmf.calibrate(fedmf.fit(fedmf.prefix_sum(3), once, family="banded"), once, epsilon=8.0, delta=1e-6)
+      >>> noise = HostNoise(plan, 5, noise_seed=1)
+      >>> noise.row(2).shape, np.array_equal(noise.row(0), HostNoise(plan, 5, noise_seed=1).row(0))
+      ((5,), True)
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        size: int,
+        *,
+        noise_seed: int | None = None,
+        key: np.ndarray | None = None,
+        strategy: str | None = None,
+        memory_bytes: int | None = None,
+        folder: str | pathlib.Path | None = None,
+    ) -> None:
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan={plan!r} must be a fedmf.Plan: make one with fedmf.calibrate")
+        if (noise_seed is None) == (key is None):
+            raise ValueError("noise_seed and key: give exactly one")
+        if noise_seed == "os":
+            raise ValueError('noise_seed="os" would differ from the aggregator\'s: use HostNoise.for_state')
+        stream = plan.mechanism.stream().causal()
+        self.size = _checks.integer("size", size, low=0, way_out="it is the number of model parameters")
+        self.rounds = stream.rounds
+        memory = DEFAULT_MEMORY if memory_bytes is None else memory_bytes
+        self.strategy: HostStrategy = choose_host_strategy(stream, size, memory, strategy)
+        self._key = noise_key(check_noise_seed(noise_seed)) if key is None else np.asarray(key, np.uint64)
+        tiles = _Tiles(self._key, size)
+        self._maker: _Maker
+        if self.strategy.name == "carried":
+            self._maker = _Carried(self.strategy, tiles)
+        elif self.strategy.name == "redrawn":
+            matrix = stream.as_contraction().contraction
+            assert matrix is not None
+            self._maker = _Redrawn(self.strategy, tiles, matrix)
+        else:
+            assert stream.recurrence is not None
+            self._maker = NoiseFile(self.strategy, tiles, stream.recurrence, folder)
+
+    @classmethod
+    def for_state(cls, plan: Plan, state: Any, **options: Any) -> "HostNoise":
+        """For the run whose state this is: any structure with one NoiseState in it, such as TFF's server state.
+
+        Args:
+          plan, options: as of `HostNoise`, without size, noise_seed and key, which the state holds.
+        """
+        found: list[NoiseState] = []
+        _replace(state, lambda noise: found.append(noise) or noise)  # type: ignore[func-returns-value]
+        noise = _only(found)
+        return cls(plan, int(np.shape(noise.rows)[1]), key=np.asarray(noise.key), **options)
+
+    def row(self, t: int) -> np.ndarray:
+        """Row t of N Z at unit standard deviation, float32 (size,), a new array.
+
+        Rounds in order cost a block now and then. Any other round costs the blocks before it, except under "redrawn".
+
+        Raises:
+          ValueError: t is not in 0 .. rounds - 1.
+        """
+        way_out = f"the noise was planned for rounds={self.rounds}: fit and calibrate a longer mechanism to train on"
+        return self._maker.row(_checks.integer("t", t, low=0, high=self.rounds - 1, way_out=way_out))
+
+    def hand_in(self, state: Any) -> Any:
+        """`state` with the row of its next round in it; the rest is as it was.
+
+        Args:
+          state: any structure with one NoiseState of strategy "handed_in" in it: of a query, an aggregator or a whole TFF process.
+
+        Raises:
+          ValueError: no such state, more than one, another key, or past the last round.
+        """
+        count = 0
+
+        def hand(noise: NoiseState) -> NoiseState:
+            nonlocal count
+            count += 1
+            if np.shape(noise.rows) != (1, self.size):
+                raise ValueError(
+                    f"state holds noise rows of shape {np.shape(noise.rows)}: make the aggregator with noise_strategy='handed_in' "
+                    f"for a model of {self.size} parameters"
+                )
+            if not np.array_equal(np.asarray(noise.key), self._key):
+                raise ValueError("the state was made with another noise seed: use HostNoise.for_state(plan, state)")
+            t = int(noise.next_round)
+            return noise._replace(made_for=np.int32(t), rows=self.row(t)[None])
+
+        state = _replace(state, hand)
+        _only([None] * count)
+        return state
+
+    def snapshot(self) -> list[np.ndarray]:
+        """What `restore` needs to go on without making earlier blocks again."""
+        return self._maker.snapshot()
+
+    def restore(self, leaves: Sequence[np.ndarray]) -> bool:
+        """Takes a snapshot back. False, and nothing done, if it is another strategy's: the next row then makes it all again."""
+        return self._maker.restore(leaves)
+
+
+class _Maker(Protocol):
+    def row(self, t: int) -> np.ndarray: ...
+
+    def snapshot(self) -> list[np.ndarray]: ...
+
+    def restore(self, leaves: Sequence[np.ndarray]) -> bool: ...
+
+
+def _only(found: list[Any]) -> Any:
+    if len(found) != 1:
+        raise ValueError(
+            f"state holds {len(found)} NoiseStates where one is needed: pass the state of one process with one fedmf aggregator"
+        )
+    return found[0]
+
+
+def _replace(value: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
+    """`value` with every NoiseState in it changed."""
+    if isinstance(value, NoiseState):
+        return change(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_replace(part, change) for part in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_replace(part, change) for part in value)
+    if isinstance(value, dict):
+        return type(value)((name, _replace(part, change)) for name, part in value.items())
+    if attrs.has(type(value)):
+        parts = {field.name: _replace(getattr(value, field.name), change) for field in attrs.fields(type(value))}
+        return attrs.evolve(value, **parts)
+    return value
+
+
+class _Tiles:
+    """Draws of the source in tiles of coordinates."""
+
+    def __init__(self, key: np.ndarray, size: int) -> None:
+        self.key, self.size = key, size
+        self._functions: dict[tuple[int, int], Any] = {}
+
+    def __iter__(self) -> Any:
+        for start in range(0, self.size, TILE):
+            yield slice(start, min(start + TILE, self.size))
+
+    def draw(self, first: int, count: int, tile: slice, out: np.ndarray) -> None:
+        """Rows first .. first + count - 1 of Z in `tile` into out, float32 (count, coordinates)."""
+        for row in range(0, count, _DRAWN_TOGETHER):
+            together = min(_DRAWN_TOGETHER, count - row)
+            function = self._function(tile.stop - tile.start, together)
+            drawn = function(tf.constant(first + row, tf.int64), tf.constant(tile.start, tf.int64))
+            out[row : row + together] = drawn.numpy()
+
+    def _function(self, width: int, together: int) -> Any:
+        if (width, together) not in self._functions:
+
+            def rows(first: Any, start: Any) -> Any:
+                draw = source_of_key(self.key, width, start)
+                return tf.stack([draw(first + i) for i in range(together)])
+
+            self._functions[width, together] = tf.function(rows)
+        return self._functions[width, together]
+
+
+class _Carried:
+    """[X_b; S_(b+1)] = M_b [Z_b; S_b] on tiles."""
+
+    def __init__(self, strategy: HostStrategy, tiles: _Tiles) -> None:
+        assert strategy.form is not None
+        self._form, self._tiles = strategy.form, tiles
+        L, r = strategy.length, strategy.width
+        self._block, self._made = 0, False  # of `_start`; whether `_rows` and `_end` are there
+        self._rows = np.zeros((L, tiles.size), np.float32)
+        self._start, self._end = np.zeros((2, r, tiles.size), np.float32)
+
+    def row(self, t: int) -> np.ndarray:
+        block, phase = divmod(t, self._form.length)
+        if block < self._block:
+            self._block, self._made = 0, False
+            self._start[:] = 0
+        while self._block < block or not self._made:
+            if self._made:
+                self._start, self._end = self._end, self._start
+                self._block, self._made = self._block + 1, False
+            self._make()
+        return self._rows[phase].copy()
+
+    def _make(self) -> None:
+        L, r = self._form.length, self._form.width
+        M = self._form.matrix(self._block).astype(np.float32)
+        stacked, product = np.empty((2, L + r, min(TILE, self._tiles.size)), np.float32)
+        for tile in self._tiles:
+            count = tile.stop - tile.start
+            now, out = stacked[:, :count], product[:, :count]
+            self._tiles.draw(self._block * L, L, tile, now[:L])
+            now[L:] = self._start[:, tile]
+            np.matmul(M, now, out=out)
+            self._rows[:, tile], self._end[:, tile] = out[:L], out[L:]
+        self._made = True
+
+    def snapshot(self) -> list[np.ndarray]:
+        return [np.array([self._block, self._form.length], np.int64), self._start]
+
+    def restore(self, leaves: Sequence[np.ndarray]) -> bool:
+        if len(leaves) != 2 or leaves[1].shape != self._start.shape or int(leaves[0][1]) != self._form.length:
+            return False
+        self._block, self._made = int(leaves[0][0]), False
+        self._start[:] = leaves[1]
+        return True
+
+
+class _Redrawn:
+    """L rows at a time, contracted from all the draws up to them."""
+
+    _DRAWS = 64
+
+    def __init__(self, strategy: HostStrategy, tiles: _Tiles, matrix: np.ndarray) -> None:
+        self._tiles, self._length, self._matrix = tiles, strategy.length, matrix
+        self._block = -1
+        self._rows = np.zeros((strategy.length, tiles.size), np.float32)
+
+    def row(self, t: int) -> np.ndarray:
+        block, phase = divmod(t, self._length)
+        if block != self._block:
+            self._make(block)
+        return self._rows[phase].copy()
+
+    def _make(self, block: int) -> None:
+        self._block = -1  # until it is done: an interrupt must not leave half a block
+        start = block * self._length
+        N = self._matrix[start : start + self._length].astype(np.float32)
+        drawn = np.empty((self._DRAWS, min(TILE, self._tiles.size)), np.float32)
+        for tile in self._tiles:
+            total = self._rows[:, tile]
+            total[:] = 0
+            for j in range(0, start + len(N), self._DRAWS):
+                count = min(self._DRAWS, start + len(N) - j)
+                z = drawn[:count, : tile.stop - tile.start]
+                self._tiles.draw(j, count, tile, z)
+                first = max(0, j - start)  # rows before j do not use these draws
+                total[first : len(N)] += N[first:, j : j + count] @ z
+        self._block = block
+
+    def snapshot(self) -> list[np.ndarray]:
+        return []
+
+    def restore(self, leaves: Sequence[np.ndarray]) -> bool:
+        return not leaves

@@ -1,0 +1,175 @@
+"""The noise of a banded encoder with its history in a file: for so many bands that they do not fit the memory."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+from fedmf.mechanisms.strategy import TILE, HostStrategy
+
+_HEADER = "noise_history.json"
+_DATA = "noise_history"
+# Float32 rounding of C X, relative to sums of absolute values; a row that is off by less does no harm.
+_ROUNDING = 1e-5
+
+
+class NoiseFile:
+    """x_t = (z_t - sum_j C[t, t-j] x_(t-j)) / C[t, t] for L rounds at a time, as D X = Z - E H on tiles of coordinates.
+
+    The file holds the rows of the last P = 2 L + bands - 1 rounds, tile after tile, round t at place t mod P. It is as secret as the
+    seed: mode 0600 in a folder of mode 0700. The header names the rounds that are whole; it is written after them. A file that is
+    found must obey C X = Z in its last block, which involves every row that is used again; one that does not is made anew.
+
+    Args:
+      strategy: of `fedmf.mechanisms.strategy`, "spilled".
+      tiles: draws in tiles; see `fedmf.federated.host_noise`.
+      recurrence: C by rows, float64 (rounds, bands).
+      folder: where to keep the file, or None for a temporary folder.
+
+    Raises:
+      ValueError: the disk has no room for the file.
+    """
+
+    def __init__(
+        self, strategy: HostStrategy, tiles: Any, recurrence: np.ndarray, folder: str | pathlib.Path | None
+    ) -> None:
+        self._tiles, self._recurrence = tiles, recurrence
+        self._length, self._width = strategy.length, strategy.width
+        self._places = 2 * self._length + self._width
+        if folder is None:
+            self._folder = pathlib.Path(tempfile.mkdtemp(prefix="fedmf-noise-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        else:
+            self._folder = pathlib.Path(folder)
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        free = shutil.disk_usage(self._folder).free
+        have = self._folder / _DATA
+        held = have.stat().st_size if have.exists() else 0
+        if free + held < strategy.disk:
+            raise ValueError(
+                f"folder={str(self._folder)!r} has {free / 1e9:.1f} GB free and the noise history needs {strategy.disk / 1e9:.1f} GB: "
+                "name another folder, or noise_strategy='redrawn'"
+            )
+        digest = hashlib.sha256(np.ascontiguousarray(recurrence).tobytes())
+        digest.update(np.asarray(tiles.key).tobytes() + repr((tiles.size, self._length, TILE)).encode())
+        self._digest = digest.hexdigest()
+        self._first, self._end = 0, 0  # rounds that are whole in the file
+        descriptor = os.open(have, os.O_RDWR | os.O_CREAT, 0o600)
+        self._file = os.fdopen(descriptor, "r+b", buffering=0)
+        weakref.finalize(self, self._file.close)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            header = json.loads((self._folder / _HEADER).read_text())
+            if header["digest"] == self._digest:
+                self._first, self._end = int(header["first"]), int(header["end"])
+        if self._end and not self._obeys_the_recurrence():
+            self._first, self._end = 0, 0
+
+    def row(self, t: int) -> np.ndarray:
+        """Row t, float32 (size,): read from the file, after it was made if it is not there."""
+        if t < self._first:
+            self._first, self._end = 0, 0
+        while t >= self._end:
+            self._make()
+        out = np.empty(self._tiles.size, np.float32)
+        for tile in self._tiles:
+            self._read(tile, t, out[tile][None])
+        return out
+
+    def snapshot(self) -> list[np.ndarray]:
+        """Nothing: the file itself is kept."""
+        return []
+
+    def restore(self, leaves: Sequence[np.ndarray]) -> bool:
+        """The file is taken as it is if it fits."""
+        return not leaves
+
+    def _rows_of_encoder(self, s: int, e: int) -> tuple[np.ndarray, int]:
+        """Rows s .. e - 1 of C from column s - r on, and r, the number of rows before s that they reach back to."""
+        r = min(self._width, s)
+        C = np.zeros((e - s, r + e - s))
+        for i in range(e - s):
+            count = min(self._recurrence.shape[1], r + i + 1)
+            C[i, r + i - np.arange(count)] = self._recurrence[s + i, :count]
+        return C, r
+
+    def _make(self) -> None:
+        s, e = self._end, min(self._end + self._length, len(self._recurrence))
+        C, r = self._rows_of_encoder(s, e)
+        D, E, L = C[:, r:], C[:, :r], e - s
+        solved = scipy.linalg.solve_triangular(D, np.hstack([np.eye(L), -E]), lower=True, check_finite=False)
+        weights = solved.astype(np.float32)
+        # The oldest rows are overwritten from here on.
+        first = max(0, e - self._places)
+        self._write_header(first, s)
+        inputs = np.empty((L + r, min(TILE, self._tiles.size)), np.float32)
+        for tile in self._tiles:
+            stacked = inputs[:, : tile.stop - tile.start]
+            self._tiles.draw(s, L, tile, stacked[:L])
+            self._read(tile, s - r, stacked[L:])
+            self._write(tile, s, weights @ stacked)
+        self._write_header(first, e)
+
+    def _obeys_the_recurrence(self) -> bool:
+        """Whether C X = Z in the last block of the file."""
+        n, e = len(self._recurrence), self._end
+        s = (e - 1) // self._length * self._length
+        if not 0 <= self._first <= max(0, s - self._width) <= s < e <= n or (e != n and e % self._length):
+            return False
+        C, r = self._rows_of_encoder(s, e)
+        C32 = C.astype(np.float32)
+        inputs = np.empty((r + e - s, min(TILE, self._tiles.size)), np.float32)
+        drawn = np.empty((e - s, inputs.shape[1]), np.float32)
+        for tile in self._tiles:
+            X, Z = inputs[:, : tile.stop - tile.start], drawn[:, : tile.stop - tile.start]
+            try:
+                self._read(tile, s - r, X)
+            except OSError:
+                return False
+            self._tiles.draw(s, e - s, tile, Z)
+            scale = np.abs(C).sum(axis=1).max() * max(1.0, float(np.abs(X).max(initial=0.0)))
+            # Negated, so that a NaN counts as wrong.
+            if not float(np.abs(C32 @ X - Z).max(initial=0.0)) <= _ROUNDING * scale:
+                return False
+        return True
+
+    def _write_header(self, first: int, end: int) -> None:
+        path = self._folder / (_HEADER + ".new")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"digest": self._digest, "first": first, "end": end}, file)
+        os.replace(path, self._folder / _HEADER)
+        self._first, self._end = first, end
+
+    def _pieces(self, tile: slice, t: int, count: int) -> list[tuple[int, slice]]:
+        """(offset in the file, rows) of rounds t .. t + count - 1 in this tile: one run of places, or two around the end."""
+        width = 4 * (tile.stop - tile.start)
+        base = 4 * tile.start * self._places
+        place = t % self._places
+        first = min(count, self._places - place)
+        pieces = [(base + place * width, slice(0, first)), (base, slice(first, count))]
+        return [piece for piece in pieces if piece[1].start < piece[1].stop]
+
+    def _read(self, tile: slice, t: int, out: np.ndarray) -> None:
+        width = tile.stop - tile.start
+        for offset, rows in self._pieces(tile, t, len(out)):
+            count = rows.stop - rows.start
+            data = os.pread(self._file.fileno(), 4 * width * count, offset)
+            if len(data) < 4 * width * count:
+                raise OSError(f"{self._folder / _DATA} is shorter than its header says: delete both files and resume")
+            out[rows] = np.frombuffer(data, np.float32).reshape(count, width)
+
+    def _write(self, tile: slice, t: int, rows: np.ndarray) -> None:
+        for offset, part in self._pieces(tile, t, len(rows)):
+            data = memoryview(np.ascontiguousarray(rows[part]).tobytes())
+            while len(data):
+                done = os.pwrite(self._file.fileno(), data, offset)
+                data, offset = data[done:], offset + done

@@ -1,0 +1,208 @@
+"""How the host makes noise ahead: what each way costs, and which is best."""
+
+import dataclasses
+import functools
+
+from fedmf import _checks
+from fedmf.mechanisms.blocks import BlockForm, block_form
+from fedmf.mechanisms.stream import NoiseStream
+
+HOST_STRATEGIES = ("carried", "redrawn", "spilled")
+DEFAULT_MEMORY = 1_500_000_000
+# Coordinates that are worked on together: large enough for a matrix product, small enough for the cache.
+TILE = 65_536
+# The unit of cost is drawing one row of Gaussians. Measured on two cores, 4,050,000 float32 coordinates, one draw 42-45 ms:
+# multiply-adds of a row of coordinates that take as long (80 to 100 billion operations a second in blocks), and what a row costs
+# that is copied, or read from a file or written to one.
+_PRODUCTS_A_DRAW = 300.0
+_COPY, _FILE = 0.2, 0.4
+# Compressing a noising matrix takes some seconds too: about so many for 2052 rounds, and as n^3. It is done where it saves more.
+_DRAW_SECONDS, _COMPRESS_SECONDS = 1.1e-8, 5.0
+# A strategy that needs less memory is taken where it costs at most this many times as much.
+_FRUGAL = 1.25
+_MOST_CARRIED = 64
+_MOST_REDRAWN = 4096
+_CARRIED_BLOCKS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class HostStrategy:
+    """One way to make the rows of a run.
+
+    Attributes:
+      name: "carried", "redrawn" or "spilled".
+      length: rounds made at a time, L.
+      width: rows of model size that are kept from block to block.
+      cost: of a round on average over the run, in draws of one row of independent Gaussians.
+      memory: bytes of arrays.
+      disk: bytes of a private file; 0 for none.
+      reason: in words, what is done, or why it cannot be.
+      possible: whether it can be used here.
+      form: the block form of "carried".
+    """
+
+    name: str
+    length: int = 0
+    width: int = 0
+    cost: float = float("inf")
+    memory: int = 0
+    disk: int = 0
+    reason: str = ""
+    possible: bool = True
+    form: BlockForm | None = None
+
+
+def host_strategies(stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_MEMORY) -> list[HostStrategy]:
+    """All strategies, the best first and those that are not possible last.
+
+    Best is the cheapest that stays in memory, unless the one with a file saves more than half.
+
+    Args:
+      stream: of the mechanism.
+      size: model parameters, d.
+      memory_bytes: what the arrays may take.
+
+    Raises:
+      TypeError, ValueError: size or memory_bytes is no positive int.
+
+    >>> from fedmf.mechanisms import IdentityMechanism
+    >>> best, *others = host_strategies(IdentityMechanism(rounds=2052).stream(), 4_050_748)
+    >>> best.name, round(best.cost, 1)
+    ('carried', 1.2)
+    """
+    _checks.integer("size", size, low=0, way_out="it is the number of model parameters")
+    _checks.integer("memory_bytes", memory_bytes, low=1, way_out="give bytes, such as 1_500_000_000")
+    redrawn, spilled = _redrawn(stream, size, memory_bytes), _spilled(stream, size)
+    n = stream.rounds
+    saved = (redrawn.cost - 1.5) * n * size * _DRAW_SECONDS
+    carried = _carried(stream, size, memory_bytes, compress=saved > _COMPRESS_SECONDS * (n / 2052) ** 3)
+
+    def price(strategy: HostStrategy) -> tuple[bool, float]:
+        return not strategy.possible, strategy.cost * (2 if strategy.disk else 1)
+
+    return sorted((carried, redrawn, spilled), key=price)
+
+
+def choose_host_strategy(
+    stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_MEMORY, name: str | None = None
+) -> HostStrategy:
+    """The best strategy, or the one called `name`.
+
+    Raises:
+      ValueError: no such strategy, or not possible for this mechanism, size and memory; says why.
+    """
+    found = host_strategies(stream, size, memory_bytes)
+    if name is not None:
+        _checks.one_of("noise_strategy", name, HOST_STRATEGIES)
+        found = [strategy for strategy in found if strategy.name == name]
+        if name == "carried" and not found[0].possible:  # asked for, it may take its time
+            found = [_carried(stream, size, memory_bytes, compress=True)]
+    if not found[0].possible:
+        reasons = "; ".join(f"{strategy.name}: {strategy.reason}" for strategy in found)
+        raise ValueError(
+            f"noise_strategy={name!r} cannot make this noise with memory_bytes={memory_bytes}: {reasons}; allow more memory"
+        )
+    return found[0]
+
+
+def explain(strategies: list[HostStrategy]) -> str:
+    """A table of the strategies in the order of choice."""
+    lines = [f"{'strategy':<9} {'cost':>6} {'block':>6} {'kept':>5} {'memory':>9} {'file':>9}  why"]
+    for strategy in strategies:
+        if not strategy.possible:
+            lines.append(
+                f"{strategy.name:<9} {'-':>6} {'-':>6} {'-':>5} {'-':>9} {'-':>9}  not possible: {strategy.reason}"
+            )
+            continue
+        numbers = f"{strategy.cost:>6.1f} {strategy.length:>6} {strategy.width:>5}"
+        space = f"{strategy.memory / 1e6:>6.0f} MB {strategy.disk / 1e6:>6.0f} MB"
+        lines.append(f"{strategy.name:<9} {numbers} {space}  {strategy.reason}")
+    return "\n".join(lines)
+
+
+def _row_bytes(size: int) -> int:
+    return 4 * max(1, size)
+
+
+def _carried(stream: NoiseStream, size: int, memory_bytes: int, compress: bool) -> HostStrategy:
+    n = stream.rounds
+    lengths = [length for length in _CARRIED_BLOCKS if length < 2 * n]
+    if stream.contraction is not None:
+        if not compress:
+            return HostStrategy(name="carried", possible=False, reason="not looked for: redrawing costs little")
+        longest = min(n, 16)
+        form = block_form(stream, length=longest, most_width=_MOST_CARRIED)
+        lengths = [longest]
+    else:
+        form = block_form(stream, length=1, most_width=_MOST_CARRIED)
+    if form is None:
+        return HostStrategy(
+            name="carried",
+            possible=False,
+            reason=f"rounds share more than {_MOST_CARRIED} rows of the past",
+        )
+    width = form.width
+
+    def option(length: int) -> HostStrategy:
+        side = length + width
+        return HostStrategy(
+            name="carried",
+            length=length,
+            width=width,
+            cost=1 + side * side / length / _PRODUCTS_A_DRAW + _COPY * (side + width + 2) / length,
+            # The block, the state before and after it, and two tiles.
+            memory=_row_bytes(size) * (length + 2 * width) + 8 * side * min(size, TILE),
+            reason=f"{width} rows carry what the future needs of the past",
+        )
+
+    affordable = [found for found in map(option, lengths) if found.memory <= memory_bytes]
+    if not affordable:
+        need = min(option(length).memory for length in lengths)
+        return HostStrategy(name="carried", possible=False, reason=f"needs {need / 1e6:.0f} MB")
+    best = min(affordable, key=lambda found: found.cost)
+    if best.length != form.length:
+        form = block_form(stream, length=best.length)
+    return dataclasses.replace(best, form=form)
+
+
+def _redrawn(stream: NoiseStream, size: int, memory_bytes: int) -> HostStrategy:
+    n = stream.rounds
+    impossible = functools.partial(HostStrategy, name="redrawn", possible=False)
+    if stream.contraction is None and n > _MOST_REDRAWN:
+        return impossible(reason=f"{n} rounds: the rows of N are not written out beyond {_MOST_REDRAWN}")
+    tiles = 8 * 64 * min(size, TILE)
+    longest = min(n, (memory_bytes - tiles) // _row_bytes(size))
+    if longest < 1:
+        return impossible(reason=f"needs {(tiles + _row_bytes(size)) / 1e6:.0f} MB")
+
+    def cost(blocks: int) -> float:
+        return (blocks + 1) / 2 + n / 2 / _PRODUCTS_A_DRAW  # block j of `blocks` draws j blocks of rows
+
+    blocks = fewest = -(-n // longest)
+    while cost(blocks + 1) <= _FRUGAL * cost(fewest) and blocks < n:
+        blocks += 1
+    length = -(-n // blocks)
+    return HostStrategy(
+        name="redrawn",
+        length=length,
+        cost=cost(blocks),
+        memory=_row_bytes(size) * length + tiles,
+        reason=f"every {length} rounds all earlier draws are made again" if blocks > 1 else "the whole run at once",
+    )
+
+
+def _spilled(stream: NoiseStream, size: int) -> HostStrategy:
+    if stream.recurrence is None or stream.recurrence.shape[1] == 1:
+        return HostStrategy(name="spilled", possible=False, reason="only for banded encoders of two bands or more")
+    n, bands = stream.recurrence.shape
+    width = bands - 1
+    length = min(n, max(1, width // 4))
+    return HostStrategy(
+        name="spilled",
+        length=length,
+        width=width,
+        cost=1 + (length + width) / _PRODUCTS_A_DRAW + _FILE * (width / length + 2),
+        memory=4 * (width + 4 * length) * min(size, TILE) + 2 * _row_bytes(size),
+        disk=_row_bytes(size) * (width + 2 * length),
+        reason=f"the last {width} rows are kept in a private file",
+    )
