@@ -75,8 +75,6 @@ def measure(engine: Engine, rounds: int) -> dict[str, Any]:
     for t in timed_rounds(rounds):
         first, length = engine.block(t)
         times: list[float] = []
-        engine.jump(first)
-        engine.run(first, length)  # traces, and faults memory in
         while len(times) < 1 or (len(times) < _REPETITIONS and sum(times) < _SECONDS):
             draws += [timed(engine.draw) for _ in range(_DRAWS)]
             engine.jump(first)
@@ -125,11 +123,20 @@ def row(name: str, engine: str, goal: float | None, found: dict[str, Any]) -> st
 @click.command()
 @click.option("--row", "names", multiple=True, help="A mechanism of the table; may be repeated.")
 @click.option("--engine", "engines", multiple=True, type=click.Choice(list(ENGINES)), help="May be repeated.")
+@click.option("--strategy", help="A noise strategy in place of the chosen one; of one engine.")
 @click.option("--rounds", default=ROUNDS, show_default=True, help="n.")
 @click.option("--size", default=SIZE, show_default=True, help="d, coordinates of a row.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each row in place of the table.")
 @click.option("--here", is_flag=True, hidden=True, help="Measure in this process: what the table's child processes do.")
-def main(names: tuple[str, ...], engines: tuple[str, ...], rounds: int, size: int, as_json: bool, here: bool) -> None:
+def main(
+    names: tuple[str, ...],
+    engines: tuple[str, ...],
+    strategy: str | None,
+    rounds: int,
+    size: int,
+    as_json: bool,
+    here: bool,
+) -> None:
     """Print the table."""
     known = [case.name for case in (*CASES, *TFP_CASES)]
     for name in names:
@@ -145,13 +152,14 @@ def main(names: tuple[str, ...], engines: tuple[str, ...], rounds: int, size: in
     ]
     if here:
         case, engine = jobs[0]
-        print(json.dumps(measure(ENGINES[engine](case, rounds, size), rounds)))
+        print(json.dumps(measure(ENGINES[engine](case, rounds, size, strategy), rounds)))
         return
     if not as_json:
         print(header(rounds), flush=True)
     for case, engine in jobs:
         command = [sys.executable, "-m", "benchmarks.noise", "--here", "--row", case.name, "--engine", engine]
         command += ["--rounds", str(rounds), "--size", str(size)]
+        command += ["--strategy", strategy] if strategy else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             print(f"{case.name}, {engine} failed: {(done.stderr.strip().splitlines() or ['killed'])[-1]}", flush=True)

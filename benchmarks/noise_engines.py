@@ -2,9 +2,13 @@
 
 import abc
 import functools
+import os
 from typing import Any
 
-from benchmarks.noise_cases import Case, mechanism
+import numpy as np
+
+import fedmf
+from benchmarks.noise_cases import Case, mechanism, participation
 
 _SEED = 1  # of noise that protects nothing
 # Rounds timed together where no block is made: enough to average over what even and odd rounds of a tree cost.
@@ -47,13 +51,87 @@ class Engine(abc.ABC):
         return 0
 
 
+class HostEngine(Engine):
+    """`fedmf.federated.HostNoise`; the rows come out as numpy arrays."""
+
+    def __init__(self, case: Case, rounds: int, size: int, strategy: str | None) -> None:
+        from fedmf.federated.source import gaussian_source
+
+        found = mechanism(case, rounds)
+        self._plan = fedmf.Plan(
+            mechanism=found, participation=participation(case, rounds), noise_multiplier=1.0, clip_norm=1.0, delta=1e-6
+        )
+        self._rounds, self._size, self._asked = rounds, size, strategy
+        self._draw = compiled(gaussian_source(_SEED, size))
+
+    def draw(self) -> None:
+        """See `Engine`."""
+        self._draw()
+
+    def set_up(self) -> None:
+        """Chooses the strategy and makes the first block."""
+        from fedmf.federated.host_noise import HostNoise
+
+        self._noise = HostNoise(self._plan, self._size, noise_seed=_SEED, strategy=self._asked)
+        self.strategy = self._noise.strategy.name
+        self._noise.row(0)
+
+    def block(self, t: int) -> tuple[int, int]:
+        """See `Engine`."""
+        length = self._noise.strategy.length
+        first = t // length * length
+        return first, min(length, self._rounds - first)
+
+    def jump(self, first: int) -> None:
+        """See `Engine`."""
+        width, block = self._noise.strategy.width, first // self._noise.strategy.length
+        rng = np.random.default_rng(first)
+        if self.strategy == "carried":
+            place, kept = (
+                self._noise.snapshot()
+            )  # the state itself: filled in place, so that the benchmark's memory is not counted
+            place[0] = block
+            for row in kept:
+                row[:] = rng.standard_normal(self._size, np.float32)
+            assert self._noise.restore([place, kept])
+        elif self.strategy == "redrawn":
+            maker: Any = self._noise._maker
+            maker._block = -1  # no block is there: the next row makes its own
+        else:
+            _fill_file(self._noise, max(0, first - width), first, rng)
+
+    def run(self, first: int, count: int) -> None:
+        """See `Engine`."""
+        for t in range(first, first + count):
+            self._noise.row(t)
+
+    def disk(self) -> int:
+        """See `Engine`."""
+        return self._noise.strategy.disk
+
+    def state_bytes(self) -> int:
+        """The row that is handed in."""
+        return 4 * self._size
+
+
+def _fill_file(noise: Any, first: int, end: int, rng: np.random.Generator) -> None:
+    """Rows first .. end - 1 of a "spilled" noise's file, as if they had been made; on the disk, so that nobody else's writing is timed."""
+    file = noise._maker
+    for tile in file._tiles:
+        if end > first:
+            file._write(tile, first, rng.standard_normal((end - first, tile.stop - tile.start), np.float32))
+    os.fsync(file._file.fileno())
+    file._write_header(first, end)
+
+
 class GraphEngine(Engine):
     """`fedmf.federated.noise.NoiseRows` in a tf.function."""
 
-    def __init__(self, case: Case, rounds: int, size: int) -> None:
+    def __init__(self, case: Case, rounds: int, size: int, strategy: str | None) -> None:
         from fedmf.federated.source import gaussian_source
 
-        self._stream, self._rounds, self._size = mechanism(case, rounds).stream(), rounds, size
+        self._stream, self._rounds = mechanism(case, rounds).stream(), rounds
+        self._size, self._asked = size, strategy
         self._draw = compiled(gaussian_source(_SEED, size))
 
     def draw(self) -> None:
@@ -66,7 +144,7 @@ class GraphEngine(Engine):
 
         from fedmf.federated.noise import NoiseRows
 
-        self._noise = NoiseRows(stream=self._stream, size=self._size, noise_seed=_SEED)
+        self._noise = NoiseRows(stream=self._stream, size=self._size, noise_seed=_SEED, strategy=self._asked)
         self.strategy = str(self._noise.strategy)
         self._next = tf.function(self._noise.next)
         self._state = self._noise.initial_state()
@@ -82,6 +160,7 @@ class GraphEngine(Engine):
         """See `Engine`."""
         import tensorflow as tf
 
+        del self._state
         start = self._noise.initial_state()
         rows = tf.random.stateless_normal(start.rows.shape, seed=[first, 0])
         self._state = start._replace(next_round=tf.constant(first, tf.int32), rows=rows)
@@ -101,10 +180,14 @@ class TfpEngine(Engine):
 
     strategy = "tree"
 
-    def __init__(self, case: Case, rounds: int, size: int) -> None:
+    def __init__(self, case: Case, rounds: int, size: int, strategy: str | None) -> None:
+        from fedmf.federated.quiet import import_tensorflow
+
+        import_tensorflow()
         import tensorflow as tf
         import tensorflow_privacy as tfp
 
+        del strategy
         self._rounds, self._size, self._options = rounds, size, case.options
         self._specs = tf.TensorSpec([size], tf.float32)
         self._generator = tfp.tree_aggregation.GaussianNoiseGenerator(1.0, self._specs, seed=_SEED)
@@ -169,4 +252,4 @@ def compiled(draw: Any) -> Any:
     return functools.partial(tf.function(draw), tf.constant(0))
 
 
-ENGINES: dict[str, Any] = {"graph": GraphEngine, "tfp": TfpEngine}
+ENGINES: dict[str, Any] = {"host": HostEngine, "graph": GraphEngine, "tfp": TfpEngine}
