@@ -7,9 +7,19 @@ import_tensorflow()
 from fedmf.federated import workers  # noqa: E402, F401  (ends TFF's workers at exit)
 from fedmf.federated.aggregator import dp_aggregator  # noqa: E402
 from fedmf.federated.host_noise import HostNoise  # noqa: E402
+from fedmf.federated.keras_optimizer import keras_optimizer  # noqa: E402
 from fedmf.federated.query import MatrixFactorizationQuery  # noqa: E402
 from fedmf.federated.server_optimizer import ScheduledSGDM  # noqa: E402
 from fedmf.federated.task import Task  # noqa: E402
 from fedmf.federated.training import InterruptedRun, train  # noqa: E402
 
-__all__ = ["HostNoise", "InterruptedRun", "MatrixFactorizationQuery", "ScheduledSGDM", "Task", "dp_aggregator", "train"]
+__all__ = [
+    "HostNoise",
+    "InterruptedRun",
+    "MatrixFactorizationQuery",
+    "ScheduledSGDM",
+    "Task",
+    "dp_aggregator",
+    "keras_optimizer",
+    "train",
+]
