@@ -12,7 +12,11 @@ ROOT = pathlib.Path(__file__).parent.parent
 # that is above the line; everything else is a module or package in fedmf. A part may always import itself.
 FOUNDATION = {"_checks", "elliptope", "workloads", "participation", "schedule", "ledger"}
 MATHEMATICS = FOUNDATION | {"sensitivity", "mechanisms"}
-ABOVE_THE_LINE = MATHEMATICS | {"error", "optimize", "accounting", "statement", "config", "controller", "runs"}
+ABOVE_THE_LINE = MATHEMATICS | {"error", "optimize", "accounting", "statement", "config", "controller", "runs"} | {
+    "noise_audit",
+    "noise_controls",
+    "distinguishing",
+}
 MAY_IMPORT = {
     "_checks": set(),
     "workloads": {"_checks"},
@@ -27,6 +31,9 @@ MAY_IMPORT = {
     "statement": MATHEMATICS,
     "accounting": MATHEMATICS | {"statement"},
     "controller": MATHEMATICS | {"accounting"},
+    "noise_audit": {"_checks"},
+    "noise_controls": set(),
+    "distinguishing": MATHEMATICS | {"accounting", "noise_audit"},
     "config": MATHEMATICS | {"accounting", "optimize"},
     "runs": MATHEMATICS | {"config"},
     "reports": {"runs"},
