@@ -1,0 +1,271 @@
+"""What the aggregator adds to a TFF training round: the whole round beside one with a plain mean, and the difference in parts.
+
+    make bench-aggregator                             100 clients, the StackOverflow model; about half an hour on two cores
+    python -m benchmarks.aggregator --clients 10      smaller cohorts: the share is then of a shorter round
+    python -m benchmarks.aggregator --parts           the parts alone; a few minutes
+    python -m benchmarks.aggregator --small           a check of this program, measures nothing
+    FEDMF_ALLOCATOR=system python -m benchmarks.aggregator ...   with the system's memory settings as they are
+
+Rounds run in one process and one TFF worker on the same cohort: one of each kind and again, each pass in the opposite order, after a
+first pass that is not counted. So slow drifts of the machine cancel in the differences, whose mean and standard error are printed.
+Rounds of kind "handed_in" cost the same for every mechanism: the row is made by the host, outside TFF. That time is printed by
+`benchmarks.noise` for every mechanism; here one block is timed and divided by its rounds.
+
+A difference of rounds cannot be told from nothing when it is smaller than its error. The parts are small computations that are
+repeated, so they can; their sum is the better figure, and the rounds are there to show that no part was forgotten.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+import numpy as np
+
+import fedmf
+from benchmarks.noise_cases import CASES, Case, mechanism, participation
+
+_SEED = 1  # of noise that protects nothing
+_SENTENCES, _BATCH = 64, 16
+_FULL: dict[str, int] = {}
+_SMALL = {"vocabulary_size": 50, "embedding_size": 4, "lstm_size": 8}
+
+
+class Bench:
+    """The model, a cohort, and TFF processes on them."""
+
+    def __init__(self, clients: int, small: bool) -> None:
+        from fedmf.federated.quiet import import_tensorflow
+
+        import_tensorflow()
+        from fedmf import federated
+        from tasks.stackoverflow.model import build_model, make_loss, make_metrics
+        from tasks.stackoverflow.preprocessing import SpecialIds
+
+        sizes = _SMALL if small else _FULL
+        vocabulary = sizes.get("vocabulary_size", 10_000)
+        self.clients, self.rounds = clients, 48 if small else 2052
+        sentences = _BATCH if small else _SENTENCES
+
+        def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
+            words = np.random.default_rng(int(name)).integers(1, vocabulary, (sentences, 21), dtype=np.int32)
+            return words[:, :-1], words[:, 1:]
+
+        self.task = federated.Task(
+            name="random sentences",
+            description="the papers' model; what the words are does not change what they cost",
+            client_ids=[str(i) for i in range(clients)],
+            client_examples=examples,
+            evaluation_examples=examples,
+            build_model=lambda seed: build_model(seed, **sizes),
+            loss=make_loss("published"),
+            metrics=make_metrics("published", SpecialIds(vocabulary)),
+            headline_metric="accuracy",
+            batch_size=_BATCH,
+        )
+        self.shapes = [v.shape for v in self.task.build_model(0).trainable_variables]
+        self.size = sum(int(np.prod(shape)) for shape in self.shapes)
+
+    def plan(self, case: Case) -> fedmf.Plan:
+        """The mechanism at the run's length; no more noise than rounding, so that the model trains on what it is given."""
+        return fedmf.Plan(
+            mechanism=mechanism(case, self.rounds),
+            participation=participation(case, self.rounds),
+            noise_multiplier=1e-6,
+            clip_norm=1.0,
+            delta=1e-6,
+        )
+
+    def rounds_of(self, aggregator: Any, noise: Any) -> Callable[[], None]:
+        """() -> None: one round of a training process of its own; the next call goes on from there."""
+        import tensorflow as tf
+        import tensorflow_federated as tff
+
+        from fedmf.federated.execution import tff_model
+        from fedmf.federated.workers import guard_workers
+
+        process = tff.learning.algorithms.build_unweighted_fed_avg(
+            model_fn=lambda: tff_model(self.task, 0, 20),
+            client_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
+            server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0, momentum=0.95),
+            model_aggregator=aggregator,
+        )
+        examples = [self.task.client_examples(name) for name in self.task.client_ids]
+        data = [tf.data.Dataset.from_tensor_slices(pair).batch(_BATCH) for pair in examples]
+        state = process.initialize()
+        guard_workers()
+
+        def run() -> None:
+            nonlocal state
+            state = process.next(state if noise is None else noise.hand_in(state), data).state
+
+        return run
+
+    def kinds(self, names: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:
+        """Kind of round -> (aggregator, HostNoise or None)."""
+        import tensorflow_federated as tff
+
+        from fedmf import federated
+
+        kinds: dict[str, tuple[Any, Any]] = {"plain mean": (tff.aggregators.UnweightedMeanFactory(), None)}
+        for name in names:
+            mechanism_name, _, where = name.partition(" / ")
+            plan = self.plan(next(case for case in CASES if case.name == mechanism_name))
+            handed = where == "handed_in"
+            aggregator = federated.dp_aggregator(
+                plan,
+                clients_per_round=self.clients,
+                noise_seed=_SEED,
+                noise_strategy="handed_in" if handed else None,
+            )
+            kinds[name] = (aggregator, federated.HostNoise(plan, self.size, noise_seed=_SEED) if handed else None)
+        return kinds
+
+
+def measure_rounds(bench: Bench, names: tuple[str, ...], passes: int) -> dict[str, list[float]]:
+    """Seconds of the rounds of each kind; place i of all lists belongs to pass i."""
+    runs = {name: bench.rounds_of(*parts) for name, parts in bench.kinds(names).items()}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(passes + 1):
+        for name in list(runs)[:: 1 if number % 2 else -1]:
+            taken = _timed(runs[name])
+            if number:
+                seconds[name].append(taken)
+    return seconds
+
+
+def measure_parts(bench: Bench, case: Case) -> dict[str, float]:
+    """Seconds that each part of the aggregator adds to a round of `bench.clients`."""
+    import tensorflow as tf
+
+    from fedmf import federated
+
+    specs = [tf.TensorSpec(shape, tf.float32) for shape in bench.shapes]
+    plan = bench.plan(case)
+    query = federated.MatrixFactorizationQuery(
+        plan, specs, noise_seed=_SEED, zeroing_norm=100.0, noise_strategy="handed_in", divisor=bench.clients
+    )
+    update = [tf.random.stateless_normal(spec.shape, seed=[1, i]) for i, spec in enumerate(specs)]
+    state = query.initial_global_state()
+    params = query.derive_sample_params(state)
+
+    plain = tf.function(lambda total, record: [a + b for a, b in zip(total, record, strict=True)])
+    clipped = tf.function(lambda total, record: query.accumulate_record(params, total, record))
+    zeros, sample = [tf.zeros_like(leaf) for leaf in update], query.initial_sample_state()
+    clients = _difference(lambda: clipped(sample, update), lambda: plain(zeros, update)) * bench.clients
+
+    noise = federated.HostNoise(plan, bench.size, noise_seed=_SEED)
+    noise.row(0)
+    length = noise.strategy.length
+    block = range(length, min(2 * length, bench.rounds)) or range(bench.rounds)  # the second; a toy run has but one
+    making = _timed(lambda: [noise.row(t) for t in block]) / len(block)
+
+    handed = noise.hand_in(state)
+    mean = tf.function(lambda total: [leaf / float(bench.clients) for leaf in total])
+    noised = tf.function(query.get_noised_result)
+    adding = _difference(lambda: noised(sample, handed)[:2], lambda: mean(update))
+    return {
+        "zeroing and clipping": clients,
+        "making the row": making,
+        "state through TFF": state_seconds(bench.size),
+        "adding and dividing": adding,
+    }
+
+
+def state_seconds(size: int) -> float:
+    """Seconds that a row of `size` adds to a call of TFF as part of the state, in and out by value."""
+    import collections
+
+    import tensorflow as tf
+    import tensorflow_federated as tff
+
+    def step(size: int) -> Callable[[], Any]:
+        kind = tff.types.to_type(
+            collections.OrderedDict(round=tff.TensorType(np.int32), row=tff.TensorType(np.float32, [1, size]))
+        )
+
+        @tff.tensorflow.computation(kind)
+        def next_state(state: Any) -> Any:
+            return collections.OrderedDict(round=state["round"] + 1, row=tf.identity(state["row"]))
+
+        @tff.federated_computation(tff.FederatedType(kind, tff.SERVER))
+        def call(state: Any) -> Any:
+            return tff.federated_map(next_state, state)
+
+        state: Any = collections.OrderedDict(round=np.int32(0), row=np.ones([1, size], np.float32))
+
+        def run() -> None:
+            nonlocal state
+            state = call(state)
+
+        return run
+
+    return _difference(step(size), step(1), repetitions=9)
+
+
+def _timed(run: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def _difference(run: Callable[[], Any], base: Callable[[], Any], repetitions: int = 15) -> float:
+    """Median seconds of `run` less that of `base`, one after the other, after one call of each."""
+    run(), base()
+    pairs = [(_timed(run), _timed(base)) for _ in range(repetitions)]
+    return statistics.median(a for a, _ in pairs) - statistics.median(b for _, b in pairs)
+
+
+def paired(seconds: list[float], plain: list[float]) -> tuple[float, float]:
+    """Mean of the differences, pass by pass, and its standard error (NaN for one pass)."""
+    differences = [a - b for a, b in zip(seconds, plain, strict=True)]
+    error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else float("nan")
+    return statistics.mean(differences), error
+
+
+@click.command()
+@click.option("--clients", default=100, show_default=True, help="Clients a round, 64 sentences each.")
+@click.option("--passes", default=3, show_default=True, help="Counted rounds of each kind.")
+@click.option(
+    "--kind",
+    "names",
+    multiple=True,
+    default=("blt, 4 buffers / handed_in", "blt, 4 buffers / graph"),
+    show_default=True,
+    help='"MECHANISM / handed_in" or "MECHANISM / graph", beside the plain mean; may be repeated.',
+)
+@click.option("--parts", is_flag=True, help="The parts alone.")
+@click.option("--small", is_flag=True, help="A toy model: checks this program, measures nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON at the end.")
+def main(clients: int, passes: int, names: tuple[str, ...], parts: bool, small: bool, as_json: bool) -> None:
+    """Print both tables."""
+    known = {f"{case.name} / {where}" for case in CASES for where in ("handed_in", "graph")}
+    for name in names:
+        if name not in known:
+            raise click.UsageError(f"kind={name!r} is unknown: choose one of {'; '.join(sorted(known))}")
+    bench = Bench(clients, small)
+    found: dict[str, Any] = {"clients": clients, "size": bench.size, "rounds": {}}
+    if not parts:
+        found["rounds"] = measure_rounds(bench, names, passes)
+    case = next(case for case in CASES if case.name == names[0].partition(" / ")[0])
+    found["parts"] = measure_parts(bench, case)
+    if as_json:
+        print(json.dumps(found))
+        return
+    print(f"{clients} clients, {bench.size} parameters")
+    plain = found["rounds"].get("plain mean", [])
+    for name, seconds in found["rounds"].items():
+        mean, error = paired(seconds, plain)
+        share = mean / statistics.mean(plain)
+        added = "" if name == "plain mean" else f"  adds {mean:6.2f} +- {error:.2f} s  {100 * share:5.2f} %"
+        print(f"{name:<32} {statistics.mean(seconds):8.2f} s{added}")
+    print(f"parts of {case.name} / handed_in, seconds a round")
+    for part, taken in [*found["parts"].items(), ("together", sum(found["parts"].values()))]:
+        share_of_round = f"  {100 * taken / statistics.mean(plain):5.2f} %" if plain else ""
+        print(f"  {part:<30} {taken:8.3f} s{share_of_round}")
+
+
+if __name__ == "__main__":
+    main()
