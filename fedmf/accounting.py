@@ -180,7 +180,8 @@ class Plan:
             "noise_multiplier", self.noise_multiplier, "use a number such as 0.65, or 0 for no privacy", zero=True
         )
         object.__setattr__(self, "noise_multiplier", sigma)
-        clip = _positive("clip_norm", self.clip_norm, "use the L2 bound on a client's update, such as 1.0")
+        way_out = "use the L2 bound on a client's update, such as 1.0; the guarantee assumes one for the whole run, not an adaptive one"
+        clip = _positive("clip_norm", self.clip_norm, way_out)
         object.__setattr__(self, "clip_norm", clip)
         object.__setattr__(self, "delta", check_delta(self.delta))
         if (self.simulated_cohort is None) != (self.claimed_cohort is None):

@@ -30,7 +30,12 @@ def check_noise_seed(noise_seed: Any) -> int:
     )
     if noise_seed is None:
         raise ValueError(f"noise_seed=None: {way_out}")
-    return _checks.integer("noise_seed", noise_seed, low=0, way_out=way_out)
+    try:
+        return _checks.integer("noise_seed", noise_seed, low=0, way_out=way_out)
+    except TypeError:
+        raise TypeError(f"noise_seed is a {type(noise_seed).__name__}, not an int: {way_out}") from None
+    except ValueError:
+        raise ValueError(f"noise_seed is negative: {way_out}") from None
 
 
 def noise_key(noise_seed: int) -> np.ndarray:

@@ -153,6 +153,80 @@ def test_inside_build_unweighted_fed_avg_unchanged():
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-4)
 
 
+def test_the_metrics_of_a_round_are_tffs_metrics():
+    out = fed_avg(1.0)
+    output = out.next(out.initialize(), [client_data(i) for i in range(4)])
+    metrics = output.metrics["aggregator"]["dp_query_metrics"]
+    assert set(metrics) == {"rounds_done", "noise_stddev", "clients", "clip_fraction", "zeroed"}
+    # One client more than the divisor: all are summed, and the metrics say so.
+    assert (metrics["rounds_done"], metrics["clients"], metrics["zeroed"]) == (1, 4, 0)
+    assert 0 <= metrics["clip_fraction"] <= 1
+
+
+@pytest.mark.parametrize("strategy", ["carried", "redrawn"])
+def test_a_round_without_clients_is_noise(strategy):
+    mechanism = fedmf.fit(
+        fedmf.prefix_sum(3), fedmf.Participation(rounds=3, schema="single"), family="toeplitz", bands=2
+    )
+    plan = make_plan(mechanism)
+
+    def make():
+        return federated.dp_aggregator(plan, clients_per_round=4, noise_seed=1, noise_strategy=strategy).create(TYPE)
+
+    nobody, _ = run(make(), 3, updates=())
+    zeros, _ = run(make(), 3)
+    np.testing.assert_array_equal(nobody, zeros)
+    assert np.abs(nobody).min() > 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_results_have_the_dtypes_and_shapes_of_the_updates(dtype):
+    plan = make_plan(
+        fedmf.fit(fedmf.prefix_sum(2), fedmf.Participation(rounds=2, schema="single"), family="identity"), 0.0
+    )
+    kind = tf.as_dtype(dtype).as_numpy_dtype
+    value_type = tff.to_type([(kind, [3]), (np.float32, []), (kind, [2, 0])])
+    process = federated.dp_aggregator(plan, clients_per_round=1, noise_seed=1).create(value_type)
+    assert process.next.type_signature.result.result.member == value_type
+    out = process.next(
+        process.initialize(), [[np.array([3, 4, 0], kind), np.float32(0), np.zeros([2, 0], kind)]]
+    ).result
+    np.testing.assert_allclose(
+        np.asarray(out[0], np.float64), [0.3, 0.4, 0], rtol=2.0**-8 if dtype == "bfloat16" else 2.0**-11
+    )
+    assert [np.shape(leaf) for leaf in out] == [(3,), (), (2, 0)]
+
+
+def test_the_query_alone_in_tffs_own_factory():
+    plan = make_plan(
+        fedmf.fit(fedmf.prefix_sum(2), fedmf.Participation(rounds=2, schema="single"), family="identity"), 0.0
+    )
+    query = federated.MatrixFactorizationQuery(plan, tf.TensorSpec([2]), noise_seed=1)
+    process = tff.aggregators.DifferentiallyPrivateFactory(query).create(tff.TensorType(np.float32, [2]))
+    output = process.next(process.initialize(), [np.array([3, 4], np.float32)] * 2)
+    np.testing.assert_allclose(output.result, [0.6, 0.8], rtol=1e-5)
+    assert output.measurements["dp_query_metrics"]["clip_fraction"] == 1.0
+
+
+def test_seeds_of_the_operating_system_are_new_for_each_process_and_live_in_its_state():
+    plan = make_plan(fedmf.fit(fedmf.prefix_sum(4), fedmf.Participation(rounds=4, schema="single"), family="identity"))
+    factory = federated.dp_aggregator(plan, clients_per_round=1, noise_seed="os")
+    one, other = factory.create(TYPE), factory.create(TYPE)
+    first, state = run(one, 2)
+    assert not np.isclose(first, run(other, 2)[0]).any()
+    # A restored state goes on with its own key, in whatever process.
+    np.testing.assert_array_equal(run(other, 2, state=state)[0], run(one, 2, state=state)[0])
+
+
+def test_adaptive_norms_are_refused_with_the_reason():
+    mechanism = fedmf.fit(fedmf.prefix_sum(4), fedmf.Participation(rounds=4, schema="single"), family="identity")
+    adaptive = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(0.1, 0.5, 0.2)
+    with pytest.raises(TypeError, match="the guarantee assumes one for the whole run, not an adaptive one"):
+        make_plan(mechanism, clip_norm=adaptive)
+    with pytest.raises(TypeError, match="which the guarantee does not cover"):
+        federated.dp_aggregator(make_plan(mechanism), clients_per_round=2, noise_seed=1, zeroing_norm=adaptive)
+
+
 def test_inside_a_hand_written_process():
     mechanism = fedmf.fit(fedmf.prefix_sum(4), fedmf.Participation(rounds=4, schema="single"), family="identity")
     plan = make_plan(mechanism, 0.0, clip_norm=10.0)
@@ -183,7 +257,11 @@ def test_refusals_name_the_argument():
         federated.dp_aggregator(plan, clients_per_round=0, noise_seed=1)
     with pytest.raises(TypeError, match="clients_per_round=2.5"):
         federated.dp_aggregator(plan, clients_per_round=2.5, noise_seed=1)
-    with pytest.raises(TypeError, match="noise_seed='x'"):
-        federated.dp_aggregator(plan, clients_per_round=2, noise_seed="x")
+    with pytest.raises(TypeError, match="noise_seed is a str, not an int") as refused:
+        federated.dp_aggregator(plan, clients_per_round=2, noise_seed="8675309")
+    assert "8675309" not in str(refused.value)  # a mistyped secret
+    with pytest.raises(ValueError, match="noise_seed is negative") as refused:
+        federated.dp_aggregator(plan, clients_per_round=2, noise_seed=-8675309)
+    assert "8675309" not in str(refused.value)
     with pytest.raises(ValueError, match="zeroing_norm=-1"):
         federated.dp_aggregator(plan, clients_per_round=2, noise_seed=1, zeroing_norm=-1)
