@@ -68,8 +68,9 @@ class _StateInVariables:
     def get_config(self) -> Any:
         """Refused: the configuration would hold the secret key of the noise."""
         raise NotImplementedError(
-            "an optimiser with a noise state has no configuration to save: save the model without it (model.save(path, "
-            "include_optimizer=False)), and keep training state with tf.train.Checkpoint or model.save_weights"
+            "the configuration of this optimiser would hold the key of its noise: to publish the model use "
+            "model.save_weights('model.h5') or model.save('model.h5', include_optimizer=False); to go on training use "
+            "tf.train.Checkpoint, and keep it secret"
         )
 
 

@@ -1,0 +1,22 @@
+"""The snippets of docs/pipeline.md run as printed, one after the other."""
+
+import pathlib
+import re
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
+
+
+def test_the_snippets_run_as_printed(capfd):
+    snippets = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    assert len(snippets) == 4
+    names = {"__name__": "pipeline"}
+    for number, snippet in enumerate(snippets):
+        exec(compile(snippet, f"docs/pipeline.md snippet {number}", "exec"), names)
+    assert names["mean"].shape == [3]
+    printed = capfd.readouterr().out
+    assert "('clip_fraction', 0.5)" in printed
+    assert "'rounds_done': 12" in printed
