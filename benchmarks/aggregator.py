@@ -41,9 +41,11 @@ class Bench:
 
         import_tensorflow()
         from fedmf import federated
+        from fedmf.federated.workers import keep_freed_memory
         from tasks.stackoverflow.model import build_model, make_loss, make_metrics
         from tasks.stackoverflow.preprocessing import SpecialIds
 
+        keep_freed_memory()  # as our own executions do
         sizes = _SMALL if small else _FULL
         vocabulary = sizes.get("vocabulary_size", 10_000)
         self.clients, self.rounds = clients, 48 if small else 2052

@@ -19,7 +19,7 @@ from fedmf.federated.aggregator import dp_aggregator, mean_query
 from fedmf.federated.host_noise import HostNoise
 from fedmf.federated.server_optimizer import ScheduledSGDM
 from fedmf.federated.task import Examples, Task
-from fedmf.federated.workers import guard_workers
+from fedmf.federated.workers import guard_workers, keep_freed_memory
 
 
 class Execution(abc.ABC):
@@ -156,6 +156,7 @@ class TffExecution(Execution):
     """TFF's own federated averaging; the worker process it starts is stopped with this one, however this one ends."""
 
     def __init__(self, task: Task, plan: Plan, config: TrainConfig, noise: HostNoise, noise_seed: int) -> None:
+        keep_freed_memory()
         self._task, self._config, self.noise = task, config, noise
         self._initial = [v.numpy() for v in task.build_model(config.seed).trainable_variables]
         aggregator = dp_aggregator(

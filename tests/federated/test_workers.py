@@ -1,0 +1,93 @@
+"""The settings of the C library's allocator, each in a process of its own; what they save is measured by benchmarks.aggregator."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are glibc's"),
+]
+
+# workers.py alone: the package's __init__ would import TensorFlow, which none of this needs.
+PROGRAM = """
+import importlib.util, os, sys
+spec = importlib.util.spec_from_file_location("workers", "fedmf/federated/workers.py")
+workers = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(workers)
+os.cpu_count = lambda: int(sys.argv[1])
+print(workers.keep_freed_memory())
+first = dict(os.environ)
+print(workers.keep_freed_memory(), first == dict(os.environ), *sorted(name for name in first if name.startswith("MALLOC_")))
+"""
+
+
+def keep(cores=2, **environment):
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "FEDMF_"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(cores)],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def test_the_second_call_changes_nothing():
+    done, again, same, *names = keep()
+    assert (done, again, same) == ("True", "True", "True")
+    assert names == ["MALLOC_ARENA_MAX", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_"]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"FEDMF_ALLOCATOR": "system"}, {"MALLOC_ARENA_MAX": "4"}, {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}],
+)
+def test_the_users_own_settings_stay(environment):
+    done, again, same, *names = keep(**environment)
+    assert (done, again, same) == ("False", "False", "True")
+    assert names == [name for name in environment if name.startswith("MALLOC_")]
+
+
+def test_many_cores_are_left_alone():
+    assert keep(cores=64)[0] == "False"
+
+
+FAULTS = """
+import ctypes, os, resource, sys
+sys.argv.append("2")
+{keep}
+def pages():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+size = 16_200_000
+for i in range(10):
+    if i == 5:
+        before = pages()
+    block = libc.malloc(size)
+    other = libc.malloc(size)
+    for part in (block, other):
+        ctypes.memset(part, 1, size)
+    libc.free(block)
+    libc.free(other)
+print(pages() - before)
+"""
+
+
+def test_freed_rows_are_not_faulted_in_again():
+    # Five times two rows of 4,050,000 float32 are 39,550 pages of 4 KiB.
+    def faults(keep):
+        done = subprocess.run(
+            [sys.executable, "-c", FAULTS.format(keep=keep)], capture_output=True, text=True, check=True
+        )
+        return int(done.stdout.splitlines()[-1])
+
+    assert faults(PROGRAM) < 100
+    assert faults("") > 10_000
