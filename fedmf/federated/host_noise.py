@@ -3,8 +3,9 @@
 A block is made in tiles of coordinates, each a few matrix products on arrays that fit the cache. Strategies: `fedmf.mechanisms.strategy`.
 """
 
+import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -176,34 +177,37 @@ def _replace(value: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
     return value
 
 
+@functools.lru_cache(maxsize=64)
+def _rows_function(width: int, together: int) -> Any:
+    """(key, first, start) -> rows first .. first + together - 1 of Z from coordinate start on, traced once for all seeds."""
+
+    def rows(key: Any, first: Any, start: Any) -> Any:
+        draw = source_of_key(key, width, start)
+        return tf.stack([draw(first + i) for i in range(together)])
+
+    return tf.function(rows)
+
+
 class _Tiles:
     """Draws of the source in tiles of coordinates."""
 
     def __init__(self, key: np.ndarray, size: int) -> None:
         self.key, self.size = key, size
-        self._functions: dict[tuple[int, int], Any] = {}
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[slice]:
         for start in range(0, self.size, TILE):
             yield slice(start, min(start + TILE, self.size))
 
     def draw(self, first: int, count: int, tile: slice, out: np.ndarray) -> None:
         """Rows first .. first + count - 1 of Z in `tile` into out, float32 (count, coordinates)."""
-        for row in range(0, count, _DRAWN_TOGETHER):
-            together = min(_DRAWN_TOGETHER, count - row)
-            function = self._function(tile.stop - tile.start, together)
-            drawn = function(tf.constant(first + row, tf.int64), tf.constant(tile.start, tf.int64))
-            out[row : row + together] = drawn.numpy()
-
-    def _function(self, width: int, together: int) -> Any:
-        if (width, together) not in self._functions:
-
-            def rows(first: Any, start: Any) -> Any:
-                draw = source_of_key(self.key, width, start)
-                return tf.stack([draw(first + i) for i in range(together)])
-
-            self._functions[width, together] = tf.function(rows)
-        return self._functions[width, together]
+        key, start = tf.constant(self.key, tf.uint64), tf.constant(tile.start, tf.int64)
+        row = 0
+        while row < count:
+            # Powers of two: few functions are traced for any count.
+            together = min(_DRAWN_TOGETHER, 1 << ((count - row).bit_length() - 1))
+            function = _rows_function(tile.stop - tile.start, together)
+            out[row : row + together] = function(key, tf.constant(first + row, tf.int64), start).numpy()
+            row += together
 
 
 class _Carried:

@@ -126,7 +126,7 @@ def _row_bytes(size: int) -> int:
 
 def _carried(stream: NoiseStream, size: int, memory_bytes: int, compress: bool) -> HostStrategy:
     n = stream.rounds
-    lengths = [length for length in _CARRIED_BLOCKS if length < 2 * n]
+    lengths = sorted({min(length, n) for length in _CARRIED_BLOCKS})
     if stream.contraction is not None:
         if not compress:
             return HostStrategy(name="carried", possible=False, reason="not looked for: redrawing costs little")

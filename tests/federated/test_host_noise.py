@@ -1,0 +1,289 @@
+"""Noise made by the host: every strategy writes the same rows, resumes, and reaches the graph in its own round only."""
+
+import collections
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import fedmf
+from fedmf import federated
+from fedmf.federated import host_noise
+from fedmf.federated.noise import NoiseRows
+from fedmf.federated.source import gaussian_source
+from fedmf.mechanisms.strategy import choose_host_strategy
+from tests.mechanisms.registry import every_mechanism
+
+pytestmark = pytest.mark.tensorflow
+SIZE, SEED = 37, 5
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Several tiles, the last one short, for a model of 37 parameters."""
+    for module in ("fedmf.federated.host_noise", "fedmf.federated.noise_file"):
+        monkeypatch.setattr(f"{module}.TILE", 16)
+
+
+def plan_of(mechanism):
+    participation = fedmf.Participation(rounds=mechanism.rounds, schema="min_sep", min_sep=min(3, mechanism.rounds))
+    return fedmf.Plan(mechanism=mechanism, participation=participation, noise_multiplier=1.0, clip_norm=1.0, delta=1e-6)
+
+
+def possible(mechanism):
+    names = []
+    for name in ("carried", "redrawn", "spilled"):
+        try:
+            choose_host_strategy(mechanism.stream().causal(), SIZE, name=name)
+        except ValueError:
+            continue
+        names.append(name)
+    return names
+
+
+def banded(rounds=40, bands=6):
+    return fedmf.fit(
+        fedmf.prefix_sum(rounds),
+        fedmf.Participation(rounds=rounds, schema="single"),
+        family="banded",
+        bands=bands,
+    )
+
+
+@every_mechanism
+@pytest.mark.parametrize("rounds", [1, 35])
+def test_every_strategy_writes_the_causal_rows(build, rounds, monkeypatch):
+    mechanism = build(rounds)
+    plan = plan_of(mechanism)
+    L, draw = mechanism.stream().causal().as_contraction().contraction, gaussian_source(SEED, SIZE)
+    Z = np.stack([draw(i).numpy() for i in range(rounds)]).astype(np.float64)
+    scale = np.abs(L).sum(axis=1, keepdims=True).max() * np.abs(Z).max()
+    for name in possible(mechanism):
+        for memory in (None, 6 * 4 * SIZE + 8 * 64 * SIZE) if name == "redrawn" else (None,):
+            noise = federated.HostNoise(plan, SIZE, noise_seed=SEED, strategy=name, memory_bytes=memory)
+            if rounds > 6 and memory:
+                assert noise.strategy.length < rounds
+            out = np.stack([noise.row(t) for t in range(rounds)])
+            assert out.dtype == np.float32
+            np.testing.assert_allclose(out, L @ Z, rtol=0, atol=1e-6 * scale, err_msg=name)
+
+
+def test_the_rows_are_those_of_the_graph():
+    mechanism = banded()
+    rows = NoiseRows(stream=mechanism.stream(), size=SIZE, noise_seed=SEED)
+    state, graph = rows.initial_state(), []
+    for _ in range(40):
+        row, state = rows.next(state)
+        graph.append(row.numpy())
+    host = federated.HostNoise(plan_of(mechanism), SIZE, noise_seed=SEED)
+    np.testing.assert_allclose([host.row(t) for t in range(40)], graph, rtol=0, atol=3e-6)
+    other = federated.HostNoise(plan_of(mechanism), SIZE, noise_seed=SEED + 1)
+    assert np.abs(other.row(0) - graph[0]).max() > 0.1
+
+
+@pytest.mark.parametrize("strategy", ["carried", "redrawn", "spilled"])
+def test_any_round_at_any_time_gives_the_same_bits(strategy):
+    plan = plan_of(banded())
+
+    def make():
+        return federated.HostNoise(plan, SIZE, noise_seed=SEED, strategy=strategy)
+
+    in_order, jumping = make(), make()
+    whole = [in_order.row(t) for t in range(40)]
+    for t in (7, 7, 8, 39, 0, 21, 20):
+        np.testing.assert_array_equal(jumping.row(t), whole[t])
+    row = jumping.row(3)
+    row[:] = 0
+    np.testing.assert_array_equal(jumping.row(3), whole[3])
+
+
+@pytest.mark.parametrize("strategy", ["carried", "redrawn", "spilled"])
+@pytest.mark.parametrize("stop", [1, 7, 16, 32, 33])
+def test_a_snapshot_goes_on_bit_for_bit(strategy, stop, monkeypatch):
+    plan = plan_of(banded())
+    first = federated.HostNoise(plan, SIZE, noise_seed=SEED, strategy=strategy)
+    whole = np.stack([first.row(t) for t in range(40)])
+    stopped = federated.HostNoise(plan, SIZE, noise_seed=SEED, strategy=strategy)
+    for t in range(stop):
+        stopped.row(t)
+    kept = [np.array(leaf) for leaf in stopped.snapshot()]
+    again = federated.HostNoise(plan, SIZE, noise_seed=SEED, strategy=strategy)
+    assert again.restore(kept)
+    np.testing.assert_array_equal([again.row(t) for t in range(stop, 40)], whole[stop:])
+    if strategy == "carried":
+        other = federated.HostNoise(plan, SIZE, noise_seed=SEED, strategy="redrawn")
+        assert not other.restore(kept)
+        np.testing.assert_allclose(other.row(stop), whole[stop], rtol=0, atol=3e-6)
+        resumed = federated.HostNoise(plan, SIZE, noise_seed=SEED, strategy="carried")
+        assert resumed.restore(kept)
+        drawn = []
+        monkeypatch.setattr(
+            host_noise._Tiles, "draw", lambda self, first, count, tile, out: drawn.append(first) or out.fill(0)
+        )
+        resumed.row(stop)
+        assert min(drawn) == kept[0][0] * kept[0][1]  # nothing before the block was made again
+
+
+class TestHandingIn:
+    TYPE: ClassVar = tff.to_type(
+        collections.OrderedDict(w=tff.TensorType(np.float32, [5, 7]), b=tff.TensorType(np.float32, [2]))
+    )
+    ZERO: ClassVar = collections.OrderedDict(w=np.zeros([5, 7], np.float32), b=np.zeros(2, np.float32))
+
+    def process(self, plan, seed=SEED, strategy="handed_in"):
+        factory = federated.dp_aggregator(plan, clients_per_round=2, noise_seed=seed, noise_strategy=strategy)
+        return factory.create(self.TYPE)
+
+    def test_in_a_tff_process(self):
+        plan = plan_of(banded(rounds=5, bands=3))
+        process = self.process(plan, seed="os")
+        state = process.initialize()
+        noise = federated.HostNoise.for_state(plan, state)
+        for t in range(5):
+            output = process.next(noise.hand_in(state), [self.ZERO, self.ZERO])
+            flat = np.concatenate([np.ravel(output.result["w"]), np.ravel(output.result["b"])])
+            sorted_by_name = np.concatenate([np.ravel(leaf) for leaf in tf.nest.flatten(output.result)])
+            expected = noise.row(t) * np.float32(plan.stddev) / 2
+            assert any(np.allclose(found, expected, rtol=0, atol=1e-6) for found in (flat, sorted_by_name))
+            if t == 3:
+                with pytest.raises(Exception, match="no noise was handed in"):
+                    process.next(output.state, [self.ZERO])
+            state = output.state
+
+    def test_refusals(self):
+        plan = plan_of(banded(rounds=5, bands=3))
+        state = self.process(plan).initialize()
+        noise = federated.HostNoise.for_state(plan, state)
+        with pytest.raises(ValueError, match="another noise seed"):
+            federated.HostNoise(plan, SIZE, noise_seed=SEED + 1).hand_in(state)
+        with pytest.raises(ValueError, match="holds 0 NoiseStates"):
+            noise.hand_in({"weights": [1.0]})
+        with pytest.raises(ValueError, match="holds 2 NoiseStates"):
+            noise.hand_in([state, state])
+        with pytest.raises(ValueError, match="noise_strategy='handed_in'"):
+            noise.hand_in(self.process(plan, strategy="redrawn").initialize())
+        with pytest.raises(ValueError, match="noise_seed and key: give exactly one"):
+            federated.HostNoise(plan, SIZE)
+        with pytest.raises(ValueError, match="use HostNoise.for_state"):
+            federated.HostNoise(plan, SIZE, noise_seed="os")
+        with pytest.raises(TypeError, match="plan=None"):
+            federated.HostNoise(None, SIZE, noise_seed=1)
+        with pytest.raises(ValueError, match="planned for rounds=5"):
+            noise.row(5)
+
+
+class TestTheFile:
+    """Spilled noise: what a crash, another run's file or a damaged disk does to it."""
+
+    def make(self, folder, seed=SEED, bands=6):
+        plan = plan_of(banded(bands=bands))
+        return federated.HostNoise(plan, SIZE, noise_seed=seed, strategy="spilled", folder=folder)
+
+    @pytest.fixture
+    def whole(self):
+        noise = self.make(None)
+        return np.stack([noise.row(t) for t in range(40)])
+
+    def count_draws(self, monkeypatch):
+        drawn = []
+        draw = host_noise._Tiles.draw
+        monkeypatch.setattr(
+            host_noise._Tiles,
+            "draw",
+            lambda self, first, count, tile, out: drawn.append(first) or draw(self, first, count, tile, out),
+        )
+        return drawn
+
+    def test_is_private_and_goes_on_where_it_was(self, tmp_path, whole, monkeypatch):
+        first = self.make(tmp_path / "private")
+        for t in range(30):
+            first.row(t)
+        assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
+        for path in (tmp_path / "private").iterdir():
+            assert path.stat().st_mode & 0o777 == 0o600
+        drawn = self.count_draws(monkeypatch)
+        again = self.make(tmp_path / "private")
+        np.testing.assert_array_equal([again.row(t) for t in range(28, 40)], whole[28:])
+        assert min(drawn) >= 28  # the check of the last block, and what comes after it
+
+    def test_an_earlier_round_is_made_again(self, tmp_path, whole):
+        first = self.make(tmp_path)
+        first.row(39)
+        np.testing.assert_array_equal(self.make(tmp_path).row(2), whole[2])
+
+    @pytest.mark.parametrize("how", ["flipped", "truncated", "emptied", "header", "header type", "nan", "moved header"])
+    def test_damage_is_seen(self, tmp_path, whole, how):
+        first = self.make(tmp_path)
+        for t in range(30):
+            first.row(t)
+        data, header = tmp_path / "noise_history", tmp_path / "noise_history.json"
+        content = bytearray(data.read_bytes())
+        if how == "flipped":
+            content[3] ^= 0x40
+        elif how == "nan":
+            content[-4:] = np.float32(np.nan).tobytes()
+        elif how == "truncated":
+            del content[-100:]
+        elif how == "emptied":
+            content = bytearray()
+        data.write_bytes(content)
+        if how == "header":
+            header.write_text(header.read_text()[:-5])
+        elif how == "header type":
+            header.write_text("[1, 2]")
+        elif how == "moved header":
+            values = json.loads(header.read_text())
+            header.write_text(json.dumps(values | {"end": values["end"] + 1}))
+        again = self.make(tmp_path)
+        np.testing.assert_array_equal([again.row(t) for t in range(29, 40)], whole[29:])
+
+    def test_another_seed_or_mechanism_does_not_read_it(self, tmp_path, whole):
+        self.make(tmp_path).row(20)
+        other = self.make(tmp_path, seed=SEED + 1)
+        assert np.abs(other.row(20) - whole[20]).max() > 0.1
+        np.testing.assert_array_equal(self.make(tmp_path).row(20), whole[20])
+        wider = self.make(tmp_path, bands=8).row(20)
+        np.testing.assert_array_equal(wider, self.make(None, bands=8).row(20))
+
+    def test_kill_9_in_the_middle_of_a_block(self, tmp_path, whole):
+        program = f"""
+import os, signal
+from fedmf.federated import host_noise, noise_file
+from tests.federated.test_host_noise import TestTheFile
+for module in (host_noise, noise_file):
+    module.TILE = 16
+write = noise_file.NoiseFile._write
+def dying(self, tile, t, rows):
+    if t >= 20 and tile.start == 16:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(self, tile, t, rows)
+noise_file.NoiseFile._write = dying
+noise = TestTheFile().make({str(tmp_path)!r})
+for t in range(40):
+    noise.row(t)
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        again = self.make(tmp_path)
+        np.testing.assert_array_equal([again.row(t) for t in range(17, 40)], whole[17:])
+
+    def test_a_full_disk_is_refused_before_the_run(self, tmp_path, monkeypatch):
+        usage = collections.namedtuple("usage", "total used free")
+        monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10, 9, 1))
+        with pytest.raises(ValueError, match="GB free and the noise history needs"):
+            self.make(tmp_path)
+
+    def test_a_temporary_file_goes_with_its_noise(self):
+        noise = self.make(None)
+        folder = noise._maker._folder
+        noise.row(0)
+        assert (folder / "noise_history").exists()
+        del noise
+        assert not os.path.exists(folder)

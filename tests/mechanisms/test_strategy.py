@@ -1,0 +1,87 @@
+"""The cost model: what it chooses, what it refuses, and that its memory is what the arrays take."""
+
+import numpy as np
+import pytest
+
+from fedmf import Participation, fit, prefix_sum
+from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
+from fedmf.mechanisms.strategy import choose_host_strategy, explain, host_strategies
+
+LARGE = 4_050_748
+
+
+def banded(rounds, bands):
+    diagonals = np.full((rounds, bands), 0.1)
+    diagonals[:, 0] = 1.0
+    diagonals[np.arange(rounds)[:, None] < np.arange(bands)] = 0.0
+    return BandedMechanism(diagonals=diagonals, certificate_reason="made for a test").stream()
+
+
+def dense(rounds):
+    matrix = np.tril(np.random.default_rng(1).uniform(0, 1, (rounds, rounds))) + 3 * np.eye(rounds)
+    return DenseMechanism(matrix=matrix, certificate_reason="made for a test").stream()
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected", "most"),
+    [
+        (lambda: IdentityMechanism(rounds=2052).stream(), "carried", 2),
+        (lambda: banded(2052, 8), "carried", 2.5),
+        (lambda: banded(2052, 32), "carried", 5),
+        (lambda: banded(2052, 342), "spilled", 10),
+        (lambda: dense(400), "redrawn", 10),
+        (lambda: TreeMechanism(rounds=400, decoder="full").stream(), "carried", 3),
+        (lambda: banded(100_000, 32), "carried", 5),
+    ],
+)
+def test_large_models(stream, expected, most):
+    best = host_strategies(stream(), LARGE)[0]
+    assert best.name == expected
+    assert best.cost <= most
+    assert best.memory <= 1_500_000_000
+
+
+def test_small_models_are_not_compressed_for_nothing():
+    stream = TreeMechanism(rounds=400).stream()
+    assert host_strategies(stream, 1000)[0].name == "redrawn"
+    assert choose_host_strategy(stream, 1000, name="carried").width <= 9
+
+
+def test_memory_decides():
+    stream = banded(2052, 32)
+    assert choose_host_strategy(stream, LARGE).name == "carried"
+    tight = host_strategies(stream, LARGE, 500_000_000)
+    assert tight[0].name == "spilled"
+    with pytest.raises(ValueError, match="noise_strategy='carried' cannot make this noise with memory_bytes=500000000"):
+        choose_host_strategy(stream, LARGE, 500_000_000, name="carried")
+    assert all(found.memory <= 500_000_000 for found in tight if found.possible)
+    more = choose_host_strategy(dense(400), LARGE, 6_000_000_000)
+    assert more.cost < choose_host_strategy(dense(400), LARGE).cost
+
+
+def test_nothing_possible_says_why():
+    with pytest.raises(ValueError, match=r"redrawn: needs 50 MB.*allow more memory"):
+        choose_host_strategy(dense(40), LARGE, 1000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": -1}, "size=-1"),
+        ({"size": 2.5}, "size=2.5"),
+        ({"memory_bytes": 0}, "memory_bytes=0"),
+        ({"name": "fast"}, "noise_strategy='fast'"),
+        ({"name": "spilled"}, "only for banded encoders"),
+    ],
+)
+def test_refusals_name_the_argument(arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        choose_host_strategy(**{"stream": dense(5), "size": 3} | arguments)
+
+
+def test_the_explanation_names_all_and_begins_with_the_choice():
+    participation = Participation(rounds=512, schema="single")
+    mechanism = fit(prefix_sum(512), participation, family="banded", bands=4, tolerance=1e-2)
+    lines = explain(host_strategies(mechanism.stream(), LARGE)).splitlines()
+    assert [line.split()[0] for line in lines] == ["strategy", "carried", "redrawn", "spilled"]
+    assert "not possible: only for banded" in explain(host_strategies(dense(5), 10))
