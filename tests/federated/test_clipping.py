@@ -60,7 +60,7 @@ MIXED = [
 ]
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(
     values=numbers(),
     dtypes=st.sampled_from(MIXED),

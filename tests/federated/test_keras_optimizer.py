@@ -59,8 +59,7 @@ def without_gradients(count):
     return np.zeros([count, FEATURES], np.float32), np.zeros([count, 1], np.float32)
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
-@pytest.mark.parametrize("strategy", ["carried", "redrawn"])
+@pytest.mark.parametrize(("strategy", "eagerly"), [("carried", False), ("carried", True), ("redrawn", False)])
 def test_every_step_of_fit_adds_its_own_row_of_the_plan(strategy, eagerly):
     plan, model = make_plan(), make_model()
     model.layers[1].trainable = False
@@ -105,6 +104,7 @@ def test_tensorflow_privacys_own_optimiser_is_stopped_where_it_would_repeat_its_
     np.testing.assert_allclose(-np.diff(seen, axis=0)[:, :6], noise(plan, 9, 5)[:, :6], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_restored_checkpoint_goes_on_with_the_next_row(tmp_path):
     plan, data = make_plan(), without_gradients(12)
 
@@ -129,6 +129,7 @@ def test_a_restored_checkpoint_goes_on_with_the_next_row(tmp_path):
     np.testing.assert_array_equal(np.concatenate([first, second[1:]]), whole)
 
 
+@pytest.mark.slow
 def test_adam_trains_and_stops_after_the_last_round():
     plan, model = make_plan(rounds=60, noise_multiplier=1e-3, clip_norm=10.0), make_model()
     rng = np.random.default_rng(0)
@@ -148,6 +149,7 @@ def test_adam_trains_and_stops_after_the_last_round():
         fit(model, optimizer, x, y, epochs=1)
 
 
+@pytest.mark.slow
 def test_what_is_published_does_not_hold_the_key(tmp_path):
     model = make_model()
     optimizer = federated.keras_optimizer(

@@ -10,6 +10,7 @@ pytestmark = pytest.mark.tensorflow
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_snippets_run_as_printed(capfd):
     snippets = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     assert len(snippets) == 4

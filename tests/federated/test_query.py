@@ -105,9 +105,9 @@ def filled(specs, value):
     return tf.nest.map_structure(lambda spec: tf.cast(tf.fill(spec.shape, value), spec.dtype), specs)
 
 
-@every_structure
-@pytest.mark.parametrize("in_graph", [False, True])
-def test_a_sample_is_summed_and_noised_as_tensorflow_privacy_does_it(specs, in_graph):
+@pytest.mark.parametrize(("kind", "in_graph"), [*((kind, False) for kind in STRUCTURES), ("nested", True)])
+def test_a_sample_is_summed_and_noised_as_tensorflow_privacy_does_it(kind, in_graph):
+    specs = STRUCTURES[kind]
     query = make_query(specs)
     size = flat(filled(specs, 0.0)).size
     one_round = lambda state: test_utils.run_query(query, [filled(specs, v) for v in (0.25, -0.125, 7.0)], state)  # noqa: E731

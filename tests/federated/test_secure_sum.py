@@ -62,6 +62,7 @@ def test_the_sum_and_the_metrics_are_those_of_the_open_sum():
         assert secure.measurements["dp"]["records"]["secure_upper_clipped_count"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip_norm", [0.1, 30.0])
 def test_rounding_to_integers_does_not_lift_an_update_over_the_clip_norm(clip_norm):
     size = 50_000
