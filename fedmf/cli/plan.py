@@ -15,6 +15,11 @@ from fedmf.cli.options import arguments_checked, json_option, participation_opti
 @click.option("--delta", type=float, default=1e-6, show_default=True, help="Failure probability.")
 @click.option("--clip-norm", type=float, default=1.0, show_default=True, help="L2 bound on a client's update.")
 @click.option("--statement", is_flag=True, help="Print the privacy statement.")
+@click.option("--explain", is_flag=True, help="Print how training would make the noise, what that costs, and why.")
+@click.option(
+    "--parameters", type=int, default=4_050_748, show_default=True, help="Size of the model that --explain is about."
+)
+@click.option("--noise-memory", type=float, default=1.5, show_default=True, help="GB that --explain may plan with.")
 @json_option
 def calibrate(
     mechanism_file: pathlib.Path,
@@ -27,6 +32,9 @@ def calibrate(
     delta: float,
     clip_norm: float,
     statement: bool,
+    explain: bool,
+    parameters: int,
+    noise_memory: float,
     as_json: bool,
 ) -> None:
     """The noise that gives a mechanism a guarantee, or the guarantee that a noise gives.
@@ -34,8 +42,10 @@ def calibrate(
     \b
     Example:
       fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --statement
+      fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --explain
     """
     import fedmf
+    from fedmf.mechanisms import strategy
 
     with arguments_checked():
         participation = fedmf.Participation(
@@ -45,6 +55,8 @@ def calibrate(
             raise ValueError(
                 f"epsilon={epsilon} and noise_multiplier={noise_multiplier}: give exactly one, the other follows"
             )
+        if not 0 < noise_memory < 1e6:
+            raise ValueError(f"noise_memory={noise_memory} must be gigabytes, such as 1.5")
         mechanism = fedmf.load_mechanism(mechanism_file)
         if epsilon is not None:
             plan = fedmf.calibrate(mechanism, participation, epsilon=epsilon, delta=delta, clip_norm=clip_norm)
@@ -57,13 +69,26 @@ def calibrate(
                 delta=delta,
                 clip_norm=clip_norm,
             )
+        ways = (
+            strategy.host_strategies(mechanism.stream().causal(), parameters, int(noise_memory * 1e9))
+            if explain
+            else []
+        )
     if statement and not as_json:
         click.echo(plan.statement())
         return
     summary = plan.summary() | ({"statement": plan.statement()} if statement else {})
+    if explain and as_json:
+        summary["noise_strategies"] = [way.summary() for way in ways]
     if not as_json:
         sensitivity = summary.pop("sensitivity")
         summary["sensitivity"] = f"{sensitivity['value']:.6g} ({'exact' if sensitivity['exact'] else 'upper bound'})"
         for name in ("participation", "certificate", "simulated_cohort", "claimed_cohort"):
             summary.pop(name)
     show(summary, as_json)
+    if explain and not as_json:
+        click.echo(
+            f"\nNoise for {parameters:,} parameters, the choice first. Cost: of a round on average over the run, in draws of one\n"
+            "vector of independent Gaussians of that size. Block: rounds made at a time. Kept: rows of model size between blocks.\n"
+        )
+        click.echo(strategy.explain(ways))

@@ -6,7 +6,7 @@ tff   TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C++
 
 import abc
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,11 @@ class Execution(abc.ABC):
 
     @abc.abstractmethod
     def next(self, state: Any, cohort: Sequence[Examples]) -> tuple[Any, dict[str, float]]:
-        """One round on the cohort's examples, each (x, y) int32 (m, length): new state and {"examples", "train_loss"}."""
+        """One round on the cohort's examples, each (x, y) int32 (m, length).
+
+        Returns:
+          The new state and {"examples", "train_loss"} with the query's {"clip_fraction", "zeroed", "noise_stddev"}.
+        """
 
     @abc.abstractmethod
     def weights(self, state: Any) -> list[np.ndarray]:
@@ -112,7 +116,8 @@ class FastExecution(Execution):
             total, client_loss = self._client(weights, total, xs, ys, real)
             loss += float(client_loss)
         state = self._server(weights, optimizer_state, query_state, total)
-        return state, {"examples": examples, "train_loss": loss / examples if examples else 0.0}
+        released = self._query.derive_metrics(state[2])
+        return state, {"examples": examples, "train_loss": loss / examples if examples else 0.0} | _numbers(released)
 
     def _client_work(self, weights: Any, total: Any, xs: Any, ys: Any, real: Any) -> Any:
         """One local epoch of SGD; adds the clipped update to `total`. The loss is summed over examples before each step."""
@@ -140,6 +145,15 @@ class FastExecution(Execution):
     def weights(self, state: Any) -> list[np.ndarray]:
         """See `Execution.weights`."""
         return [np.asarray(w) for w in state[0]]
+
+
+def _numbers(released: Mapping[str, Any]) -> dict[str, float]:
+    """The query's metrics but those that a row of metrics.jsonl has already."""
+    return {
+        "clip_fraction": float(released["clip_fraction"]),
+        "zeroed": int(released["zeroed"]),
+        "noise_stddev": float(released["noise_stddev"]),
+    }
 
 
 def _in_batches(x: np.ndarray, y: np.ndarray, batch_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -189,7 +203,9 @@ class TffExecution(Execution):
         output = self._process.next(self.noise.hand_in(state), data)
         train = output.metrics["client_work"]["train"]
         examples = int(train["num_examples"])
-        return output.state, {"examples": examples, "train_loss": float(train["loss"]) if examples else 0.0}
+        released = output.metrics["aggregator"]["dp_query_metrics"]
+        row = {"examples": examples, "train_loss": float(train["loss"]) if examples else 0.0}
+        return output.state, row | _numbers(released)
 
     def weights(self, state: Any) -> list[np.ndarray]:
         """See `Execution.weights`."""

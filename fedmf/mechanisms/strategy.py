@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 from fedmf import _checks
 from fedmf.mechanisms.blocks import BlockForm, block_form
@@ -50,6 +51,11 @@ class HostStrategy:
     reason: str = ""
     possible: bool = True
     form: BlockForm | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """All but the form, as JSON takes it."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "form"}
+        return fields | {"cost": self.cost if self.possible else None}
 
 
 def host_strategies(stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_MEMORY) -> list[HostStrategy]:
