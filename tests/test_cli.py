@@ -105,6 +105,20 @@ def test_data_synth_and_info(corpus):
     refused("data", "synth", "--clients", 0, "--out", corpus.parent / "x.sqlite", words=["clients=0"])
 
 
+def test_calibrate_explains_the_noise(tmp_path):
+    path = tmp_path / "b.npz"
+    fedmf("fit", "--rounds", 32, "--min-sep", 8, "--family", "banded", "--out", path)
+    arguments = ("calibrate", path, "--rounds", 32, "--min-sep", 8, "--epsilon", 2, "--explain", "--parameters", 10**8)
+    text = fedmf(*arguments).stdout
+    assert "Noise for 100,000,000 parameters, the choice first" in text
+    assert "the last 7 rows are kept in a private file" in text
+    ways = json.loads(fedmf(*arguments, "--json", "--noise-memory", 50).stdout)["noise_strategies"]
+    assert {way["name"] for way in ways} == {"carried", "redrawn", "spilled"}
+    assert ways[0]["disk"] == 0
+    assert [way["cost"] for way in ways if way["disk"] == 0] == sorted(way["cost"] for way in ways if way["disk"] == 0)
+    assert "noise_memory=0.0 must be gigabytes" in fedmf(*arguments, "--noise-memory", 0, status=2).stderr
+
+
 def test_fit_and_calibrate(tmp_path):
     path = tmp_path / "banded.npz"
     fitted = json.loads(fedmf("fit", "--rounds", 32, "--min-sep", 8, "--out", path, "--json").stdout)

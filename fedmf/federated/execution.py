@@ -226,6 +226,11 @@ def tff_model(task: Task, seed: int, sequence_length: int) -> tff.learning.model
     return tff.learning.models.from_keras_model(task.build_model(seed), loss=TaskLoss(), input_spec=(spec, spec))
 
 
+def parameters(task: Task, config: TrainConfig) -> int:
+    """The number of trainable parameters of the task's model."""
+    return sum(int(np.prod(v.shape)) for v in task.build_model(config.seed).trainable_variables)
+
+
 def build_execution(
     task: Task,
     plan: Plan,
@@ -237,9 +242,13 @@ def build_execution(
     noise_folder: str | pathlib.Path | None = None,
 ) -> Execution:
     """The execution that `config.execution` names, with noise made as `HostNoise` explains its strategy, memory_bytes and folder."""
-    size = sum(int(np.prod(v.shape)) for v in task.build_model(config.seed).trainable_variables)
     noise = HostNoise(
-        plan, size, noise_seed=noise_seed, strategy=noise_strategy, memory_bytes=noise_memory, folder=noise_folder
+        plan,
+        parameters(task, config),
+        noise_seed=noise_seed,
+        strategy=noise_strategy,
+        memory_bytes=noise_memory,
+        folder=noise_folder,
     )
     kind = {"fast": FastExecution, "tff": TffExecution}[config.execution]
     return kind(task, plan, config, noise, noise_seed)

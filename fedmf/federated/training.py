@@ -17,10 +17,11 @@ from fedmf.accounting import Plan
 from fedmf.config import TrainConfig
 from fedmf.controller import ParticipationController
 from fedmf.error import rmse
-from fedmf.federated.execution import Execution, build_execution
+from fedmf.federated.execution import Execution, build_execution, parameters
 from fedmf.federated.source import check_noise_seed
 from fedmf.federated.task import Examples, Task
 from fedmf.mechanisms import load_mechanism
+from fedmf.mechanisms.strategy import DEFAULT_MEMORY, choose_host_strategy
 from fedmf.runs import Checkpoint, Run, RunFolder, write_atomically
 
 _EVALUATION_BATCH = 256
@@ -75,6 +76,8 @@ def train(
         _controller(task, config)  # refuses an impossible participation before a long fit, and before the folder exists
         plan = config.plan(config.fit(show_progress=progress)) if plan is None else plan
         _check_plan(plan, config)
+        size = parameters(task, config)
+        choose_host_strategy(plan.mechanism.stream().causal(), size, noise_memory or DEFAULT_MEMORY, noise_strategy)
         run_folder = RunFolder.create(folder)
         _write_beginning(run_folder, task, config, plan, seed)
     checkpoint = run_folder.load_checkpoint() if resume else None
