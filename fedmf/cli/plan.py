@@ -69,17 +69,18 @@ def calibrate(
                 delta=delta,
                 clip_norm=clip_norm,
             )
-        ways = (
-            strategy.host_strategies(mechanism.stream().causal(), parameters, int(noise_memory * 1e9))
-            if explain
-            else []
-        )
+        host, graph = [], []
+        if explain:
+            stream = mechanism.stream().causal()
+            host = strategy.host_strategies(stream, parameters, int(noise_memory * 1e9))
+            graph = strategy.graph_strategies(stream, parameters)
     if statement and not as_json:
         click.echo(plan.statement())
         return
     summary = plan.summary() | ({"statement": plan.statement()} if statement else {})
     if explain and as_json:
-        summary["noise_strategies"] = [way.summary() for way in ways]
+        summary["noise_strategies"] = [way.summary() for way in host]
+        summary["graph_noise_strategies"] = [way.summary() for way in graph]
     if not as_json:
         sensitivity = summary.pop("sensitivity")
         summary["sensitivity"] = f"{sensitivity['value']:.6g} ({'exact' if sensitivity['exact'] else 'upper bound'})"
@@ -91,4 +92,7 @@ def calibrate(
             f"\nNoise for {parameters:,} parameters, the choice first. Cost: of a round on average over the run, in draws of one\n"
             "vector of independent Gaussians of that size. Block: rounds made at a time. Kept: rows of model size between blocks.\n"
         )
-        click.echo(strategy.explain(ways))
+        click.echo(f"Made ahead by the host (fedmf train, federated.HostNoise):\n{strategy.explain(host)}\n")
+        click.echo(
+            f"In the graph (the default of federated.dp_aggregator in other pipelines):\n{strategy.explain(graph)}"
+        )

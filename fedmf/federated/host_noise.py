@@ -17,7 +17,7 @@ from fedmf.accounting import Plan
 from fedmf.federated.noise import NoiseState
 from fedmf.federated.noise_file import NoiseFile
 from fedmf.federated.source import check_noise_seed, noise_key, source_of_key
-from fedmf.mechanisms.strategy import DEFAULT_MEMORY, TILE, HostStrategy, choose_host_strategy
+from fedmf.mechanisms.strategy import DEFAULT_MEMORY, TILE, NoiseStrategy, choose_host_strategy
 
 # Rows that one call of the source draws.
 _DRAWN_TOGETHER = 16
@@ -71,7 +71,7 @@ class HostNoise:
         self.size = _checks.integer("size", size, low=0, way_out="it is the number of model parameters")
         self.rounds = stream.rounds
         memory = DEFAULT_MEMORY if memory_bytes is None else memory_bytes
-        self.strategy: HostStrategy = choose_host_strategy(stream, size, memory, strategy)
+        self.strategy: NoiseStrategy = choose_host_strategy(stream, size, memory, strategy)
         self._key = noise_key(check_noise_seed(noise_seed)) if key is None else np.asarray(key, np.uint64)
         tiles = _Tiles(self._key, size)
         self._maker: _Maker
@@ -213,7 +213,7 @@ class _Tiles:
 class _Carried:
     """[X_b; S_(b+1)] = M_b [Z_b; S_b] on tiles."""
 
-    def __init__(self, strategy: HostStrategy, tiles: _Tiles) -> None:
+    def __init__(self, strategy: NoiseStrategy, tiles: _Tiles) -> None:
         assert strategy.form is not None
         self._form, self._tiles = strategy.form, tiles
         L, r = strategy.length, strategy.width
@@ -262,7 +262,7 @@ class _Redrawn:
 
     _DRAWS = 64
 
-    def __init__(self, strategy: HostStrategy, tiles: _Tiles, matrix: np.ndarray) -> None:
+    def __init__(self, strategy: NoiseStrategy, tiles: _Tiles, matrix: np.ndarray) -> None:
         self._tiles, self._length, self._matrix = tiles, strategy.length, matrix
         self._block = -1
         self._rows = np.zeros((strategy.length, tiles.size), np.float32)

@@ -14,15 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from fedmf import _checks
 from fedmf.federated.source import Draw, noise_key, source_of_key
-from fedmf.mechanisms.blocks import BlockForm, block_form
+from fedmf.mechanisms.blocks import BlockForm
+from fedmf.mechanisms.strategy import graph_strategies
 from fedmf.mechanisms.stream import NoiseStream
 
-GRAPH_STRATEGIES = ("carried", "redrawn", "handed_in")
-# Rows kept in state: at most this many, and at most this many bytes of them. TFF copies its server state many times a round.
-MAX_STATE_ROWS = 32
-MAX_STATE_BYTES = 128 * 2**20
 # Rows drawn side by side while a block is contracted.
 _DRAWN_TOGETHER = 8
 
@@ -51,11 +47,12 @@ class NoiseRows:
       stream: the mechanism's stream.
       size: coordinates in a row, d.
       noise_seed: non-negative int. It makes the key of `initial_state`; a state goes on with the key it holds.
-      strategy: one of GRAPH_STRATEGIES; None chooses.
+      strategy: one of GRAPH_STRATEGIES; None takes the choice of `fedmf.mechanisms.strategy.graph_strategies`.
       source: (key, size) -> draw; see `source_of_key`.
+      state_rows: rows of model size kept between rounds.
 
     Raises:
-      ValueError: a strategy that is none, or "carried" for a mechanism that needs more rows than MAX_STATE_ROWS.
+      ValueError: a strategy that is none, or that cannot make this noise.
     """
 
     stream: NoiseStream
@@ -63,35 +60,13 @@ class NoiseRows:
     noise_seed: int = dataclasses.field(repr=False)
     strategy: str | None = None
     source: Callable[[Any, int], Draw] = source_of_key
+    state_rows: int = dataclasses.field(default=0, init=False)
     _form: BlockForm | None = dataclasses.field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.strategy is not None:
-            _checks.one_of("strategy", self.strategy, GRAPH_STRATEGIES)
-        form, rows = None, self.affordable_rows
-        if self.strategy in (None, "carried"):
-            form = block_form(self.stream, length=1, most_width=rows if self.strategy is None else MAX_STATE_ROWS)
-            if form is None and self.strategy == "carried":
-                raise ValueError(
-                    f"strategy='carried' needs a mechanism whose rounds share at most {MAX_STATE_ROWS} rows: use 'redrawn', or "
-                    "'handed_in' with federated.HostNoise"
-                )
-        if self.strategy is None:
-            object.__setattr__(self, "strategy", "redrawn" if form is None else "carried")
-        object.__setattr__(self, "_form", form)
-
-    @property
-    def affordable_rows(self) -> int:
-        """Rows that are kept where there is a choice."""
-        return max(1, min(MAX_STATE_ROWS, self.stream.rounds, MAX_STATE_BYTES // (4 * max(1, self.size))))
-
-    @property
-    def state_rows(self) -> int:
-        """Rows of model size kept between rounds."""
-        if self.strategy == "carried":
-            assert self._form is not None
-            return self._form.width
-        return 1 if self.strategy == "handed_in" else self.affordable_rows
+        chosen = graph_strategies(self.stream, self.size, self.strategy)[0]
+        for name, value in (("strategy", chosen.name), ("state_rows", chosen.width), ("_form", chosen.form)):
+            object.__setattr__(self, name, value)
 
     def initial_state(self) -> NoiseState:
         """State before round 0."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from fedmf.mechanisms.strategy import TILE, HostStrategy
+from fedmf.mechanisms.strategy import TILE, NoiseStrategy
 
 _HEADER = "noise_history.json"
 _DATA = "noise_history"
@@ -40,7 +40,7 @@ class NoiseFile:
     """
 
     def __init__(
-        self, strategy: HostStrategy, tiles: Any, recurrence: np.ndarray, folder: str | pathlib.Path | None
+        self, strategy: NoiseStrategy, tiles: Any, recurrence: np.ndarray, folder: str | pathlib.Path | None
     ) -> None:
         self._tiles, self._recurrence = tiles, recurrence
         self._length, self._width = strategy.length, strategy.width

@@ -1,4 +1,4 @@
-"""How the host makes noise ahead: what each way costs, and which is best."""
+"""The ways to make noise, ahead on the host or in a TensorFlow graph: what each costs, and which is taken."""
 
 import dataclasses
 import functools
@@ -9,6 +9,12 @@ from fedmf.mechanisms.blocks import BlockForm, block_form
 from fedmf.mechanisms.stream import NoiseStream
 
 HOST_STRATEGIES = ("carried", "redrawn", "spilled")
+GRAPH_STRATEGIES = ("carried", "redrawn", "handed_in")
+# Rows that pass through a graph's state: at most this many, and at most this many bytes. TFF copies its server state many times a
+# round, between processes: 0.1 to 0.9 s a row of 16 MB, depending on the allocator.
+MAX_STATE_ROWS = 32
+MAX_STATE_BYTES = 128 * 2**20
+_PASSED = 5.0
 DEFAULT_MEMORY = 1_500_000_000
 # Coordinates that are worked on together: large enough for a matrix product, small enough for the cache.
 TILE = 65_536
@@ -27,11 +33,11 @@ _CARRIED_BLOCKS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class HostStrategy:
+class NoiseStrategy:
     """One way to make the rows of a run.
 
     Attributes:
-      name: "carried", "redrawn" or "spilled".
+      name: one of HOST_STRATEGIES or GRAPH_STRATEGIES.
       length: rounds made at a time, L.
       width: rows of model size that are kept from block to block.
       cost: of a round on average over the run, in draws of one row of independent Gaussians.
@@ -58,7 +64,7 @@ class HostStrategy:
         return fields | {"cost": self.cost if self.possible else None}
 
 
-def host_strategies(stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_MEMORY) -> list[HostStrategy]:
+def host_strategies(stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_MEMORY) -> list[NoiseStrategy]:
     """All strategies, the best first and those that are not possible last.
 
     Best is the cheapest that stays in memory, unless the one with a file saves more than half.
@@ -83,7 +89,7 @@ def host_strategies(stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_
     saved = (redrawn.cost - 1.5) * n * size * _DRAW_SECONDS
     carried = _carried(stream, size, memory_bytes, compress=saved > _COMPRESS_SECONDS * (n / 2052) ** 3)
 
-    def price(strategy: HostStrategy) -> tuple[bool, float]:
+    def price(strategy: NoiseStrategy) -> tuple[bool, float]:
         return not strategy.possible, strategy.cost * (2 if strategy.disk else 1)
 
     return sorted((carried, redrawn, spilled), key=price)
@@ -91,7 +97,7 @@ def host_strategies(stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_
 
 def choose_host_strategy(
     stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_MEMORY, name: str | None = None
-) -> HostStrategy:
+) -> NoiseStrategy:
     """The best strategy, or the one called `name`.
 
     Raises:
@@ -111,7 +117,69 @@ def choose_host_strategy(
     return found[0]
 
 
-def explain(strategies: list[HostStrategy]) -> str:
+def affordable_rows(rounds: int, size: int) -> int:
+    """Rows of model size that a graph's state may have."""
+    return max(1, min(MAX_STATE_ROWS, rounds, MAX_STATE_BYTES // _row_bytes(size)))
+
+
+def graph_strategies(stream: NoiseStream, size: int, name: str | None = None) -> list[NoiseStrategy]:
+    """The strategies inside a graph whose state passes through TFF, the choice first; "handed_in" is never chosen unasked.
+
+    Args:
+      stream, size: as of `host_strategies`.
+      name: only this one, or None for all.
+
+    Raises:
+      ValueError: there is none of that name, or it is not possible; says why.
+    """
+    n, rows = stream.rounds, affordable_rows(stream.rounds, size)
+    found = []
+    if name is not None:
+        _checks.one_of("noise_strategy", name, GRAPH_STRATEGIES)
+    if name in (None, "carried"):
+        most = rows if name is None else MAX_STATE_ROWS
+        form = block_form(stream, length=1, most_width=most)
+        if form is not None:
+            width = form.width
+            found.append(
+                NoiseStrategy(
+                    name="carried",
+                    length=1,
+                    width=width,
+                    cost=1 + (1 + width) ** 2 / _PRODUCTS_A_DRAW + _PASSED * width,
+                    memory=_row_bytes(size) * width,
+                    reason=f"{width} rows in the state carry what the future needs of the past",
+                    form=form,
+                )
+            )
+        elif name is None:
+            reason = f"rounds share more of the past than the {most} rows that a state may have"
+            found.append(NoiseStrategy(name="carried", possible=False, reason=reason))
+        else:
+            raise ValueError(
+                f"noise_strategy='carried' needs a mechanism whose rounds share at most {most} rows: use 'redrawn', or 'handed_in' "
+                "with federated.HostNoise"
+            )
+    if name in (None, "redrawn"):
+        redrawn = NoiseStrategy(
+            name="redrawn",
+            length=rows,
+            width=rows,
+            cost=(n / rows + 1) / 2 + n / 2 / _PRODUCTS_A_DRAW + _PASSED * rows,
+            memory=_row_bytes(size) * rows,
+            reason=f"every {rows} rounds all earlier draws are made again, in the graph",
+        )
+        found.append(redrawn)
+    if name in (None, "handed_in"):
+        reason = "made by the host, one row in the state: see the other table"
+        handed = NoiseStrategy(
+            name="handed_in", length=1, width=1, cost=_PASSED, memory=_row_bytes(size), reason=reason
+        )
+        found.append(handed)
+    return sorted(found, key=lambda way: (not way.possible, way.name == "handed_in", way.cost))
+
+
+def explain(strategies: list[NoiseStrategy]) -> str:
     """A table of the strategies in the order of choice."""
     lines = [f"{'strategy':<9} {'cost':>6} {'block':>6} {'kept':>5} {'memory':>9} {'file':>9}  why"]
     for strategy in strategies:
@@ -130,28 +198,28 @@ def _row_bytes(size: int) -> int:
     return 4 * max(1, size)
 
 
-def _carried(stream: NoiseStream, size: int, memory_bytes: int, compress: bool) -> HostStrategy:
+def _carried(stream: NoiseStream, size: int, memory_bytes: int, compress: bool) -> NoiseStrategy:
     n = stream.rounds
     lengths = sorted({min(length, n) for length in _CARRIED_BLOCKS})
     if stream.contraction is not None:
         if not compress:
-            return HostStrategy(name="carried", possible=False, reason="not looked for: redrawing costs little")
+            return NoiseStrategy(name="carried", possible=False, reason="not looked for: redrawing costs little")
         longest = min(n, 16)
         form = block_form(stream, length=longest, most_width=_MOST_CARRIED)
         lengths = [longest]
     else:
         form = block_form(stream, length=1, most_width=_MOST_CARRIED)
     if form is None:
-        return HostStrategy(
+        return NoiseStrategy(
             name="carried",
             possible=False,
             reason=f"rounds share more than {_MOST_CARRIED} rows of the past",
         )
     width = form.width
 
-    def option(length: int) -> HostStrategy:
+    def option(length: int) -> NoiseStrategy:
         side = length + width
-        return HostStrategy(
+        return NoiseStrategy(
             name="carried",
             length=length,
             width=width,
@@ -164,16 +232,16 @@ def _carried(stream: NoiseStream, size: int, memory_bytes: int, compress: bool) 
     affordable = [found for found in map(option, lengths) if found.memory <= memory_bytes]
     if not affordable:
         need = min(option(length).memory for length in lengths)
-        return HostStrategy(name="carried", possible=False, reason=f"needs {need / 1e6:.0f} MB")
+        return NoiseStrategy(name="carried", possible=False, reason=f"needs {need / 1e6:.0f} MB")
     best = min(affordable, key=lambda found: found.cost)
     if best.length != form.length:
         form = block_form(stream, length=best.length)
     return dataclasses.replace(best, form=form)
 
 
-def _redrawn(stream: NoiseStream, size: int, memory_bytes: int) -> HostStrategy:
+def _redrawn(stream: NoiseStream, size: int, memory_bytes: int) -> NoiseStrategy:
     n = stream.rounds
-    impossible = functools.partial(HostStrategy, name="redrawn", possible=False)
+    impossible = functools.partial(NoiseStrategy, name="redrawn", possible=False)
     if stream.contraction is None and n > _MOST_REDRAWN:
         return impossible(reason=f"{n} rounds: the rows of N are not written out beyond {_MOST_REDRAWN}")
     tiles = 8 * 64 * min(size, TILE)
@@ -188,7 +256,7 @@ def _redrawn(stream: NoiseStream, size: int, memory_bytes: int) -> HostStrategy:
     while cost(blocks + 1) <= _FRUGAL * cost(fewest) and blocks < n:
         blocks += 1
     length = -(-n // blocks)
-    return HostStrategy(
+    return NoiseStrategy(
         name="redrawn",
         length=length,
         cost=cost(blocks),
@@ -197,13 +265,13 @@ def _redrawn(stream: NoiseStream, size: int, memory_bytes: int) -> HostStrategy:
     )
 
 
-def _spilled(stream: NoiseStream, size: int) -> HostStrategy:
+def _spilled(stream: NoiseStream, size: int) -> NoiseStrategy:
     if stream.recurrence is None or stream.recurrence.shape[1] == 1:
-        return HostStrategy(name="spilled", possible=False, reason="only for banded encoders of two bands or more")
+        return NoiseStrategy(name="spilled", possible=False, reason="only for banded encoders of two bands or more")
     n, bands = stream.recurrence.shape
     width = bands - 1
     length = min(n, max(1, width // 4))
-    return HostStrategy(
+    return NoiseStrategy(
         name="spilled",
         length=length,
         width=width,

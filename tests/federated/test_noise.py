@@ -8,10 +8,11 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from fedmf.federated.noise import GRAPH_STRATEGIES, MAX_STATE_BYTES, MAX_STATE_ROWS, NoiseRows, NoiseState
+from fedmf.federated.noise import NoiseRows, NoiseState
 from fedmf.federated.source import gaussian_source
 from fedmf.mechanisms import BandedMechanism, IdentityMechanism, NoiseStream, TreeMechanism
 from fedmf.mechanisms.blocks import block_form
+from fedmf.mechanisms.strategy import GRAPH_STRATEGIES, MAX_STATE_BYTES, MAX_STATE_ROWS
 from tests.mechanisms.registry import every_mechanism
 from tests.mechanisms.test_buffers import random_buffers
 
@@ -137,9 +138,11 @@ def test_what_fits_is_carried_and_what_does_not_is_redrawn():
     assert noise_rows(TreeMechanism(rounds=100, decoder="full").stream(), 10, None).strategy == "carried"
     stream = NoiseStream(rounds=100, sources=100, contraction=dense)
     assert noise_rows(stream, 10, None).strategy == "redrawn"
-    with pytest.raises(ValueError, match="strategy='carried' needs a mechanism whose rounds share at most 32 rows"):
+    with pytest.raises(
+        ValueError, match="noise_strategy='carried' needs a mechanism whose rounds share at most 32 rows"
+    ):
         noise_rows(stream, 10, "carried")
-    with pytest.raises(ValueError, match="strategy='carry'"):
+    with pytest.raises(ValueError, match="noise_strategy='carry'"):
         noise_rows(stream, 10, "carry")
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from fedmf import Participation, fit, prefix_sum
 from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
-from fedmf.mechanisms.strategy import choose_host_strategy, explain, host_strategies
+from fedmf.mechanisms.strategy import choose_host_strategy, explain, graph_strategies, host_strategies
 
 LARGE = 4_050_748
 
@@ -85,3 +85,22 @@ def test_the_explanation_names_all_and_begins_with_the_choice():
     lines = explain(host_strategies(mechanism.stream(), LARGE)).splitlines()
     assert [line.split()[0] for line in lines] == ["strategy", "carried", "redrawn", "spilled"]
     assert "not possible: only for banded" in explain(host_strategies(dense(5), 10))
+
+
+@pytest.mark.parametrize(
+    ("stream", "size", "expected"),
+    [
+        (lambda: banded(2052, 8), LARGE, "carried"),
+        (lambda: banded(2052, 342), LARGE, "redrawn"),
+        (lambda: dense(200), LARGE, "redrawn"),
+        (lambda: TreeMechanism(rounds=400, decoder="full").stream(), LARGE, "carried"),
+        (lambda: banded(100, 32), 100, "carried"),
+        (lambda: IdentityMechanism(rounds=3).stream(), 0, "carried"),
+    ],
+)
+def test_graphs_carry_what_fits_and_are_never_handed_rows_unasked(stream, size, expected):
+    ways = graph_strategies(stream(), size)
+    assert ways[0].name == expected
+    assert ways[0].memory <= 128 * 2**20
+    assert {way.name for way in ways} == {"carried", "redrawn", "handed_in"}
+    assert [way.name for way in graph_strategies(stream(), size, "handed_in")] == ["handed_in"]
