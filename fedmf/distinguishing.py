@@ -73,16 +73,25 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
     )
 
 
-def one_round_too_many(plan: Plan) -> tuple[int, ...] | None:
-    """The worst rounds and the one that gains most of those that the plan forbids beside them; None if it forbids none."""
-    E = _causal_encoder(plan)
+def too_many_rounds(plan: Plan, extra: int | None = None) -> tuple[int, ...] | None:
+    """The worst rounds and others beside them, together more than the plan allows a client, each chosen where it gains most.
+
+    Args:
+      plan: of the run.
+      extra: number of others; None for as many again.
+
+    Returns:
+      The rounds, or None if the plan allows all.
+    """
     taken = np.flatnonzero(worst_case(plan).contributions).tolist()
-    free = sorted(set(range(len(E))) - set(taken))
-    forbidden = [(*taken, t) for t in free if not plan.participation.allows([*taken, t])]
-    if not forbidden:
-        return None
+    E = _causal_encoder(plan)
     X = E.T @ E
-    return tuple(sorted(max(forbidden, key=lambda rounds: _energy(X, _with_signs(X, rounds)))))
+    n = len(X)
+    for _ in range(min(len(taken) if extra is None else extra, n - len(taken))):
+        free = sorted(set(range(n)) - set(taken))
+        gains = np.diagonal(X)[free] + 2 * X[np.ix_(free, taken)].sum(axis=1)
+        taken.append(free[int(gains.argmax())])
+    return None if plan.participation.allows(taken) else tuple(sorted(taken))
 
 
 def _causal_encoder(plan: Plan) -> np.ndarray:
@@ -348,6 +357,21 @@ def _p_of_epsilon(counts: tuple[int, int, int, int], delta: float, epsilon: floa
         middle = (low + high) / 2
         low, high = (low, middle) if _bound(*counts, delta, 10**middle) > epsilon else (middle, high)
     return float(10**high)
+
+
+def trials_needed(snr: float, claimed: float, p_value: float) -> float:
+    """How many trials show that a signal-to-noise ratio is above `claimed`, at this p-value and with chance 0.999; infinity if it is not.
+
+    >>> round(trials_needed(0.6, 0.4, 1e-8)), trials_needed(0.4, 0.4, 1e-8)
+    (7914, inf)
+    """
+    import scipy.special
+
+    if snr <= claimed:
+        return math.inf
+    # The measured ratio has variance (4 + snr^2 / 2) / trials, to first order.
+    deviations = -float(scipy.special.ndtri(p_value)) - float(scipy.special.ndtri(1e-3))
+    return deviations**2 * (4 + snr**2 / 2) / (snr - claimed) ** 2
 
 
 def largest_epsilon(snr: float, delta: float) -> float:

@@ -21,11 +21,18 @@ from fedmf import _checks
 FALSE_POSITIVE_RATE = 1e-6
 # Lags at which rounds are compared all together; the lengths at which rows of noise are made in blocks are among them.
 _LAGS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256)
-# Multiplications that comparing all pairs of coordinates may cost.
-_PAIRS_BUDGET = 4e9
+# Coordinates that are compared in all pairs, and multiplications that it may cost.
+_MOST_COMPARED, _PAIRS_BUDGET = 2048, 4e9
 _BLOCK = 1024
 # Rounding of float32 rows, in standard deviations of W, up to which W is taken for exact.
 _ROUNDING_LIMIT = 1e-2
+
+
+def check_false_positive_rate(rate: float) -> None:
+    """Raises unless the rate is in (0, 1)."""
+    way_out = "use a small number such as 1e-6"
+    if not 0 < _checks.real("false_positive_rate", rate, way_out=way_out) < 1:
+        raise ValueError(f"false_positive_rate={rate} must be in (0, 1): {way_out}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +61,9 @@ class NoiseAudit:
 
     findings: tuple[Finding, ...]
     false_positive_rate: float = FALSE_POSITIVE_RATE
+
+    def __post_init__(self) -> None:
+        check_false_positive_rate(self.false_positive_rate)
 
     @property
     def threshold(self) -> float:
@@ -154,9 +164,7 @@ def audit_noise(
     >>> audit_noise([W], leaves=(200, 100)).consistent, audit_noise([1.1 * W], leaves=(200, 100)).consistent
     (True, False)
     """
-    rate = _checks.real("false_positive_rate", false_positive_rate, way_out="use a small number such as 1e-6")
-    if not 0 < rate < 1:
-        raise ValueError(f"false_positive_rate={rate} must be in (0, 1): use a small number such as 1e-6")
+    check_false_positive_rate(false_positive_rate)
     runs = [_checks.array("whitened", W, ndim=2) for W in whitened]
     if not runs or any(W.shape != runs[0].shape for W in runs):
         raise ValueError(f"whitened has shapes {[W.shape for W in runs]}: pass one run or several of the same shape")
@@ -173,7 +181,7 @@ def audit_noise(
             dataclasses.replace(f, name=f"runs {i + 1} and {j + 1}: {f.name}")
             for f in _findings_of_two_runs(one, other, columns)
         ]
-    return NoiseAudit(findings=tuple(found), false_positive_rate=rate)
+    return NoiseAudit(findings=tuple(found), false_positive_rate=false_positive_rate)
 
 
 def _findings_of_one_run(W: np.ndarray, leaves: tuple[int, ...], columns: np.ndarray) -> Iterator[Finding]:
@@ -240,8 +248,9 @@ def _findings_of_two_runs(one: np.ndarray, other: np.ndarray, columns: np.ndarra
 
 def _compared_coordinates(leaves: tuple[int, ...], rounds: int) -> np.ndarray:
     """Columns of which all pairs are compared: all, or so many of each leaf's first that it stays affordable."""
-    most = max(2, int(math.sqrt(_PAIRS_BUDGET / rounds)))
-    while sum(min(size, most) for size in leaves) > max(2, int(math.sqrt(_PAIRS_BUDGET / rounds))) and most > 1:
+    affordable = max(2, min(_MOST_COMPARED, int(math.sqrt(_PAIRS_BUDGET / rounds))))
+    most = affordable
+    while most > 1 and sum(min(size, most) for size in leaves) > affordable:
         most = most * 3 // 4
     starts = np.cumsum((0, *leaves))
     return np.concatenate(

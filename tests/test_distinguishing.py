@@ -12,7 +12,7 @@ from fedmf.distinguishing import (
     audit_distinguishing,
     expected_bound,
     largest_epsilon,
-    one_round_too_many,
+    too_many_rounds,
     worst_case,
 )
 from tests.mechanisms.registry import every_mechanism
@@ -145,14 +145,15 @@ def test_two_thirds_of_the_noise_is_caught(epsilon):
     assert result.snr_lower > result.snr_claimed
 
 
+@pytest.mark.parametrize(("extra", "trials"), [(1, 200_000), (None, 20_000)])
 @pytest.mark.parametrize("family", ["identity", "banded", "blt"])
-def test_a_round_too_many_is_caught(family):
+def test_rounds_too_many_are_caught(family, extra, trials):
     plan = small_plan(family=family)
-    rounds = one_round_too_many(plan)
+    rounds = too_many_rounds(plan, extra)
     assert not plan.participation.allows(rounds)
     case = worst_case(plan, rounds=rounds)
     assert case.snr > 1 / plan.noise_multiplier
-    result = audit_distinguishing(plan, case, *play(plan, case, 200_000))
+    result = audit_distinguishing(plan, case, *play(plan, case, trials))
     assert result.findings[0].p_value < FALSE_POSITIVE
 
 
@@ -185,7 +186,7 @@ def test_expected_bound_grows_with_trials_towards_the_claim():
 
 def test_nobody_can_take_part_too_often_where_every_round_is_allowed():
     mechanism = fedmf.fit(fedmf.prefix_sum(4), fedmf.Participation(rounds=4, schema="every_round"), family="identity")
-    assert one_round_too_many(plan_of(mechanism, schema="every_round")) is None
+    assert too_many_rounds(plan_of(mechanism, schema="every_round")) is None
 
 
 def test_refusals_name_the_argument():

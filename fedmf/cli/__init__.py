@@ -5,10 +5,11 @@ import traceback
 
 import click
 
+from fedmf.cli.audit import audit
 from fedmf.cli.data import data
 from fedmf.cli.mechanism import fit
 from fedmf.cli.plan import calibrate
-from fedmf.cli.run import audit, demo, report, train
+from fedmf.cli.run import demo, report, train
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

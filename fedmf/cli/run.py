@@ -1,4 +1,4 @@
-"""fedmf train, demo, report, audit."""
+"""fedmf train, demo, report."""
 
 import pathlib
 from typing import Any
@@ -145,49 +145,3 @@ def report(runs: tuple[pathlib.Path, ...], out: pathlib.Path, title: str) -> Non
     from fedmf.runs import Run
 
     click.echo(write_report([Run.load(path) for path in runs], out, title=title))
-
-
-@click.command()
-@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=pathlib.Path))
-@json_option
-def audit(run_folder: pathlib.Path, as_json: bool) -> None:
-    """The guarantee of a run after the fact: planned beside achieved, from its participation ledger.
-
-    \b
-    Example:
-      fedmf audit runs/first
-    """
-    import math
-
-    from fedmf.controller import audit_ledger
-    from fedmf.ledger import ParticipationLedger
-    from fedmf.mechanisms import load_mechanism
-    from fedmf.runs import Run
-
-    run = Run.load(run_folder)
-    plan = run.config.plan(load_mechanism(run.path / "mechanism.npz"))
-    path = run.path / "participation.csv"
-    if not path.exists():
-        raise ValueError(f"{run.path} has no participation.csv yet: it is written with the first checkpoint")
-    ledger = ParticipationLedger.from_csv(path.read_text(), rounds=len(run.metrics), cohort_size=run.config.cohort_size)
-    result = audit_ledger(ledger, plan)
-
-    def finite(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
-    show(
-        {
-            "rounds": result.observed.rounds,
-            "min_separation_planned": plan.participation.min_sep,
-            "min_separation_observed": result.observed.min_separation,
-            "max_participations_planned": plan.participation.max_participations,
-            "max_participations_observed": result.observed.max_participations,
-            "epsilon_planned": finite(plan.epsilon),
-            "epsilon_achieved": finite(result.epsilon),
-            "rho_planned": finite(plan.rho),
-            "rho_achieved": finite(result.rho),
-            "delta": plan.delta,
-            "claimed_cohort": plan.claimed_cohort,
-        },
-        as_json,
-    )

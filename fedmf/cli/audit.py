@@ -1,0 +1,246 @@
+"""fedmf audit: of a run's participation after the fact, and of the noise that a mechanism really makes."""
+
+import dataclasses
+import math
+import pathlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedmf.cli.options import arguments_checked, json_option, participation_options, show
+
+if TYPE_CHECKING:
+    from fedmf.distinguishing import Distinguishing
+    from fedmf.federated.audit import MechanismAudit
+
+
+class _RunByDefault(click.Group):
+    """`fedmf audit FOLDER` is `fedmf audit run FOLDER`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts `run` in front where no command is named."""
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_RunByDefault)
+def audit() -> None:
+    """Check a guarantee after the fact: of a run (the default), or of the noise that a mechanism makes.
+
+    \b
+    Example:
+      fedmf audit runs/first
+      fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8
+    """
+
+
+@audit.command()
+@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=pathlib.Path))
+@json_option
+def run(run_folder: pathlib.Path, as_json: bool) -> None:
+    """The guarantee of a run after the fact: planned beside achieved, from its participation ledger.
+
+    \b
+    Example:
+      fedmf audit runs/first
+    """
+    from fedmf.controller import audit_ledger
+    from fedmf.ledger import ParticipationLedger
+    from fedmf.mechanisms import load_mechanism
+    from fedmf.runs import Run
+
+    loaded = Run.load(run_folder)
+    plan = loaded.config.plan(load_mechanism(loaded.path / "mechanism.npz"))
+    path = loaded.path / "participation.csv"
+    if not path.exists():
+        raise ValueError(f"{loaded.path} has no participation.csv yet: it is written with the first checkpoint")
+    ledger = ParticipationLedger.from_csv(
+        path.read_text(), rounds=len(loaded.metrics), cohort_size=loaded.config.cohort_size
+    )
+    result = audit_ledger(ledger, plan)
+
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    show(
+        {
+            "rounds": result.observed.rounds,
+            "min_separation_planned": plan.participation.min_sep,
+            "min_separation_observed": result.observed.min_separation,
+            "max_participations_planned": plan.participation.max_participations,
+            "max_participations_observed": result.observed.max_participations,
+            "epsilon_planned": finite(plan.epsilon),
+            "epsilon_achieved": finite(result.epsilon),
+            "rho_planned": finite(plan.rho),
+            "rho_achieved": finite(result.rho),
+            "delta": plan.delta,
+            "claimed_cohort": plan.claimed_cohort,
+        },
+        as_json,
+    )
+
+
+@audit.command()
+@click.argument("mechanism_file", metavar="MECHANISM", type=click.Path(path_type=pathlib.Path))
+@participation_options
+@click.option("--epsilon", type=float, help="Privacy target; or give --noise-multiplier.")
+@click.option("--noise-multiplier", type=float, help="Noise of the whole run; or give --epsilon.")
+@click.option("--delta", type=float, default=1e-6, show_default=True, help="Failure probability.")
+@click.option("--clip-norm", type=float, default=1.0, show_default=True, help="L2 bound on a client's update.")
+@click.option("--coordinates", type=int, help="Entries of the model, each a sample of the noise.  [default: enough]")
+@click.option("--trials", type=int, help="Of the distinguishing game; 0 for none.  [default: 20000; 200 with tff]")
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same findings.")
+@click.option(
+    "--path",
+    default="query",
+    show_default=True,
+    help="What runs: query, the DPQuery; or tff, TFF's own process (slow).",
+)
+@click.option(
+    "--strategy",
+    help="How noise is made: carried or redrawn in the graph, host (chosen), host_carried, host_redrawn or host_spilled.",
+)
+@click.option("--false-positive-rate", type=float, default=1e-6, show_default=True, help="Of the whole audit.")
+@click.option("--controls", is_flag=True, help="Also make known mistakes, and see whether they are caught.")
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+@json_option
+def mechanism(
+    mechanism_file: pathlib.Path,
+    rounds: int,
+    schema: str,
+    min_sep: int | None,
+    max_participations: int | None,
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    delta: float,
+    clip_norm: float,
+    coordinates: int | None,
+    trials: int | None,
+    seed: int,
+    path: str,
+    strategy: str | None,
+    false_positive_rate: float,
+    controls: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Run the aggregator and test that what it releases is what its plan claims. Exit status 1 if it is not.
+
+    Two runs of all rounds without clients, one of them stopped and resumed, test the noise's covariance; a game with and without
+    the worst client tests the guarantee. docs/audit.md says what is tested and what can be seen.
+
+    \b
+    Example:
+      fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8
+      fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8 --controls --strategy host
+    """
+    import fedmf
+
+    with arguments_checked():
+        participation = fedmf.Participation(
+            rounds=rounds, schema=schema, min_sep=min_sep, max_participations=max_participations
+        )
+        if (epsilon is None) == (noise_multiplier is None):
+            raise ValueError(
+                f"epsilon={epsilon} and noise_multiplier={noise_multiplier}: give exactly one, the other follows"
+            )
+        loaded = fedmf.load_mechanism(mechanism_file)
+        if epsilon is not None:
+            plan = fedmf.calibrate(loaded, participation, epsilon=epsilon, delta=delta, clip_norm=clip_norm)
+        else:
+            assert noise_multiplier is not None
+            plan = fedmf.Plan(
+                mechanism=loaded,
+                participation=participation,
+                noise_multiplier=noise_multiplier,
+                delta=delta,
+                clip_norm=clip_norm,
+            )
+    import tqdm
+
+    from fedmf.federated.audit import audit_mechanism
+
+    with (
+        arguments_checked(),
+        tqdm.tqdm(desc="audit", unit="round", disable=quiet or as_json, dynamic_ncols=True) as bar,
+    ):
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        result = audit_mechanism(
+            plan,
+            seed=seed,
+            coordinates=coordinates,
+            trials=trials,
+            path=path,
+            strategy=strategy,
+            controls=controls,
+            false_positive_rate=false_positive_rate,
+            progress=progress,
+        )
+    if as_json:
+        show(_as_values(result), as_json)
+    else:
+        click.echo(_table(result))
+    if not result.consistent:
+        sys.exit(1)
+
+
+def _as_values(result: "MechanismAudit") -> dict[str, Any]:
+    verdict, game = result.verdict, result.game
+    findings = [dataclasses.asdict(f) | {"consistent": f.p_value >= verdict.threshold} for f in verdict.findings]
+    return {
+        "consistent": result.consistent,
+        "rounds": result.rounds,
+        "coordinates": result.coordinates,
+        "trials": result.trials,
+        "false_positive_rate": verdict.false_positive_rate,
+        "threshold": verdict.threshold,
+        "findings": findings,
+        "game": None if game is None else _game_values(game),
+        "controls": [dataclasses.asdict(control) for control in result.controls],
+    }
+
+
+def _game_values(game: "Distinguishing") -> dict[str, Any]:
+    """Without the findings, which are among the audit's; an infinite epsilon is null."""
+    values = {name: value for name, value in dataclasses.asdict(game).items() if name != "findings"}
+    return values | {"epsilon_claimed": game.epsilon_claimed if math.isfinite(game.epsilon_claimed) else None}
+
+
+def _p(p_value: float) -> str:
+    return f"{p_value:9.2g}" if p_value > 1e-300 else "  < 1e-300"
+
+
+def _table(result: "MechanismAudit") -> str:
+    verdict, game = result.verdict, result.game
+    lines = [f"{'test':<96} {'statistic':>10} {'p-value':>9}  verdict"]
+    for found in verdict.findings:
+        word = "ok" if found.p_value >= verdict.threshold else "CONTRADICTS THE CLAIM"
+        lines.append(f"{found.name:<96} {found.statistic:>10.4g} {_p(found.p_value)}  {word}")
+    if game is not None:
+        percent = f"{100 * game.confidence:g}%"
+        lines += [
+            "",
+            f"distinguishing game, {game.present:,} trials with the client and {game.absent:,} without",
+            f"  signal-to-noise   claimed at most {game.snr_claimed:.4f}, expected of these rounds {game.snr_expected:.4f}, "
+            f"measured {game.snr:.4f} ({percent}: {game.snr_lower:.4f} to {game.snr_upper:.4f})",
+            f"  epsilon           claimed {game.epsilon_claimed:.4g}, proved at {percent} to be at least {game.epsilon_lower:.3f}; "
+            f"so many trials can be expected to prove {game.epsilon_expected:.3f}",
+        ]
+    if result.controls:
+        lines += ["", f"{'known mistake':<60} {'p-value':>9}  caught"]
+        for control in result.controls:
+            if control.finding is None:
+                lines.append(f"{control.name:<60} {'-':>9}  not made: {control.reason}")
+                continue
+            caught = f"by {control.finding.name}" if control.caught else "NOT CAUGHT: raise --coordinates or --trials"
+            lines.append(f"{control.name:<60} {_p(control.finding.p_value)}  {caught}")
+    rate = f"false-positive rate {verdict.false_positive_rate:g}: a p-value below {verdict.threshold:.2g} contradicts"
+    word = "consistent with the claim" if verdict.consistent else "NOT WHAT THE PLAN CLAIMS"
+    lines += ["", f"{word} ({len(verdict.findings)} tests, {rate})"]
+    return "\n".join(lines)
