@@ -19,12 +19,12 @@ AFFORDABLE = (
 
 
 def test_the_snippets_are_found():
-    assert len(PYTHON) == 5
-    assert len(SHELL) == 3
+    assert len(PYTHON) == 6
+    assert len(SHELL) == 4
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(6))
 def test_python_snippet(number, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     exec(compile(PYTHON[number], f"README python snippet {number}", "exec"), {"__name__": "readme"})
@@ -36,7 +36,7 @@ def test_python_snippet(number, tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(4))
 def test_shell_snippet(number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if number == 1:
@@ -57,7 +57,7 @@ def test_shell_snippet(number, tmp_path, monkeypatch):
         program, *arguments = shlex.split(line)
         assert program == "fedmf"
         main_ok(arguments + (AFFORDABLE if number == 1 else []))
-    assert (tmp_path / ("runs" if number < 2 else "dense.png")).exists()
+    assert (tmp_path / ["runs", "runs", "dense.png", "banded.npz"][number]).exists()
 
 
 def main_ok(arguments):
