@@ -12,11 +12,15 @@ ROOT = pathlib.Path(__file__).parent.parent
 # that is above the line; everything else is a module or package in fedmf. A part may always import itself.
 FOUNDATION = {"_checks", "elliptope", "workloads", "participation", "schedule", "ledger"}
 MATHEMATICS = FOUNDATION | {"sensitivity", "mechanisms"}
-ABOVE_THE_LINE = MATHEMATICS | {"error", "optimize", "accounting", "statement", "config", "controller", "runs"} | {
-    "noise_audit",
-    "noise_controls",
-    "distinguishing",
-}
+ABOVE_THE_LINE = (
+    MATHEMATICS
+    | {"error", "optimize", "accounting", "statement", "config", "controller", "runs"}
+    | {
+        "noise_audit",
+        "noise_controls",
+        "distinguishing",
+    }
+)
 MAY_IMPORT = {
     "_checks": set(),
     "workloads": {"_checks"},
