@@ -8,6 +8,7 @@ All write the same rows for the same key, up to float32 rounding: those of `Nois
 """
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from fedmf.mechanisms.blocks import BlockForm
 from fedmf.mechanisms.strategy import graph_strategies
 from fedmf.mechanisms.stream import NoiseStream
 
+# A choice that costs more than this is worth a word.
+_SLOW_SECONDS = 3.0
 # Rows drawn side by side while a block is contracted.
 _DRAWN_TOGETHER = 8
 
@@ -65,6 +68,12 @@ class NoiseRows:
 
     def __post_init__(self) -> None:
         chosen = graph_strategies(self.stream, self.size, self.strategy)[0]
+        if self.strategy is None and chosen.seconds(self.size) > _SLOW_SECONDS:
+            warnings.warn(
+                f"making this noise in the graph will take about {chosen.seconds(self.size):.0f} s a round on average "
+                f"({chosen.reason}): use noise_strategy='handed_in' with federated.HostNoise, which is faster",
+                stacklevel=3,
+            )
         for name, value in (("strategy", chosen.name), ("state_rows", chosen.width), ("_form", chosen.form)):
             object.__setattr__(self, name, value)
 

@@ -58,6 +58,10 @@ class NoiseStrategy:
     possible: bool = True
     form: BlockForm | None = None
 
+    def seconds(self, size: int) -> float:
+        """What a round costs for `size` parameters on the machine that the unit of cost was measured on."""
+        return self.cost * size * _DRAW_SECONDS
+
     def summary(self) -> dict[str, Any]:
         """All but the form, as JSON takes it."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "form"}

@@ -1,6 +1,7 @@
 """The Gaussian source and the rows of N Z on tensors."""
 
 import itertools
+import warnings
 
 import mpmath
 import numpy as np
@@ -144,6 +145,18 @@ def test_what_fits_is_carried_and_what_does_not_is_redrawn():
         noise_rows(stream, 10, "carried")
     with pytest.raises(ValueError, match="noise_strategy='carry'"):
         noise_rows(stream, 10, "carry")
+
+
+def test_a_slow_choice_is_said():
+    dense = np.tril(np.random.default_rng(1).uniform(0.1, 1.0, (200, 200)))
+    stream = NoiseStream(rounds=200, sources=200, contraction=dense)
+    with pytest.warns(UserWarning, match=r"about \d+ s a round on average .*HostNoise"):
+        noise_rows(stream, 10**7, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        noise_rows(stream, 1000, None)
+        noise_rows(stream, 10**7, "redrawn")  # asked for
+        noise_rows(IdentityMechanism(rounds=200).stream(), 10**7, None)
 
 
 def test_the_seed_is_not_shown():
