@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.options import arguments_checked, json_option, participation_options, show
+from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, show
 
 if TYPE_CHECKING:
     from fedmf.distinguishing import Distinguishing
@@ -85,11 +85,7 @@ def run(run_folder: pathlib.Path, as_json: bool) -> None:
 
 @audit.command()
 @click.argument("mechanism_file", metavar="MECHANISM", type=click.Path(path_type=pathlib.Path))
-@participation_options
-@click.option("--epsilon", type=float, help="Privacy target; or give --noise-multiplier.")
-@click.option("--noise-multiplier", type=float, help="Noise of the whole run; or give --epsilon.")
-@click.option("--delta", type=float, default=1e-6, show_default=True, help="Failure probability.")
-@click.option("--clip-norm", type=float, default=1.0, show_default=True, help="L2 bound on a client's update.")
+@plan_options
 @click.option("--coordinates", type=int, help="Entries of the model, each a sample of the noise.  [default: enough]")
 @click.option("--trials", type=int, help="Of the distinguishing game; 0 for none.  [default: 20000; 200 with tff]")
 @click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same findings.")
@@ -109,14 +105,6 @@ def run(run_folder: pathlib.Path, as_json: bool) -> None:
 @json_option
 def mechanism(
     mechanism_file: pathlib.Path,
-    rounds: int,
-    schema: str,
-    min_sep: int | None,
-    max_participations: int | None,
-    epsilon: float | None,
-    noise_multiplier: float | None,
-    delta: float,
-    clip_norm: float,
     coordinates: int | None,
     trials: int | None,
     seed: int,
@@ -126,6 +114,7 @@ def mechanism(
     controls: bool,
     quiet: bool,
     as_json: bool,
+    **target: Any,
 ) -> None:
     """Run the aggregator and test that what it releases is what its plan claims. Exit status 1 if it is not.
 
@@ -137,28 +126,8 @@ def mechanism(
       fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8
       fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8 --controls --strategy host
     """
-    import fedmf
-
     with arguments_checked():
-        participation = fedmf.Participation(
-            rounds=rounds, schema=schema, min_sep=min_sep, max_participations=max_participations
-        )
-        if (epsilon is None) == (noise_multiplier is None):
-            raise ValueError(
-                f"epsilon={epsilon} and noise_multiplier={noise_multiplier}: give exactly one, the other follows"
-            )
-        loaded = fedmf.load_mechanism(mechanism_file)
-        if epsilon is not None:
-            plan = fedmf.calibrate(loaded, participation, epsilon=epsilon, delta=delta, clip_norm=clip_norm)
-        else:
-            assert noise_multiplier is not None
-            plan = fedmf.Plan(
-                mechanism=loaded,
-                participation=participation,
-                noise_multiplier=noise_multiplier,
-                delta=delta,
-                clip_norm=clip_norm,
-            )
+        plan = plan_from(mechanism_file, **target)
     import tqdm
 
     from fedmf.federated.audit import audit_mechanism

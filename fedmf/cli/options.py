@@ -3,12 +3,16 @@
 import contextlib
 import dataclasses
 import json
+import pathlib
 import types
 import typing
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from fedmf.accounting import Plan
 
 
 class BadArgument(click.UsageError):
@@ -58,6 +62,54 @@ def participation_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Those of participation_options, --epsilon, --noise-multiplier, --delta and --clip-norm: the arguments of `plan_from`."""
+    options = (
+        participation_options,
+        click.option("--epsilon", type=float, help="Privacy target; or give --noise-multiplier."),
+        click.option("--noise-multiplier", type=float, help="Noise of the whole run; or give --epsilon."),
+        click.option("--delta", type=float, default=1e-6, show_default=True, help="Failure probability."),
+        click.option("--clip-norm", type=float, default=1.0, show_default=True, help="L2 bound on a client's update."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def plan_from(
+    mechanism_file: pathlib.Path,
+    *,
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    delta: float,
+    clip_norm: float,
+    **participation: Any,
+) -> "Plan":
+    """The plan that the options describe.
+
+    Raises:
+      TypeError, ValueError, OSError: naming the argument that cannot work.
+    """
+    import fedmf
+
+    takes_part = fedmf.Participation(**participation)
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError(
+            f"epsilon={epsilon} and noise_multiplier={noise_multiplier}: give exactly one, the other follows"
+        )
+    mechanism = fedmf.load_mechanism(mechanism_file)
+    if epsilon is not None:
+        return fedmf.calibrate(mechanism, takes_part, epsilon=epsilon, delta=delta, clip_norm=clip_norm)
+    assert noise_multiplier is not None
+    return fedmf.Plan(
+        mechanism=mechanism,
+        participation=takes_part,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        clip_norm=clip_norm,
+    )
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

@@ -1,19 +1,16 @@
 """fedmf calibrate: from a mechanism and a target to a plan."""
 
 import pathlib
+from typing import Any
 
 import click
 
-from fedmf.cli.options import arguments_checked, json_option, participation_options, show
+from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, show
 
 
 @click.command()
 @click.argument("mechanism_file", metavar="MECHANISM", type=click.Path(path_type=pathlib.Path))
-@participation_options
-@click.option("--epsilon", type=float, help="Privacy target; or give --noise-multiplier.")
-@click.option("--noise-multiplier", type=float, help="Noise of the whole run; or give --epsilon.")
-@click.option("--delta", type=float, default=1e-6, show_default=True, help="Failure probability.")
-@click.option("--clip-norm", type=float, default=1.0, show_default=True, help="L2 bound on a client's update.")
+@plan_options
 @click.option("--statement", is_flag=True, help="Print the privacy statement.")
 @click.option("--explain", is_flag=True, help="Print how training would make the noise, what that costs, and why.")
 @click.option(
@@ -23,19 +20,12 @@ from fedmf.cli.options import arguments_checked, json_option, participation_opti
 @json_option
 def calibrate(
     mechanism_file: pathlib.Path,
-    rounds: int,
-    schema: str,
-    min_sep: int | None,
-    max_participations: int | None,
-    epsilon: float | None,
-    noise_multiplier: float | None,
-    delta: float,
-    clip_norm: float,
     statement: bool,
     explain: bool,
     parameters: int,
     noise_memory: float,
     as_json: bool,
+    **target: Any,
 ) -> None:
     """The noise that gives a mechanism a guarantee, or the guarantee that a noise gives.
 
@@ -44,34 +34,15 @@ def calibrate(
       fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --statement
       fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --explain
     """
-    import fedmf
     from fedmf.mechanisms import strategy
 
     with arguments_checked():
-        participation = fedmf.Participation(
-            rounds=rounds, schema=schema, min_sep=min_sep, max_participations=max_participations
-        )
-        if (epsilon is None) == (noise_multiplier is None):
-            raise ValueError(
-                f"epsilon={epsilon} and noise_multiplier={noise_multiplier}: give exactly one, the other follows"
-            )
         if not 0 < noise_memory < 1e6:
             raise ValueError(f"noise_memory={noise_memory} must be gigabytes, such as 1.5")
-        mechanism = fedmf.load_mechanism(mechanism_file)
-        if epsilon is not None:
-            plan = fedmf.calibrate(mechanism, participation, epsilon=epsilon, delta=delta, clip_norm=clip_norm)
-        else:
-            assert noise_multiplier is not None
-            plan = fedmf.Plan(
-                mechanism=mechanism,
-                participation=participation,
-                noise_multiplier=noise_multiplier,
-                delta=delta,
-                clip_norm=clip_norm,
-            )
+        plan = plan_from(mechanism_file, **target)
         host, graph = [], []
         if explain:
-            stream = mechanism.stream().causal()
+            stream = plan.mechanism.stream().causal()
             host = strategy.host_strategies(stream, parameters, int(noise_memory * 1e9))
             graph = strategy.graph_strategies(stream, parameters)
     if statement and not as_json:
