@@ -15,7 +15,7 @@ import tensorflow as tf
 from fedmf import _checks
 from fedmf.accounting import Plan
 from fedmf.federated.noise import NoiseState
-from fedmf.federated.noise_file import NoiseFile
+from fedmf.federated.noise_file import NoiseFile, TileFile
 from fedmf.federated.source import check_noise_seed, noise_key, source_of_key
 from fedmf.mechanisms.strategy import DEFAULT_MEMORY, TILE, NoiseStrategy, choose_host_strategy
 
@@ -77,13 +77,13 @@ class HostNoise:
         self._maker: _Maker
         if self.strategy.name == "carried":
             self._maker = _Carried(self.strategy, tiles)
-        elif self.strategy.name == "redrawn":
+        elif self.strategy.name == "spilled" and stream.recurrence is not None:
+            self._maker = NoiseFile(self.strategy, tiles, stream.recurrence, folder)
+        else:
             matrix = stream.as_contraction().contraction
             assert matrix is not None
-            self._maker = _Redrawn(self.strategy, tiles, matrix)
-        else:
-            assert stream.recurrence is not None
-            self._maker = NoiseFile(self.strategy, tiles, stream.recurrence, folder)
+            file = TileFile(size, self.strategy.length, folder) if self.strategy.disk else None
+            self._maker = _Redrawn(self.strategy, tiles, matrix, file)
 
     @classmethod
     def for_state(cls, plan: Plan, state: Any, **options: Any) -> "HostNoise":
@@ -258,20 +258,26 @@ class _Carried:
 
 
 class _Redrawn:
-    """L rows at a time, contracted from all the draws up to them."""
+    """L rows at a time, contracted from all the draws up to them; kept in memory or in a file."""
 
     _DRAWS = 64
 
-    def __init__(self, strategy: NoiseStrategy, tiles: _Tiles, matrix: np.ndarray) -> None:
-        self._tiles, self._length, self._matrix = tiles, strategy.length, matrix
+    def __init__(self, strategy: NoiseStrategy, tiles: _Tiles, matrix: np.ndarray, file: TileFile | None) -> None:
+        self._tiles, self._length, self._matrix, self._file = tiles, strategy.length, matrix, file
         self._block = -1
-        self._rows = np.zeros((strategy.length, tiles.size), np.float32)
+        width = min(TILE, tiles.size) if file is not None else tiles.size
+        self._rows = np.zeros((strategy.length, width), np.float32)
 
     def row(self, t: int) -> np.ndarray:
         block, phase = divmod(t, self._length)
         if block != self._block:
             self._make(block)
-        return self._rows[phase].copy()
+        if self._file is None:
+            return self._rows[phase].copy()
+        out = np.empty(self._tiles.size, np.float32)
+        for tile in self._tiles:
+            self._file.read(tile, phase, out[tile][None])
+        return out
 
     def _make(self, block: int) -> None:
         self._block = -1  # until it is done: an interrupt must not leave half a block
@@ -279,14 +285,17 @@ class _Redrawn:
         N = self._matrix[start : start + self._length].astype(np.float32)
         drawn = np.empty((self._DRAWS, min(TILE, self._tiles.size)), np.float32)
         for tile in self._tiles:
-            total = self._rows[:, tile]
+            count = tile.stop - tile.start
+            total = self._rows[:, tile] if self._file is None else self._rows[:, :count]
             total[:] = 0
             for j in range(0, start + len(N), self._DRAWS):
-                count = min(self._DRAWS, start + len(N) - j)
-                z = drawn[:count, : tile.stop - tile.start]
-                self._tiles.draw(j, count, tile, z)
+                draws = min(self._DRAWS, start + len(N) - j)
+                z = drawn[:draws, :count]
+                self._tiles.draw(j, draws, tile, z)
                 first = max(0, j - start)  # rows before j do not use these draws
-                total[first : len(N)] += N[first:, j : j + count] @ z
+                total[first : len(N)] += N[first:, j : j + draws] @ z
+            if self._file is not None:
+                self._file.write(tile, 0, total)
         self._block = block
 
     def snapshot(self) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""The noise of a banded encoder with its history in a file: for so many bands that they do not fit the memory."""
+"""Noise in a private file: the history of a banded encoder with so many bands that they do not fit the memory."""
 
 import contextlib
 import hashlib
@@ -22,21 +22,77 @@ _DATA = "noise_history"
 _ROUNDING = 1e-5
 
 
+class TileFile:
+    """Rows of model size in a private file, tile after tile of coordinates, row t at place t mod `places`.
+
+    As secret as the seed: mode 0600 in a folder of mode 0700.
+
+    Args:
+      size: coordinates of a row.
+      places: rows that the file holds.
+      folder: where to keep it, or None for a temporary folder that goes with this object.
+
+    Raises:
+      ValueError: the disk has no room for the file.
+    """
+
+    def __init__(self, size: int, places: int, folder: str | pathlib.Path | None) -> None:
+        self.places = places
+        if folder is None:
+            self.folder = pathlib.Path(tempfile.mkdtemp(prefix="fedmf-noise-"))
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        else:
+            self.folder = pathlib.Path(folder)
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path, needed = self.folder / _DATA, 4 * size * places
+        have = shutil.disk_usage(self.folder).free + (path.stat().st_size if path.exists() else 0)
+        if have < needed:
+            raise ValueError(
+                f"folder={str(self.folder)!r} has {have / 1e9:.1f} GB free and the noise needs {needed / 1e9:.1f} GB: "
+                "name another folder, or noise_strategy='redrawn'"
+            )
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
+        weakref.finalize(self, self._file.close)
+
+    def read(self, tile: slice, t: int, out: np.ndarray) -> None:
+        """Rows t .. t + len(out) - 1 of `tile` into out, float32 (rows, coordinates)."""
+        width = tile.stop - tile.start
+        for offset, rows in self._pieces(tile, t, len(out)):
+            count = rows.stop - rows.start
+            data = os.pread(self._file.fileno(), 4 * width * count, offset)
+            if len(data) < 4 * width * count:
+                raise OSError(f"{self.folder / _DATA} is shorter than it should be: delete it and resume")
+            out[rows] = np.frombuffer(data, np.float32).reshape(count, width)
+
+    def write(self, tile: slice, t: int, rows: np.ndarray) -> None:
+        """The inverse of `read`."""
+        for offset, part in self._pieces(tile, t, len(rows)):
+            data = memoryview(np.ascontiguousarray(rows[part]).tobytes())
+            while len(data):
+                done = os.pwrite(self._file.fileno(), data, offset)
+                data, offset = data[done:], offset + done
+
+    def _pieces(self, tile: slice, t: int, count: int) -> list[tuple[int, slice]]:
+        """(offset in the file, rows) of rows t .. t + count - 1 in this tile: one run of places, or two around the end."""
+        width = 4 * (tile.stop - tile.start)
+        base = 4 * tile.start * self.places
+        place = t % self.places
+        first = min(count, self.places - place)
+        pieces = [(base + place * width, slice(0, first)), (base, slice(first, count))]
+        return [piece for piece in pieces if piece[1].start < piece[1].stop]
+
+
 class NoiseFile:
     """x_t = (z_t - sum_j C[t, t-j] x_(t-j)) / C[t, t] for L rounds at a time, as D X = Z - E H on tiles of coordinates.
 
-    The file holds the rows of the last P = 2 L + bands - 1 rounds, tile after tile, round t at place t mod P. It is as secret as the
-    seed: mode 0600 in a folder of mode 0700. The header names the rounds that are whole; it is written after them. A file that is
-    found must obey C X = Z in its last block, which involves every row that is used again; one that does not is made anew.
+    The file holds the rows of the last 2 L + bands - 1 rounds. Its header names the rounds that are whole; it is written after them. A
+    file that is found must obey C X = Z in its last block, which involves every row that is used again; one that does not is made anew.
 
     Args:
       strategy: of `fedmf.mechanisms.strategy`, "spilled".
       tiles: draws in tiles; see `fedmf.federated.host_noise`.
       recurrence: C by rows, float64 (rounds, bands).
-      folder: where to keep the file, or None for a temporary folder.
-
-    Raises:
-      ValueError: the disk has no room for the file.
+      folder: as of `TileFile`, which raises.
     """
 
     def __init__(
@@ -45,29 +101,14 @@ class NoiseFile:
         self._tiles, self._recurrence = tiles, recurrence
         self._length, self._width = strategy.length, strategy.width
         self._places = 2 * self._length + self._width
-        if folder is None:
-            self._folder = pathlib.Path(tempfile.mkdtemp(prefix="fedmf-noise-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        else:
-            self._folder = pathlib.Path(folder)
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        free = shutil.disk_usage(self._folder).free
-        have = self._folder / _DATA
-        held = have.stat().st_size if have.exists() else 0
-        if free + held < strategy.disk:
-            raise ValueError(
-                f"folder={str(self._folder)!r} has {free / 1e9:.1f} GB free and the noise history needs {strategy.disk / 1e9:.1f} GB: "
-                "name another folder, or noise_strategy='redrawn'"
-            )
+        self._file = TileFile(tiles.size, self._places, folder)
+        self._header = self._file.folder / _HEADER
         digest = hashlib.sha256(np.ascontiguousarray(recurrence).tobytes())
         digest.update(np.asarray(tiles.key).tobytes() + repr((tiles.size, self._length, TILE)).encode())
         self._digest = digest.hexdigest()
         self._first, self._end = 0, 0  # rounds that are whole in the file
-        descriptor = os.open(have, os.O_RDWR | os.O_CREAT, 0o600)
-        self._file = os.fdopen(descriptor, "r+b", buffering=0)
-        weakref.finalize(self, self._file.close)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            header = json.loads((self._folder / _HEADER).read_text())
+            header = json.loads(self._header.read_text())
             if header["digest"] == self._digest:
                 self._first, self._end = int(header["first"]), int(header["end"])
         if self._end and not self._obeys_the_recurrence():
@@ -81,7 +122,7 @@ class NoiseFile:
             self._make()
         out = np.empty(self._tiles.size, np.float32)
         for tile in self._tiles:
-            self._read(tile, t, out[tile][None])
+            self._file.read(tile, t, out[tile][None])
         return out
 
     def snapshot(self) -> list[np.ndarray]:
@@ -114,8 +155,8 @@ class NoiseFile:
         for tile in self._tiles:
             stacked = inputs[:, : tile.stop - tile.start]
             self._tiles.draw(s, L, tile, stacked[:L])
-            self._read(tile, s - r, stacked[L:])
-            self._write(tile, s, weights @ stacked)
+            self._file.read(tile, s - r, stacked[L:])
+            self._file.write(tile, s, weights @ stacked)
         self._write_header(first, e)
 
     def _obeys_the_recurrence(self) -> bool:
@@ -131,7 +172,7 @@ class NoiseFile:
         for tile in self._tiles:
             X, Z = inputs[:, : tile.stop - tile.start], drawn[:, : tile.stop - tile.start]
             try:
-                self._read(tile, s - r, X)
+                self._file.read(tile, s - r, X)
             except OSError:
                 return False
             self._tiles.draw(s, e - s, tile, Z)
@@ -142,34 +183,9 @@ class NoiseFile:
         return True
 
     def _write_header(self, first: int, end: int) -> None:
-        path = self._folder / (_HEADER + ".new")
+        path = self._header.with_suffix(".new")
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump({"digest": self._digest, "first": first, "end": end}, file)
-        os.replace(path, self._folder / _HEADER)
+        os.replace(path, self._header)
         self._first, self._end = first, end
-
-    def _pieces(self, tile: slice, t: int, count: int) -> list[tuple[int, slice]]:
-        """(offset in the file, rows) of rounds t .. t + count - 1 in this tile: one run of places, or two around the end."""
-        width = 4 * (tile.stop - tile.start)
-        base = 4 * tile.start * self._places
-        place = t % self._places
-        first = min(count, self._places - place)
-        pieces = [(base + place * width, slice(0, first)), (base, slice(first, count))]
-        return [piece for piece in pieces if piece[1].start < piece[1].stop]
-
-    def _read(self, tile: slice, t: int, out: np.ndarray) -> None:
-        width = tile.stop - tile.start
-        for offset, rows in self._pieces(tile, t, len(out)):
-            count = rows.stop - rows.start
-            data = os.pread(self._file.fileno(), 4 * width * count, offset)
-            if len(data) < 4 * width * count:
-                raise OSError(f"{self._folder / _DATA} is shorter than its header says: delete both files and resume")
-            out[rows] = np.frombuffer(data, np.float32).reshape(count, width)
-
-    def _write(self, tile: slice, t: int, rows: np.ndarray) -> None:
-        for offset, part in self._pieces(tile, t, len(rows)):
-            data = memoryview(np.ascontiguousarray(rows[part]).tobytes())
-            while len(data):
-                done = os.pwrite(self._file.fileno(), data, offset)
-                data, offset = data[done:], offset + done

@@ -29,6 +29,8 @@ _DRAW_SECONDS, _COMPRESS_SECONDS = 1.1e-8, 5.0
 _FRUGAL = 1.25
 _MOST_CARRIED = 64
 _MOST_REDRAWN = 4096
+# Blocks of a run whose rows are redrawn into a file: 8 GB of it for 2052 rounds of 4,050,000 parameters.
+_FILE_BLOCKS = 4
 _CARRIED_BLOCKS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -89,6 +91,9 @@ def host_strategies(stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_
     _checks.integer("size", size, low=0, way_out="it is the number of model parameters")
     _checks.integer("memory_bytes", memory_bytes, low=1, way_out="give bytes, such as 1_500_000_000")
     redrawn, spilled = _redrawn(stream, size, memory_bytes), _spilled(stream, size)
+    if spilled.possible and spilled.memory > memory_bytes:
+        reason = f"needs {spilled.memory / 1e6:.0f} MB"
+        spilled = NoiseStrategy(name="spilled", possible=False, reason=reason)
     n = stream.rounds
     saved = (redrawn.cost - 1.5) * n * size * _DRAW_SECONDS
     carried = _carried(stream, size, memory_bytes, compress=saved > _COMPRESS_SECONDS * (n / 2052) ** 3)
@@ -270,17 +275,31 @@ def _redrawn(stream: NoiseStream, size: int, memory_bytes: int) -> NoiseStrategy
 
 
 def _spilled(stream: NoiseStream, size: int) -> NoiseStrategy:
-    if stream.recurrence is None or stream.recurrence.shape[1] == 1:
-        return NoiseStrategy(name="spilled", possible=False, reason="only for banded encoders of two bands or more")
-    n, bands = stream.recurrence.shape
-    width = bands - 1
+    n, tile = stream.rounds, min(size, TILE)
+    if stream.recurrence is None:
+        if stream.contraction is None and n > _MOST_REDRAWN:
+            reason = f"{n} rounds: the rows of N are not written out beyond {_MOST_REDRAWN}"
+            return NoiseStrategy(name="spilled", possible=False, reason=reason)
+        length = -(-n // _FILE_BLOCKS)
+        blocks = -(-n // length)
+        return NoiseStrategy(
+            name="spilled",
+            length=length,
+            cost=(blocks + 1) / 2 + n / 2 / _PRODUCTS_A_DRAW + _FILE * 2,
+            memory=4 * (3 * length + 64) * tile + 2 * _row_bytes(size),
+            disk=_row_bytes(size) * length,
+            reason=f"every {length} rounds all earlier draws are made again, into a private file",
+        )
+    width = stream.recurrence.shape[1] - 1
+    if width == 0:
+        return NoiseStrategy(name="spilled", possible=False, reason="there is no history to keep")
     length = min(n, max(1, width // 4))
     return NoiseStrategy(
         name="spilled",
         length=length,
         width=width,
         cost=1 + (length + width) / _PRODUCTS_A_DRAW + _FILE * (width / length + 2),
-        memory=4 * (width + 4 * length) * min(size, TILE) + 2 * _row_bytes(size),
+        memory=4 * (width + 4 * length) * tile + 2 * _row_bytes(size),
         disk=_row_bytes(size) * (width + 2 * length),
         reason=f"the last {width} rows are kept in a private file",
     )

@@ -259,12 +259,12 @@ from fedmf.federated import host_noise, noise_file
 from tests.federated.test_host_noise import TestTheFile
 for module in (host_noise, noise_file):
     module.TILE = 16
-write = noise_file.NoiseFile._write
+write = noise_file.TileFile.write
 def dying(self, tile, t, rows):
     if t >= 20 and tile.start == 16:
         os.kill(os.getpid(), signal.SIGKILL)
     write(self, tile, t, rows)
-noise_file.NoiseFile._write = dying
+noise_file.TileFile.write = dying
 noise = TestTheFile().make({str(tmp_path)!r})
 for t in range(40):
     noise.row(t)
@@ -277,12 +277,12 @@ for t in range(40):
     def test_a_full_disk_is_refused_before_the_run(self, tmp_path, monkeypatch):
         usage = collections.namedtuple("usage", "total used free")
         monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10, 9, 1))
-        with pytest.raises(ValueError, match="GB free and the noise history needs"):
+        with pytest.raises(ValueError, match="GB free and the noise needs"):
             self.make(tmp_path)
 
     def test_a_temporary_file_goes_with_its_noise(self):
         noise = self.make(None)
-        folder = noise._maker._folder
+        folder = noise._maker._file.folder
         noise.row(0)
         assert (folder / "noise_history").exists()
         del noise

@@ -57,7 +57,7 @@ def test_a_file_on_disk_is_told(tmp_path, capsys):
 
 def test_impossible_strategies_are_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match="noise_strategy='spilled' cannot make this noise"):
-        train(tmp_path / "run", config(family="tree"), noise_strategy="spilled")
+        train(tmp_path / "run", config(family="identity"), noise_strategy="spilled")
     assert not (tmp_path / "run").exists()
 
 

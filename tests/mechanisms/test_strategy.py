@@ -30,6 +30,7 @@ def dense(rounds):
         (lambda: banded(2052, 32), "carried", 5),
         (lambda: banded(2052, 342), "spilled", 10),
         (lambda: dense(400), "redrawn", 10),
+        (lambda: dense(1600), "spilled", 10),
         (lambda: TreeMechanism(rounds=400, decoder="full").stream(), "carried", 3),
         (lambda: banded(100_000, 32), "carried", 5),
     ],
@@ -71,7 +72,7 @@ def test_nothing_possible_says_why():
         ({"size": 2.5}, "size=2.5"),
         ({"memory_bytes": 0}, "memory_bytes=0"),
         ({"name": "fast"}, "noise_strategy='fast'"),
-        ({"name": "spilled"}, "only for banded encoders"),
+        ({"name": "spilled", "stream": IdentityMechanism(rounds=5).stream()}, "there is no history to keep"),
     ],
 )
 def test_refusals_name_the_argument(arguments, message):
@@ -84,7 +85,7 @@ def test_the_explanation_names_all_and_begins_with_the_choice():
     mechanism = fit(prefix_sum(512), participation, family="banded", bands=4, tolerance=1e-2)
     lines = explain(host_strategies(mechanism.stream(), LARGE)).splitlines()
     assert [line.split()[0] for line in lines] == ["strategy", "carried", "redrawn", "spilled"]
-    assert "not possible: only for banded" in explain(host_strategies(dense(5), 10))
+    assert "not possible: there is no history" in explain(host_strategies(IdentityMechanism(rounds=5).stream(), 10))
 
 
 @pytest.mark.parametrize(
