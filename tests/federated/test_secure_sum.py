@@ -10,14 +10,18 @@ import fedmf
 from fedmf import federated
 
 pytestmark = pytest.mark.tensorflow
+_KEPT: list[object] = []
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _runtime_with_secure_sums():
     """TFF's default runtime has no secure sum at all; this one sums in the open, on the same integers."""
+    # Both are kept: a runtime that is dropped waits for its worker process to end, which may be never.
+    before = tff.framework.get_context_stack().current
     tff.backends.test.set_sync_test_cpp_execution_context()
+    _KEPT.extend([before, tff.framework.get_context_stack().current])
     yield
-    tff.backends.native.set_sync_local_cpp_execution_context()
+    tff.framework.set_default_context(before)
 
 
 def make_plan(noise_multiplier, clip_norm=0.5):
