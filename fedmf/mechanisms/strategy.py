@@ -86,7 +86,7 @@ def host_strategies(stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_
     >>> from fedmf.mechanisms import IdentityMechanism
     >>> best, *others = host_strategies(IdentityMechanism(rounds=2052).stream(), 4_050_748)
     >>> best.name, round(best.cost, 1)
-    ('carried', 1.2)
+    ('carried', 1.3)
     """
     _checks.integer("size", size, low=0, way_out="it is the number of model parameters")
     _checks.integer("memory_bytes", memory_bytes, low=1, way_out="give bytes, such as 1_500_000_000")
