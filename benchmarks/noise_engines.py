@@ -94,9 +94,9 @@ class HostEngine(Engine):
             for row in kept:
                 row[:] = rng.standard_normal(self._size, np.float32)
             assert self._noise.restore([place, kept])
-        elif self.strategy == "redrawn":
+        elif width == 0:
             maker: Any = self._noise._maker
-            maker._block = -1  # no block is there: the next row makes its own
+            maker._block = -1  # redrawn, in memory or in a file. No block is there: the next row makes its own
         else:
             _fill_file(self._noise, max(0, first - width), first, rng)
 
@@ -119,8 +119,8 @@ def _fill_file(noise: Any, first: int, end: int, rng: np.random.Generator) -> No
     file = noise._maker
     for tile in file._tiles:
         if end > first:
-            file._write(tile, first, rng.standard_normal((end - first, tile.stop - tile.start), np.float32))
-    os.fsync(file._file.fileno())
+            file._file.write(tile, first, rng.standard_normal((end - first, tile.stop - tile.start), np.float32))
+    os.fsync(file._file._file.fileno())
     file._write_header(first, end)
 
 
