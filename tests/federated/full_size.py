@@ -77,8 +77,8 @@ def main(folder: str, execution: str, rounds: int, mechanism_file: str) -> None:
     original = training.build_execution
     digests = {}
 
-    def watched(*arguments: object) -> object:
-        built = original(*arguments)
+    def watched(*arguments: object, **options: object) -> object:
+        built = original(*arguments, **options)
         step = built.next
 
         def next_and_note(state: object, cohort: object) -> object:
