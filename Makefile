@@ -11,7 +11,7 @@ demo: setup
 
 test: setup
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m "not slow" -q
-	.venv/bin/python -m pytest -m slow -q
+	.venv/bin/python -m pytest -n 2 --dist worksteal -m slow -q
 
 tables: setup
 	.venv/bin/python -m experiments.paper_tables
