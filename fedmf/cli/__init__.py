@@ -8,7 +8,7 @@ import click
 from fedmf.cli.audit import audit
 from fedmf.cli.data import data
 from fedmf.cli.mechanism import fit
-from fedmf.cli.plan import calibrate
+from fedmf.cli.calibrate import calibrate
 from fedmf.cli.run import demo, report, train
 
 

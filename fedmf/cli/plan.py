@@ -1,69 +1,13 @@
-"""fedmf calibrate: from a mechanism and a target to a plan."""
-
-import pathlib
-from typing import Any
+"""fedmf plan: questions that are answered before anything is trained."""
 
 import click
 
-from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, show
 
-
-@click.command()
-@click.argument("mechanism_file", metavar="MECHANISM", type=click.Path(path_type=pathlib.Path))
-@plan_options
-@click.option("--statement", is_flag=True, help="Print the privacy statement.")
-@click.option("--explain", is_flag=True, help="Print how training would make the noise, what that costs, and why.")
-@click.option(
-    "--parameters", type=int, default=4_050_748, show_default=True, help="Size of the model that --explain is about."
-)
-@click.option("--noise-memory", type=float, default=1.5, show_default=True, help="GB that --explain may plan with.")
-@json_option
-def calibrate(
-    mechanism_file: pathlib.Path,
-    statement: bool,
-    explain: bool,
-    parameters: int,
-    noise_memory: float,
-    as_json: bool,
-    **target: Any,
-) -> None:
-    """The noise that gives a mechanism a guarantee, or the guarantee that a noise gives.
+@click.group()
+def plan() -> None:
+    """Answer before training: who can take part how often, how many bands, which learning rate.
 
     \b
     Example:
-      fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --statement
-      fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --explain
+      fedmf plan --help
     """
-    from fedmf.mechanisms import strategy
-
-    with arguments_checked():
-        if not 0 < noise_memory < 1e6:
-            raise ValueError(f"noise_memory={noise_memory} must be gigabytes, such as 1.5")
-        plan = plan_from(mechanism_file, **target)
-        host, graph = [], []
-        if explain:
-            stream = plan.mechanism.stream().causal()
-            host = strategy.host_strategies(stream, parameters, int(noise_memory * 1e9))
-            graph = strategy.graph_strategies(stream, parameters)
-    if statement and not as_json:
-        click.echo(plan.statement())
-        return
-    summary = plan.summary() | ({"statement": plan.statement()} if statement else {})
-    if explain and as_json:
-        summary["noise_strategies"] = [way.summary() for way in host]
-        summary["graph_noise_strategies"] = [way.summary() for way in graph]
-    if not as_json:
-        sensitivity = summary.pop("sensitivity")
-        summary["sensitivity"] = f"{sensitivity['value']:.6g} ({'exact' if sensitivity['exact'] else 'upper bound'})"
-        for name in ("participation", "certificate", "simulated_cohort", "claimed_cohort"):
-            summary.pop(name)
-    show(summary, as_json)
-    if explain and not as_json:
-        click.echo(
-            f"\nNoise for {parameters:,} parameters, the choice first. Cost: of a round on average over the run, in draws of one\n"
-            "vector of independent Gaussians of that size. Block: rounds made at a time. Kept: rows of model size between blocks.\n"
-        )
-        click.echo(f"Made ahead by the host (fedmf train, federated.HostNoise):\n{strategy.explain(host)}\n")
-        click.echo(
-            f"In the graph (the default of federated.dp_aggregator in other pipelines):\n{strategy.explain(graph)}"
-        )
