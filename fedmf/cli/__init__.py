@@ -6,9 +6,9 @@ import traceback
 import click
 
 from fedmf.cli.audit import audit
+from fedmf.cli.calibrate import calibrate
 from fedmf.cli.data import data
 from fedmf.cli.mechanism import fit
-from fedmf.cli.calibrate import calibrate
 from fedmf.cli.run import demo, report, train
 
 
