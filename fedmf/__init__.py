@@ -8,8 +8,9 @@ Importing this package does not import TensorFlow; `from fedmf import federated`
 """
 
 from fedmf.accounting import Plan, calibrate
+from fedmf.audit import Audit, audit_ledger
 from fedmf.config import TrainConfig
-from fedmf.controller import Audit, ParticipationController, PoolRanDryWarning, audit_ledger
+from fedmf.controller import ParticipationController, PoolRanDryWarning
 from fedmf.error import last_error, loss, max_error, per_round_error, rmse
 from fedmf.ledger import ParticipationLedger
 from fedmf.mechanisms import Certificate, Mechanism, load_factorization, load_mechanism, stamp

@@ -14,7 +14,7 @@ FOUNDATION = {"_checks", "elliptope", "workloads", "participation", "schedule", 
 MATHEMATICS = FOUNDATION | {"sensitivity", "mechanisms"}
 ABOVE_THE_LINE = (
     MATHEMATICS
-    | {"error", "optimize", "accounting", "statement", "config", "controller", "runs"}
+    | {"error", "optimize", "accounting", "statement", "config", "audit", "controller", "runs"}
     | {
         "noise_audit",
         "noise_controls",
@@ -34,7 +34,8 @@ MAY_IMPORT = {
     "optimize": MATHEMATICS,
     "statement": MATHEMATICS,
     "accounting": MATHEMATICS | {"statement"},
-    "controller": MATHEMATICS | {"accounting"},
+    "audit": MATHEMATICS | {"accounting"},
+    "controller": MATHEMATICS | {"accounting", "audit"},
     "noise_audit": {"_checks"},
     "noise_controls": set(),
     "distinguishing": MATHEMATICS | {"accounting", "noise_audit"},

@@ -47,7 +47,7 @@ def run(run_folder: pathlib.Path, as_json: bool) -> None:
     Example:
       fedmf audit runs/first
     """
-    from fedmf.controller import audit_ledger
+    from fedmf.audit import audit_ledger
     from fedmf.ledger import ParticipationLedger
     from fedmf.mechanisms import load_mechanism
     from fedmf.runs import Run
