@@ -17,6 +17,7 @@ from fedmf.mechanisms import Certificate, Mechanism, load_factorization, load_me
 from fedmf.optimize import fit
 from fedmf.participation import Participation
 from fedmf.runs import Run
+from fedmf.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from fedmf.schedule import WarmupCooldown
 from fedmf.sensitivity import Sensitivity, sensitivity
 from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, prefix_sum, sgd
@@ -24,6 +25,9 @@ from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, p
 __all__ = [
     "Audit",
     "Certificate",
+    "CyclicFixedSize",
+    "CyclicPoisson",
+    "CyclicShuffle",
     "Mechanism",
     "Participation",
     "ParticipationController",

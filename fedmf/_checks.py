@@ -104,3 +104,13 @@ def frozen(matrix: np.ndarray) -> np.ndarray:
     copy = np.array(matrix, dtype=np.float64, order="C")
     copy.setflags(write=False)
     return copy
+
+
+def positive(name: str, value: Any, way_out: str, *, below: float = math.inf, zero: bool = False) -> float:
+    """`value` as a float when it is a finite number in (0, below), or 0 where `zero` allows it; raises otherwise."""
+    number = real(name, value, way_out=way_out)
+    if not (0 < number < below or (zero and number == 0)):
+        bounds = "non-negative" if zero else "positive"
+        upper = "" if math.isinf(below) else f" and below {below:g}"
+        raise ValueError(f"{name}={value!r} must be {bounds}{upper}: {way_out}")
+    return number

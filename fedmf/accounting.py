@@ -1,7 +1,8 @@
 """From a noise multiplier to (epsilon, delta) and zCDP, and back: the `Plan` is the only place that knows the noise scale.
 
 One run of any mechanism is one Gaussian mechanism on C x, released once (Denisov et al. 2022, Thm. 2.1: adaptive inputs
-included), so it is accounted as ONE GaussianDpEvent whose noise multiplier is stddev / (sensitivity * clip_norm).
+included), so it is accounted as ONE GaussianDpEvent whose noise multiplier is stddev / (sensitivity * clip_norm). Where clients are
+sampled, a banded mechanism is a sequence of Gaussian queries on samples instead (banded paper, Thm. 4; `fedmf.amplification`).
 """
 
 import dataclasses
@@ -9,121 +10,23 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedmf import _checks
 from fedmf import statement as _statement
+from fedmf.accountants import check_delta, gaussian_epsilon, gaussian_noise_multiplier
+from fedmf.amplification import amplified_epsilon, group_epsilon, least_noise_multiplier, rdp_epsilon
 from fedmf.mechanisms.base import Mechanism
 from fedmf.participation import Participation
+from fedmf.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle, Sampling
 from fedmf.sensitivity import Sensitivity, sensitivity
 
 if TYPE_CHECKING:
     import dp_accounting
 
-# dp_accounting and scipy take most of a second to import, so that `fedmf --help` waits for neither: functions import them.
+# dp_accounting takes most of a second to import, so that `fedmf --help` waits for it nowhere: functions import it.
 
-_MAX_EPSILON = 10_000.0
 _FLOAT32_NORMAL = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
-MAX_TARGET_EPSILON = _MAX_EPSILON / 2
-# Below this the PLD accountant's own truncation and rounding are larger than delta: its epsilon then grows without bound,
-# and calibration would ask for thousands of times the noise that is needed.
-MIN_DELTA = 1e-15
-
-
-def _positive(name: str, value: Any, way_out: str, *, below: float = math.inf, zero: bool = False) -> float:
-    """`value` as a float when it is a finite number in (0, below), or 0 where `zero` allows it; raises otherwise."""
-    number = _checks.real(name, value, way_out=way_out)
-    if not (0 < number < below or (zero and number == 0)):
-        bounds = "non-negative" if zero else "positive"
-        upper = "" if math.isinf(below) else f" and below {below:g}"
-        raise ValueError(f"{name}={value!r} must be {bounds}{upper}: {way_out}")
-    return number
-
-
-def check_epsilon(epsilon: Any) -> float:
-    """A privacy target that calibration can meet, as a float; raises otherwise."""
-    return _positive("epsilon", epsilon, "ask for a privacy loss such as epsilon=8.0", below=MAX_TARGET_EPSILON)
-
-
-def check_delta(delta: Any) -> float:
-    """A failure probability that the accountant resolves, as a float; raises otherwise."""
-    way_out = "use a failure probability such as delta=1e-6"
-    number = _positive("delta", delta, way_out, below=1.0)
-    if number < MIN_DELTA:
-        raise ValueError(f"delta={delta!r} is below {MIN_DELTA:g}, the least the accountant resolves: {way_out}")
-    return number
-
-
-def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
-    """delta of the Gaussian mechanism with sensitivity 1 in closed form (Balle and Wang 2018, Theorem 8).
-
-    Args:
-      noise_multiplier: standard deviation of the noise, > 0.
-      epsilon: >= 0.
-
-    >>> round(gaussian_delta(4.22468, 1.0) * 1e6, 3)
-    1.0
-    """
-    from scipy import special
-
-    a, b = 1 / (2 * noise_multiplier), epsilon * noise_multiplier
-    # exp(epsilon) * Phi(-a - b), computed in logarithms: the product is moderate where the factors overflow and underflow.
-    return float(special.ndtr(a - b) - math.exp(epsilon + special.log_ndtr(-a - b)))
-
-
-@functools.lru_cache(maxsize=256)
-def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """Smallest epsilon the PLD accountant proves for one Gaussian release with sensitivity 1; a pessimistic (upper) value.
-
-    Args:
-      noise_multiplier: standard deviation of the noise; 0, or so little that epsilon is far above every use, gives infinity.
-      delta: in [1e-15, 1).
-
-    >>> round(gaussian_epsilon(0.65294, 1e-6), 3)
-    8.0
-    """
-    import dp_accounting
-    from dp_accounting import pld
-
-    if noise_multiplier == 0:
-        return math.inf
-    # The largest privacy loss of note. Products and not powers: they overflow to infinity instead of raising.
-    inverse = 1 / noise_multiplier
-    scale = inverse * inverse / 2 + 5 * inverse
-    if scale > _MAX_EPSILON:
-        return math.inf
-    # The grid is coarser than 1e-4 only where that would need hundreds of thousands of points, and finer only where losses
-    # themselves are that small; dp_accounting rounds losses up, so the grid can only overstate epsilon (by 1e-7 of it).
-    interval = max(1e-9, min(1e-4, 1e-3 * scale), 1e-5 * scale)
-    # The zero-out relation of the banded paper's K.1: a client's updates become zeros, the number of records stays.
-    zero_out = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
-    accountant = pld.PLDAccountant(zero_out, value_discretization_interval=interval)
-    # dp_accounting squares the multiplier, which overflows beyond 1e154; less noise can only overstate epsilon.
-    accountant.compose(dp_accounting.GaussianDpEvent(min(noise_multiplier, 1e100)))
-    return float(accountant.get_epsilon(delta))
-
-
-def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
-    """Smallest noise multiplier, to well under 1e-4 relative, that gives (epsilon, delta).
-
-    The closed form starts the search; it ends where the PLD accountant and the closed form both agree that the result is not
-    weaker than asked.
-
-    >>> round(gaussian_noise_multiplier(2.0, 1e-6), 5)  # banded paper, Table 4
-    2.23048
-    """
-    from scipy import optimize
-
-    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
-    lower, upper = 1e-3, 1.0
-    while gaussian_delta(upper, epsilon) > delta:
-        upper *= 2
-    while gaussian_delta(lower, epsilon) < delta:
-        lower /= 2
-    sigma = float(optimize.brentq(lambda s: gaussian_delta(s, epsilon) - delta, lower, upper, xtol=1e-15, rtol=1e-13))
-    step = 1e-7
-    while gaussian_delta(sigma, epsilon) > delta or gaussian_epsilon(sigma, delta) > epsilon:
-        sigma *= 1 + step
-        step *= 2
-    return sigma
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,11 +35,14 @@ class Plan:
 
     Attributes:
       mechanism: the noise's correlation.
-      participation: what the controller enforces and the guarantee assumes; same number of rounds as the mechanism.
-      noise_multiplier: of one GaussianDpEvent for the whole run; 0 means no noise and no privacy (epsilon is infinite).
+      participation: what the controller enforces and the guarantee assumes; same number of rounds as the mechanism. With sampling it
+        only fixes the unit of noise_multiplier, and the guarantee assumes `sampling.participation(rounds)`.
+      noise_multiplier: stddev over sensitivity and clip_norm: without sampling, of one GaussianDpEvent for the whole run; 0 means no
+        noise and no privacy (epsilon is infinite).
       clip_norm: L2 bound on one client's update in one round.
       delta: in [1e-15, 1).
-      sampling: amplification by sampling; None is the only value supported so far.
+      sampling: a scheme of `fedmf.sampling` for a mechanism with a lower-triangular encoder; None for no amplification. Its groups are
+        the mechanism's bands where it does not name more.
       simulated_cohort, claimed_cohort: set only by `simulating`, else both None.
 
     Raises:
@@ -156,7 +62,7 @@ class Plan:
     noise_multiplier: float
     clip_norm: float
     delta: float
-    sampling: None = None
+    sampling: Sampling | None = None
     simulated_cohort: int | None = None
     claimed_cohort: int | None = None
 
@@ -173,15 +79,13 @@ class Plan:
                 "fit the mechanism for the rounds of the run"
             )
         if self.sampling is not None:
-            raise ValueError(
-                f"sampling={self.sampling!r}: amplification by sampling is not available; use sampling=None"
-            )
-        sigma = _positive(
+            object.__setattr__(self, "sampling", _fitting(self.sampling, self.mechanism))
+        sigma = _checks.positive(
             "noise_multiplier", self.noise_multiplier, "use a number such as 0.65, or 0 for no privacy", zero=True
         )
         object.__setattr__(self, "noise_multiplier", sigma)
         way_out = "use the L2 bound on a client's update, such as 1.0; the guarantee assumes one for the whole run, not an adaptive one"
-        clip = _positive("clip_norm", self.clip_norm, way_out)
+        clip = _checks.positive("clip_norm", self.clip_norm, way_out)
         object.__setattr__(self, "clip_norm", clip)
         object.__setattr__(self, "delta", check_delta(self.delta))
         if (self.simulated_cohort is None) != (self.claimed_cohort is None):
@@ -225,26 +129,99 @@ class Plan:
             )
         return stddev
 
+    @functools.cached_property
+    def column_norm(self) -> float:
+        """Largest column norm of the encoder: the sensitivity of a single participation, exact."""
+        return sensitivity(self.mechanism, Participation(rounds=self.mechanism.rounds, schema="single")).value
+
+    @property
+    def event_noise_multiplier(self) -> float:
+        """Noise multiplier of each of the sampled queries (banded paper, Thm. 4); without sampling that of the one event."""
+        if self.sampling is None:
+            return self.noise_multiplier
+        return self.noise_multiplier * self.sensitivity.value / self.column_norm
+
+    @functools.cached_property
+    def unamplified_noise_multiplier(self) -> float:
+        """Of one Gaussian event for the whole run if whoever is drawn were known: what holds with certainty, of `enforced`."""
+        if self.sampling is None or self.enforced == self.participation:
+            return self.noise_multiplier
+        return self.noise_multiplier * self.sensitivity.value / sensitivity(self.mechanism, self.enforced).value
+
+    @property
+    def enforced(self) -> Participation:
+        """What no client may break: the sampling scheme's participation, or without one `participation`."""
+        return self.participation if self.sampling is None else self.sampling.participation(self.mechanism.rounds)
+
     @property
     def event(self) -> "dp_accounting.DpEvent":
-        """The whole run as one event."""
+        """The whole run as one event.
+
+        CyclicPoisson: for add/remove, which is zero-out there. CyclicFixedSize: for replacing a record, hence half the multiplier.
+        CyclicShuffle: dp_accounting has no such event; the unamplified one.
+        """
         import dp_accounting
 
         if self.noise_multiplier == 0:
             return dp_accounting.NonPrivateDpEvent()
-        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
+        sampling, sigma = self.sampling, self.event_noise_multiplier
+        if isinstance(sampling, CyclicPoisson):
+            one = dp_accounting.PoissonSampledDpEvent(sampling.probability, dp_accounting.GaussianDpEvent(sigma))
+            return dp_accounting.SelfComposedDpEvent(one, sampling.compositions(self.mechanism.rounds))
+        if isinstance(sampling, CyclicFixedSize):
+            assert sampling.groups is not None
+            one = dp_accounting.SampledWithoutReplacementDpEvent(
+                sampling.population // sampling.groups, sampling.cohort_size, dp_accounting.GaussianDpEvent(sigma / 2)
+            )
+            return dp_accounting.SelfComposedDpEvent(one, sampling.compositions(self.mechanism.rounds))
+        return dp_accounting.GaussianDpEvent(self.unamplified_noise_multiplier)
 
     @property
     def epsilon(self) -> float:
-        """PLD accounting under the zero-out relation; an upper value."""
-        return gaussian_epsilon(self.noise_multiplier, self.delta)
+        """Under the zero-out relation; an upper value. PLD accounting, and RDP for samples of fixed size."""
+        return self.epsilon_at(self.delta)
+
+    def epsilon_at(self, delta: float) -> float:
+        """Epsilon at another delta in [1e-15, 1)."""
+        unamplified = gaussian_epsilon(self.unamplified_noise_multiplier, check_delta(delta))
+        if self.sampling is None:
+            return unamplified
+        sigma = self.event_noise_multiplier
+        return min(unamplified, amplified_epsilon(self.sampling, sigma, self.mechanism.rounds, delta))
+
+    @property
+    def unamplified_epsilon(self) -> float:
+        """Epsilon that does not rest on the secrecy of who is drawn; without sampling the same as `epsilon`."""
+        return gaussian_epsilon(self.unamplified_noise_multiplier, self.delta)
+
+    @property
+    def rdp_epsilon(self) -> float:
+        """Epsilon by Renyi accounting of `event`, which the older literature reports; never below `epsilon` but for rounding.
+
+        >>> import fedmf
+        >>> once = fedmf.Participation(rounds=4, schema="single")
+        >>> identity = fedmf.fit(fedmf.prefix_sum(4), once, family="identity")
+        >>> plan = fedmf.Plan(mechanism=identity, participation=once, noise_multiplier=0.341 * 4, clip_norm=1.0, delta=1e-6)
+        >>> round(plan.epsilon, 2), round(plan.rdp_epsilon, 2)
+        (3.44, 3.69)
+        """
+        return rdp_epsilon(self.event, self.delta, replaces=isinstance(self.sampling, CyclicFixedSize))
+
+    def group_epsilon(self, devices: int) -> float:
+        """Epsilon at the plan's delta for a user with several devices, each a client of its own.
+
+        Without sampling the sensitivity is `devices` times as large, exactly; with sampling the general bound is taken where it is less.
+        """
+        g = _checks.integer("devices", devices, low=1, way_out="count the clients of one user")
+        together = gaussian_epsilon(self.unamplified_noise_multiplier / g, self.delta)
+        return together if self.sampling is None else min(together, group_epsilon(self.epsilon_at, self.delta, g))
 
     @property
     def rho(self) -> float:
-        """rho-zCDP of the run: 1 / (2 noise_multiplier^2) (Bun and Steinke 2016, Prop. 1.6)."""
+        """rho-zCDP of the run: 1 / (2 noise_multiplier^2) (Bun and Steinke 2016, Prop. 1.6). Sampling does not lower it."""
         if self.noise_multiplier == 0:
             return math.inf
-        inverse = 1 / self.noise_multiplier
+        inverse = 1 / self.unamplified_noise_multiplier
         return inverse * inverse / 2
 
     def simulating(self, *, simulated: int, claimed: int) -> "Plan":
@@ -268,6 +245,7 @@ class Plan:
             "rounds": self.mechanism.rounds,
             "bands": self.mechanism.bands,
             "participation": dataclasses.asdict(self.participation),
+            "sampling": _sampling_summary(self),
             "clip_norm": self.clip_norm,
             "noise_multiplier": self.noise_multiplier,
             "sensitivity": dataclasses.asdict(self.sensitivity),
@@ -282,6 +260,53 @@ class Plan:
         }
 
 
+def _fitting(sampling: Any, mechanism: Mechanism) -> Sampling:
+    """`sampling` with its groups, if the mechanism is one that it amplifies (banded paper, Thm. 4)."""
+    if not isinstance(sampling, CyclicPoisson | CyclicFixedSize | CyclicShuffle):
+        raise TypeError(
+            f"sampling={sampling!r} must be None, fedmf.CyclicPoisson, fedmf.CyclicFixedSize or fedmf.CyclicShuffle"
+        )
+    bands = _proven_bands(mechanism)
+    if sampling.groups is None:
+        return sampling.in_groups(bands)
+    if sampling.groups < bands:
+        raise ValueError(
+            f"sampling has groups={sampling.groups} but the mechanism has {bands} bands, so that two rounds of one client would meet in a "
+            "row of C x: leave groups out, or fit a mechanism of fewer bands"
+        )
+    return sampling
+
+
+def _proven_bands(mechanism: Mechanism) -> int:
+    """Bands of a lower-triangular encoder, from its entries and not from what it says of itself."""
+    banded = getattr(mechanism, "banded_rows", None)
+    rows = banded() if callable(banded) else None
+    if rows is not None:
+        return int(rows.shape[1])
+    C = mechanism.encoder()
+    n = mechanism.rounds
+    if C.shape != (n, n) or np.triu(C, 1).any():
+        raise ValueError(
+            f"family={mechanism.family} has no square lower-triangular encoder, which amplification by sampling needs: use banded, "
+            "identity, toeplitz or dense, or leave sampling out"
+        )
+    lags = np.subtract.outer(np.arange(n), np.arange(n))[C != 0]
+    return int(lags.max(initial=0)) + 1
+
+
+def _sampling_summary(plan: Plan) -> dict[str, Any] | None:
+    if plan.sampling is None:
+        return None
+    return {
+        "scheme": type(plan.sampling).__name__,
+        **dataclasses.asdict(plan.sampling),
+        "probability": None if isinstance(plan.sampling, CyclicShuffle) else plan.sampling.probability,
+        "event_noise_multiplier": plan.event_noise_multiplier,
+        "enforced": dataclasses.asdict(plan.enforced),
+        "unamplified_epsilon": plan.unamplified_epsilon if math.isfinite(plan.unamplified_epsilon) else None,
+    }
+
+
 def calibrate(
     mechanism: Mechanism,
     participation: Participation,
@@ -289,9 +314,9 @@ def calibrate(
     epsilon: float,
     delta: float,
     clip_norm: float = 1.0,
-    sampling: None = None,
+    sampling: Sampling | None = None,
 ) -> Plan:
-    """The least noise that gives (epsilon, delta) for the whole run by PLD accounting, never weaker than asked.
+    """The least noise that gives (epsilon, delta) for the whole run, never weaker than asked; see `Plan.epsilon`.
 
     Args:
       mechanism: from `fit` or `load_mechanism`.
@@ -299,7 +324,7 @@ def calibrate(
       epsilon: target, positive and below 5000.
       delta: target, in [1e-15, 1).
       clip_norm: L2 bound on one client's update in one round.
-      sampling: None; amplification is not available yet.
+      sampling: how clients are drawn, where that amplifies the guarantee; None for what holds however they are drawn.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -312,7 +337,7 @@ def calibrate(
       >>> round(plan.noise_multiplier, 5), round(plan.sensitivity.value, 3), plan.epsilon <= 2.0
       (2.23048, 2.0, True)
     """
-    return Plan(
+    plan = Plan(
         mechanism=mechanism,
         participation=participation,
         noise_multiplier=gaussian_noise_multiplier(epsilon, delta),
@@ -320,3 +345,14 @@ def calibrate(
         delta=delta,
         sampling=sampling,
     )
+    if plan.sampling is None:
+        return plan
+    # In units of the sampled queries' multiplier: enough without amplification, and with it.
+    unamplified = plan.noise_multiplier * sensitivity(mechanism, plan.enforced).value / plan.column_norm
+    scheme, rounds = plan.sampling, mechanism.rounds
+
+    def epsilon_of(sigma: float) -> float:
+        return 0.0 if sigma >= unamplified else amplified_epsilon(scheme, sigma, rounds, delta)
+
+    sigma = min(unamplified, least_noise_multiplier(epsilon_of, epsilon))
+    return dataclasses.replace(plan, noise_multiplier=sigma * plan.column_norm / plan.sensitivity.value)

@@ -1,6 +1,7 @@
 """One frozen dataclass says everything about a training run except the secret noise seed."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -10,12 +11,14 @@ from typing import Any
 import msgspec
 
 from fedmf import _checks
-from fedmf.accounting import Plan, calibrate, check_delta, check_epsilon
+from fedmf.accountants import check_delta, check_epsilon
+from fedmf.accounting import Plan, calibrate
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.base import Mechanism
 from fedmf.optimize import fit
 from fedmf.optimize.progress import shown
 from fedmf.participation import Participation
+from fedmf.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle, Sampling
 from fedmf.schedule import WarmupCooldown
 from fedmf.workloads import Workload, prefix_sum
 
@@ -25,6 +28,12 @@ _FAMILIES = ("none", "identity", "tree", "fft", "banded", "dense", "toeplitz", "
 _TAKES = {"bands": ("banded", "toeplitz", "low_rank"), "mechanism": ("file",)}
 _LOSSES = ("published", "masked")
 _DECODERS = ("online", "full")
+_SAMPLINGS = {
+    "poisson": CyclicPoisson,
+    "fixed_size": CyclicFixedSize,
+    "shuffle": CyclicShuffle,
+    "reshuffle": functools.partial(CyclicShuffle, reshuffle=True),
+}
 
 
 def _option(default: Any, help: str) -> Any:
@@ -67,6 +76,10 @@ class TrainConfig:
     schema: str = _option("min_sep", "single, fixed_epoch, min_sep or every_round.")
     min_sep: int | None = _option(None, "Least number of rounds between two participations of a client.")
     max_participations: int | None = _option(None, "Most participations of a client.")
+    sampling: str | None = _option(
+        None, "Amplify by how clients are drawn: poisson, fixed_size, shuffle or reshuffle. Needs population."
+    )
+    population: int | None = _option(None, "With sampling: the number of clients of the data.")
 
     # Privacy
     family: str = _option(
@@ -99,7 +112,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         whole = (
             "vocabulary_size sequence_length max_sentences batch_size embedding_size lstm_size validation_sentences "
-            "test_sentences rounds cohort_size claimed_cohort min_sep max_participations bands evaluate_every checkpoint_every"
+            "test_sentences rounds cohort_size claimed_cohort min_sep max_participations population bands evaluate_every checkpoint_every"
         )
         for name in ("data", "mechanism"):
             value = getattr(self, name)
@@ -170,11 +183,44 @@ class TrainConfig:
             raise ValueError(
                 f"family={self.family} needs a privacy target: give epsilon (such as 8) or noise_multiplier"
             )
+        self._check_sampling()
         self.participation()
         self.server_schedule()
 
+    def _check_sampling(self) -> None:
+        if self.sampling is None:
+            if self.population is not None:
+                raise ValueError(
+                    f"population={self.population} belongs to sampling: leave it out, or give sampling=poisson"
+                )
+            return
+        _checks.one_of("sampling", self.sampling, tuple(_SAMPLINGS))
+        if self.population is None:
+            raise ValueError(f"sampling={self.sampling} needs population, the number of clients of the data")
+        if self.family == "banded" and self.bands is None:
+            raise ValueError(
+                f"sampling={self.sampling} needs bands, on which the amplification depends: `fedmf plan bands` finds the best number"
+            )
+        self.sampling_scheme()
+
+    def sampling_scheme(self) -> Sampling | None:
+        """How clients of the claimed run are drawn; its groups follow from the mechanism."""
+        if self.sampling is None or self.population is None:
+            return None
+        scheme = _SAMPLINGS[self.sampling](
+            population=self.population, cohort_size=self.claimed_cohort or self.cohort_size
+        )
+        assert isinstance(scheme, Sampling)
+        return scheme
+
     def participation(self) -> Participation:
-        """The schema that the controller enforces and the plan assumes."""
+        """The schema that the controller enforces and the plan assumes; with sampling only the unit of the noise multiplier, by default
+        that of a client that takes part once in an epoch, as in the banded paper's Table 5.
+        """
+        scheme = self.sampling_scheme()
+        if scheme is not None and self.min_sep is None and self.schema == "min_sep":
+            epoch = min(self.rounds, scheme.population // scheme.cohort_size)
+            return Participation(rounds=self.rounds, schema="fixed_epoch", min_sep=epoch)
         return Participation(
             rounds=self.rounds,
             schema=self.schema,
@@ -219,7 +265,12 @@ class TrainConfig:
         mechanism = self.fit() if mechanism is None else mechanism
         if self.epsilon is not None:
             plan = calibrate(
-                mechanism, self.participation(), epsilon=self.epsilon, delta=self.delta, clip_norm=self.clip_norm
+                mechanism,
+                self.participation(),
+                epsilon=self.epsilon,
+                delta=self.delta,
+                clip_norm=self.clip_norm,
+                sampling=self.sampling_scheme(),
             )
         else:
             plan = Plan(
@@ -228,6 +279,7 @@ class TrainConfig:
                 noise_multiplier=self.noise_multiplier or 0.0,
                 clip_norm=self.clip_norm,
                 delta=self.delta,
+                sampling=self.sampling_scheme(),
             )
         if self.claimed_cohort is not None:
             plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)

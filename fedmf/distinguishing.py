@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from fedmf import _checks
-from fedmf.accounting import Plan, gaussian_delta
+from fedmf.accountants import gaussian_delta
+from fedmf.accounting import Plan
 from fedmf.noise_audit import Finding, causal_factor
 from fedmf.participation import Participation
 

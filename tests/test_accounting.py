@@ -10,14 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmf.accounting import (
-    MIN_DELTA,
-    Plan,
-    calibrate,
-    gaussian_delta,
-    gaussian_epsilon,
-    gaussian_noise_multiplier,
-)
+from fedmf.accountants import MIN_DELTA, gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
+from fedmf.accounting import Plan, calibrate
 from fedmf.mechanisms import BandedMechanism, IdentityMechanism, TreeMechanism
 from fedmf.participation import Participation
 from tests.paper_figures import BANDED_K1, BANDED_TABLE_4, BANDED_TABLE_4_MULTI_EPOCH
@@ -274,7 +268,7 @@ REFUSALS = {
     "mechanism class": (lambda: plan(mechanism=IdentityMechanism), TypeError, ["mechanism=<class", "fedmf.fit"]),
     "participation": (lambda: plan(participation=4), TypeError, ["participation=4", "fedmf.Participation"]),
     "rounds": (lambda: plan(mechanism=IdentityMechanism(rounds=5)), ValueError, ["5 rounds", "4", "fit the mechanism"]),
-    "sampling": (lambda: plan(sampling="poisson"), ValueError, ["sampling='poisson'", "sampling=None"]),
+    "sampling": (lambda: plan(sampling="poisson"), TypeError, ["sampling='poisson'", "fedmf.CyclicPoisson"]),
     "noise negative": (lambda: plan(noise_multiplier=-1.0), ValueError, ["noise_multiplier=-1.0", "0 for no privacy"]),
     "noise nan": (lambda: plan(noise_multiplier=NAN), ValueError, ["noise_multiplier=nan", "0 for no privacy"]),
     "noise infinite": (lambda: plan(noise_multiplier=INF), ValueError, ["noise_multiplier=inf", "0 for no privacy"]),

@@ -14,7 +14,19 @@ FOUNDATION = {"_checks", "elliptope", "workloads", "participation", "schedule", 
 MATHEMATICS = FOUNDATION | {"sensitivity", "mechanisms"}
 ABOVE_THE_LINE = (
     MATHEMATICS
-    | {"error", "optimize", "accounting", "statement", "config", "audit", "controller", "runs"}
+    | {
+        "error",
+        "optimize",
+        "accountants",
+        "amplification",
+        "sampling",
+        "accounting",
+        "statement",
+        "config",
+        "audit",
+        "controller",
+        "runs",
+    }
     | {
         "noise_audit",
         "noise_controls",
@@ -33,13 +45,16 @@ MAY_IMPORT = {
     "error": MATHEMATICS,
     "optimize": MATHEMATICS,
     "statement": MATHEMATICS,
-    "accounting": MATHEMATICS | {"statement"},
+    "accountants": {"_checks"},
+    "sampling": {"_checks", "participation"},
+    "amplification": {"_checks", "accountants", "sampling"},
+    "accounting": MATHEMATICS | {"statement", "accountants", "sampling", "amplification"},
     "audit": MATHEMATICS | {"accounting"},
     "controller": MATHEMATICS | {"accounting", "audit"},
     "noise_audit": {"_checks"},
     "noise_controls": set(),
-    "distinguishing": MATHEMATICS | {"accounting", "noise_audit"},
-    "config": MATHEMATICS | {"accounting", "optimize"},
+    "distinguishing": MATHEMATICS | {"accountants", "accounting", "noise_audit"},
+    "config": MATHEMATICS | {"accountants", "accounting", "optimize", "sampling"},
     "runs": MATHEMATICS | {"config"},
     "reports": {"runs"},
     "fedmf": ABOVE_THE_LINE | {"reports"},

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmf.accounting import gaussian_noise_multiplier
+from fedmf.accountants import gaussian_noise_multiplier
 from fedmf.config import TrainConfig, config_from_mapping, read_config_file
 from tests.paper_figures import BANDED_SCHEDULE
 

@@ -9,7 +9,8 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmf.accounting import Plan, gaussian_epsilon
+from fedmf.accountants import gaussian_epsilon
+from fedmf.accounting import Plan
 from fedmf.controller import ParticipationController, PoolRanDryWarning, audit_ledger
 from fedmf.ledger import ParticipationLedger
 from fedmf.mechanisms import BandedMechanism, IdentityMechanism, TreeMechanism
