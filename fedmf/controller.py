@@ -2,20 +2,19 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from fedmf import _checks
 from fedmf.accounting import Plan
 from fedmf.audit import Audit, audit_ledger
+from fedmf.availability import Always, Availability, MaskOfRound, availability_model
+from fedmf.behaviour import Behaviour
+from fedmf.cohort_draws import EpochOrder, Parts, Pool, draw_generator
 from fedmf.ledger import ParticipationLedger
 from fedmf.participation import Participation
-
-# Round -> boolean mask (population,): which clients check in at all. Must be a pure function of the round.
-Availability = Callable[[int], np.ndarray]
-
-_NEVER = np.iinfo(np.int32).min // 2
+from fedmf.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle, Sampling
 
 
 class PoolRanDryWarning(UserWarning):
@@ -28,13 +27,24 @@ class ParticipationController:
     A device remembers the round of its last participation and checks in when t - last >= min_sep, at most max_participations
     times (banded paper, Sec. 6 and App. K: the timer on the device). Schema fixed_epoch instead goes through one random order
     of the population, min_sep groups of cohort_size clients, the same order every epoch (multi-epoch paper, Sec. 2: (k, b)).
+    With `sampling` the scheme draws, and the participation is what must hold whatever it draws.
+
+    The work of a round is proportional to the cohort as long as a fair share of the clients may come, and what is kept is a few bytes a
+    client: the round of its last participation, their number, and its place where there is an order.
 
     Args:
       participation: the schema to enforce.
       population: number of clients, indices 0 .. population - 1.
-      cohort_size: clients a round.
-      seed: of the draw; recorded, independent of the noise seed.
-      availability: round -> boolean mask of shape (population,), pure; None means always available.
+      cohort_size: clients a round; with CyclicPoisson their expected number.
+      seed: of the draw; recorded, independent of the noise seed. With `sampling` it is as secret as the noise seed: who knows who
+        was drawn owes nothing to sampling.
+      availability: a model of `fedmf.availability`; or a pure function of the round that returns a boolean mask of shape
+        (population,); None means always available. With sampling only CyclicPoisson can have one: whoever is away is not replaced.
+      sampling: a scheme of `fedmf.sampling` with its groups set, for a guarantee that is amplified by it.
+      reshuffle: go through the whole population once an epoch of floor(population / cohort_size) rounds, in a new order each epoch.
+        Rounds of one client can then be next to each other: this is outside of the (k, b) analysis, and needs a participation
+        with min_sep=1.
+      behaviour: a simulation of devices that drop out, disobey, or come early.
       ledger: the rounds that have already happened, to go on after a resume.
 
     Raises:
@@ -57,40 +67,114 @@ class ParticipationController:
         population: int,
         cohort_size: int,
         seed: int,
-        availability: Availability | None = None,
+        availability: Availability | MaskOfRound | None = None,
+        sampling: Sampling | None = None,
+        reshuffle: bool = False,
+        behaviour: Behaviour | None = None,
         ledger: ParticipationLedger | None = None,
     ) -> None:
         if not isinstance(participation, Participation):
             raise TypeError(f"participation={participation!r} must be a fedmf.Participation")
-        if availability is not None and not callable(availability):
-            raise TypeError(
-                f"availability={availability!r} must be None or a function of the round that returns a mask"
-            )
         self.participation = participation
         self.population = _checks.integer("population", population, low=1, way_out="use the number of clients")
         self.cohort_size = _checks.integer(
             "cohort_size", cohort_size, low=1, way_out="use the number of clients a round"
         )
         self.seed = _checks.integer("seed", seed, low=0, way_out="use a non-negative whole number")
-        self._availability = availability
-        self._refuse_impossible()
-        self._last = np.full(self.population, _NEVER, np.int32)
-        self._count = np.zeros(self.population, np.int32)
+        self.availability = availability_model(availability, self.population)
+        if not isinstance(reshuffle, bool):
+            raise TypeError(f"reshuffle={reshuffle!r} must be True or False")
+        if behaviour is not None and not isinstance(behaviour, Behaviour):
+            raise TypeError(f"behaviour={behaviour!r} must be a fedmf.behaviour.Behaviour or None")
+        self.sampling, self.reshuffle, self.behaviour = sampling, reshuffle, behaviour or Behaviour()
+        self._order, self._parts = self._scheme()
+        # The round after the last participation; 0 is never.
+        self._after = np.zeros(self.population, np.min_scalar_type(participation.rounds))
+        self._count = np.zeros(self.population, np.min_scalar_type(participation.max_participations))
         self._counted = 0
-        self._order: np.ndarray | None = None
-        self.ledger = ParticipationLedger(cohort_size=self.cohort_size)
-        for t in range(len(ledger) if ledger is not None else 0):
-            assert ledger is not None
-            self._refuse_foreign(ledger.cohort(t))
-            self.ledger.append(ledger.cohort(t))
-            self._catch_up()
+        varies = isinstance(sampling, CyclicPoisson)
+        self.ledger = ParticipationLedger(cohort_size=None if varies else self.cohort_size)
+        if ledger is not None:
+            self._go_on_from(ledger)
 
-    def _refuse_impossible(self) -> None:
+    def _scheme(self) -> tuple[EpochOrder | None, Parts | None]:
+        """The order or the partition that cohorts come from; both None where a pool of rested clients is drawn from."""
+        if self.sampling is not None:
+            return self._sampling_scheme(self.sampling)
         p, size = self.participation, self.cohort_size
         if size > self.population:
             raise ValueError(
                 f"cohort_size={size} is larger than population={self.population}: lower cohort_size to at most {self.population}"
             )
+        if self.reshuffle:
+            dealt = CyclicShuffle(population=self.population, cohort_size=size, groups=1, reshuffle=True)
+            if not _covers(p, dealt.participation(p.rounds)):
+                most = dealt.participation(p.rounds).max_participations
+                raise ValueError(
+                    f"reshuffle=True can bring a client back in the very next round, {most} times in all, which is outside of the (k, b) "
+                    f"analysis of {p}: leave reshuffle out, or plan with "
+                    f'Participation(rounds={p.rounds}, schema="min_sep", min_sep=1, max_participations={most})'
+                )
+            self._refuse_timers("reshuffle=True")
+            return self._epoch_order(epoch=dealt.epoch, reshuffle=True), None
+        self._refuse_impossible()
+        if p.schema == "fixed_epoch":
+            self._refuse_timers('schema="fixed_epoch"')
+            return self._epoch_order(epoch=p.min_sep), None
+        if self.behaviour.early_by >= p.min_sep:
+            raise ValueError(
+                f"early_by={self.behaviour.early_by} leaves nothing of min_sep={p.min_sep}: use at most {p.min_sep - 1}"
+            )
+        return None, None
+
+    def _sampling_scheme(self, sampling: Any) -> tuple[EpochOrder | None, Parts | None]:
+        if not isinstance(sampling, CyclicPoisson | CyclicFixedSize | CyclicShuffle):
+            raise TypeError(f"sampling={sampling!r} must be a scheme of fedmf.sampling, or None")
+        for name in ("population", "cohort_size"):
+            if getattr(sampling, name) != getattr(self, name):
+                raise ValueError(
+                    f"{name}={getattr(self, name)} but the sampling has {name}={getattr(sampling, name)}: make them agree"
+                )
+        if sampling.groups is None:
+            raise ValueError(
+                "sampling has groups=None: set them to the mechanism's bands with sampling.in_groups(bands)"
+            )
+        kept = sampling.participation(self.participation.rounds)
+        if not _covers(self.participation, kept):
+            raise ValueError(
+                f"sampling={sampling} keeps to {kept}, which {self.participation} does not allow: use "
+                f"sampling.participation({self.participation.rounds}) as the participation"
+            )
+        name = type(sampling).__name__
+        if self.reshuffle:
+            raise ValueError(
+                "reshuffle=True and a sampling are two orders: leave reshuffle out, or use CyclicShuffle(reshuffle=True)"
+            )
+        self._refuse_timers(f"sampling={name}(...)")
+        if not isinstance(sampling, CyclicPoisson) and (
+            not isinstance(self.availability, Always) or self.behaviour.dropout > 0
+        ):
+            raise ValueError(
+                f"{name} draws a fixed number whoever is available, and from fewer clients each would be likelier than its guarantee "
+                "assumes: use CyclicPoisson, or leave out availability and dropout"
+            )
+        if isinstance(sampling, CyclicShuffle):
+            return self._epoch_order(epoch=sampling.epoch, reshuffle=sampling.reshuffle, groups=sampling.groups), None
+        return None, Parts(population=self.population, groups=sampling.groups)
+
+    def _epoch_order(self, **of: Any) -> EpochOrder:
+        return EpochOrder(population=self.population, cohort_size=self.cohort_size, seed=self.seed, **of)
+
+    def _refuse_timers(self, what: str) -> None:
+        """Raises where the server draws and devices keep no timers that could be disobeyed."""
+        if not self.behaviour.timers_as_asked:
+            raise ValueError(
+                f"{what} leaves no choice to devices, so that {self.behaviour} has nobody who could disobey or come early: "
+                "leave out disobedient_share and early_by, or use schema=min_sep"
+            )
+
+    def _refuse_impossible(self) -> None:
+        p, size = self.participation, self.cohort_size
         b = p.min_sep
         if size * b > self.population:
             # Schema single has no min_sep of its own to change: there it is the number of rounds.
@@ -113,58 +197,86 @@ class ParticipationController:
                 f"or raise max_participations to {math.ceil(size * p.rounds / self.population)}"
             )
 
-    def _refuse_foreign(self, cohort: np.ndarray) -> None:
-        """Raises if this controller cannot have drawn `cohort` next: going on from there would break the participation."""
-        t, p = len(self.ledger), self.participation
+    def _go_on_from(self, ledger: ParticipationLedger) -> None:
+        """Takes over the rounds of the ledger, if this controller can have drawn them."""
+        p = self.participation
         another = (
             "the ledger belongs to another run, or the guarantee was already broken: audit it with fedmf.audit_ledger"
         )
-        if t >= p.rounds:
-            raise ValueError(f"ledger has a round {t} but the run has rounds={p.rounds}: {another}")
-        if len(cohort) and cohort.max() >= self.population:
-            raise ValueError(
-                f"ledger's round {t} names client {cohort.max()}, outside 0..{self.population - 1}: {another}"
-            )
-        if len(cohort) > self.cohort_size:
-            raise ValueError(f"ledger's round {t} has {len(cohort)} clients, cohort_size={self.cohort_size}: {another}")
-        may = self._rested(t, cohort)
-        if p.schema == "fixed_epoch":
-            may &= np.isin(cohort, self._group(t))
-        if not may.all():
-            client = cohort[~may][0]
-            raise ValueError(
-                f"ledger's round {t} has client {client}, who may not take part then under {p} with seed={self.seed}: {another}"
-            )
+        for t in range(len(ledger)):
+            cohort = ledger.selected(t)
+            if t >= p.rounds:
+                raise ValueError(f"ledger has a round {t} but the run has rounds={p.rounds}: {another}")
+            if len(cohort) and cohort.max() >= self.population:
+                raise ValueError(
+                    f"ledger's round {t} names client {cohort.max()}, outside 0..{self.population - 1}: {another}"
+                )
+            if self.ledger.cohort_size is not None and len(cohort) > self.cohort_size:
+                raise ValueError(
+                    f"ledger's round {t} has {len(cohort)} clients, cohort_size={self.cohort_size}: {another}"
+                )
+            may = self._may_come(t, cohort)
+            if self._order is not None:
+                may &= np.isin(cohort, self._order.batch(t))
+            if self._parts is not None:
+                may &= self._parts.holds(t, cohort)
+            if not may.all():
+                raise ValueError(
+                    f"ledger's round {t} has client {cohort[~may][0]}, who may not take part then under {p} with seed={self.seed}: "
+                    f"{another}"
+                )
+            self._record(ledger.cohort(t), cohort)
+            self._catch_up()
 
-    def _rested(self, t: int, clients: np.ndarray | slice = slice(None)) -> np.ndarray:
-        p = self.participation
-        return (t - self._last[clients] >= p.min_sep) & (self._count[clients] < p.max_participations)
+    def _may_come(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Which clients' timers and limits let them take part in round t, or do not keep them: bool."""
+        p, behaviour = self.participation, self.behaviour
+        if behaviour.timers_as_asked:
+            return self._rested(t, clients)
+        after = self._after[clients].astype(np.int64)
+        wait = np.full(len(clients), p.min_sep)
+        if behaviour.early_by:
+            wait -= behaviour.rounds_early(clients, after)
+        may = ((after == 0) | (t + 1 - after >= wait)) & (self._count[clients] < p.max_participations)
+        if behaviour.disobedient_share:
+            may |= behaviour.disobedient(clients)
+        return may
 
-    def _group(self, t: int) -> np.ndarray:
-        """Schema fixed_epoch: the clients whose turn it is in round t."""
-        if self._order is None:
-            self._order = np.random.default_rng(np.random.SeedSequence([self.seed, 0])).permutation(self.population)
-        start = t % self.participation.min_sep * self.cohort_size
-        return self._order[start : start + self.cohort_size]
+    def _may_come_between(self, t: int, start: int, stop: int) -> np.ndarray:
+        """Those of the clients start .. stop - 1, int64."""
+        if not self.behaviour.timers_as_asked:
+            clients = np.arange(start, stop)
+            return clients[self._may_come(t, clients)]
+        return np.flatnonzero(self._rested(t, slice(start, stop))) + start
+
+    def _rested(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
+        p, after = self.participation, self._after[clients]
+        # In the array's own type: a round later, or never, which is 0.
+        rested = after <= after.dtype.type(max(t + 1 - p.min_sep, 0))
+        most = self._count.dtype.type(p.max_participations)
+        if isinstance(clients, slice):
+            rested &= self._count[clients] < most
+        else:
+            came = np.flatnonzero(rested & (after > 0))
+            rested[came] = self._count[clients[came]] < most
+        return rested
 
     def eligible(self, t: int) -> np.ndarray:
-        """Boolean mask (population,): who may take part in round t, given the ledger so far."""
+        """Boolean mask (population,): whom timer and limit let take part in round t and who is available, given the ledger so far.
+
+        Asks every client, which `cohort` does only where few may come.
+        """
         self._catch_up()
-        mask = self._rested(t)
-        if self._availability is not None:
-            available = np.asarray(self._availability(t))
-            if available.shape != (self.population,) or available.dtype != bool:
-                raise ValueError(
-                    f"availability({t}) gave {available.dtype} of shape {available.shape}: "
-                    f"it must give a boolean mask of shape ({self.population},)"
-                )
-            mask &= available
+        mask = np.zeros(self.population, bool)
+        clients = self._may_come_between(t, 0, self.population)
+        mask[clients] = self.availability.available(t, clients)
         return mask
 
     def cohort(self, t: int) -> np.ndarray:
-        """The clients of round t: int64, sorted, at most cohort_size; a pure function of (seed, t) and the ledger so far.
+        """The clients of round t: int64, sorted, at most cohort_size except with CyclicPoisson.
 
-        Rounds are asked for in order; a round already handed out is answered again from the ledger.
+        A pure function of (seed, t) and the ledger so far. Rounds are asked for in order; a round already handed out is answered
+        again from the ledger.
 
         Raises:
           TypeError: t is not an int.
@@ -172,7 +284,7 @@ class ParticipationController:
 
         Warns:
           PoolRanDryWarning: fewer than cohort_size clients were eligible and available. The divisor of the mean stays the fixed
-            cohort size, so the guarantee is untouched.
+            cohort size, so the guarantee is untouched. Never with CyclicPoisson, whose cohorts vary in size.
         """
         t = _checks.integer("t", t, low=0, way_out="ask for a round of the run, from 0 on")
         if t < len(self.ledger):
@@ -182,35 +294,80 @@ class ParticipationController:
                 f"round t={t} cannot be drawn: the next round is {len(self.ledger)} of {self.participation.rounds}; "
                 "ask for rounds in order, each once they are due"
             )
-        mask = self.eligible(t)
-        if self.participation.schema == "fixed_epoch":
-            candidates = self._group(t)
-            chosen = candidates[mask[candidates]]
-        else:
-            candidates = np.flatnonzero(mask)
-            rng = np.random.default_rng(np.random.SeedSequence([self.seed, 1, t]))
-            chosen = rng.choice(candidates, size=min(self.cohort_size, len(candidates)), replace=False)
-        if len(chosen) < self.cohort_size:
+        self._catch_up()
+        selected, cohort = self._drawn(t)
+        if len(selected) < self.cohort_size and self.ledger.cohort_size is not None:
             warnings.warn(
-                f"round {t}: only {len(chosen)} of cohort_size={self.cohort_size} clients are eligible and available; "
+                f"round {t}: only {len(selected)} of cohort_size={self.cohort_size} clients are eligible and available; "
                 "the round goes on with those and the mean is still divided by the cohort size",
                 PoolRanDryWarning,
                 stacklevel=2,
             )
-        self.ledger.append(np.sort(chosen))
+        if self.behaviour.dropout:
+            cohort = cohort[~self.behaviour.dropped(t, cohort)]
+        self._record(np.sort(cohort), np.sort(selected))
         return self.ledger.cohort(t)
+
+    def _drawn(self, t: int) -> tuple[np.ndarray, np.ndarray]:
+        """The clients that are selected for round t, and those of them that are available."""
+        rng = draw_generator(self.seed, t)
+        if self._parts is not None:
+            assert isinstance(self.sampling, CyclicPoisson | CyclicFixedSize)
+            if isinstance(self.sampling, CyclicPoisson):
+                drawn = self._parts.poisson(rng, t, self.sampling.probability)
+            else:
+                drawn = self._parts.subset(rng, t, self.cohort_size)
+            # The partition alone keeps the separation; this guards against what was recorded from outside.
+            drawn = drawn[self._may_come(t, drawn)]
+            # Nobody replaces those who are away: a client's probability of taking part may only fall.
+            return drawn, drawn[self.availability.available(t, drawn)]
+        if self._order is not None:
+            turn = self._order.batch(t)
+            turn = turn[self._may_come(t, turn)]
+            turn = turn[self.availability.available(t, turn)]
+            return turn, turn
+        pool = Pool(
+            population=self.population,
+            rested=lambda clients: self._may_come(t, clients),
+            rested_between=lambda start, stop: self._may_come_between(t, start, stop),
+            available=lambda clients: self.availability.available(t, clients),
+        )
+        drawn = pool.draw(rng, self.cohort_size)
+        return drawn, drawn
+
+    def _record(self, cohort: np.ndarray, selected: np.ndarray) -> None:
+        disobedient = None
+        if self.behaviour.disobedient_share:
+            disobedient = selected[self.behaviour.disobedient(selected)]
+        self.ledger.append(cohort, selected=selected, disobedient=disobedient)
 
     def _catch_up(self) -> None:
         """Reads the rounds of the ledger that were not counted yet: what is drawn depends on the ledger and nothing else."""
         while self._counted < len(self.ledger):
-            cohort = self.ledger.cohort(self._counted)
-            self._last[cohort] = self._counted
-            self._count[cohort] += 1
+            # Whoever was selected has started its timer, even if nothing arrived.
+            selected = self.ledger.selected(self._counted)
+            self._after[selected] = self._counted + 1
+            counts = self._count[selected]
+            self._count[selected] = np.where(counts < self.participation.max_participations, counts + 1, counts)
             self._counted += 1
 
     def audit(self, plan: Plan) -> Audit:
         """What the ledger says of the plan: observed separation and count, and the epsilon and rho they give."""
         return audit_ledger(self.ledger, plan)
+
+
+def _covers(limit: Participation, kept: Participation) -> bool:
+    """Whether everything that `kept` allows one client is known to be allowed by `limit` too."""
+    if limit.schema == "every_round" or kept.max_participations == 1:
+        return True
+    if limit.schema == "fixed_epoch":
+        steps, rest = divmod(kept.min_sep, limit.min_sep)
+        return (
+            kept.schema == "fixed_epoch"
+            and not rest
+            and (kept.max_participations - 1) * steps < limit.max_participations
+        )
+    return kept.min_sep >= limit.min_sep and kept.max_participations <= limit.max_participations
 
 
 def _lower_cohort_size(most: int) -> str:
