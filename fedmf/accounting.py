@@ -214,7 +214,10 @@ class Plan:
         """
         g = _checks.integer("devices", devices, low=1, way_out="count the clients of one user")
         together = gaussian_epsilon(self.unamplified_noise_multiplier / g, self.delta)
-        return together if self.sampling is None else min(together, group_epsilon(self.epsilon_at, self.delta, g))
+        scheme, sigma, rounds = self.sampling, self.event_noise_multiplier, self.mechanism.rounds
+        if scheme is None:
+            return together
+        return min(together, group_epsilon(lambda d: amplified_epsilon(scheme, sigma, rounds, d), self.delta, g))
 
     @property
     def rho(self) -> float:
