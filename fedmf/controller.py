@@ -339,7 +339,7 @@ class ParticipationController:
         disobedient = None
         if self.behaviour.disobedient_share:
             disobedient = selected[self.behaviour.disobedient(selected)]
-        self.ledger.append(cohort, selected=selected, disobedient=disobedient)
+        self.ledger.append(cohort, selected=selected if len(selected) > len(cohort) else None, disobedient=disobedient)
 
     def _catch_up(self) -> None:
         """Reads the rounds of the ledger that were not counted yet: what is drawn depends on the ledger and nothing else."""

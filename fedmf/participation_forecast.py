@@ -7,6 +7,7 @@ share.
 import dataclasses
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from fedmf.sampling import Sampling
 
 # Simulated unless more is asked for: clients, and clients a round. With fewer, chance makes pools run dry that would not.
 _CLIENTS, _COHORT = 200_000, 100
-_POOLS_SHOWN = 400
+_POOLS_SHOWN = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,53 @@ class Forecast:
     observed: Observed
     well_behaved: Observed
 
+    def values(self) -> dict[str, Any]:
+        """Everything in plain JSON types."""
+        asked, simulated = self.size, self.size.simulated_cohort or 1
+        selected_share = self.sizes / simulated
+        return {
+            "population": asked.population,
+            "cohort_size": asked.cohort_size,
+            "simulated_population": asked.simulated_population,
+            "simulated_cohort_size": simulated,
+            "rounds": self.participation.rounds,
+            "schema": self.participation.schema,
+            "min_sep": self.participation.min_sep,
+            "max_participations": self.participation.max_participations,
+            "dry_rounds": int(self.dry.sum()),
+            "mean_cohort": float(selected_share.mean()) * asked.cohort_size,
+            "smallest_cohort": float(selected_share.min()) * asked.cohort_size,
+            "min_separation_observed": self.observed.min_separation,
+            "max_participations_observed": self.observed.max_participations,
+            "min_separation_of_the_well_behaved": self.well_behaved.min_separation,
+            "max_participations_of_the_well_behaved": self.well_behaved.max_participations,
+            "histogram": self.histogram,
+            "dry": np.flatnonzero(self.dry).tolist(),
+            "pool_rounds": self.pool_rounds.tolist(),
+            "pool": self.pool.tolist(),
+            "cohorts": selected_share.tolist(),
+        }
+
+
+def refuse_impossible(
+    participation: Participation,
+    size: Size,
+    *,
+    availability: Availability | None = None,
+    sampling: Sampling | None = None,
+    behaviour: Behaviour | None = None,
+) -> None:
+    """Raises TypeError or ValueError where a controller would, in the numbers that are asked about and not in the simulated ones."""
+    ParticipationController(
+        participation,
+        population=size.population,
+        cohort_size=size.cohort_size,
+        seed=0,
+        availability=availability,
+        sampling=sampling,
+        behaviour=behaviour,
+    )
+
 
 def forecast(
     participation: Participation,
@@ -110,7 +158,8 @@ def forecast(
     Args:
       participation: what to enforce.
       size: of the population.
-      availability, sampling, behaviour: as of the controller; the sampling of the simulated population.
+      availability, behaviour: as of the controller.
+      sampling: as of the controller, for the population that is asked about.
       seed: of the simulated cohorts.
       progress: called with every round that is done.
 
@@ -122,15 +171,11 @@ def forecast(
     (0, 5, 4)
     """
     assert size.simulated_cohort is not None
-    controller = ParticipationController(
-        participation,
-        population=size.simulated_population,
-        cohort_size=size.simulated_cohort,
-        seed=seed,
-        availability=availability,
-        sampling=sampling,
-        behaviour=behaviour,
-    )
+    simulated: dict[str, Any] = {"population": size.simulated_population, "cohort_size": size.simulated_cohort}
+    more: dict[str, Any] = {"seed": seed, "availability": availability, "behaviour": behaviour}
+    refuse_impossible(participation, size, sampling=sampling, availability=availability, behaviour=behaviour)
+    scheme = None if sampling is None else dataclasses.replace(sampling, **simulated)
+    controller = ParticipationController(participation, sampling=scheme, **simulated, **more)
     rounds = participation.rounds
     shown = np.unique(np.linspace(0, rounds - 1, min(rounds, _POOLS_SHOWN)).round().astype(np.int64))
     from_pool = sampling is None and participation.schema != "fixed_epoch"
@@ -167,11 +212,13 @@ class Search:
     """Which min separation can be held.
 
     Attributes:
-      min_sep: the largest that was found without a dry round; None where even 1 has dry rounds.
+      min_sep: the largest that was tried and had no dry round; None where every one had.
+      too_large: the smallest that was tried and had one; above `min_sep` by 1, or by at most 1% of it. None where none had.
       tried: min_sep -> the first dry round, or None where none was dry.
     """
 
     min_sep: int | None
+    too_large: int | None
     tried: dict[int, int | None]
 
 
@@ -180,16 +227,15 @@ def largest_min_sep(
     *,
     rounds: int,
     availability: Availability | None = None,
-    behaviour: Behaviour | None = None,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Search:
-    """The largest b with which no round of the simulation is dry, by bisection: b holds in the simulation, and b + 1 does not.
+    """The largest b with which no round of the simulation is dry, to 1%, by bisection. Devices obey.
 
     Args:
       size: of the population.
       rounds: of the run.
-      availability, behaviour: as of the controller.
+      availability: as of the controller.
       seed: of the simulated cohorts.
       progress: called with every b that was tried.
 
@@ -203,22 +249,24 @@ def largest_min_sep(
     tried: dict[int, int | None] = {}
 
     def holds(min_sep: int) -> bool:
-        tried[min_sep] = first_dry_round(
-            size, rounds=rounds, min_sep=min_sep, availability=availability, behaviour=behaviour, seed=seed
-        )
+        tried[min_sep] = first_dry_round(size, rounds=rounds, min_sep=min_sep, availability=availability, seed=seed)
         if progress is not None:
             progress(min_sep)
         return tried[min_sep] is None
 
-    early_by = 0 if behaviour is None else behaviour.early_by
-    low, high = early_by, min(rounds, size.population // size.cohort_size) + 1
-    while high - low > 1:
+    most = min(rounds, size.population // size.cohort_size)
+    low, high = 0, most + 1
+    while high - low > max(1, low // 100):
         middle = (low + high) // 2
         if holds(middle):
             low = middle
         else:
             high = middle
-    return Search(min_sep=low if low > early_by else None, tried=dict(sorted(tried.items())))
+    return Search(
+        min_sep=low or None,
+        too_large=high if high <= most else None,
+        tried=dict(sorted(tried.items())),
+    )
 
 
 def first_dry_round(
@@ -227,7 +275,6 @@ def first_dry_round(
     rounds: int,
     min_sep: int,
     availability: Availability | None = None,
-    behaviour: Behaviour | None = None,
     seed: int = 0,
 ) -> int | None:
     """The first round in which fewer than the cohort are eligible and available with this min_sep; None if there is none."""
@@ -238,7 +285,6 @@ def first_dry_round(
         cohort_size=size.simulated_cohort,
         seed=seed,
         availability=availability,
-        behaviour=behaviour,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PoolRanDryWarning)
