@@ -2,12 +2,42 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 # One client's (or one split's) examples: inputs and labels, int32, each of shape (examples, length).
 Examples = tuple[np.ndarray, np.ndarray]
+
+
+class LocalEpoch(Protocol):
+    """A client's epoch written by hand, for a model whose speed is worth it."""
+
+    def __call__(
+        self,
+        weights: Sequence[np.ndarray],
+        x: np.ndarray,
+        y: np.ndarray,
+        *,
+        learning_rate: float,
+        update: Sequence[np.ndarray],
+        stop: np.ndarray,
+    ) -> float:
+        """One epoch of SGD over the examples in their order, in the task's batches, the last of which may be short.
+
+        It must do what SGD on the task's model and loss does, to float32 rounding; give the same bits for the same input; write to
+        nothing but `update`; and may be called from several threads at once, which it should let run side by side.
+
+        Args:
+          weights: the model's trainable weights, float32 and contiguous.
+          x, y: int32 (m, length), contiguous.
+          learning_rate: of SGD.
+          update: arrays like weights that the weights before less the weights after are written to.
+          stop: int32 (1,); once it is not 0 the call may return early, whatever it has written.
+
+        Returns:
+          The sum over batches of the loss before the step times the batch's examples.
+        """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +60,8 @@ class Task:
       metrics: (labels, logits, example_weights) -> {name: (numerator, denominator)}, float32 scalars that add up over batches.
       headline_metric: the metric that reports show.
       batch_size: examples in a client's batch.
+      local_epoch: () -> the same training of a client written by hand, or None where this machine cannot run it. Only the fast
+        execution uses it; without it, and for None, clients train by automatic differentiation of `build_model`.
     """
 
     name: str
@@ -42,6 +74,7 @@ class Task:
     metrics: Callable[[Any, Any, Any], Mapping[str, tuple[Any, Any]]]
     headline_metric: str
     batch_size: int
+    local_epoch: Callable[[], LocalEpoch | None] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.client_ids):

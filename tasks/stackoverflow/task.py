@@ -9,7 +9,7 @@ import numpy as np
 import tqdm
 
 from fedmf.federated.task import Examples, Task
-from tasks.stackoverflow import data, model, vocabulary
+from tasks.stackoverflow import compiled, data, model, vocabulary
 from tasks.stackoverflow.preprocessing import Preprocessor
 
 # 342,477 clients of 256 sentences would be 14 GB; a demo's few hundred clients come back every epoch and fit easily.
@@ -148,6 +148,13 @@ def stackoverflow_task(
         metrics=model.make_metrics(loss, preprocessor.ids),
         headline_metric="accuracy",
         batch_size=batch_size,
+        local_epoch=compiled.compiled_epoch(
+            vocabulary_size=vocabulary_size,
+            embedding_size=embedding_size,
+            lstm_size=lstm_size,
+            loss=loss,
+            batch_size=batch_size,
+        ),
     )
 
 

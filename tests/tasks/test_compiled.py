@@ -1,0 +1,165 @@
+"""The hand-written epoch of the next-word model against SGD by automatic differentiation of the Keras model."""
+
+import concurrent.futures
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+tf = pytest.importorskip("tensorflow")
+
+from tasks.stackoverflow import compiled, model  # noqa: E402
+
+LENGTH, WIDTH, UNITS = 5, 3, 4
+
+
+def sgd(kind, sizes, weights, x, y, *, batch_size, rate):
+    """Weights before less after, and the loss summed over examples."""
+    vocabulary, width, units = sizes
+    built = model.build_model(
+        0, vocabulary_size=vocabulary, sequence_length=x.shape[1], embedding_size=width, lstm_size=units
+    )
+    variables = built.trainable_variables
+    for variable, weight in zip(variables, weights, strict=True):
+        variable.assign(weight)
+    loss_of, total = model.make_loss(kind), 0.0
+    for first in range(0, len(x), batch_size):
+        part = slice(first, first + batch_size)
+        with tf.GradientTape() as tape:
+            loss = loss_of(y[part], built(x[part]), np.ones(len(x[part]), np.float32))
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(rate * tf.convert_to_tensor(gradient))
+        total += float(loss) * len(x[part])
+    return [w - v.numpy() for w, v in zip(weights, variables, strict=True)], total
+
+
+def by_hand(kind, sizes, weights, x, y, *, batch_size, rate, stop=0):
+    epoch = compiled.compiled_epoch(
+        vocabulary_size=sizes[0], embedding_size=sizes[1], lstm_size=sizes[2], loss=kind, batch_size=batch_size
+    )()
+    if epoch is None:
+        pytest.skip("no C compiler")
+    update = [np.full(w.shape, np.nan, np.float32) for w in weights]
+    loss = epoch(weights, x, y, learning_rate=rate, update=update, stop=np.full(1, stop, np.int32))
+    return update, loss
+
+
+def draw(seed, sizes, sentences, length, scale=0.5):
+    rng = np.random.default_rng(seed)
+    shapes = compiled._shapes(sizes[0] + 4, *sizes[1:])
+    weights = [(scale * rng.normal(size=shape)).astype(np.float32) for shape in shapes]
+    words = rng.integers(1, sizes[0] + 4, (sentences, length + 1)).astype(np.int32)
+    ends = rng.integers(0, length + 2, sentences)
+    words[np.arange(length + 1) >= ends[:, None]] = 0
+    return weights, np.ascontiguousarray(words[:, :-1]), np.ascontiguousarray(words[:, 1:])
+
+
+@hypothesis.settings(max_examples=8, deadline=None)
+@hypothesis.given(
+    kind=st.sampled_from(model.LOSSES),
+    vocabulary=st.integers(1, 60),
+    width=st.integers(1, 30),
+    units=st.integers(1, 60),
+    length=st.integers(1, 6),
+    sentences=st.integers(0, 21),
+    batch_size=st.integers(1, 19),
+    seed=st.integers(0, 99),
+)
+def test_any_shape_trains_as_keras_does(kind, vocabulary, width, units, length, sentences, batch_size, seed):
+    sizes = (vocabulary, width, units)
+    weights, x, y = draw(seed, sizes, sentences, length)
+    expected, loss = sgd(kind, sizes, weights, x, y, batch_size=batch_size, rate=0.3)
+    update, found = by_hand(kind, sizes, weights, x, y, batch_size=batch_size, rate=0.3)
+    assert found == pytest.approx(loss, rel=1e-5, abs=1e-6)
+    for one, other in zip(update, expected, strict=True):
+        # Keras's update is a difference of weights of size 1 and so has their rounding, 6e-8, for each of up to 21 batches.
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=3e-6)
+
+
+@pytest.fixture(scope="module")
+def case():
+    """Two batches, the second one short; sentences of all lengths."""
+    sizes = (7, WIDTH, UNITS)
+    return sizes, *draw(4, sizes, 22, LENGTH)
+
+
+@pytest.mark.parametrize("kind", model.LOSSES)
+def test_a_wrong_gradient_is_seen(kind, case):
+    """Negative control: the comparison fails for another loss, another rate, another order and one sentence less."""
+    sizes, weights, x, y = case
+    expected, _ = sgd(kind, sizes, weights, x, y, batch_size=16, rate=0.3)
+
+    def agrees(kind=kind, x=x, y=y, rate=0.3):
+        update, _ = by_hand(kind, sizes, weights, x, y, batch_size=16, rate=rate)
+        return [np.allclose(one, other, rtol=1e-4, atol=3e-6) for one, other in zip(update, expected, strict=True)]
+
+    assert all(agrees())
+    wrong = [
+        agrees(kind=next(other for other in model.LOSSES if other != kind)),
+        agrees(rate=0.301),
+        agrees(x=x[::-1].copy(), y=y[::-1].copy()),
+        agrees(x=x[:-1], y=y[:-1]),
+    ]
+    assert not any(any(tensors) for tensors in wrong)
+
+
+def test_the_same_bits_again_and_on_another_thread(case):
+    sizes, weights, x, y = case
+    run = lambda: by_hand("published", sizes, weights, x, y, batch_size=16, rate=0.3)  # noqa: E731
+    once, again = run(), run()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        others = [job.result() for job in [pool.submit(run) for _ in range(8)]]
+    for update, loss in (again, *others):
+        assert loss == once[1]
+        assert all(np.array_equal(a, b) for a, b in zip(update, once[0], strict=True))
+
+
+def test_a_client_that_diverges_says_so(case):
+    """An update that is not finite counts as zero, on both paths: it must not come back as a number."""
+    sizes, weights, x, y = case
+    weights = [w.copy() for w in weights]
+    weights[2][1, 3] = np.nan
+    update, loss = by_hand("published", sizes, weights, x, y, batch_size=16, rate=0.3)
+    assert np.isnan(loss)
+    assert not all(np.isfinite(part).all() for part in update)
+
+
+def test_it_stops_when_told(case):
+    sizes, weights, x, y = case
+    update, loss = by_hand("published", sizes, weights, x, y, batch_size=16, rate=0.3, stop=1)
+    assert loss == 0
+    assert not any(part.any() for part in update)
+
+
+def test_what_c_would_read_past_is_refused(case):
+    sizes, weights, x, y = case
+    run = lambda weights=weights, x=x, y=y: by_hand("masked", sizes, weights, x, y, batch_size=16, rate=0.3)  # noqa: E731
+    outside = x.copy()
+    outside[0, 0] = 11
+    with pytest.raises(ValueError, match="ids of words must be in 0 .. 10: found 0 .. 11"):
+        run(x=outside)
+    with pytest.raises(ValueError, match="ids of words must be in 0 .. 10"):
+        run(y=-x)
+    with pytest.raises(ValueError, match="must have the shapes"):
+        run(weights=weights[::-1])
+    with pytest.raises(ValueError, match="one shape"):
+        run(x=x[:-1])
+    with pytest.raises(TypeError, match="int64"):
+        run(x=x.astype(np.int64))
+    with pytest.raises(TypeError, match="float64"):
+        run(weights=[w.astype(np.float64) for w in weights])
+    with pytest.raises(ValueError, match="C-contiguous"):
+        run(x=np.asfortranarray(x))
+
+
+def test_extreme_numbers_match_tensorflow():
+    """The elementary functions far out, where exp overflows and gates are shut: a model of large weights."""
+    sizes = (7, WIDTH, UNITS)
+    weights, x, y = draw(5, sizes, 3, LENGTH, scale=30.0)
+    expected, loss = sgd("published", sizes, weights, x, y, batch_size=16, rate=1e-3)
+    update, found = by_hand("published", sizes, weights, x, y, batch_size=16, rate=1e-3)
+    assert found == pytest.approx(loss, rel=1e-5)
+    for one, other in zip(update, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=2e-5)  # weights up to 100 have roundings of 8e-6
