@@ -1,10 +1,10 @@
-# make demo | test | tables | bench-fit | bench-noise | bench-aggregator | lint | lock | clean. Each target does its own set-up; a second run finds it done.
+# make demo | test | tables | figure-4 | bench-fit | bench-noise | bench-aggregator | lint | lock | clean. Each target does its own set-up; a second run finds it done.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = $(PYTHON) -m pip --disable-pip-version-check --python
 INSTALL = install --quiet --no-deps --require-hashes
 
-.PHONY: demo test tables bench-fit bench-noise bench-aggregator lint lock clean setup
+.PHONY: demo test tables figure-4 bench-fit bench-noise bench-aggregator lint lock clean setup
 
 demo: setup
 	.venv/bin/fedmf demo
@@ -15,6 +15,10 @@ test: setup
 
 tables: setup
 	.venv/bin/python -m experiments.paper_tables
+
+# Minutes: figure_4.png and figure_4.json.
+figure-4: setup
+	.venv/bin/python -m experiments.band_figure
 
 bench-fit: setup
 	.venv/bin/python -m benchmarks.fit

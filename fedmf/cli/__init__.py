@@ -9,6 +9,7 @@ from fedmf.cli.audit import audit
 from fedmf.cli.calibrate import calibrate
 from fedmf.cli.data import data
 from fedmf.cli.mechanism import fit
+from fedmf.cli.plan import plan
 from fedmf.cli.run import demo, report, train
 
 
@@ -26,7 +27,7 @@ def cli(debug: bool) -> None:
     del debug  # read in main, which also sees errors of the parser
 
 
-for command in (demo, data, fit, calibrate, train, report, audit):
+for command in (demo, data, fit, plan, calibrate, train, report, audit):
     cli.add_command(command)
 
 

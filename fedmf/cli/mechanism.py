@@ -109,7 +109,7 @@ def fit(
         participation = fedmf.Participation(
             rounds=rounds, schema=schema, min_sep=min_sep, max_participations=max_participations
         )
-        workload_of = functools.partial(_workload, workload, momentum, warmup, cooldown)
+        workload_of = functools.partial(workload_named, workload, momentum, warmup, cooldown)
         A = workload_of(rounds)
         if matrices is not None:
             if options or stamps != 1:
@@ -174,7 +174,8 @@ def _fit(
         return fedmf.stamp(fitted, stamps, decoder=stamp_decoder)
 
 
-def _workload(name: str, momentum: float | None, warmup: float, cooldown: float, rounds: int) -> "Workload":
+def workload_named(name: str, momentum: float | None, warmup: float, cooldown: float, rounds: int) -> "Workload":
+    """The workload that the options --workload, --momentum, --warmup and --cooldown describe."""
     import fedmf
 
     if momentum is not None and name != "momentum_sgd":

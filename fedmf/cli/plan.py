@@ -2,6 +2,9 @@
 
 import click
 
+from fedmf.cli.bands import bands, learning_rate
+from fedmf.cli.participation import participation
+
 
 @click.group()
 def plan() -> None:
@@ -9,5 +12,9 @@ def plan() -> None:
 
     \b
     Example:
-      fedmf plan --help
+      fedmf plan bands --help
     """
+
+
+for command in (participation, bands, learning_rate):
+    plan.add_command(command)
