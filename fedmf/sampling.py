@@ -6,6 +6,8 @@ with sensitivity max_i ||C e_i|| (Thm. 4). The three schemes differ in how a rou
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 from fedmf import _checks
 from fedmf.participation import Participation
@@ -167,3 +169,11 @@ class CyclicShuffle(_Cyclic):
 
 
 Sampling = CyclicPoisson | CyclicFixedSize | CyclicShuffle
+
+# Names of command lines and configs.
+SCHEMES: dict[str, Callable[..., Sampling]] = {
+    "poisson": CyclicPoisson,
+    "fixed_size": CyclicFixedSize,
+    "shuffle": CyclicShuffle,
+    "reshuffle": functools.partial(CyclicShuffle, reshuffle=True),
+}

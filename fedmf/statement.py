@@ -1,76 +1,292 @@
-"""The privacy statement of a plan, in the structure of the banded paper's Appendix K.1 (after Ponomareva et al. 2023, Sec. 5.3)."""
+"""The privacy statement as values: every fact that a reviewer asks for, in plain JSON types and at full precision.
 
-import decimal
+Its points are those of the banded paper's Appendix K.1 (after Ponomareva et al. 2023, Sec. 5.3), what was observed where a run is
+finished, what is not covered, and how to check it. `fedmf.statement_text` turns the values, and nothing else, into Markdown.
+"""
+
+import hashlib
+import importlib.metadata
+import json
 import math
-from typing import TYPE_CHECKING
+import platform
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.storage import entries_of
+from fedmf.sampling import SCHEMES
+from fedmf.sensitivity import sensitivity
+from fedmf.statement_text import markdown
 
 if TYPE_CHECKING:
     from fedmf.accounting import Plan
+    from fedmf.audit import Audit
+
+FORMAT = "fedmf privacy statement 1"
+# Users with as many devices are given a guarantee of their own.
+_DEVICES = (2, 3, 5)
+_PACKAGES = ("fedmf", "numpy", "scipy", "dp-accounting", "tensorflow", "tensorflow-federated")
+_NOT_COVERED = (
+    "Hyperparameter tuning, and any other run on the same clients: every run has its own guarantee, and several of them compose.",
+    "The choice of a checkpoint, of a stopping time or of one run among several by evaluation metrics or A/B tests.",
+    "Evaluation metrics, and training metrics that are exact functions of client data: loss, examples, clients that took part, clip "
+    "fraction, updates zeroed. Publishing them is a release of its own.",
+    "What was computed from client data before training, such as a vocabulary, tokens or normalisation constants.",
+    "Who took part and when: the participation record names clients and is not part of the output.",
+    "Single updates, checkpoints and the noise seed: whoever holds them holds more than the output.",
+    "Floating-point arithmetic: Gaussians are drawn in float32 by a counter-based pseudo-random generator (Philox), and attacks on "
+    "rounding, on the generator or on timing are out of scope.",
+)
 
 
-def _participation_in_words(plan: "Plan") -> str:
+def installed_versions() -> dict[str, str]:
+    """Versions of what decides the guarantee, of the packages that are installed."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions | {"python": platform.python_version()}
+
+
+def mechanism_digest(mechanism: Mechanism) -> str:
+    """SHA-256 of what the mechanism is, its matrices and family, without its certificate; hexadecimal.
+
+    >>> from fedmf.mechanisms import IdentityMechanism
+    >>> mechanism_digest(IdentityMechanism(rounds=4)) == mechanism_digest(IdentityMechanism(rounds=5))
+    False
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(entries_of(mechanism).items()):
+        if name.startswith("certificate"):
+            continue
+        array = np.asarray(value)
+        header = json.dumps([name, array.dtype.newbyteorder("<").str, list(array.shape)])
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        digest.update(header.encode() + b"\0" + np.ascontiguousarray(little).tobytes() + b"\0")
+    return digest.hexdigest()
+
+
+def plan_values(
+    plan: "Plan",
+    *,
+    rdp: bool = False,
+    pretraining: str | None = None,
+    commands: Sequence[str] | None = None,
+    versions: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """The statement of what is planned.
+
+    Args:
+      plan: what will be run.
+      rdp: Renyi accounting as well, which older literature reports.
+      pretraining: data on which the model was trained before, in a few words, and whether it is public; a text that begins with "none"
+        says that there was none; None says nothing.
+      commands: that make what is stated again; None for those that follow from the plan.
+      versions: of packages; None for those installed here.
+
+    Returns:
+      Plain JSON types; an infinite epsilon is null.
+
+    >>> import fedmf
+    >>> once = fedmf.Participation(rounds=8, schema="single")
+    >>> tree = fedmf.fit(fedmf.prefix_sum(8), once, family="tree")
+    >>> values = plan_values(fedmf.calibrate(tree, once, epsilon=2.0, delta=1e-6))
+    >>> values["guarantee"]["epsilon"] <= 2.0, [row["devices"] for row in values["group_privacy"]]
+    (True, [2, 3, 5])
+    """
+    return {
+        "format": FORMAT,
+        "subject": "plan",
+        "dp_setting": "central",
+        "simulation": None
+        if plan.simulated_cohort is None
+        else {"simulated_cohort": plan.simulated_cohort, "claimed_cohort": plan.claimed_cohort},
+        "pretraining": pretraining,
+        "output": {"rounds": plan.mechanism.rounds, "released": "all privatised aggregates"},
+        "unit_of_privacy": "client",
+        "neighbouring_relation": "zero-out",
+        "mechanism": {
+            "family": plan.mechanism.family,
+            "rounds": plan.mechanism.rounds,
+            "bands": plan.mechanism.bands,
+            "sha256": mechanism_digest(plan.mechanism),
+        },
+        "participation": _participation(plan),
+        "sampling": _sampling(plan),
+        "clip_norm": plan.clip_norm,
+        "stddev": plan.stddev,
+        "guarantee": _guarantee(plan, rdp=rdp),
+        "group_privacy": _group_privacy(plan),
+        "not_covered": list(_NOT_COVERED),
+        "commands": [calibrate_command(plan)] if commands is None else list(commands),
+        "versions": installed_versions() if versions is None else dict(versions),
+    }
+
+
+def audit_values(
+    audit: "Audit",
+    *,
+    subject: str = "run",
+    cohort_size: int | None = None,
+    population: int | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """The statement of what was run and observed.
+
+    Args:
+      audit: planned and achieved.
+      subject: "run" of fedmf, or "log" of another system.
+      cohort_size, population: of the run, where they are known.
+      **options: those of `plan_values`.
+    """
+    values = plan_values(audit.planned, **options)
+    pattern, log = audit.pattern, audit.log
+    achieved = None if audit.achieved is None else _guarantee(audit.achieved)
+    if audit.contradictions and audit.achieved is not None:
+        values["group_privacy"] = _group_privacy(audit.achieved)
+    return values | {
+        "subject": subject,
+        "observed": {
+            "rounds": audit.observed.rounds,
+            "participations": audit.observed.participations,
+            "clients": audit.observed.clients,
+            "population": population,
+            "cohort_size": cohort_size,
+            "min_separation": audit.observed.min_separation,
+            "max_participations": audit.observed.max_participations,
+            "short_rounds": None if cohort_size is None else audit.observed.short_rounds,
+            "empty_rounds": pattern.empty_rounds,
+            "smallest_cohort": int(pattern.cohort_sizes.min(initial=0))
+            if pattern.rounds == 0
+            else int(pattern.cohort_sizes.min()),
+            "largest_cohort": int(pattern.cohort_sizes.max(initial=0)),
+            "log": None
+            if log is None
+            else {
+                "name": log.name,
+                "bytes": log.size,
+                "sha256": log.sha256,
+                "rows": log.rows,
+                "duplicates_counted_once": log.duplicates,
+            },
+        },
+        "achieved": achieved
+        if achieved is None
+        else achieved | {"epsilon_if_sampled_as_planned": _finite(audit.amplified_epsilon)},
+        "contradictions": list(audit.contradictions),
+    }
+
+
+def privacy_statement(plan: "Plan", **options: Any) -> str:
+    """`plan_values` as Markdown."""
+    return markdown(plan_values(plan, **options))
+
+
+def audit_statement(audit: "Audit", **options: Any) -> str:
+    """`audit_values` as Markdown."""
+    return markdown(audit_values(audit, **options))
+
+
+def as_text(values: dict[str, Any], suffix: str) -> str:
+    """Values as the contents of a file of this suffix, .md or .json.
+
+    Raises:
+      ValueError: another suffix.
+    """
+    if suffix == ".json":
+        return json.dumps(values, indent=2, allow_nan=False) + "\n"
+    if suffix != ".md":
+        raise ValueError(f"statement file has the suffix {suffix!r}: name a file that ends in .md or .json")
+    return markdown(values)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _participation(plan: "Plan") -> dict[str, Any]:
+    p = plan.enforced
+    return {
+        "schema": p.schema,
+        "rounds": p.rounds,
+        "min_sep": p.min_sep,
+        "max_participations": p.max_participations,
+    }
+
+
+def _sampling(plan: "Plan") -> dict[str, Any] | None:
+    scheme = plan.sampling
+    if scheme is None:
+        return None
+    values = {
+        "scheme": type(scheme).__name__,
+        "population": scheme.population,
+        "cohort_size": scheme.cohort_size,
+        "groups": scheme.groups,
+        "event_noise_multiplier": plan.event_noise_multiplier,
+    }
+    for name in ("probability", "epoch", "positions", "reshuffle"):
+        if hasattr(scheme, name):
+            values[name] = getattr(scheme, name)
+    for name in ("compositions", "epochs"):
+        if hasattr(scheme, name):
+            values[name] = getattr(scheme, name)(plan.mechanism.rounds)
+    return values
+
+
+def _guarantee(plan: "Plan", *, rdp: bool = False) -> dict[str, Any]:
+    """Epsilon, delta and rho, and what they were computed from."""
+    s = plan.sensitivity if plan.enforced == plan.participation else sensitivity(plan.mechanism, plan.enforced)
+    values = {
+        "epsilon": _finite(plan.epsilon),
+        "delta": plan.delta,
+        "rho": _finite(plan.rho),
+        "unamplified_epsilon": _finite(plan.unamplified_epsilon),
+        "noise_multiplier": plan.unamplified_noise_multiplier,
+        "sensitivity": s.value,
+        "sensitivity_exact": s.exact,
+        "sensitivity_method": s.method,
+    }
+    return values | ({"rdp_epsilon": _finite(plan.rdp_epsilon)} if rdp else {})
+
+
+def _group_privacy(plan: "Plan") -> list[dict[str, Any]]:
+    """For users of several devices: a sum of g clients is g times as sensitive, so that rho grows by g^2."""
+    return [
+        {
+            "devices": g,
+            "epsilon": _finite(plan.group_epsilon(g)),
+            "delta": plan.delta,
+            "rho": _finite(g * g * plan.rho),
+        }
+        for g in _DEVICES
+    ]
+
+
+def calibrate_command(plan: "Plan", mechanism: str = "mechanism.npz") -> str:
+    """The command that prints the statement of this plan again."""
+    return " ".join(["fedmf calibrate", mechanism, *plan_command_options(plan), "--statement"])
+
+
+def plan_command_options(plan: "Plan") -> list[str]:
+    """Command-line options that describe the plan."""
     p = plan.participation
-    if p.schema == "single":
-        return f"Every client takes part in at most one of the {p.rounds} rounds."
-    if p.schema == "every_round":
-        return f"A client may take part in every one of the {p.rounds} rounds."
-    apart = "exactly" if p.schema == "fixed_epoch" else "at least"
-    return (
-        f"Every client takes part in at most {p.max_participations} of the {p.rounds} rounds, "
-        f"and any two consecutive participations of a client are {apart} {p.min_sep} rounds apart."
-    )
-
-
-def _upper(value: float) -> str:
-    """A bound to four digits, rounded up: rounded to nearest it could claim more privacy than was proven."""
-    if math.isinf(value):
-        return "infinity (no guarantee)"
-    four_digits = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
-    return f"{float(four_digits.create_decimal_from_float(value)):.4g}"
-
-
-def privacy_statement(plan: "Plan") -> str:
-    """Markdown text of the statement; see `Plan.statement`."""
-    s = plan.sensitivity
-    kind = "exact" if s.exact else "a proven upper bound"
-    formal = (
-        f"The run satisfies (epsilon = {_upper(plan.epsilon)}, delta = {plan.delta})-differential privacy "
-        f"and rho = {_upper(plan.rho)} zCDP."
-    )
-    head = ""
-    if plan.noise_multiplier == 0:
-        formal = "No noise is added: the run has no differential privacy guarantee."
-        head = "> **No privacy.** The noise multiplier of this plan is 0.\n\n"
-        if plan.simulated_cohort is not None:
-            head += f"> **Simulation.** {plan.simulated_cohort} clients a round stand for {plan.claimed_cohort}.\n\n"
-    elif plan.simulated_cohort is not None:
-        head = (
-            f"> **Simulation.** {plan.simulated_cohort} clients a round stand for {plan.claimed_cohort}; the noise is scaled by "
-            f"{plan.simulated_cohort}/{plan.claimed_cohort}. The guarantee below is that of a run with {plan.claimed_cohort} "
-            "clients a round. The model trained here carries less noise and does **not** have this guarantee.\n\n"
-        )
-        formal = f"For the claimed cohort of {plan.claimed_cohort} clients a round: {formal[0].lower()}{formal[1:]}"
-    return f"""# Privacy statement
-
-{head}1. **DP setting.** Central differential privacy: the service provider is trusted to run the mechanism as described.
-2. **Instantiating the definition.**
-   1. **Data accesses covered.** All well-behaved clients of one training run. A client that disobeys its participation limit
-      weakens its own guarantee and nobody else's. Not covered: hyperparameter tuning, the choice of a checkpoint by evaluation
-      metrics, and the evaluation itself.
-   2. **Final mechanism output.** The whole sequence of privatised aggregates, one for each of the {plan.mechanism.rounds} rounds;
-      every intermediate and the final model are post-processing of it and covered.
-   3. **Unit of privacy.** One client (device) with its whole local data set, however large. It is user-level where a user has one
-      device; for a user with several devices use group privacy.
-   4. **Adjacency.** Zero-out: in a neighbouring data set one client's update is the zero vector in every round in which it takes
-      part.
-3. **Accounting.**
-   1. **Type.** Privacy loss distributions for (epsilon, delta), and rho-zCDP beside it. The run is one Gaussian mechanism with noise
-      multiplier {plan.noise_multiplier:.6g} on C x (Denisov et al. 2022, Theorem 2.1); no amplification by sampling or shuffling is
-      claimed.
-   2. **Assumptions.** {_participation_in_words(plan)} The participation controller enforces it. Each update has L2 norm at most
-      {plan.clip_norm:g} after clipping. The sensitivity of the encoder (family {plan.mechanism.family}, {plan.mechanism.bands} bands)
-      under this participation, for unit clip norm, is {s.value:.6g}, {kind} ({s.method}). The entries of Z are independent Gaussians
-      with standard deviation {plan.stddev:.6g}; the seed of the noise is kept secret. Noise is drawn in float32 by a counter-based
-      pseudo-random generator; attacks on floating-point arithmetic are out of scope.
-   3. **Formal statement.** {formal}
-"""
+    words = [f"--rounds {p.rounds}", f"--schema {p.schema}"]
+    if p.schema in ("min_sep", "fixed_epoch"):
+        words += [f"--min-sep {p.min_sep}", f"--max-participations {p.max_participations}"]
+    words += [
+        f"--noise-multiplier {plan.noise_multiplier!r}",
+        f"--delta {plan.delta!r}",
+        f"--clip-norm {plan.clip_norm!r}",
+    ]
+    scheme = plan.sampling
+    if scheme is None:
+        return words
+    for name, kind in SCHEMES.items():
+        if kind(population=scheme.population, cohort_size=scheme.cohort_size, groups=scheme.groups) == scheme:
+            words.append(f"--sampling {name}")
+    return [*words, f"--population {scheme.population}", f"--cohort-size {scheme.cohort_size}"]

@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "error": MATHEMATICS,
     "optimize": MATHEMATICS,
     "statement_text": set(),
-    "statement": MATHEMATICS | {"statement_text"},
+    "statement": MATHEMATICS | {"statement_text", "sampling"},
     "participation_pattern": FOUNDATION,
     "participation_log": FOUNDATION | {"participation_pattern"},
     "accountants": {"_checks"},

@@ -1,19 +1,15 @@
-"""fedmf audit: of a run's participation after the fact, and of the noise that a mechanism really makes."""
+"""fedmf audit: the guarantee of a run after the fact, of fedmf's or of another system's log; and of the noise that a mechanism makes."""
 
-import dataclasses
-import math
 import pathlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, show
+from fedmf.cli.audit_mechanism import mechanism
+from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, sampling_options, show
 
 if TYPE_CHECKING:
-    from fedmf.distinguishing import Distinguishing
-    from fedmf.federated.audit import MechanismAudit
-    from fedmf.noise_audit import Finding
+    from fedmf.audit import Audit
 
 
 class _RunByDefault(click.Group):
@@ -28,198 +24,141 @@ class _RunByDefault(click.Group):
 
 @click.group(cls=_RunByDefault)
 def audit() -> None:
-    """Check a guarantee after the fact: of a run (the default), or of the noise that a mechanism makes.
+    """Check a guarantee after the fact: of a run (the default), of another system's log, or of the noise that a mechanism makes.
 
     \b
     Example:
-      fedmf audit runs/first
+      fedmf audit runs/first --statement statement.md
+      fedmf audit log log.csv banded.npz --rounds 256 --min-sep 64 --epsilon 8
       fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8
     """
 
 
+_statement_option = click.option(
+    "--statement",
+    type=click.Path(path_type=pathlib.Path),
+    help="Also write the privacy statement, to a file that ends in .md or .json.",
+)
+_pretraining_option = click.option(
+    "--pretraining", help="For the statement: what the model was trained on before, in a few words."
+)
+
+
 @audit.command()
 @click.argument("run_folder", metavar="RUN", type=click.Path(path_type=pathlib.Path))
+@_statement_option
 @json_option
-def run(run_folder: pathlib.Path, as_json: bool) -> None:
+def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool) -> None:
     """The guarantee of a run after the fact: planned beside achieved, from its participation ledger.
 
     \b
     Example:
       fedmf audit runs/first
+      fedmf audit runs/first --statement statement.md
     """
-    from fedmf.audit import audit_ledger
-    from fedmf.ledger import ParticipationLedger
-    from fedmf.mechanisms import load_mechanism
+    with arguments_checked():
+        _writable(statement)
+    from fedmf.run_audit import audit_run, run_statement_values
     from fedmf.runs import Run
 
     loaded = Run.load(run_folder)
-    plan = loaded.config.plan(load_mechanism(loaded.path / "mechanism.npz"))
-    path = loaded.path / "participation.csv"
-    if not path.exists():
-        raise ValueError(f"{loaded.path} has no participation.csv yet: it is written with the first checkpoint")
-    ledger = ParticipationLedger.from_csv(
-        path.read_text(), rounds=len(loaded.metrics), cohort_size=loaded.config.cohort_size
-    )
-    result = audit_ledger(ledger, plan)
-
-    def finite(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
-    show(
-        {
-            "rounds": result.observed.rounds,
-            "min_separation_planned": plan.participation.min_sep,
-            "min_separation_observed": result.observed.min_separation,
-            "max_participations_planned": plan.participation.max_participations,
-            "max_participations_observed": result.observed.max_participations,
-            "epsilon_planned": finite(plan.epsilon),
-            "epsilon_achieved": finite(result.epsilon),
-            "rho_planned": finite(plan.rho),
-            "rho_achieved": finite(result.rho),
-            "delta": plan.delta,
-            "claimed_cohort": plan.claimed_cohort,
-        },
-        as_json,
-    )
+    result = audit_run(loaded)
+    if statement is not None:
+        _write(statement, run_statement_values(loaded, result))
+    _show(result, as_json)
 
 
 @audit.command()
+@click.argument("log_file", metavar="LOG", type=click.Path(path_type=pathlib.Path))
 @click.argument("mechanism_file", metavar="MECHANISM", type=click.Path(path_type=pathlib.Path))
 @plan_options
-@click.option("--coordinates", type=int, help="Entries of the model, each a sample of the noise.  [default: enough]")
-@click.option("--trials", type=int, help="Of the distinguishing game; 0 for none.  [default: 20000; 200 with tff]")
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same findings.")
+@sampling_options
+@click.option("--client-column", default="client", show_default=True, help="Column of clients: whole numbers or texts.")
+@click.option("--round-column", default="round", show_default=True, help="Column of rounds.")
+@click.option("--first-round", type=int, default=0, show_default=True, help="Number of the first round in the log.")
 @click.option(
-    "--path",
-    default="query",
+    "--duplicates",
+    default="refuse",
     show_default=True,
-    help="What runs: query, the DPQuery; or tff, TFF's own process (slow).",
+    help="Rows that are there twice: refuse, or count them once.",
 )
+@click.option("--memory", type=float, default=1.0, show_default=True, help="GB that sorting may take.")
 @click.option(
-    "--strategy",
-    help="How noise is made: carried or redrawn in the graph, host (chosen), host_carried, host_redrawn or host_spilled.",
+    "--folder",
+    type=click.Path(path_type=pathlib.Path),
+    help="For temporary files, as large as the log.  [default: the system's]",
 )
-@click.option("--false-positive-rate", type=float, default=1e-6, show_default=True, help="Of the whole audit.")
-@click.option("--controls", is_flag=True, help="Also make known mistakes, and see whether they are caught.")
-@click.option("--quiet", is_flag=True, help="No progress bar.")
+@_statement_option
+@_pretraining_option
 @json_option
-def mechanism(
+def log(
+    log_file: pathlib.Path,
     mechanism_file: pathlib.Path,
-    coordinates: int | None,
-    trials: int | None,
-    seed: int,
-    path: str,
-    strategy: str | None,
-    false_positive_rate: float,
-    controls: bool,
-    quiet: bool,
+    client_column: str,
+    round_column: str,
+    first_round: int,
+    duplicates: str,
+    memory: float,
+    folder: pathlib.Path | None,
+    statement: pathlib.Path | None,
+    pretraining: str | None,
     as_json: bool,
     **target: Any,
 ) -> None:
-    """Run the aggregator and test that what it releases is what its plan claims. Exit status 1 if it is not.
+    """The guarantee of a run of any system after the fact, from its log: CSV or Parquet with a row for each participation.
 
-    Two runs of all rounds without clients, one of them stopped and resumed, test the noise's covariance; a game with and without
-    the worst client tests the guarantee. docs/audit.md says what is tested and what can be seen.
+    The plan is what the run was planned with. Of 100 million rows it takes minutes, and no more memory than a few rows.
+    docs/statement.md says what is read and what is refused.
 
     \b
     Example:
-      fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8
-      fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8 --controls --strategy host
+      fedmf audit log log.csv banded.npz --rounds 256 --min-sep 64 --epsilon 8
+      fedmf audit log log.parquet banded.npz --rounds 2052 --min-sep 400 --noise-multiplier 1.2 --clip-norm 0.5 \\
+        --client-column device --round-column t --first-round 1 --statement statement.md
     """
+    columns: dict[str, Any] = {"client_column": client_column, "round_column": round_column, "first_round": first_round}
     with arguments_checked():
+        _writable(statement)
+        if not 0 < memory < 1e6:
+            raise ValueError(f"memory={memory} must be gigabytes, such as 1.0")
         plan = plan_from(mechanism_file, **target)
-    import tqdm
+        from fedmf.audit import audit_log
 
-    from fedmf.federated.audit import audit_mechanism
+        result = audit_log(log_file, plan, duplicates=duplicates, memory=int(memory * 1e9), folder=folder, **columns)
+    if statement is not None:
+        from fedmf.statement import plan_command_options
 
-    with (
-        arguments_checked(),
-        tqdm.tqdm(desc="audit", unit="round", disable=quiet or as_json, dynamic_ncols=True) as bar,
-    ):
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        result = audit_mechanism(
-            plan,
-            seed=seed,
-            coordinates=coordinates,
-            trials=trials,
-            path=path,
-            strategy=strategy,
-            controls=controls,
-            false_positive_rate=false_positive_rate,
-            progress=progress,
-        )
-    if as_json:
-        show(_as_values(result), as_json)
-    else:
-        click.echo(_table(result))
-    if not result.consistent:
-        sys.exit(1)
+        words = [f"--{name.replace('_', '-')} {value}" for name, value in columns.items()]
+        command = ["fedmf audit log", log_file.name, mechanism_file.name, *plan_command_options(plan), *words]
+        commands = [" ".join([*command, f"--duplicates {duplicates}", f"--statement {statement.name}"])]
+        _write(statement, result.statement_values(subject="log", pretraining=pretraining, commands=commands))
+    _show(result, as_json)
 
 
-def _as_values(result: "MechanismAudit") -> dict[str, Any]:
-    verdict, game = result.verdict, result.game
-    findings = [dataclasses.asdict(f) | {"consistent": f.p_value >= verdict.threshold} for f in verdict.findings]
-    return {
-        "consistent": result.consistent,
-        "rounds": result.rounds,
-        "coordinates": result.coordinates,
-        "trials": result.trials,
-        "false_positive_rate": verdict.false_positive_rate,
-        "threshold": verdict.threshold,
-        "findings": findings,
-        "game": None if game is None else _game_values(game),
-        "controls": [dataclasses.asdict(control) for control in result.controls],
-    }
+audit.add_command(mechanism)
 
 
-def _game_values(game: "Distinguishing") -> dict[str, Any]:
-    """Without the findings, which are among the audit's; an infinite epsilon is null."""
-    values = {name: value for name, value in dataclasses.asdict(game).items() if name != "findings"}
-    return values | {"epsilon_claimed": game.epsilon_claimed if math.isfinite(game.epsilon_claimed) else None}
+def _writable(statement: pathlib.Path | None) -> None:
+    """Refuses a statement file that cannot be written, before minutes of work."""
+    if statement is None:
+        return
+    if statement.suffix not in (".md", ".json"):
+        raise ValueError(f"statement={statement} must end in .md or .json: the suffix says which of the two is written")
+    if not statement.parent.is_dir():
+        raise ValueError(f"statement={statement} is in a folder that does not exist: create it, or choose another")
 
 
-def _p(p_value: float) -> str:
-    return f"{p_value:9.2g}" if p_value > 1e-300 else "  < 1e-300"
+def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
+    from fedmf.runs import write_atomically
+    from fedmf.statement import as_text
+
+    write_atomically(path, as_text(values, path.suffix))
 
 
-def _table(result: "MechanismAudit") -> str:
-    verdict, game = result.verdict, result.game
-    lines = [f"{'test':<86} {'statistic':>9} {'p-value':>9}  verdict"]
-    shown: dict[str, Finding] = {}
-    for found in verdict.findings:
-        # Of the runs, the one that is less likely; --json has all.
-        name = found.name.partition(": ")[2] if found.name.startswith("run ") else found.name
-        kind = name.partition(", the ")[0]
-        if kind not in shown or found.p_value < shown[kind].p_value:
-            shown[kind] = dataclasses.replace(found, name=name)
-    for found in shown.values():
-        word = "ok" if found.p_value >= verdict.threshold else "CONTRADICTS THE CLAIM"
-        lines.append(f"{found.name:<86} {found.statistic:>9.4g} {_p(found.p_value)}  {word}")
-    if game is not None:
-        percent = f"{100 * game.confidence:g}%"
-        lines += [
-            "",
-            f"distinguishing game, {game.present:,} trials with the client and {game.absent:,} without",
-            f"  signal-to-noise   claimed at most {game.snr_claimed:.4f}, expected of these rounds {game.snr_expected:.4f}, "
-            f"measured {game.snr:.4f} ({percent}: {game.snr_lower:.4f} to {game.snr_upper:.4f})",
-            f"  epsilon           claimed {game.epsilon_claimed:.4g}, proved at {percent} to be at least {game.epsilon_lower:.3f}; "
-            f"so many trials can be expected to prove {game.epsilon_expected:.3f}",
-        ]
-    if result.controls:
-        lines += ["", f"{'known mistake':<60} {'p-value':>9}  caught"]
-        for control in result.controls:
-            if control.finding is None:
-                lines.append(f"{control.name:<60} {'-':>9}  not made: {control.reason}")
-                continue
-            caught = f"by {control.finding.name}" if control.caught else "NOT CAUGHT: raise --coordinates or --trials"
-            lines.append(f"{control.name:<60} {_p(control.finding.p_value)}  {caught}")
-    rate = f"false-positive rate {verdict.false_positive_rate:g}: a p-value below {verdict.threshold:.2g} contradicts"
-    word = "consistent with the claim" if verdict.consistent else "NOT WHAT THE PLAN CLAIMS"
-    if any(control.caught is False for control in result.controls):
-        word += ", but A KNOWN MISTAKE WAS NOT CAUGHT"
-    lines += ["", f"{word} ({len(verdict.findings)} tests, {rate})"]
-    return "\n".join(lines)
+def _show(result: "Audit", as_json: bool) -> None:
+    values = result.values()
+    if not as_json:
+        contradictions = values.pop("contradictions")
+        values = {name: value for name, value in values.items() if value is not None or name.endswith("observed")}
+        values["keeps_to_the_plan"] = "yes" if not contradictions else f"no: {'; '.join(contradictions)}"
+    show(values, as_json)

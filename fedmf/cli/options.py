@@ -13,6 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from fedmf.accounting import Plan
+    from fedmf.sampling import Sampling
 
 
 class BadArgument(click.UsageError):
@@ -78,6 +79,21 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--sampling, --population and --cohort-size: more arguments of `plan_from`."""
+    options = (
+        click.option(
+            "--sampling",
+            help="Amplify by how clients are drawn: poisson, fixed_size, shuffle or reshuffle. Needs --population and --cohort-size.",
+        ),
+        click.option("--population", type=int, help="With --sampling: the number of clients."),
+        click.option("--cohort-size", type=int, help="With --sampling: clients of a round."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def plan_from(
     mechanism_file: pathlib.Path,
     *,
@@ -85,6 +101,9 @@ def plan_from(
     noise_multiplier: float | None,
     delta: float,
     clip_norm: float,
+    sampling: str | None = None,
+    population: int | None = None,
+    cohort_size: int | None = None,
     **participation: Any,
 ) -> "Plan":
     """The plan that the options describe.
@@ -99,9 +118,12 @@ def plan_from(
         raise ValueError(
             f"epsilon={epsilon} and noise_multiplier={noise_multiplier}: give exactly one, the other follows"
         )
+    scheme = _sampling(sampling, population, cohort_size)
     mechanism = fedmf.load_mechanism(mechanism_file)
     if epsilon is not None:
-        return fedmf.calibrate(mechanism, takes_part, epsilon=epsilon, delta=delta, clip_norm=clip_norm)
+        return fedmf.calibrate(
+            mechanism, takes_part, epsilon=epsilon, delta=delta, clip_norm=clip_norm, sampling=scheme
+        )
     assert noise_multiplier is not None
     return fedmf.Plan(
         mechanism=mechanism,
@@ -109,7 +131,26 @@ def plan_from(
         noise_multiplier=noise_multiplier,
         delta=delta,
         clip_norm=clip_norm,
+        sampling=scheme,
     )
+
+
+def _sampling(sampling: str | None, population: int | None, cohort_size: int | None) -> "Sampling | None":
+    """The scheme that --sampling, --population and --cohort-size name."""
+    from fedmf import _checks
+    from fedmf.sampling import SCHEMES
+
+    if sampling is None:
+        for name, value in (("population", population), ("cohort_size", cohort_size)):
+            if value is not None:
+                raise ValueError(f"{name}={value} belongs to sampling: leave it out, or give --sampling")
+        return None
+    _checks.one_of("sampling", sampling, tuple(SCHEMES))
+    if population is None or cohort_size is None:
+        raise ValueError(
+            f"sampling={sampling} needs --population and --cohort-size, from which the probability follows"
+        )
+    return SCHEMES[sampling](population=population, cohort_size=cohort_size)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
