@@ -1,7 +1,6 @@
 """One frozen dataclass says everything about a training run except the secret noise seed."""
 
 import dataclasses
-import functools
 import json
 import pathlib
 import re
@@ -13,12 +12,14 @@ import msgspec
 from fedmf import _checks
 from fedmf.accountants import check_delta, check_epsilon
 from fedmf.accounting import Plan, calibrate
+from fedmf.availability import availability_from_text
+from fedmf.behaviour import Behaviour
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.base import Mechanism
 from fedmf.optimize import fit
 from fedmf.optimize.progress import shown
 from fedmf.participation import Participation
-from fedmf.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle, Sampling
+from fedmf.sampling import SCHEMES, Sampling
 from fedmf.schedule import WarmupCooldown
 from fedmf.workloads import Workload, prefix_sum
 
@@ -28,12 +29,6 @@ _FAMILIES = ("none", "identity", "tree", "fft", "banded", "dense", "toeplitz", "
 _TAKES = {"bands": ("banded", "toeplitz", "low_rank"), "mechanism": ("file",)}
 _LOSSES = ("published", "masked")
 _DECODERS = ("online", "full")
-_SAMPLINGS = {
-    "poisson": CyclicPoisson,
-    "fixed_size": CyclicFixedSize,
-    "shuffle": CyclicShuffle,
-    "reshuffle": functools.partial(CyclicShuffle, reshuffle=True),
-}
 
 
 def _option(default: Any, help: str) -> Any:
@@ -80,6 +75,10 @@ class TrainConfig:
         None, "Amplify by how clients are drawn: poisson, fixed_size, shuffle or reshuffle. Needs population."
     )
     population: int | None = _option(None, "With sampling: the number of clients of the data.")
+    availability: str = _option(
+        "always", "Who checks in: always, independent:0.3, or diurnal with its options (docs/participation.md)."
+    )
+    dropout: float = _option(0.0, "Probability that a selected client fails to report.")
 
     # Privacy
     family: str = _option(
@@ -183,6 +182,8 @@ class TrainConfig:
             raise ValueError(
                 f"family={self.family} needs a privacy target: give epsilon (such as 8) or noise_multiplier"
             )
+        availability_from_text(self.availability)
+        Behaviour(dropout=self.dropout)
         self._check_sampling()
         self.participation()
         self.server_schedule()
@@ -194,7 +195,7 @@ class TrainConfig:
                     f"population={self.population} belongs to sampling: leave it out, or give sampling=poisson"
                 )
             return
-        _checks.one_of("sampling", self.sampling, tuple(_SAMPLINGS))
+        _checks.one_of("sampling", self.sampling, tuple(SCHEMES))
         if self.population is None:
             raise ValueError(f"sampling={self.sampling} needs population, the number of clients of the data")
         if self.family == "banded" and self.bands is None:
@@ -207,9 +208,7 @@ class TrainConfig:
         """How clients of the claimed run are drawn; its groups follow from the mechanism."""
         if self.sampling is None or self.population is None:
             return None
-        scheme = _SAMPLINGS[self.sampling](
-            population=self.population, cohort_size=self.claimed_cohort or self.cohort_size
-        )
+        scheme = SCHEMES[self.sampling](population=self.population, cohort_size=self.claimed_cohort or self.cohort_size)
         assert isinstance(scheme, Sampling)
         return scheme
 

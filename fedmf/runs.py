@@ -8,6 +8,7 @@ run/
   metrics.jsonl        one row a round; the same bits for the same seeds
   timings.jsonl        seconds of every round; not reproducible, hence apart
   participation.csv    (round, client), written at every checkpoint
+  selected.csv         beside it where selected clients failed to report: everybody who was selected
   result.json          written last: test metrics, achieved guarantee
   checkpoints/         round-000020.ckpt: everything a resume needs
   private/noise_seed   secret; do not publish
@@ -83,9 +84,10 @@ class Checkpoint:
             # Kind V covers the extension types, bfloat16 among them, that an .npz turns into raw bytes.
             if array.dtype.hasobject or array.dtype.kind == "V":
                 raise TypeError(f"{name} holds {array.dtype} entries: a checkpoint keeps plain numeric arrays only")
-        cohorts = [self.ledger.cohort(t) for t in range(len(self.ledger))]
-        arrays["cohort_lengths"] = np.array([len(c) for c in cohorts], np.int64)
-        arrays["cohorts"] = np.concatenate([*cohorts, np.zeros(0, np.int64)])
+        for name, of in (("cohort", self.ledger.cohort), ("selected", self.ledger.selected)):
+            cohorts = [of(t) for t in range(len(self.ledger))]
+            arrays[f"{name}_lengths"] = np.array([len(c) for c in cohorts], np.int64)
+            arrays[f"{name}_clients"] = np.concatenate([*cohorts, np.zeros(0, np.int64)])
         header = {
             "rounds_done": self.rounds_done,
             "config_digest": self.config_digest,
@@ -113,10 +115,13 @@ class Checkpoint:
         with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
             header = json.loads(arrays["header"].tobytes())
             state = [arrays[f"state_{i}"] for i in range(sum(name.startswith("state_") for name in arrays.files))]
-            cohorts = np.split(arrays["cohorts"], np.cumsum(arrays["cohort_lengths"])[:-1])
-            if not len(arrays["cohort_lengths"]):
-                cohorts = []
-        ledger = ParticipationLedger(cohort_size=header["cohort_size"], cohorts=cohorts)
+            cohorts, selected = (
+                np.split(arrays[f"{name}_clients"], np.cumsum(arrays[f"{name}_lengths"]))[:-1]
+                for name in ("cohort", "selected")
+            )
+        ledger = ParticipationLedger(cohort_size=header["cohort_size"])
+        for achieved, planned in zip(cohorts, selected, strict=True):
+            ledger.append(achieved, selected=planned)
         return Checkpoint(
             rounds_done=header["rounds_done"], config_digest=header["config_digest"], state=state, ledger=ledger
         )
@@ -178,6 +183,9 @@ class RunFolder:
         folder = self.path / "checkpoints"
         write_atomically(folder / f"round-{checkpoint.rounds_done:06d}.ckpt", checkpoint.to_bytes(), mode=0o600)
         write_atomically(self.path / "participation.csv", checkpoint.ledger.to_csv())
+        planned = checkpoint.ledger.planned()
+        if any(len(planned.cohort(t)) > len(checkpoint.ledger.cohort(t)) for t in range(len(planned))):
+            write_atomically(self.path / "selected.csv", planned.to_csv())
         # A writer that was killed leaves its temporary file, as large as a checkpoint.
         for old in [*self._checkpoints()[:-_KEPT_CHECKPOINTS], *folder.glob(".round-*.part")]:
             old.unlink()

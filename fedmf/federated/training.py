@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import hashlib
 import importlib.metadata
 import pathlib
 import sys
@@ -14,14 +15,18 @@ import tensorflow as tf
 import tqdm
 
 from fedmf.accounting import Plan
+from fedmf.availability import availability_from_text
+from fedmf.behaviour import Behaviour
 from fedmf.config import TrainConfig
 from fedmf.controller import ParticipationController
 from fedmf.error import rmse
 from fedmf.federated.execution import Execution, build_execution, parameters
 from fedmf.federated.source import check_noise_seed
 from fedmf.federated.task import Examples, Task
+from fedmf.ledger import ParticipationLedger
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.strategy import DEFAULT_MEMORY, choose_host_strategy
+from fedmf.run_audit import write_final_statement
 from fedmf.runs import Checkpoint, Run, RunFolder, write_atomically
 
 _EVALUATION_BATCH = 256
@@ -73,9 +78,13 @@ def train(
         run_folder, plan, seed = _reopen(task, config, folder, plan)
     else:
         seed = check_noise_seed(noise_seed)
-        _controller(task, config)  # refuses an impossible participation before a long fit, and before the folder exists
+        if config.sampling is None:
+            _controller(
+                task, config
+            )  # refuses an impossible participation before a long fit, and before the folder exists
         plan = config.plan(config.fit(show_progress=progress)) if plan is None else plan
         _check_plan(plan, config)
+        controller_of(task, config, plan, seed)
         size = parameters(task, config)
         choose_host_strategy(plan.mechanism.stream().causal(), size, noise_memory or DEFAULT_MEMORY, noise_strategy)
         run_folder = RunFolder.create(folder)
@@ -93,17 +102,49 @@ def train(
     chosen = execution.noise.strategy
     if progress and chosen.disk:
         print(f"noise: {chosen.reason}, {chosen.disk / 1e9:.1f} GB in {run_folder.path / 'private'}", file=sys.stderr)
-    _loop(task, config, plan, run_folder, execution, checkpoint, progress, on_round)
+    controller = controller_of(task, config, plan, seed, checkpoint.ledger if checkpoint else None)
+    _loop(task, config, plan, run_folder, execution, controller, checkpoint, progress, on_round)
     return Run.load(run_folder.path)
 
 
-def _controller(task: Task, config: TrainConfig, **kwargs: Any) -> ParticipationController:
-    return ParticipationController(
-        config.participation(),
-        population=len(task.client_ids),
-        cohort_size=config.cohort_size,
-        seed=config.seed,
-        **kwargs,
+def _controller(task: Task, config: TrainConfig, **options: Any) -> ParticipationController:
+    arguments: dict[str, Any] = {
+        "participation": config.participation(),
+        "population": len(task.client_ids),
+        "cohort_size": config.cohort_size,
+        "seed": config.seed,
+        "availability": availability_from_text(config.availability),
+        "behaviour": Behaviour(dropout=config.dropout, seed=config.seed),
+    }
+    arguments |= options
+    return ParticipationController(arguments.pop("participation"), **arguments)
+
+
+def controller_of(
+    task: Task, config: TrainConfig, plan: Plan, noise_seed: int, ledger: ParticipationLedger | None = None
+) -> ParticipationController:
+    """The controller of a run. With sampling it is seeded by the secret seed: who knows the sample owes nothing to amplification.
+
+    Raises:
+      ValueError: the task has another number of clients than the sampling, or what the controller refuses.
+    """
+    if plan.sampling is None:
+        return _controller(task, config, ledger=ledger)
+    if len(task.client_ids) != plan.sampling.population:
+        raise ValueError(
+            f"population={plan.sampling.population} but the data has {len(task.client_ids)} clients: set population to that, on which "
+            "the amplification depends"
+        )
+    drawn = dataclasses.replace(plan.sampling, cohort_size=config.cohort_size)
+    secret = hashlib.sha256(f"fedmf cohorts {noise_seed}".encode()).digest()
+    participation = drawn.participation(config.rounds)
+    return _controller(
+        task,
+        config,
+        participation=participation,
+        sampling=drawn,
+        seed=int.from_bytes(secret[:16], "big"),
+        ledger=ledger,
     )
 
 
@@ -112,6 +153,11 @@ def _check_plan(plan: Plan, config: TrainConfig) -> None:
         raise ValueError(
             f"plan is for {plan.participation} but the config trains {config.participation()}: calibrate the plan for the run"
         )
+    asked, given = config.sampling_scheme(), plan.sampling
+    if (asked is None) != (given is None) or (
+        asked is not None and given is not None and dataclasses.replace(given, groups=None) != asked
+    ):
+        raise ValueError(f"plan has sampling={given} but the config asks for {asked}: calibrate the plan for the run")
     if plan.clip_norm != config.clip_norm or plan.claimed_cohort != config.claimed_cohort:
         raise ValueError(
             f"plan has clip_norm={plan.clip_norm} and claimed_cohort={plan.claimed_cohort} but the config clip_norm={config.clip_norm} "
@@ -184,11 +230,11 @@ def _loop(
     plan: Plan,
     folder: RunFolder,
     execution: Execution,
+    controller: ParticipationController,
     checkpoint: Checkpoint | None,
     progress: bool,
     on_round: Callable[[int], None] | None,
 ) -> None:
-    controller = _controller(task, config, ledger=checkpoint.ledger if checkpoint else None)
     evaluator = Evaluator(task, config)
     state = execution.from_leaves(checkpoint.state) if checkpoint else execution.init()
     done = saved = checkpoint.rounds_done if checkpoint else 0
@@ -197,8 +243,7 @@ def _loop(
     started = time.perf_counter()
 
     def save(rounds_done: int, state: Any) -> None:
-        cohorts = [controller.ledger.cohort(t) for t in range(rounds_done)]
-        ledger = type(controller.ledger)(cohort_size=config.cohort_size, cohorts=cohorts)
+        ledger = controller.ledger.first(rounds_done)
         leaves = execution.leaves(state)
         folder.save_checkpoint(Checkpoint(rounds_done=rounds_done, config_digest=digest, state=leaves, ledger=ledger))
 
@@ -264,7 +309,6 @@ def _write_result(
     seconds: float,
 ) -> None:
     audit = controller.audit(plan)
-    times = collections.Counter(len(rounds) for rounds in controller.ledger.rounds_of_clients().values())
     achieved = audit.achieved
     folder.write_json(
         "result",
@@ -275,7 +319,7 @@ def _write_result(
                 "population": controller.population,
                 "cohort_size": controller.cohort_size,
                 **dataclasses.asdict(audit.observed),
-                "histogram": {str(count): clients for count, clients in sorted(times.items())},
+                "histogram": {str(count): clients for count, clients in controller.ledger.histogram().items()},
             },
             "achieved": {
                 "epsilon": audit.epsilon if np.isfinite(audit.epsilon) else None,
@@ -285,6 +329,7 @@ def _write_result(
             "seconds": round(seconds, 1),
         },
     )
+    write_final_statement(folder.path, audit)
 
 
 def client_examples(task: Task, config: TrainConfig, t: int, client: int) -> Examples:
