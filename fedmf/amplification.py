@@ -8,8 +8,7 @@ that the add/remove accountant speaks of zero-out there.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedmf import _checks
 from fedmf.accountants import MAX_EPSILON, MIN_DELTA, check_delta, check_epsilon, gaussian_delta, gaussian_epsilon

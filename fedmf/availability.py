@@ -273,7 +273,10 @@ def availability_from_text(text: str) -> Availability:
             values[option] = Window(**values[option])
     if name == "independent" and "probability" not in values:
         raise ValueError(f"availability={text!r} names no probability: write independent:0.3")
-    return models[name](**values)
+    try:
+        return models[name](**values)
+    except ValueError as error:
+        raise ValueError(f"availability={text!r}: {error}") from None
 
 
 def _time_zones(text: str) -> tuple[tuple[float, float], ...]:

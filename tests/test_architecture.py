@@ -75,7 +75,7 @@ MAY_IMPORT = {
     "noise_audit": {"_checks"},
     "noise_controls": set(),
     "distinguishing": MATHEMATICS | {"accountants", "accounting", "noise_audit"},
-    "config": MATHEMATICS | {"accountants", "accounting", "optimize", "sampling"},
+    "config": MATHEMATICS | {"accountants", "accounting", "availability", "behaviour", "optimize", "sampling"},
     "runs": MATHEMATICS | {"config"},
     "run_audit": MATHEMATICS | {"accounting", "audit", "runs", "statement"},
     "reports": {"runs"},

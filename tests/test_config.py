@@ -42,7 +42,7 @@ BAD_VALUES = {
     **dict.fromkeys(
         "vocabulary_size sequence_length max_sentences batch_size embedding_size lstm_size validation_sentences "
         "test_sentences cohort_size claimed_cohort max_participations bands evaluate_every checkpoint_every rounds "
-        "min_sep".split(),
+        "min_sep population".split(),
         ((0, -3), WHOLE),
     ),
     "seed": ((-1,), "non-negative whole"),
@@ -60,16 +60,29 @@ BAD_VALUES = {
     "decoder": (("plain",), "choose one of online, full"),
     "loss": (("mean",), "choose one of published, masked"),
     "execution": (("remote",), "choose one of fast, tff"),
+    "sampling": (("bernoulli",), "choose one of poisson, fixed_size, shuffle, reshuffle"),
+    "availability": (("sometimes", "independent:2", "independent"), ""),
+    "dropout": ((-0.1, 1.1, NAN), ""),
 }
 WRONG_KINDS = {
     **dict.fromkeys(BAD_VALUES, ("8", None)),
-    **dict.fromkeys(("family", "schema", "decoder", "loss", "execution"), (8, None)),
+    **dict.fromkeys(("family", "schema", "decoder", "loss", "execution", "availability"), (8, None)),
     "data": (8, ["a"]),
     "mechanism": (8, ["a"]),
     "noise_multiplier": ("1", True),
+    "sampling": (8, True),
 }
 # These may be None.
-for _name in ("test_sentences", "claimed_cohort", "max_participations", "bands", "epsilon", "zeroing_norm", "min_sep"):
+for _name in (
+    "test_sentences",
+    "claimed_cohort",
+    "max_participations",
+    "bands",
+    "epsilon",
+    "zeroing_norm",
+    "min_sep",
+    "population",
+):
     WRONG_KINDS[_name] = ("8", True)
 
 
