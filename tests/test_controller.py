@@ -1,86 +1,28 @@
 import dataclasses
-import math
+import os
 import re
+import subprocess
+import sys
 import warnings
 
 import numpy as np
 import pytest
-import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmf.accountants import gaussian_epsilon
-from fedmf.accounting import Plan
-from fedmf.controller import ParticipationController, PoolRanDryWarning, audit_ledger
+from fedmf.controller import ParticipationController, PoolRanDryWarning
 from fedmf.ledger import ParticipationLedger
-from fedmf.mechanisms import BandedMechanism, IdentityMechanism, TreeMechanism
 from fedmf.participation import Participation
+from tests.controllers import (
+    available_to,
+    controllers_that_work,
+    min_sep_controller,
+    population_of,
+    refusal,
+    run,
+    settings_of_controllers,
+)
 from tests.oracles import allowed_sets
-from tests.paper_figures import BANDED_SECTION_6
-
-# Of every statistical test here: the chance that it fails although the code is right.
-FALSE_POSITIVE_RATE = 1e-6
-
-
-@st.composite
-def settings_of_controllers(draw):
-    """Arguments that need not work: construction refuses those that cannot."""
-    rounds = draw(st.integers(1, 10))
-    schema = draw(st.sampled_from(["single", "fixed_epoch", "min_sep", "every_round"]))
-    if schema in ("single", "every_round"):
-        participation = Participation(rounds=rounds, schema=schema)
-    else:
-        min_sep = draw(st.integers(1, rounds))
-        most = draw(st.one_of(st.none(), st.integers(1, -(-rounds // min_sep))))
-        participation = Participation(rounds=rounds, schema=schema, min_sep=min_sep, max_participations=most)
-    size = draw(st.integers(1, 3))
-    population = draw(st.integers(size, size * (rounds + 2)))
-    return {
-        "participation": participation,
-        "population": population,
-        "cohort_size": size,
-        "seed": draw(st.integers(0, 9)),
-    }
-
-
-@st.composite
-def controllers_that_work(draw):
-    given = draw(settings_of_controllers())
-    p, size = given["participation"], given["cohort_size"]
-    if p.schema == "fixed_epoch":
-        given["participation"] = p = dataclasses.replace(p, max_participations=-(-p.rounds // p.min_sep))
-    least = max(size * p.min_sep, -(-size * p.rounds // p.max_participations))
-    return given | {"population": max(given["population"], least)}
-
-
-def available_to(probability):
-    """A pure mask of the round, some clients away."""
-    return lambda t: np.random.default_rng([7, t]).random(population_of[0]) < probability
-
-
-population_of = [0]
-
-
-def run(controller, rounds=None):
-    """All cohorts; warnings do not matter here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PoolRanDryWarning)
-        return [controller.cohort(t).tolist() for t in range(rounds or controller.participation.rounds)]
-
-
-def refusal(given):
-    """What the constructor objects to; nothing if the arguments work."""
-    try:
-        ParticipationController(**given)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def min_sep_controller(**changes):
-    given = {"population": 30, "cohort_size": 4, "seed": 3, **changes}
-    participation = given.pop("participation", Participation(rounds=20, schema="min_sep", min_sep=5))
-    return ParticipationController(participation, **given)
 
 
 class TestCohorts:
@@ -215,6 +157,51 @@ class TestPurity:
             controller.cohort(20)
 
 
+# The schemas and schemes, with everything that a run can have; the population is above cohort_draws.SMALL.
+PROCESS = """
+import warnings
+from fedmf.availability import Diurnal
+from fedmf.behaviour import Behaviour
+from fedmf.controller import ParticipationController
+from fedmf.participation import Participation
+from fedmf.sampling import CyclicPoisson, CyclicShuffle
+
+warnings.simplefilter("ignore")
+size = {"population": 30_000, "cohort_size": 40}
+poisson = CyclicPoisson(**size, groups=4)
+shuffle = CyclicShuffle(**size, groups=5, reshuffle=True)
+for participation, more in (
+    (Participation(rounds=12, schema="min_sep", min_sep=4),
+     {"availability": Diurnal(), "behaviour": Behaviour(dropout=0.1, disobedient_share=0.1, early_by=1)}),
+    (Participation(rounds=12, schema="fixed_epoch", min_sep=5), {}),
+    (poisson.participation(12), {"sampling": poisson, "availability": Diurnal()}),
+    (shuffle.participation(12), {"sampling": shuffle}),
+):
+    controller = ParticipationController(participation, **size, seed=5, **more)
+    for t in range(12):
+        print(controller.cohort(t).tolist(), controller.ledger.selected(t).tolist())
+"""
+
+
+class TestProcesses:
+    def test_the_same_cohorts_in_every_process(self):
+        def printed(**environment):
+            done = subprocess.run(
+                [sys.executable, "-c", PROCESS],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=120,
+                env={**os.environ, **environment},
+            )
+            return done.stdout
+
+        first = printed(PYTHONHASHSEED="1")
+        assert len(first.splitlines()) == 48
+        assert len(set(first.splitlines())) > 40
+        assert printed(PYTHONHASHSEED="2") == first
+
+
 class TestDryPool:
     def test_warns_and_returns_fewer(self):
         controller = min_sep_controller(availability=lambda t: np.arange(30) < (2 if t == 1 else 30))
@@ -329,219 +316,3 @@ class TestRefusals:
         run(first, 3)
         with pytest.raises(ValueError, match="another run"):
             min_sep_controller(participation=fixed, seed=4, ledger=first.ledger)
-
-
-class TestUniformity:
-    """Chi-square over the cohorts of many seeds; each test fails for right code with probability FALSE_POSITIVE_RATE."""
-
-    def test_over_pairs_of_the_first_round(self):
-        # All 15 cohorts of 2 out of 6: uniform over the sets and not only over the clients.
-        counts = self._sets(lambda seed: ParticipationController(
-            Participation(rounds=2, schema="min_sep", min_sep=2), population=6, cohort_size=2, seed=seed
-        ).cohort(0))  # fmt: skip
-        assert len(counts) == 15
-        assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
-
-    def test_over_the_eligible_of_a_later_round(self):
-        def cohort(seed):
-            first = ParticipationLedger(cohort_size=2, cohorts=[np.array([1, 4])])
-            participation = Participation(rounds=2, schema="min_sep", min_sep=2)
-            return ParticipationController(participation, population=8, cohort_size=2, seed=seed, ledger=first).cohort(
-                1
-            )
-
-        counts = self._sets(cohort)
-        assert len(counts) == 15  # of the 6 clients that are left
-        assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
-
-    def test_of_the_fixed_order(self):
-        def second_cohort(seed):
-            participation = Participation(rounds=3, schema="fixed_epoch", min_sep=3)
-            controller = ParticipationController(participation, population=6, cohort_size=2, seed=seed)
-            controller.cohort(0)
-            return controller.cohort(1)
-
-        counts = self._sets(second_cohort)
-        assert len(counts) == 15
-        assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
-
-    def test_a_preference_is_seen(self):
-        # Negative control: the same test on draws in which client 0 has one and a half times the others' weight.
-        weights = np.array([1.5, 1, 1, 1, 1, 1])
-        counts = self._sets(
-            lambda seed: np.random.default_rng(seed).choice(6, size=2, replace=False, p=weights / weights.sum())
-        )
-        assert scipy.stats.chisquare(counts).pvalue < FALSE_POSITIVE_RATE
-
-    def test_rounds_are_independent(self):
-        # Whether client 0 comes in round 0 says nothing of round 1 when every round is allowed.
-        everyone = Participation(rounds=2, schema="every_round")
-        table = np.zeros((2, 2))
-        for seed in range(3000):
-            controller = ParticipationController(everyone, population=4, cohort_size=2, seed=seed)
-            table[int(0 in controller.cohort(0)), int(0 in controller.cohort(1))] += 1
-        assert scipy.stats.chi2_contingency(table)[1] > FALSE_POSITIVE_RATE
-
-    @staticmethod
-    def _sets(cohort_of_seed, seeds=4000):
-        _, counts = np.unique([sorted(cohort_of_seed(seed)) for seed in range(seeds)], axis=0, return_counts=True)
-        return counts
-
-
-def banded(rounds, bands, seed=0):
-    """A banded C with columns of norm 1 and positive entries."""
-    C = np.tril(np.random.default_rng(seed).uniform(0.1, 1.0, (rounds, rounds)))
-    C[np.subtract.outer(np.arange(rounds), np.arange(rounds)) >= bands] = 0
-    C /= np.linalg.norm(C, axis=0)
-    diagonals = np.zeros((rounds, bands))
-    for j in range(bands):
-        diagonals[j:, j] = np.diagonal(C, -j)
-    return BandedMechanism(diagonals=diagonals)
-
-
-def plan_of(mechanism, participation, noise_multiplier=1.3):
-    return Plan(
-        mechanism=mechanism, participation=participation, noise_multiplier=noise_multiplier, clip_norm=0.5, delta=1e-6
-    )
-
-
-def worst_client(C, ledger):
-    """The largest ||C u|| over the clients of the ledger, all updates along one line: for C >= 0 no update does more."""
-    rounds = ledger.rounds_of_clients().values()
-    return max(np.linalg.norm(C[:, taken].sum(axis=1)) for taken in rounds)
-
-
-class TestAudit:
-    @settings(deadline=None, max_examples=60)
-    @given(
-        controllers_that_work(),
-        st.sampled_from([IdentityMechanism, TreeMechanism, lambda rounds: banded(rounds, min(3, rounds))]),
-        st.sampled_from([1.0, 0.6]),
-    )
-    def test_obeyed_is_never_worse_than_planned(self, given, family, probability):
-        population_of[0] = given["population"]
-        plan = plan_of(family(rounds=given["participation"].rounds), given["participation"])
-        controller = ParticipationController(**given, availability=available_to(probability))
-        run(controller)
-        audit = controller.audit(plan)
-        assert audit.planned is plan
-        assert audit.epsilon <= plan.epsilon
-        assert audit.rho <= plan.rho
-        if audit.achieved is None:
-            assert controller.ledger.observed().participations == 0
-            return
-        # What was added is what it was.
-        assert audit.achieved.stddev >= plan.stddev * (1 - 1e-12)
-        # Nor does it claim more than the worst client of this very ledger allows.
-        exposed = 0.5 * worst_client(plan.mechanism.encoder(), controller.ledger) / plan.stddev
-        assert audit.rho >= exposed**2 / 2 * (1 - 1e-9)
-
-    @pytest.mark.parametrize(
-        ("cohorts", "seen"),
-        [
-            ([[0], [1], [0], [2], [3], [4], [5], [6]], (2, 2)),  # client 0 after 2 rounds instead of 4
-            ([[0], [0], [1], [2], [3], [4], [5], [6]], (1, 2)),
-            ([[0], [1], [2], [0], [3], [4], [0], [5]], (3, 3)),  # too soon and too often
-        ],
-    )
-    def test_broken_on_purpose(self, cohorts, seen):
-        participation = Participation(rounds=8, schema="min_sep", min_sep=4)
-        plan = plan_of(banded(8, 4), participation)
-        ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array(c) for c in cohorts])
-        audit = audit_ledger(ledger, plan)
-        assert (audit.observed.min_separation, audit.observed.max_participations) == seen
-        assert audit.epsilon > plan.epsilon
-        assert audit.rho > plan.rho
-        # Independently: the worst set of rounds with the separation and count seen, by trying all.
-        C = plan.mechanism.encoder()
-        loose = Participation(rounds=8, schema="min_sep", min_sep=seen[0], max_participations=seen[1])
-        worst = max(np.linalg.norm(C[:, list(taken)].sum(axis=1)) for taken in allowed_sets(loose))
-        planned = max(np.linalg.norm(C[:, list(taken)].sum(axis=1)) for taken in allowed_sets(participation))
-        multiplier = 1.3 * planned / worst
-        # Where three rounds are seen the sensitivity of overlapping columns is an upper bound: epsilon may be above, never below.
-        exact = audit.achieved.sensitivity.exact
-        assert audit.achieved.noise_multiplier == pytest.approx(multiplier, rel=1e-12 if exact else 0.05)
-        assert audit.achieved.noise_multiplier <= multiplier * (1 + 1e-12)
-        assert exact == (seen[1] == 2)
-        if exact:
-            assert audit.epsilon == pytest.approx(gaussian_epsilon(multiplier, 1e-6), rel=1e-6)
-
-    def test_a_fixed_order_broken_only_in_its_turn(self):
-        # Five rounds apart instead of four: far enough for min_sep, and yet not what fixed_epoch was accounted for.
-        participation = Participation(rounds=12, schema="fixed_epoch", min_sep=4)
-        C = np.eye(12)
-        C[9, 0] = C[9, 5] = 3.0  # rounds 0 and 5 add up; rounds 0, 4, 8 do not
-        from fedmf.mechanisms import DenseMechanism
-
-        plan = plan_of(DenseMechanism(matrix=np.tril(C)), participation)
-        cohorts = [[]] * 12
-        cohorts[0] = cohorts[5] = [0]
-        ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array(c, np.int64) for c in cohorts])
-        audit = audit_ledger(ledger, plan)
-        assert audit.observed.min_separation == 5
-        expected = 1.3 * plan.sensitivity.value / np.linalg.norm(C[:, 0] + C[:, 5])
-        assert audit.achieved.noise_multiplier == pytest.approx(expected, rel=1e-12)
-        assert audit.epsilon > plan.epsilon
-
-    def test_one_participation_each_achieves_more_than_planned(self):
-        plan = plan_of(IdentityMechanism(rounds=9), Participation(rounds=9, schema="min_sep", min_sep=3))
-        ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([t]) for t in range(9)])
-        audit = audit_ledger(ledger, plan)
-        # sqrt(3) times the noise that single participation needs.
-        assert audit.achieved.noise_multiplier == pytest.approx(1.3 * math.sqrt(3))
-        assert audit.rho == pytest.approx(plan.rho / 3)
-
-    def test_nobody_took_part(self):
-        plan = plan_of(IdentityMechanism(rounds=2), Participation(rounds=2, schema="single"))
-        audit = audit_ledger(ParticipationLedger(cohort_size=1, cohorts=[np.zeros(0, np.int64)]), plan)
-        assert (audit.achieved, audit.epsilon, audit.rho) == (None, 0.0, 0.0)
-
-    def test_no_noise_achieves_nothing(self):
-        plan = plan_of(IdentityMechanism(rounds=2), Participation(rounds=2, schema="single"), noise_multiplier=0)
-        audit = audit_ledger(ParticipationLedger(cohort_size=1, cohorts=[np.array([0])]), plan)
-        assert audit.epsilon == audit.rho == math.inf
-
-    def test_a_simulation_stays_one(self):
-        plan = plan_of(IdentityMechanism(rounds=2), Participation(rounds=2, schema="single"))
-        plan = plan.simulating(simulated=1, claimed=5)
-        audit = audit_ledger(ParticipationLedger(cohort_size=1, cohorts=[np.array([0])]), plan)
-        assert (audit.achieved.simulated_cohort, audit.achieved.claimed_cohort) == (1, 5)
-        assert audit.achieved.stddev == plan.stddev
-
-    def test_the_ledger_of_a_longer_run(self):
-        plan = plan_of(IdentityMechanism(rounds=2), Participation(rounds=2, schema="single"))
-        ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([t]) for t in range(3)])
-        with pytest.raises(ValueError, match="ledger has 3 rounds but the plan covers 2"):
-            audit_ledger(ledger, plan)
-
-    def test_the_papers_story(self):
-        # Banded paper, Sec. 6: 400 bands, planned separation 400, achieved 385, so that columns of one client overlap and
-        # Alg. 4 has to be used. A tenth of the size, same proportions: 200 rounds, 40 bands, planned 40, achieved 38.
-        figures = {name: round(value / 10) for name, value in BANDED_SECTION_6.items()}
-        rounds, planned, achieved = figures["rounds"], figures["planned"], figures["achieved"]
-        participation = Participation(rounds=rounds, schema="min_sep", min_sep=planned)
-        mechanism = banded(rounds, figures["bands"])
-        plan = plan_of(mechanism, participation)
-        assert plan.sensitivity.exact
-        assert plan.sensitivity.value == pytest.approx(math.sqrt(5))  # 5 participations, columns of norm 1
-        ledger = ParticipationLedger(
-            cohort_size=1, cohorts=[np.array([t % achieved if t < 2 * achieved else 1000 + t]) for t in range(rounds)]
-        )
-        audit = audit_ledger(ledger, plan)
-        assert audit.observed.min_separation == achieved == 38
-        assert audit.observed.max_participations == 2
-        # Two participations 38 apart: exact by trying all pairs, here again from the definition.
-        C = mechanism.encoder()
-        worst = max(np.linalg.norm(C[:, i] + C[:, j]) for i in range(rounds) for j in range(i + achieved, rounds))
-        assert audit.achieved.sensitivity.value == pytest.approx(worst, rel=1e-12)
-        assert worst > math.sqrt(2)  # the overlap costs something
-        # Counting participations alone, as if the separation had been kept, would have claimed too much.
-        assert audit.achieved.noise_multiplier < 1.3 * math.sqrt(5) / math.sqrt(2)
-
-        # All five participations at the achieved separation: an upper bound, and more epsilon than planned.
-        often = ParticipationLedger(cohort_size=1, cohorts=[np.array([t % achieved]) for t in range(5 * achieved)])
-        audit = audit_ledger(often, plan)
-        assert audit.observed.max_participations == 5
-        assert not audit.achieved.sensitivity.exact
-        assert audit.epsilon > plan.epsilon
-        assert audit.achieved.sensitivity.value >= worst_client(C, often)
