@@ -148,6 +148,13 @@ class Plan:
             return self.noise_multiplier
         return self.noise_multiplier * self.sensitivity.value / sensitivity(self.mechanism, self.enforced).value
 
+    def unsampled(self) -> "Plan":
+        """The same noise as a plan without sampling: what it guarantees when who is drawn is known."""
+        if self.sampling is None:
+            return self
+        sigma = self.unamplified_noise_multiplier
+        return dataclasses.replace(self, participation=self.enforced, noise_multiplier=sigma, sampling=None)
+
     @property
     def enforced(self) -> Participation:
         """What no client may break: the sampling scheme's participation, or without one `participation`."""
@@ -236,9 +243,16 @@ class Plan:
         """
         return dataclasses.replace(self, simulated_cohort=simulated, claimed_cohort=claimed)
 
-    def statement(self) -> str:
-        """The privacy statement in the structure of the banded paper's Appendix K.1, as Markdown."""
-        return _statement.privacy_statement(self)
+    def statement(self, **options: Any) -> str:
+        """The privacy statement in the structure of the banded paper's Appendix K.1, as Markdown.
+
+        Options are those of `fedmf.statement.plan_values`: rdp, pretraining, commands, versions.
+        """
+        return _statement.privacy_statement(self, **options)
+
+    def statement_values(self, **options: Any) -> dict[str, Any]:
+        """The same in plain JSON types, at full precision."""
+        return _statement.plan_values(self, **options)
 
     def summary(self) -> dict[str, Any]:
         """The plan in plain JSON types, for the run folder and for `--json`."""

@@ -189,6 +189,9 @@ def test_what_holds_with_certainty_is_the_unamplified_plan_of_the_scheme():
     assert plan.unamplified_epsilon == pytest.approx(plain.epsilon, rel=1e-9)
     assert plan.rho == pytest.approx(plain.rho, rel=1e-12)
     assert plan.epsilon <= 2.0 < plan.unamplified_epsilon
+    unsampled = plan.unsampled()
+    assert unsampled.stddev == pytest.approx(plan.stddev, rel=1e-12)
+    assert (unsampled.sampling, unsampled.epsilon) == (None, pytest.approx(plan.unamplified_epsilon, rel=1e-12))
 
 
 def test_the_known_mistake_claims_a_fraction_of_the_epsilon():

@@ -141,7 +141,7 @@ def audit_mechanism(
     Two runs with different seeds, the second stopped and resumed in the middle, on zero updates; then the distinguishing game.
 
     Args:
-      plan: with noise.
+      plan: with noise; of a sampled one the noise and the unamplified guarantee are tested.
       seed: non-negative; the noise seeds are derived from it, and the same seed gives the same findings.
       coordinates: entries of the model, each an independent sample of the noise; None for enough to see a scale off by 3%.
       trials: of the game; 0 for no game, None for 20,000 (query) or 200 (tff).
@@ -166,6 +166,7 @@ def audit_mechanism(
         raise TypeError(f"plan={plan!r} must be a fedmf.Plan: make one with fedmf.calibrate")
     seed = _checks.integer("seed", seed, low=0, way_out="choose a whole number; it is not a secret here")
     check_false_positive_rate(false_positive_rate)
+    plan = plan.unsampled()  # its noise is all there is to see; the game's client takes part in rounds that are known
     n = plan.mechanism.rounds
     d = max(_LEAST_COORDINATES, -(-_ENTRIES // n)) if coordinates is None else coordinates
     shapes = model_of(d)
