@@ -1,10 +1,10 @@
-# make demo | test | tables | figure-4 | bench-fit | bench-noise | bench-aggregator | lint | lock | clean. Each target does its own set-up; a second run finds it done.
+# make demo | test | tables | figure-4 | bench-fit | bench-noise | bench-aggregator | bench-participation | lint | lock | clean. Each target does its own set-up; a second run finds it done.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = $(PYTHON) -m pip --disable-pip-version-check --python
 INSTALL = install --quiet --no-deps --require-hashes
 
-.PHONY: demo test tables figure-4 bench-fit bench-noise bench-aggregator lint lock clean setup
+.PHONY: demo test tables figure-4 bench-fit bench-noise bench-aggregator bench-participation lint lock clean setup
 
 demo: setup
 	.venv/bin/fedmf demo
@@ -28,6 +28,9 @@ bench-noise: setup
 
 bench-aggregator: setup
 	.venv/bin/python -m benchmarks.aggregator
+
+bench-participation: setup
+	.venv/bin/python -m benchmarks.participation
 
 lint: setup .venv-lint/.installed
 	.venv-lint/bin/ruff check .
