@@ -76,7 +76,9 @@ def _loss_weights(kind: str, labels: Any, example_weights: Any) -> Any:
     """float32 (batch, length): what each position counts in the mean."""
     import tensorflow as tf
 
-    positions = tf.ones_like(labels, tf.float32) if kind == "published" else tf.cast(labels != 0, tf.float32)
+    # Not `labels != 0`: in the graphs that TFF builds, that compares two objects, and every position counts.
+    words = tf.cast(tf.not_equal(labels, 0), tf.float32)
+    positions = tf.ones_like(words) if kind == "published" else words
     return positions * example_weights[:, None]
 
 
@@ -126,7 +128,7 @@ def make_metrics(kind: str, ids: SpecialIds) -> Callable[[Any, Any, Any], dict[s
     def metrics(labels: Any, logits: Any, example_weights: Any) -> dict[str, tuple[Any, Any]]:
         import tensorflow as tf
 
-        right = tf.cast(tf.argmax(logits, axis=-1, output_type=labels.dtype) == labels, tf.float32)
+        right = tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=labels.dtype), labels), tf.float32)
         result = {}
         masked: tuple[tuple[str, tuple[int, ...]], ...] = (
             ("accuracy", (ids.pad, ids.out_of_vocabulary, ids.end)),
@@ -136,7 +138,7 @@ def make_metrics(kind: str, ids: SpecialIds) -> Callable[[Any, Any, Any], dict[s
         for name, hidden in masked:
             weights = tf.ones_like(right) * example_weights[:, None]
             for label in hidden:
-                weights *= tf.cast(labels != label, tf.float32)
+                weights *= tf.cast(tf.not_equal(labels, label), tf.float32)
             result[name] = (tf.reduce_sum(weights * right), tf.reduce_sum(weights))
         weights = _loss_weights(kind, labels, example_weights)
         result["loss"] = (tf.reduce_sum(weights * _cross_entropy(labels, logits)), tf.reduce_sum(weights))

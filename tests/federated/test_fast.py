@@ -1,0 +1,194 @@
+"""The fast execution with hand-written client work: the same model as stock TFF, repeatable, resumable, and quick to stop."""
+
+import dataclasses
+import resource
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from fedmf.federated.execution import FastExecution, build_execution
+from tests.federated.run_small import config
+
+pytestmark = pytest.mark.tensorflow
+
+from tasks.stackoverflow import stackoverflow_task, write_synthetic_corpus  # noqa: E402
+
+SIZES = {"vocabulary_size": 30, "sequence_length": 5, "embedding_size": 6, "lstm_size": 10, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """Loss -> task."""
+    corpus = tmp_path_factory.mktemp("corpus") / "corpus.sqlite"
+    write_synthetic_corpus(corpus, clients=12, seed=0, sentences_per_client=9.0, vocabulary_size=259)
+    made = {
+        loss: stackoverflow_task(
+            corpus, **SIZES, loss=loss, validation_sentences=20, test_sentences=20, max_sentences=10, progress=False
+        )
+        for loss in ("masked", "published")
+    }
+    if made["masked"].local_epoch() is None:
+        pytest.skip("no C compiler")
+    return made
+
+
+@pytest.fixture(scope="module")
+def task(tasks):
+    return tasks["masked"]
+
+
+def run(task, settings, *, rounds=6, state=None, first=0, **options):
+    """Weights and rows of metrics after some rounds, noise on; and the execution and its state."""
+    plan = settings.plan()
+    execution = build_execution(task, plan, settings, 9, **options)
+    state = execution.init() if state is None else execution.from_leaves(state)
+    rows = []
+    for t in range(first, rounds):
+        clients = [(3 * t + i) % len(task.client_ids) for i in range(4)]
+        state, row = execution.next(state, [task.client_examples(task.client_ids[c]) for c in clients])
+        rows.append(row)
+    return execution.weights(state), rows, execution.leaves(state)
+
+
+@pytest.mark.parametrize("loss", ["masked", "published"])
+def test_the_same_model_as_stock_tff(tasks, loss):
+    task = tasks[loss]
+    settings = config(client_learning_rate=1.0)
+    fast, rows, _ = run(task, settings)
+    stock, expected, _ = run(task, config("tff", client_learning_rate=1.0))
+    initial = [v.numpy() for v in task.build_model(3).trainable_variables]
+    for a, b, start in zip(fast, stock, initial, strict=True):
+        assert np.abs(a - start).max() > 0.05
+        np.testing.assert_allclose(a, b, atol=3e-6)  # float32, six rounds
+    for one, other in zip(rows, expected, strict=True):
+        assert one["train_loss"] == pytest.approx(other.pop("train_loss"), rel=1e-5)
+        assert {k: v for k, v in one.items() if k != "train_loss"} == pytest.approx(other)
+
+
+def test_the_same_model_as_automatic_differentiation(task):
+    settings = config(client_learning_rate=1.0)
+    hand, _, _ = run(task, settings)
+    keras, _, _ = run(task, settings, client_work="differentiated")
+    for a, b in zip(hand, keras, strict=True):
+        np.testing.assert_allclose(a, b, atol=3e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_change_no_bit_and_a_run_resumes(task, threads):
+    whole, rows, _ = run(task, config())
+    _, before, state = run(task, config(), rounds=3, threads=threads)
+    parts, after, _ = run(task, config(), first=3, state=state, threads=threads)
+    assert before + after == rows
+    for a, b in zip(whole, parts, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def execution_of(task, epoch, **options):
+    """A fast execution whose clients train by `epoch`, and its first state."""
+    settings = config()
+    made = dataclasses.replace(task, local_epoch=lambda: epoch)
+    execution = build_execution(made, settings.plan(), settings, 9, **options)
+    assert isinstance(execution, FastExecution)
+    assert execution.client_work == "hand_written"
+    return execution, execution.init()
+
+
+def test_updates_are_summed_in_the_cohort_s_order(task):
+    """Clients that finish in another order: the sum of floats that depend on it is the same."""
+    rng = np.random.default_rng(1)
+    shift = {count: float(10.0 ** rng.uniform(-6, 0)) for count in range(1, 9)}
+
+    def epoch(weights, x, y, *, learning_rate, update, stop, slow):
+        time.sleep(0.05 * (len(x) % 3 if slow else 0))
+        for part in update:
+            part[...] = shift[len(x)]
+        return 0.0
+
+    cohort = [(np.ones((count, 5), np.int32),) * 2 for count in shift]
+    sums = []
+    for slow, threads in ((False, 1), (True, 4)):
+        execution, state = execution_of(
+            task, lambda *args, slow=slow, **options: epoch(*args, slow=slow, **options), threads=threads
+        )
+        sums.append(execution.weights(execution.next(state, cohort)[0]))
+    for a, b in zip(*sums, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_ctrl_c_and_errors_stop_the_other_clients(task):
+    running, stopped = threading.Event(), threading.Event()
+
+    def epoch(weights, x, y, *, learning_rate, update, stop):
+        if len(x) == 1:
+            running.wait(10)
+            raise KeyboardInterrupt
+        running.set()
+        for _ in range(1000):
+            if stop[0]:
+                stopped.set()
+                return 0.0
+            time.sleep(0.01)
+        return 0.0
+
+    execution, state = execution_of(task, epoch, threads=2)
+    cohort = [(np.ones((count, 5), np.int32),) * 2 for count in (1, 2, 2, 2)]
+    with pytest.raises(KeyboardInterrupt):
+        execution.next(state, cohort)
+    assert stopped.is_set()
+    # What was started before is over: the next round is undisturbed.
+    assert execution.next(state, [])[1]["examples"] == 0
+
+
+def test_arguments_are_checked(task):
+    settings = config()
+    with pytest.raises(ValueError, match="client_work='cuda' must be one of hand_written, differentiated"):
+        build_execution(task, settings.plan(), settings, 9, client_work="cuda")
+    with pytest.raises(ValueError, match="threads=0"):
+        build_execution(task, settings.plan(), settings, 9, threads=0)
+
+
+def test_without_a_compiler_the_keras_model_trains(task, monkeypatch, tmp_path):
+    from fedmf.federated import native
+
+    monkeypatch.setenv(native.COMPILER_VARIABLE, "")
+    source = tmp_path / "one.c"
+    source.write_text("int one(void) { return 1; }\n")
+    assert native.library(source) is None
+    without = dataclasses.replace(task, local_epoch=lambda: None)
+    settings = config()
+    assert build_execution(without, settings.plan(), settings, 9).client_work == "differentiated"
+    with pytest.raises(ValueError, match="it may need a C compiler"):
+        build_execution(without, settings.plan(), settings, 9, client_work="hand_written")
+
+
+def test_a_library_is_compiled_once_and_by_content(monkeypatch, tmp_path):
+    from fedmf.federated import native
+
+    if native.compiler() is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "cache"))
+    for number in (1, 2):
+        source = tmp_path / f"{number}" / "number.c"
+        source.parent.mkdir()
+        source.write_text(f"int number(void) {{ return {number}; }}\n")
+        assert native.library(source).number() == number
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    broken = tmp_path / "broken.c"
+    broken.write_text("this is not C\n")
+    assert native.library(broken) is None
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_memory_does_not_grow(task):
+    settings = config(rounds=500, min_sep=3, checkpoint_every=500)
+    execution = build_execution(task, settings.plan(), settings, 9)
+    state, peaks = execution.init(), []
+    cohort = [task.client_examples(name) for name in task.client_ids[:4]]
+    for t in range(500):
+        state, _ = execution.next(state, cohort)
+        if t in (99, 499):
+            peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    # 400 rounds of one leaked update of 4 KB a client would be 6 MB.
+    assert peaks[1] - peaks[0] < 4 << 10
