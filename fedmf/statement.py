@@ -16,7 +16,7 @@ import numpy as np
 
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.storage import entries_of
-from fedmf.sampling import SCHEMES
+from fedmf.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from fedmf.sensitivity import sensitivity
 from fedmf.statement_text import markdown
 
@@ -145,6 +145,7 @@ def audit_values(
     """
     values = plan_values(audit.planned, **options)
     pattern, log = audit.pattern, audit.log
+    poisson = isinstance(audit.planned.sampling, CyclicPoisson)
     achieved = None if audit.achieved is None else _guarantee(audit.achieved)
     if audit.contradictions and audit.achieved is not None:
         values["group_privacy"] = _group_privacy(audit.achieved)
@@ -158,12 +159,11 @@ def audit_values(
             "cohort_size": cohort_size,
             "min_separation": audit.observed.min_separation,
             "max_participations": audit.observed.max_participations,
-            "short_rounds": None if cohort_size is None else audit.observed.short_rounds,
+            # Poisson cohorts vary in size by design.
+            "short_rounds": None if cohort_size is None or poisson else audit.observed.short_rounds,
             "empty_rounds": pattern.empty_rounds,
-            "smallest_cohort": int(pattern.cohort_sizes.min(initial=0))
-            if pattern.rounds == 0
-            else int(pattern.cohort_sizes.min()),
-            "largest_cohort": int(pattern.cohort_sizes.max(initial=0)),
+            "smallest_cohort": int(min(pattern.cohort_sizes, default=0)),
+            "largest_cohort": int(max(pattern.cohort_sizes, default=0)),
             "log": None
             if log is None
             else {
@@ -178,6 +178,17 @@ def audit_values(
         if achieved is None
         else achieved | {"epsilon_if_sampled_as_planned": _finite(audit.amplified_epsilon)},
         "contradictions": list(audit.contradictions),
+        "disobedient": None if audit.everyone is None else _disobedient(audit, audit.everyone),
+    }
+
+
+def _disobedient(audit: "Audit", everyone: "Audit") -> dict[str, Any]:
+    """What clients that were known to disobey did, and what is left to them."""
+    return {
+        "clients": everyone.observed.clients - audit.observed.clients,
+        "min_separation": everyone.observed.min_separation,
+        "max_participations": everyone.observed.max_participations,
+        "achieved_by_all": None if everyone.achieved is None else _guarantee(everyone.achieved),
     }
 
 
@@ -286,7 +297,6 @@ def plan_command_options(plan: "Plan") -> list[str]:
     scheme = plan.sampling
     if scheme is None:
         return words
-    for name, kind in SCHEMES.items():
-        if kind(population=scheme.population, cohort_size=scheme.cohort_size, groups=scheme.groups) == scheme:
-            words.append(f"--sampling {name}")
-    return [*words, f"--population {scheme.population}", f"--cohort-size {scheme.cohort_size}"]
+    names = {CyclicPoisson: "poisson", CyclicFixedSize: "fixed_size", CyclicShuffle: "shuffle"}
+    name = "reshuffle" if isinstance(scheme, CyclicShuffle) and scheme.reshuffle else names[type(scheme)]
+    return [*words, f"--sampling {name}", f"--population {scheme.population}", f"--cohort-size {scheme.cohort_size}"]

@@ -156,7 +156,10 @@ def _adjacency(values: dict[str, Any]) -> str:
 def _accounting(values: dict[str, Any]) -> str:
     guarantee, sampling = values["guarantee"], values["sampling"]
     sigma = _down(guarantee["noise_multiplier"])
-    whole = f"one Gaussian mechanism with noise multiplier {sigma} on C x, adaptively chosen updates included (Denisov et al. 2022, Theorem 2.1)"
+    whole = (
+        f"one Gaussian mechanism with noise multiplier {sigma} on C x, adaptively chosen updates included (Denisov "
+        "et al. 2022, Theorem 2.1)"
+    )
     zcdp = "rho-zCDP (Bun and Steinke 2016, Proposition 1.6)"
     if sampling is None:
         text = (
@@ -176,7 +179,8 @@ def _accounting(values: dict[str, Any]) -> str:
             "size without replacement (Wang, Balle and Kasiviswanathan 2019, Theorem 27)",
             _SHUFFLE: "The closed form of Feldman, McMillan and Talwar 2021 (Theorem 3.8) for (epsilon, delta), for a client's place among "
             f"{sampling.get('positions')} rounds of an epoch (Choquette-Choo et al. 2023, Corollary F.2), {times} epochs composed by "
-            f"privacy loss distributions, each query a Gaussian mechanism with noise multiplier {_down(sampling['event_noise_multiplier'])}",
+            "privacy loss distributions, each query a Gaussian mechanism with noise multiplier "
+            f"{_down(sampling['event_noise_multiplier'])}",
         }[sampling["scheme"]]
         text = (
             f"{how}. The smaller of it and of what holds without amplification is stated. Without amplification the run is {whole}, "
@@ -198,7 +202,8 @@ def _participation(values: dict[str, Any]) -> str:
     most = f"Every client takes part in at most {p['max_participations']} of the {p['rounds']} rounds"
     if p["schema"] == "fixed_epoch":
         return (
-            f"{most}, and any two consecutive participations of a client are exactly {p['min_sep']} rounds apart, or a multiple of it where "
+            f"{most}, and any two consecutive participations of a client are exactly {p['min_sep']} rounds "
+            "apart, or a multiple of it where "
             "the client misses some."
         )
     return f"{most}, and any two consecutive participations of a client are at least {p['min_sep']} rounds apart."
@@ -246,7 +251,8 @@ def _formal(values: dict[str, Any]) -> str:
     else:
         text = (
             f"The run satisfies {_dp(guarantee, guarantee['epsilon'])} if clients are drawn as stated and who was drawn stays secret. "
-            f"However they are drawn within the participation above, it satisfies {_dp(guarantee, guarantee['unamplified_epsilon'])} and {rho}."
+            "However they are drawn within the participation above, it satisfies "
+            f"{_dp(guarantee, guarantee['unamplified_epsilon'])} and {rho}."
         )
     if values["simulation"]:
         claimed = f"For the claimed cohort of {values['simulation']['claimed_cohort']} clients a round: "
@@ -256,13 +262,19 @@ def _formal(values: dict[str, Any]) -> str:
 
 def _achieved(values: dict[str, Any]) -> str:
     achieved, contradictions = values["achieved"], values["contradictions"]
+    known = values["disobedient"]
+    others = f" {_disobedient(known)}" if known and known["achieved_by_all"] else ""
     if achieved is None:
-        return "Nobody took part: the output depends on no client."
+        return (
+            f"No well-behaved client took part.{others}"
+            if others
+            else "Nobody took part: the output depends on no client."
+        )
     numbers = f"{_dp(achieved, achieved['epsilon'])} and rho = {_up(achieved['rho'])} zCDP"
     if contradictions:
         return (
             f"The observed participation contradicts the plan: {'; '.join(contradictions)}. The planned guarantee cannot be claimed. "
-            f"Achieved: for the participation that was observed, the same noise gives {numbers}; no amplification is claimed."
+            f"Achieved: for the participation that was observed, the same noise gives {numbers}; no amplification is claimed.{others}"
         )
     text = (
         f"The observed participation keeps to the plan, so that this holds. Achieved: for the participation that was observed, the same "
@@ -273,7 +285,17 @@ def _achieved(values: dict[str, Any]) -> str:
             f" That is without amplification. That clients were drawn at random no record can show; if they were, as stated, the run "
             f"satisfies {_dp(achieved, achieved['epsilon_if_sampled_as_planned'])}."
         )
-    return text
+    return text + others
+
+
+def _disobedient(known: dict[str, Any]) -> str:
+    everyone, least = known["achieved_by_all"], known["min_separation"]
+    apart = "nobody took part twice" if least is None else f"two rounds of one client are {least} or more apart"
+    return (
+        f"All this is about the well-behaved clients. Another {known['clients']} that took part are known to have disobeyed, at their own "
+        f"cost only: over all clients together, {apart} and one took part up to {known['max_participations']} times, for which the same "
+        f"noise gives {_dp(everyone, everyone['epsilon'])} and rho = {_up(everyone['rho'])} zCDP."
+    )
 
 
 def _group_privacy(values: dict[str, Any]) -> str:
@@ -288,7 +310,8 @@ def _group_privacy(values: dict[str, Any]) -> str:
     )
     of = " of the achieved guarantee" if values.get("contradictions") else ""
     intro = _wrapped(
-        f"What holds{of} for a user of several devices, each of them a client that keeps to its own limits: the sum of g clients is g times "
+        f"What holds{of} for a user of several devices, each of them a client that keeps to its own limits: the "
+        "sum of g clients is g times "
         f"as sensitive, which leaves the noise multiplier divided by g{sampled}."
     )
     return f"## Users with several devices\n\n{intro}\n\n| devices | epsilon | delta | rho |\n|---|---|---|---|\n{rows}"
@@ -323,10 +346,11 @@ def _observed(values: dict[str, Any]) -> str:
     if seen["short_rounds"] is not None:
         rows.append((f"rounds with fewer than {seen['cohort_size']} clients", "", f"{seen['short_rounds']}"))
     if achieved is not None and planned["noise_multiplier"] > 0:
+        unamplified = ", without amplification" if values["sampling"] else ""
         rows += [
             ("sensitivity", _up(planned["sensitivity"], 6), _up(achieved["sensitivity"], 6)),
             ("noise multiplier", _down(planned["noise_multiplier"]), _down(achieved["noise_multiplier"])),
-            (f"epsilon at delta = {planned['delta']}", _up(planned["unamplified_epsilon"]), _up(achieved["epsilon"])),
+            (f"epsilon at delta = {planned['delta']}{unamplified}", _up(planned["unamplified_epsilon"]), _up(achieved["epsilon"])),
             ("rho", _up(planned["rho"]), _up(achieved["rho"])),
         ]
         if values["sampling"]:

@@ -1,17 +1,20 @@
 """fedmf calibrate: from a mechanism and a target to a plan."""
 
+import math
 import pathlib
 from typing import Any
 
 import click
 
-from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, show
+from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, sampling_options, show
 
 
 @click.command()
 @click.argument("mechanism_file", metavar="MECHANISM", type=click.Path(path_type=pathlib.Path))
 @plan_options
+@sampling_options
 @click.option("--statement", is_flag=True, help="Print the privacy statement.")
+@click.option("--rdp", is_flag=True, help="Renyi accounting as well, which older literature reports.")
 @click.option("--explain", is_flag=True, help="Print how training would make the noise, what that costs, and why.")
 @click.option(
     "--parameters", type=int, default=4_050_748, show_default=True, help="Size of the model that --explain is about."
@@ -21,6 +24,7 @@ from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_op
 def calibrate(
     mechanism_file: pathlib.Path,
     statement: bool,
+    rdp: bool,
     explain: bool,
     parameters: int,
     noise_memory: float,
@@ -33,6 +37,7 @@ def calibrate(
     Example:
       fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --statement
       fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --explain
+      fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --sampling poisson --population 64000 --cohort-size 1000
     """
     from fedmf.mechanisms import strategy
 
@@ -46,9 +51,13 @@ def calibrate(
             host = strategy.host_strategies(stream, parameters, int(noise_memory * 1e9))
             graph = strategy.graph_strategies(stream, parameters)
     if statement and not as_json:
-        click.echo(plan.statement())
+        click.echo(plan.statement(rdp=rdp))
         return
-    summary = plan.summary() | ({"statement": plan.statement()} if statement else {})
+    summary = plan.summary()
+    if rdp:
+        summary["rdp_epsilon"] = plan.rdp_epsilon if math.isfinite(plan.rdp_epsilon) else None
+    if statement:
+        summary |= {"statement": plan.statement(rdp=rdp), "statement_values": plan.statement_values(rdp=rdp)}
     if explain and as_json:
         summary["noise_strategies"] = [way.summary() for way in host]
         summary["graph_noise_strategies"] = [way.summary() for way in graph]
@@ -57,6 +66,10 @@ def calibrate(
         summary["sensitivity"] = f"{sensitivity['value']:.6g} ({'exact' if sensitivity['exact'] else 'upper bound'})"
         for name in ("participation", "certificate", "simulated_cohort", "claimed_cohort"):
             summary.pop(name)
+        sampling = summary.pop("sampling")
+        if sampling is not None:
+            summary |= {name: sampling[name] for name in ("scheme", "groups", "probability", "event_noise_multiplier")}
+            summary["unamplified_epsilon"] = sampling["unamplified_epsilon"]
     show(summary, as_json)
     if explain and not as_json:
         click.echo(
