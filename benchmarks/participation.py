@@ -6,8 +6,8 @@
 
 Each case runs in a process of its own, one after the other: the controller is made, hands out all cohorts, and its ledger is summed up.
 "seconds" is all of that, "peak MiB" the largest resident memory of the process, Python and numpy included. The last rows draw the same
-number of rounds from the same population twice, as the controller does and by asking everybody, as it did before; "ratio" is the second time
-over the first.
+number of rounds from the same population twice, as the controller does and by asking everybody, as it did before; "ratio" is the second
+time over the first.
 """
 
 import dataclasses

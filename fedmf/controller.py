@@ -231,9 +231,14 @@ class ParticipationController:
     def _may_come(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Which clients' timers and limits let them take part in round t, or do not keep them: bool."""
         p, behaviour = self.participation, self.behaviour
+        after = self._after[clients]
         if behaviour.timers_as_asked:
-            return self._rested(t, clients)
-        after = self._after[clients].astype(np.int64)
+            may = after <= self._rested_since(t)
+            # Who never came is not beyond any limit: that saves most of the reading.
+            came = np.flatnonzero(may & (after > 0))
+            may[came] = self._count[clients[came]] < p.max_participations
+            return may
+        after = after.astype(np.int64)
         wait = np.full(len(clients), p.min_sep)
         if behaviour.early_by:
             wait -= behaviour.rounds_early(clients, after)
@@ -247,19 +252,12 @@ class ParticipationController:
         if not self.behaviour.timers_as_asked:
             clients = np.arange(start, stop)
             return clients[self._may_come(t, clients)]
-        return np.flatnonzero(self._rested(t, slice(start, stop))) + start
+        rested = np.flatnonzero(self._after[start:stop] <= self._rested_since(t)) + start
+        return rested[self._count[rested] < self.participation.max_participations]
 
-    def _rested(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
-        p, after = self.participation, self._after[clients]
-        # In the array's own type: a round later, or never, which is 0.
-        rested = after <= after.dtype.type(max(t + 1 - p.min_sep, 0))
-        most = self._count.dtype.type(p.max_participations)
-        if isinstance(clients, slice):
-            rested &= self._count[clients] < most
-        else:
-            came = np.flatnonzero(rested & (after > 0))
-            rested[came] = self._count[clients[came]] < most
-        return rested
+    def _rested_since(self, t: int) -> np.generic:
+        """The largest entry of `_after` that is rested in round t: never, which is 0, or min_sep rounds ago. In the array's own type."""
+        return self._after.dtype.type(max(t + 1 - self.participation.min_sep, 0))
 
     def eligible(self, t: int) -> np.ndarray:
         """Boolean mask (population,): whom timer and limit let take part in round t and who is available, given the ledger so far.

@@ -188,6 +188,7 @@ class TestCommand:
             ["--sampling", "poisson", "--groups", 5, "--availability", "diurnal:rounds_per_day=24"],
             ["--sampling", "fixed_size", "--groups", 5],
             ["--sampling", "shuffle", "--groups", 5],
+            ["--sampling", "reshuffle", "--groups", 5],
         ],
         ids=str,
     )

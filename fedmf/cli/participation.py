@@ -28,7 +28,9 @@ _MOST_ROWS = 12
     show_default=True,
     help="always, independent:0.3 or diurnal; diurnal:rounds_per_day=24,phase_hours=2 and so on.",
 )
-@click.option("--sampling", help="poisson, fixed_size or shuffle, in parts of the population: then no --min-sep.")
+@click.option(
+    "--sampling", help="poisson, fixed_size, shuffle or reshuffle, in parts of the population: then no --min-sep."
+)
 @click.option("--groups", type=int, help="Parts of the population with --sampling: the mechanism's bands.")
 @click.option("--dropout", type=float, default=0.0, help="Probability that a selected client contributes nothing.")
 @click.option("--disobedient-share", type=float, default=0.0, help="Share of clients that ignore timer and limit.")
@@ -112,22 +114,17 @@ def participation(
 
 
 def _scheme(sampling: str | None, groups: int | None, population: int, cohort_size: int) -> "Sampling | None":
-    from fedmf.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
+    from fedmf.sampling import SCHEMES
 
-    schemes: dict[str, type[CyclicPoisson] | type[CyclicFixedSize] | type[CyclicShuffle]] = {
-        "poisson": CyclicPoisson,
-        "fixed_size": CyclicFixedSize,
-        "shuffle": CyclicShuffle,
-    }
     if sampling is None:
         if groups is not None:
             raise ValueError(f"groups={groups} belongs to --sampling: leave it out, or give --sampling poisson")
         return None
-    if sampling not in schemes:
-        raise ValueError(f"sampling={sampling!r} is unknown: choose one of {', '.join(schemes)}")
+    if sampling not in SCHEMES:
+        raise ValueError(f"sampling={sampling!r} is unknown: choose one of {', '.join(SCHEMES)}")
     if groups is None:
         raise ValueError(f"sampling={sampling!r} needs --groups: give the mechanism's bands")
-    return schemes[sampling](population=population, cohort_size=cohort_size, groups=groups)
+    return SCHEMES[sampling](population=population, cohort_size=cohort_size, groups=groups)
 
 
 def _enforced(
