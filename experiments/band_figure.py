@@ -1,6 +1,7 @@
 """Banded Fig. 4, drawn again: `python -m experiments.band_figure [--quick] [--out figure_4.png]`, with its numbers beside it as JSON.
 
-rmse of prefix sums for n = 1024 rounds and delta = 1e-6, over epsilon and epochs: DP-SGD amplified by Poisson sampling, multi-epoch MF (the
+rmse of prefix sums of mean updates for n = 1024 rounds and delta = 1e-6, over epsilon and epochs: DP-SGD amplified by Poisson sampling,
+multi-epoch MF (the
 best encoder of all for that many epochs, without amplification), and BandMF with its best number of bands, amplified.
 """
 
@@ -27,14 +28,17 @@ from fedmf.runs import write_atomically
 ROUNDS, DELTA = 1024, 1e-6
 EPSILONS = tuple(2.0**i for i in range(-5, 5))
 # For tests and a first look.
-QUICK_ROUNDS, QUICK_EPSILONS = 32, (0.25, 1.0, 4.0)
+QUICK_ROUNDS, QUICK_EPSILONS = 16, (0.5, 1.0, 8.0)
 
 _COLORS = {"DP-SGD": "#6b6b6b", "Multi-epoch MF": "#c1440e", "BandMF": "#1f5f8b"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """rmse of three mechanisms over (epsilon, epochs), float64 (epsilons, epochs) each, and BandMF's bands."""
+    """rmse of three mechanisms over (epsilon, epochs), float64 (epsilons, epochs) each, and BandMF's bands.
+
+    Of means: k epochs have cohorts of k times one epoch's, by which the errors of sums are divided; one epoch's cohort is the unit.
+    """
 
     rounds: int
     delta: float
@@ -70,15 +74,16 @@ def compare(
         participation = fedmf.Participation(rounds=rounds, schema="fixed_epoch", min_sep=rounds // k)
         mechanism = fit(workload, participation, "dense", tolerance=1e-3)
         dense.append(fedmf.rmse(mechanism, workload, participation))
+    cohorts = np.array(epochs, dtype=np.float64)
     whole = np.array([gaussian_noise_multiplier(epsilon, delta) for epsilon in epsilons])
     return Comparison(
         rounds=rounds,
         delta=delta,
         epsilons=epsilons,
         epochs=epochs,
-        dp_sgd=table.rmse[:, :, 0],
-        multi_epoch=whole[:, None] * np.array(dense),
-        banded=table.rmse.min(axis=-1),
+        dp_sgd=table.rmse[:, :, 0] / cohorts,
+        multi_epoch=whole[:, None] * np.array(dense) / cohorts,
+        banded=table.rmse.min(axis=-1) / cohorts,
         bands=table.best,
     )
 
@@ -113,8 +118,9 @@ def picture(found: Comparison) -> bytes:
             ax.plot(found.epochs, values[at], "o-", label=name, color=_COLORS[name], markersize=3.5, linewidth=1.6)
         ax.set_xscale("log", base=2)
         ax.set_yscale("log", base=2)
-        ax.set_title(f"(d) rmse at epsilon {found.epsilons[at]:g}")
+        ax.set_title(f"(d) rmse of means at epsilon {found.epsilons[at]:g}")
         ax.set_xlabel("epochs")
+        ax.set_ylabel("unit: clip norm / one epoch's cohort", fontsize=8)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter(lambda value, _: f"{value:g}")
         ax.tick_params(labelsize=7)

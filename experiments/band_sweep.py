@@ -18,8 +18,8 @@ from experiments.table_cells import fit, one_participation
 from fedmf.accountants import gaussian_noise_multiplier
 from fedmf.amplification import sampled_gaussian_epsilon
 
-# Ratio of neighbouring sigmas in a curve's table.
-_STEP = 1.25
+# Ratio of neighbouring sigmas in a curve's first table, and how far the logarithm of epsilon may be from the one asked for.
+_STEP, _SAME = 1.4, 1e-4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,21 +52,6 @@ class Sweep:
     def best(self) -> np.ndarray:
         """The best number of bands, int (epsilons, epochs)."""
         return np.asarray(self.bands)[np.argmin(self.rmse, axis=-1)]
-
-    def worst_inversion(self) -> float:
-        """The largest relative error of epsilon at the winners' sigmas, against accounting of exactly these."""
-        worst = 0.0
-        for i, epsilon in enumerate(self.epsilons):
-            for j, k in enumerate(self.epochs):
-                b = int(self.best[i, j])
-                if b * k >= self.rounds:
-                    continue
-                sigma = float(self.noise[i, j, self.bands.index(b)])
-                exact = sampled_gaussian_epsilon(
-                    sigma, self.delta, probability=b * k / self.rounds, compositions=-(-self.rounds // b)
-                )
-                worst = max(worst, abs(exact / epsilon - 1.0))
-        return worst
 
 
 def sweep(
@@ -116,27 +101,33 @@ def sweep(
 
 
 def noise_curve(epsilons: Sequence[float], delta: float, *, probability: float, compositions: int) -> np.ndarray:
-    """The noise multiplier of each sampled event for each epsilon, float64, by one table of epsilon over noise.
+    """The noise multiplier of each sampled event for each epsilon, float64; accounting of each gives its epsilon to 1e-4 of it.
 
-    Interpolated monotonically between logarithms; `Sweep.worst_inversion` says how well.
+    Epsilon is tabulated over noise and interpolated monotonically between logarithms; where accounting of the answer finds another epsilon,
+    the answer becomes a further entry of the table.
     """
-    log_epsilon: dict[int, float] = {}
+    log_epsilon: dict[float, float] = {}
 
-    def at(step: int) -> float:
-        if step not in log_epsilon:
-            sigma = _STEP**step
+    def at(log_sigma: float) -> float:
+        if log_sigma not in log_epsilon:
+            sigma = math.exp(log_sigma)
             epsilon = sampled_gaussian_epsilon(sigma, delta, probability=probability, compositions=compositions)
-            log_epsilon[step] = math.log(max(epsilon, 1e-300))
-        return log_epsilon[step]
+            log_epsilon[log_sigma] = math.log(max(epsilon, 1e-300))
+        return log_epsilon[log_sigma]
 
+    step, wanted = math.log(_STEP), np.log(epsilons)
     low = high = 0
-    # Two knots beyond either end, for the slopes of the interpolation.
-    while at(low + 2) < math.log(max(epsilons)):
+    # A knot beyond either end, for the slopes of the interpolation.
+    while at((low + 1) * step) < wanted.max():
         low -= 1
-    while at(high - 2) > math.log(min(epsilons)):
+    while at((high - 1) * step) > wanted.min():
         high += 1
-    steps = [step for step in range(low, high + 1) if at(step) < math.log(1e4)]
-    curve = scipy.interpolate.PchipInterpolator(
-        [log_epsilon[step] for step in reversed(steps)], [math.log(_STEP) * step for step in reversed(steps)]
-    )
-    return np.asarray(np.exp(curve(np.log(epsilons))))
+    for s in range(low, high + 1):
+        at(s * step)
+    for _ in range(20):
+        # With less noise than any that is asked for epsilon can be infinite.
+        knots = sorted((e, s) for s, e in log_epsilon.items() if e < math.log(1e4))
+        answers = scipy.interpolate.PchipInterpolator([e for e, _ in knots], [s for _, s in knots])(wanted)
+        if max(abs(at(float(s)) - e) for s, e in zip(answers, wanted, strict=True)) <= _SAME:
+            return np.asarray(np.exp(answers))
+    raise RuntimeError(f"epsilon does not settle at probability={probability}, compositions={compositions}")

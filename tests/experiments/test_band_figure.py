@@ -1,0 +1,65 @@
+"""Banded Fig. 4 at a size for tests; the real size is `make figure-4`."""
+
+import json
+
+import numpy as np
+import pytest
+
+import fedmf
+from experiments import band_figure, band_sweep
+from fedmf.amplification import sampled_gaussian_epsilon, sampled_gaussian_noise_multiplier
+from fedmf.bands import choose_bands
+
+
+def test_quick_figure(tmp_path, capsys):
+    out = tmp_path / "figure.png"
+    assert band_figure.main(["--quick", "--out", str(out)]) == 0
+    assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    found = json.loads(out.with_suffix(".json").read_text())
+    dp_sgd, multi_epoch, banded = (np.array(found[name]) for name in ("dp_sgd", "multi_epoch", "banded"))
+    assert dp_sgd.shape == (3, 5)
+    # Banded paper, Sec. 6: BandMF is always at least as good as DP-SGD, which is one band of it.
+    assert (banded <= dp_sgd).all()
+    assert (banded < 0.95 * dp_sgd).any()
+    # Where every round has everyone there is nothing to amplify, and the best encoder of all is a little better than the identity.
+    assert (np.array(found["bands"])[:, -1] == 1).all()
+    assert (multi_epoch[:, -1] < dp_sgd[:, -1]).all()
+    assert (multi_epoch[:, -1] > 0.9 * dp_sgd[:, -1]).all()
+    # All errors fall with epochs and with epsilon.
+    for errors in (dp_sgd, multi_epoch, banded):
+        assert (np.diff(errors, axis=0) < 0).all()
+        assert (np.diff(errors, axis=1) < 0).all()
+    assert "fitting the dense optimum of 16 epochs" in capsys.readouterr().err
+
+
+def test_curves_are_those_of_calibration():
+    found = band_sweep.noise_curve([0.5, 4.0], 1e-6, probability=0.25, compositions=8)
+    for sigma, epsilon in zip(found, (0.5, 4.0), strict=True):
+        reached = sampled_gaussian_epsilon(float(sigma), 1e-6, probability=0.25, compositions=8)
+        assert reached == pytest.approx(epsilon, rel=1.1e-4)
+        exact = sampled_gaussian_noise_multiplier(epsilon, 1e-6, probability=0.25, compositions=8)
+        assert sigma == pytest.approx(exact, rel=2e-4)
+
+
+def test_sweep_is_a_grid_of_choices():
+    table = band_sweep.sweep(rounds=16, epsilons=(2.0,), epochs=(2, 8))
+    for j, k in enumerate(table.epochs):
+        choice = choose_bands(
+            fedmf.prefix_sum(16),
+            population=16,
+            cohort_size=k,
+            epsilon=2.0,
+            delta=1e-6,
+            bands=[b for b in table.bands if b * k <= 16],
+        )
+        assert table.best[0, j] == choice.best.bands
+        expected = [row.rmse for row in choice.rows]
+        np.testing.assert_allclose(table.rmse[0, j, : len(expected)], expected, rtol=2e-4)
+        assert np.isinf(table.rmse[0, j, len(expected) :]).all()
+
+
+def test_other_endings_are_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        band_figure.main(["--quick", "--out", str(tmp_path / "figure.jpg")])
+    assert stopped.value.code == 2
+    assert "does not end in .png" in capsys.readouterr().err
