@@ -23,7 +23,7 @@ from fedmf.sampling import SCHEMES, Sampling
 from fedmf.schedule import WarmupCooldown
 from fedmf.workloads import Workload, prefix_sum
 
-_EXECUTIONS = ("fast", "tff")
+_EXECUTIONS = ("fast", "tff", "tff-remote")
 _FAMILIES = ("none", "identity", "tree", "fft", "banded", "dense", "toeplitz", "blt", "low_rank", "file")
 # Families that take the option; the others refuse it.
 _TAKES = {"bands": ("banded", "toeplitz", "low_rank"), "mechanism": ("file",)}
@@ -106,7 +106,9 @@ class TrainConfig:
     )
     evaluate_every: int = _option(20, "Rounds between validations.")
     checkpoint_every: int = _option(20, "Rounds between checkpoints.")
-    execution: str = _option("fast", "fast: our loop on one machine; tff: TFF's own learning process.")
+    execution: str = _option(
+        "fast", "fast: our loop on one machine; tff: TFF's own learning process; tff-remote: that on other machines."
+    )
 
     def __post_init__(self) -> None:
         whole = (

@@ -37,6 +37,7 @@ ABOVE_THE_LINE = (
         "participation_forecast",
         "runs",
         "run_audit",
+        "worker_addresses",
     }
     | {
         "noise_audit",
@@ -67,6 +68,7 @@ MAY_IMPORT = {
     "learning_rate": MATHEMATICS | {"error"},
     "audit": MATHEMATICS | {"accounting", "sampling", "statement", "participation_pattern", "participation_log"},
     "keyed_random": set(),
+    "worker_addresses": set(),
     "behaviour": {"_checks", "keyed_random"},
     "availability": {"_checks", "keyed_random", "behaviour"},
     "cohort_draws": set(),

@@ -11,6 +11,7 @@ from fedmf.cli.data import data
 from fedmf.cli.mechanism import fit
 from fedmf.cli.plan import plan
 from fedmf.cli.run import demo, report, train
+from fedmf.cli.worker import worker
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -27,7 +28,7 @@ def cli(debug: bool) -> None:
     del debug  # read in main, which also sees errors of the parser
 
 
-for command in (demo, data, fit, plan, calibrate, train, report, audit):
+for command in (demo, data, fit, plan, calibrate, train, worker, report, audit):
     cli.add_command(command)
 
 

@@ -27,6 +27,8 @@ def _noise_seed(context: click.Context, parameter: click.Parameter, value: str |
 )
 @click.option("--noise-strategy", help="How noise is made ahead: carried, redrawn or spilled.  [default: the cheapest]")
 @click.option("--noise-memory", type=float, help="GB of memory that the noise may take.  [default: 1.5]")
+@click.option("--threads", type=int, help="Most threads that compute.  [default: one on each processor]")
+@click.option("--workers", help="With --execution tff-remote: host:port,host:port of `fedmf worker`s.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @config_options
 @json_option
@@ -37,6 +39,8 @@ def train(
     noise_seed: int | str | None,
     noise_strategy: str | None,
     noise_memory: float | None,
+    threads: int | None,
+    workers: str | None,
     quiet: bool,
     as_json: bool,
     **flags: Any,
@@ -54,8 +58,11 @@ def train(
     from fedmf.config import config_from_mapping, read_config_file
     from fedmf.mechanisms.strategy import HOST_STRATEGIES
     from fedmf.runs import RunFolder
+    from fedmf.worker_addresses import worker_addresses
 
     with arguments_checked():
+        if threads is not None:
+            _checks.integer("threads", threads, low=1, way_out="leave it out for one on each processor")
         values = read_config_file(config_file) if config_file else {}
         given = {name: value for name, value in flags.items() if value is not None}
         if resume and noise_seed is not None:
@@ -71,6 +78,7 @@ def train(
         values = stored | values
     with arguments_checked():
         config = config_from_mapping(values | given, "the command line" if config_file is None else str(config_file))
+        addresses = worker_addresses(workers, config.execution)
 
     from fedmf import federated
     from tasks import task_from_config
@@ -83,6 +91,8 @@ def train(
         resume=resume,
         noise_strategy=noise_strategy,
         noise_memory=None if noise_memory is None else int(noise_memory * 1e9),
+        threads=threads,
+        workers=addresses or None,
         progress=not quiet,
     )
     assert run.result is not None

@@ -1,7 +1,8 @@
-"""How a round is executed: two pure state machines over the same task, plan, cohorts and examples.
+"""How a round is executed: pure state machines over the same task, plan, cohorts and examples.
 
-fast  our loop in this process: client work outside TFF's executor, the mean by the same DPQuery as in TFF.
-tff   TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C++ runtime.
+fast        our loop in this process: client work outside TFF's executor, the mean by the same DPQuery as in TFF.
+tff         TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C++ runtime.
+tff-remote  the same process, with the clients of a round shared out to TFF workers on other machines.
 """
 
 import pathlib
@@ -13,10 +14,20 @@ from fedmf.config import TrainConfig
 from fedmf.federated.base import Execution
 from fedmf.federated.fast import FastExecution
 from fedmf.federated.host_noise import HostNoise
+from fedmf.federated.remote import RemoteTffExecution
+from fedmf.federated.remote_workers import RemoteWorkers
 from fedmf.federated.task import Task
 from fedmf.federated.tff_execution import TffExecution, tff_model
 
-__all__ = ["Execution", "FastExecution", "TffExecution", "build_execution", "parameters", "tff_model"]
+__all__ = [
+    "Execution",
+    "FastExecution",
+    "RemoteTffExecution",
+    "TffExecution",
+    "build_execution",
+    "parameters",
+    "tff_model",
+]
 
 
 def parameters(task: Task, config: TrainConfig) -> int:
@@ -35,14 +46,24 @@ def build_execution(
     noise_folder: str | pathlib.Path | None = None,
     client_work: str | None = None,
     threads: int | None = None,
+    workers: RemoteWorkers | None = None,
 ) -> Execution:
     """The execution that `config.execution` names.
 
     Args:
       task, plan, config, noise_seed: of the run.
       noise_strategy, noise_memory, noise_folder: how noise is made, as `HostNoise` explains its strategy, memory_bytes and folder.
-      client_work, threads: see `FastExecution`; TFF's takes no notice of them.
+      client_work: see `FastExecution`; the others take no notice of it.
+      threads: clients that train side by side in this process or its worker; see `limited_threads` for the rest.
+      workers: connected, for tff-remote.
+
+    Raises:
+      ValueError: tff-remote without workers.
     """
+    if (workers is None) == (config.execution == "tff-remote"):
+        raise ValueError(
+            f"workers={workers} do not go with execution={config.execution}: tff-remote needs them, no other takes them"
+        )
     noise = HostNoise(
         plan,
         parameters(task, config),
@@ -53,4 +74,6 @@ def build_execution(
     )
     if config.execution == "fast":
         return FastExecution(task, plan, config, noise, noise_seed, client_work=client_work, threads=threads)
-    return TffExecution(task, plan, config, noise, noise_seed)
+    if workers is not None:
+        return RemoteTffExecution(task, plan, config, noise, noise_seed, workers)
+    return TffExecution(task, plan, config, noise, noise_seed, threads=threads)

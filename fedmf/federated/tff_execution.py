@@ -1,7 +1,8 @@
 """Rounds in TFF: its stock build_unweighted_fed_avg with our aggregator, in its own C++ runtime."""
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -15,11 +16,30 @@ from fedmf.federated.host_noise import HostNoise
 from fedmf.federated.task import Examples, Task
 from fedmf.federated.workers import guard_workers, keep_freed_memory
 
+T = TypeVar("T")
+
 
 class TffExecution(Execution):
-    """TFF's own federated averaging; the worker process it starts is stopped with this one, however this one ends."""
+    """TFF's own federated averaging; the worker process it starts is stopped with this one, however this one ends.
 
-    def __init__(self, task: Task, plan: Plan, config: TrainConfig, noise: HostNoise, noise_seed: int) -> None:
+    Args:
+      task, plan, config: of the run.
+      noise: made with the same plan and noise_seed.
+      noise_seed: non-negative int.
+      threads: clients that train side by side, in a worker process of this execution's own; None for TFF's default context, without a
+        limit. What TensorFlow does within a client is limited by `limited_threads` around `init`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        plan: Plan,
+        config: TrainConfig,
+        noise: HostNoise,
+        noise_seed: int,
+        *,
+        threads: int | None = None,
+    ) -> None:
         keep_freed_memory()
         self._task, self._config, self.noise = task, config, noise
         self._initial = [v.numpy() for v in task.build_model(config.seed).trainable_variables]
@@ -37,20 +57,37 @@ class TffExecution(Execution):
             model_aggregator=aggregator,
         )
         self._state: Any = None
+        self._guarded = False
+        self._context: Any = None
+        if threads is not None:
+            self._context = tff.backends.native.create_sync_local_cpp_execution_context(
+                max_concurrent_computation_calls=threads
+            )
+
+    def _run(self, job: Callable[[], T]) -> T:
+        """The job's value; its TFF computations run where this execution runs them. TFF's contexts are each thread's own."""
+        stack = tff.framework.get_context_stack()
+        with contextlib.nullcontext() if self._context is None else stack.install(self._context):
+            value = job()
+        if not self._guarded:
+            guard_workers()
+            self._guarded = True
+        return value
+
+    def _round(self, state: Any, data: list[Any]) -> Any:
+        return self._run(lambda: self._process.next(state, data))
 
     def init(self) -> Any:
         """TFF's state with our initial weights, the same as the fast path's."""
         if self._state is None:
-            state = self._process.initialize()
-            guard_workers()
             model = tff.learning.models.ModelWeights(trainable=self._initial, non_trainable=[])
-            self._state = self._process.set_model_weights(state, model)
+            self._state = self._run(lambda: self._process.set_model_weights(self._process.initialize(), model))
         return self._state
 
     def next(self, state: Any, cohort: Sequence[Examples]) -> tuple[Any, dict[str, float]]:
         """See `Execution.next`."""
         data = [tf.data.Dataset.from_tensor_slices(examples).batch(self._task.batch_size) for examples in cohort]
-        output = self._process.next(self.noise.hand_in(state), data)
+        output = self._round(self.noise.hand_in(state), data)
         train = output.metrics["client_work"]["train"]
         examples = int(train["num_examples"])
         released = output.metrics["aggregator"]["dp_query_metrics"]
@@ -59,7 +96,7 @@ class TffExecution(Execution):
 
     def weights(self, state: Any) -> list[np.ndarray]:
         """See `Execution.weights`."""
-        return [np.asarray(w) for w in self._process.get_model_weights(state).trainable]
+        return [np.asarray(w) for w in self._run(lambda: self._process.get_model_weights(state)).trainable]
 
 
 def tff_model(task: Task, seed: int, sequence_length: int) -> tff.learning.models.VariableModel:

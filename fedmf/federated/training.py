@@ -2,12 +2,13 @@
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,16 @@ from fedmf.config import TrainConfig
 from fedmf.controller import ParticipationController
 from fedmf.error import rmse
 from fedmf.federated.execution import Execution, build_execution, parameters
+from fedmf.federated.remote_workers import WorkersLost, connected
 from fedmf.federated.source import check_noise_seed
 from fedmf.federated.task import Examples, Task
+from fedmf.federated.threads import limited_threads
 from fedmf.ledger import ParticipationLedger
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.strategy import DEFAULT_MEMORY, choose_host_strategy
 from fedmf.run_audit import write_final_statement
 from fedmf.runs import Checkpoint, Run, RunFolder, write_atomically
+from fedmf.worker_addresses import worker_addresses
 
 _EVALUATION_BATCH = 256
 
@@ -46,6 +50,8 @@ def train(
     resume: bool = False,
     noise_strategy: str | None = None,
     noise_memory: int | None = None,
+    threads: int | None = None,
+    workers: str | Sequence[str] | None = None,
     progress: bool = True,
     on_round: Callable[[int], None] | None = None,
 ) -> Run:
@@ -63,6 +69,9 @@ def train(
       noise_strategy: how the host makes the noise, "carried", "redrawn" or "spilled"; None chooses. Another one may be named at a
         resume: the noise is the same to float32 rounding.
       noise_memory: bytes that the noise may take in memory; None for 1.5 GB.
+      threads: limit on the threads of this process and of the TFF worker it starts; None for one on each processor. See docs/remote.md
+        for what it limits and what may differ by float32 rounding.
+      workers: with execution="tff-remote", "host:port,host:port" or a sequence of "host:port".
       progress: show a progress bar with rounds, clients/s, time left and the latest metrics.
       on_round: called with t after round t is done; an exception it raises stops the run like a crash.
 
@@ -73,7 +82,31 @@ def train(
       TypeError, ValueError: before anything is trained, for inputs that cannot give the guarantee asked for, a folder that holds another
         run, a damaged checkpoint.
       InterruptedRun: after Ctrl-C, once the last complete round is safely on disk.
+      WorkersLost: a worker does not answer at the start, or none is left; the run can be resumed.
     """
+    addresses = worker_addresses(workers, config.execution)
+    with limited_threads(threads), connected(addresses) as remote:
+        made = functools.partial(
+            build_execution, noise_strategy=noise_strategy, noise_memory=noise_memory, threads=threads, workers=remote
+        )
+        return _train(
+            task, config, folder, noise_seed, plan, resume, noise_strategy, noise_memory, made, progress, on_round
+        )
+
+
+def _train(
+    task: Task,
+    config: TrainConfig,
+    folder: str | pathlib.Path,
+    noise_seed: int | str | None,
+    plan: Plan | None,
+    resume: bool,
+    noise_strategy: str | None,
+    noise_memory: int | None,
+    made: Callable[..., Execution],
+    progress: bool,
+    on_round: Callable[[int], None] | None,
+) -> Run:
     if resume:
         run_folder, plan, seed = _reopen(task, config, folder, plan)
     else:
@@ -90,15 +123,7 @@ def train(
         run_folder = RunFolder.create(folder)
         _write_beginning(run_folder, task, config, plan, seed)
     checkpoint = run_folder.load_checkpoint() if resume else None
-    execution = build_execution(
-        task,
-        plan,
-        config,
-        seed,
-        noise_strategy=noise_strategy,
-        noise_memory=noise_memory,
-        noise_folder=run_folder.path / "private",
-    )
+    execution = made(task, plan, config, seed, noise_folder=run_folder.path / "private")
     chosen = execution.noise.strategy
     if progress and chosen.disk:
         print(f"noise: {chosen.reason}, {chosen.disk / 1e9:.1f} GB in {run_folder.path / 'private'}", file=sys.stderr)
@@ -280,9 +305,11 @@ def _loop(
                     saved = done
                 if on_round is not None:
                     on_round(t)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, WorkersLost) as stop:
             if done > saved:
                 save(done, state)
+            if isinstance(stop, WorkersLost):
+                raise WorkersLost(f"{stop}; {done} of {config.rounds} rounds are saved in {folder.path}") from stop
             raise InterruptedRun(
                 f"interrupted after {done} of {config.rounds} rounds, all saved in {folder.path}: go on with --resume"
             ) from None
