@@ -8,10 +8,12 @@ Importing this package does not import TensorFlow; `from fedmf import federated`
 """
 
 from fedmf.accounting import Plan, calibrate
-from fedmf.audit import Audit, audit_ledger
+from fedmf.audit import Audit, audit_ledger, audit_log
+from fedmf.bands import choose_bands
 from fedmf.config import TrainConfig
 from fedmf.controller import ParticipationController, PoolRanDryWarning
 from fedmf.error import last_error, loss, max_error, per_round_error, rmse
+from fedmf.learning_rate import effective_rmse, predicted_learning_rate
 from fedmf.ledger import ParticipationLedger
 from fedmf.mechanisms import Certificate, Mechanism, load_factorization, load_mechanism, stamp
 from fedmf.optimize import fit
@@ -40,7 +42,10 @@ __all__ = [
     "WarmupCooldown",
     "Workload",
     "audit_ledger",
+    "audit_log",
     "calibrate",
+    "choose_bands",
+    "effective_rmse",
     "fit",
     "identity",
     "last_error",
@@ -51,6 +56,7 @@ __all__ = [
     "momentum_buffer",
     "momentum_sgd",
     "per_round_error",
+    "predicted_learning_rate",
     "prefix_sum",
     "rmse",
     "sensitivity",

@@ -19,12 +19,12 @@ AFFORDABLE = (
 
 
 def test_the_snippets_are_found():
-    assert len(PYTHON) == 6
-    assert len(SHELL) == 4
+    assert len(PYTHON) == 7
+    assert len(SHELL) == 5
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 def test_python_snippet(number, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     exec(compile(PYTHON[number], f"README python snippet {number}", "exec"), {"__name__": "readme"})
@@ -36,10 +36,10 @@ def test_python_snippet(number, tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_shell_snippet(number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if number == 1:
+    if number == 2:
         main_ok(
             [
                 "data",
@@ -56,8 +56,8 @@ def test_shell_snippet(number, tmp_path, monkeypatch):
     for line in SHELL[number].replace("\\\n", " ").splitlines():
         program, *arguments = shlex.split(line)
         assert program == "fedmf"
-        main_ok(arguments + (AFFORDABLE if number == 1 else []))
-    assert (tmp_path / ["runs", "runs", "dense.png", "banded.npz"][number]).exists()
+        main_ok(arguments + (AFFORDABLE if number == 2 else []))
+    assert (tmp_path / ["statement.md", "bands.png", "runs", "dense.png", "banded.npz"][number]).exists()
 
 
 def main_ok(arguments):
