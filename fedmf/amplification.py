@@ -56,10 +56,11 @@ def sampled_gaussian_epsilon(noise_multiplier: float, delta: float, *, probabili
         wanted = max(share * epsilon, 1e-9)
         if interval <= 2 * wanted:
             return epsilon
-        interval = wanted
+        # Powers of two, so that other deltas find the same accountants.
+        interval = 2.0 ** math.floor(math.log2(wanted))
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=16)
 def _sampled_accountant(noise_multiplier: float, q: float, k: int, interval: float) -> Any:
     """The composed privacy loss: it takes a second or more, and answers for every delta (group privacy asks for many)."""
     import dp_accounting
@@ -117,14 +118,22 @@ def least_noise_multiplier(epsilon_of: Callable[[float], float], epsilon: float,
 def rdp_epsilon(event: "dp_accounting.DpEvent", delta: float, *, replaces: bool = False) -> float:
     """Epsilon of an event by Renyi accounting: for add/remove, or for replacing a record where `replaces`."""
     import dp_accounting
-    from dp_accounting import rdp
 
     if isinstance(event, dp_accounting.NonPrivateDpEvent):
         return math.inf
+    return float(_rdp_accountant(event, replaces).get_epsilon(check_delta(delta)))
+
+
+@functools.lru_cache(maxsize=16)
+def _rdp_accountant(event: "dp_accounting.DpEvent", replaces: bool) -> Any:
+    """The composed Renyi divergences, which answer for every delta; sampling without replacement takes seconds."""
+    import dp_accounting
+    from dp_accounting import rdp
+
     relation = dp_accounting.NeighboringRelation
     accountant = rdp.RdpAccountant(_ORDERS, relation.REPLACE_ONE if replaces else relation.ADD_OR_REMOVE_ONE)
     accountant.compose(event)
-    return float(accountant.get_epsilon(check_delta(delta)))
+    return accountant
 
 
 def fixed_size_gaussian_epsilon(

@@ -108,13 +108,15 @@ def read_log(
         if rows == 0:
             raise ValueError(f"log {path} holds no participation: an audit needs the rows of a run")
         repeated = 0
-        table = "log"
-        pattern = _pattern(database, table, first_round)
+        pattern = _pattern(database, "log", first_round)
         if 0 in pattern.separations:
             repeated = pattern.separations[0]
             if duplicates == "refuse":
                 raise ValueError(f"log {path} has {repeated} rows twice, {source.an_example(database)}: {_TWICE}")
-            database.execute("CREATE TABLE distinct_rows AS SELECT DISTINCT client, round FROM log")
+            database.execute(
+                "CREATE TABLE distinct_rows AS SELECT client, round FROM log "
+                "QUALIFY row_number() OVER (PARTITION BY client, round ORDER BY round) = 1"
+            )
             pattern = _pattern(database, "distinct_rows", first_round)
     with path.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
@@ -149,18 +151,16 @@ def _connect(scratch: str, memory: int) -> "duckdb.DuckDBPyConnection":
 
 def _pattern(database: "duckdb.DuckDBPyConnection", table: str, first_round: int) -> ParticipationPattern:
     """Counts of a table of (client, round); a separation of 0 stands for two rows of one client in one round."""
+    # One sort by client and round; windows spill to disk, where a hash table of many texts would not.
     gaps = database.execute(
         f"""
-        SELECT gap, count(*) FROM (
-          SELECT round - lag(round) OVER (PARTITION BY client ORDER BY round) AS gap FROM {table}
+        SELECT gap, count(*), max(place), max(span) FROM (
+          SELECT round - lag(round) OVER client_rounds AS gap,
+            row_number() OVER client_rounds AS place,
+            round - first_value(round) OVER client_rounds AS span
+          FROM {table} WINDOW client_rounds AS (PARTITION BY client ORDER BY round)
         ) GROUP BY gap"""
     ).fetchall()
-    most, span = database.execute(
-        f"""
-        SELECT max(times), max(span) FROM (
-          SELECT count(*) AS times, max(round) - min(round) AS span FROM {table} GROUP BY client
-        )"""
-    ).fetchall()[0]
     sizes = database.execute(f"SELECT round, count(*) FROM {table} GROUP BY round").fetchall()
     cohort_sizes = np.zeros(max(t for t, _ in sizes) - first_round + 1, np.int64)
     for t, size in sizes:
@@ -168,10 +168,10 @@ def _pattern(database: "duckdb.DuckDBPyConnection", table: str, first_round: int
     return ParticipationPattern(
         cohort_sizes=cohort_sizes,
         # Every client has one row without a row before it.
-        clients=next(count for gap, count in gaps if gap is None),
-        max_participations=most,
-        separations={gap: count for gap, count in sorted((g, c) for g, c in gaps if g is not None)},
-        longest_span=span,
+        clients=next(count for gap, count, *_ in gaps if gap is None),
+        max_participations=max(place for *_, place, _ in gaps),
+        separations={gap: count for gap, count, *_ in sorted(row for row in gaps if row[0] is not None)},
+        longest_span=max(span for *_, span in gaps),
     )
 
 
