@@ -92,7 +92,7 @@ class TestPoisson:
     """Every test with a p-value fails for right code with probability FALSE_POSITIVE_RATE."""
 
     scheme = SCHEMES["poisson"]  # 20 clients a part, q = 0.3
-    rounds = 3000
+    rounds = 1500
 
     def matrix(self, **more):
         """(rounds of part 0, clients of part 0), bool."""
@@ -182,7 +182,7 @@ class TestPoisson:
 class TestFixedSize:
     def test_uniform_subsets_of_the_part(self):
         scheme = CyclicFixedSize(population=10, cohort_size=2, groups=2)
-        cohorts = drawn(controller_of(scheme, rounds=6000))
+        cohorts = drawn(controller_of(scheme, rounds=3000))
         for part in (0, 1):
             _, counts = np.unique(np.array(cohorts[part::2]), axis=0, return_counts=True)
             assert len(counts) == 10  # of 2 out of 5

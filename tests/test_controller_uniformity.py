@@ -173,7 +173,7 @@ class TestWithoutListingEverybody:
         # Through the controller, clients away and resting: the lower half of the indices is drawn as often as it is eligible.
         participation = Participation(rounds=6, schema="min_sep", min_sep=6)
         counts = np.zeros((2, 2))
-        for seed in range(300):
+        for seed in range(120):
             controller = ParticipationController(
                 participation,
                 population=20_000,
