@@ -1,8 +1,7 @@
 """Banded Fig. 4, drawn again: `python -m experiments.band_figure [--quick] [--out figure_4.png]`, with its numbers beside it as JSON.
 
 rmse of prefix sums of mean updates for n = 1024 rounds and delta = 1e-6, over epsilon and epochs: DP-SGD amplified by Poisson sampling,
-multi-epoch MF (the
-best encoder of all for that many epochs, without amplification), and BandMF with its best number of bands, amplified.
+multi-epoch MF (the best encoder of all for that many epochs, without amplification), and BandMF with its best number of bands, amplified.
 """
 
 import argparse

@@ -139,7 +139,7 @@ def choose_bands(
       rounds: n; None takes the workload's, which it must equal.
       bands: candidates, each in 1..rounds; None: see above.
       participation: what clients keep to without sampling; None is a fixed order, every client once in population // cohort_size rounds.
-      dense: whether to try the best encoder of all without amplification as well ("b = n" in the paper). Minutes for thousands of rounds.
+      dense: whether to try the best encoder of all without amplification as well ("b = n" in the paper); its fit is O(rounds^3).
       progress: called with a phrase before each step; fits are kept on disk (`fedmf.fit`).
 
     Raises:
@@ -162,7 +162,7 @@ def choose_bands(
     else:
         most = min(n, question.population // question.cohort_size)
         rows = {b: question.banded(b) for b in _powers_of_two(most)}
-        while missing := _between(rows):
+        while missing := _between(rows, n):
             rows |= {b: question.banded(b) for b in missing}
     by_bands = [rows[b] for b in sorted(rows)]
     return BandChoice(
@@ -184,14 +184,17 @@ def _powers_of_two(most: int) -> list[int]:
     return sorted({2**i for i in range(most.bit_length())} | {most})
 
 
-def _between(rows: dict[int, BandRow]) -> list[int]:
-    """Candidates halfway, as a ratio, between the best and its neighbours, where there is something between that is worth a look."""
+def _between(rows: dict[int, BandRow], n: int) -> list[int]:
+    """Candidates halfway, as a ratio, between the best and its neighbours, where there is something between that is worth a look.
+
+    Of numbers with the same ceil(n / b) the smallest is taken: the others are drawn more often for as many events.
+    """
     tried = sorted(rows)
     best = min(tried, key=lambda b: rows[b].rmse)
     at = tried.index(best)
     pairs = [(tried[i], tried[i + 1]) for i in (at - 1, at) if 0 <= i < len(tried) - 1]
     halfway = [round(math.sqrt(low * high)) for low, high in pairs if high > _FINEST * low and high > low + 1]
-    return [b for b in halfway if b not in rows]
+    return [b for b in (-(-n // -(-n // b)) for b in halfway) if b not in rows]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

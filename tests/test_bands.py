@@ -76,11 +76,10 @@ def test_the_search_finds_the_best_of_all(choice):
 
 def test_less_privacy_wants_more_bands():
     best = [
-        choose_bands(fedmf.prefix_sum(64), **ASK | {"epsilon": epsilon}, bands=[1, 2, 4, 8, 16]).best.bands
-        for epsilon in (0.05, 2.0, 50.0)
+        choose_bands(fedmf.prefix_sum(64), **ASK | {"epsilon": epsilon}, bands=[1, 4, 16]).best.bands
+        for epsilon in (0.05, 50.0)
     ]
-    assert best == sorted(best)
-    assert (best[0], best[-1]) == (1, 16)
+    assert best == [1, 16]
 
 
 def test_less_than_an_epoch_is_amplified_with_any_bands():
@@ -146,7 +145,7 @@ def test_the_search_ends_beside_the_best(least):
         )  # fmt: skip
 
     rows = {b: row(b) for b in bands._powers_of_two(342)}
-    while missing := bands._between(rows):
+    while missing := bands._between(rows, 10**9):
         rows |= {b: row(b) for b in missing}
     best = min(rows, key=lambda b: rows[b].rmse)
     assert abs(math.log(best / least)) < math.log(1.06)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from experiments import paper_figures as figures
-from experiments import paper_tables
+from experiments import paper_tables, table_cells, tuning_figures
 from fedmf import optimize
 
 
@@ -60,6 +60,10 @@ def test_known_differences_are_of_known_tables():
         "denisov-2": {f"{row.rounds} rounds" for row in figures.DENISOV_TABLE_2},
         "multi-epoch-1": {row.label for row in figures.MULTI_EPOCH_TABLE_1},
         "banded-2": {row.label for row in figures.BANDED_TABLE_2},
+        "banded-4": {f"{row.mechanism}, epsilon {row.epsilon:g}" for row in tuning_figures.BANDED_TABLE_4},
+        "banded-bands": {f"epsilon {epsilon:g}" for epsilon in tuning_figures.EPSILONS},
+        "banded-k1": {f"rho {rho}" for rho in tuning_figures.BANDED_K_1},
+        "multi-epoch-3": {f"MF, epsilon {epsilon}" for epsilon in tuning_figures.MULTI_EPOCH_TABLE_3.values()},
     }
     for (table, row, _), reason in figures.KNOWN_DIFFERENCES.items():
         assert row in rows[table]
@@ -78,6 +82,23 @@ def test_a_wrong_figure_is_found_out(monkeypatch, capsys):
     # A difference that is declared and does not exist is an error as well.
     monkeypatch.setitem(figures.KNOWN_DIFFERENCES, ("denisov-2", "256 rounds", "Honaker"), "so they say")
     assert paper_tables.main(["--quick", "denisov-2"]) == 1
+
+
+def test_a_figure_that_is_as_good_by_the_tables_rule_is_said_to_be():
+    cell = table_cells.Cell(
+        table="banded-3",
+        row="epsilon 1",
+        column="k = 1",
+        printed="16",
+        ours=32,
+        nearly="the printed has 0.20% more rmse",
+    )
+    assert cell.agrees
+    assert not cell.as_printed
+    assert cell.verdict == "nearly: the printed has 0.20% more rmse"
+    strict = dataclasses.replace(cell, nearly="")
+    assert not strict.agrees
+    assert strict.verdict == "differs, larger: see docs/fidelity (not explained)"
 
 
 def test_a_family_that_is_missing_is_said_to_be(monkeypatch, capsys):

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 @click.option("--epsilon", type=float, required=True, help="Privacy target.")
 @click.option("--delta", type=float, default=1e-6, show_default=True, help="Failure probability.")
 @click.option("--bands", "listed", help="Candidates, as in 8,16,32.  [default: a search]")
-@click.option(
-    "--dense", is_flag=True, help="Try the best encoder of all without amplification as well; can take minutes."
-)
+@click.option("--dense", is_flag=True, help="Try the best encoder of all without amplification as well.")
 @click.option(
     "--workload",
     default="prefix_sum",
@@ -116,6 +114,10 @@ def _table(choice: "BandChoice") -> str:
         "round's running query at clip norm 1; per client: divided by the cohort, as in the mean.",
         f"Choice: {chosen}, {'with' if best.amplified else 'without'} amplification by sampling.",
     ]
+    if not best.amplified and best.family == "banded" and p.max_participations > 1:
+        lines.append(
+            "Without amplification the best encoder of all, for clients in a fixed order, can be better: see --dense."
+        )
     return "\n".join(lines)
 
 
