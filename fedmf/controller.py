@@ -255,6 +255,15 @@ class ParticipationController:
         rested = np.flatnonzero(self._after[start:stop] <= self._rested_since(t)) + start
         return rested[self._count[rested] < self.participation.max_participations]
 
+    def _available(self, t: int, clients: np.ndarray) -> np.ndarray:
+        there = np.asarray(self.availability.available(t, clients))
+        if there.shape != clients.shape or there.dtype != bool:
+            raise ValueError(
+                f"availability gave {there.dtype} of shape {there.shape} for {len(clients)} clients of round {t}: it must give a bool for "
+                "each of them"
+            )
+        return there
+
     def _rested_since(self, t: int) -> np.generic:
         """The largest entry of `_after` that is rested in round t: never, which is 0, or min_sep rounds ago. In the array's own type."""
         return self._after.dtype.type(max(t + 1 - self.participation.min_sep, 0))
@@ -267,7 +276,7 @@ class ParticipationController:
         self._catch_up()
         mask = np.zeros(self.population, bool)
         clients = self._may_come_between(t, 0, self.population)
-        mask[clients] = self.availability.available(t, clients)
+        mask[clients] = self._available(t, clients)
         return mask
 
     def cohort(self, t: int) -> np.ndarray:
@@ -318,17 +327,17 @@ class ParticipationController:
             # The partition alone keeps the separation; this guards against what was recorded from outside.
             drawn = drawn[self._may_come(t, drawn)]
             # Nobody replaces those who are away: a client's probability of taking part may only fall.
-            return drawn, drawn[self.availability.available(t, drawn)]
+            return drawn, drawn[self._available(t, drawn)]
         if self._order is not None:
             turn = self._order.batch(t)
             turn = turn[self._may_come(t, turn)]
-            turn = turn[self.availability.available(t, turn)]
+            turn = turn[self._available(t, turn)]
             return turn, turn
         pool = Pool(
             population=self.population,
             rested=lambda clients: self._may_come(t, clients),
             rested_between=lambda start, stop: self._may_come_between(t, start, stop),
-            available=lambda clients: self.availability.available(t, clients),
+            available=lambda clients: self._available(t, clients),
         )
         drawn = pool.draw(rng, self.cohort_size)
         return drawn, drawn

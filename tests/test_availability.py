@@ -157,6 +157,27 @@ class TestMasks:
             availability_model(given, 3)
 
 
+class TestOnesOwnModel:
+    @pytest.mark.parametrize(
+        "answer",
+        [lambda n: np.ones(n + 1, bool), lambda n: np.ones(n), lambda n: True, lambda n: np.ones((n, 1), bool)],
+        ids=["too long", "floats", "one for all", "2-D"],
+    )
+    def test_another_answer_than_a_bool_each(self, answer):
+        class Model:
+            def available(self, t, clients):
+                return answer(len(clients))
+
+        controller = ParticipationController(
+            Participation(rounds=2, schema="every_round"), population=9, cohort_size=3, seed=1, availability=Model()
+        )
+        with pytest.raises(
+            ValueError, match="availability gave .* for 9 clients of round 0: it must give a bool for each"
+        ):
+            controller.cohort(0)
+        assert len(controller.ledger) == 0
+
+
 class TestTexts:
     @pytest.mark.parametrize(
         ("text", "model"),
