@@ -91,9 +91,7 @@ class HandWrittenClients(ClientWork):
         self._threads = cores() if threads is None else threads
         self._pool = concurrent.futures.ThreadPoolExecutor(self._threads, "client")
         # One update for each client in training, and one that waits for its turn.
-        shapes = [tuple(spec.shape) for spec in specs]
-        self._updates = [[np.empty(shape, np.float32) for shape in shapes] for _ in range(self._threads + 1)]
-        self._query = query
+        self._updates = [_Update(specs) for _ in range(self._threads + 1)]
         self._sum = tf.function(
             lambda total, update: _accumulate(query, total, update), input_signature=[_specs_of(query), list(specs)]
         )
@@ -102,7 +100,7 @@ class HandWrittenClients(ClientWork):
         """See `ClientWork.add`."""
         arrays = [np.ascontiguousarray(w) for w in weights]
         stop = np.zeros(1, np.int32)
-        free, waiting = list(self._updates), collections.deque[tuple[Any, Any]]()
+        free, waiting = list(self._updates), collections.deque[tuple[Any, _Update]]()
         loss, following = 0.0, 0
         try:
             for _ in cohort:
@@ -110,19 +108,32 @@ class HandWrittenClients(ClientWork):
                     x, y = (np.ascontiguousarray(part) for part in cohort[following])
                     update = free.pop()
                     job = self._pool.submit(
-                        self._epoch, arrays, x, y, learning_rate=self._rate, update=update, stop=stop
+                        self._epoch, arrays, x, y, learning_rate=self._rate, update=update.arrays, stop=stop
                     )
                     waiting.append((job, update))
                     following += 1
                 job, update = waiting.popleft()
                 loss += job.result()
-                total = self._sum(total, update)
+                total = self._sum(total, update.tensors)
                 free.append(update)
         finally:
             # After Ctrl-C: whoever trains ends with the batch, so that nobody writes into an update of the next round.
             stop[0] = 1
             concurrent.futures.wait([job for job, _ in waiting if not job.cancel()])
         return total, loss
+
+
+class _Update:
+    """Room for one client's update: arrays that are written to, and the same memory as tensors."""
+
+    def __init__(self, specs: Sequence[Any]) -> None:
+        self.arrays, self.tensors = [], []
+        for spec in specs:
+            size = spec.shape.num_elements()
+            room = np.zeros(size + 16, np.float32)
+            start = -room.ctypes.data % 64 // 4  # TensorFlow takes memory over only where it begins on a cache line
+            self.arrays.append(room[start : start + size].reshape(spec.shape))
+            self.tensors.append(tf.experimental.dlpack.from_dlpack(self.arrays[-1].__dlpack__()))
 
 
 def _specs_of(query: MatrixFactorizationQuery) -> Any:

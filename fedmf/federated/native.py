@@ -25,7 +25,7 @@ def compiler() -> str | None:
 
 @functools.cache
 def library(source: pathlib.Path) -> ctypes.CDLL | None:
-    """The library of one C file, compiled for this machine's processor and kept in the cache folder; None where that fails.
+    """The library of one C file and the headers beside it, for this processor, kept in the cache folder; None where that fails.
 
     The folder is that of fits: $FEDMF_CACHE, or else fedmf in the user's cache folder. A source, compiler or processor that changes has
     another file. Calls of its functions run without Python's lock.
@@ -33,7 +33,7 @@ def library(source: pathlib.Path) -> ctypes.CDLL | None:
     found = compiler()
     if found is None or os.name != "posix":
         return None
-    text = source.read_bytes()
+    text = b"\0".join(path.read_bytes() for path in [source, *sorted(source.parent.glob("*.h"))])
     version = subprocess.run([found, "--version"], capture_output=True, check=False).stdout
     mark = hashlib.sha256(b"\0".join([text, version, " ".join(_FLAGS).encode(), _processor()])).hexdigest()[:24]
     folder = _folder()

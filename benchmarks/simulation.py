@@ -1,0 +1,333 @@
+"""What a round of training costs on this machine, part by part, beside TFF's stock process on the same clients in the same run.
+
+    make bench-simulation                                      10, 100 and 1000 clients a round; about an hour on two cores
+    python -m benchmarks.simulation --clients 10 --passes 3    one cohort; minutes
+    python -m benchmarks.simulation --model demo               the demo's small model, whose cost is dispatch and not arithmetic
+    python -m benchmarks.simulation --small                    a check of this program, measures nothing
+
+Kinds of rounds, each in a process of its own, all on the same cohorts:
+  compiled        --execution fast: client work in compiled C, clients side by side; the default where there is a C compiler
+  differentiated  --execution fast without a compiler: a tf.function for each client, one after the other
+  tff             --execution tff: build_unweighted_fed_avg with our aggregator, in TFF's C++ runtime
+
+The processes take turns, one round each and in the opposite order the next time, so that slow drifts of the machine cancel in the
+ratios; while one works the others wait. The first round (tracing, compiling) is counted apart. CPU seconds are of the process and, for
+tff, of its worker: on a machine that others use as well they say more than seconds. Memory is the peak of both together, everything
+included. Clients hold 64 sentences of full length; batch 16, one local epoch.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+import numpy as np
+
+KINDS = ("compiled", "differentiated", "tff")
+PARTS = ("data", "noise", "clients", "of which clip and sum", "server", "metrics", "checkpoint")
+MODELS: dict[str, dict[str, int]] = {
+    "full": {},
+    "demo": {"vocabulary_size": 300, "embedding_size": 24, "lstm_size": 48},
+}
+SENTENCES = {"full": 64, "demo": 16}
+_LENGTH, _BATCH = 20, 16
+
+
+def random_sentences(model: str, clients: int) -> Any:
+    """The task: sentences of full length, drawn uniformly; what the words are does not change what they cost."""
+    from fedmf import federated
+    from tasks.stackoverflow import compiled, preprocessing
+    from tasks.stackoverflow import model as next_word
+
+    sizes = {"vocabulary_size": 10_000, "embedding_size": 96, "lstm_size": 670} | MODELS[model]
+
+    def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
+        shape = (SENTENCES[model], _LENGTH + 1)
+        words = np.random.default_rng(sum(name.encode())).integers(1, sizes["vocabulary_size"], shape, dtype=np.int32)
+        return words[:, :-1], words[:, 1:]
+
+    return federated.Task(
+        name="random sentences",
+        description="the papers' model" if model == "full" else "the demo's model",
+        client_ids=[str(i) for i in range(clients)],
+        client_examples=examples,
+        evaluation_examples=examples,
+        build_model=lambda seed: next_word.build_model(seed, **sizes),
+        loss=next_word.make_loss("published"),
+        metrics=next_word.make_metrics("published", preprocessing.SpecialIds(sizes["vocabulary_size"])),
+        headline_metric="accuracy",
+        batch_size=_BATCH,
+        local_epoch=compiled.compiled_epoch(**sizes, loss="published", batch_size=_BATCH),
+    )
+
+
+class Rounds:
+    """One kind of execution, a round at a time, with the time that its parts took."""
+
+    def __init__(self, kind: str, model: str, clients: int, threads: int | None) -> None:
+        import fedmf
+        from fedmf.federated.execution import build_execution
+        from fedmf.federated.training import Evaluator, client_examples
+        from fedmf.runs import Checkpoint, RunFolder
+
+        self.task = random_sentences(model, clients)
+        self.config = fedmf.TrainConfig(
+            rounds=2048,
+            cohort_size=clients,
+            family="blt",
+            schema="min_sep",
+            min_sep=342,
+            max_participations=6,
+            noise_multiplier=1e-6,
+            clip_norm=1.0,
+            client_learning_rate=1.0,
+            sequence_length=_LENGTH,
+            batch_size=_BATCH,
+            execution="tff" if kind == "tff" else "fast",
+            seed=0,
+        )
+        client_work = {"compiled": "hand_written", "differentiated": "differentiated", "tff": None}[kind]
+        plan = self.config.plan()
+        self.execution = build_execution(self.task, plan, self.config, 1, client_work=client_work, threads=threads)
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self._client_examples = client_examples
+        self._evaluator = Evaluator(self.task, self.config)
+        self._folder = RunFolder.create(pathlib.Path(tempfile.mkdtemp()) / "run")
+        self._checkpoint = Checkpoint
+        for part, owner, name in self._seams():
+            setattr(owner, name, self._timed(part, getattr(owner, name)))
+        self.state = self.execution.init()
+        self.t = 0
+
+    def _seams(self) -> list[tuple[str, Any, str]]:
+        execution: Any = self.execution
+        seams = [("noise", execution.noise, "hand_in")]
+        if hasattr(execution, "_clients"):
+            seams += [("clients", execution._clients, "add"), ("server", execution, "_server")]
+            if hasattr(execution._clients, "_sum"):
+                seams.append(("of which clip and sum", execution._clients, "_sum"))
+        return seams
+
+    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                self.seconds[part] += time.perf_counter() - began
+
+        return timed
+
+    def next(self) -> dict[str, Any]:
+        """Runs a round and says what it cost; metrics and checkpoint, which not every round has, are apart."""
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        cpu, began = _cpu_seconds(), time.perf_counter()
+        examples = self._timed(
+            "data",
+            lambda: [
+                self._client_examples(self.task, self.config, self.t, client)
+                for client in range(len(self.task.client_ids))
+            ],
+        )()
+        self.state, row = self.execution.next(self.state, examples)
+        seconds, cpu = time.perf_counter() - began, _cpu_seconds() - cpu
+        self.t += 1
+        weights = self.execution.weights(self.state)
+        self._timed("metrics", lambda: self._evaluator(weights, "0"))()
+        self._timed("checkpoint", self._save)()
+        return {"seconds": seconds, "cpu": cpu, "parts": self.seconds, "loss": row["train_loss"], "peak": _peak_bytes()}
+
+    def _save(self) -> None:
+        from fedmf.ledger import ParticipationLedger
+
+        leaves, ledger = self.execution.leaves(self.state), ParticipationLedger(cohort_size=self.config.cohort_size)
+        self._folder.save_checkpoint(
+            self._checkpoint(rounds_done=self.t, config_digest="", state=leaves, ledger=ledger)
+        )
+
+
+def _family() -> list[int]:
+    from fedmf.federated.workers import worker_processes
+
+    return [os.getpid(), *worker_processes()]
+
+
+def _cpu_seconds() -> float:
+    ticks = 0
+    for pid in _family():
+        with contextlib.suppress(OSError):
+            fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _peak_bytes() -> int:
+    peak = 0
+    for pid in _family():
+        with contextlib.suppress(OSError):
+            lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+            peak += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    return peak
+
+
+def serve(kind: str, model: str, clients: int, threads: int | None) -> None:
+    """The child: a line of JSON when it is ready, and one for each line that it reads, until there are no more."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print goes elsewhere
+    from fedmf.federated.quiet import import_tensorflow
+
+    import_tensorflow()
+    began = time.perf_counter()
+    rounds = Rounds(kind, model, clients, threads)
+    print(json.dumps({"ready": time.perf_counter() - began}), file=out, flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(rounds.next()), file=out, flush=True)
+
+
+@contextlib.contextmanager
+def children(kinds: tuple[str, ...], model: str, clients: int, threads: int | None) -> Iterator[dict[str, Any]]:
+    """Kind -> a process that serves it."""
+    started: dict[str, Any] = {}
+    try:
+        for kind in kinds:
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.simulation",
+                "--serve",
+                kind,
+                "--model",
+                model,
+                "--clients",
+                str(clients),
+            ]
+            command += [] if threads is None else ["--threads", str(threads)]
+            started[kind] = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            if not started[kind].stdout.readline():
+                raise click.ClickException(f"{kind} did not start: {started[kind].stderr.read()[-2000:]}")
+        yield started
+    finally:
+        for child in started.values():
+            child.stdin.close()
+        for child in started.values():
+            child.wait()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Of one kind at one number of clients: means over the passes, and the first round's seconds."""
+
+    first: float
+    seconds: list[float]
+    cpu: list[float]
+    parts: dict[str, float]
+    peak: int
+    loss: list[float]
+
+
+def measure(kinds: tuple[str, ...], model: str, clients: int, passes: int, threads: int | None) -> dict[str, Cost]:
+    """Rounds in turns; see the head of this file."""
+    rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    with children(kinds, model, clients, threads) as started:
+        for turn in range(passes + 1):
+            for kind in kinds if turn % 2 else kinds[::-1]:
+                child = started[kind]
+                print("round", file=child.stdin, flush=True)
+                line = child.stdout.readline()
+                if not line:
+                    raise click.ClickException(f"{kind} ended: {child.stderr.read()[-2000:]}")
+                rows[kind].append(json.loads(line))
+    return {
+        kind: Cost(
+            first=found[0]["seconds"],
+            seconds=[row["seconds"] for row in found[1:]],
+            cpu=[row["cpu"] for row in found[1:]],
+            parts={part: statistics.mean(row["parts"][part] for row in found[1:]) for part in PARTS},
+            peak=found[-1]["peak"],
+            loss=[row["loss"] for row in found],
+        )
+        for kind, found in rows.items()
+    }
+
+
+def table(clients: int, costs: dict[str, Cost]) -> str:
+    """The costs of one cohort as text."""
+    lines = [f"{clients} clients a round, load of the machine {os.getloadavg()[0]:.1f}"]
+    lines.append(f"{'':<16}{'clients/s':>10}{'CPU s/client':>14}{'first round s':>15}{'peak GB':>9}")
+    for kind, cost in costs.items():
+        seconds, cpu = statistics.mean(cost.seconds), statistics.mean(cost.cpu)
+        lines.append(
+            f"{kind:<16}{clients / seconds:>10.2f}{cpu / clients:>14.4f}{cost.first:>15.1f}{cost.peak / 1e9:>9.2f}"
+        )
+    if "tff" in costs:
+        for kind in costs.keys() - {"tff"}:
+            ratios = [b / a for a, b in zip(costs[kind].seconds, costs["tff"].seconds, strict=True)]
+            cpu = statistics.mean(costs["tff"].cpu) / statistics.mean(costs[kind].cpu)
+            lines.append(
+                f"{kind}: {statistics.mean(ratios):.1f} times tff (from {min(ratios):.1f} to {max(ratios):.1f}), by CPU seconds {cpu:.1f}"
+            )
+    for kind, cost in costs.items():
+        if cost.parts["clients"]:
+            lines.append(
+                f"{kind}, seconds a round: " + ", ".join(f"{part} {taken:.4f}" for part, taken in cost.parts.items())
+            )
+    return "\n".join(lines)
+
+
+@click.command()
+@click.option(
+    "--clients",
+    multiple=True,
+    type=int,
+    default=(10, 100, 1000),
+    show_default=True,
+    help="Clients a round; repeatable.",
+)
+@click.option("--passes", default=3, show_default=True, help="Counted rounds of each kind.")
+@click.option(
+    "--kind", "kinds", multiple=True, type=click.Choice(KINDS), default=KINDS, show_default=True, help="Repeatable."
+)
+@click.option("--model", type=click.Choice(tuple(MODELS)), default="full", show_default=True)
+@click.option("--threads", type=int, help="Compiled clients that train side by side; one on each processor by default.")
+@click.option("--small", is_flag=True, help="Two clients, the demo's model, one pass: checks this program.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--serve", "served", type=click.Choice(KINDS), hidden=True)
+def main(
+    clients: tuple[int, ...],
+    passes: int,
+    kinds: tuple[str, ...],
+    model: str,
+    threads: int | None,
+    small: bool,
+    as_json: bool,
+    served: str | None,
+) -> None:
+    """Print the cost of a round, one table for each number of clients."""
+    if served is not None:
+        serve(served, model, clients[0], threads)
+        return
+    if small:
+        clients, passes, model = (2,), 1, "demo"
+    found: dict[str, Any] = {"model": model, "clients": {}}
+    for count in clients:
+        costs = measure(kinds, model, count, passes, threads)
+        found["clients"][str(count)] = {kind: dataclasses.asdict(cost) for kind, cost in costs.items()}
+        if not as_json:
+            print(table(count, costs) + "\n", flush=True)
+    if as_json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

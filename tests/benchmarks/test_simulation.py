@@ -1,0 +1,32 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+
+
+def test_rounds_of_all_kinds_are_measured_and_train_alike():
+    from fedmf.federated import native
+
+    if native.compiler() is None:
+        pytest.skip("no C compiler")
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.simulation", "--small", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    costs = json.loads(done.stdout)["clients"]["2"]
+    assert list(costs) == ["compiled", "differentiated", "tff"]
+    for cost in costs.values():
+        assert min(*cost["seconds"], *cost["cpu"], cost["first"], cost["peak"]) > 0
+        # The same cohorts, models and noise: what is timed side by side is the same training.
+        assert cost["loss"] == pytest.approx(costs["tff"]["loss"], rel=1e-4)
+        assert len(cost["loss"]) == 2
+    parts = costs["compiled"]["parts"]
+    assert min(parts.values()) > 0
+    assert parts["of which clip and sum"] < parts["clients"] < sum(costs["compiled"]["seconds"])
