@@ -1,10 +1,10 @@
-# make demo | test | tables | figure-4 | bench-fit | bench-noise | bench-aggregator | bench-participation | lint | lock | clean. Each target does its own set-up; a second run finds it done.
+# make demo | test | tables | figure-4 | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | lint | lock | clean. Each target does its own set-up; a second run finds it done.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = $(PYTHON) -m pip --disable-pip-version-check --python
 INSTALL = install --quiet --no-deps --require-hashes
 
-.PHONY: demo test tables figure-4 bench-fit bench-noise bench-aggregator bench-participation lint lock clean setup
+.PHONY: demo test tables figure-4 bench-fit bench-noise bench-aggregator bench-participation bench-simulation lint lock clean setup
 
 demo: setup
 	.venv/bin/fedmf demo
@@ -31,6 +31,9 @@ bench-aggregator: setup
 
 bench-participation: setup
 	.venv/bin/python -m benchmarks.participation
+
+bench-simulation: setup
+	.venv/bin/python -m benchmarks.simulation
 
 lint: setup .venv-lint/.installed
 	.venv-lint/bin/ruff check .
