@@ -100,24 +100,20 @@ def read_log(
     path = pathlib.Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"log {path} does not exist: name a CSV or Parquet file of clients and rounds")
+    import duckdb
+
     before = path.stat()
     kind = _ParquetFile if _is_parquet(path) else _CsvFile
     source = kind(path, client_column, round_column, range(first_round, first_round + rounds))
-    with tempfile.TemporaryDirectory(prefix="fedmf-log-", dir=folder) as scratch, _connect(scratch, memory) as database:
-        rows = source.load(database)
-        if rows == 0:
-            raise ValueError(f"log {path} holds no participation: an audit needs the rows of a run")
-        repeated = 0
-        pattern = _pattern(database, "log", first_round)
-        if 0 in pattern.separations:
-            repeated = pattern.separations[0]
-            if duplicates == "refuse":
-                raise ValueError(f"log {path} has {repeated} rows twice, {source.an_example(database)}: {_TWICE}")
-            database.execute(
-                "CREATE TABLE distinct_rows AS SELECT client, round FROM log "
-                "QUALIFY row_number() OVER (PARTITION BY client, round ORDER BY round) = 1"
-            )
-            pattern = _pattern(database, "distinct_rows", first_round)
+    try:
+        rows, repeated, pattern = _counted(source, memory, folder, refuse=duplicates == "refuse")
+    except duckdb.OutOfMemoryException as error:
+        raise ValueError(f"memory={memory} bytes do not suffice to sort log {path}: allow more") from error
+    except duckdb.IOException as error:
+        reason = str(error).splitlines()[0]
+        raise OSError(
+            f"log {path} could not be sorted in temporary files ({reason}): name a folder with more room"
+        ) from error
     with path.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     after = path.stat()
@@ -126,6 +122,28 @@ def read_log(
     return ParticipationLog(
         name=path.name, size=after.st_size, sha256=digest, rows=rows, duplicates=repeated, pattern=pattern
     )
+
+
+def _counted(
+    source: "_Source", memory: int, folder: str | os.PathLike[str] | None, *, refuse: bool
+) -> tuple[int, int, ParticipationPattern]:
+    """Rows, those of them that repeat another, and the pattern of the others."""
+    path = source.path
+    with tempfile.TemporaryDirectory(prefix="fedmf-log-", dir=folder) as scratch, _connect(scratch, memory) as database:
+        rows = source.load(database)
+        if rows == 0:
+            raise ValueError(f"log {path} holds no participation: an audit needs the rows of a run")
+        pattern = _pattern(database, "log", source.rounds[0])
+        repeated = pattern.separations.get(0, 0)
+        if not repeated:
+            return rows, 0, pattern
+        if refuse:
+            raise ValueError(f"log {path} has {repeated} rows twice, {source.an_example(database)}: {_TWICE}")
+        database.execute(
+            "CREATE TABLE distinct_rows AS SELECT client, round FROM log "
+            "QUALIFY row_number() OVER (PARTITION BY client, round ORDER BY round) = 1"
+        )
+        return rows, repeated, _pattern(database, "distinct_rows", source.rounds[0])
 
 
 _TWICE = (

@@ -29,7 +29,12 @@ def audit_run(folder: str | pathlib.Path | Run, *, plan: Plan | None = None) -> 
     path = run.path / "participation.csv"
     if not path.exists():
         raise ValueError(f"{run.path} has no participation.csv yet: it is written with the first checkpoint")
-    ledger = ParticipationLedger.from_csv(path.read_text(), rounds=len(run.metrics), cohort_size=run.config.cohort_size)
+    # Cohorts of Poisson sampling vary in size by design.
+    cohort_size = None if run.config.sampling == "poisson" else run.config.cohort_size
+    ledger = ParticipationLedger.from_csv(path.read_text(), rounds=len(run.metrics), cohort_size=cohort_size)
+    if run.result is None:
+        # Rounds after the last checkpoint have metrics, and no record yet of who took part.
+        ledger = ledger.first(max((t + 1 for t in range(len(ledger)) if len(ledger.cohort(t))), default=0))
     return audit_ledger(ledger, plan)
 
 

@@ -1,0 +1,111 @@
+"""`fedmf audit log` and statements of runs: what users and scripts see."""
+
+import json
+
+import pytest
+
+from tests.test_cli import fedmf, refused
+
+PLAN = ["--rounds", 12, "--min-sep", 4, "--epsilon", 8]
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mechanisms") / "identity.npz"
+    fedmf("fit", "--rounds", 12, "--min-sep", 4, "--family", "identity", "--out", path)
+    return path
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("device,t\n" + "".join(f"d{t % 4},{t + 1}\n" for t in range(12)))
+    return path
+
+
+COLUMNS = ["--client-column", "device", "--round-column", "t", "--first-round", 1]
+
+
+def test_help_has_an_example():
+    text = fedmf("audit", "log", "--help").stdout
+    assert "Usage: fedmf audit log" in text
+    assert "Example:\n" in text
+
+
+def test_planned_beside_achieved(log, identity, tmp_path):
+    shown = json.loads(fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, "--json").stdout)
+    assert (shown["min_separation_observed"], shown["max_participations_observed"], shown["clients"]) == (4, 3, 4)
+    assert shown["contradictions"] == []
+    assert shown["epsilon_achieved"] <= shown["epsilon_planned"] <= 8
+    assert "keeps_to_the_plan" in fedmf("audit", "log", log, identity, *PLAN, *COLUMNS).stdout
+
+
+def test_the_statement_names_the_command_that_makes_it_again(log, identity, tmp_path, monkeypatch):
+    out = tmp_path / "statement.json"
+    words = ["--statement", out, "--pretraining", "public data"]
+    fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, *words)
+    values = json.loads(out.read_text())
+    assert values["subject"] == "log"
+    assert values["pretraining"] == "public data"
+    assert values["observed"]["rounds"] == 12
+    # The very command, in the folder of its files.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / identity.name).write_bytes(identity.read_bytes())
+    out.unlink()
+    program, *arguments = values["commands"][0].split()
+    assert program == "fedmf"
+    fedmf(*arguments)
+    again = json.loads(out.read_text())
+    assert again["guarantee"] == values["guarantee"]
+    assert again["achieved"] == values["achieved"]
+    assert again["mechanism"] == values["mechanism"]
+
+
+def test_with_sampling(log, identity):
+    scheme = ["--sampling", "poisson", "--population", 400, "--cohort-size", 4]
+    shown = json.loads(fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, *scheme, "--json").stdout)
+    assert shown["sampling"] == "CyclicPoisson"
+    assert shown["epsilon_achieved_if_sampled_as_planned"] <= shown["epsilon_planned"] <= 8
+    assert shown["epsilon_achieved"] > 8
+    few = ["--sampling", "poisson", "--population", 3, "--cohort-size", 2]
+    shown = json.loads(fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, *few, "--json").stdout)
+    assert shown["epsilon_achieved_if_sampled_as_planned"] is None
+    assert "4 clients took part where the population is 3" in shown["contradictions"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--epsilon", 8], "no column 'client'"),
+        (["--epsilon", 8, *COLUMNS[:4]], "line 13 of log"),
+        (["--epsilon", 8, *COLUMNS, "--first-round", -1], "first_round=-1"),
+        (["--epsilon", 8, *COLUMNS, "--duplicates", "x"], "duplicates='x'"),
+        (["--epsilon", 8, *COLUMNS, "--memory", 0], "memory=0.0 must be gigabytes"),
+        (["--epsilon", 8, *COLUMNS, "--memory", 0.1], "allow 256 MB or more"),
+        (["--epsilon", 8, *COLUMNS, "--statement", "x.txt"], "statement=x.txt must end in .md or .json"),
+        (["--epsilon", 8, *COLUMNS, "--statement", "no/such/x.md"], "folder that does not exist"),
+        (["--epsilon", 8, *COLUMNS, "--sampling", "x"], "sampling='x'"),
+        (["--epsilon", 8, *COLUMNS, "--sampling", "poisson"], "needs --population and --cohort-size"),
+        (["--epsilon", 8, *COLUMNS, "--population", 9], "population=9 belongs to sampling"),
+        (COLUMNS, "give exactly one"),
+    ],
+    ids=lambda v: "" if isinstance(v, str) else " ".join(map(str, v))[-40:],
+)
+def test_refusals_are_one_sentence(log, identity, options, words):
+    refused("audit", "log", log, identity, "--rounds", 12, "--min-sep", 4, *options, words=[words])
+
+
+def test_nothing_is_written_for_a_log_that_is_none(tmp_path, identity):
+    bad, out = tmp_path / "bad.csv", tmp_path / "statement.md"
+    bad.write_text("client,round\nann,1\nann,x\n")
+    refused("audit", "log", bad, identity, *PLAN, "--statement", out, words=["line 3", "'x'"])
+    refused("audit", "log", tmp_path / "none.csv", identity, *PLAN, words=["none.csv does not exist"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.csv"]
+
+
+def test_calibrate_with_sampling_and_rdp(identity):
+    scheme = ["--sampling", "poisson", "--population", 400, "--cohort-size", 4, "--rdp"]
+    shown = json.loads(fedmf("calibrate", identity, *PLAN, *scheme, "--json").stdout)
+    assert shown["epsilon"] <= 8 < shown["sampling"]["unamplified_epsilon"]
+    assert shown["rdp_epsilon"] > 0
+    assert "CyclicPoisson" in fedmf("calibrate", identity, *PLAN, *scheme).stdout

@@ -1,0 +1,65 @@
+"""The audit of a run folder, and the statement of the finished run."""
+
+import json
+
+import pytest
+
+from fedmf.run_audit import audit_run, run_statement_values, write_final_statement
+from fedmf.runs import Run, write_atomically
+from fedmf.statement import as_text
+from tests.test_cli import fedmf, refused
+from tests.test_runs import CONFIG, new_run
+
+VERSIONS = {"fedmf": "0.1.0", "python": "3.11.7"}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that was never trained: its participation is what a controller could have handed out."""
+    folder = new_run(tmp_path / "run")
+    described = {"task": {"name": "x", "clients": 500}, "versions": VERSIONS}
+    folder.write_json("plan", CONFIG.plan().summary() | described)
+    n, b = CONFIG.rounds, CONFIG.participation().min_sep
+    rows = "".join(
+        f"{t},{t % b * CONFIG.cohort_size + place}\n" for t in range(n) for place in range(CONFIG.cohort_size)
+    )
+    write_atomically(folder.path / "participation.csv", "round,client\n" + rows)
+    write_atomically(folder.path / "metrics.jsonl", "".join(f'{{"round": {t}}}\n' for t in range(n)))
+    folder.write_json("result", {})
+    return folder.path
+
+
+def test_the_final_statement(run):
+    write_final_statement(run)
+    values = json.loads((run / "final_statement.json").read_text())
+    plan = CONFIG.plan()
+    assert values["subject"] == "run"
+    assert values["guarantee"]["epsilon"] == plan.epsilon
+    assert values["observed"]["min_separation"] == plan.participation.min_sep
+    assert values["observed"]["population"] == 500
+    assert values["observed"]["short_rounds"] == values["observed"]["empty_rounds"] == 0
+    assert values["contradictions"] == []
+    assert values["versions"] == VERSIONS
+    assert values["pretraining"].startswith("none")
+    assert (run / "final_statement.md").read_text() == as_text(values, ".md")
+
+
+def test_rounds_after_the_last_checkpoint_are_not_called_empty(run):
+    # A run that was stopped: metrics of every round, participation up to the checkpoint.
+    (run / "result.json").unlink()
+    rows = (run / "participation.csv").read_text().splitlines(keepends=True)
+    last = CONFIG.rounds - 2
+    write_atomically(run / "participation.csv", "".join(r for r in rows if not r.startswith(f"{CONFIG.rounds - 1},")))
+    assert audit_run(run).observed.rounds == last + 1
+    assert audit_run(run).pattern.empty_rounds == 0
+
+
+def test_the_command_line(run, tmp_path):
+    out = tmp_path / "statement.md"
+    shown = json.loads(fedmf("audit", run, "--statement", out, "--json").stdout)
+    assert shown["contradictions"] == []
+    loaded = Run.load(run)
+    assert out.read_text() == as_text(run_statement_values(loaded, audit_run(loaded)), ".md")
+    refused("audit", run, "--statement", tmp_path / "x.txt", words=["must end in .md or .json"])
+    (run / "participation.csv").unlink()
+    refused("audit", run, status=1, words=["has no participation.csv yet"])
