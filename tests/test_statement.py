@@ -91,7 +91,7 @@ def test_the_numbers_are_the_plans():
     assert made.epsilon <= shown <= made.epsilon * 1.001
 
 
-@pytest.mark.parametrize("sigma", [0.31, 0.655, 1.2345, 2.3, 7.0])
+@pytest.mark.parametrize("sigma", [0.655, 2.3])
 def test_no_number_claims_more_than_proven(sigma):
     made = plan(noise_multiplier=sigma, delta=1.23456789e-6)
     formal = point(made.statement(), "Formal statement")

@@ -93,7 +93,7 @@ def join(parts: list[str]) -> str:
 def statement_html(text: str) -> markupsafe.Markup:
     """The Markdown of a privacy statement as HTML, without its title: the report has one. Raw HTML in it stays text."""
     # Statements nest lists by three spaces, the width of "1. ".
-    renderer = markdown.Markdown(tab_length=3, extensions=["sane_lists"], output_format="html")
+    renderer = markdown.Markdown(tab_length=3, extensions=["sane_lists", "tables"], output_format="html")
     for name in _BLOCKS_REFUSED:
         renderer.preprocessors.deregister(name)
     for name in _INLINE_REFUSED:
