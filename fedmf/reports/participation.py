@@ -54,8 +54,8 @@ def _over_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
         ax.yaxis.set_major_locator(FixedLocator([place for place in places if low * 0.85 <= place <= high * 1.2]))
         ax.yaxis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        ax.set_title("Clients that may come and are there, in cohorts")
-        ax.set_ylabel("cohorts")
+        ax.set_title("The pool, in cohorts")
+        ax.set_ylabel("eligible and available, / cohort")
     else:
         ax.plot(range(n), forecast["cohorts"], color=_BLUE, linewidth=0.7)
         ax.axhline(1.0, color=_SOFT, linewidth=1.1, linestyle=(0, (5, 3)))
@@ -133,10 +133,10 @@ def _search(ax: Axes, forecast: dict[str, Any], tried: dict[int, int | None]) ->
         ax.annotate(f"{asked:,} asked", (asked, 0.14), xycoords=("data", "axes fraction"),
                     xytext=(-4 if asked > middle else 4, 0), textcoords="offset points",
                     ha="right" if asked > middle else "left", fontsize=8, color=_SOFT, bbox=_PLATE)  # fmt: skip
-    ax.set_title("Until which round it can be held")
+    ax.set_title("Held until which round")
     ax.set_xlabel("min separation")
     ax.set_ylabel("round")
     ax.set_ylim(0, 1.08 * n)
-    ax.legend(loc="center left", fontsize=8)
+    ax.legend(loc="center left", fontsize=8, frameon=True, framealpha=0.85, edgecolor="none")
     _thousands(ax.xaxis)
     _thousands(ax.yaxis)
