@@ -1,6 +1,7 @@
 """Training on TFF's remote workers: the same model, whoever is lost; one sentence where it cannot go on."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+import fedmf
 from fedmf import federated
 from fedmf.cli import main
 from fedmf.federated import remote_workers
@@ -213,6 +215,30 @@ def test_bad_arguments_have_status_2(arguments, capsys, tmp_path, monkeypatch):
     assert stop.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_command_line_trains_on_workers_with_a_limit_on_threads(tmp_path):
+    corpus = tmp_path / "corpus.sqlite"
+    subprocess.run([*COMMAND, "data", "synth", "--clients", "40", "--out", str(corpus), "--quiet"], check=True)
+    small = "--rounds 3 --cohort-size 3 --min-sep 3 --noise-multiplier 1 --family identity --vocabulary-size 50 --embedding-size 4"
+    rest = "--lstm-size 6 --max-sentences 8 --validation-sentences 20 --test-sentences 20 --noise-seed 1 --threads 1 --json --quiet"
+    with local_workers() as workers:
+        options = ["--execution", "tff-remote", "--workers", ",".join(worker.address for worker in workers)]
+        command = [
+            *COMMAND,
+            "train",
+            "--data",
+            str(corpus),
+            "--out",
+            str(tmp_path / "run"),
+            *small.split(),
+            *rest.split(),
+        ]
+        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["folder"] == str(tmp_path / "run")
+    assert len(fedmf.Run.load(tmp_path / "run").metrics) == 3
 
 
 def test_a_port_in_use_is_one_sentence():

@@ -1,0 +1,60 @@
+"""One training process with a limit on threads: python -m tests.federated.run_threads FOLDER EXECUTION THREADS.
+
+The model is large enough that TensorFlow and the linear algebra would share out its operations.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+
+import tensorflow as tf
+
+from fedmf import federated
+from fedmf.federated.workers import worker_processes
+from tests.federated.run_small import config
+from tests.federated.small_task import CLASSES, LENGTH, small_task
+
+LIMITS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+
+
+def build_model(seed: int) -> tf.keras.Model:
+    def layer(size: int, **options: object) -> tf.keras.layers.Layer:
+        return tf.keras.layers.Dense(size, kernel_initializer=tf.keras.initializers.GlorotUniform(seed=seed), **options)
+
+    init = tf.keras.initializers.RandomUniform(seed=seed)
+    return tf.keras.Sequential(
+        [
+            tf.keras.layers.Embedding(CLASSES, 256, input_length=LENGTH, embeddings_initializer=init),
+            layer(512, activation="tanh"),
+            layer(CLASSES),
+        ]
+    )
+
+
+def main(folder: str, execution: str, threads: int) -> None:
+    found: dict[str, object] = {}
+
+    def look(t: int) -> None:
+        if t == 0:
+            found["environment"] = [os.environ.get(name) for name in LIMITS]
+            found["tensorflow"] = [
+                tf.config.threading.get_intra_op_parallelism_threads(),
+                tf.config.threading.get_inter_op_parallelism_threads(),
+            ]
+            for pid in worker_processes():
+                process = pathlib.Path(f"/proc/{pid}")
+                found["worker command"] = (process / "cmdline").read_text().split("\0")
+                found["worker environment"] = (process / "environ").read_text().split("\0")
+
+    task = dataclasses.replace(small_task(), build_model=build_model)
+    federated.train(
+        task, config(execution), folder=folder, noise_seed=9, threads=threads, progress=False, on_round=look
+    )
+    found["environment afterwards"] = [os.environ.get(name) for name in LIMITS]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
