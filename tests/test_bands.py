@@ -65,6 +65,7 @@ def test_one_band_is_dp_sgd(choice):
     assert row.rmse == pytest.approx(row.event_noise_multiplier * math.sqrt(65 / 2), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_search_finds_the_best_of_all(choice):
     every = choose_bands(fedmf.prefix_sum(64), **ASK, bands=range(1, 17))
     searched = [row for row in choice.rows if row.family == "banded"]
