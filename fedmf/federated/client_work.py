@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.config import TrainConfig
+from fedmf.federated.native import room
 from fedmf.federated.query import MatrixFactorizationQuery
 from fedmf.federated.task import Examples, LocalEpoch, Task
 
@@ -127,13 +128,9 @@ class _Update:
     """Room for one client's update: arrays that are written to, and the same memory as tensors."""
 
     def __init__(self, specs: Sequence[Any]) -> None:
-        self.arrays, self.tensors = [], []
-        for spec in specs:
-            size = spec.shape.num_elements()
-            room = np.zeros(size + 16, np.float32)
-            start = -room.ctypes.data % 64 // 4  # TensorFlow takes memory over only where it begins on a cache line
-            self.arrays.append(room[start : start + size].reshape(spec.shape))
-            self.tensors.append(tf.experimental.dlpack.from_dlpack(self.arrays[-1].__dlpack__()))
+        # TensorFlow takes memory over where it begins on a cache line.
+        self.arrays = [room(spec.shape.num_elements()).reshape(spec.shape) for spec in specs]
+        self.tensors = [tf.experimental.dlpack.from_dlpack(array.__dlpack__()) for array in self.arrays]
 
 
 def _specs_of(query: MatrixFactorizationQuery) -> Any:

@@ -1,8 +1,10 @@
 """C code that the machine's own compiler makes into a library at first use: a speed-up where there is one, never a need."""
 
+import contextlib
 import ctypes
 import functools
 import hashlib
+import mmap
 import os
 import pathlib
 import platform
@@ -97,3 +99,22 @@ def pointer(array: np.ndarray, dtype: type = np.float32, *, written: bool = Fals
             f"the array {array.shape} must be C-contiguous{' and writeable' * written} for the compiled code"
         )
     return int(array.ctypes.data)
+
+
+def room(floats: int) -> np.ndarray:
+    """Zeros, float32 (floats,), that begin on a cache line; from 4 MiB on in huge pages, where the system has them.
+
+    What runs through more memory than the processor has addresses at hand for is a tenth slower in pages of 4 KiB.
+    """
+    line, page = 64, 2**21
+    if 4 * floats < 2 * page:
+        held = np.zeros(floats + line // 4, np.float32)
+        start = -held.ctypes.data % line // 4
+        return held[start : start + floats]
+    memory = mmap.mmap(-1, 4 * floats + page)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    held = np.frombuffer(memory, np.float32)
+    start = -held.ctypes.data % page // 4
+    return held[start : start + floats]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedmf.federated.native import library, pointer
+from fedmf.federated.native import library, pointer, room
 from fedmf.federated.task import LocalEpoch
 
 _SOURCE = pathlib.Path(__file__).with_name("next_word.c")
@@ -102,10 +102,7 @@ _held = threading.local()
 
 
 def _arena(floats: int) -> np.ndarray:
-    """Room to work in, one for each thread, that begins on a cache line."""
-    if getattr(_held, "floats", -1) < floats:
-        _held.floats = floats
-        room = np.zeros(floats + 16, np.float32)
-        start = -room.ctypes.data % 64 // 4
-        _held.arena = room[start : start + floats]
+    """Room to work in, one for each thread."""
+    if not hasattr(_held, "arena") or _held.arena.size < floats:
+        _held.arena = room(floats)
     return _held.arena

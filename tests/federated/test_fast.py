@@ -141,6 +141,35 @@ def test_ctrl_c_and_errors_stop_the_other_clients(task):
     assert execution.next(state, [])[1]["examples"] == 0
 
 
+@pytest.mark.parametrize("floats", [0, 1, 1000, 2**20 - 1, 2**20, 3_000_001])
+def test_room(floats):
+    from fedmf.federated.native import room
+
+    held = room(floats)
+    assert (held.shape, held.dtype) == ((floats,), np.float32)
+    assert held.ctypes.data % 64 == 0
+    assert held.flags.writeable
+    assert not held.any()
+    held[...] = 1.0  # all of it is there
+
+
+def test_an_update_and_its_tensors_are_the_same_memory():
+    import tensorflow as tf
+
+    from fedmf.federated.client_work import _Update
+
+    shapes = [(3, 5), (0,), (), (1500, 1000)]
+    update = _Update([tf.TensorSpec(shape, tf.float32) for shape in shapes])
+    add = tf.function(lambda *parts: [part + 1.0 for part in parts])
+    for value in (2.0, 3.0):
+        for array in update.arrays:
+            array[...] = value
+        for shape, tensor, more in zip(shapes, update.tensors, add(*update.tensors), strict=True):
+            assert tensor.shape == shape
+            np.testing.assert_array_equal(tensor, np.full(shape, value))
+            np.testing.assert_array_equal(more, np.full(shape, value + 1.0))
+
+
 def test_arguments_are_checked(task):
     settings = config()
     with pytest.raises(ValueError, match="client_work='cuda' must be one of hand_written, differentiated"):
@@ -181,6 +210,7 @@ def test_a_library_is_compiled_once_and_by_content(monkeypatch, tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow(task):
     settings = config(rounds=500, min_sep=3, checkpoint_every=500)
     execution = build_execution(task, settings.plan(), settings, 9)
