@@ -109,6 +109,11 @@ def read_log(
         rows, repeated, pattern = _counted(source, memory, folder, refuse=duplicates == "refuse")
     except duckdb.OutOfMemoryException as error:
         raise ValueError(f"memory={memory} bytes do not suffice to sort log {path}: allow more") from error
+    except RuntimeError as error:
+        # What DuckDB makes of Ctrl-C.
+        if "interrupted" in str(error).lower():
+            raise KeyboardInterrupt from error
+        raise
     except duckdb.IOException as error:
         reason = str(error).splitlines()[0]
         raise OSError(
@@ -164,7 +169,10 @@ def _connect(scratch: str, memory: int) -> "duckdb.DuckDBPyConnection":
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }
-    return duckdb.connect(os.path.join(scratch, "log.duckdb"), config=settings)
+    database = duckdb.connect(os.path.join(scratch, "log.duckdb"), config=settings)
+    # It would be drawn on standard output, among the results of --json.
+    database.execute("SET enable_progress_bar = false")
+    return database
 
 
 def _pattern(database: "duckdb.DuckDBPyConnection", table: str, first_round: int) -> ParticipationPattern:

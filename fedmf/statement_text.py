@@ -350,7 +350,11 @@ def _observed(values: dict[str, Any]) -> str:
         rows += [
             ("sensitivity", _up(planned["sensitivity"], 6), _up(achieved["sensitivity"], 6)),
             ("noise multiplier", _down(planned["noise_multiplier"]), _down(achieved["noise_multiplier"])),
-            (f"epsilon at delta = {planned['delta']}{unamplified}", _up(planned["unamplified_epsilon"]), _up(achieved["epsilon"])),
+            (
+                f"epsilon at delta = {planned['delta']}{unamplified}",
+                _up(planned["unamplified_epsilon"]),
+                _up(achieved["epsilon"]),
+            ),
             ("rho", _up(planned["rho"]), _up(achieved["rho"])),
         ]
         if values["sampling"]:

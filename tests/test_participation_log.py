@@ -1,11 +1,15 @@
 """Logs from elsewhere: the same counts as in memory, and one sentence for everything that is no log."""
 
+import subprocess
+import sys
+
 import duckdb
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedmf import participation_log
 from fedmf.ledger import ParticipationLedger
 from fedmf.participation import Participation
 from fedmf.participation_log import read_log
@@ -129,6 +133,43 @@ class TestReading:
         with pytest.raises(ValueError, match="line 2"):
             read_log(write(tmp_path / "bad.csv", [("ann", "x")]), rounds=8, folder=scratch)
         assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "words"),
+    [
+        (RuntimeError("Query interrupted"), KeyboardInterrupt, None),
+        (duckdb.OutOfMemoryException("no block"), ValueError, "memory=1000000000 bytes do not suffice"),
+        (duckdb.IOException("disk full\nsecond line"), OSError, r"temporary files \(disk full\): name a folder"),
+    ],
+)
+def test_what_ends_a_sort(tmp_path, monkeypatch, raised, error, words):
+    def end(*_, **__):
+        raise raised
+
+    monkeypatch.setattr(participation_log, "_pattern", end)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with pytest.raises(error, match=words):
+        read_log(write(tmp_path / "log.csv", ROWS), rounds=8, folder=scratch)
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_memory_is_bounded(tmp_path):
+    # 12 million rows in 256 MB. As int64 pairs with the two arrays of a sort they would take 480 MB beside the process itself.
+    query = "SELECT (r % 200) * 6000 + i AS client, r AS round FROM range(2000) a(r), range(6000) b(i)"
+    path = parquet(tmp_path / "log.parquet", query)
+    program = (
+        "import resource, sys; from fedmf.participation_log import read_log; "
+        "base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
+        "log = read_log(sys.argv[1], rounds=2000, memory=256 * 10**6); "
+        "print(log.rows, log.pattern.clients, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    rows, clients, kilobytes = map(int, done.stdout.split())
+    assert (rows, clients) == (12_000_000, 1_200_000)
+    assert 1000 * kilobytes < 256e6 + 200e6
 
 
 CSV = "client,round\nann,0\nbob,1\n"
