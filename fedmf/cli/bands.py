@@ -132,8 +132,20 @@ def _draw(choice: "BandChoice", out: pathlib.Path) -> None:
 @click.argument("mechanism_file", metavar="MECHANISM", type=click.Path(path_type=pathlib.Path))
 @plan_options
 @click.option("--cohort-size", type=int, required=True, help="Clients that a round's sum is divided by.")
+@click.option(
+    "--sampling",
+    help="Amplify by how clients are drawn: poisson, fixed_size, shuffle or reshuffle. Needs --population.",
+)
+@click.option("--population", type=int, help="With --sampling: the number of clients.")
 @json_option
-def learning_rate(mechanism_file: pathlib.Path, cohort_size: int, as_json: bool, **target: Any) -> None:
+def learning_rate(
+    mechanism_file: pathlib.Path,
+    cohort_size: int,
+    sampling: str | None,
+    population: int | None,
+    as_json: bool,
+    **target: Any,
+) -> None:
     """A server learning rate for a mechanism and its noise, by the rule of the banded paper, App. I.
 
     The rule is a regression over tuned runs of StackOverflow next-word prediction (2052 rounds, server momentum 0.95, client rate 1). For
@@ -142,12 +154,14 @@ def learning_rate(mechanism_file: pathlib.Path, cohort_size: int, as_json: bool,
     \b
     Example:
       fedmf plan learning-rate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --cohort-size 100
+      fedmf plan learning-rate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --cohort-size 100 --sampling poisson --population 100000
     """
     import fedmf
     from fedmf.learning_rate import effective_rmse, on_grid, predicted_learning_rate
 
     with arguments_checked():
-        planned = plan_from(mechanism_file, **target)
+        drawn = None if sampling is None and population is None else cohort_size
+        planned = plan_from(mechanism_file, sampling=sampling, population=population, cohort_size=drawn, **target)
         error = effective_rmse(planned, fedmf.prefix_sum(planned.mechanism.rounds), cohort_size=cohort_size)
         rate = predicted_learning_rate(error, clip_norm=planned.clip_norm, grid=None)
     show(
