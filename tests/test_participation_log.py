@@ -25,7 +25,8 @@ def write(path, rows, header="client,round"):
 
 
 def parquet(path, query):
-    duckdb.sql(query).write_parquet(str(path))
+    with duckdb.connect() as database:
+        database.execute(f"COPY ({query}) TO '{path}' (FORMAT parquet)")
     return path
 
 
