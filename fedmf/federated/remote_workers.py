@@ -88,7 +88,10 @@ class _Stub(tff.framework.RemoteExecutorStub):
     def _call(self, method: Any, request: Any) -> Any:
         if self.lost is not None:
             raise WorkerLost(self._address)
-        call = method.future(request)
+        try:
+            call = method.future(request)
+        except ValueError as error:  # the channel was closed, by `end`
+            raise self._lose("the connection was closed") from error
         self._running.add(call)
         silent = 0
         try:
@@ -152,7 +155,8 @@ class _Worker:
         self.tried = time.monotonic()
 
         def executor(cardinalities: Any) -> Any:
-            made = tff.framework.RemoteExecutor(stub)
+            # TFF's default lets twenty values of the model's size pile up in the worker before it tells it to drop them.
+            made = tff.framework.RemoteExecutor(stub, dispose_batch_size=1)
             made.set_cardinalities({tff.CLIENTS: 0} | cardinalities)
             self._executors.add(made)
             return made
