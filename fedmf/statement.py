@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FORMAT = "fedmf privacy statement 1"
 # Users with as many devices are given a guarantee of their own.
 _DEVICES = (2, 3, 5)
-_PACKAGES = ("fedmf", "numpy", "scipy", "dp-accounting", "tensorflow", "tensorflow-federated")
+_PACKAGES = ("fedmf", "numpy", "scipy", "dp-accounting", "tensorflow", "tensorflow-federated", "tensorflow-privacy")
 _NOT_COVERED = (
     "Hyperparameter tuning, and any other run on the same clients: every run has its own guarantee, and several of them compose.",
     "The choice of a checkpoint, of a stopping time or of one run among several by evaluation metrics or A/B tests.",

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
 import pathlib
 import sys
 import time
@@ -31,6 +30,7 @@ from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.strategy import DEFAULT_MEMORY, choose_host_strategy
 from fedmf.run_audit import write_final_statement
 from fedmf.runs import Checkpoint, Run, RunFolder, write_atomically
+from fedmf.statement import installed_versions
 from fedmf.worker_addresses import worker_addresses
 
 _EVALUATION_BATCH = 256
@@ -202,7 +202,6 @@ def _task_summary(task: Task) -> dict[str, Any]:
 def _write_beginning(folder: RunFolder, task: Task, config: TrainConfig, plan: Plan, seed: int) -> None:
     """Everything that is known before round 0; config.json last, because it makes the folder a run."""
     plan.mechanism.save(folder.path / "mechanism.npz")
-    packages = ("tensorflow", "tensorflow-federated", "tensorflow-privacy", "dp-accounting", "numpy")
     workload = config.workload()
     folder.write_json(
         "plan",
@@ -211,8 +210,7 @@ def _write_beginning(folder: RunFolder, task: Task, config: TrainConfig, plan: P
             "task": _task_summary(task),
             "workload": workload.name,
             "rmse": rmse(plan.mechanism, workload, plan.participation),
-            "versions": {"fedmf": importlib.metadata.version("fedmf")}
-            | {name: importlib.metadata.version(name) for name in packages},
+            "versions": installed_versions(),
         },
     )
     write_atomically(folder.path / "statement.md", plan.statement())
