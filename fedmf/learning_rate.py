@@ -59,7 +59,7 @@ def predicted_learning_rate(effective_rmse: float, *, clip_norm: float = 1.0, gr
       TypeError, ValueError: a number that is not positive, or a grid not above 1.
 
     >>> round(predicted_learning_rate(0.0363), 4), round(predicted_learning_rate(0.0363, grid=None), 4)
-    (0.2035, 0.2255)
+    (0.2035, 0.2254)
     """
     numbers = {
         "effective_rmse": (effective_rmse, 0.0, "the rule is for runs with noise; without noise the rate is bounded by stability"),
