@@ -147,6 +147,7 @@ static void tile(long blocks, long depth, const float *a, long row, long step, l
    `a` does, while panels pass by for each part: some of its columns, or, for a gradient of weights, where c is large, of its rows. */
 static void multiply(long m, long depth, long panels, left a, const float *b, long b_panel, float *c, long c_row,
                      long c_panel, float alpha, const float *bias, int mode) {
+    if (depth == 0) return; /* an empty sum: only ever added */
     long gradient = a.step == MR, outer = m > 32 && !gradient, unit = a.depth ? a.depth : 1;
     if (gradient && m > DEPTH) {
         for (long i = 0; i < m; i += DEPTH, a.data += DEPTH / MR * a.tile, c += DEPTH * c_row)
