@@ -18,6 +18,7 @@ from fedmf.ledger import ParticipationLedger
 from fedmf.mechanisms import Certificate, Mechanism, load_factorization, load_mechanism, stamp
 from fedmf.optimize import fit
 from fedmf.participation import Participation
+from fedmf.run_audit import audit_run
 from fedmf.runs import Run
 from fedmf.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from fedmf.schedule import WarmupCooldown
@@ -43,6 +44,7 @@ __all__ = [
     "Workload",
     "audit_ledger",
     "audit_log",
+    "audit_run",
     "calibrate",
     "choose_bands",
     "effective_rmse",

@@ -335,6 +335,8 @@ def _write_result(
 ) -> None:
     audit = controller.audit(plan)
     achieved = audit.achieved
+    # Our controller drew as the plan's sampling says; a ledger alone could not show it.
+    epsilon = audit.epsilon if audit.amplified_epsilon is None else audit.amplified_epsilon
     folder.write_json(
         "result",
         {
@@ -347,7 +349,8 @@ def _write_result(
                 "histogram": {str(count): clients for count, clients in controller.ledger.histogram().items()},
             },
             "achieved": {
-                "epsilon": audit.epsilon if np.isfinite(audit.epsilon) else None,
+                "epsilon": epsilon if np.isfinite(epsilon) else None,
+                "unamplified_epsilon": audit.epsilon if np.isfinite(audit.epsilon) else None,
                 "rho": audit.rho if np.isfinite(audit.rho) else None,
                 "sensitivity": achieved.sensitivity.value if achieved else 0.0,
             },

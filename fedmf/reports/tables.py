@@ -157,7 +157,8 @@ def _participation_head(group: Group, runs: Sequence[Run]) -> Cell:
 
 
 def _participation_cells(group: Group, run: Run) -> list[Cell]:
-    planned, epsilon = run.plan["participation"], run.plan["epsilon"]
+    sampling = run.plan.get("sampling")
+    planned, epsilon = sampling["enforced"] if sampling else run.plan["participation"], run.plan["epsilon"]
     separation, most = f"planned {planned['min_sep']:,}", f"planned {planned['max_participations']:,}"
     promise = f"planned {significant(epsilon)}" if epsilon is not None else ""
     if run.result is None:
@@ -180,8 +181,17 @@ def _participation_cells(group: Group, run: Run) -> list[Cell]:
         _compared(f"{times:,}", most, "more than planned" if times > planned["max_participations"] else ""),
         Cell(text=f"{seen['clients']:,}", details=[f"of {seen['population']:,}"], kind="number"),
         Cell(text=f"{seen['short_rounds']:,}", details=[f"of {seen['rounds']:,}"], kind="number"),
-        _achieved(achieved, epsilon, promise),
+        _achieved(achieved, epsilon, _with_sampling(run, promise)),
     ]
+
+
+def _with_sampling(run: Run, promise: str) -> str:
+    """What is written below the achieved epsilon, which for a sampled run rests on nobody knowing who was drawn."""
+    assert run.result is not None
+    unamplified = run.result["achieved"].get("unamplified_epsilon")
+    if not run.plan.get("sampling") or unamplified is None:
+        return promise
+    return f"{promise}; {significant(unamplified)} if the cohorts are known"
 
 
 def _achieved(achieved: float | None, planned: float | None, promise: str) -> Cell:

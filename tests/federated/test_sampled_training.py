@@ -9,6 +9,7 @@ import pytest
 import fedmf
 from fedmf import federated
 from fedmf.federated.training import controller_of
+from fedmf.reports import write_report
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task
 
@@ -119,4 +120,14 @@ def test_finished_run_leaves_its_statement(tmp_path):
     text = (run.path / "final_statement.md").read_text()
     assert "Poisson" in text
     assert values
-    assert fedmf.Run.load(run.path).result["achieved"]["epsilon"] > 0
+    achieved = fedmf.Run.load(run.path).result["achieved"]
+    assert achieved["epsilon"] == run.plan["epsilon"] < achieved["unamplified_epsilon"]
+
+
+def test_report_of_a_sampled_run_says_what_the_guarantee_rests_on(tmp_path):
+    run = train(tmp_path / "run", sampled())
+    page = write_report([run], tmp_path / "report", title="Sampled")
+    text = page.read_text()
+    assert "if the cohorts are known" in text
+    assert "weaker than planned" not in text
+    assert "less than planned" not in text
