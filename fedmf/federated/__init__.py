@@ -9,16 +9,19 @@ from fedmf.federated.aggregator import dp_aggregator  # noqa: E402
 from fedmf.federated.host_noise import HostNoise  # noqa: E402
 from fedmf.federated.keras_optimizer import keras_optimizer  # noqa: E402
 from fedmf.federated.query import MatrixFactorizationQuery  # noqa: E402
+from fedmf.federated.remote_workers import WorkersLost  # noqa: E402
 from fedmf.federated.server_optimizer import ScheduledSGDM  # noqa: E402
-from fedmf.federated.task import Task  # noqa: E402
+from fedmf.federated.task import LocalEpoch, Task  # noqa: E402
 from fedmf.federated.training import InterruptedRun, train  # noqa: E402
 
 __all__ = [
     "HostNoise",
     "InterruptedRun",
+    "LocalEpoch",
     "MatrixFactorizationQuery",
     "ScheduledSGDM",
     "Task",
+    "WorkersLost",
     "dp_aggregator",
     "keras_optimizer",
     "train",
