@@ -10,7 +10,7 @@ demo: setup
 	.venv/bin/fedmf demo
 
 test: setup
-	.venv/bin/python -m pytest -n 2 --dist worksteal -m "not slow" -q
+	.venv/bin/python -m pytest -n 3 --dist worksteal -m "not slow" -q
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m slow -q
 
 tables: setup
