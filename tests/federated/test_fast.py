@@ -147,7 +147,7 @@ def test_room(floats):
 
     held = room(floats)
     assert (held.shape, held.dtype) == ((floats,), np.float32)
-    assert held.ctypes.data % 64 == 0
+    assert not floats or held.ctypes.data % 64 == 0  # nothing has no place
     assert held.flags.writeable
     assert not held.any()
     held[...] = 1.0  # all of it is there
