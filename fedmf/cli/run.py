@@ -125,7 +125,7 @@ def train(
 @click.option("--epsilon", default=8.0, show_default=True, help="Privacy target of the private mechanisms.")
 @json_option
 def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: bool) -> None:
-    """Train four mechanisms on a corpus made here, and write a report. About five minutes on two cores.
+    """Train four mechanisms on a corpus made here, and write a report. About three minutes on two cores.
 
     \b
     Example:
