@@ -229,7 +229,9 @@ class TestReshuffle:
         assert 'Participation(rounds=30, schema="min_sep", min_sep=1, max_participations=3)' in str(caught.value)
 
     def test_every_round_allows_it(self):
-        drawn(self.controller(Participation(rounds=30, schema="every_round")))
+        controller = self.controller(Participation(rounds=30, schema="every_round"))
+        drawn(controller)
+        assert len(controller.ledger) == 30
 
 
 class TestRefusals:
