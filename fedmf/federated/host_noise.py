@@ -274,10 +274,7 @@ class _Redrawn:
             self._make(block)
         if self._file is None:
             return self._rows[phase].copy()
-        out = np.empty(self._tiles.size, np.float32)
-        for tile in self._tiles:
-            self._file.read(tile, phase, out[tile][None])
-        return out
+        return self._file.row(phase, self._length)
 
     def _make(self, block: int) -> None:
         self._block = -1  # until it is done: an interrupt must not leave half a block

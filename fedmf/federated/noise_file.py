@@ -1,31 +1,36 @@
 """Noise in a private file: the history of a banded encoder with so many bands that they do not fit the memory."""
 
 import contextlib
+import errno
 import hashlib
 import json
+import mmap
 import os
 import pathlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import scipy.linalg
 
-from fedmf.mechanisms.strategy import TILE, NoiseStrategy
+from fedmf.mechanisms.strategy import FILE_ROWS_AHEAD, TILE, NoiseStrategy
 
 _HEADER = "noise_history.json"
 _DATA = "noise_history"
 # Float32 rounding of C X, relative to sums of absolute values; a row that is off by less does no harm.
 _ROUNDING = 1e-5
+_PAGE = 4096
+_PASSED_AT_ONCE = 16 << 20
 
 
 class TileFile:
     """Rows of model size in a private file, tile after tile of coordinates, row t at place t mod `places`.
 
-    As secret as the seed: mode 0600 in a folder of mode 0700.
+    As secret as the seed: mode 0600 in a folder of mode 0700. The pages of the file are not kept in memory, where the system can do without
+    (O_DIRECT): gigabytes that pass by would cost more than the disk does, and more in one round than in another.
 
     Args:
       size: coordinates of a row.
@@ -37,55 +42,97 @@ class TileFile:
     """
 
     def __init__(self, size: int, places: int, folder: str | pathlib.Path | None) -> None:
-        self.places = places
+        self.size, self.places = size, places
         if folder is None:
             self.folder = pathlib.Path(tempfile.mkdtemp(prefix="fedmf-noise-"))
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         else:
             self.folder = pathlib.Path(folder)
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path, needed = self.folder / _DATA, 4 * size * places
+        path, needed = self.folder / _DATA, self._offset(size)
         have = shutil.disk_usage(self.folder).free + (path.stat().st_size if path.exists() else 0)
         if have < needed:
             raise ValueError(
                 f"folder={str(self.folder)!r} has {have / 1e9:.1f} GB free and the noise needs {needed / 1e9:.1f} GB: "
                 "name another folder, or noise_strategy='redrawn'"
             )
-        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
-        weakref.finalize(self, self._file.close)
+        # What passes between the file and arrays: whole pages, as O_DIRECT has it.
+        self._passing = memoryview(mmap.mmap(-1, _PASSED_AT_ONCE))
+        self._descriptor = _open(path, needed, self._passing[:_PAGE])
+        weakref.finalize(self, os.close, self._descriptor)
+        self._ahead, self._held = np.empty((0, size), np.float32), range(0)  # rows, and which they are
+
+    def row(self, t: int, end: int) -> np.ndarray:
+        """Row t as a new array, float32 (size,), and some of the rows behind it, before `end`, in the same pass."""
+        if t not in self._held:
+            count, self._held = min(FILE_ROWS_AHEAD, end - t), range(0)
+            if len(self._ahead) != count:
+                self._ahead = np.empty((count, self.size), np.float32)
+            for start in range(0, self.size, TILE):
+                tile = slice(start, min(start + TILE, self.size))
+                self.read(tile, t, self._ahead[:, tile])
+            self._held = range(t, t + count)
+        return self._ahead[t - self._held.start].copy()
 
     def read(self, tile: slice, t: int, out: np.ndarray) -> None:
         """Rows t .. t + len(out) - 1 of `tile` into out, float32 (rows, coordinates)."""
-        width = tile.stop - tile.start
-        for offset, rows in self._pieces(tile, t, len(out)):
-            count = rows.stop - rows.start
-            data = os.pread(self._file.fileno(), 4 * width * count, offset)
-            if len(data) < 4 * width * count:
+        for offset, rows, passing in self._pieces(tile, t, len(out)):
+            if os.preadv(self._descriptor, [passing], offset) < len(passing):
                 raise OSError(f"{self.folder / _DATA} is shorter than it should be: delete it and resume")
-            out[rows] = np.frombuffer(data, np.float32).reshape(count, width)
+            out[rows] = np.frombuffer(passing, np.float32).reshape(rows.stop - rows.start, -1)[:, : out.shape[1]]
 
     def write(self, tile: slice, t: int, rows: np.ndarray) -> None:
         """The inverse of `read`."""
-        for offset, part in self._pieces(tile, t, len(rows)):
-            data = memoryview(np.ascontiguousarray(rows[part]).tobytes())
-            while len(data):
-                done = os.pwrite(self._file.fileno(), data, offset)
-                data, offset = data[done:], offset + done
+        self._held = range(0)
+        for offset, some, passing in self._pieces(tile, t, len(rows)):
+            np.frombuffer(passing, np.float32).reshape(some.stop - some.start, -1)[:, : rows.shape[1]] = rows[some]
+            while len(passing):
+                done = os.pwritev(self._descriptor, [passing], offset)
+                passing, offset = passing[done:], offset + done
 
-    def _pieces(self, tile: slice, t: int, count: int) -> list[tuple[int, slice]]:
-        """(offset in the file, rows) of rows t .. t + count - 1 in this tile: one run of places, or two around the end."""
-        width = 4 * (tile.stop - tile.start)
-        base = 4 * tile.start * self.places
-        place = t % self.places
-        first = min(count, self.places - place)
-        pieces = [(base + place * width, slice(0, first)), (base, slice(first, count))]
-        return [piece for piece in pieces if piece[1].start < piece[1].stop]
+    def _pieces(self, tile: slice, t: int, count: int) -> Iterator[tuple[int, slice, memoryview]]:
+        """Rows t .. t + count - 1 of this tile in runs of neighbours: offset in the file, which rows, and the memory to pass them in."""
+        width = 4 * _whole_pages(tile.stop - tile.start)
+        row = 0
+        while row < count:
+            place = (t + row) % self.places
+            some = min(count - row, self.places - place, _PASSED_AT_ONCE // width)
+            offset = self._offset(tile.start) + place * width
+            yield offset, slice(row, row + some), self._passing[: some * width]
+            row += some
+
+    def _offset(self, coordinate: int) -> int:
+        """Bytes of the tiles before this coordinate, which begins one, or is the last."""
+        tiles, rest = divmod(coordinate, TILE)
+        return 4 * self.places * (tiles * _whole_pages(TILE) + _whole_pages(rest))
+
+
+def _whole_pages(coordinates: int) -> int:
+    """As many, rounded up to pages of the file."""
+    return -(-4 * coordinates // _PAGE) * _PAGE // 4
+
+
+def _open(path: pathlib.Path, size: int, page: memoryview) -> int:
+    """Descriptor of a file of `size` bytes, past the page cache if its file system can do that."""
+    descriptor = -1
+    for flag in (getattr(os, "O_DIRECT", 0), 0):
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flag, 0o600)
+            os.truncate(descriptor, size)
+            os.preadv(descriptor, [page], 0)
+            return descriptor
+        except OSError as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+            if error.errno != errno.EINVAL or not flag:
+                raise
+    raise AssertionError("the second way returns or raises")
 
 
 class NoiseFile:
     """x_t = (z_t - sum_j C[t, t-j] x_(t-j)) / C[t, t] for L rounds at a time, as D X = Z - E H on tiles of coordinates.
 
-    The file holds the rows of the last 2 L + bands - 1 rounds. Its header names the rounds that are whole; it is written after them. A
+    The file holds the rows of the last L + bands - 1 rounds, so that a run that is killed while a block is made finds what it needs. Its header names the rounds that are whole; it is written after them. A
     file that is found must obey C X = Z in its last block, which involves every row that is used again; one that does not is made anew.
 
     Args:
@@ -100,7 +147,7 @@ class NoiseFile:
     ) -> None:
         self._tiles, self._recurrence = tiles, recurrence
         self._length, self._width = strategy.length, strategy.width
-        self._places = 2 * self._length + self._width
+        self._places = self._length + self._width
         self._file = TileFile(tiles.size, self._places, folder)
         self._header = self._file.folder / _HEADER
         digest = hashlib.sha256(np.ascontiguousarray(recurrence).tobytes())
@@ -120,10 +167,7 @@ class NoiseFile:
             self._first, self._end = 0, 0
         while t >= self._end:
             self._make()
-        out = np.empty(self._tiles.size, np.float32)
-        for tile in self._tiles:
-            self._file.read(tile, t, out[tile][None])
-        return out
+        return self._file.row(t, self._end)
 
     def snapshot(self) -> list[np.ndarray]:
         """Nothing: the file itself is kept."""

@@ -31,6 +31,8 @@ _MOST_CARRIED = 64
 _MOST_REDRAWN = 4096
 # Blocks of a run whose rows are redrawn into a file: 8 GB of it for 2052 rounds of 4,050,000 parameters.
 _FILE_BLOCKS = 4
+# Rows that are read at a time from a file.
+FILE_ROWS_AHEAD = 8
 _CARRIED_BLOCKS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -286,20 +288,20 @@ def _spilled(stream: NoiseStream, size: int) -> NoiseStrategy:
             name="spilled",
             length=length,
             cost=(blocks + 1) / 2 + n / 2 / _PRODUCTS_A_DRAW + _FILE * 2,
-            memory=4 * (3 * length + 64) * tile + 2 * _row_bytes(size),
+            memory=4 * (3 * length + 64) * tile + (2 + FILE_ROWS_AHEAD) * _row_bytes(size),
             disk=_row_bytes(size) * length,
             reason=f"every {length} rounds all earlier draws are made again, into a private file",
         )
     width = stream.recurrence.shape[1] - 1
     if width == 0:
         return NoiseStrategy(name="spilled", possible=False, reason="there is no history to keep")
-    length = min(n, max(1, width // 4))
+    length = min(n, max(1, width // 2))
     return NoiseStrategy(
         name="spilled",
         length=length,
         width=width,
         cost=1 + (length + width) / _PRODUCTS_A_DRAW + _FILE * (width / length + 2),
-        memory=4 * (width + 4 * length) * tile + 2 * _row_bytes(size),
-        disk=_row_bytes(size) * (width + 2 * length),
+        memory=4 * (width + 4 * length) * tile + (2 + FILE_ROWS_AHEAD) * _row_bytes(size),
+        disk=_row_bytes(size) * (width + length),
         reason=f"the last {width} rows are kept in a private file",
     )

@@ -228,9 +228,9 @@ class TestTheFile:
         if how == "flipped":
             content[3] ^= 0x40
         elif how == "nan":
-            content[-4:] = np.float32(np.nan).tobytes()
+            content[-4096:-4092] = np.float32(np.nan).tobytes()  # the last tile's last row begins the last page
         elif how == "truncated":
-            del content[-100:]
+            del content[-5000:]
         elif how == "emptied":
             content = bytearray()
         data.write_bytes(content)
