@@ -120,7 +120,7 @@ def _fill_file(noise: Any, first: int, end: int, rng: np.random.Generator) -> No
     for tile in file._tiles:
         if end > first:
             file._file.write(tile, first, rng.standard_normal((end - first, tile.stop - tile.start), np.float32))
-    os.fsync(file._file._file.fileno())
+    os.fsync(file._file._descriptor)
     file._write_header(first, end)
 
 
