@@ -295,7 +295,8 @@ def _spilled(stream: NoiseStream, size: int) -> NoiseStrategy:
     width = stream.recurrence.shape[1] - 1
     if width == 0:
         return NoiseStrategy(name="spilled", possible=False, reason="there is no history to keep")
-    length = min(n, max(1, width // 2))
+    # Half as many rounds as rows, in blocks of one length: a short last block would read as much for fewer rounds.
+    length = -(-n // min(n, max(1, round(2 * n / width))))
     return NoiseStrategy(
         name="spilled",
         length=length,
