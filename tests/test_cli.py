@@ -112,11 +112,12 @@ def test_calibrate_explains_the_noise(tmp_path):
     text = fedmf(*arguments).stdout
     assert "Noise for 100,000,000 parameters, the choice first" in text
     assert "the last 7 rows are kept in a private file" in text
-    ways = json.loads(fedmf(*arguments, "--json", "--noise-memory", 50).stdout)["noise_strategies"]
+    ways = json.loads(fedmf(*arguments, "--json", "--noise-memory", 50, "--noise-disk", 34).stdout)["noise_strategies"]
     assert {way["name"] for way in ways} == {"carried", "redrawn", "spilled"}
     assert ways[0]["disk"] == 0
     assert [way["cost"] for way in ways if way["disk"] == 0] == sorted(way["cost"] for way in ways if way["disk"] == 0)
-    assert "noise_memory=0.0 must be gigabytes" in fedmf(*arguments, "--noise-memory", 0, status=2).stderr
+    for option, name in (("--noise-memory", "noise_memory"), ("--noise-disk", "noise_disk")):
+        assert f"{name}=0.0 must be gigabytes" in fedmf(*arguments, option, 0, status=2).stderr
 
 
 def test_fit_and_calibrate(tmp_path):
@@ -309,6 +310,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(corpus, tmp_path):
 
     command = [sys.executable, "-c", "from fedmf.cli import main; main()", "train", "--data", str(corpus)]
     command += ["--out", str(tmp_path / "run"), *TRAIN, "--rounds", "300", "--checkpoint-every", "300"]
+    command.remove("--quiet")
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         metrics = tmp_path / "run" / "metrics.jsonl"
@@ -318,6 +320,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(corpus, tmp_path):
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
     text = (tmp_path / "log").read_text()
+    assert "stopping: saving round" in text
     assert "--resume" in text
     assert "Traceback" not in text
     assert len(list((tmp_path / "run" / "checkpoints").glob("*.ckpt"))) == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, sampling_options, show
+from fedmf.cli.options import arguments_checked, gigabytes, json_option, plan_from, plan_options, sampling_options, show
 
 
 @click.command()
@@ -20,6 +20,7 @@ from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_op
     "--parameters", type=int, default=4_050_748, show_default=True, help="Size of the model that --explain is about."
 )
 @click.option("--noise-memory", type=float, default=1.5, show_default=True, help="GB that --explain may plan with.")
+@click.option("--noise-disk", type=float, help="GB of disk that --explain may plan with.  [default: as in fedmf train]")
 @json_option
 def calibrate(
     mechanism_file: pathlib.Path,
@@ -28,6 +29,7 @@ def calibrate(
     explain: bool,
     parameters: int,
     noise_memory: float,
+    noise_disk: float | None,
     as_json: bool,
     **target: Any,
 ) -> None:
@@ -42,13 +44,13 @@ def calibrate(
     from fedmf.mechanisms import strategy
 
     with arguments_checked():
-        if not 0 < noise_memory < 1e6:
-            raise ValueError(f"noise_memory={noise_memory} must be gigabytes, such as 1.5")
+        memory = gigabytes("noise_memory", noise_memory)
+        disk = None if noise_disk is None else gigabytes("noise_disk", noise_disk)
         plan = plan_from(mechanism_file, **target)
         host, graph = [], []
         if explain:
             stream = plan.mechanism.stream().causal()
-            host = strategy.host_strategies(stream, parameters, int(noise_memory * 1e9))
+            host = strategy.host_strategies(stream, parameters, memory, disk)
             graph = strategy.graph_strategies(stream, parameters)
     if statement and not as_json:
         click.echo(plan.statement(rdp=rdp))

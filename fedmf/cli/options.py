@@ -33,6 +33,17 @@ def arguments_checked() -> Iterator[None]:
         raise BadArgument(" ".join(str(error).split())) from error
 
 
+def gigabytes(name: str, value: float) -> int:
+    """As bytes.
+
+    Raises:
+      ValueError: not between 0 and a million.
+    """
+    if not 0 < value < 1e6:
+        raise ValueError(f"{name}={value} must be gigabytes, such as 1.5")
+    return int(value * 1e9)
+
+
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """One option for every field of TrainConfig; options left out are absent from the call's keyword arguments."""
     from fedmf.config import TrainConfig

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from fedmf.cli.options import arguments_checked, config_options, json_option, show
+from fedmf.cli.options import arguments_checked, config_options, gigabytes, json_option, show
 
 
 def _noise_seed(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
@@ -27,6 +27,7 @@ def _noise_seed(context: click.Context, parameter: click.Parameter, value: str |
 )
 @click.option("--noise-strategy", help="How noise is made ahead: carried, redrawn or spilled.  [default: the cheapest]")
 @click.option("--noise-memory", type=float, help="GB of memory that the noise may take.  [default: 1.5]")
+@click.option("--noise-disk", type=float, help="GB that a file of noise may take.  [default: 512 rows or so]")
 @click.option("--threads", type=int, help="Most threads that compute.  [default: one on each processor]")
 @click.option("--workers", help="With --execution tff-remote: host:port,host:port of `fedmf worker`s.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
@@ -39,6 +40,7 @@ def train(
     noise_seed: int | str | None,
     noise_strategy: str | None,
     noise_memory: float | None,
+    noise_disk: float | None,
     threads: int | None,
     workers: str | None,
     quiet: bool,
@@ -71,8 +73,8 @@ def train(
             raise ValueError("noise_seed is missing: give --noise-seed a secret whole number, or os to draw one")
         if noise_strategy is not None:
             _checks.one_of("noise_strategy", noise_strategy, HOST_STRATEGIES)
-        if noise_memory is not None and not 0 < noise_memory < 1e6:
-            raise ValueError(f"noise_memory={noise_memory} must be gigabytes, such as 1.5")
+        memory = None if noise_memory is None else gigabytes("noise_memory", noise_memory)
+        disk = None if noise_disk is None else gigabytes("noise_disk", noise_disk)
     if resume:
         stored = read_config_file(RunFolder.open(out).path / "config.json")
         values = stored | values
@@ -90,7 +92,8 @@ def train(
         noise_seed=noise_seed,
         resume=resume,
         noise_strategy=noise_strategy,
-        noise_memory=None if noise_memory is None else int(noise_memory * 1e9),
+        noise_memory=memory,
+        noise_disk=disk,
         threads=threads,
         workers=addresses or None,
         progress=not quiet,

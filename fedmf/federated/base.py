@@ -20,6 +20,7 @@ class Execution(abc.ABC):
     """
 
     noise: HostNoise
+    slow = ""  # why rounds take longer than they might on another machine, for whoever watches
 
     @abc.abstractmethod
     def init(self) -> Any:

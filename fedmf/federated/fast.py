@@ -13,6 +13,7 @@ from fedmf.federated.aggregator import mean_query
 from fedmf.federated.base import Execution, released_numbers, server_optimizer
 from fedmf.federated.client_work import ClientWork, DifferentiatedClients, HandWrittenClients
 from fedmf.federated.host_noise import HostNoise
+from fedmf.federated.native import COMPILER_VARIABLE
 from fedmf.federated.task import Examples, Task
 
 CLIENT_WORK = ("hand_written", "differentiated")
@@ -56,6 +57,11 @@ class FastExecution(Execution):
             raise ValueError(f"client_work={client_work!r} must be one of {', '.join(CLIENT_WORK)}, or None")
         self.noise = noise
         self.client_work = "differentiated" if epoch is None else "hand_written"
+        if client_work is None and epoch is None and task.local_epoch is not None:
+            self.slow = (
+                f"the compiled epoch of {task.name} does not run here, so its Keras model trains, about half as fast: install a C "
+                f"compiler, or name one in {COMPILER_VARIABLE}"
+            )
         self._initial = [v.numpy() for v in task.build_model(config.seed).trainable_variables]
         self._specs = [tf.TensorSpec(w.shape, w.dtype) for w in self._initial]
         self._query = mean_query(

@@ -36,6 +36,8 @@ class HostNoise:
       key: uint64 (2,), the source's, in place of noise_seed.
       strategy: "carried", "redrawn", "spilled", or None to choose the cheapest; see `fedmf.mechanisms.strategy`.
       memory_bytes: what the arrays may take; None for 1.5 GB.
+      disk_bytes: what the file of "spilled" may take; None for as much as it is best for, about 8 GB for 2052 rounds of 4,050,000
+        parameters. With room for all rounds of a dense mechanism they are made at once, and no round costs more than another.
       folder: private folder for the file of "spilled", kept afterwards; None for a temporary one that goes with this object.
 
     Raises:
@@ -59,6 +61,7 @@ class HostNoise:
         key: np.ndarray | None = None,
         strategy: str | None = None,
         memory_bytes: int | None = None,
+        disk_bytes: int | None = None,
         folder: str | pathlib.Path | None = None,
     ) -> None:
         if not isinstance(plan, Plan):
@@ -71,7 +74,7 @@ class HostNoise:
         self.size = _checks.integer("size", size, low=0, way_out="it is the number of model parameters")
         self.rounds = stream.rounds
         memory = DEFAULT_MEMORY if memory_bytes is None else memory_bytes
-        self.strategy: NoiseStrategy = choose_host_strategy(stream, size, memory, strategy)
+        self.strategy: NoiseStrategy = choose_host_strategy(stream, size, memory, strategy, disk_bytes)
         self._key = noise_key(check_noise_seed(noise_seed)) if key is None else np.asarray(key, np.uint64)
         tiles = _Tiles(self._key, size)
         self._maker: _Maker

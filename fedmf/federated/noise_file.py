@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from fedmf.mechanisms.strategy import FILE_ROWS_AHEAD, TILE, NoiseStrategy
+from fedmf.mechanisms.strategy import TILE, NoiseStrategy, rows_ahead
 
 _HEADER = "noise_history.json"
 _DATA = "noise_history"
@@ -65,7 +65,7 @@ class TileFile:
     def row(self, t: int, end: int) -> np.ndarray:
         """Row t as a new array, float32 (size,), and some of the rows behind it, before `end`, in the same pass."""
         if t not in self._held:
-            count, self._held = min(FILE_ROWS_AHEAD, end - t), range(0)
+            count, self._held = min(rows_ahead(self.size), end - t), range(0)
             if len(self._ahead) != count:
                 self._ahead = np.empty((count, self.size), np.float32)
             for start in range(0, self.size, TILE):
@@ -132,8 +132,9 @@ def _open(path: pathlib.Path, size: int, page: memoryview) -> int:
 class NoiseFile:
     """x_t = (z_t - sum_j C[t, t-j] x_(t-j)) / C[t, t] for L rounds at a time, as D X = Z - E H on tiles of coordinates.
 
-    The file holds the rows of the last L + bands - 1 rounds, so that a run that is killed while a block is made finds what it needs. Its header names the rounds that are whole; it is written after them. A
-    file that is found must obey C X = Z in its last block, which involves every row that is used again; one that does not is made anew.
+    The file holds the rows of the last L + bands - 1 rounds: making a block leaves those alone that it needs, so that a run that is killed
+    meanwhile finds them. Its header names the rounds that are whole; it is written after them. A file that is found must obey C X = Z in
+    its last block, which involves every row that is used again; one that does not is made anew.
 
     Args:
       strategy: of `fedmf.mechanisms.strategy`, "spilled".

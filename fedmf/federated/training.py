@@ -1,6 +1,5 @@
 """The training loop: cohort, examples, one round, metrics, checkpoint; and again from where it stopped."""
 
-import collections
 import dataclasses
 import functools
 import hashlib
@@ -11,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 import tqdm
 
 from fedmf.accounting import Plan
@@ -20,6 +18,7 @@ from fedmf.behaviour import Behaviour
 from fedmf.config import TrainConfig
 from fedmf.controller import ParticipationController
 from fedmf.error import rmse
+from fedmf.federated.evaluation import Evaluator
 from fedmf.federated.execution import Execution, build_execution, parameters
 from fedmf.federated.remote_workers import WorkersLost, connected
 from fedmf.federated.source import check_noise_seed
@@ -27,13 +26,12 @@ from fedmf.federated.task import Examples, Task
 from fedmf.federated.threads import limited_threads
 from fedmf.ledger import ParticipationLedger
 from fedmf.mechanisms import load_mechanism
-from fedmf.mechanisms.strategy import DEFAULT_MEMORY, choose_host_strategy
+from fedmf.mechanisms.strategy import DEFAULT_MEMORY, NoiseStrategy, choose_host_strategy
+from fedmf.mechanisms.stream import NoiseStream
 from fedmf.run_audit import write_final_statement
 from fedmf.runs import Checkpoint, Run, RunFolder, write_atomically
 from fedmf.statement import installed_versions
 from fedmf.worker_addresses import worker_addresses
-
-_EVALUATION_BATCH = 256
 
 
 class InterruptedRun(Exception):
@@ -50,6 +48,7 @@ def train(
     resume: bool = False,
     noise_strategy: str | None = None,
     noise_memory: int | None = None,
+    noise_disk: int | None = None,
     threads: int | None = None,
     workers: str | Sequence[str] | None = None,
     progress: bool = True,
@@ -69,6 +68,7 @@ def train(
       noise_strategy: how the host makes the noise, "carried", "redrawn" or "spilled"; None chooses. Another one may be named at a
         resume: the noise is the same to float32 rounding.
       noise_memory: bytes that the noise may take in memory; None for 1.5 GB.
+      noise_disk: bytes that a file of noise may take; None as explained in `HostNoise`.
       threads: limit on the threads of this process and of the TFF worker it starts; None for one on each processor. See docs/remote.md
         for what it limits and what may differ by float32 rounding.
       workers: with execution="tff-remote", "host:port,host:port" or a sequence of "host:port".
@@ -87,11 +87,20 @@ def train(
     addresses = worker_addresses(workers, config.execution)
     with limited_threads(threads), connected(addresses) as remote:
         made = functools.partial(
-            build_execution, noise_strategy=noise_strategy, noise_memory=noise_memory, threads=threads, workers=remote
+            build_execution,
+            noise_strategy=noise_strategy,
+            noise_memory=noise_memory,
+            noise_disk=noise_disk,
+            threads=threads,
+            workers=remote,
         )
-        return _train(
-            task, config, folder, noise_seed, plan, resume, noise_strategy, noise_memory, made, progress, on_round
+        strategy_of = functools.partial(
+            choose_host_strategy,
+            memory_bytes=noise_memory or DEFAULT_MEMORY,
+            name=noise_strategy,
+            disk_bytes=noise_disk,
         )
+        return _train(task, config, folder, noise_seed, plan, resume, strategy_of, made, progress, on_round)
 
 
 def _train(
@@ -101,8 +110,7 @@ def _train(
     noise_seed: int | str | None,
     plan: Plan | None,
     resume: bool,
-    noise_strategy: str | None,
-    noise_memory: int | None,
+    strategy_of: Callable[[NoiseStream, int], NoiseStrategy],
     made: Callable[..., Execution],
     progress: bool,
     on_round: Callable[[int], None] | None,
@@ -118,8 +126,7 @@ def _train(
         plan = config.plan(config.fit(show_progress=progress)) if plan is None else plan
         _check_plan(plan, config)
         controller_of(task, config, plan, seed)
-        size = parameters(task, config)
-        choose_host_strategy(plan.mechanism.stream().causal(), size, noise_memory or DEFAULT_MEMORY, noise_strategy)
+        strategy_of(plan.mechanism.stream().causal(), parameters(task, config))  # refuses before the folder exists
         run_folder = RunFolder.create(folder)
         _write_beginning(run_folder, task, config, plan, seed)
     checkpoint = run_folder.load_checkpoint() if resume else None
@@ -127,6 +134,8 @@ def _train(
     chosen = execution.noise.strategy
     if progress and chosen.disk:
         print(f"noise: {chosen.reason}, {chosen.disk / 1e9:.1f} GB in {run_folder.path / 'private'}", file=sys.stderr)
+    if progress and execution.slow:
+        print(f"clients: {execution.slow}", file=sys.stderr)
     controller = controller_of(task, config, plan, seed, checkpoint.ledger if checkpoint else None)
     _loop(task, config, plan, run_folder, execution, controller, checkpoint, progress, on_round)
     return Run.load(run_folder.path)
@@ -305,6 +314,8 @@ def _loop(
                     on_round(t)
         except (KeyboardInterrupt, WorkersLost) as stop:
             if done > saved:
+                if progress:
+                    print(f"\nstopping: saving round {done}", file=sys.stderr, flush=True)
                 save(done, state)
             if isinstance(stop, WorkersLost):
                 raise WorkersLost(f"{stop}; {done} of {config.rounds} rounds are saved in {folder.path}") from stop
@@ -329,7 +340,7 @@ def _write_result(
     plan: Plan,
     folder: RunFolder,
     controller: ParticipationController,
-    evaluator: "Evaluator",
+    evaluator: Evaluator,
     weights: list[np.ndarray],
     seconds: float,
 ) -> None:
@@ -365,29 +376,3 @@ def client_examples(task: Task, config: TrainConfig, t: int, client: int) -> Exa
     x, y = task.client_examples(task.client_ids[client])
     order = np.random.default_rng(np.random.SeedSequence([config.seed, 2, t, client])).permutation(len(x))
     return x[order].astype(np.int32, copy=False), y[order].astype(np.int32, copy=False)
-
-
-class Evaluator:
-    """Metrics of weights on a split: {name: float}."""
-
-    def __init__(self, task: Task, config: TrainConfig) -> None:
-        self._task = task
-        self._model = task.build_model(config.seed)
-        self._step = tf.function(self._batch, reduce_retracing=True)
-
-    def _batch(self, x: Any, y: Any) -> Any:
-        ones = tf.ones([tf.shape(x)[0]], tf.float32)
-        sums = self._task.metrics(y, self._model(x, training=False), ones)
-        return {name: tf.stack([tf.cast(v, tf.float32) for v in pair]) for name, pair in sums.items()}
-
-    def __call__(self, weights: list[np.ndarray], split: str) -> dict[str, float]:
-        """Evaluates on "validation" or "test"."""
-        for variable, weight in zip(self._model.trainable_variables, weights, strict=True):
-            variable.assign(weight)
-        x, y = self._task.evaluation_examples(split)
-        totals: dict[str, np.ndarray] = collections.defaultdict(lambda: np.zeros(2))
-        for start in range(0, len(x), _EVALUATION_BATCH):
-            batch = slice(start, start + _EVALUATION_BATCH)
-            for name, pair in self._step(tf.constant(x[batch]), tf.constant(y[batch])).items():
-                totals[name] += pair.numpy()
-        return {name: float(pair[0] / pair[1]) if pair[1] else 0.0 for name, pair in totals.items()}

@@ -31,8 +31,8 @@ _MOST_CARRIED = 64
 _MOST_REDRAWN = 4096
 # Blocks of a run whose rows are redrawn into a file: 8 GB of it for 2052 rounds of 4,050,000 parameters.
 _FILE_BLOCKS = 4
-# Rows that are read at a time from a file.
-FILE_ROWS_AHEAD = 8
+# Rows that are read at a time from a file, of so many bytes together.
+_ROWS_AHEAD, _BYTES_AHEAD = 8, 128 * 2**20
 _CARRIED_BLOCKS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -72,7 +72,9 @@ class NoiseStrategy:
         return fields | {"cost": self.cost if self.possible else None}
 
 
-def host_strategies(stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_MEMORY) -> list[NoiseStrategy]:
+def host_strategies(
+    stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_MEMORY, disk_bytes: int | None = None
+) -> list[NoiseStrategy]:
     """All strategies, the best first and those that are not possible last.
 
     Best is the cheapest that stays in memory, unless the one with a file saves more than half.
@@ -81,9 +83,10 @@ def host_strategies(stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_
       stream: of the mechanism.
       size: model parameters, d.
       memory_bytes: what the arrays may take.
+      disk_bytes: what a file may take; None for a quarter of the run where C is not banded, and for what the history takes where it is.
 
     Raises:
-      TypeError, ValueError: size or memory_bytes is no positive int.
+      TypeError, ValueError: size, memory_bytes or disk_bytes is no positive int.
 
     >>> from fedmf.mechanisms import IdentityMechanism
     >>> best, *others = host_strategies(IdentityMechanism(rounds=2052).stream(), 4_050_748)
@@ -92,7 +95,9 @@ def host_strategies(stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_
     """
     _checks.integer("size", size, low=0, way_out="it is the number of model parameters")
     _checks.integer("memory_bytes", memory_bytes, low=1, way_out="give bytes, such as 1_500_000_000")
-    redrawn, spilled = _redrawn(stream, size, memory_bytes), _spilled(stream, size)
+    if disk_bytes is not None:
+        _checks.integer("disk_bytes", disk_bytes, low=1, way_out="give bytes, such as 10_000_000_000, or None")
+    redrawn, spilled = _redrawn(stream, size, memory_bytes), _spilled(stream, size, disk_bytes)
     if spilled.possible and spilled.memory > memory_bytes:
         reason = f"needs {spilled.memory / 1e6:.0f} MB"
         spilled = NoiseStrategy(name="spilled", possible=False, reason=reason)
@@ -107,14 +112,18 @@ def host_strategies(stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_
 
 
 def choose_host_strategy(
-    stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_MEMORY, name: str | None = None
+    stream: NoiseStream,
+    size: int,
+    memory_bytes: int = DEFAULT_MEMORY,
+    name: str | None = None,
+    disk_bytes: int | None = None,
 ) -> NoiseStrategy:
     """The best strategy, or the one called `name`.
 
     Raises:
-      ValueError: no such strategy, or not possible for this mechanism, size and memory; says why.
+      ValueError: no such strategy, or not possible for this mechanism, size, memory and disk; says why.
     """
-    found = host_strategies(stream, size, memory_bytes)
+    found = host_strategies(stream, size, memory_bytes, disk_bytes)
     if name is not None:
         _checks.one_of("noise_strategy", name, HOST_STRATEGIES)
         found = [strategy for strategy in found if strategy.name == name]
@@ -123,7 +132,8 @@ def choose_host_strategy(
     if not found[0].possible:
         reasons = "; ".join(f"{strategy.name}: {strategy.reason}" for strategy in found)
         raise ValueError(
-            f"noise_strategy={name!r} cannot make this noise with memory_bytes={memory_bytes}: {reasons}; allow more memory"
+            f"noise_strategy={name!r} cannot make this noise with memory_bytes={memory_bytes} and disk_bytes={disk_bytes}: {reasons}; "
+            "allow more memory or disk"
         )
     return found[0]
 
@@ -131,6 +141,11 @@ def choose_host_strategy(
 def affordable_rows(rounds: int, size: int) -> int:
     """Rows of model size that a graph's state may have."""
     return max(1, min(MAX_STATE_ROWS, rounds, MAX_STATE_BYTES // _row_bytes(size)))
+
+
+def rows_ahead(size: int) -> int:
+    """Rows that are read at a time from a file."""
+    return max(1, min(_ROWS_AHEAD, _BYTES_AHEAD // _row_bytes(size)))
 
 
 def graph_strategies(stream: NoiseStream, size: int, name: str | None = None) -> list[NoiseStrategy]:
@@ -276,33 +291,44 @@ def _redrawn(stream: NoiseStream, size: int, memory_bytes: int) -> NoiseStrategy
     )
 
 
-def _spilled(stream: NoiseStream, size: int) -> NoiseStrategy:
+def _spilled(stream: NoiseStream, size: int, disk_bytes: int | None) -> NoiseStrategy:
     n, tile = stream.rounds, min(size, TILE)
+    most = 2 * n if disk_bytes is None else disk_bytes // _row_bytes(size)
     if stream.recurrence is None:
         if stream.contraction is None and n > _MOST_REDRAWN:
             reason = f"{n} rounds: the rows of N are not written out beyond {_MOST_REDRAWN}"
             return NoiseStrategy(name="spilled", possible=False, reason=reason)
-        length = -(-n // _FILE_BLOCKS)
+        if most < 1:
+            return NoiseStrategy(
+                name="spilled", possible=False, reason=f"needs a file of {_row_bytes(size) / 1e6:.0f} MB"
+            )
+        blocks = min(n, _FILE_BLOCKS if disk_bytes is None else -(-n // most))
+        length = -(-n // blocks)
         blocks = -(-n // length)
         return NoiseStrategy(
             name="spilled",
             length=length,
             cost=(blocks + 1) / 2 + n / 2 / _PRODUCTS_A_DRAW + _FILE * 2,
-            memory=4 * (3 * length + 64) * tile + (2 + FILE_ROWS_AHEAD) * _row_bytes(size),
+            memory=4 * (2 * length + 64) * tile + (2 + rows_ahead(size)) * _row_bytes(size),
             disk=_row_bytes(size) * length,
-            reason=f"every {length} rounds all earlier draws are made again, into a private file",
+            reason=f"every {length} rounds all earlier draws are made again, into a private file"
+            if blocks > 1
+            else "the whole run at once, into a private file",
         )
     width = stream.recurrence.shape[1] - 1
     if width == 0:
         return NoiseStrategy(name="spilled", possible=False, reason="there is no history to keep")
+    if most <= width:
+        reason = f"needs a file of {_row_bytes(size) * (width + 1) / 1e6:.0f} MB"
+        return NoiseStrategy(name="spilled", possible=False, reason=reason)
     # Half as many rounds as rows, in blocks of one length: a short last block would read as much for fewer rounds.
-    length = -(-n // min(n, max(1, round(2 * n / width))))
+    length = min(most - width, -(-n // min(n, max(1, round(2 * n / width)))))
     return NoiseStrategy(
         name="spilled",
         length=length,
         width=width,
         cost=1 + (length + width) / _PRODUCTS_A_DRAW + _FILE * (width / length + 2),
-        memory=4 * (width + 4 * length) * tile + (2 + FILE_ROWS_AHEAD) * _row_bytes(size),
+        memory=4 * (width + 2 * length) * tile + (2 + rows_ahead(size)) * _row_bytes(size),
         disk=_row_bytes(size) * (width + length),
         reason=f"the last {width} rows are kept in a private file",
     )

@@ -187,7 +187,11 @@ def test_without_a_compiler_the_keras_model_trains(task, monkeypatch, tmp_path):
     assert native.library(source) is None
     without = dataclasses.replace(task, local_epoch=lambda: None)
     settings = config()
-    assert build_execution(without, settings.plan(), settings, 9).client_work == "differentiated"
+    execution = build_execution(without, settings.plan(), settings, 9)
+    assert execution.client_work == "differentiated"
+    assert "install a C compiler, or name one in FEDMF_CC" in execution.slow
+    for told in (dataclasses.replace(task, local_epoch=None), task):
+        assert not build_execution(told, settings.plan(), settings, 9, client_work="differentiated").slow
     with pytest.raises(ValueError, match="it may need a C compiler"):
         build_execution(without, settings.plan(), settings, 9, client_work="hand_written")
 

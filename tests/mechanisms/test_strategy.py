@@ -60,6 +60,25 @@ def test_memory_decides():
     assert more.cost < choose_host_strategy(dense(400), LARGE).cost
 
 
+def test_disk_decides():
+    row = 4 * LARGE
+    quarter, whole = (
+        choose_host_strategy(dense(2052), LARGE, name="spilled", disk_bytes=disk) for disk in (None, 2052 * row)
+    )
+    assert (quarter.length, whole.length) == (513, 2052)
+    assert whole.cost < quarter.cost
+    assert (quarter.disk, whole.disk) == (513 * row, 2052 * row)
+    assert whole.memory <= 1_500_000_000
+    assert whole.reason == "the whole run at once, into a private file"
+    wide = banded(2052, 342)
+    assert choose_host_strategy(wide, LARGE, name="spilled").disk == (171 + 341) * row
+    assert choose_host_strategy(wide, LARGE, name="spilled", disk_bytes=400 * row).length == 400 - 341
+    with pytest.raises(ValueError, match="spilled: needs a file of 5541 MB"):
+        choose_host_strategy(wide, LARGE, name="spilled", disk_bytes=341 * row)
+    with pytest.raises(ValueError, match="spilled: needs a file of 16 MB"):
+        choose_host_strategy(dense(5), LARGE, name="spilled", disk_bytes=1000)
+
+
 def test_nothing_possible_says_why():
     with pytest.raises(ValueError, match=r"redrawn: needs 50 MB.*allow more memory"):
         choose_host_strategy(dense(40), LARGE, 1000)
@@ -71,6 +90,7 @@ def test_nothing_possible_says_why():
         ({"size": -1}, "size=-1"),
         ({"size": 2.5}, "size=2.5"),
         ({"memory_bytes": 0}, "memory_bytes=0"),
+        ({"disk_bytes": 0}, "disk_bytes=0"),
         ({"name": "fast"}, "noise_strategy='fast'"),
         ({"name": "spilled", "stream": IdentityMechanism(rounds=5).stream()}, "there is no history to keep"),
     ],
@@ -84,7 +104,7 @@ def test_the_explanation_names_all_and_begins_with_the_choice():
     participation = Participation(rounds=512, schema="single")
     mechanism = fit(prefix_sum(512), participation, family="banded", bands=4, tolerance=1e-2)
     lines = explain(host_strategies(mechanism.stream(), LARGE)).splitlines()
-    assert [line.split()[0] for line in lines] == ["strategy", "carried", "redrawn", "spilled"]
+    assert [line.split()[0] for line in lines] == ["strategy", "carried", "spilled", "redrawn"]
     assert "not possible: there is no history" in explain(host_strategies(IdentityMechanism(rounds=5).stream(), 10))
 
 

@@ -1,0 +1,38 @@
+"""What a model is worth on a split of the data."""
+
+import collections
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from fedmf.config import TrainConfig
+from fedmf.federated.task import Task
+
+_BATCH = 256
+
+
+class Evaluator:
+    """Metrics of weights on a split: {name: float}."""
+
+    def __init__(self, task: Task, config: TrainConfig) -> None:
+        self._task = task
+        self._model = task.build_model(config.seed)
+        self._step = tf.function(self._batch, reduce_retracing=True)
+
+    def _batch(self, x: Any, y: Any) -> Any:
+        ones = tf.ones([tf.shape(x)[0]], tf.float32)
+        sums = self._task.metrics(y, self._model(x, training=False), ones)
+        return {name: tf.stack([tf.cast(v, tf.float32) for v in pair]) for name, pair in sums.items()}
+
+    def __call__(self, weights: list[np.ndarray], split: str) -> dict[str, float]:
+        """Evaluates on "validation" or "test"."""
+        for variable, weight in zip(self._model.trainable_variables, weights, strict=True):
+            variable.assign(weight)
+        x, y = self._task.evaluation_examples(split)
+        totals: dict[str, np.ndarray] = collections.defaultdict(lambda: np.zeros(2))
+        for start in range(0, len(x), _BATCH):
+            batch = slice(start, start + _BATCH)
+            for name, pair in self._step(tf.constant(x[batch]), tf.constant(y[batch])).items():
+                totals[name] += pair.numpy()
+        return {name: float(pair[0] / pair[1]) if pair[1] else 0.0 for name, pair in totals.items()}
