@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from fedmf.federated.task import Task
 
 
-def task_from_config(config: "TrainConfig") -> "Task":
-    """The task that a config describes; imports TensorFlow.
+def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
+    """The task that a config describes; imports TensorFlow. Reading shows progress bars where it takes long, or none.
 
     Raises:
       FileNotFoundError, ValueError: the data file is absent or damaged, a size is out of range.
@@ -26,4 +26,5 @@ def task_from_config(config: "TrainConfig") -> "Task":
         loss=config.loss,
         validation_sentences=config.validation_sentences,
         test_sentences=config.test_sentences,
+        progress=progress,
     )

@@ -86,7 +86,7 @@ def train(
     from tasks import task_from_config
 
     run = federated.train(
-        task_from_config(config),
+        task_from_config(config, progress=not quiet),
         config,
         folder=out,
         noise_seed=noise_seed,
