@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 import tensorflow as tf
+import tqdm
 
 from fedmf import _checks
 from fedmf.accounting import Plan
@@ -76,7 +77,7 @@ class HostNoise:
         memory = DEFAULT_MEMORY if memory_bytes is None else memory_bytes
         self.strategy: NoiseStrategy = choose_host_strategy(stream, size, memory, strategy, disk_bytes)
         self._key = noise_key(check_noise_seed(noise_seed)) if key is None else np.asarray(key, np.uint64)
-        tiles = _Tiles(self._key, size)
+        self._tiles = tiles = _Tiles(self._key, size)
         self._maker: _Maker
         if self.strategy.name == "carried":
             self._maker = _Carried(self.strategy, tiles)
@@ -99,6 +100,10 @@ class HostNoise:
         _replace(state, lambda noise: found.append(noise) or noise)  # type: ignore[func-returns-value]
         noise = _only(found)
         return cls(plan, int(np.shape(noise.rows)[1]), key=np.asarray(noise.key), **options)
+
+    def show_progress(self) -> None:
+        """From now on a bar shows how far a block is that takes more than some seconds."""
+        self._tiles.shown = True
 
     def row(self, t: int) -> np.ndarray:
         """Row t of N Z at unit standard deviation, float32 (size,), a new array.
@@ -195,11 +200,16 @@ class _Tiles:
     """Draws of the source in tiles of coordinates."""
 
     def __init__(self, key: np.ndarray, size: int) -> None:
-        self.key, self.size = key, size
+        self.key, self.size, self.shown = key, size, False
 
     def __iter__(self) -> Iterator[slice]:
         for start in range(0, self.size, TILE):
             yield slice(start, min(start + TILE, self.size))
+
+    def watched(self) -> Iterator[slice]:
+        """The tiles, with a bar for whoever asked to see one."""
+        tiles = -(-self.size // TILE)
+        yield from tqdm.tqdm(self, desc="noise", total=tiles, unit="tile", leave=False, delay=3, disable=not self.shown)
 
     def draw(self, first: int, count: int, tile: slice, out: np.ndarray) -> None:
         """Rows first .. first + count - 1 of Z in `tile` into out, float32 (count, coordinates)."""
@@ -284,7 +294,7 @@ class _Redrawn:
         start = block * self._length
         N = self._matrix[start : start + self._length].astype(np.float32)
         drawn = np.empty((self._DRAWS, min(TILE, self._tiles.size)), np.float32)
-        for tile in self._tiles:
+        for tile in self._tiles.watched():
             count = tile.stop - tile.start
             total = self._rows[:, tile] if self._file is None else self._rows[:, :count]
             total[:] = 0

@@ -197,7 +197,7 @@ class NoiseFile:
         first = max(0, e - self._places)
         self._write_header(first, s)
         inputs = np.empty((L + r, min(TILE, self._tiles.size)), np.float32)
-        for tile in self._tiles:
+        for tile in self._tiles.watched():
             stacked = inputs[:, : tile.stop - tile.start]
             self._tiles.draw(s, L, tile, stacked[:L])
             self._file.read(tile, s - r, stacked[L:])

@@ -132,6 +132,8 @@ def _train(
     checkpoint = run_folder.load_checkpoint() if resume else None
     execution = made(task, plan, config, seed, noise_folder=run_folder.path / "private")
     chosen = execution.noise.strategy
+    if progress:
+        execution.noise.show_progress()
     if progress and chosen.disk:
         print(f"noise: {chosen.reason}, {chosen.disk / 1e9:.1f} GB in {run_folder.path / 'private'}", file=sys.stderr)
     if progress and execution.slow:

@@ -274,6 +274,16 @@ for t in range(40):
         again = self.make(tmp_path)
         np.testing.assert_array_equal([again.row(t) for t in range(17, 40)], whole[17:])
 
+    def test_a_bar_for_whoever_asks(self, monkeypatch, capsys):
+        bar = host_noise.tqdm.tqdm
+        monkeypatch.setattr(host_noise.tqdm, "tqdm", lambda *args, **options: bar(*args, **options | {"delay": 0}))
+        noise = self.make(None)
+        noise.row(0)
+        assert "tile" not in capsys.readouterr().err
+        noise.show_progress()
+        noise.row(39)
+        assert "noise:" in capsys.readouterr().err
+
     def test_a_full_disk_is_refused_before_the_run(self, tmp_path, monkeypatch):
         usage = collections.namedtuple("usage", "total used free")
         monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10, 9, 1))
