@@ -1,6 +1,6 @@
 """What a row of correlated noise costs, side by side with one iid Gaussian vector from the same generator.
 
-    make bench-noise                                   all rows at full size; takes a quarter of an hour, more the first time (fits)
+    make bench-noise                                   all rows at full size; takes about an hour
     python -m benchmarks.noise --row dense             some rows; may be repeated
     python -m benchmarks.noise --engine host           one engine; may be repeated
     python -m benchmarks.noise --rounds 24 --size 1000 a check of this program, measures nothing

@@ -30,3 +30,13 @@ def test_rounds_of_all_kinds_are_measured_and_train_alike():
     parts = costs["compiled"]["parts"]
     assert min(parts.values()) > 0
     assert parts["of which clip and sum"] < parts["clients"] < sum(costs["compiled"]["seconds"])
+
+
+def test_what_does_not_fit_the_memory_is_left_out():
+    import pathlib
+
+    from benchmarks.simulation import missing_memory
+
+    if not pathlib.Path("/proc/meminfo").exists():
+        pytest.skip("the system does not tell")
+    assert missing_memory(10**6).startswith("tff is left out: 1000000 clients would take some 36005 GB and ")
