@@ -1,4 +1,4 @@
-"""One training process for the crash tests: python -m tests.federated.run_small FOLDER EXECUTION NEW|RESUME KILL_AFTER."""
+"""One training process for the crash tests: python -m tests.federated.run_small FOLDER EXECUTION KILL_AFTER."""
 
 import os
 import signal
@@ -20,26 +20,16 @@ def config(execution: str = "fast", **changes: object) -> fedmf.TrainConfig:
     return fedmf.TrainConfig(**(values | changes))  # type: ignore[arg-type]
 
 
-def main(folder: str, execution: str, mode: str, kill_after: int) -> None:
-    """kill_after = 0 runs to the end; otherwise the process kills itself with SIGKILL after that many rounds."""
+def main(folder: str, execution: str, kill_after: int) -> None:
+    """Kills itself with SIGKILL after that many rounds."""
 
     def kill(t: int) -> None:
         if t + 1 == kill_after:
             print("workers", *worker_processes(), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    resume = mode == "RESUME"
-    settings = config(execution)
-    federated.train(
-        small_task(),
-        settings,
-        folder=folder,
-        noise_seed=None if resume else 9,
-        resume=resume,
-        progress=False,
-        on_round=kill,
-    )
+    federated.train(small_task(), config(execution), folder=folder, noise_seed=9, progress=False, on_round=kill)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

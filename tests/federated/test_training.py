@@ -42,23 +42,23 @@ def assert_same_run(one, other):
     }
 
 
-def process(folder, execution, mode, kill_after=0):
-    command = [sys.executable, "-m", "tests.federated.run_small", str(folder), execution, mode, str(kill_after)]
+def process(folder, execution, kill_after):
+    command = [sys.executable, "-m", "tests.federated.run_small", str(folder), execution, str(kill_after)]
     with open(f"{folder}.log", "ab") as log:
         return subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("execution", ["fast", "tff"])
 def test_six_rounds_equal_three_kill_9_and_three_more(tmp_path, execution):
-    whole = process(tmp_path / "whole", execution, "NEW")
-    assert whole.returncode == 0, (tmp_path / "whole.log").read_text()
-    killed = process(tmp_path / "parts", execution, "NEW", kill_after=3)
-    assert killed.returncode == -signal.SIGKILL
+    """The rounds before kill -9 in another process than those after it."""
+    whole = train(tmp_path / "whole", config(execution))
+    killed = process(tmp_path / "parts", execution, kill_after=3)
+    assert killed.returncode == -signal.SIGKILL, (tmp_path / "parts.log").read_text()
     parts = fedmf.Run.load(tmp_path / "parts")
     assert parts.result is None
     assert len(parts.metrics) == 3
-    assert process(tmp_path / "parts", execution, "RESUME").returncode == 0
-    assert_same_run(fedmf.Run.load(tmp_path / "whole"), fedmf.Run.load(tmp_path / "parts"))
+    resumed = train(tmp_path / "parts", config(execution), noise_seed=None, resume=True)
+    assert_same_run(whole, resumed)
 
     workers = next(line.split()[1:] for line in (tmp_path / "parts.log").read_text().splitlines() if "workers" in line)
     assert bool(workers) == (execution == "tff")
