@@ -133,8 +133,8 @@ enum { WRITE, ADD };
 
 /* c = or += of MR rows times `blocks` times `depth` rows of a panel. `ahead` is what is needed soon: a quarter as much.
 
-   Eight rows of the panel at a time, and `step` a constant where this is inlined: of 24 instructions a row only 20 are left. A core that
-   also runs somebody else's thread fetches half as many, and then that is what counts. */
+   Eight rows of the panel at a time, and `step` a constant where this is inlined: of 24 instructions a row only 20 are left. That counts
+   where a core is short of them, as it is when it runs another thread as well. */
 INLINE void tile(long blocks, long depth, const float *a, long row, const long step, long skip, const float *b,
                  const float *ahead, float *c, long c_row, float alpha, const float *bias, int mode) {
     vec c00 = {0}, c01 = {0}, c02 = {0}, c10 = {0}, c11 = {0}, c12 = {0};
