@@ -8,8 +8,8 @@
 
 Rounds run in one process and one TFF worker on the same cohort: one of each kind and again, each pass in the opposite order, after a
 first pass that is not counted. So slow drifts of the machine cancel in the differences, whose mean and standard error are printed.
-Rounds of kind "handed_in" cost the same for every mechanism: the row is made by the host, outside TFF. That time is printed by
-`benchmarks.noise` for every mechanism; here one block is timed and divided by its rounds.
+Rows of kind "handed_in" are made by the host, outside TFF, a block of rounds at a time. They are timed by themselves, over a whole
+block, and added to what the rounds take: a few rounds would have all of a block in them or nothing.
 
 A difference of rounds cannot be told from nothing when it is smaller than its error. The parts are small computations that are
 repeated, so they can; their sum is the better figure, and the rounds are there to show that no part was forgotten.
@@ -80,8 +80,8 @@ class Bench:
             delta=1e-6,
         )
 
-    def rounds_of(self, aggregator: Any, noise: Any) -> Callable[[], None]:
-        """() -> None: one round of a training process of its own; the next call goes on from there."""
+    def rounds_of(self, aggregator: Any, noise: Any) -> Callable[[], float]:
+        """() -> seconds of one round of a training process of its own, the row at hand; the next call goes on from there."""
         import tensorflow as tf
         import tensorflow_federated as tff
 
@@ -99,9 +99,13 @@ class Bench:
         state = process.initialize()
         guard_workers()
 
-        def run() -> None:
+        def run() -> float:
             nonlocal state
-            state = process.next(state if noise is None else noise.hand_in(state), data).state
+            if noise is not None:
+                state = noise.hand_in(state)
+            began = time.perf_counter()
+            state = process.next(state, data).state
+            return time.perf_counter() - began
 
         return run
 
@@ -126,16 +130,29 @@ class Bench:
         return kinds
 
 
-def measure_rounds(bench: Bench, names: tuple[str, ...], passes: int) -> dict[str, list[float]]:
-    """Seconds of the rounds of each kind; place i of all lists belongs to pass i."""
-    runs = {name: bench.rounds_of(*parts) for name, parts in bench.kinds(names).items()}
+def measure_rounds(
+    bench: Bench, names: tuple[str, ...], passes: int
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Seconds of the rounds of each kind, place i of all lists belongs to pass i; and seconds in which the host makes one row for it."""
+    kinds = bench.kinds(names)
+    rows = {name: 0.0 if noise is None else making_a_row(noise) for name, (_, noise) in kinds.items()}
+    runs = {name: bench.rounds_of(*parts) for name, parts in kinds.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(passes + 1):
         for name in list(runs)[:: 1 if number % 2 else -1]:
-            taken = _timed(runs[name])
+            taken = runs[name]()
             if number:
                 seconds[name].append(taken)
-    return seconds
+    return seconds, rows
+
+
+def making_a_row(noise: Any) -> float:
+    """Seconds that a HostNoise takes for a row: of its second block, which has a history, or of its only one."""
+    length = noise.strategy.length
+    block = range(length, min(2 * length, noise.rounds)) or range(noise.rounds)
+    if block.start:
+        noise.row(0)
+    return _timed(lambda: [noise.row(t) for t in block]) / len(block)
 
 
 def measure_parts(bench: Bench, case: Case) -> dict[str, float]:
@@ -159,10 +176,7 @@ def measure_parts(bench: Bench, case: Case) -> dict[str, float]:
     clients = _difference(lambda: clipped(sample, update), lambda: plain(zeros, update)) * bench.clients
 
     noise = federated.HostNoise(plan, bench.size, noise_seed=_SEED)
-    noise.row(0)
-    length = noise.strategy.length
-    block = range(length, min(2 * length, bench.rounds)) or range(bench.rounds)  # the second; a toy run has but one
-    making = _timed(lambda: [noise.row(t) for t in block]) / len(block)
+    making = making_a_row(noise)
 
     handed = noise.hand_in(state)
     mean = tf.function(lambda total: [leaf / float(bench.clients) for leaf in total])
@@ -248,9 +262,9 @@ def main(clients: int, passes: int, names: tuple[str, ...], parts: bool, small: 
         if name not in known:
             raise click.UsageError(f"kind={name!r} is unknown: choose one of {'; '.join(sorted(known))}")
     bench = Bench(clients, small)
-    found: dict[str, Any] = {"clients": clients, "size": bench.size, "rounds": {}}
+    found: dict[str, Any] = {"clients": clients, "size": bench.size, "rounds": {}, "rows": {}}
     if not parts:
-        found["rounds"] = measure_rounds(bench, names, passes)
+        found["rounds"], found["rows"] = measure_rounds(bench, names, passes)
     case = next(case for case in CASES if case.name == names[0].partition(" / ")[0])
     found["parts"] = measure_parts(bench, case)
     if as_json:
@@ -260,9 +274,20 @@ def main(clients: int, passes: int, names: tuple[str, ...], parts: bool, small: 
     plain = found["rounds"].get("plain mean", [])
     for name, seconds in found["rounds"].items():
         mean, error = paired(seconds, plain)
-        share = mean / statistics.mean(plain)
-        added = "" if name == "plain mean" else f"  adds {mean:6.2f} +- {error:.2f} s  {100 * share:5.2f} %"
-        print(f"{name:<32} {statistics.mean(seconds):8.2f} s{added}")
+        made, whole = found["rows"][name], statistics.mean(plain)
+        added = f"  adds {mean:6.2f} +- {error:.2f} s and {made:.2f} s of the host"
+        share = f"  {100 * (mean + made) / whole:5.2f} +- {100 * error / whole:.2f} %"
+        print(f"{name:<32} {statistics.mean(seconds):8.2f} s" + ("" if name == "plain mean" else added + share))
+    if len(found["rounds"]) > 2:
+        means = [
+            statistics.mean(some)
+            for some in zip(*(s for n, s in found["rounds"].items() if n != "plain mean"), strict=True)
+        ]
+        mean, error = paired(means, plain)
+        share = f"{100 * mean / whole:5.2f} +- {100 * error / whole:.2f} %"
+        print(
+            f"{'mean of them, without the host':<32} {statistics.mean(means):8.2f} s  adds {mean:6.2f} +- {error:.2f} s  {share}"
+        )
     print(f"parts of {case.name} / handed_in, seconds a round")
     for part, taken in [*found["parts"].items(), ("together", sum(found["parts"].values()))]:
         share_of_round = f"  {100 * taken / statistics.mean(plain):5.2f} %" if plain else ""

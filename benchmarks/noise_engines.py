@@ -69,12 +69,13 @@ class HostEngine(Engine):
         self._draw()
 
     def set_up(self) -> None:
-        """Chooses the strategy and makes the first block."""
+        """Chooses the strategy and makes the first block; not where the one block of the whole run is timed anyway."""
         from fedmf.federated.host_noise import HostNoise
 
         self._noise = HostNoise(self._plan, self._size, noise_seed=_SEED, strategy=self._asked)
         self.strategy = self._noise.strategy.name
-        self._noise.row(0)
+        if self._noise.strategy.length < self._rounds:
+            self._noise.row(0)
 
     def block(self, t: int) -> tuple[int, int]:
         """See `Engine`."""
@@ -96,7 +97,7 @@ class HostEngine(Engine):
             assert self._noise.restore([place, kept])
         elif width == 0:
             maker: Any = self._noise._maker
-            maker._block = -1  # redrawn, in memory or in a file. No block is there: the next row makes its own
+            maker._held = range(0)  # redrawn, in memory or in a file. No block is there: the next row makes its own
         else:
             _fill_file(self._noise, max(0, first - width), first, rng)
 

@@ -20,7 +20,11 @@ from fedmf.cli.options import arguments_checked, gigabytes, json_option, plan_fr
     "--parameters", type=int, default=4_050_748, show_default=True, help="Size of the model that --explain is about."
 )
 @click.option("--noise-memory", type=float, default=1.5, show_default=True, help="GB that --explain may plan with.")
-@click.option("--noise-disk", type=float, help="GB of disk that --explain may plan with.  [default: as in fedmf train]")
+@click.option(
+    "--noise-disk",
+    type=float,
+    help="GB of disk that --explain may plan with.  [default: two thirds of what is free here]",
+)
 @json_option
 def calibrate(
     mechanism_file: pathlib.Path,
@@ -45,7 +49,9 @@ def calibrate(
 
     with arguments_checked():
         memory = gigabytes("noise_memory", noise_memory)
-        disk = None if noise_disk is None else gigabytes("noise_disk", noise_disk)
+        disk = (
+            strategy.room_for_noise(pathlib.Path.cwd()) if noise_disk is None else gigabytes("noise_disk", noise_disk)
+        )
         plan = plan_from(mechanism_file, **target)
         host, graph = [], []
         if explain:

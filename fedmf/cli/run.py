@@ -27,7 +27,9 @@ def _noise_seed(context: click.Context, parameter: click.Parameter, value: str |
 )
 @click.option("--noise-strategy", help="How noise is made ahead: carried, redrawn or spilled.  [default: the cheapest]")
 @click.option("--noise-memory", type=float, help="GB of memory that the noise may take.  [default: 1.5]")
-@click.option("--noise-disk", type=float, help="GB that a file of noise may take.  [default: 512 rows or so]")
+@click.option(
+    "--noise-disk", type=float, help="GB that a file of noise may take.  [default: two thirds of what is free]"
+)
 @click.option("--threads", type=int, help="Most threads that compute.  [default: one on each processor]")
 @click.option("--workers", help="With --execution tff-remote: host:port,host:port of `fedmf worker`s.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")

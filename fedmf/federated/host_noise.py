@@ -18,10 +18,17 @@ from fedmf.accounting import Plan
 from fedmf.federated.noise import NoiseState
 from fedmf.federated.noise_file import NoiseFile, TileFile
 from fedmf.federated.source import check_noise_seed, noise_key, source_of_key
-from fedmf.mechanisms.strategy import DEFAULT_MEMORY, TILE, NoiseStrategy, choose_host_strategy
+from fedmf.mechanisms.strategy import (
+    DEFAULT_MEMORY,
+    ROWS_TOGETHER,
+    TILE,
+    NoiseStrategy,
+    choose_host_strategy,
+    room_for_noise,
+)
 
 # Rows that one call of the source draws.
-_DRAWN_TOGETHER = 16
+_DRAWN_TOGETHER = 64
 
 
 class HostNoise:
@@ -37,8 +44,8 @@ class HostNoise:
       key: uint64 (2,), the source's, in place of noise_seed.
       strategy: "carried", "redrawn", "spilled", or None to choose the cheapest; see `fedmf.mechanisms.strategy`.
       memory_bytes: what the arrays may take; None for 1.5 GB.
-      disk_bytes: what the file of "spilled" may take; None for as much as it is best for, about 8 GB for 2052 rounds of 4,050,000
-        parameters. With room for all rounds of a dense mechanism they are made at once, and no round costs more than another.
+      disk_bytes: what the file of "spilled" may take; None for two thirds of what is free in `folder`. With room for all rounds of a
+        dense mechanism (33 GB for 2052 of 4,050,000 parameters) they are made at once, and no round costs more than another.
       folder: private folder for the file of "spilled", kept afterwards; None for a temporary one that goes with this object.
 
     Raises:
@@ -75,7 +82,8 @@ class HostNoise:
         self.size = _checks.integer("size", size, low=0, way_out="it is the number of model parameters")
         self.rounds = stream.rounds
         memory = DEFAULT_MEMORY if memory_bytes is None else memory_bytes
-        self.strategy: NoiseStrategy = choose_host_strategy(stream, size, memory, strategy, disk_bytes)
+        disk = room_for_noise(folder) if disk_bytes is None else disk_bytes
+        self.strategy: NoiseStrategy = choose_host_strategy(stream, size, memory, strategy, disk)
         self._key = noise_key(check_noise_seed(noise_seed)) if key is None else np.asarray(key, np.uint64)
         self._tiles = tiles = _Tiles(self._key, size)
         self._maker: _Maker
@@ -273,40 +281,36 @@ class _Carried:
 class _Redrawn:
     """L rows at a time, contracted from all the draws up to them; kept in memory or in a file."""
 
-    _DRAWS = 64
-
     def __init__(self, strategy: NoiseStrategy, tiles: _Tiles, matrix: np.ndarray, file: TileFile | None) -> None:
         self._tiles, self._length, self._matrix, self._file = tiles, strategy.length, matrix, file
-        self._block = -1
-        width = min(TILE, tiles.size) if file is not None else tiles.size
-        self._rows = np.zeros((strategy.length, width), np.float32)
+        self._held = range(0)
+        self._rows = np.zeros((strategy.length if file is None else 0, tiles.size), np.float32)
 
     def row(self, t: int) -> np.ndarray:
-        block, phase = divmod(t, self._length)
-        if block != self._block:
-            self._make(block)
-        if self._file is None:
-            return self._rows[phase].copy()
-        return self._file.row(phase, self._length)
+        if t not in self._held:
+            self._make(t)
+        place = t - self._held.start
+        return self._rows[place].copy() if self._file is None else self._file.row(place, len(self._held))
 
-    def _make(self, block: int) -> None:
-        self._block = -1  # until it is done: an interrupt must not leave half a block
-        start = block * self._length
-        N = self._matrix[start : start + self._length].astype(np.float32)
-        drawn = np.empty((self._DRAWS, min(TILE, self._tiles.size)), np.float32)
+    def _make(self, t: int) -> None:
+        """Row t and those behind it. The products are the same whichever row is asked for first."""
+        self._held = range(0)  # until it is done: an interrupt must not leave half a block
+        together = min(ROWS_TOGETHER, self._length)
+        start = t // together * together
+        end = min(start + self._length, len(self._matrix))
+        N = self._matrix[start:end, :end].astype(np.float32)
+        drawn, product = (np.empty((rows, min(TILE, self._tiles.size)), np.float32) for rows in (end, together))
         for tile in self._tiles.watched():
-            count = tile.stop - tile.start
-            total = self._rows[:, tile] if self._file is None else self._rows[:, :count]
-            total[:] = 0
-            for j in range(0, start + len(N), self._DRAWS):
-                draws = min(self._DRAWS, start + len(N) - j)
-                z = drawn[:draws, :count]
-                self._tiles.draw(j, draws, tile, z)
-                first = max(0, j - start)  # rows before j do not use these draws
-                total[first : len(N)] += N[first:, j : j + draws] @ z
+            z, count = drawn[:, : tile.stop - tile.start], tile.stop - tile.start
+            self._tiles.draw(0, end, tile, z)
+            rows = self._rows[: len(N), tile] if self._file is None else z[start:]
+            for i in reversed(range(start, end, together)):  # a row of z is written over when only later rows needed it
+                stop = min(i + together, end)
+                out = product[: stop - i, :count]
+                rows[i - start : stop - start] = np.matmul(N[i - start : stop - start, :stop], z[:stop], out=out)
             if self._file is not None:
-                self._file.write(tile, 0, total)
-        self._block = block
+                self._file.write(tile, 0, rows)
+        self._held = range(start, end)
 
     def snapshot(self) -> list[np.ndarray]:
         return []

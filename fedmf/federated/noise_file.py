@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from fedmf.mechanisms.strategy import TILE, NoiseStrategy, rows_ahead
+from fedmf.mechanisms.strategy import NOISE_FILE, TILE, NoiseStrategy, free_for_noise, rows_ahead
 
 _HEADER = "noise_history.json"
-_DATA = "noise_history"
 # Float32 rounding of C X, relative to sums of absolute values; a row that is off by less does no harm.
 _ROUNDING = 1e-5
 _PAGE = 4096
@@ -49,8 +48,8 @@ class TileFile:
         else:
             self.folder = pathlib.Path(folder)
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path, needed = self.folder / _DATA, self._offset(size)
-        have = shutil.disk_usage(self.folder).free + (path.stat().st_size if path.exists() else 0)
+        path, needed = self.folder / NOISE_FILE, self._offset(size)
+        have = free_for_noise(self.folder)
         if have < needed:
             raise ValueError(
                 f"folder={str(self.folder)!r} has {have / 1e9:.1f} GB free and the noise needs {needed / 1e9:.1f} GB: "
@@ -78,7 +77,7 @@ class TileFile:
         """Rows t .. t + len(out) - 1 of `tile` into out, float32 (rows, coordinates)."""
         for offset, rows, passing in self._pieces(tile, t, len(out)):
             if os.preadv(self._descriptor, [passing], offset) < len(passing):
-                raise OSError(f"{self.folder / _DATA} is shorter than it should be: delete it and resume")
+                raise OSError(f"{self.folder / NOISE_FILE} is shorter than it should be: delete it and resume")
             out[rows] = np.frombuffer(passing, np.float32).reshape(rows.stop - rows.start, -1)[:, : out.shape[1]]
 
     def write(self, tile: slice, t: int, rows: np.ndarray) -> None:

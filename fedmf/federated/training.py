@@ -26,7 +26,7 @@ from fedmf.federated.task import Examples, Task
 from fedmf.federated.threads import limited_threads
 from fedmf.ledger import ParticipationLedger
 from fedmf.mechanisms import load_mechanism
-from fedmf.mechanisms.strategy import DEFAULT_MEMORY, NoiseStrategy, choose_host_strategy
+from fedmf.mechanisms.strategy import DEFAULT_MEMORY, NoiseStrategy, choose_host_strategy, room_for_noise
 from fedmf.mechanisms.stream import NoiseStream
 from fedmf.run_audit import write_final_statement
 from fedmf.runs import Checkpoint, Run, RunFolder, write_atomically
@@ -68,7 +68,7 @@ def train(
       noise_strategy: how the host makes the noise, "carried", "redrawn" or "spilled"; None chooses. Another one may be named at a
         resume: the noise is the same to float32 rounding.
       noise_memory: bytes that the noise may take in memory; None for 1.5 GB.
-      noise_disk: bytes that a file of noise may take; None as explained in `HostNoise`.
+      noise_disk: bytes that a file of noise may take; None for two thirds of what is free in `folder`.
       threads: limit on the threads of this process and of the TFF worker it starts; None for one on each processor. See docs/remote.md
         for what it limits and what may differ by float32 rounding.
       workers: with execution="tff-remote", "host:port,host:port" or a sequence of "host:port".
@@ -85,6 +85,7 @@ def train(
       WorkersLost: a worker does not answer at the start, or none is left; the run can be resumed.
     """
     addresses = worker_addresses(workers, config.execution)
+    noise_disk = room_for_noise(pathlib.Path(folder) / "private") if noise_disk is None else noise_disk
     with limited_threads(threads), connected(addresses) as remote:
         made = functools.partial(
             build_execution,

@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import pathlib
+import shutil
+import tempfile
 from typing import Any
 
 from fedmf import _checks
@@ -18,10 +21,12 @@ _PASSED = 5.0
 DEFAULT_MEMORY = 1_500_000_000
 # Coordinates that are worked on together: large enough for a matrix product, small enough for the cache.
 TILE = 65_536
+# Rows that are contracted from all draws in one product. Blocks are whole multiples, so that no bit depends on their length.
+ROWS_TOGETHER = 128
 # The unit of cost is drawing one row of Gaussians. Measured on two cores, 4,050,000 float32 coordinates, one draw 42-45 ms:
-# multiply-adds of a row of coordinates that take as long (80 to 100 billion operations a second in blocks), and what a row costs
-# that is copied, or read from a file or written to one.
-_PRODUCTS_A_DRAW = 300.0
+# multiply-adds of a row of coordinates that take as long (80 to 100 billion operations a second in blocks, 110 to 130 where all draws
+# are contracted), and what a row costs that is copied, or read from a file or written to one.
+_PRODUCTS_A_DRAW, _CONTRACTED_A_DRAW = 300.0, 600.0
 _COPY, _FILE = 0.2, 0.4
 # Compressing a noising matrix takes some seconds too: about so many for 2052 rounds, and as n^3. It is done where it saves more.
 _DRAW_SECONDS, _COMPRESS_SECONDS = 1.1e-8, 5.0
@@ -29,10 +34,10 @@ _DRAW_SECONDS, _COMPRESS_SECONDS = 1.1e-8, 5.0
 _FRUGAL = 1.25
 _MOST_CARRIED = 64
 _MOST_REDRAWN = 4096
-# Blocks of a run whose rows are redrawn into a file: 8 GB of it for 2052 rounds of 4,050,000 parameters.
-_FILE_BLOCKS = 4
 # Rows that are read at a time from a file, of so many bytes together.
 _ROWS_AHEAD, _BYTES_AHEAD = 8, 128 * 2**20
+# The file's name in its folder.
+NOISE_FILE = "noise_history"
 _CARRIED_BLOCKS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -83,7 +88,7 @@ def host_strategies(
       stream: of the mechanism.
       size: model parameters, d.
       memory_bytes: what the arrays may take.
-      disk_bytes: what a file may take; None for a quarter of the run where C is not banded, and for what the history takes where it is.
+      disk_bytes: what a file may take; None for as much as is best: the whole run where C is not banded, its history where it is.
 
     Raises:
       TypeError, ValueError: size, memory_bytes or disk_bytes is no positive int.
@@ -136,6 +141,18 @@ def choose_host_strategy(
             "allow more memory or disk"
         )
     return found[0]
+
+
+def free_for_noise(folder: pathlib.Path) -> int:
+    """Bytes that a file of noise could take in `folder`, which need not be there yet: what is free, and what an older such file takes."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    path = folder / NOISE_FILE
+    return shutil.disk_usage(there).free + (path.stat().st_blocks * 512 if path.exists() else 0)
+
+
+def room_for_noise(folder: str | pathlib.Path | None) -> int:
+    """Bytes that a file of noise may take unasked: two thirds of `free_for_noise`; None is the system's folder of temporary files."""
+    return max(1, free_for_noise(pathlib.Path(tempfile.gettempdir() if folder is None else folder)) * 2 // 3)
 
 
 def affordable_rows(rounds: int, size: int) -> int:
@@ -270,25 +287,36 @@ def _redrawn(stream: NoiseStream, size: int, memory_bytes: int) -> NoiseStrategy
     impossible = functools.partial(NoiseStrategy, name="redrawn", possible=False)
     if stream.contraction is None and n > _MOST_REDRAWN:
         return impossible(reason=f"{n} rounds: the rows of N are not written out beyond {_MOST_REDRAWN}")
-    tiles = 8 * 64 * min(size, TILE)
-    longest = min(n, (memory_bytes - tiles) // _row_bytes(size))
+    tile = 4 * (n + ROWS_TOGETHER) * min(size, TILE)
+    longest = min(n, (memory_bytes - tile) // _row_bytes(size))
     if longest < 1:
-        return impossible(reason=f"needs {(tiles + _row_bytes(size)) / 1e6:.0f} MB")
-
-    def cost(blocks: int) -> float:
-        return (blocks + 1) / 2 + n / 2 / _PRODUCTS_A_DRAW  # block j of `blocks` draws j blocks of rows
-
-    blocks = fewest = -(-n // longest)
-    while cost(blocks + 1) <= _FRUGAL * cost(fewest) and blocks < n:
+        return impossible(reason=f"needs {(tile + _row_bytes(size)) / 1e6:.0f} MB")
+    blocks = fewest = -(-n // _block_length(n, longest))
+    while _redrawing(blocks + 1, n) <= _FRUGAL * _redrawing(fewest, n) and blocks < n:
         blocks += 1
-    length = -(-n // blocks)
+    length = _block_length(n, max(-(-n // blocks), min(longest, ROWS_TOGETHER)))
+    blocks = -(-n // length)
     return NoiseStrategy(
         name="redrawn",
         length=length,
-        cost=cost(blocks),
-        memory=_row_bytes(size) * length + tiles,
+        cost=_redrawing(blocks, n),
+        memory=_row_bytes(size) * length + tile,
         reason=f"every {length} rounds all earlier draws are made again" if blocks > 1 else "the whole run at once",
     )
+
+
+def _redrawing(blocks: int, n: int) -> float:
+    """Draws a round; block j of `blocks` draws j blocks of rows."""
+    return (blocks + 1) / 2 + n / 2 / _CONTRACTED_A_DRAW
+
+
+def _block_length(n: int, longest: int) -> int:
+    """Rounds of a block, at most `longest`: of blocks as equal as whole multiples of ROWS_TOGETHER are."""
+    whole = ROWS_TOGETHER <= longest < n
+    if whole:
+        longest -= longest % ROWS_TOGETHER
+    length = -(-n // -(-n // longest))
+    return -(-length // ROWS_TOGETHER) * ROWS_TOGETHER if whole else length
 
 
 def _spilled(stream: NoiseStream, size: int, disk_bytes: int | None) -> NoiseStrategy:
@@ -302,14 +330,13 @@ def _spilled(stream: NoiseStream, size: int, disk_bytes: int | None) -> NoiseStr
             return NoiseStrategy(
                 name="spilled", possible=False, reason=f"needs a file of {_row_bytes(size) / 1e6:.0f} MB"
             )
-        blocks = min(n, _FILE_BLOCKS if disk_bytes is None else -(-n // most))
-        length = -(-n // blocks)
+        length = _block_length(n, min(n, most))
         blocks = -(-n // length)
         return NoiseStrategy(
             name="spilled",
             length=length,
-            cost=(blocks + 1) / 2 + n / 2 / _PRODUCTS_A_DRAW + _FILE * 2,
-            memory=4 * (2 * length + 64) * tile + (2 + rows_ahead(size)) * _row_bytes(size),
+            cost=_redrawing(blocks, n) + _FILE * 2,
+            memory=4 * (n + ROWS_TOGETHER) * tile + (2 + rows_ahead(size)) * _row_bytes(size),
             disk=_row_bytes(size) * length,
             reason=f"every {length} rounds all earlier draws are made again, into a private file"
             if blocks > 1

@@ -22,6 +22,8 @@ def test_rounds_of_all_kinds_and_all_parts_are_measured():
     for seconds in found["rounds"].values():
         assert len(seconds) == 2
         assert min(seconds) > 0
+    handed_in, in_the_graph = found["rows"]["blt, 4 buffers / handed_in"], found["rows"]["blt, 4 buffers / graph"]
+    assert handed_in > in_the_graph == found["rows"]["plain mean"] == 0
     assert list(found["parts"]) == [
         "zeroing and clipping",
         "making the row",

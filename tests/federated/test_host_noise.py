@@ -18,7 +18,8 @@ from fedmf import federated
 from fedmf.federated import host_noise
 from fedmf.federated.noise import NoiseRows
 from fedmf.federated.source import gaussian_source
-from fedmf.mechanisms.strategy import choose_host_strategy
+from fedmf.mechanisms import DenseMechanism
+from fedmf.mechanisms.strategy import NOISE_FILE, ROWS_TOGETHER, choose_host_strategy, room_for_noise
 from tests.mechanisms.registry import every_mechanism
 
 pytestmark = pytest.mark.tensorflow
@@ -66,7 +67,7 @@ def test_every_strategy_writes_the_causal_rows(build, rounds, monkeypatch):
     Z = np.stack([draw(i).numpy() for i in range(rounds)]).astype(np.float64)
     scale = np.abs(L).sum(axis=1, keepdims=True).max() * np.abs(Z).max()
     for name in possible(mechanism):
-        for memory in (None, 6 * 4 * SIZE + 8 * 64 * SIZE) if name == "redrawn" else (None,):
+        for memory in (None, 4 * 6 * SIZE + 4 * (rounds + ROWS_TOGETHER) * SIZE) if name == "redrawn" else (None,):
             noise = federated.HostNoise(plan, SIZE, noise_seed=SEED, strategy=name, memory_bytes=memory)
             if rounds > 6 and memory:
                 assert noise.strategy.length < rounds
@@ -131,6 +132,45 @@ def test_a_snapshot_goes_on_bit_for_bit(strategy, stop, monkeypatch):
         assert min(drawn) == kept[0][0] * kept[0][1]  # nothing before the block was made again
 
 
+class TestADenseMechanism:
+    """Rows that are contracted from all draws: how many at a time is a matter of room, and changes nothing."""
+
+    ROUNDS = 300
+
+    def make(self, **options):
+        matrix = np.tril(np.random.default_rng(1).uniform(0, 0.1, (self.ROUNDS, self.ROUNDS))) + np.eye(self.ROUNDS)
+        mechanism = DenseMechanism(matrix=matrix, certificate_reason="made for a test")
+        return federated.HostNoise(plan_of(mechanism), SIZE, noise_seed=SEED, **options)
+
+    def test_no_bit_depends_on_the_room(self):
+        row = 4 * SIZE
+        whole = self.make(strategy="spilled")
+        assert whole.strategy.length == self.ROUNDS
+        rows = [whole.row(t) for t in range(self.ROUNDS)]
+        tight = 4 * (self.ROUNDS + ROWS_TOGETHER) * SIZE
+        others = [
+            self.make(strategy="spilled", disk_bytes=150 * row),
+            self.make(strategy="spilled", disk_bytes=260 * row),
+            self.make(strategy="redrawn"),
+            self.make(strategy="redrawn", memory_bytes=200 * row + tight),
+        ]
+        assert [noise.strategy.length for noise in others] == [128, 256, self.ROUNDS, 128]
+        for noise in others:
+            for t in (0, 100, 127, 128, 299, 5, 257, 256):
+                np.testing.assert_array_equal(noise.row(t), rows[t], err_msg=str(t))
+
+    def test_unasked_a_file_takes_two_thirds_of_the_free_disk(self, tmp_path, monkeypatch):
+        usage = collections.namedtuple("usage", "total used free")
+        monkeypatch.setattr("shutil.disk_usage", lambda path: usage(0, 0, 3000))
+        assert room_for_noise(tmp_path / "not" / "there") == 2000
+        (tmp_path / NOISE_FILE).write_bytes(bytes(8192))  # an older file makes way
+        assert room_for_noise(tmp_path) == (3000 + (tmp_path / NOISE_FILE).stat().st_blocks * 512) * 2 // 3
+        asked = []
+        monkeypatch.setattr(host_noise, "room_for_noise", lambda folder: asked.append(folder) or 260 * 4 * SIZE)
+        assert self.make(strategy="redrawn", folder=tmp_path).strategy.disk == 0
+        assert asked == [tmp_path]
+
+
 class TestHandingIn:
     TYPE: ClassVar = tff.to_type(
         collections.OrderedDict(w=tff.TensorType(np.float32, [5, 7]), b=tff.TensorType(np.float32, [2]))
@@ -182,9 +222,11 @@ class TestHandingIn:
 class TestTheFile:
     """Spilled noise: what a crash, another run's file or a damaged disk does to it."""
 
-    def make(self, folder, seed=SEED, bands=6):
+    def make(self, folder, seed=SEED, bands=6, disk_bytes=None):
         plan = plan_of(banded(bands=bands))
-        return federated.HostNoise(plan, SIZE, noise_seed=seed, strategy="spilled", folder=folder)
+        return federated.HostNoise(
+            plan, SIZE, noise_seed=seed, strategy="spilled", folder=folder, disk_bytes=disk_bytes
+        )
 
     @pytest.fixture
     def whole(self):
@@ -288,6 +330,8 @@ for t in range(40):
         usage = collections.namedtuple("usage", "total used free")
         monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10, 9, 1))
         with pytest.raises(ValueError, match="GB free and the noise needs"):
+            self.make(tmp_path, disk_bytes=10**9)
+        with pytest.raises(ValueError, match="allow more memory or disk"):
             self.make(tmp_path)
 
     def test_a_temporary_file_goes_with_its_noise(self):

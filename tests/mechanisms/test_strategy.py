@@ -62,12 +62,12 @@ def test_memory_decides():
 
 def test_disk_decides():
     row = 4 * LARGE
-    quarter, whole = (
-        choose_host_strategy(dense(400), LARGE, name="spilled", disk_bytes=disk) for disk in (None, 400 * row)
+    part, whole = (
+        choose_host_strategy(dense(400), LARGE, name="spilled", disk_bytes=disk) for disk in (300 * row, None)
     )
-    assert (quarter.length, whole.length) == (100, 400)
-    assert whole.cost < quarter.cost
-    assert (quarter.disk, whole.disk) == (100 * row, 400 * row)
+    assert (part.length, whole.length) == (256, 400)
+    assert whole.cost < part.cost
+    assert (part.disk, whole.disk) == (256 * row, 400 * row)
     assert whole.memory <= 1_500_000_000
     assert whole.reason == "the whole run at once, into a private file"
     wide = banded(2052, 342)
@@ -80,7 +80,7 @@ def test_disk_decides():
 
 
 def test_nothing_possible_says_why():
-    with pytest.raises(ValueError, match=r"redrawn: needs 50 MB.*allow more memory"):
+    with pytest.raises(ValueError, match=r"redrawn: needs 60 MB.*allow more memory"):
         choose_host_strategy(dense(40), LARGE, 1000)
 
 
@@ -104,7 +104,7 @@ def test_the_explanation_names_all_and_begins_with_the_choice():
     participation = Participation(rounds=512, schema="single")
     mechanism = fit(prefix_sum(512), participation, family="banded", bands=4, tolerance=1e-2)
     lines = explain(host_strategies(mechanism.stream(), LARGE)).splitlines()
-    assert [line.split()[0] for line in lines] == ["strategy", "carried", "spilled", "redrawn"]
+    assert [line.split()[0] for line in lines] == ["strategy", "carried", "redrawn", "spilled"]
     assert "not possible: there is no history" in explain(host_strategies(IdentityMechanism(rounds=5).stream(), 10))
 
 
