@@ -17,6 +17,7 @@ repeated, so they can; their sum is the better figure, and the rounds are there 
 
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -110,40 +111,50 @@ class Bench:
         return run
 
     def kinds(self, names: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:
-        """Kind of round -> (aggregator, HostNoise or None)."""
+        """Kind of round -> (aggregator, HostNoise or None); the host's rows are those of one mechanism, which no round can tell."""
         import tensorflow_federated as tff
 
         from fedmf import federated
 
         kinds: dict[str, tuple[Any, Any]] = {"plain mean": (tff.aggregators.UnweightedMeanFactory(), None)}
+        noise = None
         for name in names:
-            mechanism_name, _, where = name.partition(" / ")
-            plan = self.plan(next(case for case in CASES if case.name == mechanism_name))
-            handed = where == "handed_in"
+            plan = self.plan(case_of(name))
+            handed = name.endswith(" / handed_in")
             aggregator = federated.dp_aggregator(
                 plan,
                 clients_per_round=self.clients,
                 noise_seed=_SEED,
                 noise_strategy="handed_in" if handed else None,
             )
-            kinds[name] = (aggregator, federated.HostNoise(plan, self.size, noise_seed=_SEED) if handed else None)
+            if handed and noise is None:
+                noise = self.host_noise(name)
+            kinds[name] = (aggregator, noise if handed else None)
         return kinds
 
+    def host_noise(self, name: str) -> Any:
+        """Of the mechanism of this kind."""
+        from fedmf import federated
 
-def measure_rounds(
-    bench: Bench, names: tuple[str, ...], passes: int
-) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Seconds of the rounds of each kind, place i of all lists belongs to pass i; and seconds in which the host makes one row for it."""
-    kinds = bench.kinds(names)
-    rows = {name: 0.0 if noise is None else making_a_row(noise) for name, (_, noise) in kinds.items()}
-    runs = {name: bench.rounds_of(*parts) for name, parts in kinds.items()}
+        return federated.HostNoise(self.plan(case_of(name)), self.size, noise_seed=_SEED)
+
+
+def case_of(name: str) -> Case:
+    """The mechanism of a kind of round."""
+    return next(case for case in CASES if case.name == name.partition(" / ")[0])
+
+
+def measure_rounds(bench: Bench, names: tuple[str, ...], passes: int) -> dict[str, list[float]]:
+    """Seconds of the rounds of each kind; place i of all lists belongs to pass i."""
+    runs = {name: bench.rounds_of(*parts) for name, parts in bench.kinds(names).items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(passes + 1):
         for name in list(runs)[:: 1 if number % 2 else -1]:
             taken = runs[name]()
+            print(f"pass {number} of {passes}, {name}: {taken:.2f} s", file=sys.stderr, flush=True)
             if number:
                 seconds[name].append(taken)
-    return seconds, rows
+    return seconds
 
 
 def making_a_row(noise: Any) -> float:
@@ -152,7 +163,12 @@ def making_a_row(noise: Any) -> float:
     block = range(length, min(2 * length, noise.rounds)) or range(noise.rounds)
     if block.start:
         noise.row(0)
-    return _timed(lambda: [noise.row(t) for t in block]) / len(block)
+
+    def rows() -> None:
+        for t in block:
+            noise.row(t)
+
+    return _timed(rows) / len(block)
 
 
 def measure_parts(bench: Bench, case: Case) -> dict[str, float]:
@@ -264,8 +280,11 @@ def main(clients: int, passes: int, names: tuple[str, ...], parts: bool, small: 
     bench = Bench(clients, small)
     found: dict[str, Any] = {"clients": clients, "size": bench.size, "rounds": {}, "rows": {}}
     if not parts:
-        found["rounds"], found["rows"] = measure_rounds(bench, names, passes)
-    case = next(case for case in CASES if case.name == names[0].partition(" / ")[0])
+        found["rounds"] = measure_rounds(bench, names, passes)
+        for name in found["rounds"]:
+            handed = name.endswith(" / handed_in")
+            found["rows"][name] = making_a_row(bench.host_noise(name)) if handed else 0.0
+    case = case_of(names[0])
     found["parts"] = measure_parts(bench, case)
     if as_json:
         print(json.dumps(found))

@@ -14,6 +14,9 @@ The processes take turns, one round each and in the opposite order the next time
 ratios; while one works the others wait. The first round (tracing, compiling) has at most 10 clients and is counted apart. CPU seconds
 are of the process and, for tff, of its worker: on a machine that others use as well they say more than seconds. Memory is the peak of
 both together, everything included. Clients hold 64 sentences of full length; batch 16, one local epoch.
+
+How near that is to what the machine can do: between the rounds of a turn numpy multiplies large matrices for a second, and the table
+gives the products of matrices that a client needs, in the same unit.
 """
 
 import contextlib
@@ -43,6 +46,30 @@ _LENGTH, _BATCH = 20, 16
 _FIRST = 10  # clients of the first round
 # Memory of TFF's process and worker with the published model, measured with 10 and 100 clients a round.
 _TFF_BYTES, _TFF_BYTES_A_CLIENT = 4.7e9, 36e6
+_SQUARE, _SQUARES = 2048, 8  # numpy's products: so large, so many a turn
+
+
+def sizes_of(model: str) -> dict[str, int]:
+    """As `build_model` takes them."""
+    return {"vocabulary_size": 10_000, "embedding_size": 96, "lstm_size": 670} | MODELS[model]
+
+
+def operations(model: str) -> float:
+    """Of the products that one client needs: forward, gradients of inputs and of weights; the state before the first word is zero."""
+    words, width, units = (sizes_of(model)[name] for name in ("vocabulary_size", "embedding_size", "lstm_size"))
+    later = (_LENGTH - 1) / _LENGTH
+    a_word = width * 4 * units + units * 4 * units * later + units * width + width * (words + 4)
+    return 2.0 * 3 * SENTENCES[model] * _LENGTH * a_word
+
+
+def numpy_products() -> float:
+    """Operations a second of large float32 products by numpy's library, on as many threads as it takes."""
+    x, y = np.random.default_rng(0).standard_normal((2, _SQUARE, _SQUARE), np.float32)
+    out = x @ y
+    began = time.perf_counter()
+    for _ in range(_SQUARES):
+        np.matmul(x, y, out=out)
+    return 2.0 * _SQUARE**3 * _SQUARES / (time.perf_counter() - began)
 
 
 def random_sentences(model: str, clients: int) -> Any:
@@ -51,7 +78,7 @@ def random_sentences(model: str, clients: int) -> Any:
     from tasks.stackoverflow import compiled, preprocessing
     from tasks.stackoverflow import model as next_word
 
-    sizes = {"vocabulary_size": 10_000, "embedding_size": 96, "lstm_size": 670} | MODELS[model]
+    sizes = sizes_of(model)
 
     def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
         shape = (SENTENCES[model], _LENGTH + 1)
@@ -248,9 +275,12 @@ class Cost:
     loss: list[float]
 
 
-def measure(kinds: tuple[str, ...], model: str, clients: int, passes: int, threads: int | None) -> dict[str, Cost]:
-    """Rounds in turns; see the head of this file."""
+def measure(
+    kinds: tuple[str, ...], model: str, clients: int, passes: int, threads: int | None
+) -> tuple[dict[str, Cost], list[float]]:
+    """Rounds in turns, and numpy's operations a second in each turn; see the head of this file."""
     rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    products: list[float] = []
     with children(kinds, model, clients, threads) as started:
         for turn in range(passes + 1):
             for kind in kinds if turn % 2 else kinds[::-1]:
@@ -260,7 +290,9 @@ def measure(kinds: tuple[str, ...], model: str, clients: int, passes: int, threa
                 if not line:
                     raise click.ClickException(f"{kind} ended: {child.stderr.read()[-2000:]}")
                 rows[kind].append(json.loads(line))
-    return {
+                if turn:
+                    products.append(numpy_products())
+    costs = {
         kind: Cost(
             first=found[0]["seconds"],
             seconds=[row["seconds"] for row in found[1:]],
@@ -271,9 +303,10 @@ def measure(kinds: tuple[str, ...], model: str, clients: int, passes: int, threa
         )
         for kind, found in rows.items()
     }
+    return costs, products
 
 
-def table(clients: int, costs: dict[str, Cost]) -> str:
+def table(model: str, clients: int, costs: dict[str, Cost], products: list[float]) -> str:
     """The costs of one cohort as text."""
     lines = [f"{clients} clients a round, load of the machine {os.getloadavg()[0]:.1f}"]
     lines.append(f"{'':<16}{'clients/s':>10}{'CPU s/client':>14}{'first round s':>15}{'peak GB':>9}")
@@ -289,6 +322,16 @@ def table(clients: int, costs: dict[str, Cost]) -> str:
             lines.append(
                 f"{kind}: {statistics.mean(ratios):.1f} times tff (from {min(ratios):.1f} to {max(ratios):.1f}), by CPU seconds {cpu:.1f}"
             )
+    numpys = statistics.mean(products)
+    shares = ", ".join(
+        f"{kind} {rate / 1e9:.0f} ({rate / numpys:.2f} of numpy's)"
+        for kind, cost in costs.items()
+        for rate in [operations(model) * clients / statistics.mean(cost.seconds)]
+    )
+    lines.append(
+        f"billions of operations a second in products: numpy {numpys / 1e9:.0f} (from {min(products) / 1e9:.0f} to "
+        f"{max(products) / 1e9:.0f}), needed by {shares}"
+    )
     for kind, cost in costs.items():
         if cost.parts["clients"]:
             lines.append(
@@ -331,15 +374,17 @@ def main(
         return
     if small:
         clients, passes, model = (2,), 1, "demo"
-    found: dict[str, Any] = {"model": model, "clients": {}}
+    found: dict[str, Any] = {"model": model, "operations": operations(model), "clients": {}, "numpy": {}}
     for count in clients:
         missing = missing_memory(count) if model == "full" and "tff" in kinds and len(kinds) > 1 else None
         if missing:
             click.echo(missing, err=True)
-        costs = measure(tuple(kind for kind in kinds if kind != "tff" or not missing), model, count, passes, threads)
+        left = tuple(kind for kind in kinds if kind != "tff" or not missing)
+        costs, products = measure(left, model, count, passes, threads)
         found["clients"][str(count)] = {kind: dataclasses.asdict(cost) for kind, cost in costs.items()}
+        found["numpy"][str(count)] = products
         if not as_json:
-            print(table(count, costs) + "\n", flush=True)
+            print(table(model, count, costs, products) + "\n", flush=True)
     if as_json:
         print(json.dumps(found))
 

@@ -20,7 +20,10 @@ def test_rounds_of_all_kinds_are_measured_and_train_alike():
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    costs = json.loads(done.stdout)["clients"]["2"]
+    found = json.loads(done.stdout)
+    assert len(found["numpy"]["2"]) == 3
+    assert min(found["numpy"]["2"]) > 1e9
+    costs = found["clients"]["2"]
     assert list(costs) == ["compiled", "differentiated", "tff"]
     for cost in costs.values():
         assert min(*cost["seconds"], *cost["cpu"], cost["first"], cost["peak"]) > 0
@@ -30,6 +33,16 @@ def test_rounds_of_all_kinds_are_measured_and_train_alike():
     parts = costs["compiled"]["parts"]
     assert min(parts.values()) > 0
     assert parts["of which clip and sum"] < parts["clients"] < sum(costs["compiled"]["seconds"])
+
+
+def test_operations_are_those_of_the_products():
+    """By hand, for the published model: 64 sentences of 20 words, each product forward and twice backward."""
+    from benchmarks.simulation import operations
+
+    steps = 64 * 19 * 670 * 2680  # from state to state
+    words = 64 * 20 * (96 * 2680 + 670 * 96 + 96 * 10004)
+    assert operations("full") == pytest.approx(6 * (steps + words))
+    assert operations("full") == pytest.approx(22.9e9, rel=2e-3)
 
 
 def test_what_does_not_fit_the_memory_is_left_out():
