@@ -2,6 +2,7 @@
 
     make bench-aggregator                             100 clients, the StackOverflow model; about half an hour on two cores
     python -m benchmarks.aggregator --clients 10      smaller cohorts: the share is then of a shorter round
+    python -m benchmarks.aggregator --sentences 1     clients with next to nothing to learn: what the aggregator adds stands out
     python -m benchmarks.aggregator --parts           the parts alone; a few minutes
     python -m benchmarks.aggregator --small           a check of this program, measures nothing
     FEDMF_ALLOCATOR=system python -m benchmarks.aggregator ...   with the system's memory settings as they are
@@ -11,8 +12,8 @@ first pass that is not counted. So slow drifts of the machine cancel in the diff
 Rows of kind "handed_in" are made by the host, outside TFF, a block of rounds at a time. They are timed by themselves, over a whole
 block, and added to what the rounds take: a few rounds would have all of a block in them or nothing.
 
-A difference of rounds cannot be told from nothing when it is smaller than its error. The parts are small computations that are
-repeated, so they can; their sum is the better figure, and the rounds are there to show that no part was forgotten.
+A difference of rounds cannot be told from nothing when it is smaller than its error. What the aggregator adds does not depend on how long
+clients train, so that rounds of clients with one sentence show it. The parts are small computations that are repeated.
 """
 
 import json
@@ -37,7 +38,7 @@ _SMALL = {"vocabulary_size": 50, "embedding_size": 4, "lstm_size": 8}
 class Bench:
     """The model, a cohort, and TFF processes on them."""
 
-    def __init__(self, clients: int, small: bool) -> None:
+    def __init__(self, clients: int, small: bool, sentences: int = _SENTENCES) -> None:
         from fedmf.federated.quiet import import_tensorflow
 
         import_tensorflow()
@@ -50,7 +51,7 @@ class Bench:
         sizes = _SMALL if small else _FULL
         vocabulary = sizes.get("vocabulary_size", 10_000)
         self.clients, self.rounds = clients, 48 if small else 2052
-        sentences = _BATCH if small else _SENTENCES
+        sentences = _BATCH if small else sentences
 
         def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
             words = np.random.default_rng(int(name)).integers(1, vocabulary, (sentences, 21), dtype=np.int32)
@@ -258,7 +259,10 @@ def paired(seconds: list[float], plain: list[float]) -> tuple[float, float]:
 
 
 @click.command()
-@click.option("--clients", default=100, show_default=True, help="Clients a round, 64 sentences each.")
+@click.option("--clients", default=100, show_default=True, help="Clients a round.")
+@click.option(
+    "--sentences", default=_SENTENCES, show_default=True, help="Of a client; with 1 the aggregator's share is large."
+)
 @click.option("--passes", default=3, show_default=True, help="Counted rounds of each kind.")
 @click.option(
     "--kind",
@@ -271,13 +275,15 @@ def paired(seconds: list[float], plain: list[float]) -> tuple[float, float]:
 @click.option("--parts", is_flag=True, help="The parts alone.")
 @click.option("--small", is_flag=True, help="A toy model: checks this program, measures nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON at the end.")
-def main(clients: int, passes: int, names: tuple[str, ...], parts: bool, small: bool, as_json: bool) -> None:
+def main(
+    clients: int, sentences: int, passes: int, names: tuple[str, ...], parts: bool, small: bool, as_json: bool
+) -> None:
     """Print both tables."""
     known = {f"{case.name} / {where}" for case in CASES for where in ("handed_in", "graph")}
     for name in names:
         if name not in known:
             raise click.UsageError(f"kind={name!r} is unknown: choose one of {'; '.join(sorted(known))}")
-    bench = Bench(clients, small)
+    bench = Bench(clients, small, sentences)
     found: dict[str, Any] = {"clients": clients, "size": bench.size, "rounds": {}, "rows": {}}
     if not parts:
         found["rounds"] = measure_rounds(bench, names, passes)
