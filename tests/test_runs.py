@@ -404,9 +404,11 @@ class TestCreate:
 
     def test_an_empty_folder_or_one_of_a_start_that_failed(self, tmp_path):
         (tmp_path / "run").mkdir()
-        RunFolder.create(tmp_path / "run")
-        (tmp_path / "run" / "plan.json").write_text("{}")
-        RunFolder.create(tmp_path / "run")
+        for _ in range(2):
+            folder = RunFolder.create(tmp_path / "run")
+            assert folder.path == tmp_path / "run"
+            assert (folder.path / "private").is_dir()
+            (folder.path / "plan.json").write_text("{}")
 
     @pytest.mark.parametrize("left", ["result.json", "checkpoints/round-000008.ckpt"])
     def test_the_remains_of_a_run(self, tmp_path, left):
