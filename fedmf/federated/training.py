@@ -26,7 +26,13 @@ from fedmf.federated.task import Examples, Task
 from fedmf.federated.threads import limited_threads
 from fedmf.ledger import ParticipationLedger
 from fedmf.mechanisms import load_mechanism
-from fedmf.mechanisms.strategy import DEFAULT_MEMORY, NoiseStrategy, choose_host_strategy, room_for_noise
+from fedmf.mechanisms.strategy import (
+    DEFAULT_MEMORY,
+    NoiseStrategy,
+    choose_host_strategy,
+    room_for_noise,
+    short_of_disk,
+)
 from fedmf.mechanisms.stream import NoiseStream
 from fedmf.run_audit import write_final_statement
 from fedmf.runs import Checkpoint, Run, RunFolder, write_atomically
@@ -137,6 +143,9 @@ def _train(
         execution.noise.show_progress()
     if progress and chosen.disk:
         print(f"noise: {chosen.reason}, {chosen.disk / 1e9:.1f} GB in {run_folder.path / 'private'}", file=sys.stderr)
+    short = short_of_disk(chosen, plan.mechanism.stream().causal(), execution.noise.size)
+    if progress and short:
+        print(f"noise: {short}", file=sys.stderr)
     if progress and execution.slow:
         print(f"clients: {execution.slow}", file=sys.stderr)
     controller = controller_of(task, config, plan, seed, checkpoint.ledger if checkpoint else None)

@@ -143,6 +143,17 @@ def choose_host_strategy(
     return found[0]
 
 
+def short_of_disk(chosen: NoiseStrategy, stream: NoiseStream, size: int) -> str:
+    """What a larger file would save over `chosen`, as a sentence; empty where that is not more than half."""
+    roomy = _spilled(stream, size, None)
+    if not roomy.possible or chosen.cost <= 2 * roomy.cost:
+        return ""
+    return (
+        f"{chosen.seconds(size):.2g} s a round, {chosen.reason}; with a file of {roomy.disk / 1e9:.1f} GB it would be "
+        f"{roomy.seconds(size):.2g} s: free more disk, or allow more (noise_disk)"
+    )
+
+
 def free_for_noise(folder: pathlib.Path) -> int:
     """Bytes that a file of noise could take in `folder`, which need not be there yet: what is free, and what an older such file takes."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

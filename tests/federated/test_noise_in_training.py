@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fedmf
+from fedmf.federated import training
 from fedmf.mechanisms.strategy import HOST_STRATEGIES
 from tests.federated.run_small import config
 from tests.federated.test_training import train, weights_of
@@ -53,6 +54,16 @@ def test_a_file_on_disk_is_told(tmp_path, capsys):
     private = tmp_path / "run" / "private"
     assert {path.name for path in private.iterdir()} == {"noise_seed", "noise_history", "noise_history.json"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in private.iterdir())
+
+
+def test_too_little_disk_is_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        training, "short_of_disk", lambda chosen, stream, size: f"{chosen.name}, {stream.rounds} rounds"
+    )
+    train(tmp_path / "quiet", config(min_sep=3))
+    assert "noise:" not in capsys.readouterr().err
+    train(tmp_path / "told", config(min_sep=3), noise_strategy="redrawn", progress=True)
+    assert f"noise: redrawn, {config().rounds} rounds" in capsys.readouterr().err
 
 
 def test_impossible_strategies_are_refused_before_anything_is_written(tmp_path):

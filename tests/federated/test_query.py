@@ -11,6 +11,7 @@ from tensorflow_privacy.privacy.dp_query import nested_query, test_utils
 import fedmf
 from fedmf import federated
 from fedmf.federated.source import gaussian_source
+from tests.mechanisms.registry import MECHANISMS, every_mechanism
 
 pytestmark = pytest.mark.tensorflow
 ROUNDS = 5
@@ -52,6 +53,31 @@ def flat(record):
 
 def norm(record):
     return np.linalg.norm(flat(record))
+
+
+def operations(build, strategy):
+    """How often each operation is in the graph of a round's result, functions that it calls included."""
+    mechanism = build(12)
+    participation = fedmf.Participation(rounds=12, schema="min_sep", min_sep=3)
+    plan = fedmf.Plan(mechanism=mechanism, participation=participation, noise_multiplier=1.0, clip_norm=1.0, delta=1e-6)
+    query = federated.MatrixFactorizationQuery(plan, tf.TensorSpec([7]), noise_seed=1, noise_strategy=strategy)
+    result = tf.function(lambda *states: query.get_noised_result(*states)[:2])
+    graph = result.get_concrete_function(
+        query.initial_sample_state(), query.initial_global_state()
+    ).graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return collections.Counter(node.op for node in nodes)
+
+
+@every_mechanism
+def test_a_row_that_is_handed_in_costs_every_mechanism_the_same(build):
+    """In TFF the mechanisms differ in the values of constants alone, so that what one of them adds to a round all of them add."""
+    assert operations(build, "handed_in") == operations(MECHANISMS["identity"], "handed_in")
+
+
+def test_rows_made_in_the_graph_do_not():
+    """Negative control of the test above."""
+    assert operations(MECHANISMS["banded"], "carried") != operations(MECHANISMS["identity"], "carried")
 
 
 def rows(query, size, seed=1):

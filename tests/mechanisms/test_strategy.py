@@ -5,7 +5,7 @@ import pytest
 
 from fedmf import Participation, fit, prefix_sum
 from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
-from fedmf.mechanisms.strategy import choose_host_strategy, explain, graph_strategies, host_strategies
+from fedmf.mechanisms.strategy import choose_host_strategy, explain, graph_strategies, host_strategies, short_of_disk
 
 LARGE = 4_050_748
 
@@ -77,6 +77,18 @@ def test_disk_decides():
         choose_host_strategy(wide, LARGE, name="spilled", disk_bytes=341 * row)
     with pytest.raises(ValueError, match="spilled: needs a file of 16 MB"):
         choose_host_strategy(dense(5), LARGE, name="spilled", disk_bytes=1000)
+
+
+def test_too_little_disk_is_told_with_what_more_would_save():
+    wide, row = banded(2052, 342), 4 * LARGE
+    chosen = choose_host_strategy(wide, LARGE, disk_bytes=341 * row)
+    assert chosen.name == "redrawn"
+    told = short_of_disk(chosen, wide, LARGE)
+    assert told.startswith(f"{chosen.seconds(LARGE):.2g} s a round, every {chosen.length} rounds all earlier draws")
+    assert f"with a file of 8.3 GB it would be {choose_host_strategy(wide, LARGE).seconds(LARGE):.2g} s" in told
+    assert short_of_disk(choose_host_strategy(wide, LARGE), wide, LARGE) == ""
+    narrow = banded(2052, 8)
+    assert short_of_disk(choose_host_strategy(narrow, LARGE, disk_bytes=1), narrow, LARGE) == ""
 
 
 def test_nothing_possible_says_why():
