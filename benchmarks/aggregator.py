@@ -13,8 +13,9 @@ Rows of kind "handed_in" are made by the host, outside TFF, a block of rounds at
 block, and added to what the rounds take: a few rounds would have all of a block in them or nothing.
 
 A difference of rounds cannot be told from nothing when it is smaller than its error. What the aggregator adds does not depend on how long
-clients train, so that rounds of clients with one sentence show it. The parts are small computations that are repeated, outside TFF's
-worker; their sum has come out smaller than what such rounds show.
+clients train, so that rounds of clients with one sentence show it, and rounds of one such client what it adds once. The parts are small
+computations that are repeated, outside a training process; their sum has come out smaller than what such rounds show. With many kinds the
+plain mean is first or last in every pass: its own spread is then in all differences, and one kind at a time has smaller errors.
 """
 
 import json
