@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import hypothesis
@@ -13,6 +14,10 @@ if not os.environ.get("FEDMF_EXPLORE"):
 
 # Every test fits for itself, and leaves nothing in the home folder of whoever runs it. Subprocesses inherit this.
 os.environ["FEDMF_CACHE"] = ""
+
+# A shell starts what runs in the background (`make test &`, nohup) with Ctrl-C ignored, and subprocesses inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
