@@ -15,8 +15,12 @@ ratios; while one works the others wait. The first round (tracing, compiling) ha
 are of the process and, for tff, of its worker: on a machine that others use as well they say more than seconds. Memory is the peak of
 both together, everything included. Clients hold 64 sentences of full length; batch 16, one local epoch.
 
+The compiled epoch computes once what sentences have in common, so what the words are matters: by default all begin with the mark that the
+task puts in front, and words are as frequent as in English (Zipf's law with Mandelbrot's shift). `--words uniform` draws every word of the
+vocabulary equally often and has no mark.
+
 How near that is to what the machine can do: between the rounds of a turn numpy multiplies large matrices for a second, and the table
-gives the products of matrices that a client needs, in the same unit.
+gives the products of matrices that a client needs, in the same unit: of every position, and of what is computed once.
 """
 
 import contextlib
@@ -35,31 +39,24 @@ from typing import Any
 import click
 import numpy as np
 
+from benchmarks.next_word_clients import (
+    BATCH,
+    LAWS,
+    LENGTH,
+    MODELS,
+    distinct_positions,
+    every_position,
+    operations,
+    random_sentences,
+    sentences,
+)
+
 KINDS = ("compiled", "differentiated", "tff")
 PARTS = ("data", "noise", "clients", "of which clip and sum", "server", "metrics", "checkpoint")
-MODELS: dict[str, dict[str, int]] = {
-    "full": {},
-    "demo": {"vocabulary_size": 300, "embedding_size": 24, "lstm_size": 48},
-}
-SENTENCES = {"full": 64, "demo": 16}
-_LENGTH, _BATCH = 20, 16
 _FIRST = 10  # clients of the first round
 # Memory of TFF's process and worker with the published model, measured with 10 and 100 clients a round.
 _TFF_BYTES, _TFF_BYTES_A_CLIENT = 4.7e9, 36e6
 _SQUARE, _SQUARES = 2048, 8  # numpy's products: so large, so many a turn
-
-
-def sizes_of(model: str) -> dict[str, int]:
-    """As `build_model` takes them."""
-    return {"vocabulary_size": 10_000, "embedding_size": 96, "lstm_size": 670} | MODELS[model]
-
-
-def operations(model: str) -> float:
-    """Of the products that one client needs: forward, gradients of inputs and of weights; the state before the first word is zero."""
-    words, width, units = (sizes_of(model)[name] for name in ("vocabulary_size", "embedding_size", "lstm_size"))
-    later = (_LENGTH - 1) / _LENGTH
-    a_word = width * 4 * units + units * 4 * units * later + units * width + width * (words + 4)
-    return 2.0 * 3 * SENTENCES[model] * _LENGTH * a_word
 
 
 def numpy_products() -> float:
@@ -72,45 +69,17 @@ def numpy_products() -> float:
     return 2.0 * _SQUARE**3 * _SQUARES / (time.perf_counter() - began)
 
 
-def random_sentences(model: str, clients: int) -> Any:
-    """The task: sentences of full length, drawn uniformly; what the words are does not change what they cost."""
-    from fedmf import federated
-    from tasks.stackoverflow import compiled, preprocessing
-    from tasks.stackoverflow import model as next_word
-
-    sizes = sizes_of(model)
-
-    def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
-        shape = (SENTENCES[model], _LENGTH + 1)
-        words = np.random.default_rng(sum(name.encode())).integers(1, sizes["vocabulary_size"], shape, dtype=np.int32)
-        return words[:, :-1], words[:, 1:]
-
-    return federated.Task(
-        name="random sentences",
-        description="the papers' model" if model == "full" else "the demo's model",
-        client_ids=[str(i) for i in range(clients)],
-        client_examples=examples,
-        evaluation_examples=examples,
-        build_model=lambda seed: next_word.build_model(seed, **sizes),
-        loss=next_word.make_loss("published"),
-        metrics=next_word.make_metrics("published", preprocessing.SpecialIds(sizes["vocabulary_size"])),
-        headline_metric="accuracy",
-        batch_size=_BATCH,
-        local_epoch=compiled.compiled_epoch(**sizes, loss="published", batch_size=_BATCH),
-    )
-
-
 class Rounds:
     """One kind of execution, a round at a time, with the time that its parts took."""
 
-    def __init__(self, kind: str, model: str, clients: int, threads: int | None) -> None:
+    def __init__(self, kind: str, model: str, clients: int, law: str, threads: int | None) -> None:
         import fedmf
         from fedmf.federated.evaluation import Evaluator
         from fedmf.federated.execution import build_execution
         from fedmf.federated.training import client_examples
         from fedmf.runs import Checkpoint, RunFolder
 
-        self.task = random_sentences(model, clients)
+        self.task = random_sentences(model, clients, law)
         self.config = fedmf.TrainConfig(
             rounds=2048,
             cohort_size=clients,
@@ -121,8 +90,8 @@ class Rounds:
             noise_multiplier=1e-6,
             clip_norm=1.0,
             client_learning_rate=1.0,
-            sequence_length=_LENGTH,
-            batch_size=_BATCH,
+            sequence_length=LENGTH,
+            batch_size=BATCH,
             execution="tff" if kind == "tff" else "fast",
             seed=0,
         )
@@ -218,7 +187,7 @@ def missing_memory(clients: int) -> str | None:
     return None
 
 
-def serve(kind: str, model: str, clients: int, threads: int | None) -> None:
+def serve(kind: str, model: str, clients: int, law: str, threads: int | None) -> None:
     """The child: a line of JSON when it is ready, and one for each line that it reads, until there are no more."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes elsewhere
@@ -226,14 +195,16 @@ def serve(kind: str, model: str, clients: int, threads: int | None) -> None:
 
     import_tensorflow()
     began = time.perf_counter()
-    rounds = Rounds(kind, model, clients, threads)
+    rounds = Rounds(kind, model, clients, law, threads)
     print(json.dumps({"ready": time.perf_counter() - began}), file=out, flush=True)
     for line in sys.stdin:
         print(json.dumps(rounds.next(int(line))), file=out, flush=True)
 
 
 @contextlib.contextmanager
-def children(kinds: tuple[str, ...], model: str, clients: int, threads: int | None) -> Iterator[dict[str, Any]]:
+def children(
+    kinds: tuple[str, ...], model: str, clients: int, law: str, threads: int | None
+) -> Iterator[dict[str, Any]]:
     """Kind -> a process that serves it."""
     started: dict[str, Any] = {}
     try:
@@ -248,6 +219,8 @@ def children(kinds: tuple[str, ...], model: str, clients: int, threads: int | No
                 model,
                 "--clients",
                 str(clients),
+                "--words",
+                law,
             ]
             command += [] if threads is None else ["--threads", str(threads)]
             started[kind] = subprocess.Popen(
@@ -276,12 +249,12 @@ class Cost:
 
 
 def measure(
-    kinds: tuple[str, ...], model: str, clients: int, passes: int, threads: int | None
+    kinds: tuple[str, ...], model: str, clients: int, law: str, passes: int, threads: int | None
 ) -> tuple[dict[str, Cost], list[float]]:
     """Rounds in turns, and numpy's operations a second in each turn; see the head of this file."""
     rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     products: list[float] = []
-    with children(kinds, model, clients, threads) as started:
+    with children(kinds, model, clients, law, threads) as started:
         for turn in range(passes + 1):
             for kind in kinds if turn % 2 else kinds[::-1]:
                 child = started[kind]
@@ -306,7 +279,7 @@ def measure(
     return costs, products
 
 
-def table(model: str, clients: int, costs: dict[str, Cost], products: list[float]) -> str:
+def table(model: str, clients: int, law: str, costs: dict[str, Cost], products: list[float]) -> str:
     """The costs of one cohort as text."""
     lines = [f"{clients} clients a round, load of the machine {os.getloadavg()[0]:.1f}"]
     lines.append(f"{'':<16}{'clients/s':>10}{'CPU s/client':>14}{'first round s':>15}{'peak GB':>9}")
@@ -322,16 +295,16 @@ def table(model: str, clients: int, costs: dict[str, Cost], products: list[float
             lines.append(
                 f"{kind}: {statistics.mean(ratios):.1f} times tff (from {min(ratios):.1f} to {max(ratios):.1f}), by CPU seconds {cpu:.1f}"
             )
-    numpys = statistics.mean(products)
-    shares = ", ".join(
-        f"{kind} {rate / 1e9:.0f} ({rate / numpys:.2f} of numpy's)"
-        for kind, cost in costs.items()
-        for rate in [operations(model) * clients / statistics.mean(cost.seconds)]
-    )
+    numpys, every = statistics.mean(products), operations(model, every_position(model))
+    once = operations(model, distinct_positions(sentences(model, law, 0)[:, :-1]))
     lines.append(
-        f"billions of operations a second in products: numpy {numpys / 1e9:.0f} (from {min(products) / 1e9:.0f} to "
-        f"{max(products) / 1e9:.0f}), needed by {shares}"
+        f"billions of operations in products: {every / 1e9:.3g} a client, {once / 1e9:.3g} where what sentences share is computed once "
+        f"(words: {law}); numpy {numpys / 1e9:.0f} a second (from {min(products) / 1e9:.0f} to {max(products) / 1e9:.0f})"
     )
+    for kind, cost in costs.items():
+        rate = clients / statistics.mean(cost.seconds)
+        done = every if kind != "compiled" else once
+        lines.append(f"{kind}: {done * rate / 1e9:.0f} a second, {done * rate / numpys:.2f} of numpy's")
     for kind, cost in costs.items():
         if cost.parts["clients"]:
             lines.append(
@@ -354,6 +327,9 @@ def table(model: str, clients: int, costs: dict[str, Cost], products: list[float
     "--kind", "kinds", multiple=True, type=click.Choice(KINDS), default=KINDS, show_default=True, help="Repeatable."
 )
 @click.option("--model", type=click.Choice(tuple(MODELS)), default="full", show_default=True)
+@click.option(
+    "--words", "law", type=click.Choice(LAWS), default="zipf", show_default=True, help="How often each comes."
+)
 @click.option("--threads", type=int, help="Compiled clients that train side by side; one on each processor by default.")
 @click.option("--small", is_flag=True, help="Two clients, the demo's model, one pass: checks this program.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -363,6 +339,7 @@ def main(
     passes: int,
     kinds: tuple[str, ...],
     model: str,
+    law: str,
     threads: int | None,
     small: bool,
     as_json: bool,
@@ -370,21 +347,21 @@ def main(
 ) -> None:
     """Print the cost of a round, one table for each number of clients."""
     if served is not None:
-        serve(served, model, clients[0], threads)
+        serve(served, model, clients[0], law, threads)
         return
     if small:
         clients, passes, model = (2,), 1, "demo"
-    found: dict[str, Any] = {"model": model, "operations": operations(model), "clients": {}, "numpy": {}}
+    found: dict[str, Any] = {"model": model, "words": law, "clients": {}, "numpy": {}}
     for count in clients:
         missing = missing_memory(count) if model == "full" and "tff" in kinds and len(kinds) > 1 else None
         if missing:
             click.echo(missing, err=True)
         left = tuple(kind for kind in kinds if kind != "tff" or not missing)
-        costs, products = measure(left, model, count, passes, threads)
+        costs, products = measure(left, model, count, law, passes, threads)
         found["clients"][str(count)] = {kind: dataclasses.asdict(cost) for kind, cost in costs.items()}
         found["numpy"][str(count)] = products
         if not as_json:
-            print(table(model, count, costs, products) + "\n", flush=True)
+            print(table(model, count, law, costs, products) + "\n", flush=True)
     if as_json:
         print(json.dumps(found))
 

@@ -24,7 +24,7 @@ WAYS = ("one after the other", "at once, no limit", "at once, limited")
 def serve(execution: str, model: str, clients: int, threads: int | None) -> None:
     """A run in this process: a round for each line of standard input, answered with the CPU seconds it took."""
     import fedmf
-    from benchmarks.simulation import random_sentences
+    from benchmarks.next_word_clients import random_sentences
     from fedmf.federated.execution import build_execution
     from fedmf.federated.threads import limited_threads
     from fedmf.federated.training import client_examples
@@ -38,7 +38,7 @@ def serve(execution: str, model: str, clients: int, threads: int | None) -> None
         return ticks / os.sysconf("SC_CLK_TCK")
 
     with limited_threads(threads):
-        task: Any = random_sentences(model, clients)
+        task: Any = random_sentences(model, clients, "zipf")
         config = fedmf.TrainConfig(
             rounds=2048, cohort_size=clients, family="identity", schema="every_round", noise_multiplier=1e-6,
             client_learning_rate=0.1, execution=execution,

@@ -6,9 +6,10 @@
 
 #include <math.h>
 
-#include "panels.h"
+#include "beginnings.h"
+#include "product.h"
 
-#define BLOCK 64 /* positions whose logits are held at a time */
+#define BLOCK 128 /* positions whose logits are held at a time */
 
 /* ---- the model ---- */
 
@@ -17,11 +18,10 @@ typedef struct {
     long classes_p, width_p, units_p, gates_p, rows; /* rows: of a batch, a multiple of MR */
     float *lstm, *lstm_bias, *project, *project_bias, *out, *out_bias;   /* weights, in panels */
     float *lstm_t, *project_t, *out_t, *out_gradient;
-    float *inputs, *gates, *cells, *squashed, *states, *projected;
-    float *d_states, *d_projected, *d_inputs, *packed, *sums, *tiles_x, *tiles_h;
-    float *taken, *logits, *d_taken, *highest, *total, *tiles_p, *weight;
-    int32_t *label;
-    long *position;
+    float *inputs, *by_word, *pushed, *gates, *cells, *squashed, *states, *projected;
+    float *d_states, *d_cells, *d_pushed, *d_projected, *d_inputs, *packed, *sums, *tiles_x, *tiles_h;
+    float *taken, *logits, *d_taken, *highest, *total, *tiles_p;
+    beginnings tree;
 } model;
 
 /* Sets the sizes and hands out the arena; returns the floats it needs. With base = 0 only the number means something. */
@@ -29,79 +29,108 @@ static long lay_out(model *s, float *base) {
     long used = 0;
     s->classes_p = up(s->classes, NR), s->width_p = up(s->width, NR), s->units_p = up(s->units, NR);
     s->gates_p = 4 * s->units_p, s->rows = up(s->batch, MR);
-    long all = s->rows * s->length, after = all + s->rows, both = s->width_p + s->units_p;
+    long all = MR + s->rows * s->length, both = s->width_p + s->units_p;
     /* Every array begins on a cache line, and ends with what tiles may prefetch or a vector may overhang. */
 #define TAKE(name, count) s->name = base + used, used += up((count) + NR, 16)
+#define TAKE_INT(name, count) s->name = (int32_t *)(base + used), used += up(count, 16)
+#define TAKE_LONG(name, count) s->name = (long *)(base + used), used += 2 * up(count, 16)
     TAKE(lstm, both * s->gates_p);
     TAKE(lstm_bias, s->gates_p);
     TAKE(project, s->units_p * s->width_p);
     TAKE(project_bias, s->width_p);
     TAKE(out, s->width_p * s->classes_p);
     TAKE(out_bias, s->classes_p);
-    long weights = used;
+    TAKE_INT(tree.place, s->classes);
+    long zeroed = used;
     TAKE(lstm_t, both * s->gates_p);
     TAKE(project_t, s->units_p * s->width_p);
     TAKE(out_t, s->width_p * s->classes_p);
     TAKE(out_gradient, s->width_p * s->classes_p);
     TAKE(inputs, all * s->width_p);
+    TAKE(by_word, all * s->gates_p);
+    TAKE(pushed, s->rows * s->gates_p);
     TAKE(gates, all * s->gates_p);
-    TAKE(cells, after * s->units_p);
+    TAKE(cells, all * s->units_p);
     TAKE(squashed, all * s->units_p);
-    TAKE(states, after * s->units_p);
+    TAKE(states, all * s->units_p);
     TAKE(projected, all * s->width_p);
     TAKE(d_states, all * s->units_p);
+    TAKE(d_cells, 2 * s->rows * s->units_p);
+    TAKE(d_pushed, all * s->gates_p);
     TAKE(d_projected, all * s->width_p);
     TAKE(d_inputs, all * s->width_p);
     TAKE(packed, all * (s->gates_p > s->width_p ? s->gates_p : s->width_p));
     TAKE(sums, s->gates_p + s->width_p + s->classes_p);
     TAKE(tiles_x, all * s->width_p);
-    TAKE(tiles_h, after * s->units_p);
+    TAKE(tiles_h, all * s->units_p);
     TAKE(taken, BLOCK * s->width_p);
     TAKE(logits, BLOCK * s->classes_p);
     TAKE(d_taken, BLOCK * s->width_p);
     TAKE(highest, BLOCK * VL);
     TAKE(total, BLOCK * VL);
     TAKE(tiles_p, BLOCK * s->width_p);
-    TAKE(weight, all);
-    s->label = (int32_t *)(base + used), used += up(all, 16);
-    s->position = (long *)(base + used), used += 2 * up(all, 16);
+    TAKE_LONG(tree.first, s->length + 2);
+    TAKE_LONG(tree.count, s->length + 1);
+    TAKE_LONG(tree.before, all);
+    TAKE_LONG(tree.word, all);
+    TAKE_INT(tree.id, all);
+    TAKE_LONG(tree.position, all);
+    TAKE_LONG(tree.from, all + 1);
+    TAKE_INT(tree.label, all);
+    TAKE_LONG(tree.order, s->rows);
+    TAKE_LONG(tree.ends, s->rows);
+    TAKE_LONG(tree.alike, s->rows);
+    TAKE_LONG(tree.at, s->rows);
 #undef TAKE
-    if (base) memset(base, 0, sizeof(float) * weights);
+#undef TAKE_INT
+#undef TAKE_LONG
+    if (base) memset(base, 0, sizeof(float) * zeroed);
     return used;
 }
 
-static void forward(model *s, long steps, long rows) {
-    long all = steps * rows, gates_p = s->gates_p, u = s->units_p, both = s->width_p + u;
-    multiply(all, s->width_p, gates_p / NR, by_rows(s->inputs, s->width_p), s->lstm, both * NR, s->gates, gates_p, NR, 1,
-             s->lstm_bias, WRITE);
-    memset(s->states, 0, sizeof(float) * rows * u);
-    memset(s->cells, 0, sizeof(float) * rows * u);
-    for (long t = 0; t < steps; t++) {
-        float *gates = s->gates + t * rows * gates_p;
-        if (t)
-            multiply(rows, u, gates_p / NR, by_rows(s->states + t * rows * u, u), s->lstm + s->width_p * NR, both * NR,
-                     gates, gates_p, NR, 1, 0, ADD);
-        for (long r = 0; r < rows; r++) {
-            float *in = gates + r * gates_p, *forget = in + u, *candidate = in + 2 * u, *open = in + 3 * u;
-            const float *before = s->cells + (t * rows + r) * u;
-            float *cell = s->cells + ((t + 1) * rows + r) * u, *state = s->states + ((t + 1) * rows + r) * u;
-            float *squashed = s->squashed + (t * rows + r) * u;
+/* Of the rows behind a step's last, which only fill it up: nothing may come of them. */
+static void fill(float *rows, long width, long first, long count, long next) {
+    memset(rows + (first + count) * width, 0, sizeof(float) * (next - first - count) * width);
+}
+
+static void forward(model *s) {
+    const beginnings *b = &s->tree;
+    long gates_p = s->gates_p, u = s->units_p, both = s->width_p + u;
+    multiply(up(b->words, MR), s->width_p, gates_p / NR, by_rows(s->inputs, s->width_p), s->lstm, both * NR, s->by_word,
+             gates_p, NR, 1, s->lstm_bias, WRITE);
+    memset(s->states, 0, sizeof(float) * MR * u);
+    memset(s->cells, 0, sizeof(float) * MR * u);
+    memset(s->pushed, 0, sizeof(float) * MR * gates_p);
+    for (long t = 1; t <= b->steps; t++) {
+        long from = b->first[t - 1], first = b->first[t];
+        if (t > 1)
+            multiply(first - from, u, gates_p / NR, by_rows(s->states + from * u, u), s->lstm + s->width_p * NR, both * NR,
+                     s->pushed, gates_p, NR, 1, 0, WRITE);
+        for (long r = first; r < first + b->count[t]; r++) {
+            const float *read = s->by_word + b->word[r] * gates_p, *pushed = s->pushed + (b->before[r] - from) * gates_p;
+            const float *before = s->cells + b->before[r] * u;
+            float *in = s->gates + r * gates_p, *forget = in + u, *candidate = in + 2 * u, *open = in + 3 * u;
+            float *cell = s->cells + r * u, *state = s->states + r * u, *squashed = s->squashed + r * u;
+#define GATE(k) (CV(read + k * u + j) + CV(pushed + k * u + j))
             for (long j = 0; j < u; j += VL) {
-                vec i = sigmoid(CV(in + j)), f = sigmoid(CV(forget + j)), o = sigmoid(CV(open + j));
-                vec g = hyperbolic_tangent(CV(candidate + j)), c = f * CV(before + j) + i * g;
+                vec i = sigmoid(GATE(0)), f = sigmoid(GATE(1)), o = sigmoid(GATE(3));
+                vec g = hyperbolic_tangent(GATE(2)), c = f * CV(before + j) + i * g;
                 vec q = hyperbolic_tangent(c);
                 V(in + j) = i, V(forget + j) = f, V(candidate + j) = g, V(open + j) = o;
                 V(cell + j) = c, V(squashed + j) = q, V(state + j) = o * q;
             }
+#undef GATE
         }
+        fill(s->states, u, first, b->count[t], b->first[t + 1]);
     }
-    multiply(all, u, s->width_p / NR, by_rows(s->states + rows * u, u), s->project, u * NR, s->projected, s->width_p, NR, 1,
-             s->project_bias, WRITE);
+    multiply(b->first[b->steps + 1], u, s->width_p / NR, by_rows(s->states, u), s->project, u * NR, s->projected, s->width_p, NR,
+             1, s->project_bias, WRITE);
 }
 
 /* Softmax and cross-entropy of up to BLOCK positions; writes their part of d_projected, adds to out_gradient and to the bias's sums.
    Panel by panel, so that logits are worked on while they are in the nearest cache. Returns the sum of weight times cross-entropy. */
-static double softmax(model *s, const long *position, const float *weight, const int32_t *label, long count, int mode) {
+static double softmax(model *s, const long *position, const long *from, long count, float each, int mode) {
+    const int32_t *label = s->tree.label;
     long rows = up(count, MR), e = s->width_p, panels = s->classes_p / NR, together = DEPTH / NR;
     float *logits = s->logits, scale[BLOCK], highest[BLOCK];
     double loss = 0;
@@ -125,7 +154,8 @@ static double softmax(model *s, const long *position, const float *weight, const
     for (long r = 0; r < rows; r++) {
         highest[r] = s->highest[r * VL];
         for (long j = 1; j < VL; j++) highest[r] = s->highest[r * VL + j] > highest[r] ? s->highest[r * VL + j] : highest[r];
-        if (r < count) loss -= (double)weight[r] * (AT(r, label[position[r]]) - highest[r]);
+        if (r < count)
+            for (long l = from[r]; l < from[r + 1]; l++) loss -= (double)each * (AT(r, label[l]) - highest[r]);
     }
     for (long p = 0; p < panels; p += together) {
         long now = panels - p < together ? panels - p : together;
@@ -143,16 +173,19 @@ static double softmax(model *s, const long *position, const float *weight, const
     for (long r = 0; r < rows; r++) {
         float total = 0;
         for (long j = 0; j < VL; j++) total += s->total[r * VL + j];
-        scale[r] = r < count ? weight[r] / total : 0;
+        scale[r] = 0;
         if (r < count) {
-            long word = label[position[r]];
-            loss += (double)weight[r] * log((double)total);
-            /* Row r becomes `total` times (softmax - one-hot); `scale` brings it to the gradient of the weighted cross-entropy. */
-            AT(r, word) -= total;
-            for (long j = 0; j < e; j += VL) {
-                vec column = CV(s->out_t + (j / NR * s->classes_p + word) * NR + j % NR);
-                V(s->d_projected + position[r] * e + j) = scale[r] * (CV(s->d_taken + r * e + j) - total * column);
+            long labels = from[r + 1] - from[r];
+            float *to = s->d_projected + position[r] * e, a_label = total / labels;
+            loss += (double)each * labels * log((double)total);
+            /* Row r becomes `total` times (softmax - mean one-hot); `scale` brings it to the gradient of the weighted cross-entropy. */
+            scale[r] = each * labels / total;
+            for (long l = from[r]; l < from[r + 1]; l++) {
+                AT(r, label[l]) -= a_label;
+                for (long j = 0; j < e; j += VL)
+                    V(s->d_taken + r * e + j) -= a_label * CV(s->out_t + (j / NR * s->classes_p + label[l]) * NR + j % NR);
             }
+            for (long j = 0; j < e; j += VL) V(to + j) = scale[r] * CV(s->d_taken + r * e + j);
         }
         for (long j = 0; j < e; j += VL) V(s->taken + r * e + j) *= scale[r];
     }
@@ -173,29 +206,42 @@ static double softmax(model *s, const long *position, const float *weight, const
     return loss;
 }
 
-static void through_time(model *s, long steps, long rows) {
+static void through_time(model *s) {
+    const beginnings *b = &s->tree;
     long gates_p = s->gates_p, u = s->units_p;
-    float *d_cells = s->tiles_h; /* free until the states are rearranged */
-    memset(d_cells, 0, sizeof(float) * rows * u);
-    for (long t = steps - 1; t >= 0; t--) {
-        float *gates = s->gates + t * rows * gates_p;
-        for (long r = 0; r < rows; r++) {
-            float *in = gates + r * gates_p, *forget = in + u, *candidate = in + 2 * u, *open = in + 3 * u;
-            const float *before = s->cells + (t * rows + r) * u, *squashed = s->squashed + (t * rows + r) * u;
-            const float *d_state = s->d_states + (t * rows + r) * u;
+    memset(s->by_word, 0, sizeof(float) * up(b->words, MR) * gates_p);
+    memset(s->d_cells, 0, sizeof(float) * 2 * s->rows * u);
+    for (long t = b->steps; t > 0; t--) {
+        long from = b->first[t - 1], first = b->first[t];
+        const float *d_cells = s->d_cells + t % 2 * s->rows * u;
+        float *d_before = s->d_cells + (t + 1) % 2 * s->rows * u;
+        memset(d_before, 0, sizeof(float) * (first - from) * u);
+        memset(s->d_pushed + from * gates_p, 0, sizeof(float) * (first - from) * gates_p);
+        for (long r = first; r < first + b->count[t]; r++) {
+            const float *in = s->gates + r * gates_p, *forget = in + u, *candidate = in + 2 * u, *open = in + 3 * u;
+            const float *before = s->cells + b->before[r] * u, *squashed = s->squashed + r * u;
+            const float *d_state = s->d_states + r * u, *d_cell = d_cells + (r - first) * u;
+            float *read = s->by_word + b->word[r] * gates_p, *pushed = s->d_pushed + b->before[r] * gates_p;
+            float *back = d_before + (b->before[r] - from) * u;
+#define ADD_GATE(k, gradient)                                                                                          \
+    do {                                                                                                               \
+        vec d = gradient;                                                                                              \
+        V(read + k * u + j) += d, V(pushed + k * u + j) += d;                                                          \
+    } while (0)
             for (long j = 0; j < u; j += VL) {
                 vec i = CV(in + j), f = CV(forget + j), g = CV(candidate + j), o = CV(open + j);
-                vec q = CV(squashed + j), dh = CV(d_state + j), dc = CV(d_cells + r * u + j) + dh * o * (1.0f - q * q);
-                V(in + j) = dc * g * i * (1.0f - i);
-                V(forget + j) = dc * CV(before + j) * f * (1.0f - f);
-                V(candidate + j) = dc * i * (1.0f - g * g);
-                V(open + j) = dh * q * o * (1.0f - o);
-                V(d_cells + r * u + j) = dc * f;
+                vec q = CV(squashed + j), dh = CV(d_state + j), dc = CV(d_cell + j) + dh * o * (1.0f - q * q);
+                ADD_GATE(0, dc * g * i * (1.0f - i));
+                ADD_GATE(1, dc * CV(before + j) * f * (1.0f - f));
+                ADD_GATE(2, dc * i * (1.0f - g * g));
+                ADD_GATE(3, dh * q * o * (1.0f - o));
+                V(back + j) += dc * f;
             }
+#undef ADD_GATE
         }
-        if (t)
-            multiply(rows, gates_p, u / NR, by_rows(gates, gates_p), s->lstm_t + s->width_p * gates_p, gates_p * NR,
-                     s->d_states + (t - 1) * rows * u, u, NR, 1, 0, ADD);
+        if (t > 1)
+            multiply(first - from, gates_p, u / NR, by_rows(s->d_pushed + from * gates_p, gates_p),
+                     s->lstm_t + s->width_p * gates_p, gates_p * NR, s->d_states + from * u, u, NR, 1, 0, ADD);
     }
 }
 
@@ -206,62 +252,45 @@ static void descend(float *weights, const float *gradient, long count, float rat
 /* One batch of `count` sentences; returns the mean loss. */
 static double batch(model *s, const float *embedding, float *update, const int32_t *x, const int32_t *y, long count,
                     int masked, float rate) {
-    long rows = up(count, MR), steps = masked ? 0 : s->length, e = s->width_p, u = s->units_p, both = e + u;
-    long taken = 0;
-    for (long r = 0; masked && r < count; r++)
-        for (long t = steps; t < s->length; t++)
-            if (y[r * s->length + t]) steps = t + 1; /* nothing behind the last word of all has any weight */
-    if (steps == 0) return 0;
-    long all = steps * rows;
-    int32_t *label = s->label;
-    for (long t = 0; t < steps; t++)
-        for (long r = 0; r < rows; r++) {
-            float *row = s->inputs + (t * rows + r) * e;
-            memset(row, 0, sizeof(float) * e);
-            if (r >= count) continue;
-            long id = x[r * s->length + t];
-            for (long j = 0; j < s->width; j++) row[j] = embedding[id * s->width + j] - update[id * s->width + j];
-            label[t * rows + r] = y[r * s->length + t];
-            if (!masked || label[t * rows + r]) s->position[taken++] = t * rows + r;
-        }
-    float each = 1.0f / taken;
-    for (long j = 0; j < taken; j++) s->weight[j] = each;
-    forward(s, steps, rows);
+    const beginnings *b = &s->tree;
+    long e = s->width_p, u = s->units_p, both = e + u, labels = share(&s->tree, x, y, count, s->length, masked);
+    if (labels == 0) return 0;
+    long words = up(b->words, MR), rows = b->first[b->steps + 1], last = b->first[b->steps];
+    memset(s->inputs, 0, sizeof(float) * words * e);
+    for (long w = 0; w < b->words; w++)
+        for (long j = 0, k = b->id[w] * s->width; j < s->width; j++) s->inputs[w * e + j] = embedding[k + j] - update[k + j];
+    forward(s);
 
     transpose(s->lstm, both, s->gates_p / NR, both * NR, s->lstm_t);
     transpose(s->project, u, e / NR, u * NR, s->project_t);
     transpose(s->out, e, s->classes_p / NR, e * NR, s->out_t);
-    memset(s->d_projected, 0, sizeof(float) * all * e);
+    memset(s->d_projected, 0, sizeof(float) * rows * e);
     double loss = 0;
-    for (long j = 0; j < taken; j += BLOCK)
-        loss += softmax(s, s->position + j, s->weight + j, label, taken - j < BLOCK ? taken - j : BLOCK, j ? ADD : WRITE);
+    for (long j = 0; j < b->positions; j += BLOCK)
+        loss += softmax(s, b->position + j, b->from + j, shorter(b->positions - j, BLOCK), 1.0f / labels, j ? ADD : WRITE);
     descend(s->out, s->out_gradient, e * s->classes_p, rate);
     descend(s->out_bias, s->sums + s->gates_p + e, s->classes_p, rate);
 
-    multiply(all, e, u / NR, by_rows(s->d_projected, e), s->project_t, e * NR, s->d_states, u, NR, 1, 0, WRITE);
-    through_time(s, steps, rows);
-    transpose_tiles(s->states, all + rows, u, s->tiles_h);
-    rows_to_panels(s->d_projected, all, e, s->packed, s->sums);
-    multiply(u, all, e / NR, by_columns(s->tiles_h, all + rows, rows), s->packed, all * NR, s->project, NR, u * NR, -rate, 0,
-             ADD);
+    multiply(rows, e, u / NR, by_rows(s->d_projected, e), s->project_t, e * NR, s->d_states, u, NR, 1, 0, WRITE);
+    through_time(s);
+    transpose_tiles(s->states, rows, u, s->tiles_h);
+    rows_to_panels(s->d_projected, rows, e, s->packed, s->sums);
+    multiply(u, rows, e / NR, by_columns(s->tiles_h, rows, 0), s->packed, rows * NR, s->project, NR, u * NR, -rate, 0, ADD);
     descend(s->project_bias, s->sums, e, rate);
 
-    multiply(all, s->gates_p, e / NR, by_rows(s->gates, s->gates_p), s->lstm_t, s->gates_p * NR, s->d_inputs, e, NR, 1, 0,
-             WRITE);
-    rows_to_panels(s->gates, all, s->gates_p, s->packed, s->sums);
-    transpose_tiles(s->inputs, all, e, s->tiles_x);
-    multiply(e, all, s->gates_p / NR, by_columns(s->tiles_x, all, 0), s->packed, all * NR, s->lstm, NR, both * NR, -rate, 0,
-             ADD);
-    /* The first step starts from zero: its rows add nothing. */
-    multiply(u, all - rows, s->gates_p / NR, by_columns(s->tiles_h, all + rows, rows), s->packed + rows * NR, all * NR,
+    /* The empty beginning is zero: its rows add nothing. */
+    rows_to_panels(s->d_pushed, last, s->gates_p, s->packed, s->sums);
+    multiply(u, last - MR, s->gates_p / NR, by_columns(s->tiles_h, rows, MR), s->packed + MR * NR, last * NR,
              s->lstm + e * NR, NR, both * NR, -rate, 0, ADD);
+    multiply(words, s->gates_p, e / NR, by_rows(s->by_word, s->gates_p), s->lstm_t, s->gates_p * NR, s->d_inputs, e, NR, 1, 0,
+             WRITE);
+    rows_to_panels(s->by_word, words, s->gates_p, s->packed, s->sums);
+    transpose_tiles(s->inputs, words, e, s->tiles_x);
+    multiply(e, words, s->gates_p / NR, by_columns(s->tiles_x, words, 0), s->packed, words * NR, s->lstm, NR, both * NR, -rate,
+             0, ADD);
     descend(s->lstm_bias, s->sums, s->gates_p, rate);
-    for (long t = 0; t < steps; t++)
-        for (long r = 0; r < count; r++) {
-            long id = x[r * s->length + t];
-            const float *gradient = s->d_inputs + (t * rows + r) * e;
-            for (long j = 0; j < s->width; j++) update[id * s->width + j] += rate * gradient[j];
-        }
+    for (long w = 0; w < b->words; w++)
+        for (long j = 0, k = b->id[w] * s->width; j < s->width; j++) update[k + j] += rate * s->d_inputs[w * e + j];
     return loss;
 }
 

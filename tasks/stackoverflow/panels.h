@@ -1,8 +1,8 @@
-/* Matrices in panels: vectors, elementary functions, the one product kernel, and rearranging. For next_word.c.
+/* Vectors, elementary functions, and matrices in panels of NR columns, [panel][row][NR], as product.h reads them. For next_word.c.
 
-   Every product of matrices runs in one small kernel, `tile`: 4 rows by NR columns that stay in registers. Its right factor lies in
-   panels of NR columns, [panel][row][NR], so that it is read in one straight line. Sums are taken in a fixed order: the same input
-   gives the same bits, on whatever thread. Written for gcc and clang, whose vectors become the processor's own. */
+   Written for gcc and clang, whose vectors become the processor's own. */
+
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -14,18 +14,11 @@
 #endif
 #define MR 4
 #define NR (3 * VL)
-#define DEPTH 168 /* rows of a panel that one tile takes at a time: they fit the first-level cache, with the next ones */
 
 typedef float vec __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 #define V(p) (*(vec *)(p))
 #define CV(p) (*(const vec *)(p))
-/* Holds a value in its register: gcc would read it again for each of its uses. */
-#if defined(__AVX__)
-#define KEEP(v) __asm__("" : "+v"(v))
-#else
-#define KEEP(v) (void)(v)
-#endif
 #define INLINE static inline __attribute__((always_inline))
 
 static long up(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -78,153 +71,43 @@ INLINE vec hyperbolic_tangent(vec x) {
     return less_one / (less_one + 2.0f);
 }
 
-/* ---- products ---- */
-
-/* The left factor: element (i, k) is at data[i / MR * tile + i % MR * row + k / depth * block + k % depth * step]. */
-typedef struct {
-    const float *data;
-    long tile, row, step, depth, block;
-} left;
-
-static left by_rows(const float *data, long width) { return (left){data, MR * width, width, 1, 0, 0}; }
-/* As `transpose_tiles` writes it: [columns / MR][length][MR], of which rows from `first` on are taken. */
-static left by_columns(const float *data, long length, long first) {
-    return (left){data + first * MR, length * MR, 1, MR, 0, 0};
-}
-
-enum { WRITE, ADD };
-
-/* c += x y. In gcc's own choice of registers one of the twelve sums below would not keep its place. */
-#if defined(__FMA__)
-#define MULTIPLY_ADD(c, x, y) __asm__("vfmadd231ps %2, %1, %0" : "+v"(c) : "v"(x), "v"(y))
-#else
-#define MULTIPLY_ADD(c, x, y) ((c) += (x) * (y))
-#endif
-#define ROW(i, j)                                                                                                      \
-    do {                                                                                                               \
-        vec x = a##i[j * step] - (vec){0};                                                                             \
-        MULTIPLY_ADD(c##i##0, x, b0);                                                                                  \
-        MULTIPLY_ADD(c##i##1, x, b1);                                                                                  \
-        MULTIPLY_ADD(c##i##2, x, b2);                                                                                  \
-    } while (0)
-#define STEP(j)                                                                                                        \
-    do {                                                                                                               \
-        vec b0 = CV(b + j * NR), b1 = CV(b + j * NR + VL), b2 = CV(b + j * NR + 2 * VL);                               \
-        KEEP(b0);                                                                                                      \
-        KEEP(b1);                                                                                                      \
-        KEEP(b2);                                                                                                      \
-        ROW(0, j);                                                                                                     \
-        ROW(1, j);                                                                                                     \
-        ROW(2, j);                                                                                                     \
-        ROW(3, j);                                                                                                     \
-    } while (0)
-#define STORE(i)                                                                                                       \
-    do {                                                                                                               \
-        float *at = c + i * c_row;                                                                                     \
-        if (mode == ADD) {                                                                                             \
-            V(at) += alpha * c##i##0, V(at + VL) += alpha * c##i##1, V(at + 2 * VL) += alpha * c##i##2;                \
-        } else if (bias) {                                                                                             \
-            V(at) = c##i##0 + CV(bias), V(at + VL) = c##i##1 + CV(bias + VL),                                          \
-            V(at + 2 * VL) = c##i##2 + CV(bias + 2 * VL);                                                              \
-        } else {                                                                                                       \
-            V(at) = c##i##0, V(at + VL) = c##i##1, V(at + 2 * VL) = c##i##2;                                           \
-        }                                                                                                              \
-    } while (0)
-
-/* c = or += of MR rows times `blocks` times `depth` rows of a panel. `ahead` is what is needed soon: a quarter as much.
-
-   Eight rows of the panel at a time, and `step` a constant where this is inlined: of 24 instructions a row only 20 are left. That counts
-   where a core is short of them, as it is when it runs another thread as well. */
-INLINE void tile(long blocks, long depth, const float *a, long row, const long step, long skip, const float *b,
-                 const float *ahead, float *c, long c_row, float alpha, const float *bias, int mode) {
-    vec c00 = {0}, c01 = {0}, c02 = {0}, c10 = {0}, c11 = {0}, c12 = {0};
-    vec c20 = {0}, c21 = {0}, c22 = {0}, c30 = {0}, c31 = {0}, c32 = {0};
-    const float *a0 = a, *a1 = a + row, *a2 = a1 + row, *a3 = a2 + row;
-    for (long block = 0; block < blocks; block++) {
-        long k = depth;
-        for (; k >= 8; k -= 8) {
-            for (long line = 0; line < 2 * NR; line += 16) __builtin_prefetch(ahead + line, 0, 2);
-            STEP(0);
-            STEP(1);
-            STEP(2);
-            STEP(3);
-            STEP(4);
-            STEP(5);
-            STEP(6);
-            STEP(7);
-            a0 += 8 * step, a1 += 8 * step, a2 += 8 * step, a3 += 8 * step, b += 8 * NR, ahead += 2 * NR;
-        }
-        for (; k > 0; k--) {
-            STEP(0);
-            a0 += step, a1 += step, a2 += step, a3 += step, b += NR, ahead += NR / 4;
-        }
-        a0 += skip, a1 += skip, a2 += skip, a3 += skip;
-    }
-    STORE(0);
-    STORE(1);
-    STORE(2);
-    STORE(3);
-}
-
-/* c (m rows, `panels` panels of columns) = a b + bias (mode WRITE; bias may be NULL) or c += alpha a b (ADD).
-   b's panels are b_panel apart; c's rows are c_row and its panels c_panel apart. m is a multiple of MR.
-
-   What is used again and again should stay in a near cache: with few rows they do, and panels pass by once. With many rows a part of
-   `a` does, while panels pass by for each part: some of its columns, or, for a gradient of weights, where c is large, of its rows. */
-static void multiply(long m, long depth, long panels, left a, const float *b, long b_panel, float *c, long c_row,
-                     long c_panel, float alpha, const float *bias, int mode) {
-    if (depth == 0) return; /* an empty sum: only ever added */
-    long gradient = a.step == MR, outer = m > 32 && !gradient, unit = a.depth ? a.depth : 1;
-    if (gradient && m > DEPTH) {
-        for (long i = 0; i < m; i += DEPTH, a.data += DEPTH / MR * a.tile, c += DEPTH * c_row)
-            multiply(m - i < DEPTH ? m - i : DEPTH, depth, panels, a, b, b_panel, c, c_row, c_panel, alpha, bias, mode);
-        return;
-    }
-    long chunk = gradient ? depth : DEPTH / unit * unit;
-    for (long first = 0; first < (outer ? depth : 1); first += chunk)
-        for (long p = 0; p < panels; p++)
-            for (long k = first; k < (outer ? first + 1 : depth); k += chunk) {
-                long now = depth - k < chunk ? depth - k : chunk, block = a.depth ? a.depth : now;
-                const float *from = b + p * b_panel + k * NR, *soon = from + (outer ? b_panel : now * NR);
-                const float *at = a.data + (a.depth ? k / a.depth * a.block : k * a.step);
-                for (long i = 0; i < m; i += MR, at += a.tile) {
-                    float *to = c + p * c_panel + i * c_row;
-                    const float *with = bias ? bias + p * NR : 0;
-                    if (gradient)
-                        tile(1, now, at, 1, MR, 0, from, soon, to, c_row, alpha, with, mode);
-                    else
-                        tile(now / block, block, at, a.row, 1, a.block - block, from, soon, to, c_row, alpha, with,
-                             k ? ADD : mode);
-                    soon = i < 4 * MR ? soon + now * (NR / 4) : from;
-                }
-            }
-}
-
 /* ---- rearranging ---- */
+
+#define TOGETHER 16 /* rows that are rearranged at a time, so that lines of memory are read and written whole */
 
 /* rows x columns, row by row, into panels; gates > 1 rounds each of as many equal parts of the columns up to whole panels. */
 static void to_panels(const float *from, long rows, long columns, long gates, float *panels, long rows_p) {
     long part = columns / gates, part_p = up(part, NR);
-    for (long g = 0; g < gates; g++)
-        for (long p = 0; p < part_p / NR; p++) {
-            long width = part - p * NR < NR ? part - p * NR : NR;
-            float *to = panels + (g * (part_p / NR) + p) * rows_p * NR;
-            for (long r = 0; r < rows; r++, to += NR)
-                memcpy(to, from + r * columns + g * part + p * NR, sizeof(float) * width);
-        }
+    for (long first = 0; first < rows; first += TOGETHER)
+        for (long g = 0; g < gates; g++)
+            for (long p = 0; p < part_p / NR; p++) {
+                long width = part - p * NR < NR ? part - p * NR : NR;
+                float *to = panels + (g * (part_p / NR) + p) * rows_p * NR;
+                for (long r = first; r < rows && r < first + TOGETHER; r++)
+                    if (width == NR)
+                        memcpy(to + r * NR, from + r * columns + g * part + p * NR, sizeof(float) * NR);
+                    else
+                        memcpy(to + r * NR, from + r * columns + g * part + p * NR, sizeof(float) * width);
+            }
 }
 
 /* update = from - panels, the inverse of `to_panels`. */
 static void difference(const float *from, const float *panels, long rows, long columns, long gates, long rows_p,
                        float *update) {
     long part = columns / gates, part_p = up(part, NR);
-    for (long g = 0; g < gates; g++)
-        for (long p = 0; p < part_p / NR; p++) {
-            long width = part - p * NR < NR ? part - p * NR : NR, place = g * part + p * NR;
-            const float *now = panels + (g * (part_p / NR) + p) * rows_p * NR;
-            for (long r = 0; r < rows; r++, now += NR, place += columns)
-                for (long j = 0; j < width; j++) update[place + j] = from[place + j] - now[j];
-        }
+    for (long first = 0; first < rows; first += TOGETHER)
+        for (long g = 0; g < gates; g++)
+            for (long p = 0; p < part_p / NR; p++) {
+                long width = part - p * NR < NR ? part - p * NR : NR;
+                const float *now = panels + (g * (part_p / NR) + p) * rows_p * NR;
+                for (long r = first; r < rows && r < first + TOGETHER; r++) {
+                    long place = r * columns + g * part + p * NR;
+                    if (width == NR)
+                        for (long j = 0; j < NR; j += VL) V(update + place + j) = CV(from + place + j) - CV(now + r * NR + j);
+                    else
+                        for (long j = 0; j < width; j++) update[place + j] = from[place + j] - now[r * NR + j];
+                }
+            }
 }
 
 typedef float four __attribute__((vector_size(16), aligned(4), may_alias));

@@ -37,12 +37,32 @@ def test_rounds_of_all_kinds_are_measured_and_train_alike():
 
 def test_operations_are_those_of_the_products():
     """By hand, for the published model: 64 sentences of 20 words, each product forward and twice backward."""
-    from benchmarks.simulation import operations
+    from benchmarks.next_word_clients import every_position, operations
 
     steps = 64 * 19 * 670 * 2680  # from state to state
     words = 64 * 20 * (96 * 2680 + 670 * 96 + 96 * 10004)
-    assert operations("full") == pytest.approx(6 * (steps + words))
-    assert round(operations("full") / 1e9, 1) == 22.9  # docs/simulation.md
+    assert operations("full", every_position("full")) == pytest.approx(6 * (steps + words))
+    assert round(operations("full", every_position("full")) / 1e9, 1) == 22.9  # docs/simulation.md
+
+
+def test_what_sentences_share_is_counted_once():
+    import numpy as np
+
+    from benchmarks.next_word_clients import distinct_positions, every_position, sentences
+
+    # Beginnings: 1; 1 2, 1 3; 1 2 3, 1 2 4, 1 3 3. Words: 1, 2, 3, 4.
+    found = distinct_positions(np.array([[1, 2, 3], [1, 2, 4], [1, 3, 3], [1, 2, 3]]))
+    assert (found.all, found.followed, found.words) == (6, 3, 4)
+    two_batches = distinct_positions(np.tile([1, 2, 3], (20, 1)))
+    assert (two_batches.all, two_batches.followed, two_batches.words) == (6, 4, 6)
+    every = every_position("full")
+    for law, all_start_alike in (("zipf", True), ("uniform", False)):
+        words = sentences("full", law, 0)
+        assert words.shape == (64, 21)
+        assert (len(set(words[:, 0])) == 1) == all_start_alike
+        found = distinct_positions(words[:, :-1])
+        assert found.words < found.all < every.all + 1
+    assert found.all > every.all - 64  # uniform words have next to nothing in common
 
 
 def test_what_does_not_fit_the_memory_is_left_out():

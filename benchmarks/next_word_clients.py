@@ -1,0 +1,102 @@
+"""The clients of `benchmarks.simulation`: sentences of full length, and how many operations an epoch over them takes."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+MODELS: dict[str, dict[str, int]] = {
+    "full": {},
+    "demo": {"vocabulary_size": 300, "embedding_size": 24, "lstm_size": 48},
+}
+SENTENCES = {"full": 64, "demo": 16}
+LAWS = ("zipf", "uniform")
+LENGTH, BATCH = 20, 16
+_SHIFT = 2.7  # Mandelbrot's, for English
+
+
+def sizes_of(model: str) -> dict[str, int]:
+    """As `build_model` takes them."""
+    return {"vocabulary_size": 10_000, "embedding_size": 96, "lstm_size": 670} | MODELS[model]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Positions:
+    """Of one client: positions of its sentences, those that another word follows, and words to project.
+
+    A framework computes each. What sentences of a batch have in common, from their beginning on, need be computed only once, and so does
+    the projection of a word.
+    """
+
+    all: float
+    followed: float
+    words: float
+
+
+def every_position(model: str) -> Positions:
+    """The state before the first word is zero: no product is needed for it."""
+    each = SENTENCES[model] * LENGTH
+    return Positions(all=each, followed=each * (LENGTH - 1) / LENGTH, words=each)
+
+
+def distinct_positions(x: np.ndarray) -> Positions:
+    """Of sentences (count, length), int, in batches in their order."""
+    batches = [x[first : first + BATCH] for first in range(0, len(x), BATCH)]
+    beginnings = [[len(np.unique(batch[:, :t], axis=0)) for t in range(1, x.shape[1] + 1)] for batch in batches]
+    return Positions(
+        all=sum(map(sum, beginnings)),
+        followed=sum(sum(batch[:-1]) for batch in beginnings),
+        words=sum(len(np.unique(batch)) for batch in batches),
+    )
+
+
+def operations(model: str, positions: Positions) -> float:
+    """Of the products that one client needs: forward, gradients of inputs and of weights."""
+    words, width, units = (sizes_of(model)[name] for name in ("vocabulary_size", "embedding_size", "lstm_size"))
+    forward = (
+        positions.words * width * 4 * units
+        + positions.followed * units * 4 * units
+        + positions.all * (units * width + width * (words + 4))
+    )
+    return 2.0 * 3 * forward
+
+
+def sentences(model: str, law: str, seed: int) -> np.ndarray:
+    """Of one client, int32 (sentences, length + 1), all of full length; see the head of simulation.py."""
+    from tasks.stackoverflow import preprocessing
+
+    rng, size = np.random.default_rng(seed), sizes_of(model)["vocabulary_size"]
+    shape = (SENTENCES[model], LENGTH + 1)
+    if law == "uniform":
+        return rng.integers(1, size + 1, shape, dtype=np.int32)
+    frequency = 1 / (np.arange(1, size + 1) + _SHIFT)
+    words = 1 + rng.choice(size, shape, p=frequency / frequency.sum()).astype(np.int32)
+    words[:, 0] = preprocessing.SpecialIds(size).begin
+    return words
+
+
+def random_sentences(model: str, clients: int, law: str) -> Any:
+    """The task, with such sentences."""
+    from fedmf import federated
+    from tasks.stackoverflow import compiled, preprocessing
+    from tasks.stackoverflow import model as next_word
+
+    sizes = sizes_of(model)
+
+    def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
+        words = sentences(model, law, sum(name.encode()))
+        return words[:, :-1], words[:, 1:]
+
+    return federated.Task(
+        name="random sentences",
+        description="the papers' model" if model == "full" else "the demo's model",
+        client_ids=[str(i) for i in range(clients)],
+        client_examples=examples,
+        evaluation_examples=examples,
+        build_model=lambda seed: next_word.build_model(seed, **sizes),
+        loss=next_word.make_loss("published"),
+        metrics=next_word.make_metrics("published", preprocessing.SpecialIds(sizes["vocabulary_size"])),
+        headline_metric="accuracy",
+        batch_size=BATCH,
+        local_epoch=compiled.compiled_epoch(**sizes, loss="published", batch_size=BATCH),
+    )

@@ -1,0 +1,189 @@
+/* The one product of matrices, for next_word.c: c = a b + bias or c += alpha a b, b and c in panels.
+
+   It runs in one small kernel, `tile`: 4 rows by NR columns that stay in registers. The right factor is read in one straight line. Sums are
+   taken in a fixed order: the same input gives the same bits, on whatever thread. */
+
+#include "panels.h"
+
+#define DEPTH 168 /* rows of a panel that one tile takes at a time: they fit the first-level cache, with the next ones */
+
+/* The left factor: element (i, k) is at data[i / MR * tile + i % MR * row + k / depth * block + k % depth * step]. */
+typedef struct {
+    const float *data;
+    long tile, row, step, depth, block;
+} left;
+
+static left by_rows(const float *data, long width) { return (left){data, MR * width, width, 1, 0, 0}; }
+/* As `transpose_tiles` writes it: [columns / MR][length][MR], of which rows from `first` on are taken. */
+static left by_columns(const float *data, long length, long first) {
+    return (left){data + first * MR, length * MR, 1, MR, 0, 0};
+}
+
+enum { WRITE, ADD };
+
+#if defined(__AVX2__) && defined(__FMA__) && VL == 8 && defined(__x86_64__)
+#define WRITTEN_OUT
+/* The inner loop of `tile`; c00 .. c32 are its sums, ymm12 to ymm14 hold a row of the panel, ymm15 an element of the left factor.
+   Written out, because a core that runs another thread as well is short of instructions: 19 for a row, and 7 more for 8 rows. gcc's own
+   choice of registers adds copies, some of them by way of memory. */
+#define ROW(at, i)                                                                                                     \
+    "vbroadcastss " at ", %%ymm15\n\t"                                                                                 \
+    "vfmadd231ps %%ymm12, %%ymm15, %[c" #i "0]\n\t"                                                                    \
+    "vfmadd231ps %%ymm13, %%ymm15, %[c" #i "1]\n\t"                                                                    \
+    "vfmadd231ps %%ymm14, %%ymm15, %[c" #i "2]\n\t"
+#define PANEL_ROW(j)                                                                                                   \
+    "vmovups 96*" #j "(%[b]), %%ymm12\n\t"                                                                             \
+    "vmovups 96*" #j "+32(%[b]), %%ymm13\n\t"                                                                          \
+    "vmovups 96*" #j "+64(%[b]), %%ymm14\n\t"
+#define BY_ROWS(j)                                                                                                     \
+    PANEL_ROW(j) ROW("4*" #j "(%[a])", 0) ROW("4*" #j "(%[a],%[row])", 1) ROW("4*" #j "(%[a],%[row],2)", 2)            \
+        ROW("4*" #j "(%[a],%[row3])", 3)
+#define BY_COLUMNS(j)                                                                                                  \
+    PANEL_ROW(j) ROW("16*" #j "(%[a])", 0) ROW("16*" #j "+4(%[a])", 1) ROW("16*" #j "+8(%[a])", 2)                     \
+        ROW("16*" #j "+12(%[a])", 3)
+#define ZERO(i) "vxorps %[c" #i "], %[c" #i "], %[c" #i "]\n\t"
+#define SUM(i) [c##i] "=&x"(c##i)
+#define INNER(STEP, BYTES)                                                                                             \
+    __asm__ volatile(                                                                                                  \
+        ZERO(00) ZERO(01) ZERO(02) ZERO(10) ZERO(11) ZERO(12) ZERO(20) ZERO(21) ZERO(22) ZERO(30) ZERO(31) ZERO(32)    \
+        "1: mov %[eights], %[k]\n\t"                                                                                   \
+        "test %[k], %[k]\n\t"                                                                                          \
+        "jz 3f\n\t"                                                                                                    \
+        ".p2align 5\n"                                                                                                 \
+        "2:\n\t"                                                                                                       \
+        STEP(0) STEP(1) STEP(2) STEP(3) STEP(4) STEP(5) STEP(6) STEP(7)                                                \
+        "prefetcht1 (%[ahead])\n\t"                                                                                    \
+        "prefetcht1 64(%[ahead])\n\t"                                                                                  \
+        "prefetcht1 128(%[ahead])\n\t"                                                                                 \
+        "add $8*" #BYTES ", %[a]\n\t"                                                                                  \
+        "add $768, %[b]\n\t"                                                                                           \
+        "add $192, %[ahead]\n\t"                                                                                       \
+        "dec %[k]\n\t"                                                                                                 \
+        "jnz 2b\n"                                                                                                     \
+        "3: mov %[ones], %[k]\n\t"                                                                                     \
+        "test %[k], %[k]\n\t"                                                                                          \
+        "jz 5f\n"                                                                                                      \
+        "4:\n\t"                                                                                                       \
+        STEP(0)                                                                                                        \
+        "add $" #BYTES ", %[a]\n\t"                                                                                    \
+        "add $96, %[b]\n\t"                                                                                            \
+        "dec %[k]\n\t"                                                                                                 \
+        "jnz 4b\n"                                                                                                     \
+        "5: add %[skip], %[a]\n\t"                                                                                     \
+        "dec %[blocks]\n\t"                                                                                            \
+        "jnz 1b\n"                                                                                                     \
+        : SUM(00), SUM(01), SUM(02), SUM(10), SUM(11), SUM(12), SUM(20), SUM(21), SUM(22), SUM(30), SUM(31), SUM(32),  \
+          [a] "+&r"(a), [b] "+&r"(b), [ahead] "+&r"(ahead), [blocks] "+&r"(blocks), [k] "=&r"(k)                       \
+        : [row] "r"(4 * row), [row3] "r"(12 * row), [eights] "r"(depth / 8), [ones] "r"(depth % 8),                    \
+          [skip] "r"(4 * skip)                                                                                         \
+        : "memory", "cc", "xmm12", "xmm13", "xmm14", "xmm15")
+#else /* the same in C, for any processor */
+/* Holds a value in its register: gcc would read it again for each of its uses. */
+#if defined(__AVX__)
+#define KEEP(v) __asm__("" : "+v"(v))
+#else
+#define KEEP(v) (void)(v)
+#endif
+/* c += x y. In gcc's own choice of registers one of the twelve sums below would not keep its place. */
+#if defined(__FMA__)
+#define MULTIPLY_ADD(c, x, y) __asm__("vfmadd231ps %2, %1, %0" : "+v"(c) : "v"(x), "v"(y))
+#else
+#define MULTIPLY_ADD(c, x, y) ((c) += (x) * (y))
+#endif
+#define ROW(i, j)                                                                                                      \
+    do {                                                                                                               \
+        vec x = a##i[j * step] - (vec){0};                                                                             \
+        MULTIPLY_ADD(c##i##0, x, b0);                                                                                  \
+        MULTIPLY_ADD(c##i##1, x, b1);                                                                                  \
+        MULTIPLY_ADD(c##i##2, x, b2);                                                                                  \
+    } while (0)
+#define STEP(j)                                                                                                        \
+    do {                                                                                                               \
+        vec b0 = CV(b + j * NR), b1 = CV(b + j * NR + VL), b2 = CV(b + j * NR + 2 * VL);                               \
+        KEEP(b0);                                                                                                      \
+        KEEP(b1);                                                                                                      \
+        KEEP(b2);                                                                                                      \
+        ROW(0, j);                                                                                                     \
+        ROW(1, j);                                                                                                     \
+        ROW(2, j);                                                                                                     \
+        ROW(3, j);                                                                                                     \
+    } while (0)
+#endif
+
+#define STORE(i)                                                                                                       \
+    do {                                                                                                               \
+        float *at = c + i * c_row;                                                                                     \
+        if (mode == ADD) {                                                                                             \
+            V(at) += alpha * c##i##0, V(at + VL) += alpha * c##i##1, V(at + 2 * VL) += alpha * c##i##2;                \
+        } else if (bias) {                                                                                             \
+            V(at) = c##i##0 + CV(bias), V(at + VL) = c##i##1 + CV(bias + VL),                                          \
+            V(at + 2 * VL) = c##i##2 + CV(bias + 2 * VL);                                                              \
+        } else {                                                                                                       \
+            V(at) = c##i##0, V(at + VL) = c##i##1, V(at + 2 * VL) = c##i##2;                                           \
+        }                                                                                                              \
+    } while (0)
+
+/* c = or += of MR rows times `blocks` times `depth` rows of a panel. `ahead` is what is needed soon: a quarter as much. */
+INLINE void tile(long blocks, long depth, const float *a, long row, const long step, long skip, const float *b,
+                 const float *ahead, float *c, long c_row, float alpha, const float *bias, int mode) {
+#ifdef WRITTEN_OUT
+    vec c00, c01, c02, c10, c11, c12, c20, c21, c22, c30, c31, c32;
+    long k;
+    if (step == 1)
+        INNER(BY_ROWS, 4);
+    else
+        INNER(BY_COLUMNS, 16);
+#else
+    vec c00 = {0}, c01 = {0}, c02 = {0}, c10 = {0}, c11 = {0}, c12 = {0};
+    vec c20 = {0}, c21 = {0}, c22 = {0}, c30 = {0}, c31 = {0}, c32 = {0};
+    const float *a0 = a, *a1 = a + row, *a2 = a1 + row, *a3 = a2 + row;
+    for (long block = 0; block < blocks; block++) {
+        long k = depth;
+        for (; k >= 8; k -= 8) {
+            for (long line = 0; line < 2 * NR; line += 16) __builtin_prefetch(ahead + line, 0, 2);
+            for (int j = 0; j < 8; j++) STEP(j);
+            a0 += 8 * step, a1 += 8 * step, a2 += 8 * step, a3 += 8 * step, b += 8 * NR, ahead += 2 * NR;
+        }
+        for (; k > 0; k--, a0 += step, a1 += step, a2 += step, a3 += step, b += NR) STEP(0);
+        a0 += skip, a1 += skip, a2 += skip, a3 += skip;
+    }
+#endif
+    STORE(0);
+    STORE(1);
+    STORE(2);
+    STORE(3);
+}
+
+/* c (m rows, `panels` panels of columns) = a b + bias (mode WRITE; bias may be NULL) or c += alpha a b (ADD).
+   b's panels are b_panel apart; c's rows are c_row and its panels c_panel apart. m is a multiple of MR.
+
+   What is used again and again should stay in a near cache: with few rows they do, and panels pass by once. With many rows a part of
+   `a` does, while panels pass by for each part: some of its columns, or, for a gradient of weights, where c is large, of its rows. */
+static void multiply(long m, long depth, long panels, left a, const float *b, long b_panel, float *c, long c_row,
+                     long c_panel, float alpha, const float *bias, int mode) {
+    if (depth == 0) return; /* an empty sum: only ever added */
+    long gradient = a.step == MR, outer = m > 32 && !gradient, unit = a.depth ? a.depth : 1;
+    if (gradient && m > DEPTH) {
+        for (long i = 0; i < m; i += DEPTH, a.data += DEPTH / MR * a.tile, c += DEPTH * c_row)
+            multiply(m - i < DEPTH ? m - i : DEPTH, depth, panels, a, b, b_panel, c, c_row, c_panel, alpha, bias, mode);
+        return;
+    }
+    long chunk = gradient ? depth : DEPTH / unit * unit;
+    for (long first = 0; first < (outer ? depth : 1); first += chunk)
+        for (long p = 0; p < panels; p++)
+            for (long k = first; k < (outer ? first + 1 : depth); k += chunk) {
+                long now = depth - k < chunk ? depth - k : chunk, block = a.depth ? a.depth : now;
+                const float *from = b + p * b_panel + k * NR, *soon = from + (outer ? b_panel : now * NR);
+                const float *at = a.data + (a.depth ? k / a.depth * a.block : k * a.step);
+                for (long i = 0; i < m; i += MR, at += a.tile) {
+                    float *to = c + p * c_panel + i * c_row;
+                    const float *with = bias ? bias + p * NR : 0;
+                    if (gradient)
+                        tile(1, now, at, 1, MR, 0, from, soon, to, c_row, alpha, with, mode);
+                    else
+                        tile(now / block, block, at, a.row, 1, a.block - block, from, soon, to, c_row, alpha, with,
+                             k ? ADD : mode);
+                    soon = i < 4 * MR ? soon + now * (NR / 4) : from;
+                }
+            }
+}
