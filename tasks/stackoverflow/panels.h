@@ -73,7 +73,7 @@ INLINE vec hyperbolic_tangent(vec x) {
 
 /* ---- rearranging ---- */
 
-#define TOGETHER 16 /* rows that are rearranged at a time, so that lines of memory are read and written whole */
+#define TOGETHER 8 /* rows that are rearranged at a time, so that lines of memory are read and written whole */
 
 /* rows x columns, row by row, into panels; gates > 1 rounds each of as many equal parts of the columns up to whole panels. */
 static void to_panels(const float *from, long rows, long columns, long gates, float *panels, long rows_p) {
@@ -125,11 +125,12 @@ INLINE void transpose_four(const float *from, float *to) {
 
 /* Panels of an (NR a) x (NR b) matrix, source panels `apart` from each other, into panels of its transpose. */
 static void transpose(const float *from, long rows_p, long panels, long apart, float *to) {
-    for (long q = 0; q < rows_p / NR; q++)
-        for (long p = 0; p < panels; p++, to += NR * NR) {
+    for (long p = 0; p < panels; p++)
+        for (long q = 0; q < rows_p / NR; q++) {
             const float *block = from + p * apart + q * NR * NR;
+            float *into = to + (q * panels + p) * NR * NR;
             for (long j = 0; j < NR; j += 4)
-                for (long i = 0; i < NR; i += 4) transpose_four(block + i * NR + j, to + j * NR + i);
+                for (long i = 0; i < NR; i += 4) transpose_four(block + i * NR + j, into + j * NR + i);
         }
 }
 

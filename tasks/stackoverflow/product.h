@@ -157,7 +157,7 @@ INLINE void tile(long blocks, long depth, const float *a, long row, const long s
 /* c (m rows, `panels` panels of columns) = a b + bias (mode WRITE; bias may be NULL) or c += alpha a b (ADD).
    b's panels are b_panel apart; c's rows are c_row and its panels c_panel apart. m is a multiple of MR.
 
-   What is used again and again should stay in a near cache: with few rows they do, and panels pass by once. With many rows a part of
+   What is used again and again should stay in a near cache: with few rows they do, and panels pass by once, in long parts. With many rows a part of
    `a` does, while panels pass by for each part: some of its columns, or, for a gradient of weights, where c is large, of its rows. */
 static void multiply(long m, long depth, long panels, left a, const float *b, long b_panel, float *c, long c_row,
                      long c_panel, float alpha, const float *bias, int mode) {
@@ -168,7 +168,7 @@ static void multiply(long m, long depth, long panels, left a, const float *b, lo
             multiply(m - i < DEPTH ? m - i : DEPTH, depth, panels, a, b, b_panel, c, c_row, c_panel, alpha, bias, mode);
         return;
     }
-    long chunk = gradient ? depth : DEPTH / unit * unit;
+    long chunk = gradient ? depth : (outer ? DEPTH : 4 * DEPTH) / unit * unit;
     for (long first = 0; first < (outer ? depth : 1); first += chunk)
         for (long p = 0; p < panels; p++)
             for (long k = first; k < (outer ? first + 1 : depth); k += chunk) {

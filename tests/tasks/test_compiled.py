@@ -81,6 +81,30 @@ def test_any_shape_trains_as_keras_does(kind, vocabulary, width, units, length, 
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=3e-6)
 
 
+@pytest.mark.parametrize("kind", model.LOSSES)
+def test_what_sentences_share_is_shared_rightly(kind):
+    """Sentences of two words begin alike, end one inside another, and are the same with other labels: nothing but rounding may tell."""
+    sizes, rng = (7, WIDTH, UNITS), np.random.default_rng(3)
+    weights, _, _ = draw(3, sizes, 1, LENGTH)
+    x = rng.integers(1, 3, (40, LENGTH)).astype(np.int32)
+    y = rng.integers(1, 11, (40, LENGTH)).astype(np.int32)
+    for part in (x, y):
+        part[np.arange(LENGTH) >= rng.integers(0, LENGTH + 1, 40)[:, None]] = (
+            0  # labels end before words, and after them
+        )
+    expected, loss = sgd(kind, sizes, weights, x, y, batch_size=16, rate=0.3)
+    update, found = by_hand(kind, sizes, weights, x, y, batch_size=16, rate=0.3)
+    assert found == pytest.approx(loss, rel=1e-5)
+    for one, other in zip(update, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=3e-6)
+
+    order = np.concatenate([first + rng.permutation(min(16, 40 - first)) for first in range(0, 40, 16)])
+    assert not np.array_equal(x[order], x)
+    reordered, _ = by_hand(kind, sizes, weights, x[order], y[order], batch_size=16, rate=0.3)
+    for one, other in zip(reordered, update, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=3e-6)
+
+
 @pytest.fixture(scope="module")
 def case():
     """Two batches, the second one short; sentences of all lengths."""
