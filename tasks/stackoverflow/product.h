@@ -24,26 +24,24 @@ enum { WRITE, ADD };
 #if defined(__AVX2__) && defined(__FMA__) && VL == 8 && defined(__x86_64__)
 #define WRITTEN_OUT
 /* The inner loop of `tile`; c00 .. c32 are its sums, ymm12 to ymm14 hold a row of the panel, ymm15 an element of the left factor.
-   Written out, because a core that runs another thread as well is short of instructions: 19 for a row, and 7 more for 8 rows. gcc's own
-   choice of registers adds copies, some of them by way of memory. */
-#define ROW(at, i)                                                                                                     \
-    "vbroadcastss " at ", %%ymm15\n\t"                                                                                 \
-    "vfmadd231ps %%ymm12, %%ymm15, %[c" #i "0]\n\t"                                                                    \
-    "vfmadd231ps %%ymm13, %%ymm15, %[c" #i "1]\n\t"                                                                    \
-    "vfmadd231ps %%ymm14, %%ymm15, %[c" #i "2]\n\t"
-#define PANEL_ROW(j)                                                                                                   \
-    "vmovups 96*" #j "(%[b]), %%ymm12\n\t"                                                                             \
-    "vmovups 96*" #j "+32(%[b]), %%ymm13\n\t"                                                                          \
-    "vmovups 96*" #j "+64(%[b]), %%ymm14\n\t"
-#define BY_ROWS(j)                                                                                                     \
-    PANEL_ROW(j) ROW("4*" #j "(%[a])", 0) ROW("4*" #j "(%[a],%[row])", 1) ROW("4*" #j "(%[a],%[row],2)", 2)            \
-        ROW("4*" #j "(%[a],%[row3])", 3)
-#define BY_COLUMNS(j)                                                                                                  \
-    PANEL_ROW(j) ROW("16*" #j "(%[a])", 0) ROW("16*" #j "+4(%[a])", 1) ROW("16*" #j "+8(%[a])", 2)                     \
-        ROW("16*" #j "+12(%[a])", 3)
+   Written out, because a core that runs another thread as well is short of instructions: 19 for a row, 3 for 8 rows, and 3 where it
+   fetches ahead. gcc's own choice of registers adds copies, some of them by way of memory. */
+#define COLUMN(i, j) "vfmadd231ps %%ymm1" #j ", %%ymm15, %[c" #i "]\n\t"
+#define LOAD(j, offset) "vmovups " offset "(%[b]), %%ymm1" #j "\n\t"
+#define ELEMENT(at) "vbroadcastss " at ", %%ymm15\n\t"
+#define ROWS(j, at0, at1, at2, at3)                                                                                    \
+    ELEMENT(at0) LOAD(2, "96*" #j) COLUMN(00, 2) LOAD(3, "96*" #j "+32") COLUMN(01, 3) LOAD(4, "96*" #j "+64")         \
+    COLUMN(02, 4)                                                                                                      \
+    ELEMENT(at1) COLUMN(10, 2) COLUMN(11, 3) COLUMN(12, 4)                                                             \
+    ELEMENT(at2) COLUMN(20, 2) COLUMN(21, 3) COLUMN(22, 4)                                                             \
+    ELEMENT(at3) COLUMN(30, 2) COLUMN(31, 3) COLUMN(32, 4)
+#define BY_ROWS(j) ROWS(j, "4*" #j "(%[a])", "4*" #j "(%[a],%[row])", "4*" #j "(%[a],%[row],2)", "4*" #j "(%[a],%[row3])")
+#define BY_COLUMNS(j) ROWS(j, "16*" #j "(%[a])", "16*" #j "+4(%[a])", "16*" #j "+8(%[a])", "16*" #j "+12(%[a])")
+#define FETCH(line) "prefetcht1 64*" #line "(%[b],%[ahead])\n\t"
+#define NO_FETCH(line) ""
 #define ZERO(i) "vxorps %[c" #i "], %[c" #i "], %[c" #i "]\n\t"
 #define SUM(i) [c##i] "=&x"(c##i)
-#define INNER(STEP, BYTES)                                                                                             \
+#define INNER(STEP, BYTES, FETCH)                                                                                      \
     __asm__ volatile(                                                                                                  \
         ZERO(00) ZERO(01) ZERO(02) ZERO(10) ZERO(11) ZERO(12) ZERO(20) ZERO(21) ZERO(22) ZERO(30) ZERO(31) ZERO(32)    \
         "1: mov %[eights], %[k]\n\t"                                                                                   \
@@ -51,13 +49,9 @@ enum { WRITE, ADD };
         "jz 3f\n\t"                                                                                                    \
         ".p2align 5\n"                                                                                                 \
         "2:\n\t"                                                                                                       \
-        STEP(0) STEP(1) STEP(2) STEP(3) STEP(4) STEP(5) STEP(6) STEP(7)                                                \
-        "prefetcht1 (%[ahead])\n\t"                                                                                    \
-        "prefetcht1 64(%[ahead])\n\t"                                                                                  \
-        "prefetcht1 128(%[ahead])\n\t"                                                                                 \
+        STEP(0) FETCH(0) STEP(1) STEP(2) FETCH(1) STEP(3) STEP(4) FETCH(2) STEP(5) STEP(6) STEP(7)                     \
         "add $8*" #BYTES ", %[a]\n\t"                                                                                  \
         "add $768, %[b]\n\t"                                                                                           \
-        "add $192, %[ahead]\n\t"                                                                                       \
         "dec %[k]\n\t"                                                                                                 \
         "jnz 2b\n"                                                                                                     \
         "3: mov %[ones], %[k]\n\t"                                                                                     \
@@ -73,9 +67,9 @@ enum { WRITE, ADD };
         "dec %[blocks]\n\t"                                                                                            \
         "jnz 1b\n"                                                                                                     \
         : SUM(00), SUM(01), SUM(02), SUM(10), SUM(11), SUM(12), SUM(20), SUM(21), SUM(22), SUM(30), SUM(31), SUM(32),  \
-          [a] "+&r"(a), [b] "+&r"(b), [ahead] "+&r"(ahead), [blocks] "+&r"(blocks), [k] "=&r"(k)                       \
+          [a] "+&r"(a), [b] "+&r"(b), [blocks] "+&r"(blocks), [k] "=&r"(k)                                             \
         : [row] "r"(4 * row), [row3] "r"(12 * row), [eights] "r"(depth / 8), [ones] "r"(depth % 8),                    \
-          [skip] "r"(4 * skip)                                                                                         \
+          [skip] "r"(4 * skip), [ahead] "r"(4 * ahead)                                                                 \
         : "memory", "cc", "xmm12", "xmm13", "xmm14", "xmm15")
 #else /* the same in C, for any processor */
 /* Holds a value in its register: gcc would read it again for each of its uses. */
@@ -123,16 +117,21 @@ enum { WRITE, ADD };
         }                                                                                                              \
     } while (0)
 
-/* c = or += of MR rows times `blocks` times `depth` rows of a panel. `ahead` is what is needed soon: a quarter as much. */
+/* c = or += of MR rows times `blocks` times `depth` rows of a panel. Of eight rows that are so many floats `ahead`, and needed soon, a
+   quarter is fetched, from there on; none if it is 0. */
 INLINE void tile(long blocks, long depth, const float *a, long row, const long step, long skip, const float *b,
-                 const float *ahead, float *c, long c_row, float alpha, const float *bias, int mode) {
+                 long ahead, float *c, long c_row, float alpha, const float *bias, int mode) {
 #ifdef WRITTEN_OUT
     vec c00, c01, c02, c10, c11, c12, c20, c21, c22, c30, c31, c32;
     long k;
-    if (step == 1)
-        INNER(BY_ROWS, 4);
+    if (step == 1 && ahead)
+        INNER(BY_ROWS, 4, FETCH);
+    else if (step == 1)
+        INNER(BY_ROWS, 4, NO_FETCH);
+    else if (ahead)
+        INNER(BY_COLUMNS, 16, FETCH);
     else
-        INNER(BY_COLUMNS, 16);
+        INNER(BY_COLUMNS, 16, NO_FETCH);
 #else
     vec c00 = {0}, c01 = {0}, c02 = {0}, c10 = {0}, c11 = {0}, c12 = {0};
     vec c20 = {0}, c21 = {0}, c22 = {0}, c30 = {0}, c31 = {0}, c32 = {0};
@@ -140,9 +139,9 @@ INLINE void tile(long blocks, long depth, const float *a, long row, const long s
     for (long block = 0; block < blocks; block++) {
         long k = depth;
         for (; k >= 8; k -= 8) {
-            for (long line = 0; line < 2 * NR; line += 16) __builtin_prefetch(ahead + line, 0, 2);
+            for (long line = 0; ahead && line < 2 * NR; line += 16) __builtin_prefetch(b + ahead + line, 0, 2);
             for (int j = 0; j < 8; j++) STEP(j);
-            a0 += 8 * step, a1 += 8 * step, a2 += 8 * step, a3 += 8 * step, b += 8 * NR, ahead += 2 * NR;
+            a0 += 8 * step, a1 += 8 * step, a2 += 8 * step, a3 += 8 * step, b += 8 * NR;
         }
         for (; k > 0; k--, a0 += step, a1 += step, a2 += step, a3 += step, b += NR) STEP(0);
         a0 += skip, a1 += skip, a2 += skip, a3 += skip;
@@ -173,8 +172,8 @@ static void multiply(long m, long depth, long panels, left a, const float *b, lo
         for (long p = 0; p < panels; p++)
             for (long k = first; k < (outer ? first + 1 : depth); k += chunk) {
                 long now = depth - k < chunk ? depth - k : chunk, block = a.depth ? a.depth : now;
-                const float *from = b + p * b_panel + k * NR, *soon = from + (outer ? b_panel : now * NR);
-                const float *at = a.data + (a.depth ? k / a.depth * a.block : k * a.step);
+                const float *from = b + p * b_panel + k * NR, *at = a.data + (a.depth ? k / a.depth * a.block : k * a.step);
+                long soon = outer ? b_panel : now * NR;
                 for (long i = 0; i < m; i += MR, at += a.tile) {
                     float *to = c + p * c_panel + i * c_row;
                     const float *with = bias ? bias + p * NR : 0;
@@ -183,7 +182,7 @@ static void multiply(long m, long depth, long panels, left a, const float *b, lo
                     else
                         tile(now / block, block, at, a.row, 1, a.block - block, from, soon, to, c_row, alpha, with,
                              k ? ADD : mode);
-                    soon = i < 4 * MR ? soon + now * (NR / 4) : from;
+                    soon = i < 3 * MR ? soon + 2 * NR : 0;
                 }
             }
 }
