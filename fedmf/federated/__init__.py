@@ -11,10 +11,11 @@ from fedmf.federated.keras_optimizer import keras_optimizer  # noqa: E402
 from fedmf.federated.query import MatrixFactorizationQuery  # noqa: E402
 from fedmf.federated.remote_workers import WorkersLost  # noqa: E402
 from fedmf.federated.server_optimizer import ScheduledSGDM  # noqa: E402
-from fedmf.federated.task import LocalEpoch, Task  # noqa: E402
+from fedmf.federated.task import ClientEpoch, LocalEpoch, Task  # noqa: E402
 from fedmf.federated.training import InterruptedRun, train  # noqa: E402
 
 __all__ = [
+    "ClientEpoch",
     "HostNoise",
     "InterruptedRun",
     "LocalEpoch",

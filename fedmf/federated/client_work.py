@@ -99,7 +99,7 @@ class HandWrittenClients(ClientWork):
 
     def add(self, weights: Sequence[Any], total: Any, cohort: Sequence[Examples]) -> tuple[Any, float]:
         """See `ClientWork.add`."""
-        arrays = [np.ascontiguousarray(w) for w in weights]
+        epoch = self._epoch([np.ascontiguousarray(w) for w in weights])
         stop = np.zeros(1, np.int32)
         free, waiting = list(self._updates), collections.deque[tuple[Any, _Update]]()
         loss, following = 0.0, 0
@@ -108,9 +108,7 @@ class HandWrittenClients(ClientWork):
                 while free and following < len(cohort):
                     x, y = (np.ascontiguousarray(part) for part in cohort[following])
                     update = free.pop()
-                    job = self._pool.submit(
-                        self._epoch, arrays, x, y, learning_rate=self._rate, update=update.arrays, stop=stop
-                    )
+                    job = self._pool.submit(epoch, x, y, learning_rate=self._rate, update=update.arrays, stop=stop)
                     waiting.append((job, update))
                     following += 1
                 job, update = waiting.popleft()

@@ -10,18 +10,11 @@ import numpy as np
 Examples = tuple[np.ndarray, np.ndarray]
 
 
-class LocalEpoch(Protocol):
-    """A client's epoch written by hand, for a model whose speed is worth it."""
+class ClientEpoch(Protocol):
+    """An epoch of one client of a round, see `LocalEpoch`."""
 
     def __call__(
-        self,
-        weights: Sequence[np.ndarray],
-        x: np.ndarray,
-        y: np.ndarray,
-        *,
-        learning_rate: float,
-        update: Sequence[np.ndarray],
-        stop: np.ndarray,
+        self, x: np.ndarray, y: np.ndarray, *, learning_rate: float, update: Sequence[np.ndarray], stop: np.ndarray
     ) -> float:
         """One epoch of SGD over the examples in their order, in the task's batches, the last of which may be short.
 
@@ -29,14 +22,24 @@ class LocalEpoch(Protocol):
         nothing but `update`; and may be called from several threads at once, which it should let run side by side.
 
         Args:
-          weights: the model's trainable weights, float32 and contiguous.
           x, y: int32 (m, length), contiguous.
           learning_rate: of SGD.
-          update: arrays like weights that the weights before less the weights after are written to.
+          update: arrays like the weights that the weights before less the weights after are written to.
           stop: int32 (1,); once it is not 0 the call may return early, whatever it has written.
 
         Returns:
           The sum over batches of the loss before the step times the batch's examples.
+        """
+
+
+class LocalEpoch(Protocol):
+    """A client's epoch written by hand, for a model whose speed is worth it."""
+
+    def __call__(self, weights: Sequence[np.ndarray]) -> ClientEpoch:
+        """The epoch of all clients of a round. Called once a round, so that what they share is prepared once.
+
+        Args:
+          weights: the model's trainable weights, float32 and contiguous; nobody writes to them while the epoch is in use.
         """
 
 

@@ -13,38 +13,50 @@
 
 /* ---- the model ---- */
 
+/* In panels; the last three are transposes. */
 typedef struct {
-    long classes, width, units, length, batch;      /* V, embedding, LSTM, words of a sentence, sentences of a batch */
+    float *lstm, *lstm_bias, *project, *project_bias, *out, *out_bias, *lstm_t, *project_t, *out_t;
+} weights;
+
+typedef struct {
+    long classes, width, units, length, batch;       /* V, embedding, LSTM, words of a sentence, sentences of a batch */
     long classes_p, width_p, units_p, gates_p, rows; /* rows: of a batch, a multiple of MR */
-    float *lstm, *lstm_bias, *project, *project_bias, *out, *out_bias;   /* weights, in panels */
-    float *lstm_t, *project_t, *out_t, *out_gradient;
-    float *inputs, *by_word, *pushed, *gates, *cells, *squashed, *states, *projected;
+    weights own;                                     /* this client's, from its first step on */
+    const weights *at;                               /* where it is: `own`, or before that step those of the round */
+    float *out_gradient, *inputs, *by_word, *pushed, *gates, *cells, *squashed, *states, *projected;
     float *d_states, *d_cells, *d_pushed, *d_projected, *d_inputs, *packed, *sums, *tiles_x, *tiles_h;
     float *taken, *logits, *d_taken, *highest, *total, *tiles_p;
     beginnings tree;
 } model;
 
-/* Sets the sizes and hands out the arena; returns the floats it needs. With base = 0 only the number means something. */
-static long lay_out(model *s, float *base) {
-    long used = 0;
-    s->classes_p = up(s->classes, NR), s->width_p = up(s->width, NR), s->units_p = up(s->units, NR);
-    s->gates_p = 4 * s->units_p, s->rows = up(s->batch, MR);
-    long all = MR + s->rows * s->length, both = s->width_p + s->units_p;
-    /* Every array begins on a cache line, and ends with what tiles may prefetch or a vector may overhang. */
+/* Every array begins on a cache line, and ends with what tiles may prefetch or a vector may overhang. */
 #define TAKE(name, count) s->name = base + used, used += up((count) + NR, 16)
 #define TAKE_INT(name, count) s->name = (int32_t *)(base + used), used += up(count, 16)
 #define TAKE_LONG(name, count) s->name = (long *)(base + used), used += 2 * up(count, 16)
-    TAKE(lstm, both * s->gates_p);
-    TAKE(lstm_bias, s->gates_p);
-    TAKE(project, s->units_p * s->width_p);
-    TAKE(project_bias, s->width_p);
-    TAKE(out, s->width_p * s->classes_p);
-    TAKE(out_bias, s->classes_p);
+
+/* Sets the sizes and the room of s->own; returns the floats it needs. With base = 0 only the number means something. */
+static long lay_out_weights(model *s, float *base) {
+    long used = 0, both;
+    s->classes_p = up(s->classes, NR), s->width_p = up(s->width, NR), s->units_p = up(s->units, NR);
+    s->gates_p = 4 * s->units_p, s->rows = up(s->batch, MR), both = s->width_p + s->units_p;
+    TAKE(own.lstm, both * s->gates_p);
+    TAKE(own.lstm_bias, s->gates_p);
+    TAKE(own.project, s->units_p * s->width_p);
+    TAKE(own.project_bias, s->width_p);
+    TAKE(own.out, s->width_p * s->classes_p);
+    TAKE(own.out_bias, s->classes_p);
+    TAKE(own.lstm_t, both * s->gates_p);
+    TAKE(own.project_t, s->units_p * s->width_p);
+    TAKE(own.out_t, s->width_p * s->classes_p);
+    return used;
+}
+
+/* The same for all that a client works in. */
+static long lay_out(model *s, float *base) {
+    long used = lay_out_weights(s, base), all = MR + s->rows * s->length;
+    s->at = &s->own;
     TAKE_INT(tree.place, s->classes);
-    long zeroed = used;
-    TAKE(lstm_t, both * s->gates_p);
-    TAKE(project_t, s->units_p * s->width_p);
-    TAKE(out_t, s->width_p * s->classes_p);
+    if (base) memset(s->tree.place, 0, sizeof(int32_t) * s->classes);
     TAKE(out_gradient, s->width_p * s->classes_p);
     TAKE(inputs, all * s->width_p);
     TAKE(by_word, all * s->gates_p);
@@ -81,11 +93,17 @@ static long lay_out(model *s, float *base) {
     TAKE_LONG(tree.ends, s->rows);
     TAKE_LONG(tree.alike, s->rows);
     TAKE_LONG(tree.at, s->rows);
+    return used;
+}
 #undef TAKE
 #undef TAKE_INT
 #undef TAKE_LONG
-    if (base) memset(base, 0, sizeof(float) * zeroed);
-    return used;
+
+static void transpose_weights(const model *s, const weights *w) {
+    long both = s->width_p + s->units_p;
+    transpose(w->lstm, both, s->gates_p / NR, both * NR, w->lstm_t);
+    transpose(w->project, s->units_p, s->width_p / NR, s->units_p * NR, w->project_t);
+    transpose(w->out, s->width_p, s->classes_p / NR, s->width_p * NR, w->out_t);
 }
 
 /* Of the rows behind a step's last, which only fill it up: nothing may come of them. */
@@ -96,16 +114,16 @@ static void fill(float *rows, long width, long first, long count, long next) {
 static void forward(model *s) {
     const beginnings *b = &s->tree;
     long gates_p = s->gates_p, u = s->units_p, both = s->width_p + u;
-    multiply(up(b->words, MR), s->width_p, gates_p / NR, by_rows(s->inputs, s->width_p), s->lstm, both * NR, s->by_word,
-             gates_p, NR, 1, s->lstm_bias, WRITE);
+    multiply(up(b->words, MR), s->width_p, gates_p / NR, by_rows(s->inputs, s->width_p), s->at->lstm, both * NR,
+             s->by_word, 0, gates_p, NR, 1, s->at->lstm_bias);
     memset(s->states, 0, sizeof(float) * MR * u);
     memset(s->cells, 0, sizeof(float) * MR * u);
     memset(s->pushed, 0, sizeof(float) * MR * gates_p);
     for (long t = 1; t <= b->steps; t++) {
         long from = b->first[t - 1], first = b->first[t];
         if (t > 1)
-            multiply(first - from, u, gates_p / NR, by_rows(s->states + from * u, u), s->lstm + s->width_p * NR, both * NR,
-                     s->pushed, gates_p, NR, 1, 0, WRITE);
+            multiply(first - from, u, gates_p / NR, by_rows(s->states + from * u, u), s->at->lstm + s->width_p * NR, both * NR,
+                     s->pushed, 0, gates_p, NR, 1, 0);
         for (long r = first; r < first + b->count[t]; r++) {
             const float *read = s->by_word + b->word[r] * gates_p, *pushed = s->pushed + (b->before[r] - from) * gates_p;
             const float *before = s->cells + b->before[r] * u;
@@ -123,13 +141,13 @@ static void forward(model *s) {
         }
         fill(s->states, u, first, b->count[t], b->first[t + 1]);
     }
-    multiply(b->first[b->steps + 1], u, s->width_p / NR, by_rows(s->states, u), s->project, u * NR, s->projected, s->width_p, NR,
-             1, s->project_bias, WRITE);
+    multiply(b->first[b->steps + 1], u, s->width_p / NR, by_rows(s->states, u), s->at->project, u * NR, s->projected, 0,
+             s->width_p, NR, 1, s->at->project_bias);
 }
 
 /* Softmax and cross-entropy of up to BLOCK positions; writes their part of d_projected, adds to out_gradient and to the bias's sums.
    Panel by panel, so that logits are worked on while they are in the nearest cache. Returns the sum of weight times cross-entropy. */
-static double softmax(model *s, const long *position, const long *from, long count, float each, int mode) {
+static double softmax(model *s, const long *position, const long *from, long count, float each, int first) {
     const int32_t *label = s->tree.label;
     long rows = up(count, MR), e = s->width_p, panels = s->classes_p / NR, together = DEPTH / NR;
     float *logits = s->logits, scale[BLOCK], highest[BLOCK];
@@ -144,7 +162,8 @@ static double softmax(model *s, const long *position, const long *from, long cou
     memset(s->d_taken, 0, sizeof(float) * rows * e);
     for (long p = 0; p < panels; p++) {
         float *at = logits + p * rows * NR;
-        multiply(rows, e, 1, by_rows(s->taken, e), s->out + p * e * NR, e * NR, at, NR, 0, 1, s->out_bias + p * NR, WRITE);
+        multiply(rows, e, 1, by_rows(s->taken, e), s->at->out + p * e * NR, e * NR, at, 0, NR, 0, 1,
+                 s->at->out_bias + p * NR);
         for (long r = 0; r < rows; r++, at += NR) {
             vec high = larger(larger(CV(at), CV(at + VL)), CV(at + 2 * VL));
             V(s->highest + r * VL) = larger(high, CV(s->highest + r * VL));
@@ -168,7 +187,7 @@ static double softmax(model *s, const long *position, const long *from, long cou
                 V(s->total + r * VL) += e0 + e1 + e2;
             }
         left some = {logits + p * rows * NR, MR * NR, NR, 1, NR, rows * NR};
-        multiply(rows, now * NR, e / NR, some, s->out_t + p * NR * NR, s->classes_p * NR, s->d_taken, e, NR, 1, 0, ADD);
+        multiply(rows, now * NR, e / NR, some, s->at->out_t + p * NR * NR, s->classes_p * NR, s->d_taken, s->d_taken, e, NR, 1, 0);
     }
     for (long r = 0; r < rows; r++) {
         float total = 0;
@@ -183,7 +202,7 @@ static double softmax(model *s, const long *position, const long *from, long cou
             for (long l = from[r]; l < from[r + 1]; l++) {
                 AT(r, label[l]) -= a_label;
                 for (long j = 0; j < e; j += VL)
-                    V(s->d_taken + r * e + j) -= a_label * CV(s->out_t + (j / NR * s->classes_p + label[l]) * NR + j % NR);
+                    V(s->d_taken + r * e + j) -= a_label * CV(s->at->out_t + (j / NR * s->classes_p + label[l]) * NR + j % NR);
             }
             for (long j = 0; j < e; j += VL) V(to + j) = scale[r] * CV(s->d_taken + r * e + j);
         }
@@ -193,12 +212,13 @@ static double softmax(model *s, const long *position, const long *from, long cou
     transpose_tiles(s->taken, rows, e, s->tiles_p);
     for (long p = 0; p < panels; p++) {
         const float *panel = logits + p * rows * NR;
-        multiply(e, rows, 1, by_columns(s->tiles_p, rows, 0), panel, 0, s->out_gradient + p * e * NR, NR, 0, 1, 0, mode);
+        float *gradient = s->out_gradient + p * e * NR;
+        multiply(e, rows, 1, by_columns(s->tiles_p, rows, 0), panel, 0, gradient, first ? 0 : gradient, NR, 0, 1, 0);
         vec s0 = {0}, s1 = {0}, s2 = {0};
         for (long r = 0; r < rows; r++, panel += NR)
             s0 += scale[r] * CV(panel), s1 += scale[r] * CV(panel + VL), s2 += scale[r] * CV(panel + 2 * VL);
         float *sums = s->sums + s->gates_p + e + p * NR;
-        if (mode == WRITE)
+        if (first)
             V(sums) = s0, V(sums + VL) = s1, V(sums + 2 * VL) = s2;
         else
             V(sums) += s0, V(sums + VL) += s1, V(sums + 2 * VL) += s2;
@@ -241,12 +261,13 @@ static void through_time(model *s) {
         }
         if (t > 1)
             multiply(first - from, gates_p, u / NR, by_rows(s->d_pushed + from * gates_p, gates_p),
-                     s->lstm_t + s->width_p * gates_p, gates_p * NR, s->d_states + from * u, u, NR, 1, 0, ADD);
+                     s->at->lstm_t + s->width_p * gates_p, gates_p * NR, s->d_states + from * u, s->d_states + from * u, u, NR, 1,
+                     0);
     }
 }
 
-static void descend(float *weights, const float *gradient, long count, float rate) {
-    for (long j = 0; j < count; j += VL) V(weights + j) -= rate * CV(gradient + j);
+static void descend(float *to, const float *from, const float *gradient, long count, float rate) {
+    for (long j = 0; j < count; j += VL) V(to + j) = CV(from + j) - rate * CV(gradient + j);
 }
 
 /* One batch of `count` sentences; returns the mean loss. */
@@ -261,79 +282,100 @@ static double batch(model *s, const float *embedding, float *update, const int32
         for (long j = 0, k = b->id[w] * s->width; j < s->width; j++) s->inputs[w * e + j] = embedding[k + j] - update[k + j];
     forward(s);
 
-    transpose(s->lstm, both, s->gates_p / NR, both * NR, s->lstm_t);
-    transpose(s->project, u, e / NR, u * NR, s->project_t);
-    transpose(s->out, e, s->classes_p / NR, e * NR, s->out_t);
+    if (s->at == &s->own) transpose_weights(s, s->at);
     memset(s->d_projected, 0, sizeof(float) * rows * e);
     double loss = 0;
     for (long j = 0; j < b->positions; j += BLOCK)
-        loss += softmax(s, b->position + j, b->from + j, shorter(b->positions - j, BLOCK), 1.0f / labels, j ? ADD : WRITE);
-    descend(s->out, s->out_gradient, e * s->classes_p, rate);
-    descend(s->out_bias, s->sums + s->gates_p + e, s->classes_p, rate);
-
-    multiply(rows, e, u / NR, by_rows(s->d_projected, e), s->project_t, e * NR, s->d_states, u, NR, 1, 0, WRITE);
+        loss += softmax(s, b->position + j, b->from + j, shorter(b->positions - j, BLOCK), 1.0f / labels, j == 0);
+    multiply(rows, e, u / NR, by_rows(s->d_projected, e), s->at->project_t, e * NR, s->d_states, 0, u, NR, 1, 0);
     through_time(s);
-    transpose_tiles(s->states, rows, u, s->tiles_h);
-    rows_to_panels(s->d_projected, rows, e, s->packed, s->sums);
-    multiply(u, rows, e / NR, by_columns(s->tiles_h, rows, 0), s->packed, rows * NR, s->project, NR, u * NR, -rate, 0, ADD);
-    descend(s->project_bias, s->sums, e, rate);
-
-    /* The empty beginning is zero: its rows add nothing. */
-    rows_to_panels(s->d_pushed, last, s->gates_p, s->packed, s->sums);
-    multiply(u, last - MR, s->gates_p / NR, by_columns(s->tiles_h, rows, MR), s->packed + MR * NR, last * NR,
-             s->lstm + e * NR, NR, both * NR, -rate, 0, ADD);
-    multiply(words, s->gates_p, e / NR, by_rows(s->by_word, s->gates_p), s->lstm_t, s->gates_p * NR, s->d_inputs, e, NR, 1, 0,
-             WRITE);
-    rows_to_panels(s->by_word, words, s->gates_p, s->packed, s->sums);
-    transpose_tiles(s->inputs, words, e, s->tiles_x);
-    multiply(e, words, s->gates_p / NR, by_columns(s->tiles_x, words, 0), s->packed, words * NR, s->lstm, NR, both * NR, -rate,
-             0, ADD);
-    descend(s->lstm_bias, s->sums, s->gates_p, rate);
+    multiply(words, s->gates_p, e / NR, by_rows(s->by_word, s->gates_p), s->at->lstm_t, s->gates_p * NR, s->d_inputs, 0, e, NR, 1,
+             0);
     for (long w = 0; w < b->words; w++)
         for (long j = 0, k = b->id[w] * s->width; j < s->width; j++) update[k + j] += rate * s->d_inputs[w * e + j];
+
+    const weights *from = s->at, *to = s->at = &s->own; /* all of it is written here */
+    descend(to->out, from->out, s->out_gradient, e * s->classes_p, rate);
+    descend(to->out_bias, from->out_bias, s->sums + s->gates_p + e, s->classes_p, rate);
+    transpose_tiles(s->states, rows, u, s->tiles_h);
+    rows_to_panels(s->d_projected, rows, e, s->packed, s->sums);
+    multiply(u, rows, e / NR, by_columns(s->tiles_h, rows, 0), s->packed, rows * NR, to->project, from->project, NR, u * NR, -rate,
+             0);
+    descend(to->project_bias, from->project_bias, s->sums, e, rate);
+    /* The empty beginning is zero: its rows add nothing, and are taken only where there are no others. */
+    long behind = last > MR ? MR : 0;
+    rows_to_panels(s->d_pushed, last, s->gates_p, s->packed, s->sums);
+    multiply(u, last - behind, s->gates_p / NR, by_columns(s->tiles_h, rows, behind), s->packed + behind * NR, last * NR,
+             to->lstm + e * NR, from->lstm + e * NR, NR, both * NR, -rate, 0);
+    rows_to_panels(s->by_word, words, s->gates_p, s->packed, s->sums);
+    transpose_tiles(s->inputs, words, e, s->tiles_x);
+    multiply(e, words, s->gates_p / NR, by_columns(s->tiles_x, words, 0), s->packed, words * NR, to->lstm, from->lstm, NR,
+             both * NR, -rate, 0);
+    descend(to->lstm_bias, from->lstm_bias, s->sums, s->gates_p, rate);
     return loss;
+}
+
+static model sized(long classes, long width, long units, long length, long batch_size) {
+    return (model){.classes = classes, .width = width, .units = units, .length = length, .batch = batch_size};
+}
+
+/* Floats that `next_word_weights` writes. */
+long next_word_room(long classes, long width, long units) {
+    model s = sized(classes, width, units, 0, 0);
+    return lay_out_weights(&s, 0);
+}
+
+/* The model's 8 tensors, as Keras has them, as all clients of a round begin with them. */
+void next_word_weights(const float *const *tensors, long classes, long width, long units, float *room) {
+    model s = sized(classes, width, units, 0, 0);
+    lay_out_weights(&s, room);
+    long e = s.width_p, u = s.units_p, both = e + u;
+    to_panels(tensors[1], width, e, 4 * units, 4, s.own.lstm, both);
+    to_panels(tensors[2], units, u, 4 * units, 4, s.own.lstm + e * NR, both);
+    to_panels(tensors[3], 1, 1, 4 * units, 4, s.own.lstm_bias, 1);
+    to_panels(tensors[4], units, u, width, 1, s.own.project, u);
+    to_panels(tensors[5], 1, 1, width, 1, s.own.project_bias, 1);
+    to_panels(tensors[6], width, e, classes, 1, s.own.out, e);
+    to_panels(tensors[7], 1, 1, classes, 1, s.own.out_bias, 1);
+    for (long j = classes; j < s.classes_p; j++) s.own.out_bias[j] = -1e30f;
+    transpose_weights(&s, &s.own);
 }
 
 /* Floats that `next_word_epoch` needs to work in. */
 long next_word_arena(long classes, long width, long units, long length, long batch_size) {
-    model s = {.classes = classes, .width = width, .units = units, .length = length, .batch = batch_size};
+    model s = sized(classes, width, units, length, batch_size);
     return lay_out(&s, 0);
 }
 
-/* One epoch over `sentences` sentences in their order. `weights` are the model's 8 tensors, `update` the same tensors before less after,
-   both as Keras has them. Ends early, and for nothing, once *stop is not 0. Returns the sum over batches of the loss before the step times the sentences. */
-double next_word_epoch(const float *const *weights, float *const *update, const int32_t *x, const int32_t *y,
+/* One epoch over `sentences` sentences in their order. `tensors` are the model's, `room` what `next_word_weights` has made of them, which
+   is only read, `update` the same tensors before less after. Ends early, and for nothing, once *stop is not 0. Returns the sum over
+   batches of the loss before the step times the sentences. */
+double next_word_epoch(const float *const *tensors, float *room, float *const *update, const int32_t *x, const int32_t *y,
                        long sentences, long classes, long width, long units, long length, long batch_size, int masked,
                        float rate, float *arena, const volatile int32_t *stop) {
-    model s = {.classes = classes, .width = width, .units = units, .length = length, .batch = batch_size};
+    model of_round = sized(classes, width, units, length, batch_size), s = of_round;
+    lay_out_weights(&of_round, room);
     lay_out(&s, arena);
+    s.at = &of_round.own;
     long e = s.width_p, u = s.units_p, both = e + u;
 #if defined(__SSE__)
     /* Numbers below 2^-126 count as zero, as in TensorFlow's kernels. */
     unsigned int mode = __builtin_ia32_stmxcsr();
     __builtin_ia32_ldmxcsr(mode | 0x8040);
 #endif
-    to_panels(weights[1], width, 4 * units, 4, s.lstm, both);
-    to_panels(weights[2], units, 4 * units, 4, s.lstm + e * NR, both);
-    to_panels(weights[3], 1, 4 * units, 4, s.lstm_bias, 1);
-    to_panels(weights[4], units, width, 1, s.project, u);
-    to_panels(weights[5], 1, width, 1, s.project_bias, 1);
-    to_panels(weights[6], width, classes, 1, s.out, e);
-    to_panels(weights[7], 1, classes, 1, s.out_bias, 1);
-    for (long j = classes; j < s.classes_p; j++) s.out_bias[j] = -1e30f;
     memset(update[0], 0, sizeof(float) * classes * width);
     double loss = 0;
     for (long first = 0; first < sentences && !*stop; first += batch_size) {
         long count = sentences - first < batch_size ? sentences - first : batch_size;
-        loss += count * batch(&s, weights[0], update[0], x + first * length, y + first * length, count, masked, rate);
+        loss += count * batch(&s, tensors[0], update[0], x + first * length, y + first * length, count, masked, rate);
     }
-    difference(weights[1], s.lstm, width, 4 * units, 4, both, update[1]);
-    difference(weights[2], s.lstm + e * NR, units, 4 * units, 4, both, update[2]);
-    difference(weights[3], s.lstm_bias, 1, 4 * units, 4, 1, update[3]);
-    difference(weights[4], s.project, units, width, 1, u, update[4]);
-    difference(weights[5], s.project_bias, 1, width, 1, 1, update[5]);
-    difference(weights[6], s.out, width, classes, 1, e, update[6]);
-    difference(weights[7], s.out_bias, 1, classes, 1, 1, update[7]);
+    difference(tensors[1], s.at->lstm, width, 4 * units, 4, both, update[1]);
+    difference(tensors[2], s.at->lstm + e * NR, units, 4 * units, 4, both, update[2]);
+    difference(tensors[3], s.at->lstm_bias, 1, 4 * units, 4, 1, update[3]);
+    difference(tensors[4], s.at->project, units, width, 1, u, update[4]);
+    difference(tensors[5], s.at->project_bias, 1, width, 1, 1, update[5]);
+    difference(tensors[6], s.at->out, width, classes, 1, e, update[6]);
+    difference(tensors[7], s.at->out_bias, 1, classes, 1, 1, update[7]);
 #if defined(__SSE__)
     __builtin_ia32_ldmxcsr(mode);
 #endif

@@ -75,19 +75,24 @@ INLINE vec hyperbolic_tangent(vec x) {
 
 #define TOGETHER 8 /* rows that are rearranged at a time, so that lines of memory are read and written whole */
 
-/* rows x columns, row by row, into panels; gates > 1 rounds each of as many equal parts of the columns up to whole panels. */
-static void to_panels(const float *from, long rows, long columns, long gates, float *panels, long rows_p) {
+/* rows x columns, row by row, into panels of rows_up rows; gates > 1 rounds each of as many equal parts of the columns up to whole
+   panels. Panels are rows_p rows apart, and what is added is zero. */
+static void to_panels(const float *from, long rows, long rows_up, long columns, long gates, float *panels, long rows_p) {
     long part = columns / gates, part_p = up(part, NR);
-    for (long first = 0; first < rows; first += TOGETHER)
+    for (long first = 0; first < rows_up; first += TOGETHER)
         for (long g = 0; g < gates; g++)
             for (long p = 0; p < part_p / NR; p++) {
                 long width = part - p * NR < NR ? part - p * NR : NR;
                 float *to = panels + (g * (part_p / NR) + p) * rows_p * NR;
-                for (long r = first; r < rows && r < first + TOGETHER; r++)
-                    if (width == NR)
-                        memcpy(to + r * NR, from + r * columns + g * part + p * NR, sizeof(float) * NR);
-                    else
-                        memcpy(to + r * NR, from + r * columns + g * part + p * NR, sizeof(float) * width);
+                for (long r = first; r < rows_up && r < first + TOGETHER; r++) {
+                    const float *row = from + r * columns + g * part + p * NR;
+                    if (r < rows && width == NR) {
+                        memcpy(to + r * NR, row, sizeof(float) * NR);
+                        continue;
+                    }
+                    memset(to + r * NR, 0, sizeof(float) * NR);
+                    if (r < rows) memcpy(to + r * NR, row, sizeof(float) * width);
+                }
             }
 }
 

@@ -1,4 +1,4 @@
-/* The one product of matrices, for next_word.c: c = a b + bias or c += alpha a b, b and c in panels.
+/* The one product of matrices, for next_word.c: c = a b + bias or c = plus + alpha a b, b and c in panels.
 
    It runs in one small kernel, `tile`: 4 rows by NR columns that stay in registers. The right factor is read in one straight line. Sums are
    taken in a fixed order: the same input gives the same bits, on whatever thread. */
@@ -18,8 +18,6 @@ static left by_rows(const float *data, long width) { return (left){data, MR * wi
 static left by_columns(const float *data, long length, long first) {
     return (left){data + first * MR, length * MR, 1, MR, 0, 0};
 }
-
-enum { WRITE, ADD };
 
 #if defined(__AVX2__) && defined(__FMA__) && VL == 8 && defined(__x86_64__)
 #define WRITTEN_OUT
@@ -107,8 +105,10 @@ enum { WRITE, ADD };
 #define STORE(i)                                                                                                       \
     do {                                                                                                               \
         float *at = c + i * c_row;                                                                                     \
-        if (mode == ADD) {                                                                                             \
-            V(at) += alpha * c##i##0, V(at + VL) += alpha * c##i##1, V(at + 2 * VL) += alpha * c##i##2;                \
+        if (plus) {                                                                                                    \
+            const float *before = plus + i * c_row;                                                                    \
+            V(at) = CV(before) + alpha * c##i##0, V(at + VL) = CV(before + VL) + alpha * c##i##1,                      \
+            V(at + 2 * VL) = CV(before + 2 * VL) + alpha * c##i##2;                                                    \
         } else if (bias) {                                                                                             \
             V(at) = c##i##0 + CV(bias), V(at + VL) = c##i##1 + CV(bias + VL),                                          \
             V(at + 2 * VL) = c##i##2 + CV(bias + 2 * VL);                                                              \
@@ -117,10 +117,10 @@ enum { WRITE, ADD };
         }                                                                                                              \
     } while (0)
 
-/* c = or += of MR rows times `blocks` times `depth` rows of a panel. Of eight rows that are so many floats `ahead`, and needed soon, a
+/* c, see `multiply`, of MR rows times `blocks` times `depth` rows of a panel. Of eight rows that are so many floats `ahead`, and needed soon, a
    quarter is fetched, from there on; none if it is 0. */
 INLINE void tile(long blocks, long depth, const float *a, long row, const long step, long skip, const float *b,
-                 long ahead, float *c, long c_row, float alpha, const float *bias, int mode) {
+                 long ahead, float *c, const float *plus, long c_row, float alpha, const float *bias) {
 #ifdef WRITTEN_OUT
     vec c00, c01, c02, c10, c11, c12, c20, c21, c22, c30, c31, c32;
     long k;
@@ -153,18 +153,19 @@ INLINE void tile(long blocks, long depth, const float *a, long row, const long s
     STORE(3);
 }
 
-/* c (m rows, `panels` panels of columns) = a b + bias (mode WRITE; bias may be NULL) or c += alpha a b (ADD).
-   b's panels are b_panel apart; c's rows are c_row and its panels c_panel apart. m is a multiple of MR.
+/* c (m rows, `panels` panels of columns) = plus + alpha a b, or a b + bias where plus is NULL; bias may be NULL then. plus is laid out as
+   c, and may be c. b's panels are b_panel apart; c's rows are c_row and its panels c_panel apart. m is a multiple of MR.
 
-   What is used again and again should stay in a near cache: with few rows they do, and panels pass by once, in long parts. With many rows a part of
-   `a` does, while panels pass by for each part: some of its columns, or, for a gradient of weights, where c is large, of its rows. */
-static void multiply(long m, long depth, long panels, left a, const float *b, long b_panel, float *c, long c_row,
-                     long c_panel, float alpha, const float *bias, int mode) {
-    if (depth == 0) return; /* an empty sum: only ever added */
+   What is used again and again should stay in a near cache: with few rows they do, and panels pass by once, in long parts. With many
+   rows a part of `a` does, while panels pass by for each part: some of its columns, or, for a gradient of weights, where c is large, of
+   its rows. */
+static void multiply(long m, long depth, long panels, left a, const float *b, long b_panel, float *c, const float *plus,
+                     long c_row, long c_panel, float alpha, const float *bias) {
     long gradient = a.step == MR, outer = m > 32 && !gradient, unit = a.depth ? a.depth : 1;
     if (gradient && m > DEPTH) {
-        for (long i = 0; i < m; i += DEPTH, a.data += DEPTH / MR * a.tile, c += DEPTH * c_row)
-            multiply(m - i < DEPTH ? m - i : DEPTH, depth, panels, a, b, b_panel, c, c_row, c_panel, alpha, bias, mode);
+        for (long i = 0; i < m; i += DEPTH, a.data += DEPTH / MR * a.tile)
+            multiply(m - i < DEPTH ? m - i : DEPTH, depth, panels, a, b, b_panel, c + i * c_row,
+                     plus ? plus + i * c_row : 0, c_row, c_panel, alpha, bias);
         return;
     }
     long chunk = gradient ? depth : (outer ? DEPTH : 4 * DEPTH) / unit * unit;
@@ -176,12 +177,13 @@ static void multiply(long m, long depth, long panels, left a, const float *b, lo
                 long soon = outer ? b_panel : now * NR;
                 for (long i = 0; i < m; i += MR, at += a.tile) {
                     float *to = c + p * c_panel + i * c_row;
+                    const float *onto = k ? to : plus ? plus + p * c_panel + i * c_row : 0;
                     const float *with = bias ? bias + p * NR : 0;
                     if (gradient)
-                        tile(1, now, at, 1, MR, 0, from, soon, to, c_row, alpha, with, mode);
+                        tile(1, now, at, 1, MR, 0, from, soon, to, onto, c_row, alpha, with);
                     else
-                        tile(now / block, block, at, a.row, 1, a.block - block, from, soon, to, c_row, alpha, with,
-                             k ? ADD : mode);
+                        tile(now / block, block, at, a.row, 1, a.block - block, from, soon, to, onto, c_row, alpha,
+                             with);
                     soon = i < 3 * MR ? soon + 2 * NR : 0;
                 }
             }

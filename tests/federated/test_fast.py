@@ -88,7 +88,7 @@ def test_threads_change_no_bit_and_a_run_resumes(task, threads):
 def execution_of(task, epoch, **options):
     """A fast execution whose clients train by `epoch`, and its first state."""
     settings = config()
-    made = dataclasses.replace(task, local_epoch=lambda: epoch)
+    made = dataclasses.replace(task, local_epoch=lambda: lambda weights: epoch)
     execution = build_execution(made, settings.plan(), settings, 9, **options)
     assert isinstance(execution, FastExecution)
     assert execution.client_work == "hand_written"
@@ -100,7 +100,7 @@ def test_updates_are_summed_in_the_cohort_s_order(task):
     rng = np.random.default_rng(1)
     shift = {count: float(10.0 ** rng.uniform(-6, 0)) for count in range(1, 9)}
 
-    def epoch(weights, x, y, *, learning_rate, update, stop, slow):
+    def epoch(x, y, *, learning_rate, update, stop, slow):
         time.sleep(0.05 * (len(x) % 3 if slow else 0))
         for part in update:
             part[...] = shift[len(x)]
@@ -120,7 +120,7 @@ def test_updates_are_summed_in_the_cohort_s_order(task):
 def test_ctrl_c_and_errors_stop_the_other_clients(task):
     running, stopped = threading.Event(), threading.Event()
 
-    def epoch(weights, x, y, *, learning_rate, update, stop):
+    def epoch(x, y, *, learning_rate, update, stop):
         if len(x) == 1:
             running.wait(10)
             raise KeyboardInterrupt

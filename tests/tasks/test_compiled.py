@@ -42,7 +42,7 @@ def by_hand(kind, sizes, weights, x, y, *, batch_size, rate, stop=0):
     if epoch is None:
         pytest.skip("no C compiler")
     update = [np.full(w.shape, np.nan, np.float32) for w in weights]
-    loss = epoch(weights, x, y, learning_rate=rate, update=update, stop=np.full(1, stop, np.int32))
+    loss = epoch(weights)(x, y, learning_rate=rate, update=update, stop=np.full(1, stop, np.int32))
     return update, loss
 
 
