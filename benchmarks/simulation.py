@@ -282,11 +282,13 @@ def measure(
 def table(model: str, clients: int, law: str, costs: dict[str, Cost], products: list[float]) -> str:
     """The costs of one cohort as text."""
     lines = [f"{clients} clients a round, load of the machine {os.getloadavg()[0]:.1f}"]
-    lines.append(f"{'':<16}{'clients/s':>10}{'CPU s/client':>14}{'first round s':>15}{'peak GB':>9}")
+    lines.append(f"{'':<16}{'clients/s':>10}{'single rounds':>16}{'CPU s/client':>14}{'first round s':>15}{'peak GB':>9}")
     for kind, cost in costs.items():
         seconds, cpu = statistics.mean(cost.seconds), statistics.mean(cost.cpu)
+        slowest, fastest = clients / max(cost.seconds), clients / min(cost.seconds)
         lines.append(
-            f"{kind:<16}{clients / seconds:>10.2f}{cpu / clients:>14.4f}{cost.first:>15.1f}{cost.peak / 1e9:>9.2f}"
+            f"{kind:<16}{clients / seconds:>10.2f}{slowest:>9.2f} to {fastest:.2f}{cpu / clients:>14.4f}{cost.first:>15.1f}"
+            f"{cost.peak / 1e9:>9.2f}"
         )
     if "tff" in costs:
         for kind in costs.keys() - {"tff"}:
