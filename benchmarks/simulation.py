@@ -282,7 +282,9 @@ def measure(
 def table(model: str, clients: int, law: str, costs: dict[str, Cost], products: list[float]) -> str:
     """The costs of one cohort as text."""
     lines = [f"{clients} clients a round, load of the machine {os.getloadavg()[0]:.1f}"]
-    lines.append(f"{'':<16}{'clients/s':>10}{'single rounds':>16}{'CPU s/client':>14}{'first round s':>15}{'peak GB':>9}")
+    lines.append(
+        f"{'':<16}{'clients/s':>10}{'single rounds':>16}{'CPU s/client':>14}{'first round s':>15}{'peak GB':>9}"
+    )
     for kind, cost in costs.items():
         seconds, cpu = statistics.mean(cost.seconds), statistics.mean(cost.cpu)
         slowest, fastest = clients / max(cost.seconds), clients / min(cost.seconds)
