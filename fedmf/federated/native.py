@@ -111,7 +111,8 @@ def room(floats: int) -> np.ndarray:
         held = np.zeros(floats + line // 4, np.float32)
         start = -held.ctypes.data % line // 4
         return held[start : start + floats]
-    memory = mmap.mmap(-1, 4 * floats + page)
+    # Private: by default it would be shared, for which huge pages are a setting of its own and mostly off.
+    memory = mmap.mmap(-1, 4 * floats + page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -1,6 +1,8 @@
 """The fast execution with hand-written client work: the same model as stock TFF, repeatable, resumable, and quick to stop."""
 
 import dataclasses
+import pathlib
+import re
 import resource
 import threading
 import time
@@ -151,6 +153,26 @@ def test_room(floats):
     assert held.flags.writeable
     assert not held.any()
     held[...] = 1.0  # all of it is there
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/smaps").exists(), reason="Linux tells what memory is like")
+@pytest.mark.parametrize(("floats", "huge"), [(2**19, False), (3_000_001, True)])
+def test_large_room_is_memory_that_huge_pages_are_for(floats, huge):
+    from fedmf.federated.native import room
+
+    if not pathlib.Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pytest.skip("a kernel without huge pages")
+    held = room(floats)
+    address = held.ctypes.data + held.nbytes // 2
+    # A line "from-to rwxp ..." for each piece of memory, and lines about it; p is private, hg "huge pages wanted".
+    pieces = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", pathlib.Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+    for piece in filter(None, pieces):
+        first, last = (int(end, 16) for end in piece.split(" ", 1)[0].split("-"))
+        if first <= address < last:
+            assert piece.split()[1] == "rw-p"
+            assert (" hg" in piece.rpartition("VmFlags:")[2]) == huge
+            return
+    pytest.fail("the room is nowhere")
 
 
 def test_an_update_and_its_tensors_are_the_same_memory():
