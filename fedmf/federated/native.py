@@ -104,7 +104,7 @@ def pointer(array: np.ndarray, dtype: type = np.float32, *, written: bool = Fals
 def room(floats: int) -> np.ndarray:
     """Zeros, float32 (floats,), that begin on a cache line; from 4 MiB on in huge pages, where the system has them.
 
-    What runs through more memory than the processor has addresses at hand for is a tenth slower in pages of 4 KiB.
+    What runs through more memory than the processor has addresses at hand for is slower in pages of 4 KiB.
     """
     line, page = 64, 2**21
     if 4 * floats < 2 * page:
