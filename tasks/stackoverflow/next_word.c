@@ -9,7 +9,7 @@
 #include "beginnings.h"
 #include "product.h"
 
-#define BLOCK 128 /* positions whose logits are held at a time */
+#define BLOCK 160 /* positions whose logits are held at a time */
 
 /* ---- the model ---- */
 
@@ -25,7 +25,7 @@ typedef struct {
     const weights *at;                               /* where it is: `own`, or before that step those of the round */
     float *out_gradient, *inputs, *by_word, *pushed, *gates, *cells, *squashed, *states, *projected;
     float *d_states, *d_cells, *d_pushed, *d_projected, *d_inputs, *packed, *sums, *tiles_x, *tiles_h;
-    float *taken, *logits, *d_taken, *highest, *total, *tiles_p;
+    float *taken, *logits, *d_taken, *total, *tiles_p;
     beginnings tree;
 } model;
 
@@ -78,7 +78,6 @@ static long lay_out(model *s, float *base) {
     TAKE(taken, BLOCK * s->width_p);
     TAKE(logits, BLOCK * s->classes_p);
     TAKE(d_taken, BLOCK * s->width_p);
-    TAKE(highest, BLOCK * VL);
     TAKE(total, BLOCK * VL);
     TAKE(tiles_p, BLOCK * s->width_p);
     TAKE_LONG(tree.first, s->length + 2);
@@ -130,12 +129,16 @@ static void forward(model *s) {
             float *in = s->gates + r * gates_p, *forget = in + u, *candidate = in + 2 * u, *open = in + 3 * u;
             float *cell = s->cells + r * u, *state = s->states + r * u, *squashed = s->squashed + r * u;
 #define GATE(k) (CV(read + k * u + j) + CV(pushed + k * u + j))
+            /* In two loops: in one, the long chain from gate to state would be all that a core has in flight. */
             for (long j = 0; j < u; j += VL) {
-                vec i = sigmoid(GATE(0)), f = sigmoid(GATE(1)), o = sigmoid(GATE(3));
-                vec g = hyperbolic_tangent(GATE(2)), c = f * CV(before + j) + i * g;
-                vec q = hyperbolic_tangent(c);
-                V(in + j) = i, V(forget + j) = f, V(candidate + j) = g, V(open + j) = o;
-                V(cell + j) = c, V(squashed + j) = q, V(state + j) = o * q;
+                vec x[3] = {GATE(0), GATE(1), GATE(3)}, g = hyperbolic_tangent(GATE(2));
+                sigmoids(x, 3);
+                V(in + j) = x[0], V(forget + j) = x[1], V(candidate + j) = g, V(open + j) = x[2];
+                V(cell + j) = x[1] * CV(before + j) + x[0] * g;
+            }
+            for (long j = 0; j < u; j += VL) {
+                vec q = hyperbolic_tangent(CV(cell + j));
+                V(squashed + j) = q, V(state + j) = CV(open + j) * q;
             }
 #undef GATE
         }
@@ -145,64 +148,88 @@ static void forward(model *s) {
              s->width_p, NR, 1, s->at->project_bias);
 }
 
+/* One panel of logits of `rows` positions, into `logits`. */
+static void one_panel(const model *s, long rows, long p, float *logits) {
+    long e = s->width_p;
+    multiply(rows, e, 1, by_rows(s->taken, e), s->at->out + p * e * NR, e * NR, logits, 0, NR, 0, 1, s->at->out_bias + p * NR);
+}
+
+/* The largest logit among the first `panels` panels. */
+static void largest(const model *s, long rows, long panels, float *highest) {
+    for (long r = 0; r < rows; r++) highest[r] = -3e38f;
+    for (long p = 0; p < panels; p++) {
+        one_panel(s, rows, p, s->logits);
+        for (long k = 0; k < rows * NR; k++) highest[k / NR] = s->logits[k] > highest[k / NR] ? s->logits[k] : highest[k / NR];
+    }
+}
+
+/* Exponentials of all logits less `highest`, into s->logits, their sums, and their product with the transposed weights, a few panels at a
+   time, while they are in a near cache. Returns whether a sum is too large for the number format to be at its best. */
+static int softmax_sums(model *s, long rows, const float *highest, float *total) {
+    long e = s->width_p, panels = s->classes_p / NR, together = DEPTH / NR;
+    memset(s->d_taken, 0, sizeof(float) * rows * e);
+    memset(s->total, 0, sizeof(float) * rows * VL);
+    for (long p = 0; p < panels; p += together) {
+        long now = panels - p < together ? panels - p : together;
+        float *group = s->logits + p * rows * NR, *at = group;
+        for (long q = p; q < p + now; q++) {
+            one_panel(s, rows, q, at);
+            for (long r = 0; r < rows; r++, at += NR) {
+                vec x[3] = {CV(at) - highest[r], CV(at + VL) - highest[r], CV(at + 2 * VL) - highest[r]};
+                exponentials(x, 3);
+                V(at) = x[0], V(at + VL) = x[1], V(at + 2 * VL) = x[2];
+                V(s->total + r * VL) += x[0] + x[1] + x[2];
+            }
+        }
+        left some = {group, MR * NR, NR, 1, NR, rows * NR};
+        multiply(rows, now * NR, e / NR, some, s->at->out_t + p * NR * NR, s->classes_p * NR, s->d_taken, s->d_taken, e, NR, 1, 0);
+    }
+    int large = 0;
+    for (long r = 0; r < rows; r++) {
+        total[r] = 0;
+        for (long j = 0; j < VL; j++) total[r] += s->total[r * VL + j];
+        large |= total[r] > 1e15f;
+    }
+    return large;
+}
+
 /* Softmax and cross-entropy of up to BLOCK positions; writes their part of d_projected, adds to out_gradient and to the bias's sums.
-   Panel by panel, so that logits are worked on while they are in the nearest cache. Returns the sum of weight times cross-entropy. */
+   Returns the sum of weight times cross-entropy. */
 static double softmax(model *s, const long *position, const long *from, long count, float each, int first) {
     const int32_t *label = s->tree.label;
-    long rows = up(count, MR), e = s->width_p, panels = s->classes_p / NR, together = DEPTH / NR;
-    float *logits = s->logits, scale[BLOCK], highest[BLOCK];
+    long rows = up(count, MR), e = s->width_p, panels = s->classes_p / NR;
+    float *logits = s->logits, scale[BLOCK], highest[BLOCK], total[BLOCK];
     double loss = 0;
     for (long r = 0; r < rows; r++) {
         if (r < count)
             memcpy(s->taken + r * e, s->projected + position[r] * e, sizeof(float) * e);
         else
             memset(s->taken + r * e, 0, sizeof(float) * e);
-        V(s->highest + r * VL) = (vec){0} - 3e38f, V(s->total + r * VL) = (vec){0};
     }
-    memset(s->d_taken, 0, sizeof(float) * rows * e);
-    for (long p = 0; p < panels; p++) {
-        float *at = logits + p * rows * NR;
-        multiply(rows, e, 1, by_rows(s->taken, e), s->at->out + p * e * NR, e * NR, at, 0, NR, 0, 1,
-                 s->at->out_bias + p * NR);
-        for (long r = 0; r < rows; r++, at += NR) {
-            vec high = larger(larger(CV(at), CV(at + VL)), CV(at + 2 * VL));
-            V(s->highest + r * VL) = larger(high, CV(s->highest + r * VL));
-        }
+    /* What is subtracted from the logits cancels; it only has to be near the largest. The most frequent words nearly always have one. */
+    largest(s, rows, 1, highest);
+    if (softmax_sums(s, rows, highest, total)) {
+        largest(s, rows, panels, highest);
+        softmax_sums(s, rows, highest, total);
     }
 #define AT(r, k) logits[((k) / NR * rows + (r)) * NR + (k) % NR]
     for (long r = 0; r < rows; r++) {
-        highest[r] = s->highest[r * VL];
-        for (long j = 1; j < VL; j++) highest[r] = s->highest[r * VL + j] > highest[r] ? s->highest[r * VL + j] : highest[r];
-        if (r < count)
-            for (long l = from[r]; l < from[r + 1]; l++) loss -= (double)each * (AT(r, label[l]) - highest[r]);
-    }
-    for (long p = 0; p < panels; p += together) {
-        long now = panels - p < together ? panels - p : together;
-        float *at = logits + p * rows * NR;
-        for (long q = 0; q < now; q++)
-            for (long r = 0; r < rows; r++, at += NR) {
-                vec e0 = exponential(CV(at) - highest[r]), e1 = exponential(CV(at + VL) - highest[r]);
-                vec e2 = exponential(CV(at + 2 * VL) - highest[r]);
-                V(at) = e0, V(at + VL) = e1, V(at + 2 * VL) = e2;
-                V(s->total + r * VL) += e0 + e1 + e2;
-            }
-        left some = {logits + p * rows * NR, MR * NR, NR, 1, NR, rows * NR};
-        multiply(rows, now * NR, e / NR, some, s->at->out_t + p * NR * NR, s->classes_p * NR, s->d_taken, s->d_taken, e, NR, 1, 0);
-    }
-    for (long r = 0; r < rows; r++) {
-        float total = 0;
-        for (long j = 0; j < VL; j++) total += s->total[r * VL + j];
         scale[r] = 0;
         if (r < count) {
             long labels = from[r + 1] - from[r];
-            float *to = s->d_projected + position[r] * e, a_label = total / labels;
-            loss += (double)each * labels * log((double)total);
+            float *to = s->d_projected + position[r] * e, a_label = total[r] / labels;
+            loss += (double)each * labels * (log((double)total[r]) + highest[r]);
             /* Row r becomes `total` times (softmax - mean one-hot); `scale` brings it to the gradient of the weighted cross-entropy. */
-            scale[r] = each * labels / total;
+            scale[r] = each * labels / total[r];
             for (long l = from[r]; l < from[r + 1]; l++) {
+                vec logit = {0};
                 AT(r, label[l]) -= a_label;
-                for (long j = 0; j < e; j += VL)
-                    V(s->d_taken + r * e + j) -= a_label * CV(s->at->out_t + (j / NR * s->classes_p + label[l]) * NR + j % NR);
+                for (long j = 0; j < e; j += VL) {
+                    vec w = CV(s->at->out_t + (j / NR * s->classes_p + label[l]) * NR + j % NR);
+                    logit += w * CV(s->taken + r * e + j), V(s->d_taken + r * e + j) -= a_label * w;
+                }
+                for (long j = 0; j < VL; j++) loss -= (double)each * logit[j];
+                loss -= (double)each * s->at->out_bias[label[l]];
             }
             for (long j = 0; j < e; j += VL) V(to + j) = scale[r] * CV(s->d_taken + r * e + j);
         }
@@ -226,38 +253,58 @@ static double softmax(model *s, const long *position, const long *from, long cou
     return loss;
 }
 
+INLINE void put(float *at, vec x, int again) {
+    if (again)
+        V(at) += x;
+    else
+        V(at) = x;
+}
+
+/* Row r of a step: the gradients before its gates. `again`: another row has written to the one that both continue. */
+INLINE void through_gates(model *s, long r, const float *d_cell, float *back, int again) {
+    const beginnings *b = &s->tree;
+    long gates_p = s->gates_p, u = s->units_p;
+    const float *in = s->gates + r * gates_p, *forget = in + u, *candidate = in + 2 * u, *open = in + 3 * u;
+    const float *before = s->cells + b->before[r] * u, *squashed = s->squashed + r * u, *d_state = s->d_states + r * u;
+    float *read = s->by_word + b->word[r] * gates_p, *pushed = s->d_pushed + b->before[r] * gates_p;
+#define ADD_GATE(k, gradient)                                                                                          \
+    do {                                                                                                               \
+        vec d = gradient;                                                                                              \
+        V(read + k * u + j) += d, put(pushed + k * u + j, d, again);                                                   \
+    } while (0)
+    for (long j = 0; j < u; j += VL) {
+        vec i = CV(in + j), f = CV(forget + j), g = CV(candidate + j), o = CV(open + j);
+        vec q = CV(squashed + j), dh = CV(d_state + j), dc = CV(d_cell + j) + dh * o * (1.0f - q * q);
+        ADD_GATE(0, dc * g * i * (1.0f - i));
+        ADD_GATE(1, dc * CV(before + j) * f * (1.0f - f));
+        ADD_GATE(2, dc * i * (1.0f - g * g));
+        ADD_GATE(3, dh * q * o * (1.0f - o));
+        put(back + j, dc * f, again);
+    }
+#undef ADD_GATE
+}
+
 static void through_time(model *s) {
     const beginnings *b = &s->tree;
     long gates_p = s->gates_p, u = s->units_p;
     memset(s->by_word, 0, sizeof(float) * up(b->words, MR) * gates_p);
     memset(s->d_cells, 0, sizeof(float) * 2 * s->rows * u);
     for (long t = b->steps; t > 0; t--) {
-        long from = b->first[t - 1], first = b->first[t];
+        long from = b->first[t - 1], first = b->first[t], next = from;
         const float *d_cells = s->d_cells + t % 2 * s->rows * u;
         float *d_before = s->d_cells + (t + 1) % 2 * s->rows * u;
-        memset(d_before, 0, sizeof(float) * (first - from) * u);
-        memset(s->d_pushed + from * gates_p, 0, sizeof(float) * (first - from) * gates_p);
-        for (long r = first; r < first + b->count[t]; r++) {
-            const float *in = s->gates + r * gates_p, *forget = in + u, *candidate = in + 2 * u, *open = in + 3 * u;
-            const float *before = s->cells + b->before[r] * u, *squashed = s->squashed + r * u;
-            const float *d_state = s->d_states + r * u, *d_cell = d_cells + (r - first) * u;
-            float *read = s->by_word + b->word[r] * gates_p, *pushed = s->d_pushed + b->before[r] * gates_p;
-            float *back = d_before + (b->before[r] - from) * u;
-#define ADD_GATE(k, gradient)                                                                                          \
-    do {                                                                                                               \
-        vec d = gradient;                                                                                              \
-        V(read + k * u + j) += d, V(pushed + k * u + j) += d;                                                          \
-    } while (0)
-            for (long j = 0; j < u; j += VL) {
-                vec i = CV(in + j), f = CV(forget + j), g = CV(candidate + j), o = CV(open + j);
-                vec q = CV(squashed + j), dh = CV(d_state + j), dc = CV(d_cell + j) + dh * o * (1.0f - q * q);
-                ADD_GATE(0, dc * g * i * (1.0f - i));
-                ADD_GATE(1, dc * CV(before + j) * f * (1.0f - f));
-                ADD_GATE(2, dc * i * (1.0f - g * g));
-                ADD_GATE(3, dh * q * o * (1.0f - o));
-                V(back + j) += dc * f;
+        for (long r = first; r <= first + b->count[t]; r++) {
+            long to = r < first + b->count[t] ? b->before[r] : first; /* in ascending order; what is left out nothing continues */
+            if (to > next) {
+                memset(d_before + (next - from) * u, 0, sizeof(float) * (to - next) * u);
+                memset(s->d_pushed + next * gates_p, 0, sizeof(float) * (to - next) * gates_p);
             }
-#undef ADD_GATE
+            if (to == first) break;
+            if (to < next)
+                through_gates(s, r, d_cells + (r - first) * u, d_before + (to - from) * u, 1);
+            else
+                through_gates(s, r, d_cells + (r - first) * u, d_before + (to - from) * u, 0);
+            next = to + 1;
         }
         if (t > 1)
             multiply(first - from, gates_p, u / NR, by_rows(s->d_pushed + from * gates_p, gates_p),
@@ -285,8 +332,9 @@ static double batch(model *s, const float *embedding, float *update, const int32
     if (s->at == &s->own) transpose_weights(s, s->at);
     memset(s->d_projected, 0, sizeof(float) * rows * e);
     double loss = 0;
-    for (long j = 0; j < b->positions; j += BLOCK)
-        loss += softmax(s, b->position + j, b->from + j, shorter(b->positions - j, BLOCK), 1.0f / labels, j == 0);
+    long parts = up(b->positions, BLOCK) / BLOCK, part = up((b->positions + parts - 1) / parts, MR);
+    for (long j = 0; j < b->positions; j += part)
+        loss += softmax(s, b->position + j, b->from + j, shorter(b->positions - j, part), 1.0f / labels, j == 0);
     multiply(rows, e, u / NR, by_rows(s->d_projected, e), s->at->project_t, e * NR, s->d_states, 0, u, NR, 1, 0);
     through_time(s);
     multiply(words, s->gates_p, e / NR, by_rows(s->by_word, s->gates_p), s->at->lstm_t, s->gates_p * NR, s->d_inputs, 0, e, NR, 1,

@@ -37,37 +37,55 @@ INLINE vec smaller(vec x, vec y) { return pick(x < y, x, y); }
 INLINE vec at_least(vec x, float low) { return larger(low - (vec){0}, x); }
 INLINE vec at_most(vec x, float high) { return smaller(high - (vec){0}, x); }
 
-/* exp(r) - 1 for the rest r of x = n ln 2 + r, |r| <= ln(2) / 2; *shifted holds n in its lowest bits. Taylor's series to r^8 / 8!,
-   of which less than 1e-9 is missing. ln 2 is taken in two parts, of which the first times n is exact. */
-INLINE vec reduced(vec x, ivec *shifted) {
+/* The functions below take a few vectors at a time and each step for all of them: one after the other they would be a chain of dependent
+   operations each, longer than what a core looks ahead. */
+#define EACH for (int k = 0; k < count; k++)
+
+/* x = n ln 2 + r with |r| <= ln(2) / 2: x becomes r, and n has n in its lowest bits. What ln 2 is off by times n is less than the rounding
+   of x. */
+INLINE void reduce(vec *x, ivec *n, const int count) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    vec n = x * 1.44269504f + magic;
-    *shifted = (ivec)n;
-    n -= magic;
-    vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    vec p = r * (1.0f / 40320) + 1.0f / 5040;
-    p = p * r + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    return p * r * r + r;
+    vec whole[4];
+    EACH whole[k] = x[k] * 1.44269504f + magic;
+    EACH n[k] = (ivec)whole[k], whole[k] -= magic;
+    EACH x[k] -= whole[k] * 0.69314718f;
 }
 
-INLINE vec exponential(vec x) {
-    ivec n;
-    vec p = reduced(at_most(at_least(x, -87.0f), 88.0f), &n) + 1.0f;
-    return (vec)((ivec)p + (n << 23));
+/* The sum of r^i / (i + 2)! for i from 0 to 5. Of exp(r) - 1 - r, which is r^2 times as much, less than 6e-9 is missing. */
+INLINE void series(const vec *r, vec *p, const int count) {
+    EACH p[k] = r[k] * (1.0f / 5040) + 1.0f / 720;
+    EACH p[k] = p[k] * r[k] + 1.0f / 120;
+    EACH p[k] = p[k] * r[k] + 1.0f / 24;
+    EACH p[k] = p[k] * r[k] + 1.0f / 6;
+    EACH p[k] = p[k] * r[k] + 0.5f;
 }
 
-INLINE vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
+INLINE void exponentials(vec *x, const int count) {
+    vec p[4];
+    ivec n[4];
+    EACH x[k] = at_most(at_least(x[k], -87.0f), 88.0f);
+    reduce(x, n, count);
+    series(x, p, count);
+    EACH p[k] = p[k] * x[k] + 1.0f;
+    EACH p[k] = p[k] * x[k] + 1.0f;
+    EACH x[k] = (vec)((ivec)p[k] + (n[k] << 23));
+}
+
+INLINE void sigmoids(vec *x, const int count) {
+    EACH x[k] = -x[k];
+    exponentials(x, count);
+    EACH x[k] = 1.0f / (1.0f + x[k]);
+}
 
 /* By exp(2 x) - 1, which loses nothing where x is small. */
 INLINE vec hyperbolic_tangent(vec x) {
+    vec p;
     ivec n;
-    vec p = reduced(2.0f * at_most(at_least(x, -10.0f), 10.0f), &n);
+    x = 2.0f * at_most(at_least(x, -10.0f), 10.0f);
+    reduce(&x, &n, 1);
+    series(&x, &p, 1);
     vec power = (vec)((n << 23) + 0x3f800000);
-    vec less_one = power * p + (power - 1.0f);
+    vec less_one = power * (p * x * x + x) + (power - 1.0f);
     return less_one / (less_one + 2.0f);
 }
 
@@ -128,15 +146,16 @@ INLINE void transpose_four(const float *from, float *to) {
     *(four *)(to + 2 * NR) = PAIR(high, high_2, 0, 1, 4, 5), *(four *)(to + 3 * NR) = PAIR(high, high_2, 2, 3, 6, 7);
 }
 
+/* One panel of `rows_p` rows, a multiple of NR, into its place in panels of the transpose, whose matrix has `panels` panels. */
+static void transpose_panel(const float *panel, long rows_p, long panels, float *to) {
+    for (; rows_p > 0; rows_p -= NR, panel += NR * NR, to += panels * NR * NR)
+        for (long j = 0; j < NR; j += 4)
+            for (long i = 0; i < NR; i += 4) transpose_four(panel + i * NR + j, to + j * NR + i);
+}
+
 /* Panels of an (NR a) x (NR b) matrix, source panels `apart` from each other, into panels of its transpose. */
 static void transpose(const float *from, long rows_p, long panels, long apart, float *to) {
-    for (long p = 0; p < panels; p++)
-        for (long q = 0; q < rows_p / NR; q++) {
-            const float *block = from + p * apart + q * NR * NR;
-            float *into = to + (q * panels + p) * NR * NR;
-            for (long j = 0; j < NR; j += 4)
-                for (long i = 0; i < NR; i += 4) transpose_four(block + i * NR + j, into + j * NR + i);
-        }
+    for (long p = 0; p < panels; p++) transpose_panel(from + p * apart, rows_p, panels, to + p * NR * NR);
 }
 
 /* (length, width), row by row, into [width / MR][length][MR]. */

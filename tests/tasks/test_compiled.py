@@ -181,6 +181,21 @@ def test_what_c_would_read_past_is_refused(case):
         run(x=np.asfortranarray(x))
 
 
+@pytest.mark.parametrize("likeliest", [2, 40])  # among the words whose logits are looked at first, and behind them
+@pytest.mark.parametrize("ahead", [0.0, 30.0, 200.0])
+def test_the_likeliest_word_may_be_any(likeliest, ahead):
+    """Softmax subtracts a number that need not be the largest logit: e^200 would overflow."""
+    sizes = (60, WIDTH, UNITS)
+    weights, x, y = draw(6, sizes, 22, LENGTH)
+    weights[-1][likeliest : likeliest + 2] += ahead, ahead - 1
+    expected, loss = sgd("masked", sizes, weights, x, y, batch_size=16, rate=0.3)
+    update, found = by_hand("masked", sizes, weights, x, y, batch_size=16, rate=0.3)
+    assert found == pytest.approx(loss, rel=1e-5)
+    for one, other in zip(update[:-1], expected[:-1], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=3e-6)
+    np.testing.assert_allclose(update[-1], expected[-1], rtol=1e-4, atol=3e-5)  # a bias of 200 has roundings of 1.5e-5
+
+
 def test_extreme_numbers_match_tensorflow():
     """The elementary functions far out, where exp overflows and gates are shut: a model of large weights."""
     sizes = (7, WIDTH, UNITS)
