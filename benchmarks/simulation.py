@@ -51,7 +51,8 @@ from benchmarks.next_word_clients import (
     sentences,
 )
 
-KINDS = ("compiled", "differentiated", "tff")
+ALLOCATOR_VARIABLE = "FEDMF_ALLOCATOR"
+KINDS = ("compiled", "differentiated", "tff", "stock")
 PARTS = ("data", "noise", "clients", "of which clip and sum", "server", "metrics", "checkpoint")
 _FIRST = 10  # clients of the first round
 # Memory of TFF's process and worker with the published model, measured with 10 and 100 clients a round.
@@ -69,6 +70,24 @@ def numpy_products() -> float:
     return 2.0 * _SQUARE**3 * _SQUARES / (time.perf_counter() - began)
 
 
+def with_keras_lstm(build_model: Callable[[int], Any]) -> Callable[[int], Any]:
+    """The same model, of the same weights, with Keras's own LSTM layer in place of ours."""
+
+    def build(seed: int) -> Any:
+        import tensorflow as tf
+
+        def own(layer: Any) -> Any:
+            kind = tf.keras.layers.LSTM if isinstance(layer, tf.keras.layers.LSTM) else type(layer)
+            return kind.from_config(layer.get_config())
+
+        model = build_model(seed)
+        copy = tf.keras.models.clone_model(model, clone_function=own)
+        copy.set_weights(model.get_weights())
+        return copy
+
+    return build
+
+
 class Rounds:
     """One kind of execution, a round at a time, with the time that its parts took."""
 
@@ -80,6 +99,8 @@ class Rounds:
         from fedmf.runs import Checkpoint, RunFolder
 
         self.task = random_sentences(model, clients, law)
+        if kind == "stock":
+            self.task = dataclasses.replace(self.task, build_model=with_keras_lstm(self.task.build_model))
         self.config = fedmf.TrainConfig(
             rounds=2048,
             cohort_size=clients,
@@ -92,10 +113,10 @@ class Rounds:
             client_learning_rate=1.0,
             sequence_length=LENGTH,
             batch_size=BATCH,
-            execution="tff" if kind == "tff" else "fast",
+            execution="tff" if kind in ("tff", "stock") else "fast",
             seed=0,
         )
-        client_work = {"compiled": "hand_written", "differentiated": "differentiated", "tff": None}[kind]
+        client_work = {"compiled": "hand_written", "differentiated": "differentiated"}.get(kind)
         plan = self.config.plan()
         self.execution = build_execution(self.task, plan, self.config, 1, client_work=client_work, threads=threads)
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -224,7 +245,12 @@ def children(
             ]
             command += [] if threads is None else ["--threads", str(threads)]
             started[kind] = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | ({ALLOCATOR_VARIABLE: "system"} if kind == "stock" else {}),
             )
             if not started[kind].stdout.readline():
                 raise click.ClickException(f"{kind} did not start: {started[kind].stderr.read()[-2000:]}")

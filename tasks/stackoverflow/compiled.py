@@ -4,6 +4,7 @@ import ctypes
 import functools
 import pathlib
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -47,6 +48,7 @@ def compiled_epoch(
     """
     sizes = (vocabulary_size + 4, embedding_size, lstm_size)
     shapes = _shapes(*sizes)
+    rooms: list[np.ndarray] = []  # of rounds that are over: the system would zero new ones
 
     def of_round(weights: Sequence[np.ndarray]) -> ClientEpoch:
         functions = _functions()
@@ -57,7 +59,10 @@ def compiled_epoch(
         def tensors() -> ctypes.Array[ctypes.c_void_p]:
             return (ctypes.c_void_p * 8)(*(pointer(w) for w in weights))
 
-        rearranged = room(int(functions.next_word_room(*sizes)))
+        try:
+            rearranged = rooms.pop()
+        except IndexError:
+            rearranged = room(int(functions.next_word_room(*sizes)))
         functions.next_word_weights(tensors(), *sizes, pointer(rearranged, written=True))
 
         def epoch(
@@ -88,6 +93,7 @@ def compiled_epoch(
                 )
             )
 
+        weakref.finalize(epoch, rooms.append, rearranged)
         return epoch
 
     return lambda: None if _functions() is None else of_round

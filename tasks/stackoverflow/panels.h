@@ -166,15 +166,17 @@ static void transpose_tiles(const float *from, long length, long width, float *t
 
 /* (length, width), row by row, into panels; sums[width] of each column besides. */
 static void rows_to_panels(const float *from, long length, long width, float *to, float *sums) {
-    for (long p = 0; p < width; p += NR) {
-        vec s0 = {0}, s1 = {0}, s2 = {0};
-        for (long k = 0; k < length; k++, to += NR) {
-            const float *row = from + k * width + p;
-            vec r0 = CV(row), r1 = CV(row + VL), r2 = CV(row + 2 * VL);
-            s0 += r0, s1 += r1, s2 += r2;
-            V(to) = r0, V(to + VL) = r1, V(to + 2 * VL) = r2;
+    memset(sums, 0, sizeof(float) * width);
+    for (long first = 0; first < length; first += TOGETHER)
+        for (long p = 0; p < width; p += NR) {
+            vec s0 = CV(sums + p), s1 = CV(sums + p + VL), s2 = CV(sums + p + 2 * VL);
+            for (long k = first; k < length && k < first + TOGETHER; k++) {
+                const float *row = from + k * width + p;
+                float *into = to + p * length + k * NR;
+                vec r0 = CV(row), r1 = CV(row + VL), r2 = CV(row + 2 * VL);
+                s0 += r0, s1 += r1, s2 += r2;
+                V(into) = r0, V(into + VL) = r1, V(into + 2 * VL) = r2;
+            }
+            V(sums + p) = s0, V(sums + p + VL) = s1, V(sums + p + 2 * VL) = s2;
         }
-        V(sums + p) = s0, V(sums + p + VL) = s1, V(sums + p + 2 * VL) = s2;
-    }
 }
-

@@ -35,14 +35,22 @@ def sgd(kind, sizes, weights, x, y, *, batch_size, rate):
     return [w - v.numpy() for w, v in zip(weights, variables, strict=True)], total
 
 
-def by_hand(kind, sizes, weights, x, y, *, batch_size, rate, stop=0):
+def rounds_by_hand(kind, sizes, batch_size):
     epoch = compiled.compiled_epoch(
         vocabulary_size=sizes[0], embedding_size=sizes[1], lstm_size=sizes[2], loss=kind, batch_size=batch_size
     )()
     if epoch is None:
         pytest.skip("no C compiler")
+    return epoch
+
+
+def by_hand(kind, sizes, weights, x, y, *, batch_size, rate, stop=0):
+    return of_client(rounds_by_hand(kind, sizes, batch_size)(weights), weights, x, y, rate=rate, stop=stop)
+
+
+def of_client(epoch, weights, x, y, *, rate, stop=0):
     update = [np.full(w.shape, np.nan, np.float32) for w in weights]
-    loss = epoch(weights)(x, y, learning_rate=rate, update=update, stop=np.full(1, stop, np.int32))
+    loss = epoch(x, y, learning_rate=rate, update=update, stop=np.full(1, stop, np.int32))
     return update, loss
 
 
@@ -141,6 +149,21 @@ def test_the_same_bits_again_and_on_another_thread(case):
     for update, loss in (again, *others):
         assert loss == once[1]
         assert all(np.array_equal(a, b) for a, b in zip(update, once[0], strict=True))
+
+
+def test_rounds_do_not_write_into_each_other(case):
+    """What a round prepares lies where an earlier round's did, but only once that one is over."""
+    sizes, weights, x, y = case
+    other = [2 * w for w in weights]
+    expected = [by_hand("published", sizes, w, x, y, batch_size=16, rate=0.3) for w in (weights, other)]
+    begin = rounds_by_hand("published", sizes, 16)
+    for _ in range(2):
+        one, two = begin(weights), begin(other)
+        for epoch, of, (update, loss) in ((one, weights, expected[0]), (two, other, expected[1])):
+            found = of_client(epoch, of, x, y, rate=0.3)
+            assert found[1] == loss
+            assert all(np.array_equal(a, b) for a, b in zip(found[0], update, strict=True))
+        del one, two, epoch
 
 
 def test_a_client_that_diverges_says_so(case):
