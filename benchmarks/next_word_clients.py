@@ -75,13 +75,30 @@ def sentences(model: str, law: str, seed: int) -> np.ndarray:
     return words
 
 
-def random_sentences(model: str, clients: int, law: str) -> Any:
-    """The task, with such sentences."""
+def with_keras_lstm(model: Any) -> Any:
+    """The same model, of the same weights, with Keras's own LSTM layer in place of ours."""
+    import tensorflow as tf
+
+    def own(layer: Any) -> Any:
+        kind = tf.keras.layers.LSTM if isinstance(layer, tf.keras.layers.LSTM) else type(layer)
+        return kind.from_config(layer.get_config())
+
+    copy = tf.keras.models.clone_model(model, clone_function=own)
+    copy.set_weights(model.get_weights())
+    return copy
+
+
+def random_sentences(model: str, clients: int, law: str, *, keras_lstm: bool = False) -> Any:
+    """The task, with such sentences; with Keras's own LSTM layer if asked for."""
     from fedmf import federated
     from tasks.stackoverflow import compiled, preprocessing
     from tasks.stackoverflow import model as next_word
 
     sizes = sizes_of(model)
+
+    def build_model(seed: int) -> Any:
+        built = next_word.build_model(seed, **sizes)
+        return with_keras_lstm(built) if keras_lstm else built
 
     def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
         words = sentences(model, law, sum(name.encode()))
@@ -93,7 +110,7 @@ def random_sentences(model: str, clients: int, law: str) -> Any:
         client_ids=[str(i) for i in range(clients)],
         client_examples=examples,
         evaluation_examples=examples,
-        build_model=lambda seed: next_word.build_model(seed, **sizes),
+        build_model=build_model,
         loss=next_word.make_loss("published"),
         metrics=next_word.make_metrics("published", preprocessing.SpecialIds(sizes["vocabulary_size"])),
         headline_metric="accuracy",

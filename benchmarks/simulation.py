@@ -9,6 +9,8 @@ Kinds of rounds, each in a process of its own, all on the same cohorts:
   compiled        --execution fast: client work in compiled C, clients side by side; the default where there is a C compiler
   differentiated  --execution fast without a compiler: a tf.function for each client, one after the other
   tff             --execution tff: build_unweighted_fed_avg with our aggregator, in TFF's C++ runtime
+  stock           the same as TFF and Keras come: with Keras's own LSTM layer in place of ours, and without our settings of the C
+                  library's allocator
 
 The processes take turns, one round each and in the opposite order the next time, so that slow drifts of the machine cancel in the
 ratios; while one works the others wait. The first round (tracing, compiling) has at most 10 clients and is counted apart. CPU seconds
@@ -51,8 +53,8 @@ from benchmarks.next_word_clients import (
     sentences,
 )
 
-ALLOCATOR_VARIABLE = "FEDMF_ALLOCATOR"
 KINDS = ("compiled", "differentiated", "tff", "stock")
+IN_TFF = ("tff", "stock")
 PARTS = ("data", "noise", "clients", "of which clip and sum", "server", "metrics", "checkpoint")
 _FIRST = 10  # clients of the first round
 # Memory of TFF's process and worker with the published model, measured with 10 and 100 clients a round.
@@ -70,24 +72,6 @@ def numpy_products() -> float:
     return 2.0 * _SQUARE**3 * _SQUARES / (time.perf_counter() - began)
 
 
-def with_keras_lstm(build_model: Callable[[int], Any]) -> Callable[[int], Any]:
-    """The same model, of the same weights, with Keras's own LSTM layer in place of ours."""
-
-    def build(seed: int) -> Any:
-        import tensorflow as tf
-
-        def own(layer: Any) -> Any:
-            kind = tf.keras.layers.LSTM if isinstance(layer, tf.keras.layers.LSTM) else type(layer)
-            return kind.from_config(layer.get_config())
-
-        model = build_model(seed)
-        copy = tf.keras.models.clone_model(model, clone_function=own)
-        copy.set_weights(model.get_weights())
-        return copy
-
-    return build
-
-
 class Rounds:
     """One kind of execution, a round at a time, with the time that its parts took."""
 
@@ -98,9 +82,7 @@ class Rounds:
         from fedmf.federated.training import client_examples
         from fedmf.runs import Checkpoint, RunFolder
 
-        self.task = random_sentences(model, clients, law)
-        if kind == "stock":
-            self.task = dataclasses.replace(self.task, build_model=with_keras_lstm(self.task.build_model))
+        self.task = random_sentences(model, clients, law, keras_lstm=kind == "stock")
         self.config = fedmf.TrainConfig(
             rounds=2048,
             cohort_size=clients,
@@ -113,7 +95,7 @@ class Rounds:
             client_learning_rate=1.0,
             sequence_length=LENGTH,
             batch_size=BATCH,
-            execution="tff" if kind in ("tff", "stock") else "fast",
+            execution="tff" if kind in IN_TFF else "fast",
             seed=0,
         )
         client_work = {"compiled": "hand_written", "differentiated": "differentiated"}.get(kind)
@@ -215,6 +197,10 @@ def serve(kind: str, model: str, clients: int, law: str, threads: int | None) ->
     from fedmf.federated.quiet import import_tensorflow
 
     import_tensorflow()
+    from fedmf.federated.workers import ALLOCATOR_VARIABLE
+
+    if kind == "stock":
+        os.environ[ALLOCATOR_VARIABLE] = "system"
     began = time.perf_counter()
     rounds = Rounds(kind, model, clients, law, threads)
     print(json.dumps({"ready": time.perf_counter() - began}), file=out, flush=True)
@@ -245,12 +231,7 @@ def children(
             ]
             command += [] if threads is None else ["--threads", str(threads)]
             started[kind] = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=os.environ | ({ALLOCATOR_VARIABLE: "system"} if kind == "stock" else {}),
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
             if not started[kind].stdout.readline():
                 raise click.ClickException(f"{kind} did not start: {started[kind].stderr.read()[-2000:]}")
@@ -318,13 +299,12 @@ def table(model: str, clients: int, law: str, costs: dict[str, Cost], products: 
             f"{kind:<16}{clients / seconds:>10.2f}{slowest:>9.2f} to {fastest:.2f}{cpu / clients:>14.4f}{cost.first:>15.1f}"
             f"{cost.peak / 1e9:>9.2f}"
         )
-    if "tff" in costs:
-        for kind in costs.keys() - {"tff"}:
-            ratios = [b / a for a, b in zip(costs[kind].seconds, costs["tff"].seconds, strict=True)]
-            cpu = statistics.mean(costs["tff"].cpu) / statistics.mean(costs[kind].cpu)
-            lines.append(
-                f"{kind}: {statistics.mean(ratios):.1f} times tff (from {min(ratios):.1f} to {max(ratios):.1f}), by CPU seconds {cpu:.1f}"
-            )
+    for base in filter(costs.__contains__, IN_TFF):
+        for kind in (kind for kind in costs if kind not in ("stock", base)):
+            ratios = [b / a for a, b in zip(costs[kind].seconds, costs[base].seconds, strict=True)]
+            cpu = statistics.mean(costs[base].cpu) / statistics.mean(costs[kind].cpu)
+            times = f"{statistics.mean(ratios):.2f} times {base} (from {min(ratios):.1f} to {max(ratios):.1f})"
+            lines.append(f"{kind}: {times}, by CPU seconds {cpu:.1f}")
     numpys, every = statistics.mean(products), operations(model, every_position(model))
     once = operations(model, distinct_positions(sentences(model, law, 0)[:, :-1]))
     lines.append(
@@ -383,10 +363,10 @@ def main(
         clients, passes, model = (2,), 1, "demo"
     found: dict[str, Any] = {"model": model, "words": law, "clients": {}, "numpy": {}}
     for count in clients:
-        missing = missing_memory(count) if model == "full" and "tff" in kinds and len(kinds) > 1 else None
+        missing = missing_memory(count) if model == "full" and set(kinds) & set(IN_TFF) and len(kinds) > 1 else None
         if missing:
             click.echo(missing, err=True)
-        left = tuple(kind for kind in kinds if kind != "tff" or not missing)
+        left = tuple(kind for kind in kinds if kind not in IN_TFF or not missing)
         costs, products = measure(left, model, count, law, passes, threads)
         found["clients"][str(count)] = {kind: dataclasses.asdict(cost) for kind, cost in costs.items()}
         found["numpy"][str(count)] = products

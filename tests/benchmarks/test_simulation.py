@@ -21,10 +21,10 @@ def test_rounds_of_all_kinds_are_measured_and_train_alike():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
-    assert len(found["numpy"]["2"]) == 3
+    assert len(found["numpy"]["2"]) == 4
     assert min(found["numpy"]["2"]) > 1e9
     costs = found["clients"]["2"]
-    assert list(costs) == ["compiled", "differentiated", "tff"]
+    assert list(costs) == ["compiled", "differentiated", "tff", "stock"]
     for cost in costs.values():
         assert min(*cost["seconds"], *cost["cpu"], cost["first"], cost["peak"]) > 0
         # The same cohorts, models and noise: what is timed side by side is the same training.
@@ -33,6 +33,19 @@ def test_rounds_of_all_kinds_are_measured_and_train_alike():
     parts = costs["compiled"]["parts"]
     assert min(parts.values()) > 0
     assert parts["of which clip and sum"] < parts["clients"] < sum(costs["compiled"]["seconds"])
+
+
+def test_stock_is_keras_own_layer():
+    import tensorflow as tf
+
+    from benchmarks.next_word_clients import random_sentences
+
+    ours, keras = (
+        random_sentences("demo", 1, "zipf", keras_lstm=keras_lstm).build_model(3) for keras_lstm in (False, True)
+    )
+    assert all((one == other).all() for one, other in zip(ours.get_weights(), keras.get_weights(), strict=True))
+    changed = [type(new) for old, new in zip(ours.layers, keras.layers, strict=True) if type(old) is not type(new)]
+    assert changed == [tf.keras.layers.LSTM]
 
 
 def test_operations_are_those_of_the_products():
