@@ -23,7 +23,8 @@ typedef struct {
     long classes_p, width_p, units_p, gates_p, rows; /* rows: of a batch, a multiple of MR */
     weights own;                                     /* this client's, from its first step on */
     const weights *at;                               /* where it is: `own`, or before that step those of the round */
-    float *out_gradient, *inputs, *by_word, *pushed, *gates, *cells, *squashed, *states, *projected;
+    float *next_out; /* what own.out is going to be; the two change places with each batch */
+    float *inputs, *by_word, *pushed, *gates, *cells, *squashed, *states, *projected;
     float *d_states, *d_cells, *d_pushed, *d_projected, *d_inputs, *packed, *sums, *tiles_x, *tiles_h;
     float *taken, *logits, *d_taken, *total, *tiles_p;
     beginnings tree;
@@ -57,7 +58,7 @@ static long lay_out(model *s, float *base) {
     s->at = &s->own;
     TAKE_INT(tree.place, s->classes);
     if (base) memset(s->tree.place, 0, sizeof(int32_t) * s->classes);
-    TAKE(out_gradient, s->width_p * s->classes_p);
+    TAKE(next_out, s->width_p * s->classes_p);
     TAKE(inputs, all * s->width_p);
     TAKE(by_word, all * s->gates_p);
     TAKE(pushed, s->rows * s->gates_p);
@@ -193,9 +194,9 @@ static int softmax_sums(model *s, long rows, const float *highest, float *total)
     return large;
 }
 
-/* Softmax and cross-entropy of up to BLOCK positions; writes their part of d_projected, adds to out_gradient and to the bias's sums.
-   Returns the sum of weight times cross-entropy. */
-static double softmax(model *s, const long *position, const long *from, long count, float each, int first) {
+/* Softmax and cross-entropy of up to BLOCK positions; writes their part of d_projected, takes their step of the last layer's
+   weights into next_out, and adds to the bias's sums. Returns the sum of weight times cross-entropy. */
+static double softmax(model *s, const long *position, const long *from, long count, float each, int first, float rate) {
     const int32_t *label = s->tree.label;
     long rows = up(count, MR), e = s->width_p, panels = s->classes_p / NR;
     float *logits = s->logits, scale[BLOCK], highest[BLOCK], total[BLOCK];
@@ -239,8 +240,8 @@ static double softmax(model *s, const long *position, const long *from, long cou
     transpose_tiles(s->taken, rows, e, s->tiles_p);
     for (long p = 0; p < panels; p++) {
         const float *panel = logits + p * rows * NR;
-        float *gradient = s->out_gradient + p * e * NR;
-        multiply(e, rows, 1, by_columns(s->tiles_p, rows, 0), panel, 0, gradient, first ? 0 : gradient, NR, 0, 1, 0);
+        float *next = s->next_out + p * e * NR;
+        multiply(e, rows, 1, by_columns(s->tiles_p, rows, 0), panel, 0, next, first ? s->at->out + p * e * NR : next, NR, 0, -rate, 0);
         vec s0 = {0}, s1 = {0}, s2 = {0};
         for (long r = 0; r < rows; r++, panel += NR)
             s0 += scale[r] * CV(panel), s1 += scale[r] * CV(panel + VL), s2 += scale[r] * CV(panel + 2 * VL);
@@ -334,7 +335,7 @@ static double batch(model *s, const float *embedding, float *update, const int32
     double loss = 0;
     long parts = up(b->positions, BLOCK) / BLOCK, part = up((b->positions + parts - 1) / parts, MR);
     for (long j = 0; j < b->positions; j += part)
-        loss += softmax(s, b->position + j, b->from + j, shorter(b->positions - j, part), 1.0f / labels, j == 0);
+        loss += softmax(s, b->position + j, b->from + j, shorter(b->positions - j, part), 1.0f / labels, j == 0, rate);
     multiply(rows, e, u / NR, by_rows(s->d_projected, e), s->at->project_t, e * NR, s->d_states, 0, u, NR, 1, 0);
     through_time(s);
     multiply(words, s->gates_p, e / NR, by_rows(s->by_word, s->gates_p), s->at->lstm_t, s->gates_p * NR, s->d_inputs, 0, e, NR, 1,
@@ -342,8 +343,9 @@ static double batch(model *s, const float *embedding, float *update, const int32
     for (long w = 0; w < b->words; w++)
         for (long j = 0, k = b->id[w] * s->width; j < s->width; j++) update[k + j] += rate * s->d_inputs[w * e + j];
 
-    const weights *from = s->at, *to = s->at = &s->own; /* all of it is written here */
-    descend(to->out, from->out, s->out_gradient, e * s->classes_p, rate);
+    const weights *from = s->at, *to = s->at = &s->own; /* all of it is written, here and by `softmax` */
+    float *was = s->own.out;
+    s->own.out = s->next_out, s->next_out = was;
     descend(to->out_bias, from->out_bias, s->sums + s->gates_p + e, s->classes_p, rate);
     transpose_tiles(s->states, rows, u, s->tiles_h);
     rows_to_panels(s->d_projected, rows, e, s->packed, s->sums);

@@ -174,7 +174,8 @@ static void multiply(long m, long depth, long panels, left a, const float *b, lo
             for (long k = first; k < (outer ? first + 1 : depth); k += chunk) {
                 long now = depth - k < chunk ? depth - k : chunk, block = a.depth ? a.depth : now;
                 const float *from = b + p * b_panel + k * NR, *at = a.data + (a.depth ? k / a.depth * a.block : k * a.step);
-                long soon = outer ? b_panel : now * NR;
+                /* Parts of all panels pass by: behind the last one comes the next part of the first. */
+                long soon = outer && p + 1 < panels ? b_panel : now * NR - (outer ? p * b_panel : 0);
                 for (long i = 0; i < m; i += MR, at += a.tile) {
                     float *to = c + p * c_panel + i * c_row;
                     const float *onto = k ? to : plus ? plus + p * c_panel + i * c_row : 0;
