@@ -146,16 +146,15 @@ INLINE void transpose_four(const float *from, float *to) {
     *(four *)(to + 2 * NR) = PAIR(high, high_2, 0, 1, 4, 5), *(four *)(to + 3 * NR) = PAIR(high, high_2, 2, 3, 6, 7);
 }
 
-/* One panel of `rows_p` rows, a multiple of NR, into its place in panels of the transpose, whose matrix has `panels` panels. */
-static void transpose_panel(const float *panel, long rows_p, long panels, float *to) {
-    for (; rows_p > 0; rows_p -= NR, panel += NR * NR, to += panels * NR * NR)
-        for (long j = 0; j < NR; j += 4)
-            for (long i = 0; i < NR; i += 4) transpose_four(panel + i * NR + j, to + j * NR + i);
-}
-
 /* Panels of an (NR a) x (NR b) matrix, source panels `apart` from each other, into panels of its transpose. */
 static void transpose(const float *from, long rows_p, long panels, long apart, float *to) {
-    for (long p = 0; p < panels; p++) transpose_panel(from + p * apart, rows_p, panels, to + p * NR * NR);
+    for (long p = 0; p < panels; p++)
+        for (long q = 0; q < rows_p / NR; q++) {
+            const float *block = from + p * apart + q * NR * NR;
+            float *into = to + (q * panels + p) * NR * NR;
+            for (long j = 0; j < NR; j += 4)
+                for (long i = 0; i < NR; i += 4) transpose_four(block + i * NR + j, into + j * NR + i);
+        }
 }
 
 /* (length, width), row by row, into [width / MR][length][MR]. */
