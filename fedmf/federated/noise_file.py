@@ -7,7 +7,6 @@ import json
 import mmap
 import os
 import pathlib
-import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
@@ -34,7 +33,7 @@ class TileFile:
     Args:
       size: coordinates of a row.
       places: rows that the file holds.
-      folder: where to keep it, or None for a temporary folder that goes with this object.
+      folder: where to keep it, or None for a file without a name, which goes with this process however that ends.
 
     Raises:
       ValueError: the disk has no room for the file.
@@ -42,24 +41,26 @@ class TileFile:
 
     def __init__(self, size: int, places: int, folder: str | pathlib.Path | None) -> None:
         self.size, self.places = size, places
-        if folder is None:
-            self.folder = pathlib.Path(tempfile.mkdtemp(prefix="fedmf-noise-"))
-            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        else:
-            self.folder = pathlib.Path(folder)
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path, needed = self.folder / NOISE_FILE, self._offset(size)
-        have = free_for_noise(self.folder)
-        if have < needed:
-            raise ValueError(
-                f"folder={str(self.folder)!r} has {have / 1e9:.1f} GB free and the noise needs {needed / 1e9:.1f} GB: "
-                "name another folder, or noise_strategy='redrawn'"
-            )
         # What passes between the file and arrays: whole pages, as O_DIRECT has it.
         self._passing = memoryview(mmap.mmap(-1, _PASSED_AT_ONCE))
-        self._descriptor = _open(path, needed, self._passing[:_PAGE])
+        if folder is None:
+            with tempfile.TemporaryDirectory(prefix="fedmf-noise-") as temporary:
+                self._descriptor = self._opened(pathlib.Path(temporary))
+        else:
+            pathlib.Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._descriptor = self._opened(pathlib.Path(folder))
         weakref.finalize(self, os.close, self._descriptor)
         self._ahead, self._held = np.empty((0, size), np.float32), range(0)  # rows, and which they are
+
+    def _opened(self, folder: pathlib.Path) -> int:
+        needed, have = self._offset(self.size), free_for_noise(folder)
+        if have < needed:
+            raise ValueError(
+                f"folder={str(folder)!r} has {have / 1e9:.1f} GB free and the noise needs {needed / 1e9:.1f} GB: "
+                "name another folder, or noise_strategy='redrawn'"
+            )
+        self._path = folder / NOISE_FILE
+        return _open(self._path, needed, self._passing[:_PAGE])
 
     def row(self, t: int, end: int) -> np.ndarray:
         """Row t as a new array, float32 (size,), and some of the rows behind it, before `end`, in the same pass."""
@@ -77,7 +78,7 @@ class TileFile:
         """Rows t .. t + len(out) - 1 of `tile` into out, float32 (rows, coordinates)."""
         for offset, rows, passing in self._pieces(tile, t, len(out)):
             if os.preadv(self._descriptor, [passing], offset) < len(passing):
-                raise OSError(f"{self.folder / NOISE_FILE} is shorter than it should be: delete it and resume")
+                raise OSError(f"{self._path} is shorter than it should be: delete it and resume")
             out[rows] = np.frombuffer(passing, np.float32).reshape(rows.stop - rows.start, -1)[:, : out.shape[1]]
 
     def write(self, tile: slice, t: int, rows: np.ndarray) -> None:
@@ -149,15 +150,16 @@ class NoiseFile:
         self._length, self._width = strategy.length, strategy.width
         self._places = self._length + self._width
         self._file = TileFile(tiles.size, self._places, folder)
-        self._header = self._file.folder / _HEADER
+        self._header = None if folder is None else pathlib.Path(folder) / _HEADER
         digest = hashlib.sha256(np.ascontiguousarray(recurrence).tobytes())
         digest.update(np.asarray(tiles.key).tobytes() + repr((tiles.size, self._length, TILE)).encode())
         self._digest = digest.hexdigest()
         self._first, self._end = 0, 0  # rounds that are whole in the file
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            header = json.loads(self._header.read_text())
-            if header["digest"] == self._digest:
-                self._first, self._end = int(header["first"]), int(header["end"])
+        if self._header is not None:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                header = json.loads(self._header.read_text())
+                if header["digest"] == self._digest:
+                    self._first, self._end = int(header["first"]), int(header["end"])
         if self._end and not self._obeys_the_recurrence():
             self._first, self._end = 0, 0
 
@@ -227,9 +229,10 @@ class NoiseFile:
         return True
 
     def _write_header(self, first: int, end: int) -> None:
-        path = self._header.with_suffix(".new")
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({"digest": self._digest, "first": first, "end": end}, file)
-        os.replace(path, self._header)
+        if self._header is not None:
+            path = self._header.with_suffix(".new")
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                json.dump({"digest": self._digest, "first": first, "end": end}, file)
+            os.replace(path, self._header)
         self._first, self._end = first, end

@@ -317,8 +317,8 @@ def _loop(
                 metric_row(row)
                 timing_row({"round": t, "seconds": round(seconds, 4)})
                 state, done = new_state, t + 1
+                bar.set_postfix(_latest(task, row, validation, len(cohort) / seconds), refresh=False)
                 bar.update()
-                bar.set_postfix(_latest(task, row, validation, len(cohort) / seconds))
                 if done % config.checkpoint_every == 0 or done == config.rounds:
                     save(done, state)
                     saved = done

@@ -2,6 +2,9 @@
 
 import errno
 import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -19,11 +22,11 @@ def opened(request, monkeypatch):
     flags = []
     real = os.open
 
-    def opening(path, flag, *rest):
+    def opening(path, flag, *rest, **options):
         if request.param != "as it is" and flag & getattr(os, "O_DIRECT", 0):
             raise OSError(errno.EINVAL, "not on this file system")
         flags.append(flag)
-        return real(path, flag, *rest)
+        return real(path, flag, *rest, **options)
 
     monkeypatch.setattr(noise_file.os, "open", opening)
     return flags
@@ -93,3 +96,20 @@ def test_a_file_system_that_has_no_such_file_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(noise_file.os, "open", refuses)
     with pytest.raises(OSError, match="no"):
         TileFile(10, 2, tmp_path)
+
+
+KILLED = """
+import os, signal
+import numpy as np
+from fedmf.federated.noise_file import TileFile
+file = TileFile(10, 2, None)
+file.write(slice(0, 10), 0, np.ones((2, 10), np.float32))
+assert (file.row(1, 2) == 1).all()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_process_leaves_no_noise_behind(tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED], env=os.environ | {"TMPDIR": str(tmp_path)}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not list(tmp_path.glob("fedmf-noise-*"))

@@ -233,3 +233,10 @@ def test_timings_are_apart_from_metrics(tmp_path):
     assert all("seconds" not in row for row in run.metrics)
     assert json.loads((run.path / "result.json").read_text())["seconds"] > 0
     assert sorted(os.listdir(run.path / "checkpoints")) == ["round-000005.ckpt", "round-000006.ckpt"]
+
+
+def test_a_log_file_gets_a_line_every_ten_seconds_and_not_every_round(tmp_path, capsys):
+    train(tmp_path / "run", config(rounds=60, checkpoint_every=60, evaluate_every=60), progress=True)
+    lines = capsys.readouterr().err.split("\r")
+    assert all(part in lines[-1] for part in ("60/60", "clients/s=", "loss="))
+    assert len(lines) < 20
