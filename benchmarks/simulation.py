@@ -58,7 +58,7 @@ IN_TFF = ("tff", "stock")
 PARTS = ("data", "noise", "clients", "of which clip and sum", "server", "metrics", "checkpoint")
 _FIRST = 10  # clients of the first round
 # Memory of TFF's process and worker with the published model, measured with 10 and 100 clients a round.
-_TFF_BYTES, _TFF_BYTES_A_CLIENT = 4.7e9, 36e6
+_TFF_BYTES, _TFF_BYTES_A_CLIENT = 5.3e9, 45e6
 _SQUARE, _SQUARES = 2048, 8  # numpy's products: so large, so many a turn
 
 
@@ -186,7 +186,7 @@ def missing_memory(clients: int) -> str | None:
         available = sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
         needed = _TFF_BYTES + _TFF_BYTES_A_CLIENT * clients
         if available < needed:
-            return f"tff is left out: {clients} clients would take some {needed / 1e9:.0f} GB and {available / 1e9:.0f} are free"
+            return f"TFF is left out: {clients} clients would take some {needed / 1e9:.0f} GB and {available / 1e9:.0f} are free"
     return None
 
 

@@ -46,7 +46,7 @@ class HostNoise:
       memory_bytes: what the arrays may take; None for 1.5 GB.
       disk_bytes: what the file of "spilled" may take; None for two thirds of what is free in `folder`. With room for all rounds of a
         dense mechanism (33 GB for 2052 of 4,050,000 parameters) they are made at once, and no round costs more than another.
-      folder: private folder for the file of "spilled", kept afterwards; None for a temporary one that goes with this object.
+      folder: private folder for the file of "spilled", kept afterwards; None for a file without a name, which goes with this object.
 
     Raises:
       TypeError, ValueError: naming the argument, and what to do instead.

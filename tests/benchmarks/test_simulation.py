@@ -85,4 +85,4 @@ def test_what_does_not_fit_the_memory_is_left_out():
 
     if not pathlib.Path("/proc/meminfo").exists():
         pytest.skip("the system does not tell")
-    assert missing_memory(10**6).startswith("tff is left out: 1000000 clients would take some 36005 GB and ")
+    assert missing_memory(10**6).startswith("TFF is left out: 1000000 clients would take some 45005 GB and ")
