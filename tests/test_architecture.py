@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 # Part -> the parts it may import. "tasks" and "experiments" are packages of their own, "fedmf" is the package's __init__ with all
 # that is above the line; everything else is a module or package in fedmf. A part may always import itself.
-FOUNDATION = {"_checks", "elliptope", "workloads", "participation", "schedule", "ledger"}
+FOUNDATION = {"_checks", "elliptope", "progress_bar", "workloads", "participation", "schedule", "ledger"}
 MATHEMATICS = FOUNDATION | {"sensitivity", "mechanisms"}
 ABOVE_THE_LINE = (
     MATHEMATICS
@@ -53,6 +53,7 @@ MAY_IMPORT = {
     "schedule": {"_checks"},
     "ledger": {"_checks"},
     "elliptope": set(),
+    "progress_bar": set(),
     "sensitivity": FOUNDATION,
     "mechanisms": FOUNDATION | {"sensitivity"},
     "error": MATHEMATICS,

@@ -61,13 +61,12 @@ def mechanism(
     """
     with arguments_checked():
         plan = plan_from(mechanism_file, **target)
-    import tqdm
-
+    from fedmf import progress_bar
     from fedmf.federated.audit import audit_mechanism
 
     with (
         arguments_checked(),
-        tqdm.tqdm(desc="audit", unit="round", disable=quiet or as_json, dynamic_ncols=True) as bar,
+        progress_bar.bar(desc="audit", unit="round", disable=quiet or as_json) as bar,
     ):
 
         def progress(done: int, total: int) -> None:

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 import tensorflow as tf
-import tqdm
 
-from fedmf import _checks
+from fedmf import _checks, progress_bar
 from fedmf.accounting import Plan
 from fedmf.federated.noise import NoiseState
 from fedmf.federated.noise_file import NoiseFile, TileFile
@@ -217,7 +216,9 @@ class _Tiles:
     def watched(self) -> Iterator[slice]:
         """The tiles, with a bar for whoever asked to see one."""
         tiles = -(-self.size // TILE)
-        yield from tqdm.tqdm(self, desc="noise", total=tiles, unit="tile", leave=False, delay=3, disable=not self.shown)
+        yield from progress_bar.bar(
+            self, desc="noise", total=tiles, unit="tile", leave=False, delay=3, disable=not self.shown
+        )
 
     def draw(self, first: int, count: int, tile: slice, out: np.ndarray) -> None:
         """Rows first .. first + count - 1 of Z in `tile` into out, float32 (count, coordinates)."""

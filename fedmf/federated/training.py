@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 
+from fedmf import progress_bar
 from fedmf.accounting import Plan
 from fedmf.availability import availability_from_text
 from fedmf.behaviour import Behaviour
@@ -291,16 +291,7 @@ def _loop(
         leaves = execution.leaves(state)
         folder.save_checkpoint(Checkpoint(rounds_done=rounds_done, config_digest=digest, state=leaves, ledger=ledger))
 
-    bar = tqdm.tqdm(
-        total=config.rounds,
-        initial=done,
-        unit="round",
-        desc=config.family,
-        disable=not progress,
-        dynamic_ncols=True,
-        # A log file gets a line every ten seconds, a terminal ten a second.
-        mininterval=0.1 if sys.stderr.isatty() else 10,
-    )
+    bar = progress_bar.bar(total=config.rounds, initial=done, unit="round", desc=config.family, disable=not progress)
     validation: dict[str, float] = {}
     with bar, folder.rows("metrics") as metric_row, folder.rows("timings") as timing_row:
         try:

@@ -2,11 +2,10 @@
 
 import contextlib
 import contextvars
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 
-from fedmf import _checks
+from fedmf import _checks, progress_bar
 
 # Called with (step, loss, gap or None) after each step of a fit.
 Progress = Callable[[int, float, float | None], None]
@@ -51,10 +50,7 @@ def shown(label: str, enabled: bool) -> Iterator[Progress | None]:
     if not enabled:
         yield None
         return
-    import tqdm
-
-    interval = 0.1 if sys.stderr.isatty() else 10
-    with tqdm.tqdm(desc=f"fit {label}", unit="step", leave=False, delay=2, mininterval=interval) as bar:
+    with progress_bar.bar(desc=f"fit {label}", unit="step", leave=False, delay=2) as bar:
         latest = ""
 
         def progress(iteration: int, loss: float, gap: float | None) -> None:

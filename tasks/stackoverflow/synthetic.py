@@ -14,8 +14,8 @@ import sqlite3
 from collections.abc import Iterator
 
 import numpy as np
-import tqdm
 
+from fedmf import progress_bar
 from tasks.stackoverflow import example_proto, language
 
 # In the SQLite header, which TFF's loader ignores: a report must be able to tell this corpus from the real one.
@@ -89,7 +89,7 @@ def write_synthetic_corpus(
     total = sum(len(numbers) for numbers in users.values())
     with (
         _atomic_database(path, overwrite) as connection,
-        tqdm.tqdm(total=total, desc=f"writing {path.name}", unit="client", disable=not progress) as bar,
+        progress_bar.bar(total=total, desc=f"writing {path.name}", unit="client", disable=not progress) as bar,
     ):
         for split in _SPLITS:
             mean = sentences_per_client / 2 if split == "test" else sentences_per_client

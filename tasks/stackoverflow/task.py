@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 
 import numpy as np
-import tqdm
 
+from fedmf import progress_bar
 from fedmf.federated.task import Examples, Task
 from tasks.stackoverflow import compiled, data, model, vocabulary
 from tasks.stackoverflow.preprocessing import Preprocessor
@@ -164,7 +164,7 @@ def _encode_slice(corpus: data.Corpus, preprocessor: Preprocessor, start: int, s
     y = np.empty_like(x)
     # Client by client into place: the real test split has 16 million sentences.
     hidden = not progress or stop - start < 100_000
-    with tqdm.tqdm(total=stop - start, desc="reading the test split", unit="sentence", disable=hidden) as bar:
+    with progress_bar.bar(total=stop - start, desc="reading the test split", unit="sentence", disable=hidden) as bar:
         seen = 0
         for client_id, size in data.client_sizes(corpus.path, "test").items():
             begin, end = max(seen, start), min(seen + size, stop)

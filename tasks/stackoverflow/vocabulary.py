@@ -6,8 +6,7 @@ import pathlib
 import random
 from collections import Counter
 
-import tqdm
-
+from fedmf import progress_bar
 from tasks.stackoverflow import data
 
 # The real file has 342,477 train users: counting all takes an hour, and the order of frequent words is settled long
@@ -96,7 +95,7 @@ def _cached(cache: pathlib.Path, stamp: str) -> list[tuple[str, int]] | None:
 
 def _count(path: pathlib.Path, clients: list[str], progress: bool) -> list[tuple[str, int]]:
     users: Counter[bytes] = Counter()
-    bar = tqdm.tqdm(total=len(clients), desc="counting words", unit="client", disable=not progress)
+    bar = progress_bar.bar(total=len(clients), desc="counting words", unit="client", disable=not progress)
     with bar:
         for examples in data.iterate_records(path, "train", clients, (b"tokens",)):
             used: set[bytes] = set()

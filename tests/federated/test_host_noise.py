@@ -13,7 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import fedmf
-from fedmf import federated
+from fedmf import federated, progress_bar
 from fedmf.federated import host_noise
 from fedmf.federated.noise import NoiseRows
 from fedmf.federated.source import gaussian_source
@@ -316,8 +316,8 @@ for t in range(40):
         np.testing.assert_array_equal([again.row(t) for t in range(17, 40)], whole[17:])
 
     def test_a_bar_for_whoever_asks(self, monkeypatch, capsys):
-        bar = host_noise.tqdm.tqdm
-        monkeypatch.setattr(host_noise.tqdm, "tqdm", lambda *args, **options: bar(*args, **options | {"delay": 0}))
+        bar = progress_bar.bar
+        monkeypatch.setattr(progress_bar, "bar", lambda *args, **options: bar(*args, **options | {"delay": 0}))
         noise = self.make(None)
         noise.row(0)
         assert "tile" not in capsys.readouterr().err
