@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # dp_accounting takes most of a second to import, so that `fedmf --help` waits for it nowhere: functions import it.
 
+# A row of N has at least the norm 1 / sensitivity, because row t of N times column t of C is 1.
+_LARGEST_SCALE = 1e30
 _FLOAT32_NORMAL = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 
 
@@ -119,10 +121,17 @@ class Plan:
         """Standard deviation of every entry of Z, in the units of a client's update: the noise added to a SUM is N Z.
 
         Raises:
-          ValueError: float32, in which noise is drawn, would make it 0 or infinite: a guarantee without noise.
+          ValueError: float32, in which noise is made, would make it or a row of N 0 or infinite: a guarantee without noise.
         """
-        stddev = self.noise_multiplier * self.sensitivity.value * self.clip_norm * self.noise_scale
-        if self.noise_multiplier > 0 and not _FLOAT32_NORMAL[0] <= stddev <= _FLOAT32_NORMAL[1]:
+        scale = self.sensitivity.value
+        if self.noise_multiplier > 0 and not 1 / _LARGEST_SCALE <= scale <= _LARGEST_SCALE:
+            raise ValueError(
+                f"mechanism has sensitivity {scale:g}, and rows of noise about as small or large, beyond what float32 holds: divide its "
+                "encoder by that"
+            )
+        stddev = self.noise_multiplier * scale * self.clip_norm * self.noise_scale
+        held = _FLOAT32_NORMAL[0] <= min(stddev, stddev / scale) and max(stddev, stddev / scale) <= _FLOAT32_NORMAL[1]
+        if self.noise_multiplier > 0 and not held:
             raise ValueError(
                 f"clip_norm={self.clip_norm} and noise_multiplier={self.noise_multiplier} give noise of standard deviation {stddev:g}, "
                 "beyond the range of float32 in which it is drawn: rescale the updates, and clip_norm with them"

@@ -1,5 +1,6 @@
 """The guarantee of a run folder after the fact, and the statement of the finished run."""
 
+import math
 import pathlib
 from typing import Any
 
@@ -7,6 +8,7 @@ from fedmf.accounting import Plan
 from fedmf.audit import Audit, audit_ledger
 from fedmf.ledger import ParticipationLedger
 from fedmf.mechanisms import load_mechanism
+from fedmf.participation import Participation
 from fedmf.runs import Run, write_atomically
 from fedmf.statement import as_text
 
@@ -14,18 +16,18 @@ FINAL_STATEMENT = "final_statement"
 
 
 def audit_run(folder: str | pathlib.Path | Run, *, plan: Plan | None = None) -> Audit:
-    """Audits the rounds of a run that are on disk, finished or not, with the plan of its config.
+    """Audits the rounds of a run that are on disk, finished or not, with the plan it ran with.
 
     Args:
       folder: of the run, or the run.
-      plan: another one, for a run that was given a plan of its own.
+      plan: another one; None for `recorded_plan`.
 
     Raises:
       ValueError: it holds no run, or a file of it is damaged or missing.
     """
     run = folder if isinstance(folder, Run) else Run.load(folder)
     if plan is None:
-        plan = run.config.plan(load_mechanism(run.path / "mechanism.npz"))
+        plan = recorded_plan(run)
     path = run.path / "participation.csv"
     if not path.exists():
         raise ValueError(f"{run.path} has no participation.csv yet: it is written with the first checkpoint")
@@ -36,6 +38,40 @@ def audit_run(folder: str | pathlib.Path | Run, *, plan: Plan | None = None) -> 
         # Rounds after the last checkpoint have metrics, and no record yet of who took part.
         ledger = ledger.first(max((t + 1 for t in range(len(ledger)) if len(ledger.cohort(t))), default=0))
     return audit_ledger(ledger, plan)
+
+
+def recorded_plan(run: Run) -> Plan:
+    """The plan that a run was started with: the noise that plan.json records, which need not be what the config asks for.
+
+    Raises:
+      ValueError: plan.json and mechanism.npz do not belong together.
+    """
+    mechanism, recorded, sampling = load_mechanism(run.path / "mechanism.npz"), run.plan, run.config.sampling_scheme()
+    try:
+        if sampling is not None:
+            sampling = sampling.in_groups(recorded["sampling"]["groups"])
+        plan = Plan(
+            mechanism=mechanism,
+            participation=Participation(**recorded["participation"]),
+            noise_multiplier=recorded["noise_multiplier"],
+            clip_norm=recorded["clip_norm"],
+            delta=recorded["delta"],
+            sampling=sampling,
+            simulated_cohort=recorded["simulated_cohort"],
+            claimed_cohort=recorded["claimed_cohort"],
+        )
+        # Epsilon may differ where another accountant computed it; what was added may not.
+        same = math.isclose(plan.stddev, recorded["stddev"], rel_tol=1e-9)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{run.path / 'plan.json'} is damaged ({error}): nothing can be said about this run"
+        ) from error
+    if not same:
+        raise ValueError(
+            f"{run.path}: plan.json records noise of standard deviation {recorded['stddev']}, its mechanism.npz needs {plan.stddev}: one "
+            "of them is another run's, put it back"
+        )
+    return plan
 
 
 def run_statement_values(run: Run, audit: Audit, **options: Any) -> dict[str, Any]:

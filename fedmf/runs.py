@@ -57,6 +57,19 @@ def write_atomically(path: pathlib.Path, content: bytes | str, *, mode: int = 0o
         raise
 
 
+def lock(descriptor: int) -> bool:
+    """Locks an open file or folder until it is closed. False if somebody has locked it; True also where there are no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # some network file systems have none
+        return True
+    return True
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """The state of a run after `rounds_done` rounds.
@@ -154,10 +167,32 @@ class RunFolder:
             (folder.path / "private").chmod(0o700)
             write_atomically(folder.path / "metrics.jsonl", "")
         except OSError as error:
-            raise ValueError(
-                f"cannot write to folder {folder.path} ({error.strerror}): name a folder you may write to"
-            ) from error
+            raise folder._cannot_write(error) from error
         return folder
+
+    def _cannot_write(self, error: OSError) -> ValueError:
+        return ValueError(f"cannot write to folder {self.path} ({error.strerror}): name a folder you may write to")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Inside, nobody else trains in this folder, which is made if it is not there. A process that dies leaves no lock behind.
+
+        Raises:
+          ValueError: somebody does, or it cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        try:
+            if not lock(descriptor):
+                raise ValueError(
+                    f"another process trains in {self.path}: wait for it, stop it and resume with --resume, or name another folder"
+                )
+            yield
+        finally:
+            os.close(descriptor)
 
     @staticmethod
     def open(path: str | pathlib.Path) -> "RunFolder":
@@ -174,9 +209,9 @@ class RunFolder:
         return folder
 
     def digest(self) -> str:
-        """Hash of what must not change between start and resume: config, plan and noise seed."""
-        parts = [self.path / "config.json", self.path / "plan.json", self.path / "private" / "noise_seed"]
-        return hashlib.sha256(b"\0".join(part.read_bytes() for part in parts)).hexdigest()
+        """Hash of what must not change between start and resume: config, plan, mechanism and noise seed."""
+        parts = ["config.json", "plan.json", "mechanism.npz", "private/noise_seed"]
+        return hashlib.sha256(b"\0".join((self.path / part).read_bytes() for part in parts)).hexdigest()
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Writes it, then drops all but the newest two."""
@@ -207,7 +242,8 @@ class RunFolder:
         checkpoint = Checkpoint.from_bytes(paths[-1].read_bytes(), paths[-1])
         if checkpoint.config_digest != self.digest():
             raise ValueError(
-                f"checkpoint {paths[-1]} belongs to another run (its config, plan or noise seed differs): move it out of the folder"
+                f"checkpoint {paths[-1]} belongs to another run (its config, plan, mechanism or noise seed differs): move it out of the "
+                "folder"
             )
         return checkpoint
 

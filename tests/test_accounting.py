@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedmf.accountants import MIN_DELTA, gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.accounting import Plan, calibrate
-from fedmf.mechanisms import BandedMechanism, IdentityMechanism, TreeMechanism
+from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
 from fedmf.participation import Participation
 from tests.paper_figures import BANDED_K1, BANDED_TABLE_4, BANDED_TABLE_4_MULTI_EPOCH
 
@@ -259,6 +259,32 @@ class TestPlan:
             _ = plan(clip_norm=clip_norm, noise_multiplier=sigma).stddev
         assert "float32" in str(caught.value)
         assert "rescale the updates" in str(caught.value)
+
+    @pytest.mark.parametrize("scale", [1e-46, 1e-38, 1e-31, 1e31, 1e38, 1e46])
+    def test_an_encoder_whose_noise_float32_cannot_hold(self, scale):
+        """Rows of N are 1 / scale: TensorFlow would make them 0, and the run would have no noise."""
+        scaled = DenseMechanism(matrix=np.tril(np.ones((4, 4))) * scale)
+        with pytest.raises(
+            ValueError, match=r"mechanism has sensitivity .* beyond what float32 holds: divide its encoder by that"
+        ):
+            _ = plan(mechanism=scaled).stddev
+        assert plan(mechanism=scaled, noise_multiplier=0.0).stddev == 0
+
+    @pytest.mark.parametrize(("scale", "clip_norm"), [(1e-20, 1e-19), (1e20, 1e19), (1e25, 1e-20)])
+    def test_an_encoder_and_a_clip_norm_that_float32_cannot_hold_together(self, scale, clip_norm):
+        scaled = DenseMechanism(matrix=np.eye(4) * scale)
+        made = plan(mechanism=scaled, clip_norm=clip_norm, noise_multiplier=1e-20 if clip_norm < 1 else 1.0)
+        with pytest.raises(ValueError, match="rescale the updates"):
+            _ = made.stddev
+
+    @pytest.mark.parametrize("scale", [1e-29, 1e-10, 1e10, 1e29])
+    def test_a_scaled_encoder_needs_the_same_noise(self, scale):
+        """What is added to the sum is N Z times stddev."""
+        C = np.tril(np.ones((4, 4)))
+        one, scaled = (plan(mechanism=DenseMechanism(matrix=C * s)) for s in (1, scale))
+        np.testing.assert_allclose(
+            scaled.mechanism.noising() * scaled.stddev, one.mechanism.noising() * one.stddev, rtol=1e-12
+        )
 
 
 ONE = IdentityMechanism(rounds=4)

@@ -1,9 +1,11 @@
 """The audit of a run folder, and the statement of the finished run."""
 
+import dataclasses
 import json
 
 import pytest
 
+from fedmf.mechanisms import DenseMechanism
 from fedmf.run_audit import audit_run, run_statement_values, write_final_statement
 from fedmf.runs import Run, write_atomically
 from fedmf.statement import as_text
@@ -52,6 +54,41 @@ def test_rounds_after_the_last_checkpoint_are_not_called_empty(run):
     write_atomically(run / "participation.csv", "".join(r for r in rows if not r.startswith(f"{CONFIG.rounds - 1},")))
     assert audit_run(run).observed.rounds == last + 1
     assert audit_run(run).pattern.empty_rounds == 0
+
+
+def weaker(run):
+    """As if the run had been given a plan of its own, of half the noise that its config asks for."""
+    plan = CONFIG.plan()
+    plan = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2)
+    described = {name: json.loads((run / "plan.json").read_text())[name] for name in ("task", "versions")}
+    write_atomically(run / "plan.json", json.dumps(plan.summary() | described))
+    return plan
+
+
+def test_the_noise_that_ran_counts_and_not_what_the_config_asks_for(run):
+    plan = weaker(run)
+    assert plan.epsilon > 1.5 * CONFIG.plan().epsilon
+    assert audit_run(run).planned.epsilon == plan.epsilon
+    write_final_statement(run)
+    values = json.loads((run / "final_statement.json").read_text())
+    assert values["guarantee"]["epsilon"] == plan.epsilon
+    shown = json.loads(fedmf("audit", run, "--json").stdout)
+    assert shown["epsilon_planned"] == shown["epsilon_achieved"] == plan.epsilon
+
+
+def test_noise_of_another_mechanism_is_refused(run):
+    plan = CONFIG.plan()
+    twice = DenseMechanism(matrix=2 * plan.mechanism.encoder())
+    twice.save(run / "mechanism.npz")
+    with pytest.raises(ValueError, match=r"plan.json records noise of standard deviation .*mechanism.npz needs"):
+        audit_run(run)
+
+
+@pytest.mark.parametrize("change", [{"noise_multiplier": None}, {"participation": {"rounds": 3}}, {"delta": -1}])
+def test_a_damaged_plan_is_refused(run, change):
+    write_atomically(run / "plan.json", json.dumps(json.loads((run / "plan.json").read_text()) | change))
+    with pytest.raises(ValueError, match=r"plan.json is damaged"):
+        audit_run(run)
 
 
 def test_the_command_line(run, tmp_path):

@@ -10,12 +10,13 @@ import pathlib
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.linalg
 
 from fedmf.mechanisms.strategy import NOISE_FILE, TILE, NoiseStrategy, free_for_noise, rows_ahead
+from fedmf.runs import lock
 
 _HEADER = "noise_history.json"
 # Float32 rounding of C X, relative to sums of absolute values; a row that is off by less does no harm.
@@ -36,8 +37,11 @@ class TileFile:
       folder: where to keep it, or None for a file without a name, which goes with this process however that ends.
 
     Raises:
-      ValueError: the disk has no room for the file.
+      ValueError: the disk has no room for the file, or another process has it. An older object of this process gives it up, and raises this
+        itself when it is used again.
     """
+
+    _named: ClassVar[weakref.WeakValueDictionary[str, "TileFile"]] = weakref.WeakValueDictionary()
 
     def __init__(self, size: int, places: int, folder: str | pathlib.Path | None) -> None:
         self.size, self.places = size, places
@@ -48,8 +52,13 @@ class TileFile:
                 self._descriptor = self._opened(pathlib.Path(temporary))
         else:
             pathlib.Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+            name = os.path.realpath(folder)
+            older = self._named.pop(name, None)
+            if older is not None:
+                older._close()
             self._descriptor = self._opened(pathlib.Path(folder))
-        weakref.finalize(self, os.close, self._descriptor)
+            self._named[name] = self
+        self._close: Any = weakref.finalize(self, os.close, self._descriptor)
         self._ahead, self._held = np.empty((0, size), np.float32), range(0)  # rows, and which they are
 
     def _opened(self, folder: pathlib.Path) -> int:
@@ -76,6 +85,7 @@ class TileFile:
 
     def read(self, tile: slice, t: int, out: np.ndarray) -> None:
         """Rows t .. t + len(out) - 1 of `tile` into out, float32 (rows, coordinates)."""
+        self.check_open()
         for offset, rows, passing in self._pieces(tile, t, len(out)):
             if os.preadv(self._descriptor, [passing], offset) < len(passing):
                 raise OSError(f"{self._path} is shorter than it should be: delete it and resume")
@@ -84,11 +94,17 @@ class TileFile:
     def write(self, tile: slice, t: int, rows: np.ndarray) -> None:
         """The inverse of `read`."""
         self._held = range(0)
+        self.check_open()
         for offset, some, passing in self._pieces(tile, t, len(rows)):
             np.frombuffer(passing, np.float32).reshape(some.stop - some.start, -1)[:, : rows.shape[1]] = rows[some]
             while len(passing):
                 done = os.pwritev(self._descriptor, [passing], offset)
                 passing, offset = passing[done:], offset + done
+
+    def check_open(self) -> None:
+        """Raises a ValueError if a later object has the file."""
+        if not self._close.alive:
+            raise ValueError(f"{self._path} has been taken over by a later HostNoise of this process: use that one")
 
     def _pieces(self, tile: slice, t: int, count: int) -> Iterator[tuple[int, slice, memoryview]]:
         """Rows t .. t + count - 1 of this tile in runs of neighbours: offset in the file, which rows, and the memory to pass them in."""
@@ -118,12 +134,18 @@ def _open(path: pathlib.Path, size: int, page: memoryview) -> int:
     for flag in (getattr(os, "O_DIRECT", 0), 0):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flag, 0o600)
+            if not lock(descriptor):
+                raise BlockingIOError
             os.truncate(descriptor, size)
             os.preadv(descriptor, [page], 0)
             return descriptor
         except OSError as error:
             if descriptor >= 0:
                 os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise ValueError(
+                    f"another process makes its noise in {path.parent}: wait for it, stop it, or name another folder"
+                ) from error
             if error.errno != errno.EINVAL or not flag:
                 raise
     raise AssertionError("the second way returns or raises")
@@ -189,6 +211,7 @@ class NoiseFile:
         return C, r
 
     def _make(self) -> None:
+        self._file.check_open()
         s, e = self._end, min(self._end + self._length, len(self._recurrence))
         C, r = self._rows_of_encoder(s, e)
         D, E, L = C[:, r:], C[:, :r], e - s

@@ -1,5 +1,6 @@
 """What a training task is to the training loop: clients, their examples, a model and how it is judged. It knows no privacy."""
 
+import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -53,11 +54,11 @@ class Task:
     Attributes:
       name: short name, such as "stackoverflow_nwp".
       description: one line for reports: which file, how many clients, vocabulary, model sizes, loss.
-      client_ids: training clients in a fixed order; the participation controller's index i is client_ids[i].
+      client_ids: training clients in a fixed order, each once; the participation controller's index i is client_ids[i].
       client_examples: client id -> (x, y), int32 (m, length), m >= 0, in file order, preprocessed and truncated. Pure.
       evaluation_examples: "validation" or "test" -> (x, y), int32 (m, length). Pure; the two splits are disjoint.
       build_model: seed -> an untrained tf.keras.Model, (batch, length) int32 -> logits (batch, length, classes). The same seed
-        gives the same weights.
+        gives the same weights. In training it must be a function of weights and inputs alone: no Dropout, no BatchNormalization.
       loss: (labels, logits, example_weights) -> scalar float32 tensor, the mean the client minimises. labels (batch, length)
         int32, logits (batch, length, classes), example_weights (batch,) float32, 0 for examples that only pad a batch.
       metrics: (labels, logits, example_weights) -> {name: (numerator, denominator)}, float32 scalars that add up over batches.
@@ -82,5 +83,11 @@ class Task:
     def __post_init__(self) -> None:
         if not len(self.client_ids):
             raise ValueError(f"client_ids of task {self.name!r} is empty: a task needs at least one training client")
+        if len(set(self.client_ids)) != len(self.client_ids):
+            twice = next(name for name, count in collections.Counter(self.client_ids).items() if count > 1)
+            raise ValueError(
+                f"client_ids of task {self.name!r} has {twice!r} more than once: the guarantee is for each client, so every one needs an "
+                "id of its own"
+            )
         if self.batch_size < 1:
             raise ValueError(f"batch_size={self.batch_size} must be a positive integer")

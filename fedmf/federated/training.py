@@ -20,6 +20,7 @@ from fedmf.controller import ParticipationController
 from fedmf.error import rmse
 from fedmf.federated.evaluation import Evaluator
 from fedmf.federated.execution import Execution, build_execution, parameters
+from fedmf.federated.model_check import check_model
 from fedmf.federated.remote_workers import WorkersLost, connected
 from fedmf.federated.source import check_noise_seed
 from fedmf.federated.task import Examples, Task
@@ -36,7 +37,7 @@ from fedmf.mechanisms.strategy import (
 from fedmf.mechanisms.stream import NoiseStream
 from fedmf.run_audit import write_final_statement
 from fedmf.runs import Checkpoint, Run, RunFolder, write_atomically
-from fedmf.statement import installed_versions
+from fedmf.statement import installed_versions, mechanism_digest
 from fedmf.worker_addresses import worker_addresses
 
 
@@ -122,35 +123,51 @@ def _train(
     progress: bool,
     on_round: Callable[[int], None] | None,
 ) -> Run:
+    check_model(task, config)
     if resume:
-        run_folder, plan, seed = _reopen(task, config, folder, plan)
-    else:
-        seed = check_noise_seed(noise_seed)
-        if config.sampling is None:
-            _controller(
-                task, config
-            )  # refuses an impossible participation before a long fit, and before the folder exists
-        plan = config.plan(config.fit(show_progress=progress)) if plan is None else plan
-        _check_plan(plan, config)
-        controller_of(task, config, plan, seed)
-        strategy_of(plan.mechanism.stream().causal(), parameters(task, config))  # refuses before the folder exists
+        run_folder = RunFolder.open(folder)
+        with run_folder.locked():
+            plan, seed = _reopen(task, config, run_folder, plan)
+            _run(task, config, run_folder, plan, seed, made, progress, on_round, run_folder.load_checkpoint())
+        return Run.load(folder)
+    seed = check_noise_seed(noise_seed)
+    if config.sampling is None:
+        _controller(task, config)  # refuses an impossible participation before a long fit, and before the folder exists
+    plan = config.plan(config.fit(show_progress=progress)) if plan is None else plan
+    _check_plan(plan, config)
+    controller_of(task, config, plan, seed)
+    strategy_of(plan.mechanism.stream().causal(), parameters(task, config))  # refuses before the folder exists
+    with RunFolder(folder).locked():
         run_folder = RunFolder.create(folder)
         _write_beginning(run_folder, task, config, plan, seed)
-    checkpoint = run_folder.load_checkpoint() if resume else None
-    execution = made(task, plan, config, seed, noise_folder=run_folder.path / "private")
+        _run(task, config, run_folder, plan, seed, made, progress, on_round, None)
+    return Run.load(folder)
+
+
+def _run(
+    task: Task,
+    config: TrainConfig,
+    folder: RunFolder,
+    plan: Plan,
+    seed: int,
+    made: Callable[..., Execution],
+    progress: bool,
+    on_round: Callable[[int], None] | None,
+    checkpoint: Checkpoint | None,
+) -> None:
+    execution = made(task, plan, config, seed, noise_folder=folder.path / "private")
     chosen = execution.noise.strategy
     if progress:
         execution.noise.show_progress()
     if progress and chosen.disk:
-        print(f"noise: {chosen.reason}, {chosen.disk / 1e9:.1f} GB in {run_folder.path / 'private'}", file=sys.stderr)
+        print(f"noise: {chosen.reason}, {chosen.disk / 1e9:.1f} GB in {folder.path / 'private'}", file=sys.stderr)
     short = short_of_disk(chosen, plan.mechanism.stream().causal(), execution.noise.size)
     if progress and short:
         print(f"noise: {short}", file=sys.stderr)
     if progress and execution.slow:
         print(f"clients: {execution.slow}", file=sys.stderr)
     controller = controller_of(task, config, plan, seed, checkpoint.ledger if checkpoint else None)
-    _loop(task, config, plan, run_folder, execution, controller, checkpoint, progress, on_round)
-    return Run.load(run_folder.path)
+    _loop(task, config, plan, folder, execution, controller, checkpoint, progress, on_round)
 
 
 def _controller(task: Task, config: TrainConfig, **options: Any) -> ParticipationController:
@@ -239,11 +256,8 @@ def _write_beginning(folder: RunFolder, task: Task, config: TrainConfig, plan: P
     write_atomically(folder.path / "config.json", config.to_json())
 
 
-def _reopen(
-    task: Task, config: TrainConfig, folder: str | pathlib.Path, plan: Plan | None
-) -> tuple[RunFolder, Plan, int]:
-    run_folder = RunFolder.open(folder)
-    run = Run.load(run_folder.path)
+def _reopen(task: Task, config: TrainConfig, folder: RunFolder, plan: Plan | None) -> tuple[Plan, int]:
+    run = Run.load(folder.path)
     if run.config != config:
         changed = [
             f"{f.name}={getattr(config, f.name)!r} (the run has {getattr(run.config, f.name)!r})"
@@ -251,21 +265,22 @@ def _reopen(
             if getattr(config, f.name) != getattr(run.config, f.name)
         ]
         raise ValueError(
-            f"cannot resume {folder} with another config: {', '.join(changed)}; start a new folder for that"
+            f"cannot resume {folder.path} with another config: {', '.join(changed)}; start a new folder for that"
         )
     if run.plan["task"] != _task_summary(task):
         # Resumed rounds repeat their noise: on other data the difference of the two releases would be free of it.
         raise ValueError(
-            f"cannot resume {folder} on other data: the run trains {run.plan['task']}, this is {_task_summary(task)}; "
+            f"cannot resume {folder.path} on other data: the run trains {run.plan['task']}, this is {_task_summary(task)}; "
             "start a new folder for that"
         )
-    stored = load_mechanism(run_folder.path / "mechanism.npz")
+    stored = load_mechanism(folder.path / "mechanism.npz")
     plan = config.plan(stored) if plan is None else plan
-    if any(run.plan[key] != value for key, value in plan.summary().items()):
+    other = any(run.plan[key] != value for key, value in plan.summary().items())
+    if other or mechanism_digest(plan.mechanism) != mechanism_digest(stored):
         raise ValueError(
-            f"cannot resume {folder} with another plan: its plan.json differs; start a new folder for that"
+            f"cannot resume {folder.path} with another plan: its plan.json or mechanism.npz differs; start a new folder for that"
         )
-    return run_folder, plan, int((run_folder.path / "private" / "noise_seed").read_text())
+    return plan, int((folder.path / "private" / "noise_seed").read_text())
 
 
 def _loop(

@@ -254,6 +254,32 @@ class TestTheFile:
         np.testing.assert_array_equal([again.row(t) for t in range(28, 40)], whole[28:])
         assert min(drawn) >= 27  # the check of the last block, and what comes after it
 
+    def test_the_later_of_two_has_the_file(self, tmp_path, whole):
+        first = self.make(tmp_path, seed=SEED + 1)
+        first.row(8)
+        later = self.make(tmp_path)
+        with pytest.raises(ValueError, match=r"taken over by a later HostNoise of this process"):
+            [first.row(t) for t in range(9, 40)]
+        np.testing.assert_array_equal([later.row(t) for t in range(40)], whole)
+
+    def test_two_processes_do_not_share_the_file(self, tmp_path, whole):
+        program = f"""
+from tests.federated.test_host_noise import TestTheFile
+noise = TestTheFile().make({str(tmp_path)!r})
+noise.row(30)
+print("made", flush=True)
+input()
+"""
+        with subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as other:
+            assert other.stdout.readline() == "made\n"
+            with pytest.raises(ValueError, match=r"another process makes its noise in .*: wait for it, stop it"):
+                self.make(tmp_path, seed=SEED + 1)
+            other.kill()
+        again = self.make(tmp_path)
+        np.testing.assert_array_equal([again.row(t) for t in range(28, 40)], whole[28:])
+
     def test_an_earlier_round_is_made_again(self, tmp_path, whole):
         first = self.make(tmp_path)
         first.row(39)

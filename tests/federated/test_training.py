@@ -15,6 +15,7 @@ import pytest
 import fedmf
 from fedmf import federated
 from fedmf.federated import training
+from fedmf.mechanisms import BandedMechanism
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task
 
@@ -225,6 +226,60 @@ def test_examples_are_shuffled_by_seed_round_and_client():
     assert len({order(0, 9), order(1, 9), order(0, 9, c=config(seed=4))}) == 3
     x, _ = training.client_examples(task, settings, 2, 9)
     assert sorted(map(tuple, x)) == sorted(map(tuple, task.client_examples("client 9")[0]))
+
+
+def stopping(*, after):
+    def stop(t):
+        if t == after:
+            raise RuntimeError("stopped")
+
+    return stop
+
+
+def test_resume_refuses_another_mechanism_that_looks_the_same(tmp_path):
+    settings = config(family="banded", bands=2)
+
+    def plan_of(a):
+        diagonals = np.stack([np.full(settings.rounds, a), np.full(settings.rounds, np.sqrt(1 - a * a))], axis=1)
+        diagonals[0, 1], diagonals[-1, 0] = 0, 1  # columns of norm 1
+        return dataclasses.replace(settings.plan(), mechanism=BandedMechanism(diagonals=diagonals))
+
+    one, other = plan_of(0.8), plan_of(0.6)
+    assert one.summary() == other.summary()
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(tmp_path / "run", settings, plan=one, on_round=stopping(after=3))
+    with pytest.raises(ValueError, match=r"plan.json or mechanism.npz differs"):
+        train(tmp_path / "run", settings, plan=other, noise_seed=None, resume=True)
+    mechanism = (tmp_path / "run" / "mechanism.npz").read_bytes()
+    other.mechanism.save(tmp_path / "run" / "mechanism.npz")
+    with pytest.raises(
+        ValueError, match=r"belongs to another run \(its config, plan, mechanism or noise seed differs\)"
+    ):
+        train(tmp_path / "run", settings, plan=other, noise_seed=None, resume=True)
+    (tmp_path / "run" / "mechanism.npz").write_bytes(mechanism)
+    resumed = train(tmp_path / "run", settings, plan=one, noise_seed=None, resume=True)
+    assert resumed.result is not None
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path):
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(tmp_path / "run", on_round=stopping(after=3))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    program = "import sys; from fedmf.runs import RunFolder\nwith RunFolder(sys.argv[1]).locked(): print('locked', flush=True), input()"
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "locked\n"
+        for arguments in ({"noise_seed": None, "resume": True}, {}):
+            with pytest.raises(ValueError, match=r"another process trains in .*run: wait for it, stop it and resume"):
+                train(tmp_path / "run", **arguments)
+        assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+        other.kill()
+    assert train(tmp_path / "run", noise_seed=None, resume=True).result is not None
+
+
+def test_every_client_has_an_id_of_its_own():
+    with pytest.raises(ValueError, match=r"client_ids of task 'small' has 'b' more than once"):
+        dataclasses.replace(small_task(), client_ids=["a", "b", "c", "b"])
 
 
 def test_timings_are_apart_from_metrics(tmp_path):
