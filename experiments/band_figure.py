@@ -152,6 +152,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.out.suffix != ".png":
         parser.error(f"--out {options.out} does not end in .png")
+    if not options.out.parent.is_dir() or options.out.is_dir():
+        parser.error(f"--out {options.out} is not a file in a folder that exists: create it, or choose another")
     began = time.perf_counter()
 
     def progress(phrase: str) -> None:

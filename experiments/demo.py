@@ -58,6 +58,12 @@ def server_rate(config: TrainConfig) -> float:
     return round(RATE_FACTOR * rmse(config.fit(), config.workload(), config.participation()) ** SLOPE, 3)
 
 
+def check_demo(*, seeds: Sequence[int], epsilon: float) -> None:
+    """Raises a ValueError for seeds or an epsilon that no run takes."""
+    for seed in seeds:
+        TrainConfig(seed=seed, family="identity", epsilon=epsilon, **SETTINGS)
+
+
 def demo_configs(corpus: pathlib.Path, *, seed: int, epsilon: float) -> list[TrainConfig]:
     """The grid of one seed: the families, everything but the server's rate equal."""
     base = TrainConfig(data=str(corpus), seed=seed, family="none", **SETTINGS)
@@ -119,11 +125,15 @@ def _run(config: TrainConfig, folder: pathlib.Path, seed: int) -> Run:
     started = (folder / "config.json").exists()
     if started:
         run = Run.load(folder)
-        if run.config == config and run.result is not None:
+        if dataclasses.replace(run.config, data=config.data) == config and run.result is not None:
             return run
-    return federated.train(
-        task_from_config(config), config, folder=folder, noise_seed=None if started else seed, resume=started
-    )
+    try:
+        return federated.train(
+            task_from_config(config), config, folder=folder, noise_seed=None if started else seed, resume=started
+        )
+    except federated.InterruptedRun as stop:
+        done = str(stop).rpartition(":")[0]
+        raise federated.InterruptedRun(f"{done}: give the same command again to go on") from None
 
 
 def _table(runs: Sequence[Run], accuracy: dict[str, list[float]], report: pathlib.Path, seconds: float) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import fedmf
 from experiments import paper_figures as figures
-from fedmf.optimize.progress import shown
+from fedmf.optimize.progress import interruptible_fits, shown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def fit(workload: fedmf.Workload, participation: fedmf.Participation, family: st
     if family not in _FAMILIES:
         raise NotThereYet(f"family {family!r} is not there yet")
     try:
-        with shown(family, enabled=sys.stderr.isatty()) as progress:
+        with interruptible_fits(), shown(family, enabled=sys.stderr.isatty()) as progress:
             return fedmf.fit(workload, participation, family=family, progress=progress, **options)
     except TypeError as error:
         if "is not an option of" in str(error):

@@ -15,7 +15,13 @@ import numpy as np
 from fedmf import _checks
 from fedmf import statement as _statement
 from fedmf.accountants import check_delta, gaussian_epsilon, gaussian_noise_multiplier
-from fedmf.amplification import amplified_epsilon, group_epsilon, least_noise_multiplier, rdp_epsilon
+from fedmf.amplification import (
+    MIN_COMPOSED_DELTA,
+    amplified_epsilon,
+    group_epsilon,
+    least_noise_multiplier,
+    rdp_epsilon,
+)
 from fedmf.mechanisms.base import Mechanism
 from fedmf.participation import Participation
 from fedmf.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle, Sampling
@@ -42,7 +48,7 @@ class Plan:
       noise_multiplier: stddev over sensitivity and clip_norm: without sampling, of one GaussianDpEvent for the whole run; 0 means no
         noise and no privacy (epsilon is infinite).
       clip_norm: L2 bound on one client's update in one round.
-      delta: in [1e-15, 1).
+      delta: in [1e-15, 1); at least 1e-10 with CyclicPoisson and CyclicShuffle.
       sampling: a scheme of `fedmf.sampling` for a mechanism with a lower-triangular encoder; None for no amplification. Its groups are
         the mechanism's bands where it does not name more.
       simulated_cohort, claimed_cohort: set only by `simulating`, else both None.
@@ -90,6 +96,11 @@ class Plan:
         clip = _checks.positive("clip_norm", self.clip_norm, way_out)
         object.__setattr__(self, "clip_norm", clip)
         object.__setattr__(self, "delta", check_delta(self.delta))
+        if isinstance(self.sampling, CyclicPoisson | CyclicShuffle) and self.delta < MIN_COMPOSED_DELTA:
+            raise ValueError(
+                f"delta={self.delta} is too small for amplification by sampling, which is accounted to {MIN_COMPOSED_DELTA}: use that, or "
+                "leave sampling out"
+            )
         if (self.simulated_cohort is None) != (self.claimed_cohort is None):
             raise ValueError(
                 "simulated_cohort and claimed_cohort go together: use plan.simulating(simulated=..., claimed=...)"

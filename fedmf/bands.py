@@ -14,6 +14,7 @@ from fedmf.accountants import check_delta, check_epsilon, gaussian_noise_multipl
 from fedmf.amplification import sampled_gaussian_noise_multiplier
 from fedmf.error import rmse
 from fedmf.optimize import fit
+from fedmf.optimize.progress import interruptible_fits
 from fedmf.participation import Participation
 from fedmf.sampling import CyclicPoisson
 from fedmf.sensitivity import sensitivity
@@ -263,7 +264,8 @@ class _Question:
         """The row of the best encoder with b bands and columns of one norm."""
         n = self.workload.rounds
         self.progress(f"fitting {b} bands")
-        mechanism = fit(self.workload, self._once, family="banded", bands=b)
+        with interruptible_fits():
+            mechanism = fit(self.workload, self._once, family="banded", bands=b)
         if b * self.cohort_size >= self.population:
             return self._unamplified(mechanism, b, "banded")
         scheme = CyclicPoisson(population=self.population, cohort_size=self.cohort_size, groups=b)
@@ -275,7 +277,8 @@ class _Question:
     def dense(self) -> BandRow:
         """The row of the best encoder of all under the participation, without amplification."""
         self.progress("fitting the dense optimum")
-        mechanism = fit(self.workload, self.participation, family="dense", tolerance=1e-3)
+        with interruptible_fits():
+            mechanism = fit(self.workload, self.participation, family="dense", tolerance=1e-3)
         return self._unamplified(mechanism, self.workload.rounds, "dense")
 
     def _unamplified(self, mechanism: Any, bands: int, family: str) -> BandRow:

@@ -17,7 +17,7 @@ from fedmf.behaviour import Behaviour
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.base import Mechanism
 from fedmf.optimize import fit
-from fedmf.optimize.progress import shown
+from fedmf.optimize.progress import interruptible_fits, shown
 from fedmf.participation import Participation
 from fedmf.sampling import SCHEMES, Sampling
 from fedmf.schedule import WarmupCooldown
@@ -258,7 +258,7 @@ class TrainConfig:
             # The optimum for every round of an epoch order; a limit below that only lowers its sensitivity.
             participation = Participation(rounds=self.rounds, schema=self.schema, min_sep=self.min_sep)
             options["tolerance"] = 1e-3
-        with shown(family, show_progress) as progress:
+        with interruptible_fits(), shown(family, show_progress) as progress:
             return fit(self.workload(), participation, family=family, progress=progress, **options)
 
     def plan(self, mechanism: Mechanism | None = None) -> Plan:

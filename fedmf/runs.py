@@ -32,6 +32,19 @@ from fedmf.ledger import ParticipationLedger
 
 _CHECKPOINT_MAGIC = b"fedmf checkpoint 1\n"
 _KEPT_CHECKPOINTS = 2
+# What a run writes beside its folders and config.json.
+_WRITTEN = (
+    *(
+        "plan.json",
+        "statement.md",
+        "mechanism.npz",
+        "metrics.jsonl",
+        "timings.jsonl",
+        "participation.csv",
+        "selected.csv",
+    ),
+    *("result.json", "model.npz", "final_statement.md", "final_statement.json"),
+)
 
 
 def write_atomically(path: pathlib.Path, content: bytes | str, *, mode: int = 0o644) -> None:
@@ -51,9 +64,11 @@ def write_atomically(path: pathlib.Path, content: bytes | str, *, mode: int = 0o
             out.flush()
             os.fsync(out.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if isinstance(error, OSError):  # says which file, and not the temporary one's name
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
@@ -162,6 +177,12 @@ class RunFolder:
                 raise ValueError(
                     f"{folder.path} holds the remains of a run without its config.json: name another folder, or empty this one"
                 )
+            if not (folder.path / "private").exists():  # else it is what a run that was stopped at once has left
+                for name in _WRITTEN:
+                    if (folder.path / name).exists():
+                        raise ValueError(
+                            f"{folder.path} has a {name} that is not of a run, and would be lost: name another folder"
+                        )
             for part in ("checkpoints", "private"):
                 (folder.path / part).mkdir(parents=True, exist_ok=True)
             (folder.path / "private").chmod(0o700)

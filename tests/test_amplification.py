@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import fedmf
-from fedmf.accountants import gaussian_epsilon, gaussian_noise_multiplier
+from fedmf.accountants import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.accounting import Plan, calibrate
 from fedmf.amplification import (
+    _sampled_accountant,
     fixed_size_gaussian_epsilon,
     group_epsilon,
     least_noise_multiplier,
@@ -55,6 +56,24 @@ def test_two_samples_against_the_integral():
     epsilon = sampled_gaussian_epsilon(sigma, delta, probability=q, compositions=2)
     assert hockey_stick(two, none, epsilon, cell**2) <= delta * 1.0001
     assert hockey_stick(two, none, 0.995 * epsilon, cell**2) > delta
+
+
+@pytest.mark.parametrize("sigma", [0.5, 2.0])
+@pytest.mark.parametrize("k", [100, 2052])
+def test_composed_deltas_are_above_the_closed_form(k, sigma):
+    """Nearly everybody is drawn: k releases are one of sigma, whose delta is known."""
+    almost, each = 1 - 1e-13, sigma * math.sqrt(k)
+    for delta in (1e-6, 1e-8, 1e-10):
+        epsilon = sampled_gaussian_epsilon(each, delta, probability=almost, compositions=k)
+        assert gaussian_delta(sigma, epsilon) <= delta
+    assert sampled_gaussian_epsilon(each, 9.9e-11, probability=almost, compositions=k) == math.inf
+
+
+def test_deltas_near_the_rounding_of_a_composition_are_not_taken_from_it():
+    # The control of the test above: what dp_accounting says at 1e-13 is too small.
+    k, sigma = 2052, 0.5
+    accountant = _sampled_accountant(sigma * math.sqrt(k), 1 - 1e-13, k, 2.0**-10)
+    assert gaussian_delta(sigma, accountant.get_epsilon(1e-13)) > 1.1e-13
 
 
 @settings(max_examples=10, deadline=None)

@@ -82,7 +82,7 @@ def test_with_sampling(log, identity):
         (["--epsilon", 8, *COLUMNS, "--duplicates", "x"], "duplicates='x'"),
         (["--epsilon", 8, *COLUMNS, "--memory", 0], "memory=0.0 must be gigabytes"),
         (["--epsilon", 8, *COLUMNS, "--memory", 0.1], "allow 256 MB or more"),
-        (["--epsilon", 8, *COLUMNS, "--statement", "x.txt"], "statement=x.txt must end in .md or .json"),
+        (["--epsilon", 8, *COLUMNS, "--statement", "x.txt"], "statement='x.txt' does not end in .md or .json"),
         (["--epsilon", 8, *COLUMNS, "--statement", "no/such/x.md"], "folder that does not exist"),
         (["--epsilon", 8, *COLUMNS, "--sampling", "x"], "sampling='x'"),
         (["--epsilon", 8, *COLUMNS, "--sampling", "poisson"], "needs --population and --cohort-size"),

@@ -97,6 +97,6 @@ def test_the_command_line(run, tmp_path):
     assert shown["contradictions"] == []
     loaded = Run.load(run)
     assert out.read_text() == as_text(run_statement_values(loaded, audit_run(loaded)), ".md")
-    refused("audit", run, "--statement", tmp_path / "x.txt", words=["must end in .md or .json"])
+    refused("audit", run, "--statement", tmp_path / "x.txt", words=["does not end in .md or .json"])
     (run / "participation.csv").unlink()
     refused("audit", run, status=1, words=["has no participation.csv yet"])

@@ -1,12 +1,13 @@
 """fedmf audit: the guarantee of a run after the fact, of fedmf's or of another system's log; and of the noise that a mechanism makes."""
 
 import pathlib
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedmf.cli.audit_mechanism import mechanism
-from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, sampling_options, show
+from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, sampling_options, show, writable
 
 if TYPE_CHECKING:
     from fedmf.audit import Audit
@@ -34,6 +35,7 @@ def audit() -> None:
     """
 
 
+_STATEMENTS = (".md", ".json")
 _statement_option = click.option(
     "--statement",
     type=click.Path(path_type=pathlib.Path),
@@ -57,7 +59,7 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
       fedmf audit runs/first --statement statement.md
     """
     with arguments_checked():
-        _writable(statement)
+        writable("statement", statement, *_STATEMENTS)
     from fedmf.run_audit import audit_run, run_statement_values
     from fedmf.runs import Run
 
@@ -118,7 +120,9 @@ def log(
     """
     columns: dict[str, Any] = {"client_column": client_column, "round_column": round_column, "first_round": first_round}
     with arguments_checked():
-        _writable(statement)
+        writable("statement", statement, *_STATEMENTS)
+        if folder is not None and not folder.is_dir():
+            raise ValueError(f"folder={str(folder)!r} does not exist: create it, or choose another")
         if not 0 < memory < 1e6:
             raise ValueError(f"memory={memory} must be gigabytes, such as 1.0")
         plan = plan_from(mechanism_file, **target)
@@ -128,24 +132,17 @@ def log(
     if statement is not None:
         from fedmf.statement import plan_command_options
 
-        words = [f"--{name.replace('_', '-')} {value}" for name, value in columns.items()]
-        command = ["fedmf audit log", log_file.name, mechanism_file.name, *plan_command_options(plan), *words]
-        commands = [" ".join([*command, f"--duplicates {duplicates}", f"--statement {statement.name}"])]
+        files = [shlex.quote(path.name) for path in (log_file, mechanism_file)]
+        named = columns | {"duplicates": duplicates, "pretraining": pretraining, "statement": statement.name}
+        words = [
+            f"--{k.replace('_', '-')} {shlex.quote(str(value))}" for k, value in named.items() if value is not None
+        ]
+        commands = [" ".join(["fedmf audit log", *files, *plan_command_options(plan), *words])]
         _write(statement, result.statement_values(subject="log", pretraining=pretraining, commands=commands))
     _show(result, as_json)
 
 
 audit.add_command(mechanism)
-
-
-def _writable(statement: pathlib.Path | None) -> None:
-    """Refuses a statement file that cannot be written, before minutes of work."""
-    if statement is None:
-        return
-    if statement.suffix not in (".md", ".json"):
-        raise ValueError(f"statement={statement} must end in .md or .json: the suffix says which of the two is written")
-    if not statement.parent.is_dir():
-        raise ValueError(f"statement={statement} is in a folder that does not exist: create it, or choose another")
 
 
 def _write(path: pathlib.Path, values: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, show
+from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, show, writable
 
 if TYPE_CHECKING:
     from fedmf.bands import BandChoice
@@ -56,8 +56,7 @@ def bands(
     from fedmf.cli.mechanism import workload_named
 
     with arguments_checked():
-        if out is not None and out.suffix != ".png":
-            raise ValueError(f"out={str(out)!r} does not end in .png: name a picture, and take numbers from --json")
+        writable("out", out, ".png")
         choice = choose_bands(
             workload_named(workload, momentum, 0.0, 0.0, rounds),
             population=population,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.options import arguments_checked, json_option, participation_options, show
+from fedmf.cli.options import arguments_checked, json_option, participation_options, show, writable
 
 if TYPE_CHECKING:
     from fedmf.mechanisms import Mechanism
@@ -54,7 +54,7 @@ def _family_options(command: Any) -> Any:
 )
 @_family_options
 @click.option("--stamps", type=int, default=1, show_default=True, help="Fit a part of the run and repeat it as often.")
-@click.option("--stamp-decoder", default="optimal", show_default=True, help="Of stamps: optimal or restarted.")
+@click.option("--stamp-decoder", help="Of stamps: optimal or restarted.  [default: optimal]")
 @click.option(
     "--matrices", type=click.Path(path_type=pathlib.Path), help="Read another program's matrices, fit nothing."
 )
@@ -82,7 +82,7 @@ def fit(
     max_participations: int | None,
     family: str,
     stamps: int,
-    stamp_decoder: str,
+    stamp_decoder: str | None,
     matrices: pathlib.Path | None,
     workload: str,
     momentum: float | None,
@@ -106,6 +106,9 @@ def fit(
 
     options = {name: value for name, value in family_options.items() if value is not None}
     with arguments_checked(), _warnings_in_a_line():
+        writable("out", out, ".npz")
+        if stamps == 1 and stamp_decoder is not None:
+            raise ValueError(f"stamp_decoder={stamp_decoder!r} belongs to stamps: leave it out, or give --stamps")
         participation = fedmf.Participation(
             rounds=rounds, schema=schema, min_sep=min_sep, max_participations=max_participations
         )
@@ -151,7 +154,7 @@ def _fit(
     participation: "Participation",
     family: str,
     stamps: int,
-    stamp_decoder: str,
+    stamp_decoder: str | None,
     options: dict[str, Any],
     with_progress: bool,
 ) -> "Mechanism":
@@ -171,7 +174,7 @@ def _fit(
             rounds=part, schema=participation.schema, min_sep=min(part, participation.min_sep) if separated else None
         )
         fitted = fedmf.fit(workload_of(part), within, family=family, progress=progress, **options)
-        return fedmf.stamp(fitted, stamps, decoder=stamp_decoder)
+        return fedmf.stamp(fitted, stamps, decoder=stamp_decoder or "optimal")
 
 
 def workload_named(name: str, momentum: float | None, warmup: float, cooldown: float, rounds: int) -> "Workload":

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import types
 import typing
@@ -31,6 +32,25 @@ def arguments_checked() -> Iterator[None]:
         yield
     except (ValueError, TypeError, FileNotFoundError) as error:
         raise BadArgument(" ".join(str(error).split())) from error
+
+
+def writable(name: str, path: pathlib.Path | None, *suffixes: str) -> None:
+    """Refuses a file that cannot be written, before minutes of work; None is no file.
+
+    Raises:
+      ValueError: it ends in none of the suffixes, is a folder, or is in one that does not exist or may not be written to.
+    """
+    if path is None:
+        return
+    if path.suffix not in suffixes:
+        ends = " or ".join(suffixes)
+        raise ValueError(f"{name}={str(path)!r} does not end in {ends}: the suffix says what is written")
+    if path.is_dir():
+        raise ValueError(f"{name}={str(path)!r} is a folder: name a file")
+    if not path.parent.is_dir():
+        raise ValueError(f"{name}={str(path)!r} is in a folder that does not exist: create it, or choose another")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{name}={str(path)!r} is in a folder that you may not write to: choose another")
 
 
 def gigabytes(name: str, value: float) -> int:
@@ -132,18 +152,21 @@ def plan_from(
     scheme = _sampling(sampling, population, cohort_size)
     mechanism = fedmf.load_mechanism(mechanism_file)
     if epsilon is not None:
-        return fedmf.calibrate(
+        plan = fedmf.calibrate(
             mechanism, takes_part, epsilon=epsilon, delta=delta, clip_norm=clip_norm, sampling=scheme
         )
-    assert noise_multiplier is not None
-    return fedmf.Plan(
-        mechanism=mechanism,
-        participation=takes_part,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        clip_norm=clip_norm,
-        sampling=scheme,
-    )
+    else:
+        assert noise_multiplier is not None
+        plan = fedmf.Plan(
+            mechanism=mechanism,
+            participation=takes_part,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+            clip_norm=clip_norm,
+            sampling=scheme,
+        )
+    _ = plan.stddev  # refuses what float32 cannot hold
+    return plan
 
 
 def _sampling(sampling: str | None, population: int | None, cohort_size: int | None) -> "Sampling | None":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.options import arguments_checked, json_option, show
+from fedmf.cli.options import arguments_checked, json_option, show, writable
 
 if TYPE_CHECKING:
     from fedmf.participation import Participation
@@ -74,8 +74,7 @@ def participation(
     from fedmf.participation_forecast import Size, forecast, largest_min_sep, refuse_impossible
 
     with arguments_checked():
-        if out is not None and out.suffix != ".png":
-            raise ValueError(f"out={str(out)!r} does not end in .png: name a picture, and take numbers from --json")
+        writable("out", out, ".png")
         size = Size(population=population, cohort_size=cohort_size, simulated_cohort=simulated_cohort)
         there = availability_from_text(availability)
         behaviour = Behaviour(dropout=dropout, disobedient_share=disobedient_share, early_by=early_by, seed=seed)

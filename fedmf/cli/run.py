@@ -7,12 +7,16 @@ import click
 
 from fedmf.cli.options import arguments_checked, config_options, gigabytes, json_option, show
 
+_MOST_DIGITS = 4000  # Python reads no longer ones
+
 
 def _noise_seed(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
     if value is None or value == "os":
         return value
-    if not value.isdigit():
-        raise click.BadParameter(f"{value!r} must be a non-negative whole number, or os to draw one")
+    if not (value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS):
+        raise click.BadParameter(
+            f"{value[:60]!r} must be a non-negative whole number of at most {_MOST_DIGITS} digits, or os to draw one"
+        )
     return int(value)
 
 
@@ -140,6 +144,8 @@ def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: boo
 
     # The one place where the library's command line reaches up to the drivers.
     driver = importlib.import_module("experiments.demo")
+    with arguments_checked():
+        driver.check_demo(seeds=seeds, epsilon=epsilon)
     result = driver.run_demo(out, seeds=seeds, epsilon=epsilon)
     if as_json:
         show(result, as_json)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from fedmf import _checks, progress_bar
 from fedmf.accounting import Plan
-from fedmf.federated.noise import NoiseState
+from fedmf.federated.noise import NoiseState, mechanism_mark
 from fedmf.federated.noise_file import NoiseFile, TileFile
 from fedmf.federated.source import check_noise_seed, noise_key, source_of_key
 from fedmf.mechanisms.strategy import (
@@ -37,7 +37,7 @@ class HostNoise:
     strategy bit for bit.
 
     Args:
-      plan: of the run; its mechanism says what noise is made.
+      plan: of the run, the aggregator's; its mechanism says what noise is made.
       size: model parameters, d.
       noise_seed: as of `dp_aggregator`; or `key`.
       key: uint64 (2,), the source's, in place of noise_seed.
@@ -83,6 +83,7 @@ class HostNoise:
         memory = DEFAULT_MEMORY if memory_bytes is None else memory_bytes
         disk = room_for_noise(folder) if disk_bytes is None else disk_bytes
         self.strategy: NoiseStrategy = choose_host_strategy(stream, size, memory, strategy, disk)
+        self._mark = mechanism_mark(plan.mechanism)
         self._key = noise_key(check_noise_seed(noise_seed)) if key is None else np.asarray(key, np.uint64)
         self._tiles = tiles = _Tiles(self._key, size)
         self._maker: _Maker
@@ -130,7 +131,7 @@ class HostNoise:
           state: any structure with one NoiseState of strategy "handed_in" in it: of a query, an aggregator or a whole TFF process.
 
         Raises:
-          ValueError: no such state, more than one, another key, or past the last round.
+          ValueError: no such state, more than one, another key or mechanism, or past the last round.
         """
         count = 0
 
@@ -144,6 +145,11 @@ class HostNoise:
                 )
             if not np.array_equal(np.asarray(noise.key), self._key):
                 raise ValueError("the state was made with another noise seed: use HostNoise.for_state(plan, state)")
+            if int(noise.mechanism) != self._mark:
+                # The aggregator scales the rows by its own plan: noise of another mechanism would not give what that one claims.
+                raise ValueError(
+                    "the state's aggregator was made with the plan of another mechanism: make both from one plan"
+                )
             t = int(noise.next_round)
             return noise._replace(made_for=np.int32(t), rows=self.row(t)[None])
 

@@ -16,9 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.source import Draw, noise_key, source_of_key
+from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.blocks import BlockForm
 from fedmf.mechanisms.strategy import graph_strategies
 from fedmf.mechanisms.stream import NoiseStream
+from fedmf.statement import mechanism_digest
 
 # A choice that costs more than this is worth a word.
 _SLOW_SECONDS = 3.0
@@ -33,13 +35,25 @@ class NoiseState(NamedTuple):
       key: uint64 (2,), of the source.
       next_round: int32 ().
       made_for: int32 (), the round whose row was handed in; -1 before that and where nothing is.
+      mechanism: uint64 (), which one this is the noise of; see `mechanism_mark`.
       rows: float32 (state rows, d).
     """
 
     key: Any
     next_round: Any
     made_for: Any
+    mechanism: Any
     rows: Any
+
+
+def mechanism_mark(mechanism: Mechanism) -> int:
+    """64 bits by which mechanisms are told apart, 0 <= mark < 2^64.
+
+    >>> from fedmf.mechanisms import IdentityMechanism
+    >>> mechanism_mark(IdentityMechanism(rounds=4)) == mechanism_mark(IdentityMechanism(rounds=5))
+    False
+    """
+    return int(mechanism_digest(mechanism)[:16], 16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +64,7 @@ class NoiseRows:
       stream: the mechanism's stream.
       size: coordinates in a row, d.
       noise_seed: non-negative int. It makes the key of `initial_state`; a state goes on with the key it holds.
+      mark: the mechanism's, of `mechanism_mark`, for the state.
       strategy: one of GRAPH_STRATEGIES; None takes the choice of `fedmf.mechanisms.strategy.graph_strategies`.
       source: (key, size) -> draw; see `source_of_key`.
       state_rows: rows of model size kept between rounds.
@@ -61,6 +76,7 @@ class NoiseRows:
     stream: NoiseStream
     size: int
     noise_seed: int = dataclasses.field(repr=False)
+    mark: int = 0
     strategy: str | None = None
     source: Callable[[Any, int], Draw] = source_of_key
     state_rows: int = dataclasses.field(default=0, init=False)
@@ -83,6 +99,7 @@ class NoiseRows:
             key=tf.constant(noise_key(self.noise_seed), tf.uint64),
             next_round=tf.constant(0, tf.int32),
             made_for=tf.constant(-1, tf.int32),
+            mechanism=tf.constant(self.mark, tf.uint64),
             rows=tf.zeros([self.state_rows, self.size], tf.float32),
         )
 
@@ -119,7 +136,7 @@ class NoiseRows:
             row, rows = self._from_block(draw, t, state.rows)
         else:
             row, rows = tf.where(handed, state.rows[0], float("nan")), state.rows
-        return row, NoiseState(state.key, t + 1, tf.constant(-1, tf.int32), rows)
+        return row, NoiseState(state.key, t + 1, tf.constant(-1, tf.int32), state.mechanism, rows)
 
     def _carry(self, draw: Draw, t: Any, rows: Any) -> tuple[Any, Any]:
         form = self._form

@@ -12,7 +12,7 @@ import tensorflow_privacy as tfp
 from fedmf import _checks
 from fedmf.accounting import Plan
 from fedmf.federated.clipping import sum_dtype, zero_and_clip
-from fedmf.federated.noise import NoiseRows, NoiseState
+from fedmf.federated.noise import NoiseRows, NoiseState, mechanism_mark
 from fedmf.federated.source import check_noise_seed
 
 _RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
@@ -168,7 +168,11 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 f"entry_rounding={entry_rounding} for {size} entries leaves nothing of clip_norm={plan.clip_norm}: {way_out}"
             )
         self._noise = NoiseRows(
-            stream=plan.mechanism.stream(), size=size, noise_seed=check_noise_seed(noise_seed), strategy=noise_strategy
+            stream=plan.mechanism.stream(),
+            size=size,
+            noise_seed=check_noise_seed(noise_seed),
+            mark=mechanism_mark(plan.mechanism),
+            strategy=noise_strategy,
         )
 
     @property

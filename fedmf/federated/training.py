@@ -212,6 +212,7 @@ def controller_of(
 
 
 def _check_plan(plan: Plan, config: TrainConfig) -> None:
+    _ = plan.stddev  # refuses what float32 cannot hold
     if plan.participation != config.participation():
         raise ValueError(
             f"plan is for {plan.participation} but the config trains {config.participation()}: calibrate the plan for the run"
@@ -258,11 +259,12 @@ def _write_beginning(folder: RunFolder, task: Task, config: TrainConfig, plan: P
 
 def _reopen(task: Task, config: TrainConfig, folder: RunFolder, plan: Plan | None) -> tuple[Plan, int]:
     run = Run.load(folder.path)
-    if run.config != config:
+    # Where the data lie may change; what they are is compared below.
+    if dataclasses.replace(run.config, data=config.data) != config:
         changed = [
             f"{f.name}={getattr(config, f.name)!r} (the run has {getattr(run.config, f.name)!r})"
             for f in dataclasses.fields(config)
-            if getattr(config, f.name) != getattr(run.config, f.name)
+            if f.name != "data" and getattr(config, f.name) != getattr(run.config, f.name)
         ]
         raise ValueError(
             f"cannot resume {folder.path} with another config: {', '.join(changed)}; start a new folder for that"

@@ -14,6 +14,26 @@ Progress = Callable[[int, float, float | None], None]
 stopped_short: contextvars.ContextVar[bool] = contextvars.ContextVar("stopped_short", default=False)
 
 
+# Whether Ctrl-C ends a fit with KeyboardInterrupt, in place of the answer it has reached.
+_interruptible: contextvars.ContextVar[bool] = contextvars.ContextVar("interruptible", default=False)
+
+
+@contextlib.contextmanager
+def interruptible_fits() -> Iterator[None]:
+    """Inside, Ctrl-C ends a fit with KeyboardInterrupt: for work that goes on with its answer, and must not go on with half of one.
+
+    >>> with interruptible_fits():
+    ...     warn_stopped_short("banded", iterations=1, gap=None, tolerance=1e-3, max_iterations=9, interrupted=True)
+    Traceback (most recent call last):
+    KeyboardInterrupt
+    """
+    token = _interruptible.set(True)
+    try:
+        yield
+    finally:
+        _interruptible.reset(token)
+
+
 def check_common(tolerance: float, max_iterations: int, progress: Progress | None) -> None:
     """Raises unless the options that every family takes are valid."""
     if _checks.real("tolerance", tolerance, way_out="choose a small positive number such as 1e-3") <= 0.0:
@@ -27,7 +47,13 @@ def check_common(tolerance: float, max_iterations: int, progress: Progress | Non
 def warn_stopped_short(
     family: str, *, iterations: int, gap: float | None, tolerance: float, max_iterations: int, interrupted: bool = False
 ) -> None:
-    """Warns, at the caller of `fedmf.fit`, that a fit ended above its tolerance; gap is None where nothing certifies it."""
+    """Warns, at the caller of `fedmf.fit`, that a fit ended above its tolerance; gap is None where nothing certifies it.
+
+    Raises:
+      KeyboardInterrupt: it was interrupted, inside `interruptible_fits`.
+    """
+    if interrupted and _interruptible.get():
+        raise KeyboardInterrupt
     stopped_short.set(True)
     way_out = "fit again to go on" if interrupted else f"raise max_iterations={max_iterations} or tolerance"
     reached = "before it converged to" if gap is None else f"at a gap of {gap:.2g}, above"

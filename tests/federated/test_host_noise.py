@@ -202,6 +202,13 @@ class TestHandingIn:
         noise = federated.HostNoise.for_state(plan, state)
         with pytest.raises(ValueError, match="another noise seed"):
             federated.HostNoise(plan, SIZE, noise_seed=SEED + 1).hand_in(state)
+        other = plan_of(banded(rounds=5, bands=2))
+        for mixed in (
+            federated.HostNoise.for_state(other, state),
+            federated.HostNoise(other, SIZE, key=noise._key),
+        ):
+            with pytest.raises(ValueError, match="made with the plan of another mechanism"):
+                mixed.hand_in(state)
         with pytest.raises(ValueError, match="holds 0 NoiseStates"):
             noise.hand_in({"weights": [1.0]})
         with pytest.raises(ValueError, match="holds 2 NoiseStates"):
