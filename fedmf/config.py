@@ -322,9 +322,8 @@ def read_config_file(path: str | pathlib.Path) -> dict[str, Any]:
     """
     path = pathlib.Path(path)
     if not path.is_file():
-        raise FileNotFoundError(
-            f"config file {path} does not exist: name a .toml or .json file with fields of TrainConfig"
-        )
+        wrong = "is not a file" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"config file {path} {wrong}: name a .toml or .json file with fields of TrainConfig")
     try:
         text = path.read_text(encoding="utf-8")
         values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)

@@ -87,7 +87,8 @@ def read_log(
         raise ValueError(f"client_column and round_column are both {client_column!r}: name the two columns of the log")
     path = pathlib.Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"log {path} does not exist: name a CSV or Parquet file of clients and rounds")
+        wrong = "is not a file" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"log {path} {wrong}: name a CSV or Parquet file of clients and rounds")
     import duckdb
 
     before = path.stat()

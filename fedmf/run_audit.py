@@ -33,7 +33,10 @@ def audit_run(folder: str | pathlib.Path | Run, *, plan: Plan | None = None) -> 
         raise ValueError(f"{run.path} has no participation.csv yet: it is written with the first checkpoint")
     # Cohorts of Poisson sampling vary in size by design.
     cohort_size = None if run.config.sampling == "poisson" else run.config.cohort_size
-    ledger = ParticipationLedger.from_csv(path.read_text(), rounds=len(run.metrics), cohort_size=cohort_size)
+    try:
+        ledger = ParticipationLedger.from_csv(path.read_text(), rounds=len(run.metrics), cohort_size=cohort_size)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
     if run.result is None:
         # Rounds after the last checkpoint have metrics, and no record yet of who took part.
         ledger = ledger.first(max((t + 1 for t in range(len(ledger)) if len(ledger.cohort(t))), default=0))

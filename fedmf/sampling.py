@@ -43,10 +43,13 @@ class _Cyclic:
             groups = _checks.integer("groups", self.groups, low=1, way_out="use the number of bands, or leave it out")
             object.__setattr__(self, "groups", groups)
         if cohort_size > population // groups:
+            ways = [
+                (population // groups, f"lower cohort_size to at most {population // groups}"),
+                (population // cohort_size, f"use a mechanism of at most {population // cohort_size} bands"),
+            ]
             raise ValueError(
                 f"cohort_size={cohort_size} exceeds a part of population={population} in {groups} groups, which has {population // groups} "
-                f"clients: lower cohort_size to at most {population // groups}, or use a mechanism of at most "
-                f"{population // cohort_size} bands, or raise the population to {cohort_size * groups}"
+                f"clients: {''.join(f'{way}, or ' for most, way in ways if most)}raise the population to {cohort_size * groups}"
             )
 
     @property

@@ -100,7 +100,10 @@ def test_help_imports_nothing_slow():
 def test_data_synth_and_info(corpus):
     described = json.loads(fedmf("data", "info", corpus, "--json").stdout)
     assert "train" in json.dumps(described)
-    assert "12" in fedmf("data", "info", corpus).stdout
+    shown = fedmf("data", "info", corpus).stdout
+    assert "12" in shown
+    assert not set(shown) & set("{}[]'")
+    assert max(map(len, shown.splitlines())) < 200
     refused("data", "synth", "--clients", 3, "--out", corpus, words=["corpus.sqlite", "overwrite"])
     refused("data", "synth", "--clients", 0, "--out", corpus.parent / "x.sqlite", words=["clients=0"])
 
@@ -215,6 +218,13 @@ FIT = ["fit", "--rounds", "8", "--out", "x.npz"]
         ([*FIT, "--min-sep", "2", "--max-participations", "5"], ["max_participations=5", "4"]),
         ([*FIT, "--min-sep", "2", "--family", "tree", "--bands", "2"], ["bands=2", "family='tree'", "decoder"]),
         (["fit", "--rounds", "0", "--min-sep", "1", "--out", "x.npz"], ["rounds=0"]),
+        (["fit", "--rounds", "8", "--min-sep", "2", "--out", "x.png", "--show"], ["out='x.png'", "does not end in .npz"]),
+        (["fit", "--rounds", "8", "--min-sep", "2", "--out", "absent/x.npz"], ["absent/x.npz", "folder that does not exist"]),
+        ([*FIT, "--min-sep", "2", "--stamp-decoder", "restarted"], ["stamp_decoder='restarted'", "give --stamps"]),
+        (["data", "synth", "--clients", "4", "--words", "258", "--out", "x.sqlite"], ["words=258", "use 259 or more"]),
+        (["train", "--out", "r", *SMALL, "--epsilon", "8", "--noise-seed", "²"], ["'²' must be a non-negative whole number"]),
+        (["train", "--out", "r", *SMALL, "--epsilon", "8", "--noise-seed", "1" * 5000], ["at most 4000 digits"]),
+        (["train", "--out", "r", *SMALL, "--epsilon", "8", "--noise-seed", "1", "--config", "."], ["is not a file"]),
         (["fit", "--rounds", "many", "--out", "x.npz"], ["many"]),
         (["nonsense"], ["nonsense"]),
         (["train", "--out", "r", *SMALL, "--epsilon", "8"], ["noise_seed", "--noise-seed"]),
@@ -281,6 +291,35 @@ def test_bad_data_files_fail_the_run_with_one_sentence(corpus, tmp_path):
 
 
 @pytest.mark.tensorflow
+def test_noise_beyond_float32_is_refused_before_there_is_a_folder(corpus, tmp_path):
+    words = ["clip_norm=1e+300", "beyond the range of float32"]
+    command = ["train", "--data", corpus, "--out", tmp_path / "run", *TRAIN, "--clip-norm", "1e300"]
+    refused(*command, status=1, words=words)
+    assert not (tmp_path / "run").exists()
+    fedmf("fit", "--rounds", 4, "--min-sep", 2, "--out", tmp_path / "m.npz")
+    plan = ["calibrate", tmp_path / "m.npz", "--rounds", 4, "--min-sep", 2, "--epsilon", 8]
+    refused(*plan, "--clip-norm", "1e300", words=words)
+
+
+@pytest.mark.tensorflow
+def test_data_may_move_before_a_resume(corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(corpus.parent)
+    fedmf("train", "--data", corpus.name, "--out", tmp_path / "run", *TRAIN, "--quiet")
+    monkeypatch.chdir(tmp_path)
+    refused("train", "--out", "run", "--resume", "--quiet", status=1, words=["no StackOverflow data at", "--data FILE"])
+    fedmf("train", "--out", "run", "--resume", "--data", corpus, "--quiet")
+
+
+@pytest.mark.tensorflow
+def test_rounds_without_enough_clients_are_said_once(corpus, tmp_path):
+    done = fedmf(
+        "train", "--data", corpus, "--out", tmp_path / "run", *TRAIN, "--availability", "independent:0.2", "--quiet"
+    )
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("fedmf: warning: round ")
+    assert line.endswith("more such rounds)")
+
+
 def test_unwritable_output_fails_before_training(corpus, tmp_path):
     (tmp_path / "file").write_text("precious")
     refused(
@@ -293,7 +332,7 @@ def test_unwritable_output_fails_before_training(corpus, tmp_path):
         status=1,
         words=["cannot write to folder"],
     )
-    refused("fit", "--rounds", 4, "--min-sep", 2, "--out", tmp_path / "file" / "m.npz", status=1, words=["m.npz"])
+    refused("fit", "--rounds", 4, "--min-sep", 2, "--out", tmp_path / "file" / "m.npz", words=["m.npz"])
     assert (tmp_path / "file").read_text() == "precious"
 
 

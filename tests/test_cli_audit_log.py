@@ -1,6 +1,7 @@
 """`fedmf audit log` and statements of runs: what users and scripts see."""
 
 import json
+import shlex
 
 import pytest
 
@@ -52,13 +53,25 @@ def test_the_statement_names_the_command_that_makes_it_again(log, identity, tmp_
     monkeypatch.chdir(tmp_path)
     (tmp_path / identity.name).write_bytes(identity.read_bytes())
     out.unlink()
-    program, *arguments = values["commands"][0].split()
+    program, *arguments = shlex.split(values["commands"][0])
     assert program == "fedmf"
     fedmf(*arguments)
     again = json.loads(out.read_text())
     assert again["guarantee"] == values["guarantee"]
     assert again["achieved"] == values["achieved"]
     assert again["mechanism"] == values["mechanism"]
+    assert again["pretraining"] == "public data"
+
+
+def test_the_command_of_a_statement_with_blanks_in_its_names(log, identity, tmp_path):
+    spaced, out = tmp_path / "my log.csv", tmp_path / "my statement.json"
+    spaced.write_text(log.read_text())
+    words = ["--statement", out, "--pretraining", "it's public"]
+    fedmf("audit", "log", spaced, identity, *PLAN, *COLUMNS, *words)
+    arguments = shlex.split(json.loads(out.read_text())["commands"][0])[1:]
+    assert arguments[:3] == ["audit", "log", "my log.csv"]
+    assert arguments[arguments.index("--pretraining") + 1] == "it's public"
+    assert arguments[arguments.index("--statement") + 1] == "my statement.json"
 
 
 def test_with_sampling(log, identity):

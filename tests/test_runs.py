@@ -410,6 +410,18 @@ class TestCreate:
             assert (folder.path / "private").is_dir()
             (folder.path / "plan.json").write_text("{}")
 
+    @pytest.mark.parametrize("name", ["statement.md", "model.npz", "plan.json", "metrics.jsonl"])
+    def test_a_file_of_somebody_elses(self, tmp_path, name):
+        (tmp_path / "notes").mkdir()
+        (tmp_path / "notes" / name).write_text("mine")
+        before = files(tmp_path)
+        self.refused(tmp_path / "notes", f"has a {name} that is not of a run, and would be lost: name another folder")
+        assert files(tmp_path) == before
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "log.txt").write_text("mine")
+        RunFolder.create(tmp_path / "other")
+        assert (tmp_path / "other" / "log.txt").read_text() == "mine"
+
     @pytest.mark.parametrize("left", ["result.json", "checkpoints/round-000008.ckpt"])
     def test_the_remains_of_a_run(self, tmp_path, left):
         new_run(tmp_path / "run")

@@ -60,6 +60,8 @@ def calibrate(
             graph = strategy.graph_strategies(stream, parameters)
     if statement and not as_json:
         click.echo(plan.statement(rdp=rdp))
+        if explain:
+            _explain(parameters, host, graph)
         return
     summary = plan.summary()
     if rdp:
@@ -80,11 +82,15 @@ def calibrate(
             summary["unamplified_epsilon"] = sampling["unamplified_epsilon"]
     show(summary, as_json)
     if explain and not as_json:
-        click.echo(
-            f"\nNoise for {parameters:,} parameters, the choice first. Cost: of a round on average over the run, in draws of one\n"
-            "vector of independent Gaussians of that size. Block: rounds made at a time. Kept: rows of model size between blocks.\n"
-        )
-        click.echo(f"Made ahead by the host (fedmf train, federated.HostNoise):\n{strategy.explain(host)}\n")
-        click.echo(
-            f"In the graph (the default of federated.dp_aggregator in other pipelines):\n{strategy.explain(graph)}"
-        )
+        _explain(parameters, host, graph)
+
+
+def _explain(parameters: int, host: list[Any], graph: list[Any]) -> None:
+    from fedmf.mechanisms import strategy
+
+    click.echo(
+        f"\nNoise for {parameters:,} parameters, the choice first. Cost: of a round on average over the run, in draws of one\n"
+        "vector of independent Gaussians of that size. Block: rounds made at a time. Kept: rows of model size between blocks.\n"
+    )
+    click.echo(f"Made ahead by the host (fedmf train, federated.HostNoise):\n{strategy.explain(host)}\n")
+    click.echo(f"In the graph (the default of federated.dp_aggregator in other pipelines):\n{strategy.explain(graph)}")

@@ -7,6 +7,8 @@ import click
 
 from fedmf.cli.options import arguments_checked, json_option, show
 
+_FEWEST_WORDS = 259  # of write_synthetic_corpus with its default topics
+
 
 @click.group()
 def data() -> None:
@@ -33,6 +35,8 @@ def synth(
     from tasks.stackoverflow import write_synthetic_corpus
 
     with arguments_checked():
+        if words < _FEWEST_WORDS:
+            raise ValueError(f"words={words} are too few for the language's topics: use {_FEWEST_WORDS} or more")
         write_synthetic_corpus(
             out,
             clients=clients,
@@ -61,15 +65,15 @@ def info(file: pathlib.Path | None, as_json: bool) -> None:
     if as_json:
         show(description, as_json)
         return
+    show(_flat(description), as_json)
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """A line for each value, those inside others by the names of both."""
     flat: dict[str, Any] = {}
-    for name, value in description.items():
+    for name, value in values.items():
         if isinstance(value, dict):
-            flat |= {f"{name}.{inner}": part for inner, part in value.items()}
+            flat |= {f"{name}.{inner}": part for inner, part in _flat(value).items()}
         else:
             flat[name] = value
-    for name, value in flat.items():
-        if isinstance(value, dict):
-            flat[name] = ", ".join(f"{inner} {part}" for inner, part in value.items())
-        elif isinstance(value, list):
-            flat[name] = ", ".join(str(part) for part in value)
-    show(flat, as_json)
+    return flat

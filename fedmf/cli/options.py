@@ -197,4 +197,10 @@ def show(values: dict[str, Any], as_json: bool) -> None:
         return
     width = max(len(name) for name in values)
     for name, value in values.items():
-        click.echo(f"{name:<{width}}  {f'{value:.6g}' if isinstance(value, float) else value}")
+        click.echo(f"{name:<{width}}  {_text(value)}")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

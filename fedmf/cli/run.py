@@ -1,6 +1,9 @@
 """fedmf train, demo, report."""
 
+import contextlib
 import pathlib
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -91,19 +94,20 @@ def train(
     from fedmf import federated
     from tasks import task_from_config
 
-    run = federated.train(
-        task_from_config(config, progress=not quiet),
-        config,
-        folder=out,
-        noise_seed=noise_seed,
-        resume=resume,
-        noise_strategy=noise_strategy,
-        noise_memory=memory,
-        noise_disk=disk,
-        threads=threads,
-        workers=addresses or None,
-        progress=not quiet,
-    )
+    with _dry_rounds_counted():
+        run = federated.train(
+            task_from_config(config, progress=not quiet),
+            config,
+            folder=out,
+            noise_seed=noise_seed,
+            resume=resume,
+            noise_strategy=noise_strategy,
+            noise_memory=memory,
+            noise_disk=disk,
+            threads=threads,
+            workers=addresses or None,
+            progress=not quiet,
+        )
     assert run.result is not None
     metric = run.plan["task"]["headline_metric"]
     show(
@@ -122,6 +126,31 @@ def train(
         ),
         as_json,
     )
+
+
+@contextlib.contextmanager
+def _dry_rounds_counted() -> Iterator[None]:
+    """Says at the end, in a line, what the controller warns of in every such round."""
+    from fedmf.controller import PoolRanDryWarning
+
+    dry: list[str] = []
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def count(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, PoolRanDryWarning):
+                dry.append(str(message))
+            else:
+                others(message, category, *place, **more)
+
+        warnings.showwarning = count
+        warnings.simplefilter("always", PoolRanDryWarning)
+        try:
+            yield
+        finally:
+            if dry:
+                rest = f" (and {len(dry) - 1} more such rounds)" if len(dry) > 1 else ""
+                click.echo(f"fedmf: warning: {dry[0]}{rest}", err=True)
 
 
 @click.command()

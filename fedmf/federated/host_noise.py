@@ -198,15 +198,16 @@ def _replace(value: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
     return value
 
 
+def _drawn(width: int, together: int, key: Any, first: Any, start: Any) -> Any:
+    draw = source_of_key(key, width, start)
+    return tf.stack([draw(first + i) for i in range(together)])
+
+
 @functools.lru_cache(maxsize=64)
 def _rows_function(width: int, together: int) -> Any:
     """(key, first, start) -> rows first .. first + together - 1 of Z from coordinate start on, traced once for all seeds."""
-
-    def rows(key: Any, first: Any, start: Any) -> Any:
-        draw = source_of_key(key, width, start)
-        return tf.stack([draw(first + i) for i in range(together)])
-
-    return tf.function(rows)
+    # Partial: TensorFlow would take several functions of one body for one that is traced again and again, and warn.
+    return tf.function(functools.partial(_drawn, width, together))
 
 
 class _Tiles:

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def _stderr_held_back() -> Iterator[None]:
-    """Keeps file descriptor 2 quiet; what was written comes out after all if the block raises."""
+    """Keeps file descriptor 2 quiet; what was written comes out after all if the block fails."""
     sys.stderr.flush()
     saved = os.dup(2)
     with tempfile.TemporaryFile() as held:
         os.dup2(held.fileno(), 2)
         try:
             yield
-        except BaseException:
+        except Exception:
             os.dup2(saved, 2)
             held.seek(0)
             os.write(2, held.read())

@@ -13,7 +13,7 @@ from fedmf.optimize.banded_loss import banded_loss, clear_outside
 from fedmf.optimize.banded_start import toeplitz_start
 from fedmf.optimize.certificate import certify
 from fedmf.optimize.lbfgs import minimise
-from fedmf.optimize.progress import Progress, check_common, warn_stopped_short
+from fedmf.optimize.progress import Progress, check_common, raise_if_interruptible, warn_stopped_short
 from fedmf.participation import Participation
 from fedmf.workloads import Workload
 
@@ -110,6 +110,7 @@ def fit_banded(
             if (gap is not None and gap <= tolerance) or iterations >= max_iterations:
                 break
     except KeyboardInterrupt:  # what was reached is kept; a second one goes through
+        raise_if_interruptible()
         interrupted = True
     if interrupted and certificate is not None:
         # Who interrupts does not want to wait: the last bound holds for the last step too.

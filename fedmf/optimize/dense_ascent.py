@@ -7,7 +7,7 @@ import scipy.linalg
 
 from fedmf.optimize.dense_classes import Blocks
 from fedmf.optimize.dense_dual import Dual
-from fedmf.optimize.progress import Progress
+from fedmf.optimize.progress import Progress, raise_if_interruptible
 
 # A feasible encoder costs as much as one to thirty steps. It is made where the bound has nearly stopped rising and, in any case,
 # after this many times as many steps as the last time.
@@ -59,6 +59,7 @@ class Ascent:
                     self._quasi_newton(self._reached)
                 self._check_again()
         except KeyboardInterrupt:
+            raise_if_interruptible()
             self.interrupted = True
             if self.bound == 0.0:
                 self._check_again()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedmf.optimize.progress import Progress
+from fedmf.optimize.progress import Progress, raise_if_interruptible
 
 # Converged when this many steps together lowered the loss by less than the tolerance.
 _WINDOW = 10
@@ -90,6 +90,7 @@ def descend(
     except _Finished:
         pass
     except KeyboardInterrupt:
+        raise_if_interruptible()
         converged, interrupted = False, True
     return Descent(
         point=best_point, loss=float(np.exp(best)), iterations=iterations, converged=converged, interrupted=interrupted

@@ -14,7 +14,7 @@ from fedmf.optimize.certificate import certify
 from fedmf.optimize.dense_ascent import Ascent
 from fedmf.optimize.dense_classes import Classes
 from fedmf.optimize.dense_dual import PairsDual
-from fedmf.optimize.progress import Progress, check_common, warn_stopped_short
+from fedmf.optimize.progress import Progress, check_common, raise_if_interruptible, warn_stopped_short
 from fedmf.participation import Participation
 from fedmf.workloads import Workload
 
@@ -88,6 +88,7 @@ def fit_low_rank(
             if progress is not None:
                 progress(steps + sweep, best.loss, gap)
     except KeyboardInterrupt:
+        raise_if_interruptible()
         interrupted = True
     certificate = certify(best.loss, lower_bound, steps + sweep, time.perf_counter() - began)
     if interrupted:

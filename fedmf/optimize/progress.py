@@ -20,18 +20,18 @@ _interruptible: contextvars.ContextVar[bool] = contextvars.ContextVar("interrupt
 
 @contextlib.contextmanager
 def interruptible_fits() -> Iterator[None]:
-    """Inside, Ctrl-C ends a fit with KeyboardInterrupt: for work that goes on with its answer, and must not go on with half of one.
-
-    >>> with interruptible_fits():
-    ...     warn_stopped_short("banded", iterations=1, gap=None, tolerance=1e-3, max_iterations=9, interrupted=True)
-    Traceback (most recent call last):
-    KeyboardInterrupt
-    """
+    """Inside, Ctrl-C ends a fit with KeyboardInterrupt: for work that goes on with its answer, and must not go on with half of one."""
     token = _interruptible.set(True)
     try:
         yield
     finally:
         _interruptible.reset(token)
+
+
+def raise_if_interruptible() -> None:
+    """For who has caught a KeyboardInterrupt to keep what a fit has reached: goes on with it inside `interruptible_fits`."""
+    if _interruptible.get():
+        raise
 
 
 def check_common(tolerance: float, max_iterations: int, progress: Progress | None) -> None:
@@ -47,13 +47,7 @@ def check_common(tolerance: float, max_iterations: int, progress: Progress | Non
 def warn_stopped_short(
     family: str, *, iterations: int, gap: float | None, tolerance: float, max_iterations: int, interrupted: bool = False
 ) -> None:
-    """Warns, at the caller of `fedmf.fit`, that a fit ended above its tolerance; gap is None where nothing certifies it.
-
-    Raises:
-      KeyboardInterrupt: it was interrupted, inside `interruptible_fits`.
-    """
-    if interrupted and _interruptible.get():
-        raise KeyboardInterrupt
+    """Warns, at the caller of `fedmf.fit`, that a fit ended above its tolerance; gap is None where nothing certifies it."""
     stopped_short.set(True)
     way_out = "fit again to go on" if interrupted else f"raise max_iterations={max_iterations} or tolerance"
     reached = "before it converged to" if gap is None else f"at a gap of {gap:.2g}, above"

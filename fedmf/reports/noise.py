@@ -1,5 +1,6 @@
 """Plots of the noise: its matrices, and how much of it there is."""
 
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,7 +9,7 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.ticker import MaxNLocator
 
 from fedmf.reports.groups import Group, distinct_mechanisms, simulation_note
-from fedmf.reports.plots import Plot, canvas
+from fedmf.reports.plots import Plot, canvas, legend_shape
 from fedmf.reports.text import significant
 
 _COLORS = "RdBu_r"  # diverging and safe for colour-blind readers; white is exactly no noise
@@ -31,7 +32,7 @@ def matrices_plot(groups: Sequence[Group]) -> Plot | None:
         for row, (label, kind) in enumerate(kinds):
             for ax, matrix, norm in zip(axes[row], (weights[row], correlations[row]), norms, strict=True):
                 heat_map(ax, matrix, norm)
-            axes[row, 0].set_title(label, color=kind[0].color)
+            axes[row, 0].set_title(textwrap.fill(label, 40), color=kind[0].color)
             axes[row, 1].set_title("correlation between rounds", color="#6b6b6b", fontweight="normal")
             axes[row, 0].set_ylabel("round")
         axes[-1, 0].set_xlabel("noise source")
@@ -139,15 +140,24 @@ def levels_plot(groups: Sequence[Group]) -> Plot | None:
         return None
     note = simulation_note([run for group in private for run in group.runs])
     labels = [group.label for group in private]
-    across = 3 if max(map(len, labels)) < 22 else 2
-    with canvas(2.9 + 0.2 * -(-len(labels) // across), note) as (figure, out):
+    across, rows = legend_shape(labels)
+    with canvas(2.9 + 0.2 * rows, note) as (figure, out):
         each, total = figure.subplots(1, 2)
         ends = []
         for group in private:
             on_round, on_sum = noise_levels(group)
             rounds = np.arange(1, len(on_round) + 1)
             for ax, values in ((each, on_round), (total, on_sum)):
-                ax.plot(rounds, values, color=group.color, linestyle=group.line, label=group.label, linewidth=1.6)
+                marker = "o" if len(values) == 1 else None  # a line of one point is nothing
+                ax.plot(
+                    rounds,
+                    values,
+                    color=group.color,
+                    linestyle=group.line,
+                    marker=marker,
+                    label=group.label,
+                    linewidth=1.6,
+                )
             ends.append(on_sum[-1])
         each.set_title("Noise on one round")
         total.set_title("Noise on the sum so far")

@@ -95,6 +95,13 @@ def canvas(height: float, note: str) -> Iterator[tuple[Figure, io.BytesIO]]:
         figure.savefig(out, format="png", metadata={"Software": None})
 
 
+def legend_shape(labels: Sequence[str]) -> tuple[int, int]:
+    """Columns in which a legend of these labels fits the figure's width, and its rows."""
+    longest = max(map(len, labels))
+    columns = 3 if longest < 22 else 2 if longest < 40 else 1
+    return columns, -(-len(labels) // columns)
+
+
 def accuracy_plot(groups: Sequence[Group]) -> Plot:
     """The headline metric on the validation set over rounds."""
     metric = groups[0].plan["task"]["headline_metric"]
@@ -102,7 +109,8 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
     note = simulation_note(runs)
     several = any(len(group.runs) > 1 for group in groups)
     legend = len(groups) > _LABELLED_LINES
-    with canvas(3.6 + 0.1 * len(groups) if legend else 3.9, note) as (figure, out):
+    columns, rows = legend_shape([group.label for group in groups])
+    with canvas(3.6 + 0.2 * rows if legend else 3.9, note) as (figure, out):
         ax = figure.subplots()
         ends = [end for group in groups for end in _draw_curve(ax, group)]
         ax.set_title(f"Validation {metric_name(metric)} over rounds")
@@ -115,7 +123,7 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
             ax.text(0.5, 0.5, "no run has been validated yet", transform=ax.transAxes, ha="center", color=_SOFT)
             ax.set_yticks([])
         elif legend:
-            figure.legend(handles=ax.get_legend_handles_labels()[0], loc="outside lower center", ncols=2)
+            figure.legend(handles=ax.get_legend_handles_labels()[0], loc="outside lower center", ncols=columns)
         else:
             _label_ends(figure, ax, ends)
     caption = f"Validation {metric_name(metric)} against the number of completed rounds, one colour for each mechanism."

@@ -49,6 +49,42 @@ def test_two_seeds_and_a_report(tiny, tmp_path, capfd, monkeypatch):
     assert again["accuracy"] == main_json["accuracy"]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"), [(["--epsilon", "0"], "epsilon=0.0"), (["--seed", "1", "--seed", "-1"], "seed=-1")]
+)
+def test_arguments_are_refused_before_anything_is_written(tmp_path, capfd, words, said):
+    with pytest.raises(SystemExit) as stop:
+        main(["demo", "--out", str(tmp_path / "demo"), *words])
+    assert stop.value.code == 2
+    assert said in capfd.readouterr().err
+    assert not (tmp_path / "demo").exists()
+
+
+def test_ctrl_c_and_the_same_command_again_by_another_path(tiny, tmp_path, capfd, monkeypatch):
+    from fedmf import federated
+
+    train = federated.train
+
+    def interrupted(*arguments, **options):
+        def stop(t):
+            if t == 2:
+                raise KeyboardInterrupt
+
+        return train(*arguments, **options, on_round=stop)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(federated, "train", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        main(["demo", "--out", "demo"])
+    assert stop.value.code == 130
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert "interrupted after 3 of 4 rounds" in said
+    assert said.endswith("give the same command again to go on")
+    monkeypatch.setattr(federated, "train", train)
+    monkeypatch.chdir("/")
+    assert set(run(["demo", "--out", str(tmp_path / "demo"), "--json"], capfd)["accuracy"]) == set(demo.FAMILIES)
+
+
 def test_everything_but_the_mechanism_and_its_rate_is_equal():
     none, *private = demo.demo_configs(pathlib.Path("c.sqlite"), seed=3, epsilon=4.0)
     for config in private:

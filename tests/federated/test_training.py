@@ -228,14 +228,6 @@ def test_examples_are_shuffled_by_seed_round_and_client():
     assert sorted(map(tuple, x)) == sorted(map(tuple, task.client_examples("client 9")[0]))
 
 
-def stopping(*, after):
-    def stop(t):
-        if t == after:
-            raise RuntimeError("stopped")
-
-    return stop
-
-
 def test_resume_refuses_another_mechanism_that_looks_the_same(tmp_path):
     settings = config(family="banded", bands=2)
 
@@ -246,8 +238,8 @@ def test_resume_refuses_another_mechanism_that_looks_the_same(tmp_path):
 
     one, other = plan_of(0.8), plan_of(0.6)
     assert one.summary() == other.summary()
-    with pytest.raises(RuntimeError, match="stopped"):
-        train(tmp_path / "run", settings, plan=one, on_round=stopping(after=3))
+    with pytest.raises(Crash):
+        train(tmp_path / "run", settings, plan=one, on_round=crash_after(3))
     with pytest.raises(ValueError, match=r"plan.json or mechanism.npz differs"):
         train(tmp_path / "run", settings, plan=other, noise_seed=None, resume=True)
     mechanism = (tmp_path / "run" / "mechanism.npz").read_bytes()
@@ -262,8 +254,8 @@ def test_resume_refuses_another_mechanism_that_looks_the_same(tmp_path):
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
-    with pytest.raises(RuntimeError, match="stopped"):
-        train(tmp_path / "run", on_round=stopping(after=3))
+    with pytest.raises(Crash):
+        train(tmp_path / "run", on_round=crash_after(3))
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     program = "import sys; from fedmf.runs import RunFolder\nwith RunFolder(sys.argv[1]).locked(): print('locked', flush=True), input()"
     command = [sys.executable, "-c", program, str(tmp_path / "run")]
