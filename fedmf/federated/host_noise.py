@@ -48,7 +48,7 @@ class HostNoise:
       folder: private folder for the file of "spilled", kept afterwards; None for a file without a name, which goes with this object.
 
     Raises:
-      TypeError, ValueError: naming the argument, and what to do instead.
+      TypeError, ValueError: naming the argument, and what to do instead; a mechanism whose noise float32 does not hold.
 
     Example:
       >>> import fedmf
@@ -92,7 +92,9 @@ class HostNoise:
         elif self.strategy.name == "spilled" and stream.recurrence is not None:
             self._maker = NoiseFile(self.strategy, tiles, stream.recurrence, folder)
         else:
-            matrix = stream.as_contraction().contraction
+            whole = stream.as_contraction()
+            whole.check_float32()
+            matrix = whole.contraction
             assert matrix is not None
             file = TileFile(size, self.strategy.length, folder) if self.strategy.disk else None
             self._maker = _Redrawn(self.strategy, tiles, matrix, file)

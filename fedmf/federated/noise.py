@@ -70,7 +70,7 @@ class NoiseRows:
       state_rows: rows of model size kept between rounds.
 
     Raises:
-      ValueError: a strategy that is none, or that cannot make this noise.
+      ValueError: a strategy that is none, or that cannot make this noise; noise that float32 does not hold.
     """
 
     stream: NoiseStream
@@ -92,6 +92,8 @@ class NoiseRows:
             )
         for name, value in (("strategy", chosen.name), ("state_rows", chosen.width), ("_form", chosen.form)):
             object.__setattr__(self, name, value)
+        if chosen.name == "redrawn":
+            self.stream.causal().as_contraction().check_float32()
 
     def initial_state(self) -> NoiseState:
         """State before round 0."""

@@ -225,6 +225,22 @@ class TestHandingIn:
             noise.row(5)
 
 
+def ill_conditioned(below=1.9, rounds=32):
+    """N has entries of 1.9^32: rounded to float32, it is the noise of an encoder of 20 times the sensitivity."""
+    C = np.tril(np.full((rounds, rounds), 0.01)) + np.eye(rounds) + below * np.eye(rounds, k=-1)
+    return DenseMechanism(matrix=C)
+
+
+def test_noise_that_float32_does_not_hold_is_refused():
+    words = "too ill-conditioned for float32, in which its noise is made"
+    with pytest.raises(ValueError, match=words):
+        federated.HostNoise(plan_of(ill_conditioned()), SIZE, noise_seed=SEED)
+    with pytest.raises(ValueError, match=words):
+        NoiseRows(stream=ill_conditioned().stream(), size=SIZE, noise_seed=SEED, strategy="redrawn")
+    for strategy in ("redrawn", None):
+        federated.HostNoise(plan_of(ill_conditioned(below=0.9)), SIZE, noise_seed=SEED, strategy=strategy)
+
+
 class TestTheFile:
     """Spilled noise: what a crash, another run's file or a damaged disk does to it."""
 

@@ -138,7 +138,7 @@ def test_a_model_of_any_size_keeps_few_rows():
 
 
 def test_what_fits_is_carried_and_what_does_not_is_redrawn():
-    dense = np.tril(np.random.default_rng(1).uniform(0.1, 1.0, (100, 100)))
+    dense = np.tril(np.random.default_rng(1).uniform(0.1, 1.0, (100, 100))) + 100 * np.eye(100)
     assert noise_rows(BandedMechanism(diagonals=np.ones((9, 1))).stream(), 10, None).strategy == "carried"
     assert noise_rows(TreeMechanism(rounds=100, decoder="full").stream(), 10, None).strategy == "carried"
     stream = NoiseStream(rounds=100, sources=100, contraction=dense)
@@ -152,7 +152,7 @@ def test_what_fits_is_carried_and_what_does_not_is_redrawn():
 
 
 def test_a_slow_choice_is_said():
-    dense = np.tril(np.random.default_rng(1).uniform(0.1, 1.0, (200, 200)))
+    dense = np.tril(np.random.default_rng(1).uniform(0.1, 1.0, (200, 200))) + 200 * np.eye(200)
     stream = NoiseStream(rounds=200, sources=200, contraction=dense)
     with pytest.warns(UserWarning, match=r"about \d+ s a round on average .*HostNoise"):
         noise_rows(stream, 10**7, None)
