@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pathlib
+import sqlite3
 import subprocess
 import sys
 
@@ -308,6 +309,17 @@ def test_data_may_move_before_a_resume(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused("train", "--out", "run", "--resume", "--quiet", status=1, words=["no StackOverflow data at", "--data FILE"])
     fedmf("train", "--out", "run", "--resume", "--data", corpus, "--quiet")
+    # But not change: one sentence of one client, and nothing else.
+    other = tmp_path / corpus.name
+    other.write_bytes(corpus.read_bytes())
+    with contextlib.closing(sqlite3.connect(other)) as connection, connection:
+        (row,) = connection.execute("SELECT max(rowid) FROM examples WHERE split_name = 'train'").fetchone()
+        connection.execute(
+            "UPDATE examples SET serialized_example_proto = (SELECT serialized_example_proto FROM examples LIMIT 1) WHERE rowid = ?",
+            [row],
+        )
+    assert other.stat().st_size == corpus.stat().st_size
+    refused("train", "--out", "run", "--resume", "--data", other, "--quiet", status=1, words=["on other data"])
 
 
 @pytest.mark.tensorflow

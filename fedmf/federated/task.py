@@ -64,6 +64,7 @@ class Task:
       metrics: (labels, logits, example_weights) -> {name: (numerator, denominator)}, float32 scalars that add up over batches.
       headline_metric: the metric that reports show.
       batch_size: examples in a client's batch.
+      data_version: another text whenever the data are others, so that a resume on them is refused; "" says nothing.
       local_epoch: () -> the same training of a client written by hand, or None where this machine cannot run it. Only the fast
         execution uses it; without it, and for None, clients train by automatic differentiation of `build_model`.
     """
@@ -78,6 +79,7 @@ class Task:
     metrics: Callable[[Any, Any, Any], Mapping[str, tuple[Any, Any]]]
     headline_metric: str
     batch_size: int
+    data_version: str = ""
     local_epoch: Callable[[], LocalEpoch | None] | None = None
 
     def __post_init__(self) -> None:

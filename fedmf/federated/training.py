@@ -235,6 +235,7 @@ def _task_summary(task: Task) -> dict[str, Any]:
         "description": task.description,
         "headline_metric": task.headline_metric,
         "clients": len(task.client_ids),
+        "data_version": task.data_version,
     }
 
 

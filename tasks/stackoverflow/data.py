@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import hashlib
 import os
 import pathlib
 import random
@@ -19,6 +20,7 @@ from tasks.stackoverflow.synthetic import SYNTHETIC_APPLICATION_ID
 SPLITS = ("train", "heldout", "test")
 FILE_NAME = "stackoverflow.sqlite"
 
+_SQLITE_HEADER = 100  # bytes
 _DESCRIBED_SENTENCES = 64  # of each sampled client
 
 _COLUMNS = {
@@ -168,6 +170,13 @@ class Corpus:
         self.path = path
         self.synthetic = is_synthetic(path)
         self._clients: dict[str, Any] = {}
+
+    @property
+    def version(self) -> str:
+        """Another text after every change that SQLite made to the file: its header counts them, and has the size."""
+        with open(self.path, "rb") as file:
+            header = file.read(_SQLITE_HEADER)
+        return hashlib.sha256(header + str(self.path.stat().st_size).encode()).hexdigest()[:16]
 
     def _client_data(self, split: str) -> Any:
         import tensorflow_federated as tff

@@ -134,6 +134,7 @@ def stackoverflow_task(
     return Task(
         name="stackoverflow_nwp",
         description=description,
+        data_version=corpus.version,
         client_ids=client_ids,
         client_examples=_Cache(read, preprocessor.ids.classes),
         evaluation_examples=evaluation_examples,
