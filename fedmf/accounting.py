@@ -14,7 +14,7 @@ import numpy as np
 
 from fedmf import _checks
 from fedmf import statement as _statement
-from fedmf.accountants import check_delta, gaussian_epsilon, gaussian_noise_multiplier
+from fedmf.accountants import MIN_DELTA, check_delta, gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.amplification import (
     MIN_COMPOSED_DELTA,
     amplified_epsilon,
@@ -244,7 +244,9 @@ class Plan:
         scheme, sigma, rounds = self.sampling, self.event_noise_multiplier, self.mechanism.rounds
         if scheme is None:
             return together
-        return min(together, group_epsilon(lambda d: amplified_epsilon(scheme, sigma, rounds, d), self.delta, g))
+        least = MIN_DELTA if isinstance(scheme, CyclicFixedSize) else MIN_COMPOSED_DELTA
+        amplified = group_epsilon(lambda d: amplified_epsilon(scheme, sigma, rounds, d), self.delta, g, least=least)
+        return min(together, amplified)
 
     @property
     def rho(self) -> float:

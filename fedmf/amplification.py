@@ -214,7 +214,7 @@ def _composed(epsilon: float, delta: float, times: int, remaining: float) -> flo
     one = privacy_loss_distribution.from_privacy_parameters(
         pure, value_discretization_interval=max(1e-6, epsilon / 100)
     )
-    if remaining < MIN_COMPOSED_DELTA:
+    if remaining < MIN_COMPOSED_DELTA / 2:
         return math.inf
     return float(one.self_compose(times).get_epsilon_for_delta(remaining - _COMPOSITION_ERROR))
 
@@ -250,11 +250,13 @@ def amplified_epsilon(sampling: Sampling, noise_multiplier: float, rounds: int, 
     return shuffled_gaussian_epsilon(noise_multiplier, delta, positions=sampling.positions, epochs=epochs)
 
 
-def group_epsilon(epsilon_at: Callable[[float], float], delta: float, clients: int) -> float:
+def group_epsilon(
+    epsilon_at: Callable[[float], float], delta: float, clients: int, *, least: float = MIN_DELTA
+) -> float:
     """Epsilon at `delta` for a group of `clients` from that of one client at any delta.
 
     If one client has (e, d), then g have (g e, d (exp(g e) - 1) / (exp(e) - 1)): Vadhan 2017, Lemma 2.2. The d is searched for, down
-    to 1e-15; infinite if none is small enough.
+    to `least`; infinite if none is small enough.
 
     >>> round(group_epsilon(lambda d: gaussian_epsilon(4.0, d), 1e-6, 2), 2) >= gaussian_epsilon(2.0, 1e-6)
     True
@@ -271,7 +273,9 @@ def group_epsilon(epsilon_at: Callable[[float], float], delta: float, clients: i
             return math.inf, math.inf
         return clients * e, d * math.expm1(clients * e) / math.expm1(e)
 
-    low, high = math.log(MIN_DELTA), math.log(delta / clients)
+    if delta / clients < least:
+        return math.inf
+    low, high = math.log(least), math.log(delta / clients)
     best = math.inf
     for _ in range(24):
         middle = (low + high) / 2

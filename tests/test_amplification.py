@@ -145,6 +145,13 @@ def test_group_of_two_is_above_what_two_present_clients_show():
     one, both = (stats.norm.pdf(x, c, sigma) for c in (1, 2))
     present = (1 - q) ** 2 * without + 2 * q * (1 - q) * one + q**2 * both
     epsilon = group_epsilon(lambda d: sampled_gaussian_epsilon(sigma, d, probability=q, compositions=1), delta, 2)
+    assert epsilon == pytest.approx(
+        group_epsilon(
+            lambda d: sampled_gaussian_epsilon(sigma, d, probability=q, compositions=1), delta, 2, least=1e-10
+        ),
+        rel=1e-5,
+    )
+    assert group_epsilon(lambda d: 0.1, 1e-10, 2, least=1e-10) == math.inf  # no delta of one client is small enough
     assert hockey_stick(present, without, epsilon, cell) <= delta
 
 
