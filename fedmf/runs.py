@@ -34,17 +34,9 @@ _CHECKPOINT_MAGIC = b"fedmf checkpoint 1\n"
 _KEPT_CHECKPOINTS = 2
 # What a run writes beside its folders and config.json.
 _WRITTEN = (
-    *(
-        "plan.json",
-        "statement.md",
-        "mechanism.npz",
-        "metrics.jsonl",
-        "timings.jsonl",
-        "participation.csv",
-        "selected.csv",
-    ),
-    *("result.json", "model.npz", "final_statement.md", "final_statement.json"),
-)
+    "plan.json statement.md mechanism.npz metrics.jsonl timings.jsonl participation.csv selected.csv result.json model.npz "
+    "final_statement.md final_statement.json"
+).split()
 
 
 def write_atomically(path: pathlib.Path, content: bytes | str, *, mode: int = 0o644) -> None:
