@@ -7,8 +7,10 @@ import tensorflow as tf
 from fedmf.config import TrainConfig
 from fedmf.federated.task import Task
 
-# Operations that write a variable: moving averages, states of recurrent layers.
-_WRITES = re.compile(r"Assign|ResourceScatter|Scatter(Nd)?(Add|Sub|Update)$|ResourceApply")
+# Operations that write a variable, a table or a queue: moving averages, states of recurrent layers, words seen so far.
+_WRITES = re.compile(
+    r"Assign|ResourceScatter|Scatter(Nd)?(Add|Sub|Update)$|ResourceApply|LookupTable(Insert|Import|Remove)|Queue(En|De)queue"
+)
 # Those that draw from a generator that goes on from call to call; tf.random.stateless_... is not among them.
 _DRAWS = re.compile(
     r"Random|Multinomial|Parameterized|TruncatedNormal|Stateful(?!PartitionedCall)|Rng|NonDeterministic"
@@ -21,10 +23,10 @@ def check_model(task: Task, config: TrainConfig) -> None:
     """Looks at every operation of the task's model and loss in training.
 
     Raises:
-      ValueError: training on a batch writes a variable, so that a client's data reaches the next client's update without being clipped and
-        the sensitivity is not what the plan says; draws random numbers, so that a resumed run would repeat its noise on other
-        updates, whose difference is then free of it; or calls Python, which may do both. Or a model for TFF has weights that are not
-        trained, which TFF's state does not hold.
+      ValueError: training on a batch writes a variable or a table, so that a client's data reaches the next client's update without being
+        clipped and the sensitivity is not what the plan says; draws random numbers, so that a resumed run would repeat its noise on
+        other updates, whose difference is then free of it; or calls Python, which may do both. Or a model for TFF has weights that are
+        not trained, which TFF's state does not hold.
     """
     model = task.build_model(config.seed)
     shape = (task.batch_size, config.sequence_length)
@@ -35,7 +37,7 @@ def check_model(task: Task, config: TrainConfig) -> None:
     for does, what, instead in (
         (
             _WRITES,
-            "writes a variable",
+            "writes a variable or a table",
             "leave out layers that keep something from batch to batch (BatchNormalization, stateful=True)",
         ),
         (_DRAWS, "draws random numbers", "leave out layers such as Dropout"),
