@@ -10,7 +10,7 @@ from fedmf.ledger import ParticipationLedger
 from fedmf.mechanisms import load_mechanism
 from fedmf.participation import Participation
 from fedmf.runs import Run, write_atomically
-from fedmf.statement import as_text
+from fedmf.statement import as_text, calibrate_command
 
 FINAL_STATEMENT = "final_statement"
 
@@ -90,8 +90,11 @@ def run_statement_values(run: Run, audit: Audit, **options: Any) -> dict[str, An
         "population": run.plan["task"]["clients"],
         "pretraining": f"none, the initial model is drawn with seed {run.config.seed}",
         "versions": run.plan["versions"],
+        # The config of a run with a plan of its caller's says nothing of its noise.
         "commands": [
-            "fedmf train --config config.json --out RUN --noise-seed os",
+            calibrate_command(audit.planned, "RUN/mechanism.npz")
+            if run.plan.get("given")
+            else "fedmf train --config config.json --out RUN --noise-seed os",
             "fedmf audit RUN --statement statement.md",
         ],
     }

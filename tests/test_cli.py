@@ -134,6 +134,8 @@ def test_fit_and_calibrate(tmp_path):
     assert plan["noise_multiplier"] == pytest.approx(2.23048, abs=1e-4)  # banded paper, Table 4
     back = fedmf("calibrate", path, "--rounds", 32, "--min-sep", 8, "--noise-multiplier", 2.23048).stdout
     assert "epsilon" in back
+    none = fedmf("calibrate", path, "--rounds", 32, "--min-sep", 8, "--noise-multiplier", 0).stdout.splitlines()
+    assert [line.split()[1] for line in none if line.startswith(("epsilon", "rho"))] == ["infinite", "infinite"]
     assert (
         "# Privacy statement"
         in fedmf("calibrate", path, "--rounds", 32, "--min-sep", 8, "--epsilon", 2, "--statement").stdout

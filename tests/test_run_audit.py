@@ -42,6 +42,7 @@ def test_the_final_statement(run):
     assert values["observed"]["short_rounds"] == values["observed"]["empty_rounds"] == 0
     assert values["contradictions"] == []
     assert values["versions"] == VERSIONS
+    assert values["commands"][0].startswith("fedmf train --config config.json")
     assert values["pretraining"].startswith("none")
     assert (run / "final_statement.md").read_text() == as_text(values, ".md")
 
@@ -56,12 +57,12 @@ def test_rounds_after_the_last_checkpoint_are_not_called_empty(run):
     assert audit_run(run).pattern.empty_rounds == 0
 
 
-def weaker(run):
+def weaker(run, part=0.5):
     """As if the run had been given a plan of its own, of half the noise that its config asks for."""
     plan = CONFIG.plan()
-    plan = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2)
+    plan = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * part)
     described = {name: json.loads((run / "plan.json").read_text())[name] for name in ("task", "versions")}
-    write_atomically(run / "plan.json", json.dumps(plan.summary() | described))
+    write_atomically(run / "plan.json", json.dumps(plan.summary() | described | {"given": True}))
     return plan
 
 
@@ -72,8 +73,17 @@ def test_the_noise_that_ran_counts_and_not_what_the_config_asks_for(run):
     write_final_statement(run)
     values = json.loads((run / "final_statement.json").read_text())
     assert values["guarantee"]["epsilon"] == plan.epsilon
+    assert f"--noise-multiplier {plan.noise_multiplier!r} " in values["commands"][0]
     shown = json.loads(fedmf("audit", run, "--json").stdout)
     assert shown["epsilon_planned"] == shown["epsilon_achieved"] == plan.epsilon
+
+
+def test_without_noise_the_audit_says_that_epsilon_is_infinite(run):
+    weaker(run, part=0.0)
+    said = dict(line.split(maxsplit=1) for line in fedmf("audit", run).stdout.splitlines())
+    assert said["epsilon_planned"] == said["epsilon_achieved"] == said["rho_achieved"] == "infinite"
+    assert "epsilon_achieved_of_all_clients" not in said
+    assert json.loads(fedmf("audit", run, "--json").stdout)["epsilon_achieved"] is None
 
 
 def test_noise_of_another_mechanism_is_refused(run):

@@ -156,6 +156,7 @@ def _show(result: "Audit", as_json: bool) -> None:
     values = result.values()
     if not as_json:
         contradictions = values.pop("contradictions")
-        values = {name: value for name, value in values.items() if value is not None or name.endswith("observed")}
+        always = ("_observed", "epsilon_planned", "epsilon_achieved", "rho_planned", "rho_achieved")
+        values = {name: value for name, value in values.items() if value is not None or name.endswith(always)}
         values["keeps_to_the_plan"] = "yes" if not contradictions else f"no: {'; '.join(contradictions)}"
     show(values, as_json)

@@ -197,7 +197,9 @@ def show(values: dict[str, Any], as_json: bool) -> None:
         return
     width = max(len(name) for name in values)
     for name, value in values.items():
-        click.echo(f"{name:<{width}}  {_text(value)}")
+        # In JSON an infinite epsilon is null.
+        unbounded = value is None and ("epsilon" in name or "rho" in name)
+        click.echo(f"{name:<{width}}  {'infinite' if unbounded else _text(value)}")
 
 
 def _text(value: Any) -> str:

@@ -17,6 +17,7 @@ from fedmf.accounting import Plan
 from fedmf.federated.noise import NoiseState, mechanism_mark
 from fedmf.federated.noise_file import NoiseFile, TileFile
 from fedmf.federated.source import check_noise_seed, noise_key, source_of_key
+from fedmf.mechanisms.float32_check import check_float32
 from fedmf.mechanisms.strategy import (
     DEFAULT_MEMORY,
     ROWS_TOGETHER,
@@ -25,6 +26,7 @@ from fedmf.mechanisms.strategy import (
     choose_host_strategy,
     room_for_noise,
 )
+from fedmf.mechanisms.stream import NoiseStream
 
 # Rows that one call of the source draws.
 _DRAWN_TOGETHER = 64
@@ -83,6 +85,7 @@ class HostNoise:
         memory = DEFAULT_MEMORY if memory_bytes is None else memory_bytes
         disk = room_for_noise(folder) if disk_bytes is None else disk_bytes
         self.strategy: NoiseStrategy = choose_host_strategy(stream, size, memory, strategy, disk)
+        made = form_made(stream, self.strategy)
         self._mark = mechanism_mark(plan.mechanism)
         self._key = noise_key(check_noise_seed(noise_seed)) if key is None else np.asarray(key, np.uint64)
         self._tiles = tiles = _Tiles(self._key, size)
@@ -92,9 +95,7 @@ class HostNoise:
         elif self.strategy.name == "spilled" and stream.recurrence is not None:
             self._maker = NoiseFile(self.strategy, tiles, stream.recurrence, folder)
         else:
-            whole = stream.as_contraction()
-            whole.check_float32()
-            matrix = whole.contraction
+            matrix = made.contraction
             assert matrix is not None
             file = TileFile(size, self.strategy.length, folder) if self.strategy.disk else None
             self._maker = _Redrawn(self.strategy, tiles, matrix, file)
@@ -166,6 +167,18 @@ class HostNoise:
     def restore(self, leaves: Sequence[np.ndarray]) -> bool:
         """Takes a snapshot back. False, and nothing done, if it is another strategy's: the next row then makes it all again."""
         return self._maker.restore(leaves)
+
+
+def form_made(stream: NoiseStream, strategy: NoiseStrategy) -> NoiseStream:
+    """A causal stream in the form in which the strategy makes its rows.
+
+    Raises:
+      ValueError: float32 does not hold it.
+    """
+    carried = strategy.name == "carried" or (strategy.name == "spilled" and stream.recurrence is not None)
+    made = stream if carried else stream.as_contraction()
+    check_float32(made)
+    return made
 
 
 class _Maker(Protocol):

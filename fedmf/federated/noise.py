@@ -18,6 +18,7 @@ import tensorflow as tf
 from fedmf.federated.source import Draw, noise_key, source_of_key
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.blocks import BlockForm
+from fedmf.mechanisms.float32_check import check_float32
 from fedmf.mechanisms.strategy import graph_strategies
 from fedmf.mechanisms.stream import NoiseStream
 from fedmf.statement import mechanism_digest
@@ -92,8 +93,9 @@ class NoiseRows:
             )
         for name, value in (("strategy", chosen.name), ("state_rows", chosen.width), ("_form", chosen.form)):
             object.__setattr__(self, name, value)
-        if chosen.name == "redrawn":
-            self.stream.causal().as_contraction().check_float32()
+        if chosen.name != "handed_in":  # rows that the host makes, it has checked
+            causal = self.stream.causal()
+            check_float32(causal.as_contraction() if chosen.name == "redrawn" else causal)
 
     def initial_state(self) -> NoiseState:
         """State before round 0."""

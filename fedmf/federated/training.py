@@ -17,16 +17,16 @@ from fedmf.availability import availability_from_text
 from fedmf.behaviour import Behaviour
 from fedmf.config import TrainConfig
 from fedmf.controller import ParticipationController
-from fedmf.error import rmse
 from fedmf.federated.evaluation import Evaluator
 from fedmf.federated.execution import Execution, build_execution, parameters
+from fedmf.federated.host_noise import form_made
 from fedmf.federated.model_check import check_model
 from fedmf.federated.remote_workers import WorkersLost, connected
+from fedmf.federated.run_beginning import check_plan, reopened, write_beginning
 from fedmf.federated.source import check_noise_seed
 from fedmf.federated.task import Examples, Task
 from fedmf.federated.threads import limited_threads
 from fedmf.ledger import ParticipationLedger
-from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.strategy import (
     DEFAULT_MEMORY,
     NoiseStrategy,
@@ -36,8 +36,7 @@ from fedmf.mechanisms.strategy import (
 )
 from fedmf.mechanisms.stream import NoiseStream
 from fedmf.run_audit import write_final_statement
-from fedmf.runs import Checkpoint, Run, RunFolder, write_atomically
-from fedmf.statement import installed_versions, mechanism_digest
+from fedmf.runs import Checkpoint, Run, RunFolder
 from fedmf.worker_addresses import worker_addresses
 
 
@@ -127,19 +126,22 @@ def _train(
     if resume:
         run_folder = RunFolder.open(folder)
         with run_folder.locked():
-            plan, seed = _reopen(task, config, run_folder, plan)
+            plan, seed = reopened(task, config, run_folder, plan)
             _run(task, config, run_folder, plan, seed, made, progress, on_round, run_folder.load_checkpoint())
         return Run.load(folder)
     seed = check_noise_seed(noise_seed)
     if config.sampling is None:
         _controller(task, config)  # refuses an impossible participation before a long fit, and before the folder exists
+    given = plan is not None
     plan = config.plan(config.fit(show_progress=progress)) if plan is None else plan
-    _check_plan(plan, config)
+    check_plan(plan, config)
     controller_of(task, config, plan, seed)
-    strategy_of(plan.mechanism.stream().causal(), parameters(task, config))  # refuses before the folder exists
+    # These refuse before the folder exists.
+    stream = plan.mechanism.stream().causal()
+    form_made(stream, strategy_of(stream, parameters(task, config)))
     with RunFolder(folder).locked():
         run_folder = RunFolder.create(folder)
-        _write_beginning(run_folder, task, config, plan, seed)
+        write_beginning(run_folder, task, config, plan, seed, given=given)
         _run(task, config, run_folder, plan, seed, made, progress, on_round, None)
     return Run.load(folder)
 
@@ -209,81 +211,6 @@ def controller_of(
         seed=int.from_bytes(secret[:16], "big"),
         ledger=ledger,
     )
-
-
-def _check_plan(plan: Plan, config: TrainConfig) -> None:
-    _ = plan.stddev  # refuses what float32 cannot hold
-    if plan.participation != config.participation():
-        raise ValueError(
-            f"plan is for {plan.participation} but the config trains {config.participation()}: calibrate the plan for the run"
-        )
-    asked, given = config.sampling_scheme(), plan.sampling
-    if (asked is None) != (given is None) or (
-        asked is not None and given is not None and dataclasses.replace(given, groups=None) != asked
-    ):
-        raise ValueError(f"plan has sampling={given} but the config asks for {asked}: calibrate the plan for the run")
-    if plan.clip_norm != config.clip_norm or plan.claimed_cohort != config.claimed_cohort:
-        raise ValueError(
-            f"plan has clip_norm={plan.clip_norm} and claimed_cohort={plan.claimed_cohort} but the config clip_norm={config.clip_norm} "
-            f"and claimed_cohort={config.claimed_cohort}: make them agree"
-        )
-
-
-def _task_summary(task: Task) -> dict[str, Any]:
-    return {
-        "name": task.name,
-        "description": task.description,
-        "headline_metric": task.headline_metric,
-        "clients": len(task.client_ids),
-        "data_version": task.data_version,
-    }
-
-
-def _write_beginning(folder: RunFolder, task: Task, config: TrainConfig, plan: Plan, seed: int) -> None:
-    """Everything that is known before round 0; config.json last, because it makes the folder a run."""
-    plan.mechanism.save(folder.path / "mechanism.npz")
-    workload = config.workload()
-    folder.write_json(
-        "plan",
-        plan.summary()
-        | {
-            "task": _task_summary(task),
-            "workload": workload.name,
-            "rmse": rmse(plan.mechanism, workload, plan.participation),
-            "versions": installed_versions(),
-        },
-    )
-    write_atomically(folder.path / "statement.md", plan.statement())
-    write_atomically(folder.path / "private" / "noise_seed", f"{seed}\n", mode=0o600)
-    write_atomically(folder.path / "config.json", config.to_json())
-
-
-def _reopen(task: Task, config: TrainConfig, folder: RunFolder, plan: Plan | None) -> tuple[Plan, int]:
-    run = Run.load(folder.path)
-    # Where the data lie may change; what they are is compared below.
-    if dataclasses.replace(run.config, data=config.data) != config:
-        changed = [
-            f"{f.name}={getattr(config, f.name)!r} (the run has {getattr(run.config, f.name)!r})"
-            for f in dataclasses.fields(config)
-            if f.name != "data" and getattr(config, f.name) != getattr(run.config, f.name)
-        ]
-        raise ValueError(
-            f"cannot resume {folder.path} with another config: {', '.join(changed)}; start a new folder for that"
-        )
-    if run.plan["task"] != _task_summary(task):
-        # Resumed rounds repeat their noise: on other data the difference of the two releases would be free of it.
-        raise ValueError(
-            f"cannot resume {folder.path} on other data: the run trains {run.plan['task']}, this is {_task_summary(task)}; "
-            "start a new folder for that"
-        )
-    stored = load_mechanism(folder.path / "mechanism.npz")
-    plan = config.plan(stored) if plan is None else plan
-    other = any(run.plan[key] != value for key, value in plan.summary().items())
-    if other or mechanism_digest(plan.mechanism) != mechanism_digest(stored):
-        raise ValueError(
-            f"cannot resume {folder.path} with another plan: its plan.json or mechanism.npz differs; start a new folder for that"
-        )
-    return plan, int((folder.path / "private" / "noise_seed").read_text())
 
 
 def _loop(

@@ -15,8 +15,6 @@ from fedmf.mechanisms.buffers import Buffers
 _BLOCK = 64
 # How far N C may be from I, seen through so many vectors of signs.
 _INVERSE_TOLERANCE, _PROBES = 1e-6, 4
-# The same for N rounded to float32; well-conditioned ones are off by some 1e-6.
-_FLOAT32_TOLERANCE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,22 +116,6 @@ class NoiseStream:
                 "use a mechanism whose noise has rows of more similar size"
             )
         return NoiseStream(rounds=self.rounds, sources=self.rounds, contraction=L)
-
-    def check_float32(self) -> None:
-        """Raises a ValueError if a causal contraction, rounded to float32, has noise of another distribution: N^-1 times it is not I."""
-        assert self.contraction is not None
-        signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(self.rounds, _PROBES))
-        rounded = self.contraction.astype(np.float32).astype(np.float64) @ signs
-        try:
-            back = scipy.linalg.solve_triangular(self.contraction, rounded, lower=True, check_finite=False)
-            largest = float(np.abs(back - signs).max())
-        except scipy.linalg.LinAlgError:
-            largest = float("inf")
-        if not largest <= _FLOAT32_TOLERANCE:
-            raise ValueError(
-                f"the noising matrix is too ill-conditioned for float32, in which its noise is made: it is wrong by {largest:.2g}; "
-                "use a mechanism whose noise has rows of more similar size"
-            )
 
     def rows(self, draw: Callable[[int], np.ndarray], start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
         """Yields rows start..stop-1 of N Z, each (d,).

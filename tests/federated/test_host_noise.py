@@ -17,7 +17,7 @@ from fedmf import federated, progress_bar
 from fedmf.federated import host_noise
 from fedmf.federated.noise import NoiseRows
 from fedmf.federated.source import gaussian_source
-from fedmf.mechanisms import DenseMechanism
+from fedmf.mechanisms import BandedMechanism, DenseMechanism
 from fedmf.mechanisms.strategy import NOISE_FILE, ROWS_TOGETHER, choose_host_strategy, room_for_noise
 from tests.mechanisms.registry import every_mechanism
 
@@ -239,6 +239,21 @@ def test_noise_that_float32_does_not_hold_is_refused():
         NoiseRows(stream=ill_conditioned().stream(), size=SIZE, noise_seed=SEED, strategy="redrawn")
     for strategy in ("redrawn", None):
         federated.HostNoise(plan_of(ill_conditioned(below=0.9)), SIZE, noise_seed=SEED, strategy=strategy)
+
+
+@pytest.mark.parametrize("strategy", ["carried", "redrawn", "spilled"])
+def test_recurrences_that_float32_does_not_hold_are_refused(strategy):
+    def two_bands(below):
+        diagonals = np.array([[1.0, 0.0]] + [[1.0, below]] * 35)
+        return plan_of(BandedMechanism(diagonals=diagonals))
+
+    with pytest.raises(ValueError, match="too ill-conditioned for float32"):
+        federated.HostNoise(two_bands(2.0), SIZE, noise_seed=SEED, strategy=strategy)
+    federated.HostNoise(two_bands(0.9), SIZE, noise_seed=SEED, strategy=strategy)
+    if strategy != "spilled":
+        stream = two_bands(2.0).mechanism.stream()
+        with pytest.raises(ValueError, match="too ill-conditioned for float32"):
+            NoiseRows(stream=stream, size=SIZE, noise_seed=SEED, strategy=strategy)
 
 
 class TestTheFile:

@@ -210,6 +210,10 @@ def test_nothing_is_made_for_a_run_that_cannot_start(tmp_path):
         train(tmp_path / "run", noise_seed=None)
     with pytest.raises(ValueError, match="calibrate the plan for the run"):
         train(tmp_path / "run", plan=config(min_sep=3).plan())
+    settings = config(rounds=40, min_sep=3)
+    grows = BandedMechanism(diagonals=np.array([[1.0, 0.0]] + [[1.0, 2.0]] * 39))
+    with pytest.raises(ValueError, match="too ill-conditioned for float32"):
+        train(tmp_path / "run", settings, plan=dataclasses.replace(settings.plan(), mechanism=grows))
     assert not (tmp_path / "run").exists()
 
 
@@ -251,6 +255,24 @@ def test_resume_refuses_another_mechanism_that_looks_the_same(tmp_path):
     (tmp_path / "run" / "mechanism.npz").write_bytes(mechanism)
     resumed = train(tmp_path / "run", settings, plan=one, noise_seed=None, resume=True)
     assert resumed.result is not None
+
+
+def test_a_run_with_a_plan_of_its_own_goes_on_without_it_and_says_what_it_was(tmp_path):
+    plan = dataclasses.replace(config().plan(), noise_multiplier=0.7)
+    whole = train(tmp_path / "whole", plan=plan)
+    with pytest.raises(Crash):
+        train(tmp_path / "run", plan=plan, on_round=crash_after(3))
+    resumed = train(tmp_path / "run", noise_seed=None, resume=True)
+    assert_same_run(whole, resumed)
+    assert resumed.plan["noise_multiplier"] == 0.7
+
+    def first_command(run):
+        return json.loads((run.path / "final_statement.json").read_text())["commands"][0]
+
+    command = first_command(resumed)
+    assert command.startswith("fedmf calibrate RUN/mechanism.npz --rounds 6 ")
+    assert "--noise-multiplier 0.7" in command
+    assert first_command(train(tmp_path / "of the config")).startswith("fedmf train --config config.json")
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path):

@@ -1,0 +1,107 @@
+"""What a run folder has before round 0, and what a resume compares with it."""
+
+import dataclasses
+from typing import Any
+
+from fedmf.accounting import Plan
+from fedmf.config import TrainConfig
+from fedmf.error import rmse
+from fedmf.federated.task import Task
+from fedmf.mechanisms import load_mechanism
+from fedmf.run_audit import recorded_plan
+from fedmf.runs import Run, RunFolder, write_atomically
+from fedmf.statement import installed_versions, mechanism_digest
+
+
+def check_plan(plan: Plan, config: TrainConfig) -> None:
+    """Refuses a plan that is not of the run that the config describes.
+
+    Raises:
+      ValueError: saying where they differ, or that float32 cannot hold the noise's scale.
+    """
+    _ = plan.stddev  # refuses what float32 cannot hold
+    if plan.participation != config.participation():
+        raise ValueError(
+            f"plan is for {plan.participation} but the config trains {config.participation()}: calibrate the plan for the run"
+        )
+    asked, given = config.sampling_scheme(), plan.sampling
+    if (asked is None) != (given is None) or (
+        asked is not None and given is not None and dataclasses.replace(given, groups=None) != asked
+    ):
+        raise ValueError(f"plan has sampling={given} but the config asks for {asked}: calibrate the plan for the run")
+    if plan.clip_norm != config.clip_norm or plan.claimed_cohort != config.claimed_cohort:
+        raise ValueError(
+            f"plan has clip_norm={plan.clip_norm} and claimed_cohort={plan.claimed_cohort} but the config clip_norm={config.clip_norm} "
+            f"and claimed_cohort={config.claimed_cohort}: make them agree"
+        )
+
+
+def _task_summary(task: Task) -> dict[str, Any]:
+    return {
+        "name": task.name,
+        "description": task.description,
+        "headline_metric": task.headline_metric,
+        "clients": len(task.client_ids),
+        "data_version": task.data_version,
+    }
+
+
+def write_beginning(folder: RunFolder, task: Task, config: TrainConfig, plan: Plan, seed: int, *, given: bool) -> None:
+    """Everything that is known before round 0; config.json last, because it makes the folder a run.
+
+    Args:
+      folder, task, config: of the run.
+      plan: what it will add as noise.
+      seed: of that noise.
+      given: the plan is the caller's and not the config's.
+    """
+    plan.mechanism.save(folder.path / "mechanism.npz")
+    workload = config.workload()
+    folder.write_json(
+        "plan",
+        plan.summary()
+        | {
+            "given": given,
+            "task": _task_summary(task),
+            "workload": workload.name,
+            "rmse": rmse(plan.mechanism, workload, plan.participation),
+            "versions": installed_versions(),
+        },
+    )
+    write_atomically(folder.path / "statement.md", plan.statement())
+    write_atomically(folder.path / "private" / "noise_seed", f"{seed}\n", mode=0o600)
+    write_atomically(folder.path / "config.json", config.to_json())
+
+
+def reopened(task: Task, config: TrainConfig, folder: RunFolder, plan: Plan | None) -> tuple[Plan, int]:
+    """The plan and the noise seed with which a run goes on.
+
+    Raises:
+      ValueError: it was begun with another config, plan or mechanism, or on other data.
+    """
+    run = Run.load(folder.path)
+    # Where the data lie may change; what they are is compared below.
+    if dataclasses.replace(run.config, data=config.data) != config:
+        changed = [
+            f"{f.name}={getattr(config, f.name)!r} (the run has {getattr(run.config, f.name)!r})"
+            for f in dataclasses.fields(config)
+            if f.name != "data" and getattr(config, f.name) != getattr(run.config, f.name)
+        ]
+        raise ValueError(
+            f"cannot resume {folder.path} with another config: {', '.join(changed)}; start a new folder for that"
+        )
+    if run.plan["task"] != _task_summary(task):
+        # Resumed rounds repeat their noise: on other data the difference of the two releases would be free of it.
+        raise ValueError(
+            f"cannot resume {folder.path} on other data: the run trains {run.plan['task']}, this is {_task_summary(task)}; "
+            "start a new folder for that"
+        )
+    stored = load_mechanism(folder.path / "mechanism.npz")
+    if plan is None:
+        plan = recorded_plan(run) if run.plan.get("given") else config.plan(stored)
+    other = any(run.plan[key] != value for key, value in plan.summary().items())
+    if other or mechanism_digest(plan.mechanism) != mechanism_digest(stored):
+        raise ValueError(
+            f"cannot resume {folder.path} with another plan: its plan.json or mechanism.npz differs; start a new folder for that"
+        )
+    return plan, int((folder.path / "private" / "noise_seed").read_text())

@@ -1,0 +1,53 @@
+"""What float32 does to noise: measured through the stream and back."""
+
+import numpy as np
+import pytest
+
+from fedmf.mechanisms.buffers import Buffers
+from fedmf.mechanisms.float32_check import check_float32
+from fedmf.mechanisms.stream import NoiseStream
+from tests.mechanisms.registry import every_mechanism
+
+ROUNDS = 48
+FORMS = ("recurrence", "contraction", "buffers")
+
+
+def of_two_bands(form, below, rounds=ROUNDS):
+    """The noise of C with 1 on the diagonal and `below` under it, whose inverse has entries (-below)^k: in each form the same."""
+    ones = np.ones((rounds, 1))
+    if form == "buffers":
+        buffers = Buffers(window=ones, read=-below * ones, write=ones, decay=[-below])
+        return NoiseStream(rounds=rounds, sources=rounds, buffers=buffers)
+    if form == "contraction":
+        t = np.arange(rounds)
+        N = np.tril((-below) ** np.maximum(t[:, None] - t, 0.0))
+        return NoiseStream(rounds=rounds, sources=rounds, contraction=N)
+    recurrence = np.hstack([ones, below * ones])
+    recurrence[0, 1] = 0.0
+    return NoiseStream(rounds=rounds, sources=rounds, recurrence=recurrence)
+
+
+@every_mechanism
+def test_every_mechanism_is_held(build):
+    check_float32(build(16).stream().causal())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_noise_that_grows_out_of_float32_is_refused(form):
+    check_float32(of_two_bands(form, 0.9))
+    with pytest.raises(ValueError, match="too ill-conditioned for float32, in which its noise is made: it is wrong by"):
+        check_float32(of_two_bands(form, 2.0))
+    with pytest.raises(ValueError, match="wrong by (inf|nan)"):
+        check_float32(of_two_bands(form, 1e3))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_it_is_wrong_by_is_what_an_adversary_sees(form):
+    """The reference in float32 in place of float64 draws, undone by C in float64: more than 1e-3 exactly where it is refused."""
+    C = np.eye(ROUNDS) + 2.0 * np.eye(ROUNDS, k=-1)
+    z = np.random.default_rng(1).standard_normal((ROUNDS, 50))
+    rows = np.stack(list(of_two_bands(form, 2.0).rows(lambda i: z[i]))).astype(np.float32).astype(np.float64)
+    assert np.abs(C @ rows - z).max() > 1e-3
+    rows = np.stack(list(of_two_bands(form, 0.9).rows(lambda i: z[i]))).astype(np.float32).astype(np.float64)
+    C = np.eye(ROUNDS) + 0.9 * np.eye(ROUNDS, k=-1)
+    assert np.abs(C @ rows - z).max() < 1e-3
