@@ -267,11 +267,15 @@ def paired(seconds: list[float], plain: list[float]) -> tuple[float, float]:
 
 
 @click.command()
-@click.option("--clients", default=100, show_default=True, help="Clients a round.")
+@click.option("--clients", type=click.IntRange(min=1), default=100, show_default=True, help="Clients a round.")
 @click.option(
-    "--sentences", default=_SENTENCES, show_default=True, help="Of a client; with 1 the aggregator's share is large."
+    "--sentences",
+    type=click.IntRange(min=1),
+    default=_SENTENCES,
+    show_default=True,
+    help="Of a client; with 1 the aggregator's share is large.",
 )
-@click.option("--passes", default=3, show_default=True, help="Counted rounds of each kind.")
+@click.option("--passes", type=click.IntRange(min=1), default=3, show_default=True, help="Counted rounds of each kind.")
 @click.option(
     "--kind",
     "names",

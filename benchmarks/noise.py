@@ -34,6 +34,7 @@ import click
 
 from benchmarks.noise_cases import CASES, ROUNDS, TFP_CASES, timed_rounds
 from benchmarks.noise_engines import ENGINES, Engine
+from fedmf.mechanisms.strategy import GRAPH_STRATEGIES, HOST_STRATEGIES
 
 MIB = 2**20
 SIZE = 4_050_000
@@ -133,9 +134,13 @@ def row(name: str, engine: str, goal: float | None, found: dict[str, Any]) -> st
 @click.command()
 @click.option("--row", "names", multiple=True, help="A mechanism of the table; may be repeated.")
 @click.option("--engine", "engines", multiple=True, type=click.Choice(list(ENGINES)), help="May be repeated.")
-@click.option("--strategy", help="A noise strategy in place of the chosen one; of one engine.")
+@click.option(
+    "--strategy",
+    type=click.Choice(sorted({*HOST_STRATEGIES, *GRAPH_STRATEGIES})),
+    help="A noise strategy in place of the chosen one; of one engine.",
+)
 @click.option("--rounds", default=ROUNDS, show_default=True, help="n.")
-@click.option("--size", default=SIZE, show_default=True, help="d, coordinates of a row.")
+@click.option("--size", type=click.IntRange(min=1), default=SIZE, show_default=True, help="d, coordinates of a row.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each row in place of the table.")
 @click.option("--here", is_flag=True, hidden=True, help="Measure in this process: what the table's child processes do.")
 def main(

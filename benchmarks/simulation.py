@@ -327,12 +327,12 @@ def table(model: str, clients: int, law: str, costs: dict[str, Cost], products: 
 @click.option(
     "--clients",
     multiple=True,
-    type=int,
+    type=click.IntRange(min=1),
     default=(10, 100, 1000),
     show_default=True,
     help="Clients a round; repeatable.",
 )
-@click.option("--passes", default=3, show_default=True, help="Counted rounds of each kind.")
+@click.option("--passes", type=click.IntRange(min=1), default=3, show_default=True, help="Counted rounds of each kind.")
 @click.option(
     "--kind", "kinds", multiple=True, type=click.Choice(KINDS), default=KINDS, show_default=True, help="Repeatable."
 )
@@ -340,7 +340,11 @@ def table(model: str, clients: int, law: str, costs: dict[str, Cost], products: 
 @click.option(
     "--words", "law", type=click.Choice(LAWS), default="zipf", show_default=True, help="How often each comes."
 )
-@click.option("--threads", type=int, help="Compiled clients that train side by side; one on each processor by default.")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Compiled clients that train side by side; one on each processor by default.",
+)
 @click.option("--small", is_flag=True, help="Two clients, the demo's model, one pass: checks this program.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--serve", "served", type=click.Choice(KINDS), hidden=True)

@@ -98,9 +98,11 @@ def measured(runs: list[Served], *, at_once: bool) -> tuple[float, float]:
 @click.command()
 @click.option("--execution", default="fast", show_default=True, type=click.Choice(["fast", "tff"]))
 @click.option("--model", default="full", show_default=True, type=click.Choice(["full", "demo"]))
-@click.option("--clients", default=4, show_default=True, help="Clients of a round.")
-@click.option("--passes", default=5, show_default=True, help="Times that each way is measured.")
-@click.option("--threads", type=int, help="The limit.  [default: half of the processors]")
+@click.option("--clients", type=click.IntRange(min=1), default=4, show_default=True, help="Clients of a round.")
+@click.option(
+    "--passes", type=click.IntRange(min=1), default=5, show_default=True, help="Times that each way is measured."
+)
+@click.option("--threads", type=click.IntRange(min=1), help="The limit.  [default: half of the processors]")
 @click.option("--serve", "served", is_flag=True, hidden=True)
 def main(execution: str, model: str, clients: int, passes: int, threads: int | None, served: bool) -> None:
     """Compares the three ways on this machine."""

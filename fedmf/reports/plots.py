@@ -117,6 +117,7 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
         ax.set_xlabel("rounds completed")
         if is_share(metric):
             ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%".replace("-", "−"))
+            ax.set_ylim(bottom=max(0.0, ax.get_ylim()[0]))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         ax.set_xlim(0, max(run.config.rounds for run in runs))
         if not ends:

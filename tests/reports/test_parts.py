@@ -1,5 +1,6 @@
 """Grouping, numbers, label placing and the noise that plots show."""
 
+import contextlib
 import dataclasses
 import itertools
 
@@ -27,6 +28,28 @@ def test_many_groups_of_a_family_differ_in_colour_or_line(make_run):
     grouped = groups.group_runs([make_run("tree", epsilon=float(epsilon)) for epsilon in range(1, 7)])
     assert len({(group.color, str(group.line)) for group in grouped}) == 6
     assert len({group.label for group in grouped}) == 6
+
+
+def test_the_axis_of_a_share_does_not_run_below_0(make_run, monkeypatch):
+    learned_nothing = make_run("none")
+    for row in learned_nothing.metrics:
+        if "validation" in row:
+            row["validation"]["accuracy"] = 0.0
+    limits = []
+    canvas = plots.canvas
+
+    @contextlib.contextmanager
+    def watched(*size_and_note):
+        with canvas(*size_and_note) as (figure, out):
+            yield figure, out
+            limits.append(figure.axes[0].get_ylim())
+
+    monkeypatch.setattr(plots, "canvas", watched)
+    for run in (learned_nothing, make_run("none", seed=1)):
+        plots.accuracy_plot(groups.group_runs([run]))
+    assert limits[0][0] == 0.0
+    assert limits[0][1] > 0.0
+    assert 0.0 < limits[1][0] < 0.1  # an axis of other values begins near them
 
 
 def test_same_noise_at_other_epsilon_is_drawn_once(make_run):
