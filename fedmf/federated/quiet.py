@@ -1,6 +1,7 @@
 """Imports TensorFlow without its start-up chatter, and with its errors."""
 
 import contextlib
+import gc
 import os
 import sys
 import tempfile
@@ -26,6 +27,18 @@ def _stderr_held_back() -> Iterator[None]:
             os.close(saved)
 
 
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Keeps the garbage collector off: there is nothing to collect, and jax runs Python in each collection, where a Ctrl-C is lost."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def import_tensorflow() -> None:
     """Imports tensorflow, tensorflow_privacy and tensorflow_federated once.
 
@@ -38,7 +51,8 @@ def import_tensorflow() -> None:
     chosen = "TF_CPP_MIN_LOG_LEVEL" in os.environ
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
-        with contextlib.nullcontext() if chosen or "tensorflow" in sys.modules else _stderr_held_back():
+        quiet = contextlib.nullcontext() if chosen or "tensorflow" in sys.modules else _stderr_held_back()
+        with quiet, _nothing_collected():
             import tensorflow  # noqa: F401
             import tensorflow_federated  # noqa: F401
             import tensorflow_privacy  # noqa: F401
