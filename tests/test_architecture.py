@@ -39,6 +39,7 @@ ABOVE_THE_LINE = (
         "runs",
         "run_audit",
         "worker_addresses",
+        "ctrl_c",
     }
     | {
         "noise_audit",
@@ -72,6 +73,7 @@ MAY_IMPORT = {
     "audit": MATHEMATICS | {"accounting", "sampling", "statement", "participation_pattern", "participation_log"},
     "keyed_random": set(),
     "worker_addresses": set(),
+    "ctrl_c": set(),
     "behaviour": {"_checks", "keyed_random"},
     "availability": {"_checks", "keyed_random", "behaviour"},
     "cohort_draws": set(),

@@ -37,12 +37,15 @@ def main(arguments: list[str] | None = None) -> None:
 
     Errors are one sentence on standard error; --debug adds the traceback.
     """
+    from fedmf.ctrl_c import never_lost
+
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     # Accepted anywhere on the line, as users try it there.
     arguments = [a for a in arguments if a != "--debug"]
     try:
-        cli.main(args=arguments, prog_name="fedmf", standalone_mode=False)
+        with never_lost():
+            cli.main(args=arguments, prog_name="fedmf", standalone_mode=False)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.Abort:

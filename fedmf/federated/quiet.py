@@ -7,6 +7,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from fedmf.ctrl_c import not_swallowed
+
 
 @contextlib.contextmanager
 def _stderr_held_back() -> Iterator[None]:
@@ -52,7 +54,7 @@ def import_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         quiet = contextlib.nullcontext() if chosen or "tensorflow" in sys.modules else _stderr_held_back()
-        with quiet, _nothing_collected():
+        with quiet, _nothing_collected(), not_swallowed():
             import tensorflow  # noqa: F401
             import tensorflow_federated  # noqa: F401
             import tensorflow_privacy  # noqa: F401

@@ -17,6 +17,7 @@ from fedmf.availability import availability_from_text
 from fedmf.behaviour import Behaviour
 from fedmf.config import TrainConfig
 from fedmf.controller import ParticipationController
+from fedmf.ctrl_c import never_lost, not_swallowed
 from fedmf.federated.evaluation import Evaluator
 from fedmf.federated.execution import Execution, build_execution, parameters
 from fedmf.federated.host_noise import form_made
@@ -92,7 +93,7 @@ def train(
     """
     addresses = worker_addresses(workers, config.execution)
     noise_disk = room_for_noise(pathlib.Path(folder) / "private") if noise_disk is None else noise_disk
-    with limited_threads(threads), connected(addresses) as remote:
+    with never_lost(), limited_threads(threads), connected(addresses) as remote:
         made = functools.partial(
             build_execution,
             noise_strategy=noise_strategy,
@@ -157,7 +158,8 @@ def _run(
     on_round: Callable[[int], None] | None,
     checkpoint: Checkpoint | None,
 ) -> None:
-    execution = made(task, plan, config, seed, noise_folder=folder.path / "private")
+    with not_swallowed():
+        execution = made(task, plan, config, seed, noise_folder=folder.path / "private")
     chosen = execution.noise.strategy
     if progress:
         execution.noise.show_progress()
@@ -244,7 +246,8 @@ def _loop(
                 began = time.perf_counter()
                 cohort = controller.cohort(t)
                 examples = [client_examples(task, config, t, int(client)) for client in cohort]
-                new_state, metrics = execution.next(state, examples)
+                with not_swallowed():
+                    new_state, metrics = execution.next(state, examples)
                 row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
                 if (t + 1) % config.evaluate_every == 0 or t + 1 == config.rounds:
                     validation = evaluator(execution.weights(new_state), "validation")
