@@ -13,9 +13,10 @@ Kinds of rounds, each in a process of its own, all on the same cohorts:
                   library's allocator
 
 The processes take turns, one round each and in the opposite order the next time, so that slow drifts of the machine cancel in the
-ratios; while one works the others wait. The first round (tracing, compiling) has at most 10 clients and is counted apart. CPU seconds
-are of the process and, for tff, of its worker: on a machine that others use as well they say more than seconds. Memory is the peak of
-both together, everything included. Clients hold 64 sentences of full length; batch 16, one local epoch.
+ratios; while one works the others wait. The first round (tracing, compiling) has at most 10 clients and is counted apart, and the next
+one, of all clients, is not counted, because TFF's memory still grows in it. CPU seconds are of the process and, for tff, of its worker:
+on a machine that others use as well they say more than seconds. Memory is the peak of both together, everything included. Clients hold
+64 sentences of full length; batch 16, one local epoch.
 
 The compiled epoch computes once what sentences have in common, so what the words are matters: by default all begin with the mark that the
 task puts in front, and words are as frequent as in English (Zipf's law with Mandelbrot's shift). `--words uniform` draws every word of the
@@ -179,12 +180,12 @@ def _peak_bytes() -> int:
     return peak
 
 
-def missing_memory(clients: int) -> str | None:
-    """Why this machine cannot run TFF with the published model and so many clients; None if it can, or if nobody knows."""
+def missing_memory(clients: int, processes: int = 1) -> str | None:
+    """Why this machine cannot run so many TFFs with the published model and so many clients; None if it can, or if nobody knows."""
     with contextlib.suppress(OSError):
         lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
         available = sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-        needed = _TFF_BYTES + _TFF_BYTES_A_CLIENT * clients
+        needed = processes * (_TFF_BYTES + _TFF_BYTES_A_CLIENT * clients)
         if available < needed:
             return f"TFF is left out: {clients} clients would take some {needed / 1e9:.0f} GB and {available / 1e9:.0f} are free"
     return None
@@ -262,22 +263,24 @@ def measure(
     rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     products: list[float] = []
     with children(kinds, model, clients, law, threads) as started:
-        for turn in range(passes + 1):
+        # The first round, and one of all clients that is not counted either: in it memory grows to what the rounds need.
+        counts = [min(clients, _FIRST), clients, *[clients] * passes]
+        for turn, count in enumerate(counts):
             for kind in kinds if turn % 2 else kinds[::-1]:
                 child = started[kind]
-                print(clients if turn else min(clients, _FIRST), file=child.stdin, flush=True)
+                print(count, file=child.stdin, flush=True)
                 line = child.stdout.readline()
                 if not line:
                     raise click.ClickException(f"{kind} ended: {child.stderr.read()[-2000:]}")
                 rows[kind].append(json.loads(line))
-                if turn:
+                if turn > 1:
                     products.append(numpy_products())
     costs = {
         kind: Cost(
             first=found[0]["seconds"],
-            seconds=[row["seconds"] for row in found[1:]],
-            cpu=[row["cpu"] for row in found[1:]],
-            parts={part: statistics.mean(row["parts"][part] for row in found[1:]) for part in PARTS},
+            seconds=[row["seconds"] for row in found[2:]],
+            cpu=[row["cpu"] for row in found[2:]],
+            parts={part: statistics.mean(row["parts"][part] for row in found[2:]) for part in PARTS},
             peak=found[-1]["peak"],
             loss=[row["loss"] for row in found],
         )
@@ -367,7 +370,8 @@ def main(
         clients, passes, model = (2,), 1, "demo"
     found: dict[str, Any] = {"model": model, "words": law, "clients": {}, "numpy": {}}
     for count in clients:
-        missing = missing_memory(count) if model == "full" and set(kinds) & set(IN_TFF) and len(kinds) > 1 else None
+        in_tff = len(set(kinds) & set(IN_TFF))
+        missing = missing_memory(count, in_tff) if model == "full" and in_tff > 0 and len(kinds) > 1 else None
         if missing:
             click.echo(missing, err=True)
         left = tuple(kind for kind in kinds if kind not in IN_TFF or not missing)

@@ -17,8 +17,10 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
     """Refuses a plan that is not of the run that the config describes.
 
     Raises:
-      ValueError: saying where they differ, or that float32 cannot hold the noise's scale.
+      TypeError, ValueError: saying where they differ, or that float32 cannot hold the noise's scale.
     """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan={plan!r} must be a fedmf.Plan, or None for the one that the config describes")
     _ = plan.stddev  # refuses what float32 cannot hold
     if plan.participation != config.participation():
         raise ValueError(
@@ -29,6 +31,11 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
         asked is not None and given is not None and dataclasses.replace(given, groups=None) != asked
     ):
         raise ValueError(f"plan has sampling={given} but the config asks for {asked}: calibrate the plan for the run")
+    if plan.simulated_cohort not in (None, config.cohort_size):
+        raise ValueError(
+            f"plan simulates simulated_cohort={plan.simulated_cohort} clients a round but the config trains cohort_size="
+            f"{config.cohort_size}: make them agree"
+        )
     if plan.clip_norm != config.clip_norm or plan.claimed_cohort != config.claimed_cohort:
         raise ValueError(
             f"plan has clip_norm={plan.clip_norm} and claimed_cohort={plan.claimed_cohort} but the config clip_norm={config.clip_norm} "

@@ -104,7 +104,7 @@ def train(
         )
         strategy_of = functools.partial(
             choose_host_strategy,
-            memory_bytes=noise_memory or DEFAULT_MEMORY,
+            memory_bytes=DEFAULT_MEMORY if noise_memory is None else noise_memory,
             name=noise_strategy,
             disk_bytes=noise_disk,
         )

@@ -16,9 +16,12 @@ import platform
 import signal
 import subprocess
 import sys
+import time
+import types
 from typing import Any
 
 _WORKER = "worker_binary"
+_STARTS_WORKERS = "tensorflow_federated.python.core.impl.executor_stacks.executor_factory"
 _guarded: set[int] = set()
 # glibc's M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD and M_ARENA_MAX (malloc.h). 32 MiB is the largest threshold it takes: larger
 # blocks of this process stay with the system, so that it does not hold on to them.
@@ -50,18 +53,28 @@ def worker_processes() -> list[int]:
     return [int(row[0]) for row in rows if len(row) == 2 and row[1].startswith(_WORKER)]
 
 
+def _refuse() -> int:
+    raise RuntimeError("TFF's worker has been ended because the process is exiting")
+
+
 def end_workers() -> None:
-    """Ends this process's workers; called at exit."""
-    for pid in worker_processes():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    """Ends this process's workers, and starts none any more; called at exit."""
+    # After Ctrl-C a thread of TFF's may still be in its round: it would take the end of the worker for a failure and start the next one.
+    starting: Any = sys.modules.get(_STARTS_WORKERS)
+    if starting is not None:
+        starting.portpicker = types.SimpleNamespace(pick_unused_port=_refuse)
+    for _ in range(2):  # one that was about to start
+        for pid in worker_processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05 if starting is not None else 0)
     # TFF's handle of the dead worker is dropped while its destructor, which reaps it, still finds the modules it needs.
     tff: Any = sys.modules.get("tensorflow_federated")
     if tff is not None:
 
         class Ended(tff.framework.SyncContext):
             def invoke(self, comp: Any, arg: Any) -> Any:
-                raise RuntimeError("TFF's worker has been ended because the process is exiting")
+                _refuse()
 
         tff.framework.set_default_context(Ended())
         gc.collect()

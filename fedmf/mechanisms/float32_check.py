@@ -1,7 +1,8 @@
 """Whether float32, in which noise of model size is made, makes the noise that a stream describes.
 
 What runs is x + N z. Where rounding gives x + N z + e, whoever undoes N sees z + N^-1 e in place of z, and the guarantee counts on z. So
-signs are sent through the stream in float32, as its executors do, and back in float64.
+Gaussian draws are sent through the stream in float32, as its executors do, and back in float64. (Not signs: of whole coefficients
+float32 makes no error with them.)
 """
 
 import numpy as np
@@ -10,7 +11,7 @@ import scipy.linalg
 from fedmf.mechanisms.buffers import Buffers
 from fedmf.mechanisms.stream import NoiseStream
 
-# How far what comes back may be from the signs; well-conditioned streams are off by some 1e-6.
+# How far what comes back may be from the draws; well-conditioned streams are off by some 1e-6.
 _TOLERANCE, _PROBES = 1e-3, 4
 
 
@@ -25,7 +26,7 @@ def check_float32(stream: NoiseStream) -> None:
     Traceback (most recent call last):
     ValueError: the noising matrix is too ill-conditioned for float32, in which its noise is made: ...
     """
-    z = np.random.default_rng(0).choice(np.array([-1, 1], np.float32), size=(stream.rounds, _PROBES))
+    z = np.random.default_rng(0).standard_normal((stream.rounds, _PROBES), np.float32)
     with np.errstate(all="ignore"):  # an overflow fails the comparison
         if stream.recurrence is not None:
             back = _through_recurrence(stream.recurrence, z)

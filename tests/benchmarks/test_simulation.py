@@ -29,7 +29,8 @@ def test_rounds_of_all_kinds_are_measured_and_train_alike():
         assert min(*cost["seconds"], *cost["cpu"], cost["first"], cost["peak"]) > 0
         # The same cohorts, models and noise: what is timed side by side is the same training.
         assert cost["loss"] == pytest.approx(costs["tff"]["loss"], rel=1e-4)
-        assert len(cost["loss"]) == 2
+        assert len(cost["loss"]) == 3
+        assert len(cost["seconds"]) == 1
     parts = costs["compiled"]["parts"]
     assert min(parts.values()) > 0
     assert parts["of which clip and sum"] < parts["clients"] < sum(costs["compiled"]["seconds"])

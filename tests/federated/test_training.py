@@ -210,6 +210,13 @@ def test_nothing_is_made_for_a_run_that_cannot_start(tmp_path):
         train(tmp_path / "run", noise_seed=None)
     with pytest.raises(ValueError, match="calibrate the plan for the run"):
         train(tmp_path / "run", plan=config(min_sep=3).plan())
+    with pytest.raises(TypeError, match="plan='x' must be a fedmf.Plan"):
+        train(tmp_path / "run", plan="x")
+    settings = config(claimed_cohort=40)
+    with pytest.raises(ValueError, match="simulated_cohort=5 clients a round but the config trains cohort_size=4"):
+        train(tmp_path / "run", settings, plan=dataclasses.replace(settings.plan(), simulated_cohort=5))
+    with pytest.raises(ValueError, match="not possible|needs|memory"):
+        train(tmp_path / "run", noise_memory=0)
     settings = config(rounds=40, min_sep=3)
     grows = BandedMechanism(diagonals=np.array([[1.0, 0.0]] + [[1.0, 2.0]] * 39))
     with pytest.raises(ValueError, match="too ill-conditioned for float32"):

@@ -42,6 +42,14 @@ def test_noise_that_grows_out_of_float32_is_refused(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rounds", [20, 24])
+def test_whole_coefficients_do_not_hide_it(form, rounds):
+    """Of signs and whole numbers below 2^24 float32 loses nothing; of real draws it does: here 0.1 and more."""
+    with pytest.raises(ValueError, match="too ill-conditioned for float32"):
+        check_float32(of_two_bands(form, 2.0, rounds))
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_what_it_is_wrong_by_is_what_an_adversary_sees(form):
     """The reference in float32 in place of float64 draws, undone by C in float64: more than 1e-3 exactly where it is refused."""
     C = np.eye(ROUNDS) + 2.0 * np.eye(ROUNDS, k=-1)

@@ -1,0 +1,37 @@
+"""TFF's worker at the end of a process that is still in a round."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+PROGRAM = """
+import os
+import numpy as np
+from fedmf.federated import workers
+import tensorflow_federated as tff
+
+add = tff.tensorflow.computation(lambda x: x + 1, np.int32)
+context = tff.backends.native.create_sync_local_cpp_execution_context()
+tff.framework.set_default_context(context)
+assert add(1) == 2
+first = workers.worker_processes()
+workers.end_workers()
+# A thread that is still in a round has the context, and has TFF start another worker.
+tff.framework.set_default_context(context)
+try:
+    add(2)
+except Exception as error:
+    print(type(error).__name__, error)
+running = [pid for pid in workers.worker_processes() if open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z"]
+print(len(first), len(running))
+os._exit(0)
+"""
+
+
+def test_no_worker_is_started_once_they_were_ended():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
+    assert "has been ended because the process is exiting" in done.stdout
+    assert done.stdout.split()[-2:] == ["1", "0"]
