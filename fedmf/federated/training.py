@@ -243,26 +243,26 @@ def _loop(
     with bar, folder.rows("metrics") as metric_row, folder.rows("timings") as timing_row:
         try:
             for t in range(done, config.rounds):
-                began = time.perf_counter()
-                cohort = controller.cohort(t)
-                examples = [client_examples(task, config, t, int(client)) for client in cohort]
                 with not_swallowed():
+                    began = time.perf_counter()
+                    cohort = controller.cohort(t)
+                    examples = [client_examples(task, config, t, int(client)) for client in cohort]
                     new_state, metrics = execution.next(state, examples)
-                row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
-                if (t + 1) % config.evaluate_every == 0 or t + 1 == config.rounds:
-                    validation = evaluator(execution.weights(new_state), "validation")
-                    row["validation"] = validation
-                seconds = time.perf_counter() - began
-                metric_row(row)
-                timing_row({"round": t, "seconds": round(seconds, 4)})
-                state, done = new_state, t + 1
-                bar.set_postfix(_latest(task, row, validation, len(cohort) / seconds), refresh=False)
-                bar.update()
-                if done % config.checkpoint_every == 0 or done == config.rounds:
-                    save(done, state)
-                    saved = done
-                if on_round is not None:
-                    on_round(t)
+                    row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
+                    if (t + 1) % config.evaluate_every == 0 or t + 1 == config.rounds:
+                        validation = evaluator(execution.weights(new_state), "validation")
+                        row["validation"] = validation
+                    seconds = time.perf_counter() - began
+                    metric_row(row)
+                    timing_row({"round": t, "seconds": round(seconds, 4)})
+                    state, done = new_state, t + 1
+                    bar.set_postfix(_latest(task, row, validation, len(cohort) / seconds), refresh=False)
+                    bar.update()
+                    if done % config.checkpoint_every == 0 or done == config.rounds:
+                        save(done, state)
+                        saved = done
+                    if on_round is not None:
+                        on_round(t)
         except (KeyboardInterrupt, WorkersLost) as stop:
             if done > saved:
                 if progress:
