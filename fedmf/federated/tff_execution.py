@@ -22,6 +22,8 @@ T = TypeVar("T")
 class TffExecution(Execution):
     """TFF's own federated averaging; the worker process it starts is stopped with this one, however this one ends.
 
+    A worker that TFF starts in a later round, because that one died, outlives a kill -9 of this process.
+
     Args:
       task, plan, config: of the run.
       noise: made with the same plan and noise_seed.

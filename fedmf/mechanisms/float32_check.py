@@ -11,7 +11,7 @@ import scipy.linalg
 from fedmf.mechanisms.buffers import Buffers
 from fedmf.mechanisms.stream import NoiseStream
 
-# How far what comes back may be from the draws; well-conditioned streams are off by some 1e-6.
+# How far what comes back may be from the draws. Of the library's mechanisms the worst found is off by 3e-5 (low_rank), most by some 1e-6.
 _TOLERANCE, _PROBES = 1e-3, 4
 
 
