@@ -100,8 +100,8 @@ class Bench:
         )
         examples = [self.task.client_examples(name) for name in self.task.client_ids]
         data = [tf.data.Dataset.from_tensor_slices(pair).batch(_BATCH) for pair in examples]
-        state = process.initialize()
         guard_workers()
+        state = process.initialize()
 
         def run() -> float:
             nonlocal state

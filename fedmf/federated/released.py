@@ -179,9 +179,8 @@ class _ProcessRun:
         ).create(value_type)
 
     def begin(self) -> Any:
-        state = self._process.initialize()
         guard_workers()
-        return state
+        return self._process.initialize()
 
     def round(self, state: Any, updates: Sequence[Any]) -> tuple[Any, np.ndarray]:
         output = self._process.next(state, [self._structured(update) for update in updates])

@@ -20,9 +20,7 @@ T = TypeVar("T")
 
 
 class TffExecution(Execution):
-    """TFF's own federated averaging; the worker process it starts is stopped with this one, however this one ends.
-
-    A worker that TFF starts in a later round, because that one died, outlives a kill -9 of this process.
+    """TFF's own federated averaging; the worker processes it starts are stopped with this one, however this one ends.
 
     Args:
       task, plan, config: of the run.
@@ -43,6 +41,7 @@ class TffExecution(Execution):
         threads: int | None = None,
     ) -> None:
         keep_freed_memory()
+        guard_workers()
         self._task, self._config, self.noise = task, config, noise
         self._initial = [v.numpy() for v in task.build_model(config.seed).trainable_variables]
         aggregator = dp_aggregator(
@@ -59,7 +58,6 @@ class TffExecution(Execution):
             model_aggregator=aggregator,
         )
         self._state: Any = None
-        self._guarded = False
         self._context: Any = None
         if threads is not None:
             self._context = tff.backends.native.create_sync_local_cpp_execution_context(
@@ -70,11 +68,7 @@ class TffExecution(Execution):
         """The job's value; its TFF computations run where this execution runs them. TFF's contexts are each thread's own."""
         stack = tff.framework.get_context_stack()
         with contextlib.nullcontext() if self._context is None else stack.install(self._context):
-            value = job()
-        if not self._guarded:
-            guard_workers()
-            self._guarded = True
-        return value
+            return job()
 
     def _round(self, state: Any, data: list[Any]) -> Any:
         return self._run(lambda: self._process.next(state, data))

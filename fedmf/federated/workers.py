@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import importlib
 import os
 import platform
 import signal
@@ -22,7 +23,19 @@ from typing import Any
 
 _WORKER = "worker_binary"
 _STARTS_WORKERS = "tensorflow_federated.python.core.impl.executor_stacks.executor_factory"
-_guarded: set[int] = set()
+_ENDED = "TFF's worker has been ended because the process is exiting"
+_watched: set[int] = set()
+# A process that is gone exists as long as its parent has not asked for its status, and that one may be reading the output which the worker
+# holds open. Where there is no /proc, it is waited for.
+_WATCHER = """
+alive() {
+    kill -0 $1 || return 1
+    read -r stat < /proc/$1/stat || return 0
+    case $stat in *") Z "*) return 1 ;; esac
+}
+while alive $1 && alive $2; do sleep 1; done
+kill -9 $2
+"""
 # glibc's M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD and M_ARENA_MAX (malloc.h). 32 MiB is the largest threshold it takes: larger
 # blocks of this process stay with the system, so that it does not hold on to them.
 _THIS_PROCESS = {-1: 2_000_000_000, -2: 2**26, -3: 2**25, -8: 1}
@@ -39,6 +52,7 @@ _ITS_ENVIRONMENT = {
 _MOST_CORES = 8
 ALLOCATOR_VARIABLE = "FEDMF_ALLOCATOR"
 _kept = False
+_ending = False
 
 
 def worker_processes() -> list[int]:
@@ -53,56 +67,79 @@ def worker_processes() -> list[int]:
     return [int(row[0]) for row in rows if len(row) == 2 and row[1].startswith(_WORKER)]
 
 
-def _refuse() -> int:
-    raise RuntimeError("TFF's worker has been ended because the process is exiting")
+class _AsAnyPopen(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        # TFF asks so whether it has a process to end; one that it started before is one too.
+        return isinstance(instance, subprocess.Popen)
+
+
+class _Worker(subprocess.Popen[bytes], metaclass=_AsAnyPopen):
+    """A worker as TFF starts it, with a watcher, and with an environment of its own where freed memory is kept."""
+
+    def __init__(self, args: Any, **how: Any) -> None:
+        if _ending:
+            raise RuntimeError(_ENDED)
+        super().__init__(args, env=os.environ | _ITS_ENVIRONMENT if _kept else None, **how)
+        _watch(self.pid)
+
+
+def _start_as_ours() -> None:
+    """Has TFF start its workers as `_Worker` from now on: it does so in any round whose worker is not there."""
+    starts: Any = importlib.import_module(_STARTS_WORKERS)
+    starts.subprocess = types.SimpleNamespace(Popen=_Worker)
+
+
+def _watch(pid: int) -> None:
+    """Starts a process that ends the worker once this process is gone, however it went."""
+    if pid in _watched:
+        return
+    _watched.add(pid)
+    subprocess.Popen(
+        ["sh", "-c", _WATCHER, "sh", str(os.getpid()), str(pid)],
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def guard_workers() -> None:
+    """Sees to it that none of this process's workers outlives it by kill -9: those that run, and those that TFF starts from now on."""
+    _start_as_ours()
+    for pid in worker_processes():
+        _watch(pid)
 
 
 def end_workers() -> None:
     """Ends this process's workers, and starts none any more; called at exit."""
+    global _ending
+    _ending = True
     # After Ctrl-C a thread of TFF's may still be in its round: it would take the end of the worker for a failure and start the next one.
-    starting: Any = sys.modules.get(_STARTS_WORKERS)
-    if starting is not None:
-        starting.portpicker = types.SimpleNamespace(pick_unused_port=_refuse)
+    tff_starts_workers = _STARTS_WORKERS in sys.modules
+    if tff_starts_workers:
+        _start_as_ours()
     for _ in range(2):  # one that was about to start
         for pid in worker_processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05 if starting is not None else 0)
+        time.sleep(0.05 if tff_starts_workers else 0)
     # TFF's handle of the dead worker is dropped while its destructor, which reaps it, still finds the modules it needs.
     tff: Any = sys.modules.get("tensorflow_federated")
     if tff is not None:
 
         class Ended(tff.framework.SyncContext):
             def invoke(self, comp: Any, arg: Any) -> Any:
-                _refuse()
+                raise RuntimeError(_ENDED)
 
         tff.framework.set_default_context(Ended())
         gc.collect()
-
-
-def guard_workers() -> None:
-    """Starts a watcher beside each worker that has none: it ends the worker once this process is gone, however it went."""
-    parent = os.getpid()
-    for pid in worker_processes():
-        if pid in _guarded:
-            continue
-        _guarded.add(pid)
-        alive = f"kill -0 {parent} 2>/dev/null && kill -0 {pid} 2>/dev/null"
-        subprocess.Popen(
-            ["sh", "-c", f"while {alive}; do sleep 1; done; kill -9 {pid} 2>/dev/null"],
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
 
 
 def keep_freed_memory() -> bool:
     """Makes this process, and TFF workers that it starts from now on, reuse freed memory in place of giving it back to the system.
 
     Call it before the first TFF computation. Memory use does not grow from round to round, but stays at its peak. Our own TFF execution
-    calls it; importing fedmf does not. A second call does nothing. The worker's part goes through os.environ, and so to other processes
-    that are started later.
+    calls it; importing fedmf does not. A second call does nothing. The environment of this process stays as it is.
 
     Returns:
       Whether it is done. It is not with FEDMF_ALLOCATOR=system in the environment; where the environment holds settings of the C
@@ -124,7 +161,7 @@ def keep_freed_memory() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
     for parameter, value in _THIS_PROCESS.items():
         mallopt(parameter, value)  # 0 where it is not taken, which does no harm
-    os.environ.update(_ITS_ENVIRONMENT)
+    _start_as_ours()
     _kept = True
     return True
 

@@ -1,7 +1,9 @@
-"""TFF's worker at the end of a process that is still in a round."""
+"""TFF's worker at the end of the process that started it."""
 
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +37,38 @@ def test_no_worker_is_started_once_they_were_ended():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
     assert "has been ended because the process is exiting" in done.stdout
     assert done.stdout.split()[-2:] == ["1", "0"]
+
+
+RESTARTED = """
+import os, signal
+import numpy as np
+from fedmf.federated import workers
+import tensorflow_federated as tff
+
+workers.guard_workers()
+add = tff.tensorflow.computation(lambda x: x + 1, np.int32)
+assert add(1) == 2
+[first] = workers.worker_processes()
+os.kill(first, signal.SIGKILL)
+for _ in range(3):
+    try:
+        assert add(2) == 3
+        break
+    except Exception:  # the round in which it is missed
+        pass
+[second] = [pid for pid in workers.worker_processes() if pid != first]
+print(second, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_that_tff_starts_again_does_not_outlive_a_kill_either():
+    done = subprocess.run(
+        [sys.executable, "-c", RESTARTED], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=120
+    )
+    worker = Path("/proc") / done.stdout.split()[-1]
+    for _ in range(100):
+        if not worker.exists():
+            return
+        time.sleep(0.1)
+    raise AssertionError("the second worker still runs 10 s after its parent was killed")
