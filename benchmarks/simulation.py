@@ -78,10 +78,11 @@ class Rounds:
 
     def __init__(self, kind: str, model: str, clients: int, law: str, threads: int | None) -> None:
         import fedmf
+        from fedmf.checkpoint import Checkpoint
         from fedmf.federated.evaluation import Evaluator
         from fedmf.federated.execution import build_execution
         from fedmf.federated.training import client_examples
-        from fedmf.runs import Checkpoint, RunFolder
+        from fedmf.runs import RunFolder
 
         self.task = random_sentences(model, clients, law, keras_lstm=kind == "stock")
         self.config = fedmf.TrainConfig(

@@ -17,20 +17,18 @@ run/
 import contextlib
 import dataclasses
 import hashlib
-import io
 import json
 import os
 import pathlib
 import secrets
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from fedmf.checkpoint import Checkpoint
 from fedmf.config import TrainConfig, config_from_mapping
-from fedmf.ledger import ParticipationLedger
 
-_CHECKPOINT_MAGIC = b"fedmf checkpoint 1\n"
 _KEPT_CHECKPOINTS = 2
 # What a run writes beside its folders and config.json.
 _WRITTEN = (
@@ -39,20 +37,24 @@ _WRITTEN = (
 ).split()
 
 
-def write_atomically(path: pathlib.Path, content: bytes | str, *, mode: int = 0o644) -> None:
+def write_atomically(
+    path: pathlib.Path, content: bytes | str | Callable[[BinaryIO], None], *, mode: int = 0o644
+) -> None:
     """Replaces `path` by `content` in one step: a reader or a crash sees the old file or the new one, never half of one.
 
     Args:
       path: the file; a crash can leave a temporary .NAME.*.part beside it, never anything under its own name.
-      content: bytes, or text to be written as UTF-8.
+      content: bytes, text to be written as UTF-8, or a function that writes to an open file.
       mode: permissions, of which the process's umask takes away as usual.
     """
-    data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(handle, "wb") as out:
-            out.write(data)
+            if callable(content):
+                content(out)
+            else:
+                out.write(content.encode() if isinstance(content, str) else content)
             out.flush()
             os.fsync(out.fileno())
         os.replace(temporary, path)
@@ -75,76 +77,6 @@ def lock(descriptor: int) -> bool:
     except (ImportError, OSError):  # some network file systems have none
         return True
     return True
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """The state of a run after `rounds_done` rounds.
-
-    Attributes:
-      rounds_done: rounds completed; the next round has this index.
-      config_digest: `RunFolder.digest` of the run it belongs to.
-      state: leaves of the execution's state, in its own order.
-      ledger: participation of the completed rounds.
-    """
-
-    rounds_done: int
-    config_digest: str
-    state: Sequence[np.ndarray]
-    ledger: ParticipationLedger
-
-    def to_bytes(self) -> bytes:
-        """Magic line, SHA-256 of the rest, the rest: an .npz without pickles.
-
-        Raises:
-          TypeError: a leaf of Python objects, which could be written but not read back.
-        """
-        arrays = {f"state_{i}": np.asarray(leaf) for i, leaf in enumerate(self.state)}
-        for name, array in arrays.items():
-            # Kind V covers the extension types, bfloat16 among them, that an .npz turns into raw bytes.
-            if array.dtype.hasobject or array.dtype.kind == "V":
-                raise TypeError(f"{name} holds {array.dtype} entries: a checkpoint keeps plain numeric arrays only")
-        for name, of in (("cohort", self.ledger.cohort), ("selected", self.ledger.selected)):
-            cohorts = [of(t) for t in range(len(self.ledger))]
-            arrays[f"{name}_lengths"] = np.array([len(c) for c in cohorts], np.int64)
-            arrays[f"{name}_clients"] = np.concatenate([*cohorts, np.zeros(0, np.int64)])
-        header = {
-            "rounds_done": self.rounds_done,
-            "config_digest": self.config_digest,
-            "cohort_size": self.ledger.cohort_size,
-        }
-        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-        out = io.BytesIO()
-        np.savez(out, **arrays)
-        body = out.getvalue()
-        return _CHECKPOINT_MAGIC + hashlib.sha256(body).digest() + body
-
-    @staticmethod
-    def from_bytes(data: bytes, path: pathlib.Path) -> "Checkpoint":
-        """The inverse of `to_bytes`.
-
-        Raises:
-          ValueError: the bytes are not a whole checkpoint.
-        """
-        start = len(_CHECKPOINT_MAGIC)
-        body = data[start + 32 :]
-        if not data.startswith(_CHECKPOINT_MAGIC) or hashlib.sha256(body).digest() != data[start : start + 32]:
-            raise ValueError(
-                f"checkpoint {path} is damaged or half-written ({len(data)} bytes): delete this file to resume from the one before it"
-            )
-        with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
-            header = json.loads(arrays["header"].tobytes())
-            state = [arrays[f"state_{i}"] for i in range(sum(name.startswith("state_") for name in arrays.files))]
-            cohorts, selected = (
-                np.split(arrays[f"{name}_clients"], np.cumsum(arrays[f"{name}_lengths"]))[:-1]
-                for name in ("cohort", "selected")
-            )
-        ledger = ParticipationLedger(cohort_size=header["cohort_size"])
-        for achieved, planned in zip(cohorts, selected, strict=True):
-            ledger.append(achieved, selected=planned)
-        return Checkpoint(
-            rounds_done=header["rounds_done"], config_digest=header["config_digest"], state=state, ledger=ledger
-        )
 
 
 class RunFolder:
@@ -229,7 +161,7 @@ class RunFolder:
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Writes it, then drops all but the newest two."""
         folder = self.path / "checkpoints"
-        write_atomically(folder / f"round-{checkpoint.rounds_done:06d}.ckpt", checkpoint.to_bytes(), mode=0o600)
+        write_atomically(folder / f"round-{checkpoint.rounds_done:06d}.ckpt", checkpoint.write, mode=0o600)
         write_atomically(self.path / "participation.csv", checkpoint.ledger.to_csv())
         planned = checkpoint.ledger.planned()
         if any(len(planned.cohort(t)) > len(checkpoint.ledger.cohort(t)) for t in range(len(planned))):
@@ -252,7 +184,8 @@ class RunFolder:
         paths = self._checkpoints()
         if not paths:
             return None
-        checkpoint = Checkpoint.from_bytes(paths[-1].read_bytes(), paths[-1])
+        with open(paths[-1], "rb") as source:
+            checkpoint = Checkpoint.read(source, paths[-1])
         if checkpoint.config_digest != self.digest():
             raise ValueError(
                 f"checkpoint {paths[-1]} belongs to another run (its config, plan, mechanism or noise seed differs): move it out of the "

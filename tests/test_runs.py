@@ -1,5 +1,6 @@
 import dataclasses
 import errno
+import io
 import json
 import os
 import pathlib
@@ -17,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from fedmf.checkpoint import Checkpoint
 from fedmf.config import TrainConfig
 from fedmf.ledger import ParticipationLedger
-from fedmf.runs import Checkpoint, Run, RunFolder, write_atomically
+from fedmf.runs import Run, RunFolder, write_atomically
 
 PATH = pathlib.Path("runs/x/checkpoints/round-000003.ckpt")
 STATE = [
@@ -38,6 +40,16 @@ def checkpoint(rounds_done=3, digest="d", state=STATE):
     cohorts = [np.array([5, 1]), np.array([], np.int64), np.array([2])]
     ledger = ParticipationLedger(cohort_size=2, cohorts=cohorts)
     return Checkpoint(rounds_done=rounds_done, config_digest=digest, state=state, ledger=ledger)
+
+
+def as_bytes(made):
+    out = io.BytesIO()
+    made.write(out)
+    return out.getvalue()
+
+
+def from_bytes(data):
+    return Checkpoint.read(io.BytesIO(data), PATH)
 
 
 def assert_same(one, other):
@@ -71,7 +83,7 @@ def files(path):
 
 class TestCheckpointBytes:
     def test_every_kind_of_leaf(self):
-        assert_same(Checkpoint.from_bytes(checkpoint().to_bytes(), PATH), checkpoint())
+        assert_same(from_bytes(as_bytes(checkpoint())), checkpoint())
 
     @settings(deadline=None, max_examples=60)
     @given(
@@ -85,31 +97,31 @@ class TestCheckpointBytes:
     )
     def test_any_leaves(self, state):
         made = checkpoint(state=state)
-        assert_same(Checkpoint.from_bytes(made.to_bytes(), PATH), made)
+        assert_same(from_bytes(as_bytes(made)), made)
 
     def test_order_of_many_leaves(self):
         # state_10 sorts before state_2 as text.
         made = checkpoint(state=[np.array(i) for i in range(25)])
-        assert [int(leaf) for leaf in Checkpoint.from_bytes(made.to_bytes(), PATH).state] == list(range(25))
+        assert [int(leaf) for leaf in from_bytes(as_bytes(made)).state] == list(range(25))
 
     def test_before_the_first_round(self):
         made = dataclasses.replace(checkpoint(), ledger=ParticipationLedger(cohort_size=4), state=[], rounds_done=0)
-        assert_same(Checkpoint.from_bytes(made.to_bytes(), PATH), made)
+        assert_same(from_bytes(as_bytes(made)), made)
 
     @pytest.mark.parametrize("leaf", [np.array([None]), np.array(["a", 1], object), np.zeros(2, "V2")])
     def test_what_could_not_be_read_back_is_not_written(self, leaf):
         with pytest.raises(TypeError, match="state_1 holds .* plain numeric arrays only"):
-            checkpoint(state=[np.zeros(2), leaf]).to_bytes()
+            as_bytes(checkpoint(state=[np.zeros(2), leaf]))
 
 
 class TestDamage:
     """Every damage is refused with the path in the message; none is ever read as something else."""
 
-    data = checkpoint().to_bytes()
+    data = as_bytes(checkpoint())
 
     def refused(self, damaged):
         with pytest.raises(ValueError, match="damaged or half-written") as caught:
-            Checkpoint.from_bytes(damaged, PATH)
+            from_bytes(damaged)
         message = str(caught.value)
         assert str(PATH) in message
         assert f"({len(damaged)} bytes)" in message
@@ -222,7 +234,8 @@ class TestWriteAtomically:
 # Writes checkpoints and rows without pause; says "ready" once two are there.
 _WRITER = """
 import sys, numpy as np
-from fedmf.runs import Checkpoint, RunFolder
+from fedmf.checkpoint import Checkpoint
+from fedmf.runs import RunFolder
 from fedmf.ledger import ParticipationLedger
 folder = RunFolder.open(sys.argv[1])
 digest, t = folder.digest(), int(sys.argv[2])
@@ -255,7 +268,7 @@ class TestKilled:
             kept = folder._checkpoints()
             assert 2 <= len(kept) <= 3
             for path in kept:  # whichever is there is whole
-                found = Checkpoint.from_bytes(path.read_bytes(), path)
+                found = from_bytes(path.read_bytes())
                 assert int(path.stem[6:]) == found.rounds_done == len(found.ledger)
                 assert (found.state[0] == found.rounds_done).all()
             newest = folder.load_checkpoint()
@@ -277,7 +290,7 @@ class TestKilled:
     def test_a_writer_without_atomicity_is_caught(self, tmp_path):
         # Negative control: writing in place, stopped half-way, is what the checks above would see and refuse.
         folder = new_run(tmp_path / "run")
-        data = checkpoint(digest=folder.digest()).to_bytes()
+        data = as_bytes(checkpoint(digest=folder.digest()))
         (folder.path / "checkpoints" / "round-000003.ckpt").write_bytes(data[: len(data) // 2])
         with pytest.raises(ValueError, match="half-written"):
             folder.load_checkpoint()

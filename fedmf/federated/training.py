@@ -15,6 +15,7 @@ from fedmf import progress_bar
 from fedmf.accounting import Plan
 from fedmf.availability import availability_from_text
 from fedmf.behaviour import Behaviour
+from fedmf.checkpoint import Checkpoint
 from fedmf.config import TrainConfig
 from fedmf.controller import ParticipationController
 from fedmf.ctrl_c import never_lost, not_swallowed
@@ -37,7 +38,7 @@ from fedmf.mechanisms.strategy import (
 )
 from fedmf.mechanisms.stream import NoiseStream
 from fedmf.run_audit import write_final_statement
-from fedmf.runs import Checkpoint, Run, RunFolder
+from fedmf.runs import Run, RunFolder
 from fedmf.worker_addresses import worker_addresses
 
 
@@ -171,7 +172,10 @@ def _run(
     if progress and execution.slow:
         print(f"clients: {execution.slow}", file=sys.stderr)
     controller = controller_of(task, config, plan, seed, checkpoint.ledger if checkpoint else None)
-    _loop(task, config, plan, folder, execution, controller, checkpoint, progress, on_round)
+    state = execution.from_leaves(checkpoint.state) if checkpoint else execution.init()
+    done = checkpoint.rounds_done if checkpoint else 0
+    checkpoint = None  # it holds rows of noise, hundreds of megabytes
+    _loop(task, config, plan, folder, execution, controller, state, done, progress, on_round)
 
 
 def _controller(task: Task, config: TrainConfig, **options: Any) -> ParticipationController:
@@ -222,13 +226,13 @@ def _loop(
     folder: RunFolder,
     execution: Execution,
     controller: ParticipationController,
-    checkpoint: Checkpoint | None,
+    state: Any,
+    done: int,
     progress: bool,
     on_round: Callable[[int], None] | None,
 ) -> None:
     evaluator = Evaluator(task, config)
-    state = execution.from_leaves(checkpoint.state) if checkpoint else execution.init()
-    done = saved = checkpoint.rounds_done if checkpoint else 0
+    saved = done
     folder.truncate_rows(done)
     digest = folder.digest()
     started = time.perf_counter()

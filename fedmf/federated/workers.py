@@ -85,7 +85,7 @@ class _Worker(subprocess.Popen[bytes], metaclass=_AsAnyPopen):
 
 def _start_as_ours() -> None:
     """Has TFF start its workers as `_Worker` from now on: it does so in any round whose worker is not there."""
-    starts: Any = importlib.import_module(_STARTS_WORKERS)
+    starts: Any = importlib.import_module("tensorflow_federated.python.core.impl.executor_stacks.executor_factory")
     starts.subprocess = types.SimpleNamespace(Popen=_Worker)
 
 

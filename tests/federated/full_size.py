@@ -1,6 +1,6 @@
-"""One process of the full-size test: n = 2052, 342 bands, 4,050,748 parameters, 10 clients a round.
+"""One process of the full-size tests: n = 2052, min_sep = 342, 4,050,748 parameters.
 
-    python -m tests.federated.full_size FOLDER EXECUTION ROUNDS MECHANISM
+    python -m tests.federated.full_size FOLDER EXECUTION ROUNDS MECHANISM CLIENTS SENTENCES
 
 Runs up to ROUNDS rounds from the newest checkpoint in FOLDER, then stops as if killed; prints JSON: peak memory of this process and of
 TFF's worker in GiB, and a digest of the weights after every round.
@@ -18,24 +18,25 @@ import fedmf
 from fedmf import federated
 from fedmf.federated import training
 from fedmf.federated.workers import worker_processes
+from tasks.stackoverflow.compiled import compiled_epoch
 from tasks.stackoverflow.model import build_model, make_loss, make_metrics
 from tasks.stackoverflow.preprocessing import SpecialIds
 
-ROUNDS, BANDS = 2052, 342
+ROUNDS, MIN_SEP = 2052, 342
 
 
-def make_task() -> federated.Task:
-    """The papers' model on random sentences: 16 a client keep the arithmetic short, sizes are what matters here."""
+def make_task(cohort_size: int, sentences: int) -> federated.Task:
+    """The papers' model on random sentences; the client work is the hand-written epoch's where there is a compiler."""
 
     def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(sum(name.encode()))
-        x = rng.integers(1, 10_000, (16, 20), dtype=np.int32)
+        x = rng.integers(1, 10_000, (sentences, 20), dtype=np.int32)
         return x, x
 
     return federated.Task(
         name="full size",
         description="random sentences",
-        client_ids=[f"client {i}" for i in range(10 * BANDS)],
+        client_ids=[f"client {i}" for i in range(cohort_size * MIN_SEP)],
         client_examples=examples,
         evaluation_examples=examples,
         build_model=lambda seed: build_model(seed),
@@ -43,13 +44,16 @@ def make_task() -> federated.Task:
         metrics=make_metrics("published", SpecialIds(10_000)),
         headline_metric="accuracy",
         batch_size=16,
+        local_epoch=compiled_epoch(
+            vocabulary_size=10_000, embedding_size=96, lstm_size=670, loss="published", batch_size=16
+        ),
     )
 
 
-def config(execution: str) -> fedmf.TrainConfig:
-    """The banded paper's StackOverflow run with 10 clients a round."""
+def config(execution: str, cohort_size: int) -> fedmf.TrainConfig:
+    """The banded paper's StackOverflow run with a small cohort."""
     return fedmf.TrainConfig(
-        rounds=ROUNDS, min_sep=BANDS, family="banded", noise_multiplier=0.65, cohort_size=10, execution=execution,
+        rounds=ROUNDS, min_sep=MIN_SEP, family="banded", noise_multiplier=0.65, cohort_size=cohort_size, execution=execution,
         checkpoint_every=1, evaluate_every=2000,
     )  # fmt: skip
 
@@ -64,9 +68,9 @@ def peak_gib(pid: int | str) -> float:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 2**20
 
 
-def main(folder: str, execution: str, rounds: int, mechanism_file: str) -> None:
+def main(folder: str, execution: str, rounds: int, mechanism_file: str, cohort_size: int, sentences: int) -> None:
     """See the module."""
-    settings = config(execution)
+    settings = config(execution, cohort_size)
     plan = settings.plan(fedmf.load_mechanism(mechanism_file))
     resume = pathlib.Path(folder).exists()
 
@@ -93,7 +97,7 @@ def main(folder: str, execution: str, rounds: int, mechanism_file: str) -> None:
     training.build_execution = watched
     with contextlib.suppress(Stop):
         federated.train(
-            make_task(), settings, folder=folder, noise_seed=None if resume else 5, plan=plan, resume=resume,
+            make_task(cohort_size, sentences), settings, folder=folder, noise_seed=None if resume else 5, plan=plan, resume=resume,
             progress=False, on_round=stop_after,
         )  # fmt: skip
     peaks = {"python": peak_gib("self"), "workers": sum(peak_gib(pid) for pid in worker_processes())}
@@ -101,4 +105,4 @@ def main(folder: str, execution: str, rounds: int, mechanism_file: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))
