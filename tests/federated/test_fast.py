@@ -58,9 +58,11 @@ def run(task, settings, *, rounds=6, state=None, first=0, **options):
 @pytest.mark.parametrize("loss", ["masked", "published"])
 def test_the_same_model_as_stock_tff(tasks, loss):
     task = tasks[loss]
-    settings = config(client_learning_rate=1.0)
-    fast, rows, _ = run(task, settings)
-    stock, expected, _ = run(task, config("tff", client_learning_rate=1.0))
+    settings = {"client_learning_rate": 1.0, "zeroing_norm": 1.0}
+    fast, rows, _ = run(task, config(**settings))
+    stock, expected, _ = run(task, config("tff", **settings))
+    assert 0 < sum(row["zeroed"] for row in rows) < 4 * len(rows)
+    assert any(row["clip_fraction"] > 0 for row in rows)
     initial = [v.numpy() for v in task.build_model(3).trainable_variables]
     for a, b, start in zip(fast, stock, initial, strict=True):
         assert np.abs(a - start).max() > 0.05
