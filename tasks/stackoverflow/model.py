@@ -141,7 +141,9 @@ def make_metrics(kind: str, ids: SpecialIds) -> Callable[[Any, Any, Any], dict[s
                 weights *= tf.cast(tf.not_equal(labels, label), tf.float32)
             result[name] = (tf.reduce_sum(weights * right), tf.reduce_sum(weights))
         weights = _loss_weights(kind, labels, example_weights)
-        result["loss"] = (tf.reduce_sum(weights * _cross_entropy(labels, logits)), tf.reduce_sum(weights))
+        # TensorFlow's cross-entropy would make its gradient too, as large as the logits.
+        cross_entropy = tf.reduce_logsumexp(logits, axis=-1) - tf.gather(logits, labels, batch_dims=2)
+        result["loss"] = (tf.reduce_sum(weights * cross_entropy), tf.reduce_sum(weights))
         return result
 
     return metrics
