@@ -265,6 +265,7 @@ def participation_plot(runs: Sequence[Run]) -> Plot | None:
                 ax.annotate(
                     f"{clients:,.0f}", (t, height), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=9
                 )
+        ax.set_ylim(0, 1.25 * max(1, table.max()))  # room for the numbers, and above them for the limit
         if limit is not None and limit < shown:
             ax.axvline(limit + 0.5, color=_INK, linewidth=1.2, linestyle=(0, (4, 3)))
             ax.annotate(
@@ -282,8 +283,8 @@ def participation_plot(runs: Sequence[Run]) -> Plot | None:
         ax.set_ylabel("clients")
         ax.grid(axis="x", visible=False)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        ax.margins(y=0.16)
     caption = "Clients by the number of rounds in which they took part; the grey bar counts those that never did."
     if len(finished) > 1:
         caption += f" Mean over the {len(finished)} finished runs"
