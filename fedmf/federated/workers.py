@@ -33,7 +33,10 @@ alive() {
     read -r stat < /proc/$1/stat || return 0
     case $stat in *") Z "*) return 1 ;; esac
 }
-while alive $1 && alive $2; do sleep 1; done
+while alive $1; do
+    alive $2 || exit 0
+    sleep 1
+done
 kill -9 $2
 """
 # glibc's M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD and M_ARENA_MAX (malloc.h). 32 MiB is the largest threshold it takes: larger
@@ -91,8 +94,6 @@ def _start_as_ours() -> None:
 
 def _watch(pid: int) -> None:
     """Starts a process that ends the worker once this process is gone, however it went."""
-    if pid in _watched:
-        return
     _watched.add(pid)
     subprocess.Popen(
         ["sh", "-c", _WATCHER, "sh", str(os.getpid()), str(pid)],
@@ -107,7 +108,8 @@ def guard_workers() -> None:
     """Sees to it that none of this process's workers outlives it by kill -9: those that run, and those that TFF starts from now on."""
     _start_as_ours()
     for pid in worker_processes():
-        _watch(pid)
+        if pid not in _watched:
+            _watch(pid)
 
 
 def end_workers() -> None:
