@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from fedmf import _checks, progress_bar
 from fedmf.accounting import Plan
-from fedmf.federated.noise import NoiseState, mechanism_mark
+from fedmf.federated.noise import NoiseState, mechanism_mark, state_mark
 from fedmf.federated.noise_file import NoiseFile, TileFile
 from fedmf.federated.source import check_noise_seed, noise_key, source_of_key
 from fedmf.mechanisms.float32_check import check_float32
@@ -30,6 +30,8 @@ from fedmf.mechanisms.stream import NoiseStream
 
 # Rows that one call of the source draws.
 _DRAWN_TOGETHER = 64
+# Coordinates on which a snapshot is compared with the draws, and how far they may be apart, in the largest of them.
+_COMPARED, _SAME = 16, 1e-3
 
 
 class HostNoise:
@@ -86,7 +88,7 @@ class HostNoise:
         disk = room_for_noise(folder) if disk_bytes is None else disk_bytes
         self.strategy: NoiseStrategy = choose_host_strategy(stream, size, memory, strategy, disk)
         made = form_made(stream, self.strategy)
-        self._mark = mechanism_mark(plan.mechanism)
+        self._mark = state_mark(mechanism_mark(plan.mechanism), "handed_in", 1)
         self._key = noise_key(check_noise_seed(noise_seed)) if key is None else np.asarray(key, np.uint64)
         self._tiles = tiles = _Tiles(self._key, size)
         self._maker: _Maker
@@ -149,9 +151,11 @@ class HostNoise:
             if not np.array_equal(np.asarray(noise.key), self._key):
                 raise ValueError("the state was made with another noise seed: use HostNoise.for_state(plan, state)")
             if int(noise.mechanism) != self._mark:
-                # The aggregator scales the rows by its own plan: noise of another mechanism would not give what that one claims.
+                # The aggregator scales the rows by its own plan: noise of another mechanism would not give what that one claims. And one
+                # that makes noise itself would take the row for one of the past, and subtract what it adds.
                 raise ValueError(
-                    "the state's aggregator was made with the plan of another mechanism: make both from one plan"
+                    "the state's aggregator was made with the plan of another mechanism, or without noise_strategy='handed_in': make "
+                    "both from one plan, and the aggregator with that strategy"
                 )
             t = int(noise.next_round)
             return noise._replace(made_for=np.int32(t), rows=self.row(t)[None])
@@ -296,9 +300,25 @@ class _Carried:
     def restore(self, leaves: Sequence[np.ndarray]) -> bool:
         if len(leaves) != 2 or leaves[1].shape != self._start.shape or int(leaves[0][1]) != self._form.length:
             return False
-        self._block, self._made = int(leaves[0][0]), False
-        self._start[:] = leaves[1]
+        block, start = int(leaves[0][0]), leaves[1]
+        # What the rows of the state mean may depend on who found the form: its basis comes from a singular value decomposition.
+        tile = slice(0, min(_COMPARED, self._tiles.size))
+        expected = self._state_before(block, tile)
+        scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
+        if not float(np.abs(start[:, tile] - expected).max(initial=0.0)) <= _SAME * scale:  # negated for a NaN
+            return False
+        self._block, self._made = block, False
+        self._start[:] = start
         return True
+
+    def _state_before(self, block: int, tile: slice) -> np.ndarray:
+        """S of a block from the draws before it, float64 (width, coordinates)."""
+        L, count = self._form.length, tile.stop - tile.start
+        S, drawn = np.zeros((self._form.width, count)), np.empty((L, count), np.float32)
+        for b in range(block):
+            self._tiles.draw(b * L, L, tile, drawn)
+            S = self._form.matrix(b)[L:] @ np.vstack([drawn, S])
+        return S
 
 
 class _Redrawn:

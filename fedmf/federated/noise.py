@@ -8,6 +8,7 @@ All write the same rows for the same key, up to float32 rounding: those of `Nois
 """
 
 import dataclasses
+import hashlib
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ class NoiseState(NamedTuple):
       key: uint64 (2,), of the source.
       next_round: int32 ().
       made_for: int32 (), the round whose row was handed in; -1 before that and where nothing is.
-      mechanism: uint64 (), which one this is the noise of; see `mechanism_mark`.
+      mechanism: uint64 (), which one this is the noise of, and by what strategy; see `state_mark`.
       rows: float32 (state rows, d).
     """
 
@@ -57,6 +58,21 @@ def mechanism_mark(mechanism: Mechanism) -> int:
     return int(mechanism_digest(mechanism)[:16], 16)
 
 
+def state_mark(mechanism: int, strategy: str, state_rows: int) -> int:
+    """64 bits by which states are told apart, 0 <= mark < 2^64: another mechanism or strategy would read other rows in them.
+
+    A row that another strategy takes for that of the round may be one which was released already.
+
+    Args:
+      mechanism: of `mechanism_mark`.
+      strategy, state_rows: of `NoiseRows`.
+
+    >>> state_mark(7, "carried", 32) == state_mark(7, "redrawn", 32)
+    False
+    """
+    return int(hashlib.sha256(f"{mechanism} {strategy} {state_rows}".encode()).hexdigest()[:16], 16)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseRows:
     """The rows of N Z one after the other, as a pure (state -> row, state) step that traces into any TensorFlow graph.
@@ -65,7 +81,7 @@ class NoiseRows:
       stream: the mechanism's stream.
       size: coordinates in a row, d.
       noise_seed: non-negative int. It makes the key of `initial_state`; a state goes on with the key it holds.
-      mark: the mechanism's, of `mechanism_mark`, for the state.
+      mark: the mechanism's, of `mechanism_mark`; a state holds `state_mark` of it.
       strategy: one of GRAPH_STRATEGIES; None takes the choice of `fedmf.mechanisms.strategy.graph_strategies`.
       source: (key, size) -> draw; see `source_of_key`.
       state_rows: rows of model size kept between rounds.
@@ -103,7 +119,7 @@ class NoiseRows:
             key=tf.constant(noise_key(self.noise_seed), tf.uint64),
             next_round=tf.constant(0, tf.int32),
             made_for=tf.constant(-1, tf.int32),
-            mechanism=tf.constant(self.mark, tf.uint64),
+            mechanism=self._mark_of_state(),
             rows=tf.zeros([self.state_rows, self.size], tf.float32),
         )
 
@@ -111,26 +127,32 @@ class NoiseRows:
         """Row `state.next_round` of N Z at unit standard deviation, float32 (size,), and the state after it.
 
         Raises:
-          tf.errors.InvalidArgumentError: when executed past the last round, in any strategy; or with no row handed in, or one of
-            another round. In round 0 that makes the row NaN.
+          tf.errors.InvalidArgumentError: when executed past the last round, in any strategy; with a state of another mechanism or
+            strategy; or with no row handed in, or one of another round. In round 0 that makes the row NaN. XLA drops these checks
+            (jit_compile=True): there the row is NaN.
         """
+        in_time = state.next_round < self.stream.rounds
+        ours = tf.equal(state.mechanism, self._mark_of_state())
+        handed = tf.equal(state.made_for, state.next_round) if self.strategy == "handed_in" else tf.constant(True)
         checks = [
-            tf.debugging.assert_less(
-                state.next_round,
-                self.stream.rounds,
-                message=f"the noise was planned for rounds={self.stream.rounds}: fit and calibrate a longer mechanism to train on",
+            tf.debugging.assert_equal(condition, True, message=message)
+            for condition, message in (
+                (
+                    in_time,
+                    f"the noise was planned for rounds={self.stream.rounds}: fit and calibrate a longer mechanism to train on",
+                ),
+                (
+                    ours,
+                    "the state's noise is that of another mechanism or noise_strategy, with which old noise could come again: make the "
+                    f"aggregator as it was when the state was made (here noise_strategy={self.strategy!r}, {self.state_rows} rows)",
+                ),
+                (
+                    # TFF asks for a result of the initial state when it initialises, to learn its type: that one is NaN, no error.
+                    handed | tf.equal(state.next_round, 0),
+                    "no noise was handed in for this round: call process.next(noise.hand_in(state), ...) with a HostNoise",
+                ),
             )
         ]
-        if self.strategy == "handed_in":
-            # TFF asks for a result of the initial state when it initialises, to learn its type: that one is NaN, in place of an error.
-            handed = tf.equal(state.made_for, state.next_round)
-            checks.append(
-                tf.debugging.assert_equal(
-                    handed | tf.equal(state.next_round, 0),
-                    True,
-                    message="no noise was handed in for this round: call process.next(noise.hand_in(state), ...) with a HostNoise",
-                )
-            )
         with tf.control_dependencies([check for check in checks if check is not None]):
             t = tf.identity(state.next_round)
         draw = self.source(state.key, self.size)
@@ -139,8 +161,12 @@ class NoiseRows:
         elif self.strategy == "redrawn":
             row, rows = self._from_block(draw, t, state.rows)
         else:
-            row, rows = tf.where(handed, state.rows[0], float("nan")), state.rows
+            row, rows = state.rows[0], state.rows
+        row = tf.where(in_time & ours & handed, row, float("nan"))
         return row, NoiseState(state.key, t + 1, tf.constant(-1, tf.int32), state.mechanism, rows)
+
+    def _mark_of_state(self) -> Any:
+        return tf.constant(state_mark(self.mark, str(self.strategy), self.state_rows), tf.uint64)
 
     def _carry(self, draw: Draw, t: Any, rows: Any) -> tuple[Any, Any]:
         form = self._form
@@ -150,7 +176,7 @@ class NoiseRows:
         if recurrence is not None:
             # The new state is the new row and all but the oldest of the others: a copy, not a product.
             table = np.hstack([np.ones((len(recurrence), 1)), -recurrence[:, 1:]]) / recurrence[:, :1]
-            weights = tf.constant(table, tf.float32)[t]
+            weights = tf.constant(table, tf.float32)[tf.minimum(t, len(table) - 1)]
             row = weights[0] * now
             if form.width == 0:
                 return row[0], rows

@@ -153,6 +153,11 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         )
         if self._divisor <= 0:
             raise ValueError(f"divisor={divisor} must be positive: use the fixed number of records of a round, or 1")
+        if plan.simulated_cohort is not None and self._divisor not in (1, plan.simulated_cohort):
+            raise ValueError(
+                f"divisor={divisor:g} but the plan simulates {plan.simulated_cohort} records a round for {plan.claimed_cohort}, and its "
+                f"noise is for a sum of that many: use {plan.simulated_cohort} records a round, or a plan that does not simulate"
+            )
         self._count_metrics = bool(count_metrics)
         if plan.clip_norm < _LEAST_CLIP_NORM:
             raise ValueError(

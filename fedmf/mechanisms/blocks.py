@@ -14,6 +14,10 @@ from fedmf.mechanisms.stream import NoiseStream
 MOST_DEVIATION = 1e-7
 # Singular values that are cut off, relative to the largest entry of N: tried from the left.
 _CUTS = (1e-8, 1e-9, 1e-10, 1e-11, 1e-12, 1e-13)
+# Singular values closer than this, relative to the larger, count as equal.
+_EQUAL = 1e-6
+# A projection this long, relative to the longest, is long enough. No simple fraction, at which rounding would decide.
+_LONG = 0.6137
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -161,9 +165,32 @@ def _cut_off(N: np.ndarray, length: int, most_width: int, cut: float) -> list[np
         r = int((values > cut).sum())
         if r > most_width:
             return None
-        needed = left[:, :r] * values[:r]
-        matrices.append(np.vstack([now, right[:r]]))
+        turn = _settled(values[:r], right[:r])
+        needed = (left[:, :r] * values[:r]) @ turn.T
+        matrices.append(np.vstack([now, turn @ right[:r]]))
     return matrices
+
+
+def _settled(values: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Orthogonal (r, r) that turns `right`, orthonormal rows (r, m), into a basis which does not depend on who decomposed.
+
+    Singular values determine their vectors up to the sign, and equal ones (a tree has many) only the space of theirs: another processor,
+    or number of threads, finds other vectors in it. A state of one basis continued in another would be no noise of this mechanism. The
+    basis taken of a space is made of projections of unit vectors on it, one after the other: of the first that is not much shorter than
+    the longest.
+    """
+    r = len(values)
+    turn = np.zeros((r, r))
+    apart = np.flatnonzero(values[1:] < (1 - _EQUAL) * values[:-1]) + 1
+    for start, end in zip([0, *apart], [*apart, r], strict=True):
+        rest = right[start:end].copy()  # what is not in the basis yet, in coordinates start .. end - 1
+        for i in range(start, end):
+            lengths = np.linalg.norm(rest, axis=0)
+            chosen = int(np.argmax(lengths >= _LONG * lengths.max()))
+            now = rest[:, chosen] / lengths[chosen]
+            turn[i, start:end] = now
+            rest -= np.outer(now, now @ rest)
+    return turn
 
 
 def _padded(M: np.ndarray, length: int, width: int, count: int) -> np.ndarray:
