@@ -7,7 +7,7 @@ run/
   mechanism.npz        the fitted mechanism
   metrics.jsonl        one row a round; the same bits for the same seeds
   timings.jsonl        seconds of every round; not reproducible, hence apart
-  participation.csv    (round, client), written at every checkpoint
+  participation.csv    (round, client), written at every checkpoint; mode 0600
   selected.csv         beside it where selected clients failed to report: everybody who was selected
   result.json          written last: test metrics, achieved guarantee
   checkpoints/         round-000020.ckpt: everything a resume needs
@@ -162,10 +162,11 @@ class RunFolder:
         """Writes it, then drops all but the newest two."""
         folder = self.path / "checkpoints"
         write_atomically(folder / f"round-{checkpoint.rounds_done:06d}.ckpt", checkpoint.write, mode=0o600)
-        write_atomically(self.path / "participation.csv", checkpoint.ledger.to_csv())
+        # As secret as the checkpoint, which holds the same: amplification by sampling rests on nobody knowing who took part.
+        write_atomically(self.path / "participation.csv", checkpoint.ledger.to_csv(), mode=0o600)
         planned = checkpoint.ledger.planned()
         if any(len(planned.cohort(t)) > len(checkpoint.ledger.cohort(t)) for t in range(len(planned))):
-            write_atomically(self.path / "selected.csv", planned.to_csv())
+            write_atomically(self.path / "selected.csv", planned.to_csv(), mode=0o600)
         # A writer that was killed leaves its temporary file, as large as a checkpoint.
         for old in [*self._checkpoints()[:-_KEPT_CHECKPOINTS], *folder.glob(".round-*.part")]:
             old.unlink()

@@ -284,7 +284,7 @@ def calibrate_command(plan: "Plan", mechanism: str = "mechanism.npz") -> str:
 
 
 def plan_command_options(plan: "Plan") -> list[str]:
-    """Command-line options that describe the plan."""
+    """Command-line options that describe the plan, all of it but the mechanism."""
     p = plan.participation
     words = [f"--rounds {p.rounds}", f"--schema {p.schema}"]
     if p.schema in ("min_sep", "fixed_epoch"):
@@ -294,9 +294,13 @@ def plan_command_options(plan: "Plan") -> list[str]:
         f"--delta {plan.delta!r}",
         f"--clip-norm {plan.clip_norm!r}",
     ]
+    if plan.simulated_cohort is not None:
+        words += [f"--simulated-cohort {plan.simulated_cohort}", f"--claimed-cohort {plan.claimed_cohort}"]
     scheme = plan.sampling
     if scheme is None:
         return words
     names = {CyclicPoisson: "poisson", CyclicFixedSize: "fixed_size", CyclicShuffle: "shuffle"}
     name = "reshuffle" if isinstance(scheme, CyclicShuffle) and scheme.reshuffle else names[type(scheme)]
-    return [*words, f"--sampling {name}", f"--population {scheme.population}", f"--cohort-size {scheme.cohort_size}"]
+    words += [f"--sampling {name}", f"--population {scheme.population}", f"--cohort-size {scheme.cohort_size}"]
+    # Also where they are the mechanism's bands: the guarantee depends on them, and what is left out is not checked.
+    return [*words, f"--groups {scheme.groups}"]

@@ -6,13 +6,23 @@ from typing import Any
 
 import click
 
-from fedmf.cli.options import arguments_checked, gigabytes, json_option, plan_from, plan_options, sampling_options, show
+from fedmf.cli.options import (
+    arguments_checked,
+    gigabytes,
+    json_option,
+    plan_from,
+    plan_options,
+    sampling_options,
+    show,
+    simulation_options,
+)
 
 
 @click.command()
 @click.argument("mechanism_file", metavar="MECHANISM", type=click.Path(path_type=pathlib.Path))
 @plan_options
 @sampling_options
+@simulation_options
 @click.option("--statement", is_flag=True, help="Print the privacy statement.")
 @click.option("--rdp", is_flag=True, help="Renyi accounting as well, which older literature reports.")
 @click.option("--explain", is_flag=True, help="Print how training would make the noise, what that costs, and why.")
@@ -76,6 +86,10 @@ def calibrate(
         summary["sensitivity"] = f"{sensitivity['value']:.6g} ({'exact' if sensitivity['exact'] else 'upper bound'})"
         for name in ("participation", "certificate", "simulated_cohort", "claimed_cohort"):
             summary.pop(name)
+        if plan.simulated_cohort is not None:
+            summary["simulated"] = (
+                f"{plan.simulated_cohort} clients a round for a claimed cohort of {plan.claimed_cohort}"
+            )
         sampling = summary.pop("sampling")
         if sampling is not None:
             summary |= {name: sampling[name] for name in ("scheme", "groups", "probability", "event_noise_multiplier")}

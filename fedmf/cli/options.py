@@ -111,7 +111,7 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--sampling, --population and --cohort-size: more arguments of `plan_from`."""
+    """--sampling, --population, --cohort-size and --groups: more arguments of `plan_from`."""
     options = (
         click.option(
             "--sampling",
@@ -119,6 +119,28 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--population", type=int, help="With --sampling: the number of clients."),
         click.option("--cohort-size", type=int, help="With --sampling: clients of a round."),
+        click.option(
+            "--groups",
+            type=int,
+            help="With --sampling: parts of the population, each drawn from in its turn.  [default: the mechanism's bands]",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--simulated-cohort and --claimed-cohort: more arguments of `plan_from`."""
+    options = (
+        click.option(
+            "--simulated-cohort",
+            type=int,
+            help="Clients a round that stand for --claimed-cohort, with the noise scaled down.",
+        ),
+        click.option(
+            "--claimed-cohort", type=int, help="With --simulated-cohort: the clients a round of the claimed run."
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -135,6 +157,9 @@ def plan_from(
     sampling: str | None = None,
     population: int | None = None,
     cohort_size: int | None = None,
+    groups: int | None = None,
+    simulated_cohort: int | None = None,
+    claimed_cohort: int | None = None,
     **participation: Any,
 ) -> "Plan":
     """The plan that the options describe.
@@ -149,7 +174,11 @@ def plan_from(
         raise ValueError(
             f"epsilon={epsilon} and noise_multiplier={noise_multiplier}: give exactly one, the other follows"
         )
-    scheme = _sampling(sampling, population, cohort_size)
+    scheme = _sampling(sampling, population, cohort_size, groups)
+    if (simulated_cohort is None) != (claimed_cohort is None):
+        raise ValueError(
+            f"simulated_cohort={simulated_cohort} and claimed_cohort={claimed_cohort}: give both, or neither to train the claimed run"
+        )
     mechanism = fedmf.load_mechanism(mechanism_file)
     if epsilon is not None:
         plan = fedmf.calibrate(
@@ -165,17 +194,21 @@ def plan_from(
             clip_norm=clip_norm,
             sampling=scheme,
         )
+    if simulated_cohort is not None and claimed_cohort is not None:
+        plan = plan.simulating(simulated=simulated_cohort, claimed=claimed_cohort)
     _ = plan.stddev  # refuses what float32 cannot hold
     return plan
 
 
-def _sampling(sampling: str | None, population: int | None, cohort_size: int | None) -> "Sampling | None":
-    """The scheme that --sampling, --population and --cohort-size name."""
+def _sampling(
+    sampling: str | None, population: int | None, cohort_size: int | None, groups: int | None
+) -> "Sampling | None":
+    """The scheme that --sampling, --population, --cohort-size and --groups name."""
     from fedmf import _checks
     from fedmf.sampling import SCHEMES
 
     if sampling is None:
-        for name, value in (("population", population), ("cohort_size", cohort_size)):
+        for name, value in (("population", population), ("cohort_size", cohort_size), ("groups", groups)):
             if value is not None:
                 raise ValueError(f"{name}={value} belongs to sampling: leave it out, or give --sampling")
         return None
@@ -184,7 +217,7 @@ def _sampling(sampling: str | None, population: int | None, cohort_size: int | N
         raise ValueError(
             f"sampling={sampling} needs --population and --cohort-size, from which the probability follows"
         )
-    return SCHEMES[sampling](population=population, cohort_size=cohort_size)
+    return SCHEMES[sampling](population=population, cohort_size=cohort_size, groups=groups)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

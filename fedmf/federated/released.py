@@ -58,7 +58,8 @@ def released_rows(
       plan: what to run.
       shapes: of the model's leaves.
       noise_seed: of the run.
-      updates: round -> the clients' updates, each flat float32 (coordinates,); None for two clients that send zeros.
+      updates: round -> the clients' updates, each flat float32 (coordinates,), not to be changed afterwards: a sequence that is returned
+        again is summed once. None for two clients that send zeros.
       path: "query", the DPQuery in a tf.function, or "tff", the aggregation process in TFF's runtime.
       strategy: one of STRATEGIES, or None for the query's own choice.
       resume_at: stop before this round, keep nothing but the state as numpy arrays, and go on with all else made anew.
@@ -118,7 +119,7 @@ class _QueryRun:
         self._finish = tf.function(finish).get_concrete_function(sample, state)
         self._query, self._shapes = query, shapes
         self._add_many: Any = None
-        self._sums: dict[Any, Any] = {}
+        self._sums: dict[Any, tuple[Any, Sequence[Any]]] = {}
 
     def _sum(self, params: Any, updates: Sequence[Any]) -> Any:
         sizes = [math.prod(shape) for shape in self._shapes.values()]
@@ -157,8 +158,9 @@ class _QueryRun:
         # The same clients under the same parameters have the same sum: it is a pure function of them, and the cost of a round.
         key = (id(updates), *(np.asarray(part).tobytes() for part in tf.nest.flatten(params)))
         if key not in self._sums:
-            self._sums[key] = self._sum(params, updates)
-        row, state = self._finish(self._sums[key], state)
+            # Beside its clients, who keep their id as long as they are held: that of a freed list is given to the next one.
+            self._sums[key] = self._sum(params, updates), updates
+        row, state = self._finish(self._sums[key][0], state)
         return state, row.numpy().astype(np.float64)
 
 

@@ -28,6 +28,8 @@ _COLUMNS = {
     "client_metadata": ("client_id", "split_name", "num_examples"),
 }
 _WAY_OUT = "fetch the file again, or write a synthetic one with `fedmf data synth --clients N --out FILE`"
+# `PRAGMA wal_checkpoint` alone would leave a header that looks as before the changes.
+_OUT_OF_WAL = "`PRAGMA journal_mode=DELETE` on it"
 
 
 def tff_cache_path() -> pathlib.Path:
@@ -54,12 +56,13 @@ def resolve_path(path: str | os.PathLike[str] | None) -> pathlib.Path:
 
 
 def _check_header(path: pathlib.Path) -> None:
-    """Refuses what is not a whole SQLite file, by its header (sqlite.org/fileformat2.html) and its size."""
+    """Refuses what is not a whole SQLite file that counts its changes, by its header (sqlite.org/fileformat2.html) and its size."""
     size = path.stat().st_size
+    _check_no_log(path)
     if size == 0:
         raise ValueError(f"{path} is empty: {_WAY_OUT}")
     with path.open("rb") as file:
-        header = file.read(100)
+        header = file.read(_SQLITE_HEADER)
     if not header.startswith(b"SQLite format 3\0"[: len(header)]):
         what = "the packed download; unpack it with `unlzma`" if path.suffix == ".lzma" else _WAY_OUT
         raise ValueError(f"{path} is not a SQLite file: {what}")
@@ -72,6 +75,23 @@ def _check_header(path: pathlib.Path) -> None:
     # The page count in the header is in use only when both counters agree; older writers left it unset.
     if len(header) < 100 or (changes == valid_for and pages * page_size > size) or size < page_size:
         raise ValueError(f"{path} is truncated ({size} bytes of {max(pages * page_size, 100)}): {_WAY_OUT}")
+    # Checkpointed or not: what SQLite writes in this mode leaves the header's counter as it is, and a resume would not notice.
+    if 2 in header[18:20]:
+        raise ValueError(
+            f"{path} is in SQLite's write-ahead mode (WAL), in which its header does not count changes: close whoever writes it and run "
+            f"{_OUT_OF_WAL}"
+        )
+
+
+def _check_no_log(path: pathlib.Path) -> None:
+    """Refuses changes that lie beside the file: SQLite reads them with it, whatever its header says."""
+    resolved = path.resolve()  # as SQLite does: the log is beside the file, not beside a link to it
+    log = resolved.with_name(f"{resolved.name}-wal")
+    size = log.stat().st_size if log.exists() else 0
+    if size:
+        raise ValueError(
+            f"{path} has changes that are not in it yet, {size} bytes in {log}: close whoever writes it and run {_OUT_OF_WAL}"
+        )
 
 
 @contextlib.contextmanager
@@ -98,7 +118,7 @@ def check_file(path: str | os.PathLike[str] | None) -> pathlib.Path:
 
     Raises:
       FileNotFoundError: there is none.
-      ValueError: a folder, an empty, truncated or unreadable file, another format, or no train split.
+      ValueError: a folder, an empty, truncated or unreadable file, one in write-ahead mode, another format, or no train split.
     """
     found = resolve_path(path)
     try:

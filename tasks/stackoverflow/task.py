@@ -134,7 +134,8 @@ def stackoverflow_task(
     return Task(
         name="stackoverflow_nwp",
         description=description,
-        data_version=corpus.version,
+        # The words come from a file of their own, which can change while the data file does not.
+        data_version=f"{corpus.version}-{words.version}",
         client_ids=client_ids,
         client_examples=_Cache(read, preprocessor.ids.classes),
         evaluation_examples=evaluation_examples,

@@ -1,6 +1,7 @@
 """The most frequent words, counted as in TFF's word counts: by the number of train users who use the word."""
 
 import dataclasses
+import hashlib
 import os
 import pathlib
 import random
@@ -26,6 +27,11 @@ class Vocabulary:
 
     words: tuple[str, ...]
     source: str
+
+    @property
+    def version(self) -> str:
+        """Another text for other words, or for the same in another order, by which all examples would have other ids."""
+        return hashlib.sha256("\n".join(self.words).encode()).hexdigest()[:16]
 
 
 def load_vocabulary(path: pathlib.Path, size: int, *, synthetic: bool, progress: bool = True) -> Vocabulary:

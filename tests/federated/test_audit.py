@@ -216,6 +216,20 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, lost):
     assert not judged(claim, run(claim, resume_at=5)).consistent
 
 
+@pytest.mark.parametrize("path", ["query", "tff"])
+def test_every_round_sums_its_own_updates(path):
+    """Lists that are made anew each round are freed each round, and their ids come again."""
+    plan = plan_of(MECHANISMS["banded"](6), noise_multiplier=0)
+    shapes = model_of(8)
+
+    def updates(t):
+        return [np.full(8, 0.01 * t, np.float32)]
+
+    rows = released_rows(plan, shapes, noise_seed=1, updates=updates, path=path)
+    values = np.stack(list(rows)) * divisor_of(plan)
+    np.testing.assert_allclose(values, np.outer(0.01 * np.arange(6), np.ones(8)), rtol=1e-6)
+
+
 # The game.
 
 

@@ -1,5 +1,6 @@
 """Opening data files: what is refused, in one sentence that names the file and the way out. No TensorFlow here."""
 
+import contextlib
 import pathlib
 import shutil
 import sqlite3
@@ -98,6 +99,55 @@ def test_damaged_inside(damaged):
     content[100:4096] = b"\xff" * 3996
     damaged.write_bytes(content)
     refused(damaged, ValueError, "cannot be read as StackOverflow data", "fedmf data synth")
+
+
+@pytest.fixture
+def in_wal_mode(damaged):
+    """Its header counts no changes any more, from here on."""
+    execute(damaged, "PRAGMA journal_mode=WAL")
+    return damaged
+
+
+def updated_but_open(path):
+    """A connection that has changed the file and not written it back."""
+    writer = sqlite3.connect(path)
+    writer.execute("UPDATE examples SET client_id = '1' WHERE client_id = '2'")
+    writer.commit()
+    return writer
+
+
+def test_changes_in_a_log_beside_the_file_are_refused(in_wal_mode, tmp_path):
+    before = data.Corpus(in_wal_mode).version
+    with contextlib.closing(updated_but_open(in_wal_mode)) as writer:
+        assert data.Corpus(in_wal_mode).version == before  # which is why
+        refused(in_wal_mode, ValueError, "file.sqlite-wal", "close whoever writes it", "`PRAGMA journal_mode=DELETE`")
+        link = tmp_path / "link.sqlite"
+        link.symlink_to(in_wal_mode)
+        refused(link, ValueError, "file.sqlite-wal")
+        # Written back they still do not show in the header, so that this is not enough.
+        writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert data.Corpus(in_wal_mode).version == before
+        refused(in_wal_mode, ValueError, "write-ahead mode", "`PRAGMA journal_mode=DELETE`")
+
+
+def test_the_way_out_of_write_ahead_mode(in_wal_mode, corpus_file):
+    updated_but_open(in_wal_mode).close()
+    refused(in_wal_mode, ValueError, "write-ahead mode")
+    execute(in_wal_mode, "PRAGMA journal_mode=DELETE")
+    assert data.check_file(in_wal_mode) == in_wal_mode
+    assert data.Corpus(in_wal_mode).version != data.Corpus(corpus_file).version
+
+
+def test_a_log_that_was_left_beside_another_file_is_refused(in_wal_mode, corpus_file):
+    """SQLite reads it, though the header says that there is none."""
+    with contextlib.closing(updated_but_open(in_wal_mode)):
+        log = in_wal_mode.with_name("file.sqlite-wal").read_bytes()
+    other = in_wal_mode.with_name("other.sqlite")
+    shutil.copy(corpus_file, other)
+    other.with_name("other.sqlite-wal").touch()
+    assert data.check_file(other) == other  # an empty log says nothing
+    other.with_name("other.sqlite-wal").write_bytes(log)
+    refused(other, ValueError, "other.sqlite-wal")
 
 
 def test_folder(tmp_path):

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 tff = pytest.importorskip("tensorflow_federated")
 
+from fedmf.federated.run_beginning import _task_summary  # noqa: E402
 from tasks.stackoverflow import data, example_proto, stackoverflow_task, write_synthetic_corpus  # noqa: E402
 from tasks.stackoverflow.preprocessing import Preprocessor  # noqa: E402
 from tasks.stackoverflow.vocabulary import load_vocabulary  # noqa: E402
@@ -134,6 +135,41 @@ def test_examples_that_are_fewer_than_promised_are_noticed(corpus_file, tmp_path
         connection.execute("DELETE FROM examples WHERE split_name = 'test' AND rowid % 2")
     with pytest.raises(ValueError, match="client_metadata promises"):
         stackoverflow_task(path, **SMALL).evaluation_examples("validation")
+
+
+def reversed_words(path, first):
+    """Reverses the words of a word count file after its first lines."""
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:first], *reversed(lines[first:])]) + "\n")
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_another_vocabulary_is_other_data(corpus_file, tmp_path, published):
+    """The ids of all examples change with it, and nothing else of what a resume compares."""
+    path = pathlib.Path(shutil.copy(corpus_file, tmp_path / data.FILE_NAME))
+    words = path.with_name(f"{data.FILE_NAME}.word_count")
+    if published:  # TFF's own, which is read beside a file that is not synthetic
+        with sqlite3.connect(path) as connection:
+            connection.execute("PRAGMA application_id = 0")
+        stackoverflow_task(path, **SMALL)
+        counts = words.read_text().splitlines(keepends=True)[1:]
+        words = path.with_suffix(".word_count")
+        words.write_text("".join(counts))
+    before = stackoverflow_task(path, **SMALL)
+    assert stackoverflow_task(path, **SMALL).data_version == before.data_version
+    reversed_words(words, first=0 if published else 1)
+    after = stackoverflow_task(path, **SMALL)
+    assert after.description == before.description
+    client = before.client_ids[0]
+    assert (after.client_examples(client)[0] != before.client_examples(client)[0]).any()
+    assert _task_summary(after) != _task_summary(before)
+    # The data file has not changed, nor has what is said of it.
+    assert after.data_version.partition("-")[0] == before.data_version.partition("-")[0]
+
+
+def test_the_same_data_elsewhere_are_the_same(corpus_file, tmp_path, task):
+    path = pathlib.Path(shutil.copy(corpus_file, tmp_path / corpus_file.name))
+    assert _task_summary(stackoverflow_task(path, validation_sentences=100, **SMALL)) == _task_summary(task)
 
 
 def test_unknown_names(task):

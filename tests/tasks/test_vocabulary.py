@@ -106,6 +106,14 @@ def test_tff_s_word_count_is_used_for_the_real_file_only(tiny):
     assert load(real, 2, synthetic=True).words == ("a", "c")
 
 
+def test_the_version_is_of_the_words_in_their_order():
+    def version(*words, source="here"):
+        return vocabulary.Vocabulary(words, source).version
+
+    assert version("a", "b", "c") == version("a", "b", "c", source="there")
+    assert len({version("a", "b", "c"), version("c", "b", "a"), version("a", "b"), version("ab", "c"), version()}) == 5
+
+
 def test_bad_word_count_file(tiny):
     real = tiny.rename(tiny.with_name(data.FILE_NAME))
     (real.parent / "stackoverflow.word_count").write_text("the 9\nof\n")
