@@ -181,7 +181,7 @@ def form_made(stream: NoiseStream, strategy: NoiseStrategy) -> NoiseStream:
     """
     carried = strategy.name == "carried" or (strategy.name == "spilled" and stream.recurrence is not None)
     made = stream if carried else stream.as_contraction()
-    check_float32(made)
+    check_float32(made, length=strategy.length if carried else 1, form=strategy.form)
     return made
 
 

@@ -111,7 +111,7 @@ class NoiseRows:
             object.__setattr__(self, name, value)
         if chosen.name != "handed_in":  # rows that the host makes, it has checked
             causal = self.stream.causal()
-            check_float32(causal.as_contraction() if chosen.name == "redrawn" else causal)
+            check_float32(causal.as_contraction() if chosen.name == "redrawn" else causal, form=chosen.form)
 
     def initial_state(self) -> NoiseState:
         """State before round 0."""
