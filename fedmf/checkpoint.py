@@ -67,12 +67,13 @@ class Checkpoint:
         out.write(body.hash.digest())
 
     @staticmethod
-    def read(source: BinaryIO, path: pathlib.Path) -> "Checkpoint":
+    def read(source: BinaryIO, path: pathlib.Path, *, with_state: bool = True) -> "Checkpoint":
         """The inverse of `write`.
 
         Args:
           source: the file, at its beginning.
           path: its name, for the error.
+          with_state: whether to read the state; it is checked anyway.
 
         Raises:
           ValueError: it is not a whole checkpoint.
@@ -88,7 +89,8 @@ class Checkpoint:
         source.seek(len(magic) + len(digest))
         with np.load(source, allow_pickle=False) as arrays:
             header = json.loads(arrays["header"].tobytes())
-            state = [arrays[f"state_{i}"] for i in range(sum(name.startswith("state_") for name in arrays.files))]
+            leaves = sum(name.startswith("state_") for name in arrays.files) if with_state else 0
+            state = [arrays[f"state_{i}"] for i in range(leaves)]
             cohorts, selected = (
                 np.split(arrays[f"{name}_clients"], np.cumsum(arrays[f"{name}_lengths"]))[:-1]
                 for name in ("cohort", "selected")

@@ -161,12 +161,17 @@ class RunFolder:
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Writes it, then drops all but the newest two."""
         folder = self.path / "checkpoints"
-        write_atomically(folder / f"round-{checkpoint.rounds_done:06d}.ckpt", checkpoint.write, mode=0o600)
+        # First what belongs to it, which a resume from it does not write again.
+        for name in ("metrics.jsonl", "timings.jsonl"):
+            if (self.path / name).exists():
+                with open(self.path / name, "rb") as rows:
+                    os.fsync(rows.fileno())
         # As secret as the checkpoint, which holds the same: amplification by sampling rests on nobody knowing who took part.
         write_atomically(self.path / "participation.csv", checkpoint.ledger.to_csv(), mode=0o600)
         planned = checkpoint.ledger.planned()
         if any(len(planned.cohort(t)) > len(checkpoint.ledger.cohort(t)) for t in range(len(planned))):
             write_atomically(self.path / "selected.csv", planned.to_csv(), mode=0o600)
+        write_atomically(folder / f"round-{checkpoint.rounds_done:06d}.ckpt", checkpoint.write, mode=0o600)
         # A writer that was killed leaves its temporary file, as large as a checkpoint.
         for old in [*self._checkpoints()[:-_KEPT_CHECKPOINTS], *folder.glob(".round-*.part")]:
             old.unlink()
@@ -176,8 +181,11 @@ class RunFolder:
         paths = (self.path / "checkpoints").glob("round-*.ckpt")
         return sorted((path for path in paths if path.stem[6:].isdecimal()), key=lambda path: int(path.stem[6:]))
 
-    def load_checkpoint(self) -> Checkpoint | None:
+    def load_checkpoint(self, *, state: bool = True) -> Checkpoint | None:
         """The newest checkpoint; None before the first.
+
+        Args:
+          state: read its state too, which may be gigabytes; without it is empty.
 
         Raises:
           ValueError: it is damaged, or belongs to another run.
@@ -186,7 +194,7 @@ class RunFolder:
         if not paths:
             return None
         with open(paths[-1], "rb") as source:
-            checkpoint = Checkpoint.read(source, paths[-1])
+            checkpoint = Checkpoint.read(source, paths[-1], with_state=state)
         if checkpoint.config_digest != self.digest():
             raise ValueError(
                 f"checkpoint {paths[-1]} belongs to another run (its config, plan, mechanism or noise seed differs): move it out of the "

@@ -103,6 +103,8 @@ def _heads(values: dict[str, Any]) -> list[str]:
             "> **Not as planned.** The participation that was observed contradicts the plan. What holds is the achieved guarantee, not "
             "the planned one."
         )
+    if missing := values.get("unrecorded"):
+        heads.append(f"> **Not all is recorded.** {missing[0].upper()}{missing[1:]}.")
     return [_wrapped(head) for head in heads]
 
 
@@ -202,9 +204,8 @@ def _participation(values: dict[str, Any]) -> str:
     most = f"Every client takes part in at most {p['max_participations']} of the {p['rounds']} rounds"
     if p["schema"] == "fixed_epoch":
         return (
-            f"{most}, and any two consecutive participations of a client are exactly {p['min_sep']} rounds "
-            "apart, or a multiple of it where "
-            "the client misses some."
+            f"{most}, and any two consecutive participations of a client are exactly {p['min_sep']} rounds apart, or a multiple of it "
+            "where the client misses some."
         )
     return f"{most}, and any two consecutive participations of a client are at least {p['min_sep']} rounds apart."
 
@@ -271,14 +272,17 @@ def _achieved(values: dict[str, Any]) -> str:
             else "Nobody took part: the output depends on no client."
         )
     numbers = f"{_dp(achieved, achieved['epsilon'])} and rho = {_up(achieved['rho'])} zCDP"
+    missing = " and, as said above, for the rounds that are not in the record" if values.get("unrecorded") else ""
     if contradictions:
         return (
             f"The observed participation contradicts the plan: {'; '.join(contradictions)}. The planned guarantee cannot be claimed. "
-            f"Achieved: for the participation that was observed, the same noise gives {numbers}; no amplification is claimed.{others}"
+            f"Achieved: for the participation that was observed{missing}, the same noise gives {numbers}; no amplification is "
+            f"claimed.{others}"
         )
     text = (
-        f"The observed participation keeps to the plan, so that this holds. Achieved: for the participation that was observed, the same "
-        f"noise gives {numbers}, which takes the participation as given and so rests on it not depending on the data of clients."
+        "The observed participation keeps to the plan, so that this holds. Achieved: for the participation that was observed"
+        f"{missing}, the same noise gives {numbers}, which takes the participation as given and so rests on it not depending on the data "
+        "of clients."
     )
     if values["sampling"]:
         text += (
@@ -310,9 +314,8 @@ def _group_privacy(values: dict[str, Any]) -> str:
     )
     of = " of the achieved guarantee" if values.get("contradictions") else ""
     intro = _wrapped(
-        f"What holds{of} for a user of several devices, each of them a client that keeps to its own limits: the "
-        "sum of g clients is g times "
-        f"as sensitive, which leaves the noise multiplier divided by g{sampled}."
+        f"What holds{of} for a user of several devices, each of them a client that keeps to its own limits: the sum of g clients is g "
+        f"times as sensitive, which leaves the noise multiplier divided by g{sampled}."
     )
     return f"## Users with several devices\n\n{intro}\n\n| devices | epsilon | delta | rho |\n|---|---|---|---|\n{rows}"
 

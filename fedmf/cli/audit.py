@@ -158,5 +158,6 @@ def _show(result: "Audit", as_json: bool) -> None:
         contradictions = values.pop("contradictions")
         always = ("_observed", "epsilon_planned", "epsilon_achieved", "rho_planned", "rho_achieved")
         values = {name: value for name, value in values.items() if value is not None or name.endswith(always)}
-        values["keeps_to_the_plan"] = "yes" if not contradictions else f"no: {'; '.join(contradictions)}"
+        recorded = ", as far as it is recorded" if "not_in_the_record" in values else ""
+        values["keeps_to_the_plan"] = f"no: {'; '.join(contradictions)}" if contradictions else f"yes{recorded}"
     show(values, as_json)
