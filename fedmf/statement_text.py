@@ -73,6 +73,16 @@ def _up(value: float | None, digits: int = 4) -> str:
     return "infinity (no guarantee)" if value is None else _rounded(value, digits, decimal.ROUND_CEILING)
 
 
+def _claimed_population(values: dict[str, Any]) -> str:
+    """What is said where the claimed run needs more clients than there are."""
+    claimed, p, seen = values["simulation"]["claimed_cohort"], values["participation"], values.get("observed")
+    # Cohorts of min_sep rounds in a row have no client in common, and nobody is in more than max_participations of all.
+    needed = max(claimed * p["min_sep"], -(-claimed * p["rounds"] // p["max_participations"]))
+    if seen is None or seen["population"] is None or needed <= seen["population"]:
+        return ""
+    return f" That run needs {needed} clients, and the data here are of {seen['population']}."
+
+
 def _down(value: float) -> str:
     return _rounded(value, 6, decimal.ROUND_FLOOR)
 
@@ -96,7 +106,7 @@ def _heads(values: dict[str, Any]) -> list[str]:
         heads.append(
             f"> **Simulation.** {simulated} clients a round stand for {claimed}; the noise is scaled by {simulated}/{claimed}. The "
             f"guarantee below is that of a run with {claimed} clients a round. The model trained here carries less noise and does "
-            "**not** have this guarantee."
+            f"**not** have this guarantee.{_claimed_population(values)}"
         )
     if values.get("contradictions"):
         heads.append(
@@ -273,16 +283,18 @@ def _achieved(values: dict[str, Any]) -> str:
         )
     numbers = f"{_dp(achieved, achieved['epsilon'])} and rho = {_up(achieved['rho'])} zCDP"
     missing = " and, as said above, for the rounds that are not in the record" if values.get("unrecorded") else ""
+    observed = f"for the participation that was observed{missing}, the same noise gives {numbers}"
+    if values["simulation"]:
+        observed = f"by a claimed run with the participation that was simulated{missing}: {numbers}; not by the model trained here"
     if contradictions:
         return (
             f"The observed participation contradicts the plan: {'; '.join(contradictions)}. The planned guarantee cannot be claimed. "
-            f"Achieved: for the participation that was observed{missing}, the same noise gives {numbers}; no amplification is "
-            f"claimed.{others}"
+            f"Achieved: {observed}; no amplification is claimed.{others}"
         )
+    holds = "" if values["simulation"] else ", so that this holds"
     text = (
-        "The observed participation keeps to the plan, so that this holds. Achieved: for the participation that was observed"
-        f"{missing}, the same noise gives {numbers}, which takes the participation as given and so rests on it not depending on the data "
-        "of clients."
+        f"The observed participation keeps to the plan{holds}. Achieved: {observed}, which takes the participation as given and so rests "
+        "on it not depending on the data of clients."
     )
     if values["sampling"]:
         text += (

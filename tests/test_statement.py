@@ -343,6 +343,18 @@ class TestObserved:
         ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([t % 4]) for t in range(8)])
         text = " ".join(audit_ledger(ledger, plan().simulating(simulated=1, claimed=10)).statement().split())
         assert "That of the claimed run, which the guarantee is about, was not observed." in text
+        assert "Achieved: by a claimed run with the participation that was simulated: (epsilon" in text
+        assert "not by the model trained here" in text
+        assert "so that this holds" not in text
+        assert "the same noise gives" not in text
+
+    @pytest.mark.parametrize(("population", "said"), [(None, False), (40, False), (39, True), (4, True)])
+    def test_a_claimed_run_may_need_more_clients_than_there_are(self, population, said):
+        # 10 a round, 4 rounds apart, twice in 8 rounds at most.
+        ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([t % 4]) for t in range(8)])
+        audit = audit_ledger(ledger, plan().simulating(simulated=1, claimed=10))
+        text = " ".join(audit.statement(population=population).replace("\n> ", " ").split())
+        assert (f"That run needs 40 clients, and the data here are of {population}." in text) == said
 
     def test_nobody(self):
         ledger = ParticipationLedger(cohort_size=1, cohorts=[np.zeros(0, np.int64)])

@@ -20,7 +20,6 @@ class _StateInVariables:
     """Mixed in before TensorFlow Privacy's optimiser class."""
 
     _variables_of_state: QueryState | None = None
-    _batch_size: int
     _dp_sum_query: MatrixFactorizationQuery
 
     @property
@@ -56,7 +55,15 @@ class _StateInVariables:
         gradients = parent._compute_gradients(loss, var_list, grad_loss, tape)
         # TensorFlow Privacy divides by the number of examples in this batch, the query by the planned one: the latter alone is right,
         # because the noise was planned for a fixed divisor.
-        examples = self._global_state.clients
+        examples, planned = self._global_state.clients, int(self._dp_sum_query.divisor)
+        check = tf.debugging.assert_less_equal(
+            examples,
+            planned,
+            message=f"the batch has more examples than batch_size={planned}, so that an example comes back sooner than planned: pass fit the "
+            "same batch_size, or make the plan and the optimiser for the larger one",
+        )
+        with tf.control_dependencies([] if check is None else [check]):
+            examples = tf.identity(examples)
         return [(gradient * tf.cast(examples, gradient.dtype), variable) for gradient, variable in gradients]
 
     def get_gradients(self, loss: Any, params: Any) -> Any:

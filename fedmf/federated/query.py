@@ -185,6 +185,11 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         """The plan whose guarantee this query gives."""
         return self._plan
 
+    @property
+    def divisor(self) -> float:
+        """What the noised sum is divided by."""
+        return self._divisor
+
     def initial_global_state(self) -> QueryState:
         """State before round 0."""
         zero = tf.constant(0, tf.int32)

@@ -6,6 +6,7 @@ import hashlib
 import pathlib
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +41,12 @@ from fedmf.mechanisms.stream import NoiseStream
 from fedmf.run_audit import write_final_statement
 from fedmf.runs import Run, RunFolder
 from fedmf.worker_addresses import worker_addresses
+
+
+_ALL_ZEROED = (
+    "every client of a round was zeroed, and the model got noise alone: no update is finite, or none has all entries within "
+    "zeroing_norm={}; raise it, or lower client_learning_rate"
+)
 
 
 class InterruptedRun(Exception):
@@ -253,6 +260,8 @@ def _loop(
                     examples = [client_examples(task, config, t, int(client)) for client in cohort]
                     new_state, metrics = execution.next(state, examples)
                     row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
+                    if len(cohort) and metrics.get("zeroed") == len(cohort):
+                        warnings.warn(_ALL_ZEROED.format(config.zeroing_norm), stacklevel=2)
                     if (t + 1) % config.evaluate_every == 0 or t + 1 == config.rounds:
                         validation = evaluator(execution.weights(new_state), "validation")
                         row["validation"] = validation
@@ -314,6 +323,8 @@ def _write_result(
                 **dataclasses.asdict(audit.observed),
                 "histogram": {str(count): clients for count, clients in controller.ledger.histogram().items()},
             },
+            # Of a simulation, what is achieved is achieved by the claimed run, and not by this one.
+            "claimed_cohort": plan.claimed_cohort,
             "achieved": {
                 "epsilon": epsilon if np.isfinite(epsilon) else None,
                 "unamplified_epsilon": audit.epsilon if np.isfinite(audit.epsilon) else None,

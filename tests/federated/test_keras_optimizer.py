@@ -92,6 +92,21 @@ def test_each_example_moves_a_step_by_at_most_its_share():
     assert optimizer.metrics()["clip_fraction"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_larger_batch_than_planned_is_refused(eagerly):
+    """With it an example would come back after fewer steps; the plan cannot see how many examples there are."""
+    plan, model = make_plan(), make_model()
+    optimizer = federated.keras_optimizer(plan, model.trainable_variables, batch_size=BATCH, noise_seed=5)
+    model.compile(optimizer, EACH, run_eagerly=eagerly)
+    model.fit(*without_gradients(BATCH), batch_size=BATCH, verbose=0)
+    model.fit(*without_gradients(BATCH - 1), batch_size=BATCH, verbose=0)
+    before = model.get_weights()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="more examples than batch_size=4"):
+        model.fit(*without_gradients(BATCH + 1), batch_size=2 * BATCH, verbose=0)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_tensorflow_privacys_own_optimiser_is_stopped_where_it_would_repeat_its_noise():
     plan, model = make_plan(), make_model()
     specs = [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables]

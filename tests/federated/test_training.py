@@ -89,6 +89,15 @@ def test_learns_and_noise_hurts(tmp_path):
     assert noisy.result["test"]["accuracy"] < 0.6
 
 
+def test_a_round_of_zeroed_clients_is_said(tmp_path, recwarn):
+    with pytest.warns(UserWarning, match=r"every client of a round was zeroed.*zeroing_norm=1e-09") as said:
+        run = train(tmp_path / "zeroed", config(zeroing_norm=1e-9))
+    assert run.metrics[0]["zeroed"] == run.metrics[0]["clients"] == 4
+    assert said
+    train(tmp_path / "kept", config(zeroing_norm=100.0))
+    assert not [warning for warning in recwarn if "zeroed" in str(warning.message)]
+
+
 def test_the_run_folder_says_what_was_run_and_keeps_the_seed_private(tmp_path):
     settings = config(noise_multiplier=None, epsilon=8.0, claimed_cohort=40)
     run = train(tmp_path / "run", settings, noise_seed=918273645)
