@@ -59,7 +59,7 @@ class _StateInVariables:
         check = tf.debugging.assert_less_equal(
             examples,
             planned,
-            message=f"the batch has more examples than batch_size={planned}, so that an example comes back sooner than planned: pass fit the "
+            message=f"the batch has more examples than batch_size={planned}, so that each comes back sooner than planned: pass fit the "
             "same batch_size, or make the plan and the optimiser for the larger one",
         )
         with tf.control_dependencies([] if check is None else [check]):

@@ -42,7 +42,6 @@ from fedmf.run_audit import write_final_statement
 from fedmf.runs import Run, RunFolder
 from fedmf.worker_addresses import worker_addresses
 
-
 _ALL_ZEROED = (
     "every client of a round was zeroed, and the model got noise alone: no update is finite, or none has all entries within "
     "zeroing_norm={}; raise it, or lower client_learning_rate"
