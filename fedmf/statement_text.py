@@ -285,7 +285,7 @@ def _achieved(values: dict[str, Any]) -> str:
     missing = " and, as said above, for the rounds that are not in the record" if values.get("unrecorded") else ""
     observed = f"for the participation that was observed{missing}, the same noise gives {numbers}"
     if values["simulation"]:
-        observed = f"by a claimed run with the participation that was simulated{missing}: {numbers}; not by the model trained here"
+        observed = f"by a claimed run with the participation simulated{missing}, and not by the model trained here: {numbers}"
     if contradictions:
         return (
             f"The observed participation contradicts the plan: {'; '.join(contradictions)}. The planned guarantee cannot be claimed. "
