@@ -102,9 +102,7 @@ def plan_values(
         "format": FORMAT,
         "subject": "plan",
         "dp_setting": "central",
-        "simulation": None
-        if plan.simulated_cohort is None
-        else {"simulated_cohort": plan.simulated_cohort, "claimed_cohort": plan.claimed_cohort},
+        "simulation": None if plan.claimed_cohort is None else _simulation(plan, plan.claimed_cohort),
         "pretraining": pretraining,
         "output": {"rounds": plan.mechanism.rounds, "released": "all privatised aggregates"},
         "unit_of_privacy": "client",
@@ -124,6 +122,16 @@ def plan_values(
         "not_covered": list(_NOT_COVERED),
         "commands": [calibrate_command(plan)] if commands is None else list(commands),
         "versions": installed_versions() if versions is None else dict(versions),
+    }
+
+
+def _simulation(plan: "Plan", claimed: int) -> dict[str, Any]:
+    p = plan.participation
+    return {
+        "simulated_cohort": plan.simulated_cohort,
+        "claimed_cohort": claimed,
+        # Cohorts of min_sep rounds in a row have no client in common, and nobody is in more than max_participations of all.
+        "population_needed": max(claimed * p.min_sep, -(-claimed * p.rounds // p.max_participations)),
     }
 
 

@@ -73,16 +73,6 @@ def _up(value: float | None, digits: int = 4) -> str:
     return "infinity (no guarantee)" if value is None else _rounded(value, digits, decimal.ROUND_CEILING)
 
 
-def _claimed_population(values: dict[str, Any]) -> str:
-    """What is said where the claimed run needs more clients than there are."""
-    claimed, p, seen = values["simulation"]["claimed_cohort"], values["participation"], values.get("observed")
-    # Cohorts of min_sep rounds in a row have no client in common, and nobody is in more than max_participations of all.
-    needed = max(claimed * p["min_sep"], -(-claimed * p["rounds"] // p["max_participations"]))
-    if seen is None or seen["population"] is None or needed <= seen["population"]:
-        return ""
-    return f" That run needs {needed} clients, and the data here are of {seen['population']}."
-
-
 def _down(value: float) -> str:
     return _rounded(value, 6, decimal.ROUND_FLOOR)
 
@@ -103,10 +93,12 @@ def _heads(values: dict[str, Any]) -> list[str]:
             )
     elif simulation:
         simulated, claimed = simulation["simulated_cohort"], simulation["claimed_cohort"]
+        needed, population = simulation["population_needed"], (values.get("observed") or {}).get("population")
+        more = population is not None and population < needed
         heads.append(
             f"> **Simulation.** {simulated} clients a round stand for {claimed}; the noise is scaled by {simulated}/{claimed}. The "
             f"guarantee below is that of a run with {claimed} clients a round. The model trained here carries less noise and does "
-            f"**not** have this guarantee.{_claimed_population(values)}"
+            f"**not** have this guarantee.{f' That run needs {needed} clients, and the data here are of {population}.' * more}"
         )
     if values.get("contradictions"):
         heads.append(
@@ -285,7 +277,9 @@ def _achieved(values: dict[str, Any]) -> str:
     missing = " and, as said above, for the rounds that are not in the record" if values.get("unrecorded") else ""
     observed = f"for the participation that was observed{missing}, the same noise gives {numbers}"
     if values["simulation"]:
-        observed = f"by a claimed run with the participation simulated{missing}, and not by the model trained here: {numbers}"
+        observed = (
+            f"by a claimed run with the participation simulated{missing}, and not by the model trained here: {numbers}"
+        )
     if contradictions:
         return (
             f"The observed participation contradicts the plan: {'; '.join(contradictions)}. The planned guarantee cannot be claimed. "
@@ -389,11 +383,8 @@ def _observed(values: dict[str, Any]) -> str:
         )
     log = seen["log"]
     if log is not None:
-        once = (
-            f", {log['duplicates_counted_once']} of them repeated and counted once"
-            if log["duplicates_counted_once"]
-            else ""
-        )
+        twice = log["duplicates_counted_once"]
+        once = f", {twice} of them repeated and counted once" if twice else ""
         text += f"\n\nLog: {log['name']}, {log['bytes']} bytes, {log['rows']} rows{once}, SHA-256 `{log['sha256']}`."
     return text
 
