@@ -160,11 +160,18 @@ def _draw(values: dict[str, Any], out: pathlib.Path) -> None:
             f"Simulated with {values['simulated_population']:,} clients and cohorts of {values['simulated_cohort_size']:,}, "
             "the same share."
         )
-    title = (
-        f"{values['population']:,} clients, {values['cohort_size']:,} a round, {values['availability'].partition(':')[0]}: "
-        f"{values['sampling'] or values['schema']}, min separation {values['min_sep']:,}"
+    write_atomically(out, participation_picture(values | {"note": note, "title": _title(values)}))
+
+
+def _title(values: dict[str, Any]) -> str:
+    kind = values["availability"].partition(":")[0]
+    there = "always available" if kind == "always" else f"{kind} availability"
+    words = {"min_sep": "", "fixed_epoch": "fixed order, ", "single": "each once, ", "every_round": "every round, "}
+    drawn = f"{values['sampling']} sampling, " if values["sampling"] else words.get(values["schema"], "")
+    return (
+        f"{values['population']:,} clients, {values['cohort_size']:,} a round, {there}, "
+        f"{drawn}min separation {values['min_sep']:,}"
     )
-    write_atomically(out, participation_picture(values | {"note": note, "title": title}))
 
 
 def _text(values: dict[str, Any]) -> str:

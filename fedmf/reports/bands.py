@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from fedmf.reports.plots import canvas
 
+_ALIKE = 1.1  # ratio of errors below which a logarithmic axis has no room for ticks that differ
 _SAMPLED, _PLAIN, _SOFT = "#1f5f8b", "#c1440e", "#6b6b6b"
 
 
@@ -21,7 +22,9 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
     with canvas(3.9, "") as (figure, out):
         ax = figure.subplots()
         ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
+        errors = [row["rmse"] for row in rows]
+        alike = max(errors) < _ALIKE * min(errors)
+        ax.set_yscale("linear" if alike else "log")
         if banded:
             ax.plot([row["bands"] for row in banded], [row["rmse"] for row in banded], color=_SAMPLED, zorder=2)
         for amplified, color, label in (
@@ -60,9 +63,20 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
         ax.set_xlabel("bands")
         ax.set_ylabel("rmse of a round's running query")
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        ax.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-        ax.yaxis.set_minor_formatter(lambda value, _: f"{value:.3g}")
-        ax.tick_params(axis="y", which="minor", labelsize=8, labelcolor=_SOFT)
+        candidates = sorted({row["bands"] for row in banded})
+        if candidates:
+            powers = [2**k for k in range(candidates[-1].bit_length()) if 2**k >= candidates[0]]
+            ax.xaxis.set_major_locator(FixedLocator(powers if len(powers) > 1 else candidates))
+        if len(candidates) == 1:
+            ax.set_xlim(candidates[0] / 2, candidates[0] * 2)
+        if alike:
+            ax.set_ylim(min(errors) / _ALIKE, max(errors) * _ALIKE)
+            ax.yaxis.set_major_locator(MaxNLocator(nbins=6))
+            ax.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
+        else:
+            ax.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+            ax.yaxis.set_minor_formatter(lambda value, _: f"{value:.3g}")
+            ax.tick_params(axis="y", which="minor", labelsize=8, labelcolor=_SOFT)
         ax.xaxis.set_minor_locator(NullLocator())
         ax.legend(loc="best")
     return out.getvalue()

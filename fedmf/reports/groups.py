@@ -1,28 +1,16 @@
 """Runs put together by what was run: a group is one mechanism with one configuration, over one or more seeds."""
 
 import dataclasses
-import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmf.reports.text import plain
+from fedmf.reports.labels import group_labels, group_styles, mechanism_label
 from fedmf.runs import Run
 
 if TYPE_CHECKING:
     from fedmf.config import TrainConfig
-
-_FAMILY_COLORS = {
-    "none": "#4a4a4a",
-    "identity": "#c1440e",
-    "tree": "#00795b",
-    "banded": "#0a5ca8",
-    "dense": "#9b3a86",
-}
-_OTHER_COLOR = "#8a6d00"
-_PALEST = 0.45  # share of white in the last of several shades of a colour; still legible as text
-_LINE_STYLES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +18,7 @@ class Group:
     """Runs of one configuration that differ in their seed only.
 
     Attributes:
-      label: the mechanism, and what else tells this group from others of the same mechanism.
+      label: the mechanism, and what else tells this group from others.
       mechanism: the mechanism alone.
       color: its colour in every plot.
       line: its matplotlib line style in every plot.
@@ -59,72 +47,17 @@ class Group:
         return self.runs[0].plan
 
 
-def mechanism_label(run: Run) -> str:
-    """What readers call the mechanism of a run."""
-    config = run.config
-    if config.family == "banded":
-        bands = run.plan["bands"]
-        return f"Banded ({bands} band{'s' if bands != 1 else ''})"
-    return {
-        "none": "No noise (not private)",
-        "identity": "DP-FedAvg",
-        "tree": f"Tree ({config.decoder} Honaker)",
-        "fft": "FFT",
-        "dense": "Dense",
-        "toeplitz": "Toeplitz",
-        "blt": "BLT",
-        "low_rank": "Banded plus low rank",
-        "file": pathlib.PurePath(config.mechanism or "").stem,
-    }.get(config.family, config.family)
-
-
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """The groups, in the order in which `runs` names them first."""
     members: dict[TrainConfig, list[Run]] = {}
     for run in runs:
         members.setdefault(dataclasses.replace(run.config, seed=0), []).append(run)
-    same_label: dict[str, list[TrainConfig]] = {}
-    for config, group in members.items():
-        same_label.setdefault(mechanism_label(group[0]), []).append(config)
-
-    groups: list[Group] = []
-    families = [config.family for config in members]
-    for i, (config, group) in enumerate(members.items()):
-        mechanism = mechanism_label(group[0])
-        details = [
-            f"{name.replace('_', ' ')} {show(getattr(config, name))}" for name in differing(same_label[mechanism])
-        ]
-        # The hue says which family; among several groups of one family the shade and the dashes say which.
-        place, of = families[:i].count(config.family), families.count(config.family)
-        groups.append(
-            Group(
-                label=", ".join([mechanism, *details]),
-                mechanism=mechanism,
-                color=_shade(_FAMILY_COLORS.get(config.family, _OTHER_COLOR), _PALEST * place / max(of - 1, 1)),
-                line=_LINE_STYLES[(place + (config.family == "none")) % len(_LINE_STYLES)],
-                runs=tuple(group),
-            )
-        )
-    return groups
-
-
-def _shade(color: str, white: float) -> str:
-    """`color` with this share of white in it."""
-    channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round(channel + (255 - channel) * white):02x}" for channel in channels)
-
-
-def differing(configs: "Sequence[TrainConfig]") -> list[str]:
-    """Names of the fields that are not the same in all of them."""
-    names = [field.name for field in dataclasses.fields(configs[0])]
-    return [name for name in names if any(getattr(c, name) != getattr(configs[0], name) for c in configs)]
-
-
-def show(value: Any) -> str:
-    """A configuration value for people."""
-    if value is None:
-        return "not set"
-    return plain(value) if isinstance(value, float) else str(value)
+    firsts = [group[0] for group in members.values()]
+    styles = group_styles([run.config.family for run in firsts])
+    return [
+        Group(label=label, mechanism=mechanism_label(group[0]), color=color, line=line, runs=tuple(group))
+        for label, (color, line), group in zip(group_labels(firsts), styles, members.values(), strict=True)
+    ]
 
 
 def distinct_mechanisms(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
@@ -144,10 +77,10 @@ def distinct_mechanisms(groups: Sequence[Group]) -> list[tuple[str, list[Group]]
     names = [kind[0].mechanism for kind in kinds]
     labels = []
     for kind in kinds:
-        if len(kind) == 1:
+        if len(kind) == 1 and (names.count(kind[0].mechanism) > 1 or kind[0].config.claimed_cohort is not None):
             labels.append(kind[0].label)
         elif names.count(kind[0].mechanism) == 1:
-            labels.append(kind[0].mechanism)
+            labels.append(kind[0].mechanism)  # the structure does not depend on epsilon
         else:
             labels.append(f"{kind[0].label} and {len(kind) - 1} more")
     return list(zip(labels, kinds, strict=True))
@@ -201,7 +134,7 @@ def simulation_note(runs: Sequence[Run]) -> str:
     if not pairs:
         return ""
     simulated = sum(run.config.claimed_cohort is not None for run in runs)
-    which = "" if simulated == len(runs) else f" in {simulated} of {len(runs)} runs"
+    which = "" if simulated == len(runs) else f" in {simulated} of {len(runs)} runs, marked “simulates” in the tables"
     cohorts = "; ".join(
         f"{count:,} clients a round were simulated to estimate a cohort of {claimed:,} "
         f"(noise scaled by {count:,}/{claimed:,})"

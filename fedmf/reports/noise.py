@@ -9,7 +9,7 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.ticker import MaxNLocator
 
 from fedmf.reports.groups import Group, distinct_mechanisms, simulation_note
-from fedmf.reports.plots import Plot, canvas, legend_shape
+from fedmf.reports.plots import Plot, canvas, legend_shape, whole_steps
 from fedmf.reports.text import significant
 
 _COLORS = "RdBu_r"  # diverging and safe for colour-blind readers; white is exactly no noise
@@ -166,7 +166,7 @@ def levels_plot(groups: Sequence[Group]) -> Plot | None:
             ax.set_ylim(bottom=0)
             ax.set_xlim(left=0)
             ax.set_xlabel("round" if ax is each else "rounds completed")
-            ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+            ax.xaxis.set_major_locator(whole_steps(5))
         handles, labels = each.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=across)
     caption = (

@@ -1,5 +1,6 @@
 """The picture of a participation forecast: the pool over the rounds, who comes how often, and which min separation can be held."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -8,10 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from fedmf.reports.plots import canvas
+from fedmf.reports.plots import canvas, whole_steps
 
 _BLUE, _RED, _SOFT = "#1f5f8b", "#c1440e", "#6b6b6b"
 _MOST_BARS = 24
+_TITLE = 74  # letters that fit the width
 _PLATE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.0}
 
 
@@ -23,7 +25,7 @@ def participation_picture(forecast: dict[str, Any]) -> bytes:
     """
     tried = forecast.get("tried")
     with canvas(6.2 if tried else 5.4, forecast["note"]) as (figure, out):
-        figure.suptitle(forecast["title"], fontsize=10.5, fontweight="bold")
+        figure.suptitle(textwrap.fill(forecast["title"], _TITLE), fontsize=10.5, fontweight="bold")
         above, below = cast(Sequence[SubFigure], figure.subfigures(2, 1))
         _over_rounds(above.subplots(), forecast)
         if tried:
@@ -42,7 +44,7 @@ def _thousands(axis: Any) -> None:
 def _over_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
     n, dry = forecast["rounds"], forecast["dry"]
     if forecast["pool"]:
-        ax.plot(forecast["pool_rounds"], forecast["pool"], color=_BLUE, linewidth=1.1)
+        ax.plot(forecast["pool_rounds"], forecast["pool"], color=_BLUE, linewidth=1.1, marker=_marker(forecast["pool"]))
         ax.axhline(1.0, color=_RED, linewidth=1.1, linestyle=(0, (5, 3)))
         ax.annotate("one cohort", (0.995, 1.0), xycoords=("axes fraction", "data"), xytext=(0, 3),
                     textcoords="offset points", ha="right", fontsize=8, color=_RED)  # fmt: skip
@@ -57,7 +59,7 @@ def _over_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
         ax.set_title("The pool, in cohorts")
         ax.set_ylabel("eligible and available, / cohort")
     else:
-        ax.plot(range(n), forecast["cohorts"], color=_BLUE, linewidth=0.7)
+        ax.plot(range(n), forecast["cohorts"], color=_BLUE, linewidth=0.7, marker=_marker(forecast["cohorts"]))
         ax.axhline(1.0, color=_SOFT, linewidth=1.1, linestyle=(0, (5, 3)))
         ax.set_ylim(bottom=0)
         ax.set_title("Clients that take part, over the cohort size")
@@ -68,8 +70,13 @@ def _over_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
         ax.set_title(f"{len(dry):,} of {n:,} rounds are dry", loc="right", fontsize=9, color=_RED)
     ax.set_xlim(-0.5, n - 0.5)
     ax.set_xlabel("round")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+    ax.xaxis.set_major_locator(whole_steps(8))
     _thousands(ax.xaxis)
+
+
+def _marker(values: Sequence[float]) -> str:
+    """A line of one point is nothing."""
+    return "o" if len(values) == 1 else ""
 
 
 def _stretches(rounds: list[int]) -> list[tuple[int, int]]:
@@ -109,17 +116,17 @@ def _histogram(ax: Axes, forecast: dict[str, Any]) -> None:
     ax.set_ylabel("clients, %")
     ax.grid(axis="x", visible=False)
     ax.margins(y=0.18)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _search(ax: Axes, forecast: dict[str, Any], tried: dict[int, int | None]) -> None:
     n, best, asked = forecast["rounds"], forecast["largest_min_sep"], forecast["min_sep"]
     held = [b for b, first in tried.items() if first is None]
     broken = [(b, first) for b, first in tried.items() if first is not None]
-    ax.plot(held, [n] * len(held), "o", color=_BLUE, markersize=5, label="no dry round")
-    ax.plot(
-        [b for b, _ in broken], [first for _, first in broken], "x", color=_RED, markersize=6, label="first dry round"
-    )
+    if held:
+        ax.plot(held, [n] * len(held), "o", color=_BLUE, markersize=5, label="no dry round")
+    if broken:
+        ax.plot(*zip(*broken, strict=True), "x", color=_RED, markersize=6, label="first dry round")
     ends = [*tried, *([asked] if asked is not None else [])]
     middle = max(ends) / 2
     ax.set_xlim(0, 1.06 * max(ends))
@@ -137,6 +144,10 @@ def _search(ax: Axes, forecast: dict[str, Any], tried: dict[int, int | None]) ->
     ax.set_xlabel("min separation")
     ax.set_ylabel("round")
     ax.set_ylim(0, 1.08 * n)
-    ax.legend(loc="center left", fontsize=8, frameon=True, framealpha=0.85, edgecolor="none")
-    _thousands(ax.xaxis)
-    _thousands(ax.yaxis)
+    # Below the panel: points and lines can be anywhere in it.
+    ax.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, fontsize=8, columnspacing=1.2, handletextpad=0.3
+    )
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(whole_steps(6))
+        _thousands(axis)

@@ -24,6 +24,7 @@ _INK = "#222222"
 _SOFT = "#6b6b6b"
 _LABELLED_LINES = 6  # more get a legend
 _MARKED_POINTS = 6  # of a line; more speak for themselves
+_MOST_PANELS = 6
 _STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -95,6 +96,11 @@ def canvas(height: float, note: str) -> Iterator[tuple[Figure, io.BytesIO]]:
         figure.savefig(out, format="png", metadata={"Software": None})
 
 
+def whole_steps(most: int) -> MaxNLocator:
+    """Ticks of rounds: 1, 2, 5 or a power of ten times these apart, so that they meet the ends of most runs. One round has one tick."""
+    return MaxNLocator(integer=True, nbins=most, steps=[1, 2, 5, 10], min_n_ticks=1)
+
+
 def legend_shape(labels: Sequence[str]) -> tuple[int, int]:
     """Columns in which a legend of these labels fits the figure's width, and its rows."""
     longest = max(map(len, labels))
@@ -118,7 +124,7 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
         if is_share(metric):
             ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%".replace("-", "−"))
             ax.set_ylim(bottom=max(0.0, ax.get_ylim()[0]))
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+        ax.xaxis.set_major_locator(whole_steps(8))
         ax.set_xlim(0, max(run.config.rounds for run in runs))
         if not ends:
             ax.text(0.5, 0.5, "no run has been validated yet", transform=ax.transAxes, ha="center", color=_SOFT)
@@ -128,6 +134,9 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
         else:
             _label_ends(figure, ax, ends)
     caption = f"Validation {metric_name(metric)} against the number of completed rounds, one colour for each mechanism."
+    families = [group.config.family for group in groups]
+    if len(set(families)) < len(families):
+        caption += " Shades and dashes tell apart what is of one kind."
     if several:
         caption += " The bold line is the mean over seeds, thin lines are the seeds, and the band spans them."
     if any(unfinished(run) for run in runs):
@@ -239,62 +248,88 @@ def spread(wanted: Sequence[float], sizes: Sequence[float]) -> list[float]:
 
 
 def participation_plot(runs: Sequence[Run]) -> Plot | None:
-    """How many clients took part how often, over the finished runs; None if there is none."""
+    """How many clients took part how often, over the finished runs; None if there is none.
+
+    Runs of other rounds, cohorts or populations have a panel of their own: a mean over them would be the count of no run.
+    """
     finished = [run for run in runs if run.result is not None]
     if not finished:
         return None
-    counts = [_clients_by_count(run) for run in finished]
+    kinds: dict[tuple[int, int, int], list[Run]] = {}
+    for run in finished:
+        assert run.result is not None
+        seen = run.result["participation"]
+        kinds.setdefault((run.config.rounds, run.config.cohort_size, seen["population"]), []).append(run)
+    drawn = list(kinds.items())[:_MOST_PANELS]
+    note = simulation_note([run for _, members in drawn for run in members])
+    alts = []
+    with canvas(2.8 * len(drawn), note) as (figure, out):
+        for ax, (kind, members) in zip(figure.subplots(len(drawn), 1, squeeze=False).flat, drawn, strict=True):
+            which = "" if len(kinds) == 1 else ": {:,} rounds with {:,} of {:,} clients".format(*kind)
+            ax.set_title(f"How often clients took part{which}")
+            alts.append(f"Bar plot{which}. {_draw_participation(ax, members)}")
+    caption = "Clients by the number of rounds in which they took part; the grey bar counts those that never did."
+    spreads = [len({tuple(_clients_by_count(run)) for run in members}) > 1 for _, members in drawn]
+    if len(kinds) > 1:
+        caption += " Runs of other rounds, cohorts or populations are apart."
+        if any(len(members) > 1 for _, members in drawn):
+            caption += " Each panel is the mean over its finished runs"
+            caption += ", with lines from the smallest to the largest count." if any(spreads) else ", which all agree."
+        if len(drawn) < len(kinds):
+            caption += f" Of {len(kinds)} such kinds of runs the first {len(drawn)} are shown."
+    elif len(finished) > 1:
+        caption += f" Mean over the {len(finished)} finished runs"
+        caption += ", with lines from the smallest to the largest count." if any(spreads) else ", which all agree."
+    return Plot(name="participation", png=out.getvalue(), caption=caption, note=note, alt=" ".join(alts))
+
+
+def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
+    """Bars of the mean over these runs, which have the same number of clients and rounds; the bars in words."""
+    counts = [_clients_by_count(run) for run in runs]
     most = max(len(row) for row in counts)
     table = np.array([row + [0] * (most - len(row)) for row in counts])
-    limits = {run.plan["participation"]["max_participations"] for run in finished}
+    limits = {_enforced_limit(run) for run in runs}
     limit = limits.pop() if len(limits) == 1 else None
-    note = simulation_note(finished)
     shown = most if limit is None or limit > 2 * most else max(most, limit + 1)
     table = np.pad(table, ((0, 0), (0, shown - most)))
     mean, times = table.mean(axis=0), np.arange(shown)
-    with canvas(2.8, note) as (figure, out):
-        ax = figure.subplots()
-        colors = ["#c9c9c9" if t == 0 else "#c1440e" if limit is not None and t > limit else "#51677f" for t in times]
-        ax.bar(times, mean, color=colors, width=0.8)
-        if len(finished) > 1 and (table != table[0]).any():
-            spread_of_runs = np.stack([mean - table.min(axis=0), table.max(axis=0) - mean])
-            ax.errorbar(times, mean, yerr=spread_of_runs, fmt="none", ecolor=_INK, elinewidth=1, capsize=3)
-        if shown <= 16:
-            for t, clients in zip(times, mean, strict=True):
-                height = table[:, t].max()
-                ax.annotate(
-                    f"{clients:,.0f}", (t, height), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=9
-                )
-        ax.set_ylim(0, 1.25 * max(1, table.max()))  # room for the numbers, and above them for the limit
-        if limit is not None and limit < shown:
-            ax.axvline(limit + 0.5, color=_INK, linewidth=1.2, linestyle=(0, (4, 3)))
+    colors = ["#c9c9c9" if t == 0 else "#c1440e" if limit is not None and t > limit else "#51677f" for t in times]
+    ax.bar(times, mean, color=colors, width=0.8)
+    if (table != table[0]).any():
+        spread_of_runs = np.stack([mean - table.min(axis=0), table.max(axis=0) - mean])
+        ax.errorbar(times, mean, yerr=spread_of_runs, fmt="none", ecolor=_INK, elinewidth=1, capsize=3)
+    if shown <= 16:
+        for t, clients in zip(times, mean, strict=True):
+            height = table[:, t].max()
             ax.annotate(
-                f"planned limit: {limit}",
-                (limit + 0.5, 1.0),
-                xycoords=("data", "axes fraction"),
-                xytext=(-5, -2),
-                textcoords="offset points",
-                ha="right",
-                va="top",
-                fontsize=9,
+                f"{clients:,.0f}", (t, height), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=9
             )
-        ax.set_title("How often clients took part")
-        ax.set_xlabel("participations of one client")
-        ax.set_ylabel("clients")
-        ax.grid(axis="x", visible=False)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
-        ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-        ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    caption = "Clients by the number of rounds in which they took part; the grey bar counts those that never did."
-    if len(finished) > 1:
-        caption += f" Mean over the {len(finished)} finished runs"
-        caption += (
-            ", with lines from the smallest to the largest count."
-            if (table != table[0]).any()
-            else ", which all agree."
+    ax.set_ylim(0, 1.25 * max(1, table.max()))  # room for the numbers, and above them for the limit
+    if limit is not None and limit < shown:
+        ax.axvline(limit + 0.5, color=_INK, linewidth=1.2, linestyle=(0, (4, 3)))
+        ax.annotate(
+            f"planned limit: {limit}",
+            (limit + 0.5, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(-5, -2),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=9,
         )
-    alt = "Bar plot. " + "; ".join(f"{t} times: {clients:,.0f} clients" for t, clients in zip(times, mean, strict=True))
-    return Plot(name="participation", png=out.getvalue(), caption=caption, note=note, alt=alt)
+    ax.set_xlabel("participations of one client")
+    ax.set_ylabel("clients")
+    ax.grid(axis="x", visible=False)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16, min_n_ticks=1))
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    return "; ".join(f"{t} times: {clients:,.0f} clients" for t, clients in zip(times, mean, strict=True))
+
+
+def _enforced_limit(run: Run) -> int:
+    """Most participations that the controller allows; of a sampled run the plan's own count is a unit of noise, not a limit."""
+    sampling = run.plan.get("sampling")
+    return int((sampling["enforced"] if sampling else run.plan["participation"])["max_participations"])
 
 
 def _clients_by_count(run: Run) -> list[int]:

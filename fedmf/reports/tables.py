@@ -5,7 +5,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from fedmf.reports.groups import Group, differing, final_metric, show, simulation_note, unfinished
+from fedmf.reports.groups import Group, final_metric, simulation_note, unfinished
+from fedmf.reports.labels import differing, show
 from fedmf.reports.text import duration, join, metric_name, metric_value, plain, significant
 from fedmf.runs import Run
 
@@ -74,6 +75,11 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
     )
     if any(len(group.runs) > 1 for group in groups):
         caption += f" {name.capitalize()} is the mean over seeds, with each seed below it."
+    if any(_amplified(group) for group in groups):
+        caption += (
+            " An amplified ε rests on the sampling, and on nobody knowing who was drawn; ρ is not amplified, and is that "
+            "of one who knows."
+        )
     runs = [run for group in groups for run in group.runs]
     if any(unfinished(run) for run in runs):
         caption += " Of unfinished runs it is the latest validation, and the privacy is that of the whole planned run."
@@ -96,10 +102,13 @@ def _privacy_cells(group: Group, *, with_delta: bool) -> list[Cell]:
     if not group.private:
         return [_NO_PRIVACY, *[Cell(text=_NONE, kind="muted")] * 4]
     sensitivity = plan["sensitivity"]
-    epsilon = significant(plan["epsilon"])
+    details = [f"δ = {plain(plan['delta'])}"] if with_delta else []
+    details += ["amplified by sampling"] if _amplified(group) else []
+    details += ["of the claimed cohort"] if group.config.claimed_cohort is not None else []
+    rho = _number(plan["rho"], 4)
     return [
-        Cell(text=epsilon, details=[f"δ = {plain(plan['delta'])}"] if with_delta else [], kind="number"),
-        _number(plan["rho"], 4),
+        Cell(text=significant(plan["epsilon"]), details=details, kind="number"),
+        dataclasses.replace(rho, details=["not amplified"]) if _amplified(group) else rho,
         _number(plan["noise_multiplier"], 4),
         Cell(
             text=significant(sensitivity["value"], 4),
@@ -108,6 +117,15 @@ def _privacy_cells(group: Group, *, with_delta: bool) -> list[Cell]:
         ),
         _number(plan["rmse"], 4),
     ]
+
+
+def _amplified(group: Group) -> bool:
+    """Whether the planned epsilon is smaller than it would be if the cohorts were known."""
+    sampling, epsilon = group.plan.get("sampling"), group.plan["epsilon"]
+    if not sampling or epsilon is None:
+        return False
+    known = sampling["unamplified_epsilon"]
+    return known is None or epsilon < known
 
 
 def _number(value: float | None, digits: int) -> Cell:
@@ -138,10 +156,16 @@ def participation_table(groups: Sequence[Group]) -> Table:
                 same.append(run)
         rows += [[_participation_head(group, members), *cells] for members, cells in alike]
     runs = [run for group in groups for run in group.runs]
+    amplified = any(_amplified(group) for group in groups)
+    kept = "it is never above the planned ε while the controller is obeyed."
+    if amplified:
+        kept = (
+            f"without amplification {kept} Of a run amplified by sampling it rests on the sampling that was planned; the ε "
+            "for known cohorts is not amplified, and can be above the planned one."
+        )
     caption = (
         "Participation as the ledger of each run shows it, with what was planned below. The achieved ε accounts the "
-        "same noise with the participation that was observed; it is never above the planned ε while the controller is "
-        "obeyed. Short rounds had fewer clients than the cohort size."
+        f"same noise with the participation that was observed; {kept} Short rounds had fewer clients than the cohort size."
     )
     columns = ["Run", "Smallest separation", "Most participations", "Clients seen", "Short rounds", "ε achieved"]
     return Table(name="participation", caption=caption, note=simulation_note(runs), columns=columns, rows=rows)
@@ -161,6 +185,8 @@ def _participation_cells(group: Group, run: Run) -> list[Cell]:
     planned, epsilon = sampling["enforced"] if sampling else run.plan["participation"], run.plan["epsilon"]
     separation, most = f"planned {planned['min_sep']:,}", f"planned {planned['max_participations']:,}"
     promise = f"planned {significant(epsilon)}" if epsilon is not None else ""
+    if promise and run.config.claimed_cohort is not None:
+        promise += ", of the claimed cohort"
     if run.result is None:
         unknown = Cell(text=_NONE, kind="muted")
         return [

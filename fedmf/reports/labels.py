@@ -1,0 +1,135 @@
+"""How groups of runs are told apart: their names, colours and line styles."""
+
+import collections
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedmf.reports.text import plain
+from fedmf.runs import Run
+
+if TYPE_CHECKING:
+    from fedmf.config import TrainConfig
+
+# Chosen for their distance from each other as readers with protanopia and deuteranopia see them too; the grey is drawn dashed besides.
+FAMILY_COLORS = {
+    "none": "#4a4a4a",
+    "identity": "#c1440e",
+    "tree": "#00795b",
+    "banded": "#0a5ca8",
+    "dense": "#b03a86",
+    "blt": "#5a1e00",
+    "toeplitz": "#000f87",
+    "fft": "#6978ff",
+    "low_rank": "#96965a",
+    "file": "#3c0f4b",
+}
+_OTHER_COLOR = "#000000"
+_FARTHEST = 0.45  # share of white or black in the last of several shades of a colour; still legible as text
+_LIGHT = 380  # sum of the channels from which a colour would be illegible with white in it
+_LINE_STYLES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
+
+# Fields that say nothing, or nothing new, about some configurations: there they are not worth a word.
+_APPLIES: dict[str, Callable[["TrainConfig"], bool]] = {
+    "epsilon": lambda config: config.family != "none",
+    "noise_multiplier": lambda config: config.family != "none",
+    "delta": lambda config: config.family != "none",
+    "bands": lambda config: config.family in ("toeplitz", "low_rank"),  # banded mechanisms are named by theirs
+    "population": lambda config: config.sampling is not None,
+}
+# The name of the mechanism says these. Learning rates are tuned to each mechanism, and the rest changes no result or is a path: the table
+# of run folders lists them, and labels only where two groups would have the same name without.
+_IN_TABLE_ONLY = {
+    "family", "decoder", "mechanism", "data", "seed", "client_learning_rate", "server_learning_rate", "server_momentum",
+    "evaluate_every", "checkpoint_every", "execution",
+}  # fmt: skip
+
+
+def mechanism_label(run: Run) -> str:
+    """What readers call the mechanism of a run."""
+    config = run.config
+    if config.family == "banded":
+        bands = run.plan["bands"]
+        return f"Banded ({bands} band{'s' if bands != 1 else ''})"
+    return {
+        "none": "No noise (not private)",
+        "identity": "DP-FedAvg",
+        "tree": f"Tree ({config.decoder} Honaker)",
+        "fft": "FFT",
+        "dense": "Dense",
+        "toeplitz": "Toeplitz",
+        "blt": "BLT",
+        "low_rank": "Banded plus low rank",
+        "file": pathlib.PurePath(config.mechanism or "").stem,
+    }.get(config.family, config.family)
+
+
+def group_labels(firsts: Sequence[Run]) -> list[str]:
+    """A label for each of these runs, the first of their groups: the mechanism, and what the report compares besides.
+
+    Whatever differs somewhere in the report, such as epsilon, is in every label it applies to, so that none looks comparable by mistake.
+    """
+    configs = [run.config for run in firsts]
+    same_mechanism: dict[str, list[TrainConfig]] = {}
+    for run in firsts:
+        same_mechanism.setdefault(mechanism_label(run), []).append(run.config)
+    names = [field.name for field in dataclasses.fields(configs[0])]
+    compared = {name for name in names if name not in _IN_TABLE_ONLY and _differs(name, configs)}
+    labels = []
+    for run in firsts:
+        mechanism, config = mechanism_label(run), run.config
+        here = {name for name in compared if _applies(name, config)} | set(differing(same_mechanism[mechanism]))
+        details = [_detail(name, getattr(config, name)) for name in names if name in here]
+        labels.append(", ".join([mechanism, *filter(None, details)]))
+    return labels
+
+
+def _applies(name: str, config: "TrainConfig") -> bool:
+    return name not in _APPLIES or _APPLIES[name](config)
+
+
+def _differs(name: str, configs: "Sequence[TrainConfig]") -> bool:
+    return len({getattr(config, name) for config in configs if _applies(name, config)}) > 1
+
+
+def _detail(name: str, value: Any) -> str:
+    """The field in a label; empty if it is not set."""
+    if value is None:
+        return ""
+    if name == "claimed_cohort":
+        return f"simulates {value:,} clients a round"
+    return f"{name.replace('_', ' ')} {show(value)}"
+
+
+def group_styles(families: Sequence[str]) -> list[tuple[str, Any]]:
+    """Colour and line style for groups of these families: the hue says which family, shade and dashes which of its groups."""
+    hues = [FAMILY_COLORS.get(family, _OTHER_COLOR) for family in families]
+    of, seen = collections.Counter(hues), collections.Counter[str]()
+    styles = []
+    for family, hue in zip(families, hues, strict=True):
+        place = seen[hue]
+        seen[hue] += 1
+        line = _LINE_STYLES[(place + (family == "none")) % len(_LINE_STYLES)]
+        styles.append((_shade(hue, _FARTHEST * place / max(of[hue] - 1, 1)), line))
+    return styles
+
+
+def _shade(color: str, share: float) -> str:
+    """`color` with this share of white in it, or of black where it is light."""
+    channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    end = 0 if sum(channels) > _LIGHT else 255
+    return "#" + "".join(f"{round(channel + (end - channel) * share):02x}" for channel in channels)
+
+
+def differing(configs: "Sequence[TrainConfig]") -> list[str]:
+    """Names of the fields that are not the same in all of them."""
+    names = [field.name for field in dataclasses.fields(configs[0])]
+    return [name for name in names if any(getattr(c, name) != getattr(configs[0], name) for c in configs)]
+
+
+def show(value: Any) -> str:
+    """A configuration value for people."""
+    if value is None:
+        return "not set"
+    return plain(value) if isinstance(value, float) else str(value)

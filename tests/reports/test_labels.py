@@ -1,0 +1,156 @@
+"""How groups are told apart: colours, line styles, labels and marks."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from fedmf import config
+from fedmf.reports import groups, labels, tables
+from fedmf.runs import Run
+
+# Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
+_SIGHT = {
+    "normal": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+}
+_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def _linear(color):
+    s = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(s <= 0.04045, s / 12.92, ((s + 0.055) / 1.055) ** 2.4)
+
+
+def _lab(linear):
+    x = _XYZ @ np.clip(linear, 0, 1) / [0.9505, 1, 1.089]
+    f = np.where(x > 0.008856, np.cbrt(x), 7.787 * x + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def _contrast(color):
+    """With white, as WCAG has it."""
+    return 1.05 / (_XYZ[1] @ _linear(color) + 0.05)
+
+
+def _of_families(make_run):
+    """A run of each family; what is not fitted is a banded run under another name."""
+    banded = make_run("banded")
+    return [
+        dataclasses.replace(
+            banded, config=dataclasses.replace(banded.config, family=family, mechanism="m.npz" if family == "file" else None)
+        )
+        for family in config._FAMILIES
+        if family != "none"
+    ]  # fmt: skip
+
+
+def test_every_family_has_a_colour_of_its_own(make_run):
+    assert set(labels.FAMILY_COLORS) == set(config._FAMILIES)
+    grouped = groups.group_runs(_of_families(make_run))
+    assert len({group.color for group in grouped}) == len(grouped) == len(config._FAMILIES) - 1
+
+
+@pytest.mark.parametrize("sight", _SIGHT)
+def test_colours_of_families_are_told_apart(sight):
+    private = {family: color for family, color in labels.FAMILY_COLORS.items() if family != "none"}  # that is dashed
+    for (a, first), (b, second) in itertools.combinations(private.items(), 2):
+        apart = np.linalg.norm(_lab(_SIGHT[sight] @ _linear(first)) - _lab(_SIGHT[sight] @ _linear(second)))
+        assert apart > 16, (a, b)
+
+
+def test_every_shade_is_legible():
+    for family, color in labels.FAMILY_COLORS.items():
+        assert _contrast(color) >= 3, family
+        for shade, _ in labels.group_styles([family] * 4):
+            assert _contrast(shade) >= 2, family
+
+
+def test_families_without_a_colour_differ_in_dashes():
+    styles = labels.group_styles(["new", "newer", "newest"])
+    assert len({str(line) for _, line in styles}) == 3
+
+
+def test_epsilon_is_in_all_labels_if_it_differs_anywhere(make_run):
+    grouped = groups.group_runs(
+        [make_run("none"), make_run("identity"), make_run("tree"), make_run("banded", epsilon=2.0)]
+    )
+    assert [group.label for group in grouped] == [
+        "No noise (not private)",
+        "DP-FedAvg, epsilon 8",
+        "Tree (full Honaker), epsilon 8",
+        "Banded (8 bands), epsilon 2",
+    ]  # fmt: skip
+
+
+def test_other_differences_are_in_all_labels_too(make_run):
+    grouped = groups.group_runs([make_run("identity", clip_norm=0.5), make_run("banded")])
+    assert [group.label for group in grouped] == ["DP-FedAvg, clip norm 0.5", "Banded (8 bands), clip norm 1"]
+
+
+def test_tuned_rates_and_paths_are_not(make_run):
+    grouped = groups.group_runs(
+        [make_run("identity", server_learning_rate=0.5, data="a"), make_run("banded", data="b")]
+    )
+    assert [group.label for group in grouped] == ["DP-FedAvg", "Banded (8 bands)"]
+    # But where nothing else tells two groups apart they are.
+    grouped = groups.group_runs([make_run("banded", server_learning_rate=0.5), make_run("banded")])
+    assert [group.label for group in grouped] == [
+        "Banded (8 bands), server learning rate 0.5",
+        "Banded (8 bands), server learning rate 1",
+    ]  # fmt: skip
+
+
+def test_a_label_does_not_say_what_is_not_set(make_run):
+    grouped = groups.group_runs([make_run("banded", epsilon=4.0), make_run("banded", noise_multiplier=1.0)])
+    assert [group.label for group in grouped] == ["Banded (8 bands), epsilon 4", "Banded (8 bands), noise multiplier 1"]
+
+
+def test_a_simulated_run_is_marked_where_others_are_honest(make_run):
+    grouped = groups.group_runs([make_run("identity"), make_run("banded", claimed_cohort=1000)])
+    assert [group.label for group in grouped] == ["DP-FedAvg", "Banded (8 bands), simulates 1,000 clients a round"]
+    assert groups.distinct_mechanisms(grouped)[1][0] == grouped[1].label
+    for table in (tables.accuracy_table(grouped), tables.participation_table(grouped)):
+        assert "marked “simulates” in the tables" in table.note
+        honest, simulated = (" ".join(" ".join([cell.text, *cell.details]) for cell in row) for row in table.rows)
+        assert "simulates 1,000 clients a round" in simulated
+        assert "of the claimed cohort" in simulated
+        assert "simulates" not in honest
+        assert "claimed" not in honest
+
+
+def _amplified(run: Run) -> Run:
+    """As a run whose clients were drawn at random, planned for epsilon 2 and 12.6 if the cohorts are known."""
+    sampling = {"scheme": "CyclicPoisson", "enforced": run.plan["participation"], "unamplified_epsilon": 12.6}
+    achieved = {"epsilon": 2.0, "unamplified_epsilon": 6.5, "rho": 2.9, "sensitivity": 1.0}
+    return dataclasses.replace(
+        run,
+        plan=run.plan | {"sampling": sampling, "epsilon": 2.0, "rho": 2.975},
+        result=run.result | {"achieved": achieved},
+    )
+
+
+def test_what_is_amplified_and_what_is_not(make_run):
+    grouped = groups.group_runs([make_run("identity"), _amplified(make_run("banded"))])
+    results, taken = tables.accuracy_table(grouped), tables.participation_table(grouped)
+    epsilon, rho = results.rows[1][1:3]
+    assert (epsilon.text, list(epsilon.details)) == ("2.00", ["amplified by sampling"])
+    assert (rho.text, list(rho.details)) == ("2.975", ["not amplified"])
+    assert not any(cell.details for cell in results.rows[0][1:3])
+    assert "ρ is not amplified" in results.caption
+    assert "without amplification it is never above the planned ε" in taken.caption
+    assert "can be above the planned one" in taken.caption
+    assert "planned 2.00; 6.50 if the cohorts are known" in taken.rows[1][-1].details
+
+
+def test_amplification_is_said_nowhere_else(make_run):
+    grouped = groups.group_runs([make_run("identity"), make_run("banded")])
+    for table in (tables.accuracy_table(grouped), tables.participation_table(grouped)):
+        assert "amplif" not in table.caption
+        assert not any("amplif" in " ".join(cell.details) for row in table.rows for cell in row)
