@@ -61,6 +61,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     8.0
     """
     import dp_accounting
+    import numpy as np
     from dp_accounting import pld
 
     if noise_multiplier == 0:
@@ -78,7 +79,9 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     accountant = pld.PLDAccountant(zero_out, value_discretization_interval=interval)
     # dp_accounting squares the multiplier, which overflows beyond 1e154; less noise can only overstate epsilon.
     accountant.compose(dp_accounting.GaussianDpEvent(min(noise_multiplier, 1e100)))
-    return float(accountant.get_epsilon(delta))
+    # Near epsilon = 710 it divides by a mass that is next to nothing, and the quotient overflows: epsilon is then overstated as infinite.
+    with np.errstate(over="ignore"):
+        return float(accountant.get_epsilon(delta))
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:

@@ -148,6 +148,11 @@ class RunFolder:
         """
         folder = RunFolder(path)
         if not (folder.path / "config.json").is_file():
+            if (folder.path / "private").is_dir() and not folder.saved_rounds():
+                raise ValueError(
+                    f"{folder.path} holds no run yet: one was stopped there before it began (no config.json); give its command again, "
+                    "without --resume"
+                )
             raise ValueError(
                 f"{folder.path} holds no run to resume or to read (no config.json): name the folder of a run, or start one there"
             )
@@ -180,6 +185,10 @@ class RunFolder:
         """Oldest first; by number, as names of seven digits sort before names of six."""
         paths = (self.path / "checkpoints").glob("round-*.ckpt")
         return sorted((path for path in paths if path.stem[6:].isdecimal()), key=lambda path: int(path.stem[6:]))
+
+    def saved_rounds(self) -> int:
+        """Rounds of the newest checkpoint, by its name; 0 before the first."""
+        return max((int(path.stem[6:]) for path in self._checkpoints()), default=0)
 
     def load_checkpoint(self, *, state: bool = True) -> Checkpoint | None:
         """The newest checkpoint; None before the first.

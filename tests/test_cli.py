@@ -5,9 +5,11 @@ import io
 import json
 import os
 import pathlib
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -190,7 +192,6 @@ def test_train_from_a_config_file_with_flags_on_top_and_resume(corpus, finished_
         "--clip-norm",
         2,
         "--quiet",
-        status=1,
         words=["clip_norm=2.0", "1.0"],
     )
     refused(
@@ -200,7 +201,6 @@ def test_train_from_a_config_file_with_flags_on_top_and_resume(corpus, finished_
         "--out",
         tmp_path / "run",
         *TRAIN,
-        status=1,
         words=["already holds a run", "--resume"],
     )
 
@@ -256,6 +256,10 @@ def test_bad_arguments_are_one_sentence_and_status_2(arguments, words, tmp_path,
 
 
 def test_bad_config_files_name_the_file(tmp_path):
+    (tmp_path / "c.yaml").write_text("rounds: 4")
+    refused(
+        "train", "--config", tmp_path / "c.yaml", "--out", "r", "--noise-seed", 1, words=["c.yaml", ".toml nor .json"]
+    )
     for text, words in (("rounds = 'many'", ["rounds"]), ("[", ["TOML"]), ("speed = 3", ["speed"])):
         (tmp_path / "c.toml").write_text(text)
         refused(
@@ -271,14 +275,14 @@ def test_bad_config_files_name_the_file(tmp_path):
 
 
 @pytest.mark.tensorflow
-def test_bad_data_files_fail_the_run_with_one_sentence(corpus, tmp_path):
+def test_bad_data_files_are_one_sentence_and_status_2(corpus, tmp_path):
     whole = corpus.read_bytes()
     bad = {"truncated": whole[: len(whole) // 2], "empty": b"", "text": b"not a database at all\n" * 100}
     for name, content in bad.items():
         path = tmp_path / f"{name}.sqlite"
         path.write_bytes(content)
-        refused("train", "--data", path, "--out", tmp_path / "run", *TRAIN, status=1, words=[path.name])
-        refused("data", "info", path, status=1, words=[path.name])
+        refused("train", "--data", path, "--out", tmp_path / "run", *TRAIN, words=[path.name])
+        refused("data", "info", path, words=[path.name])
         assert path.read_bytes() == content
     refused(
         "train",
@@ -287,9 +291,9 @@ def test_bad_data_files_fail_the_run_with_one_sentence(corpus, tmp_path):
         "--out",
         tmp_path / "run",
         *TRAIN,
-        status=1,
         words=["absent", "data synth"],
     )
+    refused("data", "info", tmp_path / "absent", words=["absent", "data synth"])
     assert not (tmp_path / "run").exists()
 
 
@@ -297,7 +301,7 @@ def test_bad_data_files_fail_the_run_with_one_sentence(corpus, tmp_path):
 def test_noise_beyond_float32_is_refused_before_there_is_a_folder(corpus, tmp_path):
     words = ["clip_norm=1e+300", "beyond the range of float32"]
     command = ["train", "--data", corpus, "--out", tmp_path / "run", *TRAIN, "--clip-norm", "1e300"]
-    refused(*command, status=1, words=words)
+    refused(*command, words=words)
     assert not (tmp_path / "run").exists()
     fedmf("fit", "--rounds", 4, "--min-sep", 2, "--out", tmp_path / "m.npz")
     plan = ["calibrate", tmp_path / "m.npz", "--rounds", 4, "--min-sep", 2, "--epsilon", 8]
@@ -309,8 +313,11 @@ def test_data_may_move_before_a_resume(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(corpus.parent)
     fedmf("train", "--data", corpus.name, "--out", tmp_path / "run", *TRAIN, "--quiet")
     monkeypatch.chdir(tmp_path)
-    refused("train", "--out", "run", "--resume", "--quiet", status=1, words=["no StackOverflow data at", "--data FILE"])
+    refused("train", "--out", "run", "--resume", "--quiet", words=["no StackOverflow data at", "--data FILE"])
     fedmf("train", "--out", "run", "--resume", "--data", corpus, "--quiet")
+    renamed = tmp_path / "renamed.sqlite"
+    renamed.write_bytes(corpus.read_bytes())
+    fedmf("train", "--out", "run", "--resume", "--data", renamed, "--quiet")
     # But not change: one sentence of one client, and nothing else.
     other = tmp_path / corpus.name
     other.write_bytes(corpus.read_bytes())
@@ -321,7 +328,11 @@ def test_data_may_move_before_a_resume(corpus, tmp_path, monkeypatch):
             [row],
         )
     assert other.stat().st_size == corpus.stat().st_size
-    refused("train", "--out", "run", "--resume", "--data", other, "--quiet", status=1, words=["on other data"])
+    said = refused(
+        "train", "--out", "run", "--resume", "--data", other, "--quiet", words=["on other data", "data_version="]
+    )
+    assert "description" not in said
+    assert "headline_metric" not in said
 
 
 @pytest.mark.tensorflow
@@ -343,7 +354,6 @@ def test_unwritable_output_fails_before_training(corpus, tmp_path):
         "--out",
         tmp_path / "file" / "run",
         *TRAIN,
-        status=1,
         words=["cannot write to folder"],
     )
     refused("fit", "--rounds", 4, "--min-sep", 2, "--out", tmp_path / "file" / "m.npz", words=["m.npz"])
@@ -351,16 +361,15 @@ def test_unwritable_output_fails_before_training(corpus, tmp_path):
 
 
 def test_debug_shows_the_traceback(tmp_path):
-    assert "Traceback" in fedmf("--debug", "audit", tmp_path, status=1).stderr
-    assert "Traceback" in fedmf("audit", tmp_path, "--debug", status=1).stderr
-    refused("audit", tmp_path, status=1, words=["holds no run"])
+    assert "Traceback" in fedmf("--debug", "audit", tmp_path, status=2).stderr
+    assert "Traceback" in fedmf("audit", tmp_path, "--debug", status=2).stderr
+    refused("audit", tmp_path, words=["holds no run"])
+    refused("report", tmp_path, "--out", tmp_path / "report", words=["holds no run"])
 
 
 @pytest.mark.tensorflow
-def test_ctrl_c_saves_and_says_how_to_go_on(corpus, tmp_path):
-    import signal
-    import time
-
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_saves_and_says_how_to_go_on(corpus, tmp_path, number, status):
     command = [sys.executable, "-c", "from fedmf.cli import main; main()", "train", "--data", str(corpus)]
     command += ["--out", str(tmp_path / "run"), *TRAIN, "--rounds", "300", "--checkpoint-every", "300"]
     command.remove("--quiet")
@@ -370,13 +379,13 @@ def test_ctrl_c_saves_and_says_how_to_go_on(corpus, tmp_path):
         deadline = time.monotonic() + 200
         while time.monotonic() < deadline and (not metrics.exists() or metrics.read_text().count("\n") < 3):
             time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         # It answers in hundredths of a second; five are what a busy machine may need.
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline and "stopping: saving round" not in (tmp_path / "log").read_text():
             time.sleep(0.05)
         assert "stopping: saving round" in (tmp_path / "log").read_text()
-        assert process.wait(timeout=60) == 130
+        assert process.wait(timeout=60) == status
     text = (tmp_path / "log").read_text()
     assert "stopping: saving round" in text
     assert "--resume" in text

@@ -26,7 +26,7 @@ def test_help_has_an_example(words):
 
 def test_a_folder_is_audited_as_a_run(tmp_path):
     for words in (["audit", tmp_path], ["audit", "run", tmp_path], ["audit", "--json", tmp_path]):
-        refused(*words, status=1, words=["holds no run"])
+        refused(*words, words=["holds no run"])
     assert "Missing argument 'RUN'" in fedmf("audit", status=2).stderr
 
 
@@ -78,7 +78,9 @@ def test_a_contradiction_is_exit_status_1(banded, monkeypatch):
 )
 @pytest.mark.tensorflow
 def test_refusals_are_one_sentence(banded, options, words):
-    refused("audit", "mechanism", banded, *SMALL, *options, words=[words])
+    said = refused("audit", "mechanism", banded, *SMALL, *options, words=[words])
+    # Nor is a bar drawn of an audit that is not made.
+    assert refused("audit", "mechanism", banded, *SMALL[:-1], *options, words=[words]) == said
 
 
 def test_a_missing_file_is_refused(tmp_path):

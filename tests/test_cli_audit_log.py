@@ -1,10 +1,13 @@
 """`fedmf audit log` and statements of runs: what users and scripts see."""
 
 import json
+import os
 import shlex
+import warnings
 
 import pytest
 
+from fedmf.accountants import gaussian_epsilon
 from tests.test_cli import fedmf, refused
 
 PLAN = ["--rounds", 12, "--min-sep", 4, "--epsilon", 8]
@@ -81,9 +84,33 @@ def test_with_sampling(log, identity):
     assert shown["epsilon_achieved_if_sampled_as_planned"] <= shown["epsilon_planned"] <= 8
     assert shown["epsilon_achieved"] > 8
     few = ["--sampling", "poisson", "--population", 3, "--cohort-size", 2]
-    shown = json.loads(fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, *few, "--json").stdout)
+    shown = json.loads(fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, *few, "--json", status=1).stdout)
     assert shown["epsilon_achieved_if_sampled_as_planned"] is None
     assert "4 clients took part where the population is 3" in shown["contradictions"]
+
+
+def test_a_broken_plan_is_exit_status_1_after_all_is_written(log, identity, tmp_path):
+    log.write_text("client,round\na,0\na,1\n")
+    out = tmp_path / "statement.json"
+    shown = fedmf("audit", "log", log, identity, *PLAN, "--statement", out, status=1).stdout
+    assert shown.splitlines()[-1].endswith("no: two rounds of one client are 1 apart where at least 4 were planned")
+    assert len(json.loads(out.read_text())["contradictions"]) == 1
+    shown = json.loads(fedmf("audit", "log", log, identity, *PLAN, "--json", status=1).stdout)
+    assert len(shown["contradictions"]) == 1
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.029, 0.03, 0.031])
+def test_very_large_epsilons_warn_of_nothing(noise_multiplier):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert gaussian_epsilon(noise_multiplier, 1e-6) > 1 / noise_multiplier**2 / 2
+
+
+def test_a_folder_that_cannot_be_written_to(log, identity, tmp_path, monkeypatch):
+    (tmp_path / "ro").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode, **options: not mode & os.W_OK)  # tests may run as root
+    options = [*PLAN, *COLUMNS, "--folder", tmp_path / "ro"]
+    refused("audit", "log", log, identity, *options, words=["folder=", "that you may not write to: choose another"])
 
 
 @pytest.mark.parametrize(

@@ -154,9 +154,25 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path):
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
+    assert process.returncode == 130, errors
     assert "the banded fit was interrupted after" in errors
+    assert "another fit starts anew" in errors
+    assert errors.splitlines()[-1].startswith(
+        f"fedmf: interrupted: {tmp_path / 'm.npz'} holds the best mechanism so far"
+    )
     assert "certified_gap" in out
     mechanism = fedmf.load_mechanism(tmp_path / "m.npz")
     assert mechanism.certificate is not None
     assert mechanism.certificate.gap > 1e-13
+
+
+def test_a_full_disk_names_the_file_and_nothing_else(tmp_path):
+    out = tmp_path / "m.npz"
+    words = f"fit --rounds 64 --min-sep 8 --no-cache --out {out}"
+    # What `ulimit -f` forbids fails as a full disk does.
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512)); from fedmf.cli import main; main({words.split()})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(f"File too large: '{out}'")
+    assert list(tmp_path.iterdir()) == []

@@ -499,6 +499,11 @@ class TestLoad:
         (tmp_path / "file").write_text("")
         self.refused(tmp_path / "file", "holds no run")
 
+    def test_a_run_that_was_stopped_before_it_began(self, tmp_path):
+        RunFolder.create(tmp_path)
+        self.refused(tmp_path, "holds no run yet", "give its command again, without --resume")
+        RunFolder.create(tmp_path)  # as it says
+
     @pytest.mark.parametrize("name", ["plan.json", "statement.md", "mechanism.npz"])
     def test_a_missing_file(self, tmp_path, name):
         folder = new_run(tmp_path / "run")

@@ -343,7 +343,10 @@ class TestObserved:
         ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([t % 4]) for t in range(8)])
         text = " ".join(audit_ledger(ledger, plan().simulating(simulated=1, claimed=10)).statement().split())
         assert "That of the claimed run, which the guarantee is about, was not observed." in text
-        assert "Achieved: by a claimed run with the participation simulated, and not by the model trained here: (epsilon" in text
+        assert (
+            "Achieved: by a claimed run with the participation simulated, and not by the model trained here: (epsilon"
+            in text
+        )
         assert "so that this holds" not in text
         assert "the same noise gives" not in text
 

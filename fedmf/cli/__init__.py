@@ -2,6 +2,7 @@
 
 import sys
 import traceback
+from collections.abc import Callable
 
 import click
 
@@ -9,8 +10,10 @@ from fedmf.cli.audit import audit
 from fedmf.cli.calibrate import calibrate
 from fedmf.cli.data import data
 from fedmf.cli.mechanism import fit
+from fedmf.cli.options import Interrupted
 from fedmf.cli.plan import plan
 from fedmf.cli.run import demo, report, train
+from fedmf.cli.stopped import no_half_archives
 from fedmf.cli.worker import worker
 
 
@@ -33,10 +36,21 @@ for command in (demo, data, fit, plan, calibrate, train, worker, report, audit):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of the console script: exit status 2 for bad arguments, 1 for a failed run, 130 after Ctrl-C.
+    """Entry point of the console script: exit status 2 for bad arguments, 1 for a failed run, 128 and the number of a signal that ended it.
 
-    Errors are one sentence on standard error; --debug adds the traceback.
+    Ctrl-C is such a signal (130), SIGTERM (143) and SIGHUP (129) are taken for it. Errors are one sentence on standard error; --debug
+    adds the traceback.
     """
+    from fedmf.ctrl_c import like_ctrl_c
+
+    with like_ctrl_c() as signal_that_came, no_half_archives():
+        status = _status(arguments, lambda: 128 + signal_that_came())
+    if status:
+        sys.exit(status)
+
+
+def _status(arguments: list[str] | None, interrupted: Callable[[], int]) -> int:
+    """Runs the command, and prints what ended it. No error outlives this, nor what hangs on one."""
     from fedmf.ctrl_c import never_lost
 
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -46,31 +60,32 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         with never_lost():
             cli.main(args=arguments, prog_name="fedmf", standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
-    except click.Abort:
-        _fail("interrupted", 130)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except (click.Abort, KeyboardInterrupt):
+        return _said("interrupted", interrupted())
+    except Interrupted as stop:
+        return _said(f"interrupted: {stop}", interrupted())
     except click.ClickException as error:
         if debug and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         error.show()
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
+        return error.exit_code
     except Exception as error:
         if debug:
             traceback.print_exc()
         if type(error).__name__ == "InterruptedRun":
-            _fail(str(error), 130)
+            return _said(str(error), interrupted())
         expected = isinstance(error, (ValueError, TypeError, OSError, ImportError))
         hint = "" if expected or debug else " (unexpected: --debug shows where)"
-        _fail(f"error: {_one_line(error)}{hint}", 1)
+        return _said(f"error: {_one_line(error)}{hint}", 1)
+    return 0
 
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _fail(message: str, status: int) -> None:
+def _said(message: str, status: int) -> int:
     click.echo(f"fedmf: {message}", err=True)
-    sys.exit(status)
+    return status

@@ -1,7 +1,9 @@
 """fedmf audit: the guarantee of a run after the fact, of fedmf's or of another system's log; and of the noise that a mechanism makes."""
 
+import os
 import pathlib
 import shlex
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,16 +55,19 @@ _pretraining_option = click.option(
 def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool) -> None:
     """The guarantee of a run after the fact: planned beside achieved, from its participation ledger.
 
+    Exit status 1 if the run did not keep to its plan, after all is shown and written.
+
     \b
     Example:
       fedmf audit runs/first
       fedmf audit runs/first --statement statement.md
     """
+    from fedmf.run_audit import audit_run, run_statement_values
+    from fedmf.runs import Run, RunFolder
+
     with arguments_checked():
         writable("statement", statement, *_STATEMENTS)
-    from fedmf.run_audit import audit_run, run_statement_values
-    from fedmf.runs import Run
-
+        RunFolder.open(run_folder)
     loaded = Run.load(run_folder)
     result = audit_run(loaded)
     if statement is not None:
@@ -110,7 +115,8 @@ def log(
     """The guarantee of a run of any system after the fact, from its log: CSV or Parquet with a row for each participation.
 
     The plan is what the run was planned with. Of 100 million rows it takes minutes, and no more memory than a few rows.
-    docs/statement.md says what is read and what is refused.
+    docs/statement.md says what is read and what is refused. Exit status 1 if the run did not keep to its plan, after all is shown and
+    written.
 
     \b
     Example:
@@ -123,6 +129,8 @@ def log(
         writable("statement", statement, *_STATEMENTS)
         if folder is not None and not folder.is_dir():
             raise ValueError(f"folder={str(folder)!r} does not exist: create it, or choose another")
+        if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
+            raise ValueError(f"folder={str(folder)!r} is a folder that you may not write to: choose another")
         if not 0 < memory < 1e6:
             raise ValueError(f"memory={memory} must be gigabytes, such as 1.0")
         plan = plan_from(mechanism_file, **target)
@@ -154,10 +162,13 @@ def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
 
 def _show(result: "Audit", as_json: bool) -> None:
     values = result.values()
+    contradictions = values["contradictions"]
     if not as_json:
-        contradictions = values.pop("contradictions")
+        del values["contradictions"]
         always = ("_observed", "epsilon_planned", "epsilon_achieved", "rho_planned", "rho_achieved")
         values = {name: value for name, value in values.items() if value is not None or name.endswith(always)}
         recorded = ", as far as it is recorded" if "not_in_the_record" in values else ""
         values["keeps_to_the_plan"] = f"no: {'; '.join(contradictions)}" if contradictions else f"yes{recorded}"
     show(values, as_json)
+    if contradictions:
+        sys.exit(1)

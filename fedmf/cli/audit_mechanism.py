@@ -1,5 +1,6 @@
 """fedmf audit mechanism: of the noise that a mechanism really makes."""
 
+import contextlib
 import dataclasses
 import math
 import pathlib
@@ -64,12 +65,15 @@ def mechanism(
     from fedmf import progress_bar
     from fedmf.federated.audit import audit_mechanism
 
-    with (
-        arguments_checked(),
-        progress_bar.bar(desc="audit", unit="round", disable=quiet or as_json) as bar,
-    ):
+    with arguments_checked(), contextlib.ExitStack() as until_done:
+        bar: Any = None
 
         def progress(done: int, total: int) -> None:
+            nonlocal bar
+            if bar is None:  # made no earlier: arguments that are refused leave no bar behind
+                bar = until_done.enter_context(
+                    progress_bar.bar(desc="audit", unit="round", total=total, disable=quiet or as_json)
+                )
             bar.total = total
             bar.update(done - bar.n)
 

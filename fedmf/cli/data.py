@@ -61,7 +61,8 @@ def info(file: pathlib.Path | None, as_json: bool) -> None:
     """
     from tasks.stackoverflow import describe_file
 
-    description = describe_file(file)
+    with arguments_checked():
+        description = describe_file(file)
     if as_json:
         show(description, as_json)
         return

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.options import arguments_checked, json_option, participation_options, show, writable
+from fedmf.cli.options import Interrupted, arguments_checked, json_option, participation_options, show, writable
+from fedmf.cli.stopped import file_named
 
 if TYPE_CHECKING:
     from fedmf.mechanisms import Mechanism
@@ -94,7 +95,7 @@ def fit(
     as_json: bool,
     **family_options: Any,
 ) -> None:
-    """Find the best mechanism of a family and write it to a file. Ctrl-C keeps the best one so far.
+    """Find the best mechanism of a family and write it to a file. Ctrl-C keeps the best one so far, with exit status 130.
 
     \b
     Example:
@@ -103,7 +104,9 @@ def fit(
       fedmf fit --rounds 2048 --schema single --matrices prefix_opt/size=2048 --out theirs.npz
     """
     import fedmf
+    from fedmf.optimize.progress import interrupted_fit
 
+    interrupted_fit.set(False)
     options = {name: value for name, value in family_options.items() if value is not None}
     with arguments_checked(), _warnings_in_a_line():
         writable("out", out, ".npz")
@@ -125,7 +128,8 @@ def fit(
             mechanism = _fit(
                 workload_of, participation, family, stamps, stamp_decoder, {"cache": cache, **options}, not as_json
             )
-    mechanism.save(out)
+    with file_named(out):
+        mechanism.save(out)
     sensitivity = fedmf.sensitivity(mechanism, participation)
     errors = fedmf.per_round_error(mechanism, A, participation)
     certificate = mechanism.certificate
@@ -147,6 +151,8 @@ def fit(
     if picture:
         values["picture"] = str(_picture(mechanism, sensitivity.value, errors, A.name, out))
     show(values, as_json)
+    if interrupted_fit.get():
+        raise Interrupted(f"{out} holds the best mechanism so far; the same command would fit it anew, to the end")
 
 
 def _fit(

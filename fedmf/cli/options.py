@@ -25,6 +25,10 @@ class BadArgument(click.UsageError):
         click.echo(f"fedmf: error: {self.message}", err=True, file=file)
 
 
+class Interrupted(Exception):
+    """Ctrl-C has ended a command that can say more than that: what is kept, and how to go on."""
+
+
 @contextlib.contextmanager
 def arguments_checked() -> Iterator[None]:
     """Errors inside are the arguments' fault."""

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from fedmf.cli.options import arguments_checked, config_options, gigabytes, json_option, show
+from fedmf.cli.stopped import training
 
 _MOST_DIGITS = 4000  # Python reads no longer ones
 
@@ -74,7 +75,7 @@ def train(
     with arguments_checked():
         if threads is not None:
             _checks.integer("threads", threads, low=1, way_out="leave it out for one on each processor")
-        values = read_config_file(config_file) if config_file else {}
+        values = _config_of(config_file) if config_file else {}
         given = {name: value for name, value in flags.items() if value is not None}
         if resume and noise_seed is not None:
             raise ValueError("noise_seed: a resumed run keeps its own; leave out --noise-seed")
@@ -84,19 +85,17 @@ def train(
             _checks.one_of("noise_strategy", noise_strategy, HOST_STRATEGIES)
         memory = None if noise_memory is None else gigabytes("noise_memory", noise_memory)
         disk = None if noise_disk is None else gigabytes("noise_disk", noise_disk)
-    if resume:
-        stored = read_config_file(RunFolder.open(out).path / "config.json")
-        values = stored | values
-    with arguments_checked():
+        if resume:
+            values = read_config_file(RunFolder.open(out).path / "config.json") | values
         config = config_from_mapping(values | given, "the command line" if config_file is None else str(config_file))
         addresses = worker_addresses(workers, config.execution)
 
     from fedmf import federated
     from tasks import task_from_config
 
-    with _dry_rounds_counted():
+    with _dry_rounds_counted(), training(out, resume=resume) as begins:
         run = federated.train(
-            task_from_config(config, progress=not quiet),
+            begins(task_from_config(config, progress=not quiet)),
             config,
             folder=out,
             noise_seed=noise_seed,
@@ -128,9 +127,18 @@ def train(
     )
 
 
+def _config_of(path: pathlib.Path) -> dict[str, Any]:
+    from fedmf.config import read_config_file
+
+    # What is called neither is read as JSON, whose error would puzzle who wrote YAML.
+    if path.is_file() and path.suffix not in (".toml", ".json"):
+        raise ValueError(f"config={str(path)!r} ends in neither .toml nor .json: name a TOML or JSON file of options")
+    return read_config_file(path)
+
+
 @contextlib.contextmanager
 def _dry_rounds_counted() -> Iterator[None]:
-    """Says at the end, in a line, what the controller warns of in every such round."""
+    """Says at the end, in a line, what the controller warns of in every such round; other warnings at once, without the line of code."""
     from fedmf.controller import PoolRanDryWarning
 
     dry: list[str] = []
@@ -140,6 +148,8 @@ def _dry_rounds_counted() -> Iterator[None]:
         def count(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
             if issubclass(category, PoolRanDryWarning):
                 dry.append(str(message))
+            elif category is UserWarning:
+                click.echo(f"fedmf: warning: {message}", err=True)
             else:
                 others(message, category, *place, **more)
 
@@ -192,6 +202,9 @@ def report(runs: tuple[pathlib.Path, ...], out: pathlib.Path, title: str) -> Non
       fedmf report runs/first runs/second --out report
     """
     from fedmf.reports import write_report
-    from fedmf.runs import Run
+    from fedmf.runs import Run, RunFolder
 
+    with arguments_checked():
+        for path in runs:
+            RunFolder.open(path)
     click.echo(write_report([Run.load(path) for path in runs], out, title=title))

@@ -1,6 +1,7 @@
 """What a run folder has before round 0, and what a resume compares with it."""
 
 import dataclasses
+import pathlib
 from typing import Any
 
 from fedmf.accounting import Plan
@@ -97,13 +98,13 @@ def reopened(task: Task, config: TrainConfig, folder: RunFolder, plan: Plan | No
         raise ValueError(
             f"cannot resume {folder.path} with another config: {', '.join(changed)}; start a new folder for that"
         )
-    if run.plan["task"] != _task_summary(task):
-        # Resumed rounds repeat their noise: on other data the difference of the two releases would be free of it.
-        raise ValueError(
-            f"cannot resume {folder.path} on other data: the run trains {run.plan['task']}, this is {_task_summary(task)}; "
-            "start a new folder for that"
-        )
+    _check_same_task(run, task)
     stored = load_mechanism(folder.path / "mechanism.npz")
+    if stored.rounds != config.rounds:
+        raise ValueError(
+            f"cannot resume {folder.path}: its mechanism.npz has {stored.rounds} rounds where its config.json has {config.rounds}; put "
+            "back the mechanism.npz that the run was begun with"
+        )
     if plan is None:
         plan = recorded_plan(run) if run.plan.get("given") else config.plan(stored)
     other = any(run.plan[key] != value for key, value in plan.summary().items())
@@ -111,4 +112,44 @@ def reopened(task: Task, config: TrainConfig, folder: RunFolder, plan: Plan | No
         raise ValueError(
             f"cannot resume {folder.path} with another plan: its plan.json or mechanism.npz differs; start a new folder for that"
         )
-    return plan, int((folder.path / "private" / "noise_seed").read_text())
+    return plan, _kept_seed(folder.path / "private" / "noise_seed")
+
+
+def _check_same_task(run: Run, task: Task) -> None:
+    """Raises unless the run was begun on this task: resumed rounds repeat their noise, and on other data the difference of the two
+    releases would be free of it."""
+    recorded, given = run.plan["task"], _task_summary(task)
+    if recorded == given:
+        return
+    of_run = recorded if isinstance(recorded, dict) else {}
+    changed = [
+        f"{name}={given[name]!r} (the run has {of_run.get(name)!r})"
+        for name in given
+        if given[name] != of_run.get(name)
+    ]
+    raise ValueError(
+        f"cannot resume {run.path} on other data: {', '.join(changed) or 'its plan.json describes more'}; start a new folder for that"
+    )
+
+
+def _kept_seed(path: pathlib.Path) -> int:
+    """The noise seed that the run was begun with.
+
+    Raises:
+      ValueError: it is not there, or is none. The message says nothing of what the file holds, and no other error is behind it.
+    """
+    wrong = "is damaged: it must hold one whole number"
+    try:
+        text = path.read_text(encoding="ascii").strip()
+        if text.isdecimal():
+            return int(text)
+    except FileNotFoundError:
+        wrong = "is not there, as in a copy of the run that was made to be published"
+    except OSError as error:
+        wrong = f"cannot be read ({error.strerror})"
+    except ValueError:  # bytes that are no text, or more digits than Python reads
+        pass
+    # Not within the except clauses: what was raised there would be this error's context, and may quote the seed.
+    raise ValueError(
+        f"the noise seed {path} {wrong}; without it nobody can make the same noise again: put the run's own back, or start a new folder"
+    )

@@ -17,6 +17,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 from typing import Any
@@ -116,6 +117,9 @@ def end_workers() -> None:
     """Ends this process's workers, and starts none any more; called at exit."""
     global _ending
     _ending = True
+    # A second Ctrl-C would end this halfway, with a traceback. The process is exiting: nothing is left that it could stop.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     # After Ctrl-C a thread of TFF's may still be in its round: it would take the end of the worker for a failure and start the next one.
     tff_starts_workers = _STARTS_WORKERS in sys.modules
     if tff_starts_workers:

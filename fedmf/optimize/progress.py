@@ -14,6 +14,9 @@ Progress = Callable[[int, float, float | None], None]
 stopped_short: contextvars.ContextVar[bool] = contextvars.ContextVar("stopped_short", default=False)
 
 
+# Whether Ctrl-C has ended a fit, whose answer is then the best so far.
+interrupted_fit: contextvars.ContextVar[bool] = contextvars.ContextVar("interrupted_fit", default=False)
+
 # Whether Ctrl-C ends a fit with KeyboardInterrupt, in place of the answer it has reached.
 _interruptible: contextvars.ContextVar[bool] = contextvars.ContextVar("interruptible", default=False)
 
@@ -49,7 +52,13 @@ def warn_stopped_short(
 ) -> None:
     """Warns, at the caller of `fedmf.fit`, that a fit ended above its tolerance; gap is None where nothing certifies it."""
     stopped_short.set(True)
-    way_out = "fit again to go on" if interrupted else f"raise max_iterations={max_iterations} or tolerance"
+    if interrupted:
+        interrupted_fit.set(True)
+    way_out = (
+        "the answer is the best so far, and another fit starts anew"
+        if interrupted
+        else f"raise max_iterations={max_iterations} or tolerance"
+    )
     reached = "before it converged to" if gap is None else f"at a gap of {gap:.2g}, above"
     warnings.warn(
         f"the {family} fit {'was interrupted' if interrupted else 'stopped'} after {iterations} steps {reached} "

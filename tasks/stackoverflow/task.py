@@ -125,8 +125,9 @@ def stackoverflow_task(
     kind = "synthetic corpus" if corpus.synthetic else "StackOverflow file"
     halved = f" (half of the test split: fewer than 2 x {validation_sentences})" if first < validation_sentences else ""
     missing = f", only {len(words.words)} of them occur" if len(words.words) < vocabulary_size else ""
+    # Without the file's name: a run may be resumed on the same data under another.
     description = (
-        f"StackOverflow next-word prediction on the {kind} {corpus.path.name}: {len(client_ids)} train clients of "
+        f"StackOverflow next-word prediction on the {kind}: {len(client_ids)} train clients of "
         f"at most {max_sentences} sentences, {vocabulary_size} words{missing}, {words.source}; "
         f"sequences of {sequence_length}; embedding {embedding_size}, LSTM {lstm_size}; {loss} loss; "
         f"{first} validation sentences{halved}, {last - first} test sentences"

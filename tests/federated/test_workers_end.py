@@ -72,3 +72,18 @@ def test_a_worker_that_tff_starts_again_does_not_outlive_a_kill_either():
         time.sleep(0.1)
         waited += 1
     assert not worker.exists()
+
+
+PRESSED_AGAIN = """
+import signal
+from fedmf.federated import workers
+
+workers.time.sleep = lambda seconds: signal.raise_signal(signal.SIGINT)
+"""
+
+
+def test_a_second_ctrl_c_does_not_end_it_halfway():
+    done = subprocess.run(
+        [sys.executable, "-c", PRESSED_AGAIN], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "KeyboardInterrupt" not in done.stderr

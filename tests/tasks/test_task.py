@@ -168,8 +168,9 @@ def test_another_vocabulary_is_other_data(corpus_file, tmp_path, published):
 
 
 def test_the_same_data_elsewhere_are_the_same(corpus_file, tmp_path, task):
-    path = pathlib.Path(shutil.copy(corpus_file, tmp_path / corpus_file.name))
-    assert _task_summary(stackoverflow_task(path, validation_sentences=100, **SMALL)) == _task_summary(task)
+    for name in (corpus_file.name, "renamed.sqlite"):
+        path = pathlib.Path(shutil.copy(corpus_file, tmp_path / name))
+        assert _task_summary(stackoverflow_task(path, validation_sentences=100, **SMALL)) == _task_summary(task)
 
 
 def test_unknown_names(task):

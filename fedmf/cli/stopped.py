@@ -1,0 +1,96 @@
+"""What a command says that was stopped: by Ctrl-C, by a full disk, or before its first round."""
+
+import contextlib
+import dataclasses
+import errno
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from fedmf.cli.options import BadArgument, Interrupted
+
+if TYPE_CHECKING:
+    from fedmf.federated import Task
+    from fedmf.federated.task import Examples
+
+# No room on the disk, in the user's quota, and in what `ulimit -f` allows.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def training(out: pathlib.Path, *, resume: bool) -> Iterator[Callable[["Task"], "Task"]]:
+    """Around the making of a task and its training in `out`; yields what the task has to go through on its way.
+
+    Raises:
+      BadArgument: for an error of the inputs before the first round asks for a client's examples. The same error later is a failed run.
+      Interrupted: for Ctrl-C that the training itself has not answered.
+      OSError: for a full disk.
+    """
+    others = not resume and (out / "config.json").exists()  # somebody else's run, which will be refused
+    begun = False
+
+    def begins(task: "Task") -> "Task":
+        def client_examples(client_id: str) -> "Examples":
+            nonlocal begun
+            begun = True
+            return task.client_examples(client_id)
+
+        return dataclasses.replace(task, client_examples=client_examples)
+
+    try:
+        yield begins
+    except KeyboardInterrupt:
+        if others:
+            raise
+        raise Interrupted(_way_on(out)) from None
+    except OSError as error:
+        if error.errno in _FULL:
+            way_on = "nothing in the folder has changed" if others else _way_on(out)
+            raise OSError(f"{_one_line(error)}: make room; {way_on}") from error
+        if begun or not isinstance(error, FileNotFoundError):
+            raise
+        raise BadArgument(_one_line(error)) from error
+    except (ValueError, TypeError) as error:
+        if begun:
+            raise
+        raise BadArgument(_one_line(error)) from error
+
+
+def _way_on(out: pathlib.Path) -> str:
+    from fedmf.runs import RunFolder
+
+    if not (out / "config.json").exists():
+        return "the run had not begun: give the same command again"
+    saved = RunFolder(out).saved_rounds()
+    rounds = f"{saved} round{'' if saved == 1 else 's'}" if saved else "no round"
+    return f"{rounds} of the run {'is' if saved < 2 else 'are'} saved in {out}: go on with --resume"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+@contextlib.contextmanager
+def file_named(path: pathlib.Path) -> Iterator[None]:
+    """Around the writing of `path`: an error of the system says which file it was."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextlib.contextmanager
+def no_half_archives() -> Iterator[None]:
+    """Inside, an archive for which the disk had no room is dropped silently: zipfile tries to finish it, and Python prints a traceback."""
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if getattr(unraisable.object, "__qualname__", "") != "ZipFile.__del__":
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
