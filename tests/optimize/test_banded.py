@@ -271,7 +271,7 @@ def test_interrupted_fit_keeps_the_best_so_far(workload):
             signal.raise_signal(signal.SIGINT)
 
     assert threading.current_thread() is threading.main_thread()
-    with pytest.warns(RuntimeWarning, match=r"interrupted after 5 steps.*fit again"):
+    with pytest.warns(RuntimeWarning, match=r"interrupted after 5 steps.*another fit starts anew"):
         mechanism = fit(workload, single(200), bands=20, tolerance=1e-8, progress=interrupt)
     assert mechanism.certificate.iterations == len(losses) == 5
     np.testing.assert_allclose(mechanism.certificate.loss, losses[-1], rtol=1e-12)

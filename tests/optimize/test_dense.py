@@ -290,7 +290,7 @@ def test_interrupted_fit_keeps_the_best_so_far(workload, at):
         if step == at:
             raise KeyboardInterrupt
 
-    with pytest.warns(RuntimeWarning, match=rf"interrupted after {at} steps.*fit again"):
+    with pytest.warns(RuntimeWarning, match=rf"interrupted after {at} steps.*another fit starts anew"):
         mechanism = fit(workload, epochs(120, 20), family="dense", tolerance=1e-9, progress=interrupt)
     assert 1e-9 < mechanism.certificate.gap < 1.0
     np.testing.assert_allclose(fedmf.sensitivity(mechanism, epochs(120, 20)).value, 1.0, rtol=1e-9)
