@@ -13,6 +13,8 @@ _SECONDS = 0.05
 _ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 # What of these has come inside `like_ctrl_c`; a list, because handlers and other threads share it.
 _came: list[int] = []
+# What is about to come again, because it was lost; see `never_lost`.
+_coming: list[threading.Timer] = []
 
 
 @contextlib.contextmanager
@@ -44,6 +46,7 @@ def like_ctrl_c() -> Iterator[Callable[[], int]]:
     try:
         yield lambda: _came[0] if _came else signal.SIGINT
     finally:
+        _let_none_come()
         # Once one has come the process is exiting, which a second one must not cut short.
         for number in taken if not _came else ():
             signal.signal(number, signal.SIG_DFL)
@@ -78,6 +81,7 @@ def never_lost() -> Iterator[None]:
             _SECONDS, lambda: signal.pthread_kill(main_thread, _came.pop() if _came else signal.SIGINT)
         )
         timer.daemon = True
+        _coming.append(timer)
         timer.start()
 
     sys.unraisablehook = again
@@ -85,6 +89,11 @@ def never_lost() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
+
+
+def _let_none_come() -> None:
+    while _coming:
+        _coming.pop().cancel()
 
 
 @contextlib.contextmanager
@@ -116,5 +125,7 @@ def not_swallowed() -> Iterator[None]:
     finally:
         if free:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        if pressed or len(_came) > before:
+            _let_none_come()  # it is raised here, and must not interrupt what answers it
     if pressed or len(_came) > before:
         raise KeyboardInterrupt

@@ -47,6 +47,23 @@ def test_it_comes_again(press, capfd):
     assert "ignored" not in capfd.readouterr().err
 
 
+class PressesInADestructor:
+    number = signal.SIGINT
+
+    def __del__(self):
+        signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_does_not_come_again_once_it_is_answered(number):
+    """Lost in a destructor, and raised at the end of the block: a second one would end what saves the run."""
+    PressesInADestructor.number = number
+    with like_ctrl_c(), never_lost():
+        with pytest.raises(KeyboardInterrupt), not_swallowed():
+            del PressesInADestructor().__dict__
+        time.sleep(0.3)
+
+
 def test_other_errors_are_reported_as_before_and_the_hook_is_put_back(monkeypatch):
     class Fails:
         def __del__(self):
