@@ -70,7 +70,7 @@ def train(
 ) -> Run:
     """Trains `task` as `config` says, and leaves a run folder behind.
 
-    The same config, noise seed and software give the same metrics and weights, bit for bit, interrupted or not.
+    The same config, noise seed, threads and software give the same metrics and weights, bit for bit, interrupted or not.
 
     Args:
       task: from `tasks`.

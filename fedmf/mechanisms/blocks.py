@@ -174,8 +174,8 @@ def _cut_off(N: np.ndarray, length: int, most_width: int, cut: float) -> list[np
 def _settled(values: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Orthogonal (r, r) that turns `right`, orthonormal rows (r, m), into a basis which does not depend on who decomposed.
 
-    Singular values determine their vectors up to the sign, and equal ones (a tree has many) only the space of theirs: another processor,
-    or number of threads, finds other vectors in it. A state of one basis continued in another would be no noise of this mechanism. The
+    Singular values determine their vectors up to the sign, and equal ones only the space of theirs: another processor may find others, and
+    of trees does. A state of one basis continued in another would be no noise of this mechanism. The
     basis taken of a space is made of projections of unit vectors on it, one after the other: of the first that is not much shorter than
     the longest.
     """
