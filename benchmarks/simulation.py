@@ -106,7 +106,8 @@ class Rounds:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._client_examples = client_examples
         self._evaluator = Evaluator(self.task, self.config)
-        self._folder = RunFolder.create(pathlib.Path(tempfile.mkdtemp()) / "run")
+        self._kept = tempfile.TemporaryDirectory()  # as long as these rounds: two checkpoints of the published model are 100 MB
+        self._folder = RunFolder.create(pathlib.Path(self._kept.name) / "run")
         self._checkpoint = Checkpoint
         for part, owner, name in self._seams():
             setattr(owner, name, self._timed(part, getattr(owner, name)))
