@@ -106,7 +106,9 @@ class Rounds:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._client_examples = client_examples
         self._evaluator = Evaluator(self.task, self.config)
-        self._kept = tempfile.TemporaryDirectory()  # as long as these rounds: two checkpoints of the published model are 100 MB
+        self._kept = (
+            tempfile.TemporaryDirectory()
+        )  # as long as these rounds: two checkpoints of the published model are 100 MB
         self._folder = RunFolder.create(pathlib.Path(self._kept.name) / "run")
         self._checkpoint = Checkpoint
         for part, owner, name in self._seams():

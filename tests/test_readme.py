@@ -1,5 +1,5 @@
-"""Every snippet of the README runs as printed. Exceptions, stated here: `make`, and the full-size training command, which gets sizes
-appended that a test can afford, and a synthetic corpus under the file name that it expects."""
+"""Every snippet of the README runs as printed. Exceptions, stated here: `make`, and the full-size training commands, which get sizes
+appended that a test can afford, and a synthetic corpus under the file name that they expect."""
 
 import pathlib
 import re
@@ -12,6 +12,7 @@ from fedmf.cli import main
 README = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
 SHELL = re.findall(r"```sh\n(.*?)```", README, re.S)
+AT_FULL_SIZE = (2, 3)
 AFFORDABLE = (
     "--rounds 2 --min-sep 1 --cohort-size 2 --claimed-cohort 4 --vocabulary-size 60 --embedding-size 8 --lstm-size 8 "
     "--max-sentences 8 --validation-sentences 50 --test-sentences 50 --quiet"
@@ -20,7 +21,7 @@ AFFORDABLE = (
 
 def test_the_snippets_are_found():
     assert len(PYTHON) == 7
-    assert len(SHELL) == 5
+    assert len(SHELL) == 6
 
 
 @pytest.mark.tensorflow
@@ -36,10 +37,10 @@ def test_python_snippet(number, tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(6))
 def test_shell_snippet(number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if number == 2:
+    if number in AT_FULL_SIZE:
         main_ok(
             [
                 "data",
@@ -56,8 +57,8 @@ def test_shell_snippet(number, tmp_path, monkeypatch):
     for line in SHELL[number].replace("\\\n", " ").splitlines():
         program, *arguments = shlex.split(line)
         assert program == "fedmf"
-        main_ok(arguments + (AFFORDABLE if number == 2 else []))
-    assert (tmp_path / ["statement.md", "bands.png", "runs", "dense.png", "banded.npz"][number]).exists()
+        main_ok(arguments + (AFFORDABLE if number in AT_FULL_SIZE else []))
+    assert (tmp_path / ["statement.md", "bands.png", "runs", "sweeps", "dense.png", "banded.npz"][number]).exists()
 
 
 def main_ok(arguments):

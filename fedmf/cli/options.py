@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from fedmf.sampling import Sampling
 
 
+_MOST_DIGITS = 4000  # Python reads no longer ones
+
+
 class BadArgument(click.UsageError):
     """An argument that cannot work: one sentence, exit status 2, no usage text in front of it."""
 
@@ -83,6 +86,36 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help=field.metadata["help"] + default,
         )(command)
     return command
+
+
+def config_values(path: pathlib.Path) -> dict[str, Any]:
+    """The options in a TOML or JSON file.
+
+    Raises:
+      FileNotFoundError, ValueError: naming the path.
+    """
+    from fedmf.config import read_config_file
+
+    # What is called neither is read as JSON, whose error would puzzle who wrote YAML.
+    if path.is_file() and path.suffix not in (".toml", ".json"):
+        raise ValueError(f"config={str(path)!r} ends in neither .toml nor .json: name a TOML or JSON file of options")
+    return read_config_file(path)
+
+
+def _noise_seed(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
+    if value is None or value == "os":
+        return value
+    if not (value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS):
+        raise click.BadParameter(
+            f"{value[:60]!r} must be a non-negative whole number of at most {_MOST_DIGITS} digits, or os to draw one"
+        )
+    return int(value)
+
+
+def noise_seed_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--noise-seed: a whole number, "os", or None."""
+    help = "Secret whole number, or os to draw one. Needed for a new run."
+    return click.option("--noise-seed", callback=_noise_seed, help=help)(command)
 
 
 def participation_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,20 +8,16 @@ from typing import Any
 
 import click
 
-from fedmf.cli.options import arguments_checked, config_options, gigabytes, json_option, show
+from fedmf.cli.options import (
+    arguments_checked,
+    config_options,
+    config_values,
+    gigabytes,
+    json_option,
+    noise_seed_option,
+    show,
+)
 from fedmf.cli.stopped import training
-
-_MOST_DIGITS = 4000  # Python reads no longer ones
-
-
-def _noise_seed(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
-    if value is None or value == "os":
-        return value
-    if not (value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS):
-        raise click.BadParameter(
-            f"{value[:60]!r} must be a non-negative whole number of at most {_MOST_DIGITS} digits, or os to draw one"
-        )
-    return int(value)
 
 
 @click.command()
@@ -30,9 +26,7 @@ def _noise_seed(context: click.Context, parameter: click.Parameter, value: str |
     "--config", "config_file", type=click.Path(path_type=pathlib.Path), help="TOML or JSON file of these options."
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in --out.")
-@click.option(
-    "--noise-seed", callback=_noise_seed, help="Secret whole number, or os to draw one. Needed for a new run."
-)
+@noise_seed_option
 @click.option("--noise-strategy", help="How noise is made ahead: carried, redrawn or spilled.  [default: the cheapest]")
 @click.option("--noise-memory", type=float, help="GB of memory that the noise may take.  [default: 1.5]")
 @click.option(
@@ -75,7 +69,7 @@ def train(
     with arguments_checked():
         if threads is not None:
             _checks.integer("threads", threads, low=1, way_out="leave it out for one on each processor")
-        values = _config_of(config_file) if config_file else {}
+        values = config_values(config_file) if config_file else {}
         given = {name: value for name, value in flags.items() if value is not None}
         if resume and noise_seed is not None:
             raise ValueError("noise_seed: a resumed run keeps its own; leave out --noise-seed")
@@ -127,15 +121,6 @@ def train(
     )
 
 
-def _config_of(path: pathlib.Path) -> dict[str, Any]:
-    from fedmf.config import read_config_file
-
-    # What is called neither is read as JSON, whose error would puzzle who wrote YAML.
-    if path.is_file() and path.suffix not in (".toml", ".json"):
-        raise ValueError(f"config={str(path)!r} ends in neither .toml nor .json: name a TOML or JSON file of options")
-    return read_config_file(path)
-
-
 @contextlib.contextmanager
 def _dry_rounds_counted() -> Iterator[None]:
     """Says at the end, in a line, what the controller warns of in every such round; other warnings at once, without the line of code."""
@@ -181,7 +166,7 @@ def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: boo
     """
     import importlib
 
-    # The one place where the library's command line reaches up to the drivers.
+    # Where the library's command line reaches up to the drivers, as in sweep.py.
     driver = importlib.import_module("experiments.demo")
     with arguments_checked():
         driver.check_demo(seeds=seeds, epsilon=epsilon)

@@ -1,0 +1,127 @@
+"""The runs of a sweep: the product of the values that are varied, without the combinations that say the same thing twice."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from fedmf.config import TrainConfig, config_from_mapping
+
+# Fields that only some families take. A product with the others leaves them out, and runs that become equal by it are one.
+_TAKEN_BY = {
+    "bands": lambda family: family in ("banded", "toeplitz", "low_rank"),
+    "mechanism": lambda family: family == "file",
+    "decoder": lambda family: family == "tree",
+    "epsilon": lambda family: family != "none",
+    "noise_multiplier": lambda family: family != "none",
+}
+_FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
+_LONGEST_NAME = 200  # bytes; file systems allow 255
+
+
+def varied_values(text: str) -> tuple[str, list[Any]]:
+    """The field and the values that "name=value,value" names, such as "server-learning-rate=0.1,0.2".
+
+    Raises:
+      ValueError: no such field, no value, or one that is not of the field's type.
+
+    Example:
+      >>> varied_values("epsilon=2,8")
+      ('epsilon', [2.0, 8.0])
+    """
+    name, equals, values = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if not equals or not values.strip():
+        raise ValueError(f"vary={text!r} names no values: write it as epsilon=2,8")
+    if name not in _FIELDS:
+        raise ValueError(f"vary={text!r} names no option of fedmf train: the fields are {', '.join(_FIELDS)}")
+    return name, [_value(name, value.strip()) for value in values.split(",")]
+
+
+def _value(name: str, text: str) -> Any:
+    kinds = typing.get_args(_FIELDS[name].type) or (_FIELDS[name].type,)
+    if text == "none" and types.NoneType in kinds and name != "family":
+        return None
+    for kind in kinds:
+        if kind is not types.NoneType:
+            try:
+                return kind(text)
+            except ValueError:
+                kinds_named = {int: "a whole number", float: "a number"}[kind]
+                raise ValueError(f"vary {name}={text!r} is not {kinds_named}: give values such as 1,2") from None
+    raise AssertionError(name)
+
+
+def sweep_configs(fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) -> dict[str, TrainConfig]:
+    """Name -> configuration, for every combination.
+
+    Of epsilon, noise_multiplier, bands, decoder and mechanism a family gets only what it takes: family=none with two epsilons is one run.
+
+    Args:
+      fixed: field of `TrainConfig` -> the value of every run.
+      varied: field -> its values; the last one changes fastest.
+
+    Returns:
+      In the order of the product. A name says the varied values, as in "family=tree,epsilon=8", and is that of the run's folder.
+
+    Raises:
+      ValueError: nothing is varied, a field is fixed and varied, has a value twice, or belongs to no family of the sweep; a combination is
+        no configuration; two runs would have one name.
+
+    Example:
+      >>> fixed = {"rounds": 8, "min_sep": 4, "cohort_size": 2}
+      >>> list(sweep_configs(fixed, {"family": ["none", "tree"], "epsilon": [2.0, 8.0]}))
+      ['family=none', 'family=tree,epsilon=2', 'family=tree,epsilon=8']
+    """
+    if not varied:
+        raise ValueError("vary is missing: name a field and its values, such as --vary epsilon=2,8")
+    for name, values in varied.items():
+        if name in fixed:
+            raise ValueError(f"{name}={fixed[name]} is given beside {name} that varies: leave one of them out")
+        if not values or len({json.dumps(value) for value in values}) < len(values):
+            raise ValueError(f"vary {name}={list(values)} must be different values, at least one")
+    configs: dict[str, TrainConfig] = {}
+    taken: set[str] = set()
+    for values in product(*varied.values()):
+        chosen = dict(zip(varied, values, strict=True))
+        family = chosen.get("family", fixed.get("family", _FIELDS["family"].default))
+        here = {k: v for k, v in (dict(fixed) | chosen).items() if k not in _TAKEN_BY or _TAKEN_BY[k](family)}
+        taken |= set(here)
+        name = _name({k: v for k, v in chosen.items() if k in here})
+        try:
+            config = config_from_mapping(here, "the sweep")
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"run {name or family}: {error}") from error
+        if name in configs and configs[name] != config:
+            raise ValueError(f"two runs would be named {name}: vary values whose names differ")
+        configs[name] = config
+    for name in sorted((set(fixed) | set(varied)) - taken):
+        raise ValueError(f"{name} belongs to no family of this sweep: leave it out, or add one that takes it")
+    return configs
+
+
+def _name(chosen: Mapping[str, Any]) -> str:
+    parts = []
+    for name, value in chosen.items():
+        text = pathlib.PurePath(value).stem if name in ("mechanism", "data") and value is not None else _shown(value)
+        parts.append(f"{name}={re.sub(r'[^A-Za-z0-9.+_-]+', '-', text)}")
+    joined = ",".join(parts)
+    if len(joined) > _LONGEST_NAME:
+        raise ValueError(f"vary has so many fields that a folder would be named {joined[:60]}...: vary fewer at once")
+    return joined
+
+
+def _shown(value: Any) -> str:
+    """As its author would write it, and every value differently."""
+    return (
+        repr(value).removesuffix(".0")
+        if isinstance(value, float)
+        else str(value).lower()
+        if value is None
+        else str(value)
+    )

@@ -1,0 +1,215 @@
+"""What a sweep found: a row for every run, the best settings, a figure, and what all runs reveal together."""
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fedmf.accountants import gaussian_epsilon
+from fedmf.config import TrainConfig
+from fedmf.reports.groups import final_metric, group_runs, simulation_note
+from fedmf.reports.plots import canvas
+from fedmf.reports.text import metric_name, plain
+from fedmf.runs import Run
+
+# Fields that are chosen for how well a model learns; the others say what is compared.
+TUNED = ("client_learning_rate", "server_learning_rate", "server_momentum", "warmup", "cooldown")
+# What the figure may have on its axis, the first that varies.
+_AXES = (
+    "server_learning_rate",
+    "client_learning_rate",
+    "server_momentum",
+    "epsilon",
+    "noise_multiplier",
+    "bands",
+    "clip_norm",
+)
+_LOGARITHMIC_FROM = 3.0  # largest value over smallest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Best:
+    """The best setting of the tuned fields for one thing compared.
+
+    Attributes:
+      compared: field -> value, of the fields that vary and are not tuned.
+      tuned: field -> value, of those that are.
+      validation, test: the headline metric, a value for each seed.
+      settings: how many were tried.
+      at_edge: the tuned fields whose best value is the smallest or largest of three or more that were tried.
+    """
+
+    compared: dict[str, Any]
+    tuned: dict[str, Any]
+    validation: list[float]
+    test: list[float]
+    settings: int
+    at_edge: list[str]
+
+
+def varying(runs: Sequence[Run]) -> list[str]:
+    """The fields in which the runs differ; where the data lies is none."""
+    names = [field.name for field in dataclasses.fields(TrainConfig) if field.name != "data"]
+    return [name for name in names if len({getattr(run.config, name) for run in runs}) > 1]
+
+
+def results_csv(runs: Sequence[Run]) -> str:
+    """A line for every finished run: its folder, the fields that vary, its guarantee, and what it reached."""
+    names = varying(runs)
+    metric = runs[0].plan["task"]["headline_metric"]
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    guarantee = ["plan_epsilon", "plan_delta", "plan_noise_multiplier", "rmse", "achieved_epsilon"]
+    rows.writerow(["run", *names, *guarantee, f"validation_{metric}", f"test_{metric}", "seconds"])
+    for run in runs:
+        assert run.result is not None
+        plan = run.plan
+        said = [
+            plan["epsilon"],
+            plan["delta"],
+            plan["noise_multiplier"],
+            plan["rmse"],
+            run.result["achieved"]["epsilon"],
+        ]
+        reached = [run.result["validation"][metric], run.result["test"][metric], run.result["seconds"]]
+        rows.writerow([run.path.name, *(getattr(run.config, name) for name in names), *said, *reached])
+    return out.getvalue()
+
+
+def best_settings(runs: Sequence[Run]) -> list[Best]:
+    """For everything compared the tuned fields with the largest mean of the validation metric over the seeds."""
+    names = varying(runs)
+    tuned = [name for name in names if name in TUNED]
+    compared = [name for name in names if name not in (*TUNED, "seed")]
+    of: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Run]]] = {}
+    for run in runs:
+        one = of.setdefault(tuple(getattr(run.config, name) for name in compared), {})
+        one.setdefault(tuple(getattr(run.config, name) for name in tuned), []).append(run)
+    found = []
+    for values, settings in of.items():
+        metrics = {setting: [_metric(run, "validation") for run in group] for setting, group in settings.items()}
+        best = max(metrics, key=lambda setting: _mean_or_least(metrics[setting]))
+        tried = {name: sorted({setting[i] for setting in settings}) for i, name in enumerate(tuned)}
+        found.append(
+            Best(
+                compared=dict(zip(compared, values, strict=True)),
+                tuned=dict(zip(tuned, best, strict=True)),
+                validation=metrics[best],
+                test=[_metric(run, "test") for run in settings[best]],
+                settings=len(settings),
+                at_edge=[
+                    name
+                    for name, value in zip(tuned, best, strict=True)
+                    if len(tried[name]) > 2 and value in (tried[name][0], tried[name][-1])
+                ],
+            )
+        )
+    return found
+
+
+def _metric(run: Run, split: str) -> float:
+    value = final_metric(run, split)
+    return math.nan if value is None else value
+
+
+def _mean_or_least(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    return mean if math.isfinite(mean) else -math.inf  # a model that diverged is no best one
+
+
+def best_table(runs: Sequence[Run]) -> str:
+    """`best_settings` as text."""
+    found = best_settings(runs)
+    metric = metric_name(runs[0].plan["task"]["headline_metric"])
+    head = [*found[0].compared, *found[0].tuned, f"validation {metric}", f"test {metric}", "seeds", "settings tried"]
+    rows = [head]
+    for best in found:
+        tuned = [_shown(value) + ("*" if name in best.at_edge else "") for name, value in best.tuned.items()]
+        reached = [_mean_and_range(values) for values in (best.validation, best.test)]
+        compared = [_shown(value) for value in best.compared.values()]
+        rows.append([*compared, *tuned, *reached, str(len(best.validation)), str(best.settings)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if any(best.at_edge for best in found):
+        lines.append("* the smallest or largest that was tried: a better one may lie beyond")
+    return "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else plain(value) if isinstance(value, float) else str(value)
+
+
+def _mean_and_range(values: Sequence[float]) -> str:
+    mean = f"{sum(values) / len(values):.4f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.4f} to {max(values):.4f})"
+
+
+def together(runs: Sequence[Run]) -> str:
+    """What all runs reveal of one client, for they train on the same data, and who chooses one has looked at all.
+
+    Runs that rest on the Gaussian mechanism alone compose exactly: noise multipliers s_i are as one with 1/s^2 = sum of 1/s_i^2 (Dong, Roth
+    and Su, Gaussian Differential Privacy, on composition). With amplified ones among them, or deltas that differ, epsilons and deltas are
+    added up, which is an upper bound.
+    """
+    private = [run.plan for run in runs if run.plan["epsilon"] is not None]
+    bare = len(runs) - len(private)
+    others = f" The other {'one promises' if bare == 1 else f'{bare} promise'} no privacy." if bare else ""
+    if not private:
+        return "None of these runs promises any privacy."
+    if len({plan["delta"] for plan in private}) == 1 and not any(plan["sampling"] for plan in private):
+        delta = private[0]["delta"]
+        epsilon = gaussian_epsilon(sum(plan["noise_multiplier"] ** -2 for plan in private) ** -0.5, delta)
+    else:
+        epsilon, delta = sum(plan["epsilon"] for plan in private), sum(plan["delta"] for plan in private)
+    shown = math.ceil(epsilon * 100) / 100 if math.isfinite(epsilon) else epsilon  # never fewer than the bound
+    claimed = ", of the claimed cohorts" if any(plan["claimed_cohort"] for plan in private) else ""
+    which = "The private run" if len(private) == 1 else f"The {len(private)} private runs together"
+    choice = (
+        " That, and not one run's, is the guarantee of a model chosen by looking at all." if len(private) > 1 else ""
+    )
+    return f"{which}: epsilon {shown:.2f} at delta {plain(delta)}{claimed}.{choice}{others}"
+
+
+def figure(runs: Sequence[Run]) -> bytes | None:
+    """A PNG: the final validation metric over the first number that varies, a line for each thing compared. None where no number varies."""
+    names = varying(runs)
+    axis = next((name for name in _AXES if name in names), None)
+    if axis is None:
+        return None
+    metric = runs[0].plan["task"]["headline_metric"]
+    # What differs on the axis alone is one line.
+    anywhere = next(x for run in runs if (x := getattr(run.config, axis)) is not None)
+    lines: dict[TrainConfig, list[Run]] = {}
+    for run in runs:
+        place: dict[str, Any] = {} if getattr(run.config, axis) is None else {axis: anywhere}
+        lines.setdefault(dataclasses.replace(run.config, seed=0, data=None, **place), []).append(run)
+    with canvas(3.9, simulation_note(runs)) as (drawing, out):
+        ax = drawing.subplots()
+        firsts = [dataclasses.replace(group[0], config=config) for config, group in lines.items()]
+        for group, labelled in zip(lines.values(), group_runs(firsts), strict=True):
+            of: dict[float, list[float]] = {}
+            for run in group:
+                if getattr(run.config, axis) is not None:
+                    of.setdefault(getattr(run.config, axis), []).append(_metric(run, "validation"))
+            places = sorted(of)
+            style = {"color": labelled.color, "linestyle": labelled.line, "label": labelled.label}
+            if not places:  # such as no noise over epsilon: a level
+                values = [_metric(run, "validation") for run in group]
+                ax.axhline(sum(values) / len(values), linewidth=1.4, **style)
+                continue
+            means = [sum(of[x]) / len(of[x]) for x in places]
+            ax.plot(places, means, marker="o", markersize=4, linewidth=1.6, **style)
+            for x in places:
+                if len(of[x]) > 1:
+                    ax.plot([x, x], [min(of[x]), max(of[x])], color=labelled.color, linewidth=1)
+        every = sorted({x for run in runs if (x := getattr(run.config, axis)) is not None})
+        if every[0] > 0 and every[-1] / every[0] >= _LOGARITHMIC_FROM:
+            ax.set_xscale("log")
+            ax.minorticks_off()
+        ax.set_xticks(every, labels=[plain(float(x)) for x in every])
+        ax.set_xlabel(axis.replace("_", " "))
+        ax.set_ylabel(f"final validation {metric_name(metric)}")
+        ax.legend(loc="upper left", bbox_to_anchor=(0.0, -0.2), fontsize=8, ncols=1 if len(lines) < 4 else 2)
+    return out.getvalue()

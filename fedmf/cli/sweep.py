@@ -1,0 +1,109 @@
+"""fedmf sweep."""
+
+import pathlib
+import sys
+from typing import Any
+
+import click
+
+from fedmf.cli.options import (
+    Interrupted,
+    arguments_checked,
+    config_options,
+    config_values,
+    json_option,
+    noise_seed_option,
+    show,
+)
+
+
+@click.command()
+@click.option("--out", required=True, type=click.Path(path_type=pathlib.Path), help="Folder of the sweep.")
+@click.option(
+    "--vary",
+    "varied",
+    multiple=True,
+    help="An option of `fedmf train` and its values, such as epsilon=2,8. Repeatable; every combination is a run.",
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=pathlib.Path),
+    help="TOML or JSON file of options; those that are lists vary.",
+)
+@noise_seed_option
+@click.option("--jobs", type=int, default=1, show_default=True, help="Runs at a time; each needs its own memory.")
+@click.option(
+    "--threads",
+    type=int,
+    help="Most threads that compute in one run.  [default: the processors, divided among the jobs]",
+)
+@click.option("--dry-run", is_flag=True, help="Name the runs and how far each is, and train nothing.")
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+@config_options
+@json_option
+def sweep(
+    out: pathlib.Path,
+    varied: tuple[str, ...],
+    config_file: pathlib.Path | None,
+    noise_seed: int | str | None,
+    jobs: int,
+    threads: int | None,
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Train StackOverflow next-word prediction for every combination of options. The same command again goes on where it stopped.
+
+    \b
+    Example:
+      fedmf data synth --clients 400 --out corpus.sqlite
+      fedmf sweep --data corpus.sqlite --out sweeps/first --vary family=none,banded,identity --vary server-learning-rate=0.5,1,2 \\
+        --epsilon 8 --rounds 20 --cohort-size 20 --min-sep 10 --loss masked --vocabulary-size 500 --embedding-size 16 --lstm-size 32 \\
+        --max-sentences 16 --validation-sentences 500 --test-sentences 500 --noise-seed os --jobs 2
+    """
+    import importlib
+
+    from fedmf import _checks
+
+    # The drivers, to which the library's command line reaches up.
+    grid = importlib.import_module("experiments.sweep_grid")
+    driver = importlib.import_module("experiments.sweep")
+    with arguments_checked():
+        _checks.integer("jobs", jobs, low=1, way_out="use a positive whole number")
+        if threads is not None:
+            _checks.integer("threads", threads, low=1, way_out="leave it out to divide the processors among the jobs")
+        if noise_seed is None and not dry_run:
+            raise ValueError(
+                "noise_seed is missing: give --noise-seed a secret whole number, or os to draw one for every run"
+            )
+        fixed = config_values(config_file) if config_file else {}
+        lists = {name: fixed.pop(name) for name in tuple(fixed) if isinstance(fixed[name], list)}
+        given: dict[str, list[Any]] = {}
+        for text in varied:
+            name, tried = grid.varied_values(text)
+            if name in given:
+                raise ValueError(f"vary names {name} twice: give all its values at once")
+            given[name] = tried
+        # The command line wins over the file.
+        single = {name: value for name, value in flags.items() if value is not None}
+        lists = {name: tried for name, tried in lists.items() if name not in single} | given
+        fixed = {name: value for name, value in fixed.items() if name not in given} | single
+        configs = grid.sweep_configs(fixed, lists)
+        driver.check_sweep(out, configs)
+    if dry_run:
+        show({name: driver.state(out, name) for name in configs}, as_json)
+        return
+    try:
+        result = driver.run_sweep(out, configs, noise_seed=noise_seed, jobs=jobs, threads=threads, progress=not quiet)
+    except driver.StoppedSweep as stop:
+        raise Interrupted(f"{stop}: give the same command again to go on") from None
+    if as_json:
+        show(result, as_json)
+    elif result["text"]:
+        click.echo(result["text"])
+    for name, failure in result["failed"].items():
+        click.echo(f"fedmf: run {name} failed: {failure['reason']}", err=True)
+    if result["failed"]:
+        sys.exit(max(failure["status"] for failure in result["failed"].values()))

@@ -1,0 +1,285 @@
+"""The driver of `fedmf sweep`: with a program in place of training where only processes matter, and once as it is."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from experiments import sweep
+from experiments.sweep_grid import sweep_configs
+from fedmf.cli import main
+from fedmf.runs import Run
+
+FIXED = {"rounds": 4, "min_sep": 2, "cohort_size": 2, "family": "identity", "epsilon": 8.0}
+# Stands for `fedmf train`: a round every tenth of a second, saved at once; --seed says what becomes of it.
+TRAINS = """
+import json, pathlib, signal, sys, time
+arguments = sys.argv[1:]
+def given(name): return arguments[arguments.index(name) + 1] if name in arguments else None
+folder = pathlib.Path(given("--out"))
+resumed = "--resume" in arguments
+config = json.loads(pathlib.Path(folder / "config.json" if resumed else given("--config")).read_text())
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "config.json").write_text(json.dumps(config))
+with (folder / "began.txt").open("a") as began: began.write(f"{time.time()} {' '.join(arguments)}\\n")
+seed = config["seed"]
+if seed == 2: sys.exit("fedmf: error: no such data")
+rows = folder / "metrics.jsonl"
+try:
+    while not rows.exists() or rows.read_text().count("\\n") < config["rounds"]:
+        time.sleep(0.1)
+        with rows.open("a") as out: out.write("{}\\n")
+        if seed == 9: signal.raise_signal(signal.SIGKILL)
+except KeyboardInterrupt:
+    time.sleep(0.3)
+    (folder / "saved").touch()
+    sys.exit(130)
+(folder / "ended.txt").write_text(str(time.time()))
+(folder / "result.json").write_text("{}")
+"""
+
+
+@pytest.fixture
+def trains(monkeypatch):
+    def program(text=TRAINS):
+        monkeypatch.setattr(sweep, "PROGRAM", (sys.executable, "-c", text))
+
+    program()
+    monkeypatch.setattr(sweep, "_POLL_SECONDS", 0.02)
+    return program
+
+
+def grid(**varied):
+    return sweep_configs({name: value for name, value in FIXED.items() if name not in varied}, varied)
+
+
+def times(out, name):
+    folder = sweep.run_folder(out, name)
+    return float((folder / "began.txt").read_text().split()[0]), float((folder / "ended.txt").read_text())
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_so_many_run_at_a_time(trains, tmp_path, jobs):
+    configs = grid(seed=[0, 1, 3, 4])
+    assert sweep.train_all(tmp_path, configs, noise_seed="os", jobs=jobs) == {}
+    assert [sweep.state(tmp_path, name) for name in configs] == ["finished"] * 4
+    spans = [times(tmp_path, name) for name in configs]
+    most = max(sum(began <= start < ended for began, ended in spans) for start, _ in spans)
+    assert most == jobs
+
+
+def test_finished_runs_are_kept_and_begun_ones_resumed(trains, tmp_path):
+    configs = grid(seed=[0, 1])
+    sweep.train_all(tmp_path, {"seed=0": configs["seed=0"]}, noise_seed=5)
+    folder = sweep.run_folder(tmp_path, "seed=1")
+    folder.mkdir()
+    (folder / "config.json").write_text(configs["seed=1"].to_json())
+    sweep.train_all(tmp_path, configs, noise_seed=5, threads=3)
+    first, second = ((sweep.run_folder(tmp_path, name) / "began.txt").read_text() for name in configs)
+    assert first.count("\n") == second.count("\n") == 1
+    assert "--resume" not in first
+    assert "--resume" in second
+    assert "--noise-seed" not in second
+    assert "--threads 3" in second
+
+
+def test_no_two_runs_share_noise_and_the_same_run_repeats_it(trains, tmp_path):
+    def seeds(out, noise_seed, **varied):
+        sweep.train_all(out, grid(**varied), noise_seed=noise_seed, jobs=4)
+        words = [
+            (sweep.run_folder(out, name) / "began.txt").read_text().split("--noise-seed ")[1] for name in grid(**varied)
+        ]
+        return [word.split()[0] for word in words]
+
+    first = seeds(tmp_path / "a", 5, seed=[0, 1], epsilon=[2.0, 8.0])
+    assert len(set(first)) == 4
+    assert seeds(tmp_path / "b", 5, seed=[1], epsilon=[8.0]) == first[-1:]
+    assert seeds(tmp_path / "c", 6, seed=[1], epsilon=[8.0]) != first[-1:]
+    assert seeds(tmp_path / "d", "os", seed=[0, 1]) == ["os", "os"]
+
+
+def test_a_run_that_dies_takes_no_other_with_it(trains, tmp_path):
+    failed = sweep.train_all(tmp_path, grid(seed=[9, 0]), noise_seed="os")
+    assert list(failed) == ["seed=9"]
+    assert failed["seed=9"].status == 1
+    assert "signal 9" in failed["seed=9"].reason
+    assert sweep.state(tmp_path, "seed=9") == "1 round done"
+    assert sweep.state(tmp_path, "seed=0") == "finished"
+
+
+def test_inputs_with_which_no_run_can_begin_end_the_sweep(trains, tmp_path):
+    trains(TRAINS.replace('sys.exit("fedmf: error: no such data")', 'print("fedmf: error: no such data"); sys.exit(2)'))
+    failed = sweep.train_all(tmp_path, grid(seed=[0, 2, 1]), noise_seed="os")
+    assert failed == {"seed=2": sweep.Failure(status=2, reason="no such data")}
+    assert sweep.state(tmp_path, "seed=0") == "finished"
+    assert sweep.state(tmp_path, "seed=1") == "not begun"
+
+
+def when(condition, action):
+    """Does it from another thread as soon as the condition holds."""
+
+    def watch():
+        while not condition():
+            time.sleep(0.02)
+        action()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def test_ctrl_c_waits_until_every_run_has_saved(trains, tmp_path):
+    configs = grid(seed=[0, 1, 3], rounds=[1000])
+    folders = [sweep.run_folder(tmp_path, name) for name in configs][:2]
+    when(
+        lambda: all((folder / "metrics.jsonl").exists() for folder in folders),
+        lambda: os.kill(os.getpid(), signal.SIGINT),
+    )
+    with pytest.raises(sweep.StoppedSweep, match="2 runs are stopped and saved"):
+        sweep.train_all(tmp_path, configs, noise_seed="os", jobs=2)
+    assert all((folder / "saved").exists() for folder in folders)
+    assert not sweep.run_folder(tmp_path, list(configs)[2]).exists()
+
+
+def test_a_second_ctrl_c_leaves_nobody_training(trains, tmp_path):
+    trains(TRAINS.replace("time.sleep(0.3)", "(folder / 'asked').touch(); time.sleep(1000)"))
+    configs = grid(seed=[0], rounds=[1000])
+    [folder] = [sweep.run_folder(tmp_path, name) for name in configs]
+
+    def again():
+        os.kill(os.getpid(), signal.SIGINT)
+        when((folder / "asked").exists, lambda: os.kill(os.getpid(), signal.SIGINT))
+
+    when((folder / "metrics.jsonl").exists, again)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.train_all(tmp_path, configs, noise_seed="os")
+    rounds = (folder / "metrics.jsonl").read_bytes()
+    time.sleep(0.5)
+    assert (folder / "metrics.jsonl").read_bytes() == rounds
+    assert not (folder / "saved").exists()
+
+
+def test_a_folder_of_another_sweep_is_refused(trains, tmp_path):
+    sweep.train_all(tmp_path, grid(seed=[0]), noise_seed="os")
+    other = sweep_configs({k: v for k, v in FIXED.items() if k != "epsilon"} | {"epsilon": 2.0}, {"seed": [0]})
+    with pytest.raises(
+        ValueError, match=r"seed=0 holds a run with epsilon=8.0, and this sweep has epsilon=2.0: name another"
+    ):
+        sweep.train_all(tmp_path, other, noise_seed="os")
+    moved = sweep_configs(FIXED | {"data": "elsewhere.sqlite"}, {"seed": [0]})
+    assert sweep.train_all(tmp_path, moved, noise_seed="os") == {}
+
+
+COMMAND = (
+    "sweep --vary family=none,identity --vary server-learning-rate=0.5,1 --epsilon 8 --rounds 4 --cohort-size 4 --min-sep 2 --lstm-size 8 "
+    "--embedding-size 8 --vocabulary-size 50 --max-sentences 8 --validation-sentences 40 --test-sentences 40 --quiet"
+).split()
+
+
+def answer(arguments, capfd):
+    capfd.readouterr()
+    status = 0
+    try:
+        main(arguments)
+    except SystemExit as stop:
+        status = stop.code
+    said = capfd.readouterr()
+    return status, said.out, said.err
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_the_command(tmp_path, capfd, monkeypatch):
+    corpus, out = str(tmp_path / "corpus.sqlite"), tmp_path / "sweep"
+    main(["data", "synth", "--clients", "12", "--sentences-per-client", "12", "--out", corpus, "--quiet"])
+    command = [*COMMAND, "--data", corpus, "--out", str(out)]
+    status, states, _ = answer([*command, "--dry-run", "--json"], capfd)
+    assert status == 0
+    assert list(json.loads(states).values()) == ["not begun"] * 4
+    assert not out.exists()
+    status, result, said = answer([*command, "--noise-seed", "os", "--jobs", "2", "--json"], capfd)
+    assert status == 0, said
+    result = json.loads(result)
+    assert [best["settings"] for best in result["best"]] == [2, 2]
+    assert result["failed"] == {}
+    assert "The 2 private runs together: epsilon" in result["together"]
+    runs = [Run.load(path) for path in sorted((out / "runs").iterdir())]
+    assert len(runs) == 4
+    assert all(run.result is not None for run in runs)
+    assert len({(run.path / "private" / "noise_seed").read_text() for run in runs}) == 4
+    assert (out / "results.csv").read_text().count("\n") == 5
+    for name in ("figure.png", "report/report.html"):
+        assert (out / name).stat().st_size > 10_000
+    # Nothing is trained again; the answer is for people.
+    monkeypatch.setattr(sweep, "_begin", None)
+    status, text, said = answer([*command, "--noise-seed", "os"], capfd)
+    assert status == 0, said
+    assert text.splitlines()[0].split()[:3] == ["family", "epsilon", "server_learning_rate"]
+    assert result["together"] in text
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_a_sweep_on_no_data_names_the_file(tmp_path, capfd):
+    command = [
+        *COMMAND,
+        "--data",
+        str(tmp_path / "nowhere.sqlite"),
+        "--out",
+        str(tmp_path / "sweep"),
+        "--noise-seed",
+        "os",
+    ]
+    status, out, said = answer(command, capfd)
+    assert (status, out) == (2, "")
+    assert "nowhere.sqlite" in said
+    assert said.count("failed") == 1  # the others are not tried
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--vary", "epsilon=1"], "vary names epsilon twice"),
+        (["--jobs", "0"], "jobs=0"),
+        (["--threads", "0"], "threads=0"),
+        (["--execution", "tff-remote"], "execution=tff-remote"),
+        (["--seed", "3", "--vary", "seed=1,2"], "seed=3 is given beside seed that varies"),
+        (["--config", "no.toml"], "no.toml does not exist"),
+    ],
+)
+def test_bad_arguments(words, said, tmp_path, capfd):
+    command = [
+        "sweep",
+        "--out",
+        str(tmp_path / "s"),
+        "--rounds",
+        "4",
+        "--min-sep",
+        "2",
+        "--vary",
+        "epsilon=2,8",
+        "--noise-seed",
+        "os",
+    ]
+    status, _, error = answer([*command, *words], capfd)
+    assert status == 2
+    assert said in error
+    assert not (tmp_path / "s").exists()
+
+
+def test_the_noise_seed_is_asked_for_and_lists_in_a_file_vary(tmp_path, capfd):
+    file = tmp_path / "grid.toml"
+    file.write_text('family = ["none", "tree"]\nepsilon = [2.0, 8.0]\nrounds = 4\nmin_sep = 2\n')
+    command = ["sweep", "--out", str(tmp_path / "s"), "--config", str(file)]
+    status, _, said = answer(command, capfd)
+    assert status == 2
+    assert "noise_seed is missing" in said
+    _, states, _ = answer([*command, "--dry-run", "--json"], capfd)
+    assert list(json.loads(states)) == ["family=none", "family=tree,epsilon=2", "family=tree,epsilon=8"]
+    # The command line wins: over a list with one value, and over a value with several.
+    _, states, _ = answer([*command, "--dry-run", "--json", "--epsilon", "4", "--vary", "rounds=4,8"], capfd)
+    assert list(json.loads(states)) == [
+        "family=none,rounds=4", "family=none,rounds=8", "family=tree,rounds=4", "family=tree,rounds=8"
+    ]  # fmt: skip

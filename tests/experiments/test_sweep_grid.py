@@ -1,0 +1,95 @@
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.sweep_grid import sweep_configs, varied_values
+from fedmf.config import TrainConfig
+
+FIXED = {"rounds": 8, "min_sep": 4, "cohort_size": 2}
+
+
+def test_every_combination_in_order():
+    configs = sweep_configs(
+        FIXED | {"epsilon": 8.0}, {"family": ["tree", "identity"], "server_learning_rate": [0.1, 1.0], "seed": [0, 1]}
+    )
+    assert list(configs)[:3] == [
+        "family=tree,server_learning_rate=0.1,seed=0",
+        "family=tree,server_learning_rate=0.1,seed=1",
+        "family=tree,server_learning_rate=1,seed=0",
+    ]
+    found = [(c.family, c.server_learning_rate, c.seed) for c in configs.values()]
+    assert found == list(itertools.product(("tree", "identity"), (0.1, 1.0), (0, 1)))
+    assert {(c.rounds, c.min_sep, c.epsilon) for c in configs.values()} == {(8, 4, 8.0)}
+
+
+def test_what_a_family_does_not_take_is_left_out_and_nothing_runs_twice():
+    varied = {
+        "family": ["none", "identity", "banded", "tree"],
+        "bands": [2, 4],
+        "decoder": ["online", "full"],
+        "epsilon": [2.0, 8.0],
+    }
+    configs = sweep_configs(FIXED, varied)
+    count = {family: sum(c.family == family for c in configs.values()) for family in varied["family"]}
+    assert count == {"none": 1, "identity": 2, "banded": 4, "tree": 4}
+    assert len(set(configs.values())) == len(configs)
+    assert "family=none" in configs
+    assert configs["family=tree,decoder=full,epsilon=2"] == TrainConfig(
+        family="tree", decoder="full", epsilon=2.0, **FIXED
+    )
+
+
+@pytest.mark.parametrize(
+    ("fixed", "varied", "said"),
+    [
+        (FIXED, {}, "vary is missing"),
+        (FIXED | {"epsilon": 2.0}, {"epsilon": [1.0, 2.0]}, "leave one of them out"),
+        (FIXED, {"epsilon": [1.0, 1.0]}, "different values"),
+        (FIXED, {"epsilon": []}, "at least one"),
+        (FIXED | {"bands": 2, "epsilon": 1.0}, {"family": ["tree", "identity"]}, "bands belongs to no family"),
+        (FIXED, {"family": ["none"], "epsilon": [1.0, 2.0]}, "epsilon belongs to no family"),
+        (FIXED, {"epsilon": [1.0, -1.0]}, "epsilon=-1.0 must be positive"),
+        (FIXED | {"epsilon": 1.0}, {"rounds": [8, "x"]}, "leave one of them out"),
+        ({"min_sep": 4, "epsilon": 1.0}, {"rounds": [8, "x"]}, "run rounds=x: .*Expected `int`"),
+        (FIXED | {"colour": 1}, {"epsilon": [1.0]}, "unknown field 'colour'"),
+        (FIXED | {"family": "file"}, {"epsilon": [1.0], "mechanism": ["a/b.npz", "c/b.npz"]}, "two runs would be named"),
+    ],
+)  # fmt: skip
+def test_refusals(fixed, varied, said):
+    with pytest.raises(ValueError, match=said):
+        sweep_configs(fixed, varied)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("epsilon", "names no values"),
+        ("epsilon= ", "names no values"),
+        ("colour=1", "names no option"),
+        ("rounds=1.5", "'1.5' is not a whole number"),
+        ("epsilon=1,,2", "'' is not a number"),
+    ],
+)
+def test_texts_that_are_refused(text, said):
+    with pytest.raises(ValueError, match=said):
+        varied_values(text)
+
+
+def test_none_is_a_value_where_the_option_may_be_left_out():
+    assert varied_values("zeroing-norm=none,100") == ("zeroing_norm", [None, 100.0])
+    assert varied_values("family=none,tree") == ("family", ["none", "tree"])
+    assert set(sweep_configs(FIXED | {"epsilon": 1.0}, {"zeroing_norm": [None, 100.0]})) == {
+        "zeroing_norm=none",
+        "zeroing_norm=100",
+    }
+
+
+@given(st.lists(st.floats(min_value=1e-6, max_value=1e6), min_size=1, max_size=6, unique=True))
+def test_values_that_differ_have_names_that_differ_and_read_back(rates):
+    configs = sweep_configs(FIXED | {"epsilon": 1.0}, {"server_learning_rate": rates})
+    assert len(configs) == len(rates)
+    for name, config in configs.items():
+        assert varied_values(name) == ("server_learning_rate", [config.server_learning_rate])
+        assert "/" not in name
