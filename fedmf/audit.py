@@ -18,7 +18,7 @@ from fedmf.ledger import Observed, ParticipationLedger
 from fedmf.participation import Participation
 from fedmf.participation_log import ParticipationLog, read_log
 from fedmf.participation_pattern import ParticipationPattern
-from fedmf.sampling import CyclicFixedSize, CyclicPoisson
+from fedmf.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from fedmf.sensitivity import sensitivity
 
 # The chance, at most, that a run that was sampled as planned is said to contradict its sampling.
@@ -224,6 +224,13 @@ def _unsampled(pattern: ParticipationPattern, plan: Plan) -> list[str]:
     largest = int(pattern.cohort_sizes.max())
     if not isinstance(sampling, CyclicPoisson) and largest > sampling.cohort_size:
         found.append(f"a round has {largest} clients where {sampling.cohort_size} were to be drawn")
+    if isinstance(sampling, CyclicShuffle) and sampling.groups is not None:
+        off = sum(count for gap, count in pattern.separations.items() if gap % sampling.groups)
+        if off and sampling.reshuffle:  # one order for all epochs is a fixed_epoch, which `_broken` checks
+            found.append(
+                f"{off} separations of two rounds of one client are no multiples of {sampling.groups}, so that those clients left their "
+                "part of the population"
+            )
     if not isinstance(sampling, CyclicPoisson | CyclicFixedSize):
         return found
     assert sampling.groups is not None

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import pathlib
 import re
+import unicodedata
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ _WHOLE_TYPES = {f"{sign}{size}INT" for sign in ("", "U") for size in ("TINY", "S
 # As a file must write them: one spelling for one number, so that equal clients are equal texts.
 _WHOLE = re.compile(r"(?:0|-?[1-9][0-9]{0,17})")
 _ROUND = re.compile(r"[0-9]{1,9}")
+# Around a client. Regular expressions of DuckDB and of Python differ, so that each side has its own; see `_blank_around`.
+_BLANK_AROUND = r"^[\pC\pZ]|[\pC\pZ]$"
 _HEADER_BYTES = 1 << 20
 _SNIFFED_ROWS = 1000
 
@@ -47,6 +50,16 @@ def _is_parquet(path: pathlib.Path) -> bool:
         if content.read() != _PARQUET:
             raise ValueError(f"log {path} is a Parquet file without its end: it was cut off, copy it again")
     return True
+
+
+def _literal(path: pathlib.Path) -> str:
+    """The path for DuckDB, which would read every file that it matches as a pattern."""
+    return re.sub(r"([*?\[])", r"[\1]", str(path))
+
+
+def _blank_around(client: str) -> bool:
+    """Whether it begins or ends with a blank, a line end or another character that nobody sees."""
+    return bool(client) and any(unicodedata.category(end)[0] in "CZ" for end in (client[0], client[-1]))
 
 
 def _column(path: pathlib.Path, names: list[str], argument: str, wanted: str) -> None:
@@ -131,7 +144,7 @@ class _CsvFile(LogFile):
         import duckdb
 
         client = f"CASE WHEN regexp_full_match(client, '{_WHOLE.pattern}') THEN CAST(client AS BIGINT) END"
-        text = "CASE WHEN client = trim(client) AND client <> '' THEN client END"
+        text = f"CASE WHEN client <> '' AND NOT regexp_matches(client, '{_BLANK_AROUND}') THEN client END"
         # Named by place: a header may hold anything.
         columns = {f"column{i}": "VARCHAR" for i in range(len(names))}
         try:
@@ -142,8 +155,8 @@ class _CsvFile(LogFile):
                   CASE WHEN regexp_full_match(round, '{_ROUND.pattern}') THEN CAST(round AS INTEGER) END AS round
                 FROM (SELECT column{names.index(self.client_column)} AS client, column{names.index(self.round_column)} AS round
                   FROM read_csv(?, columns = {columns}, header = true, auto_detect = false, delim = ',', quote = '"', escape = '"',
-                    strict_mode = true, null_padding = false, ignore_errors = false))""",
-                [str(self.path)],
+                    strict_mode = true, null_padding = false, ignore_errors = false, hive_partitioning = false))""",
+                [_literal(self.path)],
             )
         except duckdb.InvalidInputException as error:
             self._refuse(len(names))
@@ -192,7 +205,7 @@ class _CsvFile(LogFile):
             where = f"line {line} of log {self.path}"
             if not client:
                 raise ValueError(f"{where} has no {self.client_column}: every row needs a client and a round")
-            if client != client.strip(" "):
+            if _blank_around(client):
                 raise ValueError(
                     f"{where} has {self.client_column} {client[:80]!r} with blanks around it: one client must be written in one way"
                 )
@@ -214,9 +227,11 @@ class _ParquetFile(LogFile):
     def load(self, database: "duckdb.DuckDBPyConnection") -> int:
         import duckdb
 
-        path = str(self.path)
+        path, source = self.path, "read_parquet(?, hive_partitioning = false, file_row_number = true)"
         try:
-            described = database.execute("DESCRIBE SELECT * FROM read_parquet(?)", [path]).fetchall()
+            described = database.execute(
+                "DESCRIBE SELECT * FROM read_parquet(?, hive_partitioning = false)", [_literal(path)]
+            ).fetchall()
         except duckdb.Error as error:
             raise ValueError(f"log {path} is a damaged Parquet file: {str(error).splitlines()[0]}") from error
         types = {name: kind for name, kind, *_ in described}
@@ -236,18 +251,17 @@ class _ParquetFile(LogFile):
         first, last = self.rounds[0], self.rounds[-1]
         broken = f"{t} IS NULL OR {t} NOT BETWEEN {first} AND {last} OR {client} IS NULL"
         if types[self.client_column] == "VARCHAR":
-            broken += f" OR {client} <> trim({client}) OR {client} = ''"
+            broken += f" OR {client} = '' OR regexp_matches({client}, '{_BLANK_AROUND}')"
         try:
             fault = database.execute(
-                f"SELECT file_row_number, {client}, {t} FROM read_parquet(?, file_row_number = true) WHERE {broken} "
-                "ORDER BY file_row_number LIMIT 1",
-                [path],
+                f"SELECT file_row_number, {client}, {t} FROM {source} WHERE {broken} ORDER BY file_row_number LIMIT 1",
+                [_literal(path)],
             ).fetchall()
             if fault:
                 self._refuse(*fault[0])
             database.execute(
-                f"CREATE TABLE log AS SELECT {client} AS client, CAST({t} AS INTEGER) AS round FROM read_parquet(?)",
-                [path],
+                f"CREATE TABLE log AS SELECT {client} AS client, CAST({t} AS INTEGER) AS round FROM {source}",
+                [_literal(path)],
             )
         except duckdb.Error as error:
             raise ValueError(f"log {path} is a damaged Parquet file: {str(error).splitlines()[0]}") from error

@@ -5,11 +5,11 @@ run/
   plan.json            Plan.summary(), task description, versions
   statement.md         the privacy statement
   mechanism.npz        the fitted mechanism
-  metrics.jsonl        one row a round; the same bits for the same seeds
-  timings.jsonl        seconds of every round; not reproducible, hence apart
+  metrics.jsonl        one row a round; the same bits for the same seeds; mode 0600
+  timings.jsonl        seconds of every round; not reproducible, hence apart; mode 0600
   participation.csv    (round, client), written at every checkpoint; mode 0600
   selected.csv         beside it where selected clients failed to report: everybody who was selected
-  result.json          written last: test metrics, achieved guarantee
+  result.json          written last: test metrics, achieved guarantee; mode 0600
   checkpoints/         round-000020.ckpt: everything a resume needs
   private/noise_seed   secret; do not publish
 """
@@ -110,7 +110,7 @@ class RunFolder:
             for part in ("checkpoints", "private"):
                 (folder.path / part).mkdir(parents=True, exist_ok=True)
             (folder.path / "private").chmod(0o700)
-            write_atomically(folder.path / "metrics.jsonl", "")
+            write_atomically(folder.path / "metrics.jsonl", "", mode=0o600)
         except OSError as error:
             raise folder._cannot_write(error) from error
         return folder
@@ -221,12 +221,16 @@ class RunFolder:
             path = self.path / name
             if path.exists():
                 kept = [line for line, row in _rows_of(path) if row["round"] < rounds_done]
-                write_atomically(path, "".join(line + "\n" for line in kept))
+                write_atomically(path, "".join(line + "\n" for line in kept), mode=0o600)
 
     @contextlib.contextmanager
     def rows(self, name: str) -> Iterator[Any]:
         """Append to name.jsonl: yields a function that writes one row and flushes it."""
-        with open(self.path / f"{name}.jsonl", "a", encoding="utf-8") as out:
+
+        def private(path: str, flags: int) -> int:
+            return os.open(path, flags, 0o600)
+
+        with open(self.path / f"{name}.jsonl", "a", encoding="utf-8", opener=private) as out:
 
             def write(row: dict[str, Any]) -> None:
                 out.write(json.dumps(row) + "\n")
@@ -235,8 +239,9 @@ class RunFolder:
             yield write
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Writes name.json atomically."""
-        write_atomically(self.path / f"{name}.json", json.dumps(content, indent=2) + "\n")
+        """Writes name.json atomically; a result is for nobody else's eyes."""
+        mode = 0o600 if name == "result" else 0o644
+        write_atomically(self.path / f"{name}.json", json.dumps(content, indent=2) + "\n", mode=mode)
 
 
 def _rows_of(path: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:

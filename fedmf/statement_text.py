@@ -222,7 +222,7 @@ def _assumptions(values: dict[str, Any]) -> str:
     }[values["subject"]]
     text = f"{_participation(values)} {keeper}"
     if sampling:
-        text += f" {_drawn(sampling)} Who is drawn stays secret: amplification rests on it."
+        text += f" {_drawn(sampling)} Who is drawn stays secret{_how_many(sampling)}: amplification rests on it."
     return (
         f"{text} Each update has L2 norm at most {values['clip_norm']:.12g} after clipping. The sensitivity of the encoder (family "
         f"{mechanism['family']}, {mechanism['bands']} bands) under this participation, for unit clip norm, is "
@@ -244,16 +244,22 @@ def _drawn(sampling: dict[str, Any]) -> str:
     return f"{parts}: batches of {sampling['cohort_size']} clients in {order} of {sampling['epoch']} rounds."
 
 
+def _how_many(sampling: dict[str, Any]) -> str:
+    """A Poisson sample of which the size is known is one of fixed size, which amplifies less."""
+    return ", and so does how many are in any round" if sampling["scheme"] == _POISSON else ""
+
+
 def _formal(values: dict[str, Any]) -> str:
-    guarantee = values["guarantee"]
+    guarantee, sampling = values["guarantee"], values["sampling"]
     if guarantee["noise_multiplier"] == 0:
         return "No noise is added: the run has no differential privacy guarantee."
     rho = f"rho = {_up(guarantee['rho'])} zCDP"
-    if values["sampling"] is None:
+    if sampling is None:
         text = f"The run satisfies {_dp(guarantee, guarantee['epsilon'])} and {rho}."
     else:
         text = (
-            f"The run satisfies {_dp(guarantee, guarantee['epsilon'])} if clients are drawn as stated and who was drawn stays secret. "
+            f"The run satisfies {_dp(guarantee, guarantee['epsilon'])} if clients are drawn as stated and who was drawn stays "
+            f"secret{_how_many(sampling)}. "
             "However they are drawn within the participation above, it satisfies "
             f"{_dp(guarantee, guarantee['unamplified_epsilon'])} and {rho}."
         )

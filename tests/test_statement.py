@@ -294,7 +294,7 @@ class TestSampled:
         shown = [float(x) for x in re.findall(r"epsilon = ([\d.]+)", formal)]
         assert made.epsilon <= shown[0] <= made.epsilon * 1.001
         assert made.unamplified_epsilon <= shown[1] <= made.unamplified_epsilon * 1.001
-        assert "who was drawn stays secret" in formal
+        assert "who was drawn stays secret, and so does how many are in any round." in formal
 
     @pytest.mark.parametrize(
         ("kind", "changes", "words"),
@@ -309,7 +309,7 @@ class TestSampled:
         text = point(statement, "Assumptions")
         for word in words:
             assert word in text
-        assert "Who is drawn stays secret" in text
+        assert "Who is drawn stays secret: amplification" in text  # how many are drawn is no secret
         adjacency = point(statement, "Adjacency")
         assert "twice the clip norm" in adjacency
         assert "same two distributions" not in adjacency

@@ -260,8 +260,10 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         leaves = tf.nest.flatten(sample_state.record)
         noised = []
         for leaf, part, spec in zip(leaves, tf.split(row, self._sizes), self._flat_specs, strict=True):
-            mean = (leaf + tf.cast(tf.reshape(part, spec.shape), leaf.dtype)) / tf.constant(self._divisor, leaf.dtype)
-            # Post-processing: to half precision only here.
+            # A sum in float64 has digits below those of the noise, which would be released as they are: rounded first.
+            noisy = tf.cast(leaf, tf.float32) + tf.reshape(part, spec.shape)
+            # Post-processing: the division in the sum's precision, and to half precision only here.
+            mean = tf.cast(noisy, leaf.dtype) / tf.constant(self._divisor, leaf.dtype)
             noised.append(tf.cast(mean, spec.dtype))
         result = tf.nest.pack_sequence_as(sample_state.record, noised)
         state = QueryState(noise, sample_state.clients, sample_state.clipped, sample_state.zeroed)

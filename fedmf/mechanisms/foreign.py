@@ -3,7 +3,6 @@
 import os
 import pathlib
 import zipfile
-import zlib
 
 import numpy as np
 import scipy.linalg
@@ -11,6 +10,7 @@ import scipy.linalg
 from fedmf import _checks
 from fedmf.mechanisms.banded import BandedMechanism, diagonals_of
 from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.damage import DAMAGE
 from fedmf.mechanisms.dense import DenseMechanism
 from fedmf.mechanisms.matrices import MatrixMechanism
 from fedmf.mechanisms.tensor_proto import parse_tensor
@@ -61,7 +61,7 @@ def load_factorization(path: str | os.PathLike[str], *, workload: Workload | Non
     try:
         C, B = _read(source)
         return _mechanism(C, B, workload)
-    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error, np.linalg.LinAlgError) as error:
+    except (*DAMAGE, np.linalg.LinAlgError) as error:
         raise ValueError(f"path={str(source)!r} does not hold a factorization that can be used: {error}") from error
 
 

@@ -6,7 +6,6 @@ import os
 import pathlib
 import secrets
 import zipfile
-import zlib
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from fedmf.mechanisms.banded import BandedMechanism
 from fedmf.mechanisms.base import Mechanism, check_certificate
 from fedmf.mechanisms.blt import BLTMechanism
 from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.damage import DAMAGE
 from fedmf.mechanisms.dense import DenseMechanism
 from fedmf.mechanisms.fft import FFTMechanism
 from fedmf.mechanisms.identity import IdentityMechanism
@@ -102,7 +102,7 @@ def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
     try:
         mechanism = _read(target)
         _check_inverse(mechanism)
-    except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error, MemoryError) as error:
+    except DAMAGE as error:
         cause = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(
             f"path={str(target)!r} does not hold a valid fedmf mechanism ({cause}): fit the mechanism and save it again"
