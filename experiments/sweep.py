@@ -83,7 +83,7 @@ def run_sweep(
     threads: int | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """`train_all`, and results.csv, figure.png and report/ of the runs that are finished.
+    """`train_all`, and results.csv, figure.png and report/ of the finished runs in the folder, those of earlier commands too.
 
     Args and Raises: those of `train_all`.
 
@@ -93,7 +93,9 @@ def run_sweep(
     """
     failed = train_all(out, configs, noise_seed=noise_seed, jobs=jobs, threads=threads, progress=progress)
     found: dict[str, Any] = {"report": None, "results": None, "best": [], "together": "", "text": ""}
-    runs = [Run.load(run_folder(out, name)) for name in configs if state(out, name) == "finished"]
+    # Those of earlier commands count as well: they trained on the same clients.
+    others = sorted(path.name for path in (out / "runs").iterdir() if path.name not in configs)
+    runs = [Run.load(run_folder(out, name)) for name in (*configs, *others) if state(out, name) == "finished"]
     if runs:
         write_atomically(out / "results.csv", sweep_results.results_csv(runs))
         drawn = sweep_results.figure(runs)

@@ -236,7 +236,7 @@ class TrainConfig:
         )
 
     def workload(self) -> Workload:
-        """What mechanisms are optimised for: prefix sums, the papers' choice for StackOverflow (banded paper, Sec. 6)."""
+        """What mechanisms are optimised for: prefix sums, the banded paper's choice for StackOverflow (Sec. 6)."""
         return prefix_sum(self.rounds)
 
     def fit(self, *, show_progress: bool = False) -> Mechanism:

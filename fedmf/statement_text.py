@@ -11,6 +11,7 @@ from typing import Any
 
 _WIDTH = 110
 _POISSON, _FIXED_SIZE, _SHUFFLE = "CyclicPoisson", "CyclicFixedSize", "CyclicShuffle"
+_HOW_MANY = {_POISSON: ", and so does how many are in any round"}  # known, the sample is one of fixed size
 
 
 def markdown(values: dict[str, Any]) -> str:
@@ -222,7 +223,7 @@ def _assumptions(values: dict[str, Any]) -> str:
     }[values["subject"]]
     text = f"{_participation(values)} {keeper}"
     if sampling:
-        text += f" {_drawn(sampling)} Who is drawn stays secret{_how_many(sampling)}: amplification rests on it."
+        text += f" {_drawn(sampling)} Who is drawn stays secret{_HOW_MANY.get(sampling['scheme'], '')}: amplification rests on it."
     return (
         f"{text} Each update has L2 norm at most {values['clip_norm']:.12g} after clipping. The sensitivity of the encoder (family "
         f"{mechanism['family']}, {mechanism['bands']} bands) under this participation, for unit clip norm, is "
@@ -244,11 +245,6 @@ def _drawn(sampling: dict[str, Any]) -> str:
     return f"{parts}: batches of {sampling['cohort_size']} clients in {order} of {sampling['epoch']} rounds."
 
 
-def _how_many(sampling: dict[str, Any]) -> str:
-    """A Poisson sample of which the size is known is one of fixed size, which amplifies less."""
-    return ", and so does how many are in any round" if sampling["scheme"] == _POISSON else ""
-
-
 def _formal(values: dict[str, Any]) -> str:
     guarantee, sampling = values["guarantee"], values["sampling"]
     if guarantee["noise_multiplier"] == 0:
@@ -259,7 +255,7 @@ def _formal(values: dict[str, Any]) -> str:
     else:
         text = (
             f"The run satisfies {_dp(guarantee, guarantee['epsilon'])} if clients are drawn as stated and who was drawn stays "
-            f"secret{_how_many(sampling)}. "
+            f"secret{_HOW_MANY.get(sampling['scheme'], '')}. "
             "However they are drawn within the participation above, it satisfies "
             f"{_dp(guarantee, guarantee['unamplified_epsilon'])} and {rho}."
         )

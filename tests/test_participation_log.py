@@ -256,3 +256,24 @@ def test_arguments(tmp_path, change, error, words):
 def test_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.csv does not exist"):
         read_log(tmp_path / "none.csv", rounds=8)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_name_is_no_pattern(tmp_path, kind):
+    """DuckDB reads every file that a path matches; the log that is named is the one that is read."""
+    plain, named = tmp_path / f"log1.{kind}", tmp_path / f"log[1].{kind}"
+    if kind == "csv":
+        write(plain, [("bob", 0)])
+        write(named, [("ann", t) for t in range(4)])
+    else:
+        parquet(plain, "SELECT 'bob' AS client, 0 AS round")
+        parquet(tmp_path / "made.parquet", "SELECT 'ann' AS client, range AS round FROM range(4)").rename(named)
+    assert read_log(named, rounds=8).pattern.max_participations == 4
+
+
+@pytest.mark.parametrize("end", ["\t", "\x0b", "\u200b", "\u00a0", "\u2009"])
+def test_ends_that_nobody_sees_are_refused_with_their_line(tmp_path, end):
+    with pytest.raises(ValueError, match="line 3 of log .* one client must be written in one way"):
+        read_log(write(tmp_path / "log.csv", [("ann", 0), (f"ann{end}", 1)]), rounds=8)
+    with pytest.raises(ValueError, match="row 0 .* one client must be written in one way"):
+        read_log(parquet(tmp_path / "log.parquet", f"SELECT 'ann{end}' AS client, 1 AS round"), rounds=8)

@@ -212,8 +212,12 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     assert (out / "results.csv").read_text().count("\n") == 5
     for name in ("figure.png", "report/report.html"):
         assert (out / name).stat().st_size > 10_000
-    # Nothing is trained again; the answer is for people.
+    # Nothing is trained again. What earlier commands left in the folder counts: another product shows and adds up all four.
     monkeypatch.setattr(sweep, "_begin", None)
+    first = {run.path.name: run.config for run in runs[:1]}
+    assert sweep.run_sweep(out, first, noise_seed="os")["together"] == result["together"]
+    assert (out / "results.csv").read_text().count("\n") == 5
+    # The answer is for people.
     status, text, said = answer([*command, "--noise-seed", "os"], capfd)
     assert status == 0, said
     assert text.splitlines()[0].split()[:3] == ["family", "epsilon", "server_learning_rate"]

@@ -346,3 +346,21 @@ def test_refusals_name_the_argument(change, error, words):
     plan, specs = arguments.pop("plan"), arguments.pop("record_specs")
     with pytest.raises(error, match=words):
         federated.MatrixFactorizationQuery(plan() if callable(plan) else plan, specs, **arguments)
+
+
+def test_nothing_of_a_float64_sum_is_finer_than_the_noise():
+    """Noise in float32 has no digits of its own below its rounding: those of the sum would come out bare."""
+    specs = tf.TensorSpec([4], tf.float64)
+    others = np.array([0.1, 0.2, 0.3, 0.4])
+
+    def released(victim):
+        query = make_query(specs, noise_seed=3)
+        records = [tf.constant(others), tf.constant(victim, tf.float64)]
+        result, _, _ = query.get_noised_result(add_up(query, records), query.initial_global_state())
+        return result.numpy()
+
+    out = released([1e-9, 3e-10, -2e-10, 1e-10])
+    assert out.dtype == np.float64
+    # Division by 1: what comes out is a float32 number, whoever took part.
+    assert (out == out.astype(np.float32)).all()
+    assert (out == released([0.0, 0.0, 0.0, 0.0])).all()
