@@ -204,3 +204,19 @@ class TestWithSampling:
 
 def audit_contradictions(cohorts, plan):
     return audit_ledger(ledger_of(cohorts), plan).contradictions
+
+
+def test_a_reshuffled_client_stays_in_its_part():
+    """Rounds of one client are multiples of the groups apart also where every epoch has a new order."""
+    plan = plan_of(
+        IdentityMechanism(rounds=40),
+        participation=Participation(rounds=40, schema="min_sep", min_sep=2),
+        sampling=CyclicShuffle(population=20, cohort_size=2, groups=2, reshuffle=True),
+    )
+
+    def contradictions(second):
+        cohorts = [[0] if t in (0, second) else [] for t in range(40)]
+        return audit_ledger(ledger_of(cohorts, 2), plan).contradictions
+
+    assert contradictions(14) == ()
+    assert "no multiples of 2" in contradictions(13)[0]

@@ -133,3 +133,12 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(saved, monkeypatch):
     monkeypatch.undo()
     assert load_mechanism(saved).family == "banded"
     assert [entry.name for entry in saved.parent.iterdir()] == [saved.name]
+
+
+@pytest.mark.parametrize("field", [8, 10], ids=["flags", "compression"])
+def test_a_directory_that_zipfile_does_not_understand(saved, field):
+    """Of the archive's directory: an entry that seems encrypted, or compressed in a way nobody knows."""
+    content = bytearray(saved.read_bytes())
+    content[content.index(b"PK\x01\x02") + field] ^= 0x09
+    saved.write_bytes(bytes(content))
+    refused(saved)
