@@ -88,14 +88,15 @@ def run_sweep(
     Args and Raises: those of `train_all`.
 
     Returns:
-      {"report": path, "results": path, "best": a row for everything compared, "together": what all runs promise as one, "text": both for
-      people, "failed": run -> `Failure`}; None and empty where no run is finished.
+      {"report": path, "results": path, "best": a row for everything compared, "together": what all begun runs promise as one, "text": both
+      for people, "failed": run -> `Failure`}; None and empty where no run is finished.
     """
     failed = train_all(out, configs, noise_seed=noise_seed, jobs=jobs, threads=threads, progress=progress)
     found: dict[str, Any] = {"report": None, "results": None, "best": [], "together": "", "text": ""}
-    # Those of earlier commands count as well: they trained on the same clients.
+    # Those of earlier commands count as well, and those that are not finished: they trained on the same clients.
     others = sorted(path.name for path in (out / "runs").iterdir() if path.name not in configs)
-    runs = [Run.load(run_folder(out, name)) for name in (*configs, *others) if state(out, name) == "finished"]
+    begun = [Run.load(run_folder(out, name)) for name in (*configs, *others) if _has_trained(out, name)]
+    runs = [run for run in begun if run.result is not None]
     if runs:
         write_atomically(out / "results.csv", sweep_results.results_csv(runs))
         drawn = sweep_results.figure(runs)
@@ -104,7 +105,7 @@ def run_sweep(
         found["report"] = str(write_report(runs, out / "report", title=f"fedmf sweep {out.name}"))
         found["results"] = str(out / "results.csv")
         found["best"] = [dataclasses.asdict(best) for best in sweep_results.best_settings(runs)]
-        found["together"] = sweep_results.together(runs)
+        found["together"] = sweep_results.together(begun)
         found["text"] = f"{sweep_results.best_table(runs)}\n{found['together']}\nopen {found['report']}"
     return found | {"failed": {name: dataclasses.asdict(failure) for name, failure in failed.items()}}
 
@@ -123,6 +124,10 @@ def state(out: pathlib.Path, name: str) -> str:
         return "not begun"
     done = _rounds_done(folder)
     return f"{done} round{'' if done == 1 else 's'} done"
+
+
+def _has_trained(out: pathlib.Path, name: str) -> bool:
+    return state(out, name) == "finished" or _rounds_done(run_folder(out, name)) > 0
 
 
 def train_all(

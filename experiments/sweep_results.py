@@ -147,7 +147,7 @@ def _mean_and_range(values: Sequence[float]) -> str:
 
 
 def together(runs: Sequence[Run]) -> str:
-    """What all runs reveal of one client, for they train on the same data, and who chooses one has looked at all.
+    """What all runs, finished or not, reveal of one client: they train on the same data, and who chooses one has looked at all.
 
     Runs that rest on the Gaussian mechanism alone compose exactly: noise multipliers s_i are as one with 1/s^2 = sum of 1/s_i^2 (Dong, Roth
     and Su, Gaussian Differential Privacy, on composition). With amplified ones among them, or deltas that differ, epsilons and deltas are

@@ -217,6 +217,12 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     first = {run.path.name: run.config for run in runs[:1]}
     assert sweep.run_sweep(out, first, noise_seed="os")["together"] == result["together"]
     assert (out / "results.csv").read_text().count("\n") == 5
+    # So does one that was killed: it trained on the same clients.
+    kept = (runs[-1].path / "result.json").read_bytes()
+    (runs[-1].path / "result.json").unlink()
+    assert sweep.run_sweep(out, first, noise_seed="os")["together"] == result["together"]
+    assert (out / "results.csv").read_text().count("\n") == 4
+    (runs[-1].path / "result.json").write_bytes(kept)
     # The answer is for people.
     status, text, said = answer([*command, "--noise-seed", "os"], capfd)
     assert status == 0, said
