@@ -56,12 +56,22 @@ def varying(runs: Sequence[Run]) -> list[str]:
 
 
 def results_csv(runs: Sequence[Run]) -> str:
-    """A line for every finished run: its folder, the fields that vary, its guarantee, and what it reached."""
+    """A line for every finished run: its folder, the fields that vary, the guarantee, and what it reached.
+
+    Of a simulation the guarantee is that of the cohort in simulated_for_cohort, and achieved_epsilon is empty.
+    """
     names = varying(runs)
     metric = runs[0].plan["task"]["headline_metric"]
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
-    guarantee = ["plan_epsilon", "plan_delta", "plan_noise_multiplier", "rmse", "achieved_epsilon"]
+    guarantee = [
+        "plan_epsilon",
+        "plan_delta",
+        "plan_noise_multiplier",
+        "rmse",
+        "achieved_epsilon",
+        "simulated_for_cohort",
+    ]
     rows.writerow(["run", *names, *guarantee, f"validation_{metric}", f"test_{metric}", "seconds"])
     for run in runs:
         assert run.result is not None
@@ -71,7 +81,8 @@ def results_csv(runs: Sequence[Run]) -> str:
             plan["delta"],
             plan["noise_multiplier"],
             plan["rmse"],
-            run.result["achieved"]["epsilon"],
+            None if (of := run.config.claimed_cohort) is not None else run.result["achieved"]["epsilon"],
+            of,
         ]
         reached = [run.result["validation"][metric], run.result["test"][metric], run.result["seconds"]]
         rows.writerow([run.path.name, *(getattr(run.config, name) for name in names), *said, *reached])

@@ -54,11 +54,12 @@ def sampled_gaussian_epsilon(noise_multiplier: float, delta: float, *, probabili
         return math.inf
     # dp_accounting rounds losses up, so that a coarse grid can only overstate epsilon: by about k / 16 times the square of interval over
     # the whole loss's deviation. A grid as fine as that asks for takes 1e-5 to 1e-4 of epsilon; a fixed 1e-4 took 30% of small ones and
-    # many seconds for large ones. Coarse grids are cheap, so epsilon is found by refining.
+    # many seconds for large ones. Coarse grids are cheap, so epsilon is found by refining. An epsilon that is nothing beside the loss of
+    # one release would take more points than there is memory for: there the last step overstates it, by up to 2e-4 at 2052 releases.
     share, interval = min(1e-3, 6e-3 / math.sqrt(k)), 1e-3 * scale
     while True:
         epsilon = float(_sampled_accountant(noise_multiplier, q, k, interval).get_epsilon(delta - _COMPOSITION_ERROR))
-        wanted = max(share * epsilon, 1e-9)
+        wanted = max(share * epsilon, 3e-6 * scale)
         if interval <= 2 * wanted:
             return epsilon
         # Powers of two, so that other deltas find the same accountants.

@@ -34,7 +34,9 @@ class Audit:
       observed: who took part, summed up.
       pattern: the same in more detail.
       achieved: the plan's noise accounted with the participation that was observed, without amplification by sampling; where the plan
-        was kept to, never weaker than what it guarantees without amplification. None where nobody took part.
+        was kept to, never weaker than what it guarantees without amplification. None where nobody took part. The participation of the
+        run that a simulation stands for is not observed: the plan without amplification, or, if it was contradicted, every client in
+        every round.
       contradictions: in what the observed participation is not what the plan says; one sentence each.
       log: the file it was read from; None for a ledger.
       everyone: where the ledger marks clients as disobedient, all of the above is about the others, whom the guarantee covers, and this is
@@ -75,9 +77,12 @@ class Audit:
         return _statement.audit_values(self, **options)
 
     def values(self) -> dict[str, Any]:
-        """Planned and achieved in plain JSON types; an infinite epsilon is null."""
+        """Planned and achieved in plain JSON types; an infinite epsilon is null, and so is all that a simulation achieves."""
         p = self.planned.enforced
         planned, achieved = _numbers(self.planned), _numbers(self.achieved)
+        of_all = None if self.everyone is None else self.everyone.epsilon
+        if self.planned.claimed_cohort is not None:
+            achieved, of_all = dict.fromkeys(achieved), None
         return {
             "rounds": self.observed.rounds,
             "participations": self.observed.participations,
@@ -95,10 +100,12 @@ class Audit:
             "rho_achieved": achieved["rho"],
             "delta": self.planned.delta,
             "sampling": None if self.planned.sampling is None else type(self.planned.sampling).__name__,
-            "epsilon_achieved_if_sampled_as_planned": self.amplified_epsilon,
+            "epsilon_achieved_if_sampled_as_planned": self.amplified_epsilon
+            if self.planned.claimed_cohort is None
+            else None,
             "contradictions": list(self.contradictions),
             "claimed_cohort": self.planned.claimed_cohort,
-            "epsilon_achieved_of_all_clients": None if self.everyone is None else _finite(self.everyone.epsilon),
+            "epsilon_achieved_of_all_clients": None if of_all is None else _finite(of_all),
         }
 
 
@@ -168,7 +175,10 @@ def audit_log(path: str | os.PathLike[str], plan: Plan, *, cohort_size: int = 1,
 def _audited(pattern: ParticipationPattern, observed: Observed, plan: Plan, log: ParticipationLog | None) -> Audit:
     if pattern.participations == 0:
         return Audit(planned=plan, observed=observed, pattern=pattern, achieved=None, log=log)
-    achieved = _accounted(plan, pattern.within(plan.enforced))
+    if plan.claimed_cohort is not None:
+        achieved = within_bounds(plan, pattern)
+    else:
+        achieved = _accounted(plan, pattern.within(plan.enforced))
     if pattern.keeps_to(plan.enforced):
         # The planned guarantee holds; rounding in a second way of computing the same sensitivity must not deny it.
         multiplier = max(achieved.noise_multiplier, plan.unamplified_noise_multiplier)
@@ -177,6 +187,14 @@ def _audited(pattern: ParticipationPattern, observed: Observed, plan: Plan, log:
     return Audit(
         planned=plan, observed=observed, pattern=pattern, achieved=achieved, contradictions=contradictions, log=log
     )
+
+
+def within_bounds(plan: Plan, pattern: ParticipationPattern) -> Plan:
+    """What is known of rounds that were not observed, beside the pattern of others: all that the plan allows, or more if that broke it."""
+    if pattern.keeps_to(plan.enforced):
+        return plan.unsampled()
+    # Whatever let those rounds break the plan may have gone on.
+    return _accounted(plan, Participation(rounds=plan.participation.rounds, schema="every_round"))
 
 
 def _accounted(plan: Plan, participation: Participation) -> Plan:

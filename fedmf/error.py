@@ -6,7 +6,7 @@ import numpy as np
 
 from fedmf import _checks
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.recursion import squared_row_norms_of_inverse
+from fedmf.mechanisms.recursion import STEEPEST_RISE, squared_row_norms_of_inverse, steepest_rise
 from fedmf.participation import Participation
 from fedmf.sensitivity import sensitivity
 from fedmf.workloads import Workload
@@ -110,9 +110,11 @@ def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
 
 
 def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
-    """The squared norm of each row of A N, (rounds,), where C and A^-1 are banded, in O(rounds bands^2); otherwise None."""
+    """The squared norm of each row of A N, (rounds,), if C and A^-1 are banded and no digits get lost, in O(rounds bands^2); else None."""
     rows = mechanism.banded_rows()
     if rows is None or workload.inverse_diagonals is None:
+        return None
+    if steepest_rise(workload.inverse_diagonals, rows.shape[1]) > STEEPEST_RISE:
         return None
     # A N = (C A^-1)^-1, since a square C has N = C^-1.
     return squared_row_norms_of_inverse(_checks.banded_product(rows, workload.inverse_diagonals))

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedmf.accounting import Plan
-from fedmf.audit import Audit, audit_ledger
+from fedmf.audit import Audit, audit_ledger, within_bounds
 from fedmf.ledger import ParticipationLedger
 from fedmf.mechanisms import load_mechanism
 from fedmf.participation import Participation
 from fedmf.runs import Run, RunFolder, write_atomically
-from fedmf.sensitivity import sensitivity
 from fedmf.statement import as_text, calibrate_command
 
 FINAL_STATEMENT = "final_statement"
@@ -85,13 +84,10 @@ def _with_unrecorded(audit: Audit, rounds: Sequence[int]) -> RunAudit:
         return RunAudit(**known)
     plan = audit.planned
     if audit.pattern.keeps_to(plan.enforced):
-        assumed, known["achieved"] = "as much as the plan allows", plan.unsampled()
+        assumed = "as much as the plan allows"
     else:
-        # Whatever let the recorded rounds break the plan may have gone on.
-        every = Participation(rounds=plan.participation.rounds, schema="every_round")
-        multiplier = plan.noise_multiplier * plan.sensitivity.value / sensitivity(plan.mechanism, every).value
         assumed = "as if every client had taken part in every round, since the recorded ones break the plan"
-        known["achieved"] = dataclasses.replace(plan, participation=every, noise_multiplier=multiplier, sampling=None)
+    known["achieved"] = within_bounds(plan, audit.pattern)
     were, counted = ("was run and is", "counts") if len(rounds) == 1 else ("were run and are", "count")
     return RunAudit(
         **known,

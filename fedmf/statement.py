@@ -150,11 +150,14 @@ def audit_values(
       subject: "run" of fedmf, or "log" of another system.
       cohort_size, population: of the run, where they are known.
       **options: those of `plan_values`.
+
+    Returns:
+      Plain JSON types; "achieved" is null where nobody took part, and of a simulation, whose claimed run was not observed.
     """
     values = plan_values(audit.planned, **options)
     pattern, log = audit.pattern, audit.log
     poisson = isinstance(audit.planned.sampling, CyclicPoisson)
-    achieved = None if audit.achieved is None else _guarantee(audit.achieved)
+    achieved = _achieved(audit)
     if audit.contradictions and audit.achieved is not None:
         values["group_privacy"] = _group_privacy(audit.achieved)
     return values | {
@@ -190,13 +193,19 @@ def audit_values(
     }
 
 
+def _achieved(audit: "Audit") -> dict[str, Any] | None:
+    if audit.achieved is None or audit.planned.claimed_cohort is not None:
+        return None
+    return _guarantee(audit.achieved)
+
+
 def _disobedient(audit: "Audit", everyone: "Audit") -> dict[str, Any]:
     """What clients that were known to disobey did, and what is left to them."""
     return {
         "clients": everyone.observed.clients - audit.observed.clients,
         "min_separation": everyone.observed.min_separation,
         "max_participations": everyone.observed.max_participations,
-        "achieved_by_all": None if everyone.achieved is None else _guarantee(everyone.achieved),
+        "achieved_by_all": _achieved(everyone),
     }
 
 

@@ -102,10 +102,8 @@ def _heads(values: dict[str, Any]) -> list[str]:
             f"**not** have this guarantee.{f' That run needs {needed} clients, and the data here are of {population}.' * more}"
         )
     if values.get("contradictions"):
-        heads.append(
-            "> **Not as planned.** The participation that was observed contradicts the plan. What holds is the achieved guarantee, not "
-            "the planned one."
-        )
+        holds = "Nothing can be claimed" if simulation else "What holds is the achieved guarantee, not the planned one"
+        heads.append(f"> **Not as planned.** The participation that was observed contradicts the plan. {holds}.")
     if missing := values.get("unrecorded"):
         heads.append(f"> **Not all is recorded.** {missing[0].upper()}{missing[1:]}.")
     return [_wrapped(head) for head in heads]
@@ -268,7 +266,11 @@ def _formal(values: dict[str, Any]) -> str:
 def _achieved(values: dict[str, Any]) -> str:
     achieved, contradictions = values["achieved"], values["contradictions"]
     known = values["disobedient"]
-    others = f" {_disobedient(known)}" if known and known["achieved_by_all"] else ""
+    others = f" {_disobedient(known)}" if known else ""
+    if values["simulation"] and values["observed"]["participations"]:
+        if contradictions:
+            return f"The participation simulated contradicts it: {'; '.join(contradictions)}. Nothing can be claimed.{others}"
+        return f"The participation simulated keeps to it; that of the claimed run, which the guarantee is about, was not observed.{others}"
     if achieved is None:
         return (
             f"No well-behaved client took part.{others}"
@@ -278,19 +280,14 @@ def _achieved(values: dict[str, Any]) -> str:
     numbers = f"{_dp(achieved, achieved['epsilon'])} and rho = {_up(achieved['rho'])} zCDP"
     missing = " and, as said above, for the rounds that are not in the record" if values.get("unrecorded") else ""
     observed = f"for the participation that was observed{missing}, the same noise gives {numbers}"
-    if values["simulation"]:
-        observed = (
-            f"by a claimed run with the participation simulated{missing}, and not by the model trained here: {numbers}"
-        )
     if contradictions:
         return (
             f"The observed participation contradicts the plan: {'; '.join(contradictions)}. The planned guarantee cannot be claimed. "
             f"Achieved: {observed}; no amplification is claimed.{others}"
         )
-    holds = "" if values["simulation"] else ", so that this holds"
     text = (
-        f"The observed participation keeps to the plan{holds}. Achieved: {observed}, which takes the participation as given and so rests "
-        "on it not depending on the data of clients."
+        f"The observed participation keeps to the plan, so that this holds. Achieved: {observed}, which takes the participation as given "
+        "and so rests on it not depending on the data of clients."
     )
     if values["sampling"]:
         text += (
@@ -303,10 +300,13 @@ def _achieved(values: dict[str, Any]) -> str:
 def _disobedient(known: dict[str, Any]) -> str:
     everyone, least = known["achieved_by_all"], known["min_separation"]
     apart = "nobody took part twice" if least is None else f"two rounds of one client are {least} or more apart"
+    gives = (
+        f", for which the same noise gives {_dp(everyone, everyone['epsilon'])} and rho = {_up(everyone['rho'])} zCDP"
+        * bool(everyone)
+    )
     return (
         f"All this is about the well-behaved clients. Another {known['clients']} that took part are known to have disobeyed, at their own "
-        f"cost only: over all clients together, {apart} and one took part up to {known['max_participations']} times, for which the same "
-        f"noise gives {_dp(everyone, everyone['epsilon'])} and rho = {_up(everyone['rho'])} zCDP."
+        f"cost only: over all clients together, {apart} and one took part up to {known['max_participations']} times{gives}."
     )
 
 
@@ -320,7 +320,7 @@ def _group_privacy(values: dict[str, Any]) -> str:
         if values["sampling"] and not values.get("contradictions")
         else ""
     )
-    of = " of the achieved guarantee" if values.get("contradictions") else ""
+    of = " of the achieved guarantee" if values.get("contradictions") and values["achieved"] else ""
     intro = _wrapped(
         f"What holds{of} for a user of several devices, each of them a client that keeps to its own limits: the sum of g clients is g "
         f"times as sensitive, which leaves the noise multiplier divided by g{sampled}."

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import fedmf
+from fedmf import amplification
 from fedmf.accountants import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.accounting import Plan, calibrate
 from fedmf.amplification import (
@@ -85,6 +86,22 @@ def test_sampling_never_costs_and_more_noise_never_harms(sigma, q, k):
     assert sampled_gaussian_epsilon(1.1 * sigma, 1e-6, probability=q, compositions=k) <= epsilon * slack
     assert epsilon <= sampled_gaussian_epsilon(sigma, 1e-6, probability=min(1.0, 1.2 * q), compositions=k) * slack
     assert epsilon <= sampled_gaussian_epsilon(sigma, 1e-6, probability=q, compositions=k + 5) * slack
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 20.0])
+def test_an_epsilon_of_almost_nothing_needs_no_finer_grid_than_memory_holds(monkeypatch, sigma):
+    # Ten clients of 50 million: it was asked for a grid of 1e-9, and 58 GiB.
+    grids = []
+
+    def accountant(noise_multiplier, q, k, interval):
+        grids.append((1 / noise_multiplier**2 / 2 + 5 / noise_multiplier) / interval)
+        assert grids[-1] < 1e6
+        return _sampled_accountant(noise_multiplier, q, k, interval)
+
+    monkeypatch.setattr(amplification, "_sampled_accountant", accountant)
+    epsilon = sampled_gaussian_epsilon.__wrapped__(sigma, 1e-6, probability=2e-7, compositions=2052)
+    assert 0 <= epsilon < 5e-4
+    assert grids
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 9.0])

@@ -98,6 +98,18 @@ def test_every_path_gives_the_error_of_the_definition(build, workload):
     np.testing.assert_allclose(rmse(mechanism, workload, single(23)), np.sqrt(np.mean(expected**2)), rtol=1e-9)
 
 
+@pytest.mark.parametrize("floor", [1e-2, 1e-3, 1e-4, 1e-6])
+@pytest.mark.parametrize("bands", [2, 16])
+def test_rates_that_rise_again(floor, bands):
+    # Cosine restarts: R = C A^-1 has the differences of errors that a rate of 1e-6 hardly tells apart.
+    n = 128
+    rates = floor + (1.0 - floor) * (1.0 + np.cos(np.pi * (np.arange(n) % 16) / 15)) / 2.0
+    mechanism = BandedMechanism(diagonals=banded_rows(n, bands, 0))
+    expected = np.linalg.norm((np.tri(n) * rates) @ mechanism.noising(), axis=1)
+    expected *= fedmf.sensitivity(mechanism, single(n)).value
+    np.testing.assert_allclose(per_round_error(mechanism, sgd(rates), single(n)), expected, rtol=1e-6)
+
+
 def test_known_errors():
     # Independent noise under prefix sums: sqrt(t + 1), the last the largest.
     errors = per_round_error(IdentityMechanism(rounds=9), prefix_sum(9), single(9))

@@ -378,7 +378,13 @@ class TestRunsThatWereTrained:
         audit = audit_run(tmp_path / "run")
         assert (audit.contradictions, audit.unrecorded, audit.observed.rounds) == ((), None, 6)
         final = json.loads((tmp_path / "run" / "final_statement.json").read_text())
-        assert final["achieved"]["rho"] == audit.values()["rho_achieved"]
+        if settings.claimed_cohort is None:
+            assert final["achieved"]["rho"] == audit.values()["rho_achieved"]
+        else:
+            assert final["achieved"] is audit.values()["rho_achieved"] is None
+            said = command("audit", tmp_path / "run").stdout
+            assert "not known: the run that the simulation stands for was not observed" in said
+            assert "_achieved" not in said
 
     def test_with_a_plan_of_their_own(self, tmp_path):
         from fedmf import federated

@@ -343,12 +343,29 @@ class TestObserved:
         ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([t % 4]) for t in range(8)])
         text = " ".join(audit_ledger(ledger, plan().simulating(simulated=1, claimed=10)).statement().split())
         assert "That of the claimed run, which the guarantee is about, was not observed." in text
-        assert (
-            "Achieved: by a claimed run with the participation simulated, and not by the model trained here: (epsilon"
-            in text
-        )
+        assert "The participation simulated keeps to it; that of the claimed run" in text
         assert "so that this holds" not in text
         assert "the same noise gives" not in text
+
+    def test_a_simulation_achieves_no_epsilon(self):
+        # The client of round 0 took part once where the plan allows twice: of the claimed run that says nothing.
+        ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([t]) for t in range(8)])
+        assert audit_ledger(ledger, plan()).epsilon < plan().epsilon
+        audit = audit_ledger(ledger, plan().simulating(simulated=1, claimed=10))
+        assert audit.epsilon == plan().epsilon
+        values = audit.values()
+        assert [values[f"{name}_achieved"] for name in ("epsilon", "rho", "sensitivity")] == [None] * 3
+        assert audit.statement_values()["achieved"] is None
+
+    def test_a_simulation_that_breaks_its_plan_claims_nothing(self):
+        ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([0])] * 8)
+        audit = audit_ledger(ledger, plan().simulating(simulated=1, claimed=10))
+        text = audit.statement()
+        assert "where at least 4 were planned. Nothing can be claimed." in point(text, "Formal statement")
+        assert "the same noise gives" not in text
+        once = ParticipationLedger(cohort_size=1, cohorts=[np.array([0]), np.array([0])])
+        # Of clients whose rounds are not known every round counts, however few there were in the simulation.
+        assert audit_ledger(once, audit.planned).epsilon == audit.epsilon > plan().epsilon
 
     @pytest.mark.parametrize(("population", "said"), [(None, False), (40, False), (39, True), (4, True)])
     def test_a_claimed_run_may_need_more_clients_than_there_are(self, population, said):

@@ -165,7 +165,10 @@ def _show(result: "Audit", as_json: bool) -> None:
     contradictions = values["contradictions"]
     if not as_json:
         del values["contradictions"]
-        always = ("_observed", "epsilon_planned", "epsilon_achieved", "rho_planned", "rho_achieved")
+        always: tuple[str, ...] = ("_observed", "epsilon_planned", "epsilon_achieved", "rho_planned", "rho_achieved")
+        if values["claimed_cohort"] is not None:
+            always = ("_observed", "epsilon_planned", "rho_planned")
+            values["achieved"] = "not known: the run that the simulation stands for was not observed"
         values = {name: value for name, value in values.items() if value is not None or name.endswith(always)}
         recorded = ", as far as it is recorded" if "not_in_the_record" in values else ""
         values["keeps_to_the_plan"] = f"no: {'; '.join(contradictions)}" if contradictions else f"yes{recorded}"

@@ -110,12 +110,11 @@ def train(
             f"test {metric}": run.result["test"][metric],
             "epsilon": run.plan["epsilon"],
             "delta": run.plan["delta"],
-            "achieved epsilon": run.result["achieved"]["epsilon"],
         }
         | (
             {"simulated": f"{config.cohort_size} clients a round for a claimed cohort of {config.claimed_cohort}"}
             if config.claimed_cohort
-            else {}
+            else {"achieved epsilon": run.result["achieved"]["epsilon"]}
         ),
         as_json,
     )

@@ -322,9 +322,11 @@ def _write_result(
                 **dataclasses.asdict(audit.observed),
                 "histogram": {str(count): clients for count, clients in controller.ledger.histogram().items()},
             },
-            # Of a simulation, what is achieved is achieved by the claimed run, and not by this one.
             "claimed_cohort": plan.claimed_cohort,
-            "achieved": {
+            # Nobody observed the run that a simulation stands for.
+            "achieved": None
+            if plan.claimed_cohort is not None
+            else {
                 "epsilon": epsilon if np.isfinite(epsilon) else None,
                 "unamplified_epsilon": audit.epsilon if np.isfinite(audit.epsilon) else None,
                 "rho": audit.rho if np.isfinite(audit.rho) else None,

@@ -5,7 +5,7 @@ from typing import Protocol
 import numpy as np
 import scipy.linalg
 
-from fedmf.mechanisms.recursion import NoiseRecursion, columns_of_blocks, columns_of_rows
+from fedmf.mechanisms.recursion import STEEPEST_RISE, NoiseRecursion, columns_of_blocks, columns_of_rows, steepest_rise
 from fedmf.optimize.banded_bound import banded_bound
 from fedmf.optimize.certificate import dual_bound
 from fedmf.workloads import Workload
@@ -28,10 +28,11 @@ class BandedLoss(Protocol):
 
 
 def banded_loss(workload: Workload, bands: int) -> BandedLoss:
-    """The cheaper of the two for a workload."""
-    if workload.inverse_diagonals is None:
+    """The cheaper of the two that is precise for a workload."""
+    inverse = workload.inverse_diagonals
+    if inverse is None or steepest_rise(inverse, bands) > STEEPEST_RISE:
         return DenseLoss(workload.matrix, bands)
-    return StructuredLoss(workload.inverse_diagonals, bands)
+    return StructuredLoss(inverse, bands)
 
 
 class StructuredLoss:

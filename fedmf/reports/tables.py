@@ -196,7 +196,7 @@ def _participation_cells(group: Group, run: Run) -> list[Cell]:
             unknown,
             Cell(text=_NONE, details=[promise], kind="muted") if promise else _NO_PRIVACY,
         ]
-    seen, achieved = run.result["participation"], run.result["achieved"]["epsilon"]
+    seen = run.result["participation"]
     observed, times = seen["min_separation"], seen["max_participations"]
     return [
         _compared(
@@ -207,7 +207,7 @@ def _participation_cells(group: Group, run: Run) -> list[Cell]:
         _compared(f"{times:,}", most, "more than planned" if times > planned["max_participations"] else ""),
         Cell(text=f"{seen['clients']:,}", details=[f"of {seen['population']:,}"], kind="number"),
         Cell(text=f"{seen['short_rounds']:,}", details=[f"of {seen['rounds']:,}"], kind="number"),
-        _achieved(achieved, epsilon, _with_sampling(run, promise)),
+        _achieved(run, promise),
     ]
 
 
@@ -220,9 +220,14 @@ def _with_sampling(run: Run, promise: str) -> str:
     return f"{promise}; {significant(unamplified)} if the cohorts are known"
 
 
-def _achieved(achieved: float | None, planned: float | None, promise: str) -> Cell:
+def _achieved(run: Run, promise: str) -> Cell:
+    planned = run.plan["epsilon"]
     if planned is None:
         return _NO_PRIVACY
+    if run.config.claimed_cohort is not None:
+        return Cell(text="not observed", details=[promise], kind="muted")
+    assert run.result is not None
+    achieved, promise = run.result["achieved"]["epsilon"], _with_sampling(run, promise)
     if achieved is None:
         return Cell(text="no privacy", details=[promise, "weaker than planned"], kind="alarm")
     return _compared(significant(achieved), promise, "weaker than planned" if achieved > planned * (1 + 1e-9) else "")

@@ -65,6 +65,12 @@ def test_a_row_for_every_run(runs):
         assert row["plan_epsilon"] == ("" if run.config.family == "none" else str(run.plan["epsilon"]))
 
 
+def test_a_simulation_is_named_in_its_row():
+    rows = list(csv.DictReader(io.StringIO(results_csv([make_run("banded", claimed_cohort=50), make_run("banded")]))))
+    assert [row["simulated_for_cohort"] for row in rows] == ["50", ""]
+    assert [bool(row["achieved_epsilon"]) for row in rows] == [False, True]
+
+
 def test_together_is_the_composition():
     """Two runs of one noise multiplier are one whose encoder is twice below itself: sensitivity times the root of 2."""
     one, other = make_run("banded"), make_run("identity")

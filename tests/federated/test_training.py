@@ -103,7 +103,7 @@ def test_the_run_folder_says_what_was_run_and_keeps_the_seed_private(tmp_path):
     assert run.config == settings
     assert run.plan["epsilon"] <= 8.0
     assert "4 clients a round stand for 40" in run.statement
-    assert run.result["achieved"]["epsilon"] <= run.plan["epsilon"]
+    assert run.result["achieved"] is None  # the run that this one stands for was not observed
     assert run.result["participation"]["min_separation"] >= 2
     seed = run.path / "private" / "noise_seed"
     assert seed.read_text() == "918273645\n"

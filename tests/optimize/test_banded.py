@@ -156,6 +156,21 @@ def test_structured_bound_against_its_dense_formula(n, bands, p):
     np.testing.assert_allclose(bound, expected, rtol=0.2 * gap + 1e-12)
 
 
+@pytest.mark.parametrize("floor", [1e-3, 1e-4, 1e-6])
+@pytest.mark.parametrize("equal_norms", [True, False])
+def test_rates_that_rise_again(floor, equal_norms):
+    # Cosine restarts, as in tests/test_error.py.
+    n = 128
+    rates = floor + (1.0 - floor) * (1.0 + np.cos(np.pi * (np.arange(n) % 16) / 15)) / 2.0
+    mechanism = fit(sgd(rates), epochs(n, 16), bands=16, equal_norms=equal_norms, tolerance=1e-3)
+    certificate = mechanism.certificate
+    assert certificate.gap <= 1e-3
+    under = single(n) if equal_norms else certificate.participation
+    defined = np.square((np.tri(n) * rates) @ mechanism.noising()).sum() * sensitivity(mechanism, under).value ** 2
+    np.testing.assert_allclose(certificate.loss, defined, rtol=1e-6)
+    np.testing.assert_allclose(loss(mechanism, sgd(rates), under), defined, rtol=1e-6)
+
+
 @pytest.mark.parametrize("n", [128, 130])
 @pytest.mark.parametrize("equal_norms", [True, False])
 def test_workloads_reach_their_tolerance(n, equal_norms):

@@ -53,7 +53,9 @@ def make_run(family, *, seed=0, stop=None, task="stackoverflow_nwp", description
                 **dataclasses.asdict(audit.observed),
                 "histogram": {str(count): clients for count, clients in sorted(times.items())},
             },
-            "achieved": {
+            "achieved": None
+            if plan.claimed_cohort is not None
+            else {
                 "epsilon": audit.epsilon if np.isfinite(audit.epsilon) else None,
                 "rho": audit.rho if np.isfinite(audit.rho) else None,
                 "sensitivity": audit.achieved.sensitivity.value,

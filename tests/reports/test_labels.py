@@ -114,6 +114,8 @@ def test_a_label_does_not_say_what_is_not_set(make_run):
 
 def test_a_simulated_run_is_marked_where_others_are_honest(make_run):
     grouped = groups.group_runs([make_run("identity"), make_run("banded", claimed_cohort=1000)])
+    achieved = [row[-1] for row in tables.participation_table(grouped).rows]
+    assert [cell.text == "not observed" for cell in achieved] == [False, True]
     assert [group.label for group in grouped] == ["DP-FedAvg", "Banded (8 bands), simulates 1,000 clients a round"]
     assert groups.distinct_mechanisms(grouped)[1][0] == grouped[1].label
     for table in (tables.accuracy_table(grouped), tables.participation_table(grouped)):
