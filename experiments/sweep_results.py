@@ -4,14 +4,15 @@ import csv
 import dataclasses
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from fedmf.accountants import gaussian_epsilon
 from fedmf.config import TrainConfig
 from fedmf.reports.groups import final_metric, group_runs, simulation_note
-from fedmf.reports.plots import canvas
-from fedmf.reports.text import metric_name, plain
+from fedmf.reports.plots import canvas, in_percent
+from fedmf.reports.text import is_share, metric_name, plain
 from fedmf.runs import Run
 
 # Fields that are chosen for how well a model learns; the others say what is compared.
@@ -145,6 +146,7 @@ def best_table(runs: Sequence[Run]) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if any(best.at_edge for best in found):
         lines.append("* the smallest or largest that was tried: a better one may lie beyond")
+    lines += textwrap.wrap(simulation_note(runs), 110)
     return "\n".join(lines)
 
 
@@ -222,5 +224,7 @@ def figure(runs: Sequence[Run]) -> bytes | None:
         ax.set_xticks(every, labels=[plain(float(x)) for x in every])
         ax.set_xlabel(axis.replace("_", " "))
         ax.set_ylabel(f"final validation {metric_name(metric)}")
+        if is_share(metric):
+            in_percent(ax)
         ax.legend(loc="upper left", bbox_to_anchor=(0.0, -0.2), fontsize=8, ncols=1 if len(lines) < 4 else 2)
     return out.getvalue()

@@ -101,6 +101,11 @@ def whole_steps(most: int) -> MaxNLocator:
     return MaxNLocator(integer=True, nbins=most, steps=[1, 2, 5, 10], min_n_ticks=1)
 
 
+def in_percent(ax: Axes) -> None:
+    """Labels the vertical axis of a share, a metric between 0 and 1."""
+    ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%".replace("-", "−"))
+
+
 def legend_shape(labels: Sequence[str]) -> tuple[int, int]:
     """Columns in which a legend of these labels fits the figure's width, and its rows."""
     longest = max(map(len, labels))
@@ -122,7 +127,7 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
         ax.set_title(f"Validation {metric_name(metric)} over rounds")
         ax.set_xlabel("rounds completed")
         if is_share(metric):
-            ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%".replace("-", "−"))
+            in_percent(ax)
             ax.set_ylim(bottom=max(0.0, ax.get_ylim()[0]))
         ax.xaxis.set_major_locator(whole_steps(8))
         ax.set_xlim(0, max(run.config.rounds for run in runs))
@@ -130,7 +135,7 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
             ax.text(0.5, 0.5, "no run has been validated yet", transform=ax.transAxes, ha="center", color=_SOFT)
             ax.set_yticks([])
         elif legend:
-            figure.legend(handles=ax.get_legend_handles_labels()[0], loc="outside lower center", ncols=columns)
+            ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns)
         else:
             _label_ends(figure, ax, ends)
     caption = f"Validation {metric_name(metric)} against the number of completed rounds, one colour for each mechanism."

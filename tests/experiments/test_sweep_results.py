@@ -69,6 +69,9 @@ def test_a_simulation_is_named_in_its_row():
     rows = list(csv.DictReader(io.StringIO(results_csv([make_run("banded", claimed_cohort=50), make_run("banded")]))))
     assert [row["simulated_for_cohort"] for row in rows] == ["50", ""]
     assert [bool(row["achieved_epsilon"]) for row in rows] == [False, True]
+    table = best_table([make_run("banded", claimed_cohort=50)])
+    assert "the models trained here do not have it" in " ".join(table.split())
+    assert "Simulation" not in best_table([make_run("banded")])
 
 
 def test_together_is_the_composition():

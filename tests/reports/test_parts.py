@@ -30,23 +30,29 @@ def test_many_groups_of_a_family_differ_in_colour_or_line(make_run):
     assert len({group.label for group in grouped}) == 6
 
 
-def test_the_axis_of_a_share_does_not_run_below_0(make_run, monkeypatch):
-    learned_nothing = make_run("none")
-    for row in learned_nothing.metrics:
-        if "validation" in row:
-            row["validation"]["accuracy"] = 0.0
-    limits = []
-    canvas = plots.canvas
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that were drawn, as matplotlib has them."""
+    found, canvas = [], plots.canvas
 
     @contextlib.contextmanager
     def watched(*size_and_note):
         with canvas(*size_and_note) as (figure, out):
+            found.append(figure)
             yield figure, out
-            limits.append(figure.axes[0].get_ylim())
 
     monkeypatch.setattr(plots, "canvas", watched)
+    return found
+
+
+def test_the_axis_of_a_share_does_not_run_below_0(make_run, figures):
+    learned_nothing = make_run("none")
+    for row in learned_nothing.metrics:
+        if "validation" in row:
+            row["validation"]["accuracy"] = 0.0
     for run in (learned_nothing, make_run("none", seed=1)):
         plots.accuracy_plot(groups.group_runs([run]))
+    limits = [figure.axes[0].get_ylim() for figure in figures]
     assert limits[0][0] == 0.0
     assert limits[0][1] > 0.0
     assert 0.0 < limits[1][0] < 0.1  # an axis of other values begins near them
@@ -147,3 +153,16 @@ def test_seeds_that_took_part_alike_share_a_row(demo_runs):
     table = tables.participation_table(groups.group_runs([run, twin]))
     assert len(table.rows) == 1
     assert table.rows[0][0].details == ["seeds 0 and 7"]
+
+
+def test_a_legend_does_not_lie_under_the_note(make_run, figures):
+    rates = [0.1 * i for i in range(1, 13)]
+    runs = [make_run("banded", server_learning_rate=rate, claimed_cohort=1000) for rate in rates]
+    plots.accuracy_plot(groups.group_runs(runs))
+    (figure,) = figures
+    (legend,) = [*figure.legends, *filter(None, [ax.get_legend() for ax in figure.axes])]
+    (note,) = figure.texts
+    box = legend.get_window_extent()
+    assert not box.overlaps(note.get_window_extent())
+    assert box.x1 <= figure.bbox.x1
+    assert figure.axes[0].bbox.height > 0.3 * figure.bbox.height
