@@ -11,7 +11,7 @@ from typing import Any
 
 from fedmf import _checks
 from fedmf.accountants import check_delta, check_epsilon, gaussian_noise_multiplier
-from fedmf.amplification import sampled_gaussian_noise_multiplier
+from fedmf.amplification import MIN_COMPOSED_DELTA, sampled_gaussian_noise_multiplier
 from fedmf.error import rmse
 from fedmf.optimize import fit
 from fedmf.optimize.progress import interruptible_fits
@@ -270,6 +270,11 @@ class _Question:
             return self._unamplified(mechanism, b, "banded")
         scheme = CyclicPoisson(population=self.population, cohort_size=self.cohort_size, groups=b)
         q, k = scheme.probability, scheme.compositions(n)
+        if self.delta < MIN_COMPOSED_DELTA:
+            raise ValueError(
+                f"delta={self.delta} is below {MIN_COMPOSED_DELTA:g}, where the epsilon of sampled cohorts is not computed (the rounding "
+                "of float64 would count): raise delta, or try only bands that need no sampling, with bands * cohort_size >= population"
+            )
         self.progress(f"noise for {b} bands")
         sigma = sampled_gaussian_noise_multiplier(self.epsilon, self.delta, probability=q, compositions=k)
         return self._row(mechanism, b, "banded", sigma, probability=q, compositions=k)

@@ -23,7 +23,7 @@ def loss(mechanism: Any, workload: Workload, participation: Participation) -> fl
 
     Raises:
       TypeError: workload is not a Workload.
-      ValueError: the three are not for the same number of rounds.
+      ValueError: the three are not for the same number of rounds, or the noise grows beyond float64.
 
     >>> from fedmf.mechanisms.identity import IdentityMechanism
     >>> from fedmf.workloads import prefix_sum
@@ -91,7 +91,13 @@ def _scaled_rows(mechanism: Any, workload: Workload, participation: Participatio
     if rows is None:
         AN = workload.matrix @ mechanism.noising()
         rows = np.einsum("ij,ij->i", AN, AN)
-    return sensitivity(mechanism, participation).value ** 2 * rows
+    squares = sensitivity(mechanism, participation).value ** 2 * rows
+    if not np.isfinite(squares).all():
+        raise ValueError(
+            f"mechanism has noise that grows beyond what float64 holds: N = C^-1 of this {mechanism.family} mechanism explodes over its "
+            f"{mechanism.rounds} rounds; choose other coefficients, or fit one"
+        )
+    return squares
 
 
 def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:

@@ -22,6 +22,8 @@ from fedmf.sampling import Sampling
 # Simulated unless more is asked for: clients, and clients a round. With fewer, chance makes pools run dry that would not.
 _CLIENTS, _COHORT = 200_000, 100
 _POOLS_SHOWN = 200
+# Of what is simulated: a byte or two for each client, some for each round.
+_MOST_CLIENTS, _MOST_ROUNDS = 1_000_000_000, 10_000_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,8 @@ class Size:
     simulated_cohort: int | None = None
 
     def __post_init__(self) -> None:
-        population = _checks.integer("population", self.population, low=1, way_out="use the number of clients")
+        way_out = "use the number of clients"
+        population = _checks.integer("population", self.population, low=1, high=_MOST_CLIENTS, way_out=way_out)
         cohort = _checks.integer("cohort_size", self.cohort_size, low=1, way_out="use the number of clients a round")
         if cohort > population:
             raise ValueError(
@@ -171,6 +174,7 @@ def forecast(
     (0, 5, 4)
     """
     assert size.simulated_cohort is not None
+    _check_rounds(participation.rounds)
     simulated: dict[str, Any] = {"population": size.simulated_population, "cohort_size": size.simulated_cohort}
     more: dict[str, Any] = {"seed": seed, "availability": availability, "behaviour": behaviour}
     refuse_impossible(participation, size, sampling=sampling, availability=availability, behaviour=behaviour)
@@ -205,6 +209,10 @@ def forecast(
         observed=ledger.observed(),
         well_behaved=ledger.well_behaved().observed(),
     )
+
+
+def _check_rounds(rounds: int) -> int:
+    return _checks.integer("rounds", rounds, low=1, high=_MOST_ROUNDS, way_out="pass the number of rounds")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,7 +253,7 @@ def largest_min_sep(
     >>> largest_min_sep(Size(population=60, cohort_size=10), rounds=20).min_sep
     6
     """
-    rounds = _checks.integer("rounds", rounds, low=1, way_out="pass the number of rounds")
+    rounds = _check_rounds(rounds)
     tried: dict[int, int | None] = {}
 
     def holds(min_sep: int) -> bool:

@@ -224,9 +224,9 @@ def _assumptions(values: dict[str, Any]) -> str:
         text += f" {_drawn(sampling)} Who is drawn stays secret{_HOW_MANY.get(sampling['scheme'], '')}: amplification rests on it."
     return (
         f"{text} Each update has L2 norm at most {values['clip_norm']:.12g} after clipping. The sensitivity of the encoder (family "
-        f"{mechanism['family']}, {mechanism['bands']} bands) under this participation, for unit clip norm, is "
-        f"{_up(guarantee['sensitivity'], 6)}, {kind} ({guarantee['sensitivity_method']}). The entries of Z are independent Gaussians with "
-        f"standard deviation {_down(values['stddev'])}; the seed of the noise is kept secret and is used for one run only."
+        f"{mechanism['family']}, {mechanism['bands']} band{'s' * (mechanism['bands'] != 1)}) under this participation, for unit clip norm, "
+        f"is {_up(guarantee['sensitivity'], 6)}, {kind} ({guarantee['sensitivity_method']}). The entries of Z are independent Gaussians "
+        f"with standard deviation {_down(values['stddev'])}; the seed of the noise is kept secret and is used for one run only."
     )
 
 

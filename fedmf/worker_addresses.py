@@ -49,6 +49,6 @@ def _address(text: Any) -> str:
     name = host[1:-1] if bracketed else host
     if not name or any(c.isspace() or c in "/[]@," for c in name) or (":" in name) != bracketed:
         raise ValueError(f"workers holds {text!r}, which is not host:port: {_WAY_OUT}")
-    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+    if not (port.isascii() and port.isdigit() and len(port) < 6 and 1 <= int(port) <= 65535) or port.startswith("0"):
         raise ValueError(f"workers holds {text!r}, whose port is not a whole number in 1..65535: {_WAY_OUT}")
     return text

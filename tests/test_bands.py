@@ -110,6 +110,7 @@ def test_another_unit_of_noise():
         ({"cohort_size": 0}, "cohort_size=0 must be in 1..320"),
         ({"epsilon": 0.0}, "epsilon=0.0 must be positive"),
         ({"delta": 2.0}, "delta=2.0 must be positive and below 1"),
+        ({"delta": 1e-11}, "delta=1e-11 is below 1e-10, where the epsilon of sampled cohorts is not computed"),
         ({"bands": [0]}, "bands=0 must be in 1..64"),
         ({"bands": [65]}, "bands=65 must be in 1..64"),
         ({"bands": []}, "names no candidate"),
@@ -120,6 +121,11 @@ def test_another_unit_of_noise():
 def test_bad_arguments_are_refused(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         choose_bands(fedmf.prefix_sum(64), **ASK | change)
+
+
+def test_without_sampling_delta_may_be_smaller():
+    (row,) = choose_bands(fedmf.prefix_sum(64), **ASK | {"delta": 1e-11}, bands=[16]).rows
+    assert not row.amplified
 
 
 def test_wrong_kinds_are_refused():

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 import fedmf
 from fedmf.error import last_error, loss, max_error, per_round_error, rmse
-from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism, recursion
+from fedmf.mechanisms import (
+    BandedMechanism,
+    DenseMechanism,
+    IdentityMechanism,
+    ToeplitzMechanism,
+    TreeMechanism,
+    recursion,
+)
 from fedmf.mechanisms.recursion import (
     NoiseRecursion,
     blocks_of,
@@ -134,6 +141,13 @@ def test_bad_arguments(measure):
         measure(IdentityMechanism(rounds=3), np.tri(3), single(3))
     with pytest.raises(ValueError, match="rounds=4 but the mechanism has rounds=3"):
         measure(IdentityMechanism(rounds=3), prefix_sum(4), single(4))
+
+
+def test_noise_that_explodes_is_refused():
+    mechanism = ToeplitzMechanism(rounds=800, coefficients=[1.0, 3.0])  # N has entries of 3^799
+    for measure in (loss, rmse, per_round_error, max_error, last_error):
+        with pytest.raises(ValueError, match="grows beyond what float64 holds"):
+            measure(mechanism, prefix_sum(800), single(800))
 
 
 def test_many_rounds_need_no_dense_matrix():

@@ -182,6 +182,14 @@ class TestCommand:
         assert "dry rounds              0 of 120" in text
         assert "held in every round" in text
 
+    def test_what_a_smaller_population_showed_is_marked(self):
+        ask = ["--population", 20_000, "--cohort-size", 40, "--rounds", 30, "--min-sep", 20, "--no-search"]
+        marks = ("dry rounds", "cohorts", "min separation", "most participations")
+        text = call(*ask, "--simulated-cohort", 20)
+        assert all(f"{mark}, simulated " in text for mark in marks)
+        assert ", simulated" not in call(*ask)
+        assert "1 participation " in text
+
     @pytest.mark.parametrize(
         "more",
         [
@@ -223,6 +231,18 @@ class TestCommand:
             ([*SMALL, "--no-search"], ["needs --min-sep"]),
             ([*SMALL, "--out", "who.pdf"], ["does not end in .png"]),
             ([*SMALL, "--simulated-cohort", 30], ["simulated_cohort=30"]),
+            (
+                ["--population", 10**26, "--cohort-size", 20, "--rounds", 5],
+                [f"population={10**26} must be in 1..1000000000"],
+            ),
+            (
+                ["--population", 40, "--cohort-size", 20, "--rounds", 10**23],
+                [f"rounds={10**23} must be in 1..10000000"],
+            ),
+            (
+                ["--population", 40, "--cohort-size", 2, "--rounds", 10**11, "--min-sep", 2, "--no-search"],
+                ["rounds=100000000000"],
+            ),
         ],
     )
     def test_bad_arguments(self, arguments, words):

@@ -20,6 +20,7 @@ def test_addresses_are_kept_in_order(given, expected):
 @pytest.mark.parametrize(
     "given",
     [
+        "localhost:08000", "a:" + 5000 * "1",
         "", "localhost", "localhost:", ":8000", "localhost:0", "localhost:65536", "localhost:-1", "localhost:80x", "localhost:٣",
         "a:1,,b:2", "a:1,", "::1:8000", "[::1]", "[]:80", "[host]:80", "http://a:80", "a b:80", "grpc@a:80", "a:1,a:1",
     ],

@@ -179,7 +179,10 @@ def _text(values: dict[str, Any]) -> str:
     rows = [
         ("population", f"{values['population']:,} clients, {values['cohort_size']:,} a round, {n:,} rounds"),
     ]
-    if values["simulated_population"] != values["population"]:
+    simulated = values["simulated_population"] != values["population"]
+    # Extremes over fewer clients: the population's can be further out.
+    seen = ", simulated" * simulated
+    if simulated:
         rows.append(
             (
                 "simulated with",
@@ -197,18 +200,18 @@ def _text(values: dict[str, Any]) -> str:
             "looked at",
             f"{values['sampling'] or values['schema']}, min separation {values['min_sep']:,}, at most {limit:,} participations",
         ),
-        ("dry rounds", f"{values['dry_rounds']:,} of {n:,}{first}"),
+        (f"dry rounds{seen}", f"{values['dry_rounds']:,} of {n:,}{first}"),
         (
-            "cohorts",
+            f"cohorts{seen}",
             f"{values['mean_cohort']:,.0f} clients on average, {values['smallest_cohort']:,.0f} in the smallest",
         ),
         (
-            "min separation seen",
+            f"min separation{seen or ' seen'}",
             "nobody came twice"
             if values["min_separation_observed"] is None
             else f"{values['min_separation_observed']:,}",
         ),
-        ("most participations", f"{values['max_participations_observed']:,}"),
+        (f"most participations{seen}", f"{values['max_participations_observed']:,}"),
     ]
     if (values["min_separation_of_the_well_behaved"], values["max_participations_of_the_well_behaved"]) != (
         values["min_separation_observed"], values["max_participations_observed"]
@@ -222,7 +225,7 @@ def _text(values: dict[str, Any]) -> str:
         )
     shares = values["histogram"]
     rows += [
-        (f"{times:,} participations", f"{100 * share:.3g}% of the clients")
+        (f"{times:,} participation{'s' * (times != 1)}", f"{100 * share:.3g}% of the clients")
         for times, share in shares.items()
         if times <= _MOST_ROWS
     ]

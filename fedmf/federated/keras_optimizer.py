@@ -148,6 +148,11 @@ def keras_optimizer(
         raise ValueError(
             "tf.distribute strategies are not supported: every device would add the noise of the whole step"
         )
+    if tf.keras.mixed_precision.global_policy().name == "mixed_float16":
+        raise ValueError(
+            "the mixed_float16 policy is not supported: Keras multiplies the loss by 32768 and divides the gradient by that after it was "
+            "clipped and noised, so that the model would stand still; set mixed_bfloat16 or float32"
+        )
     query = MatrixFactorizationQuery(
         plan,
         [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables],

@@ -70,6 +70,9 @@ def check_zeroing_norm(zeroing_norm: Any) -> float | None:
 
 def _check_specs(record_specs: Any) -> Any:
     """The specs as tf.TensorSpec, all of fully defined shape and of float dtype, with at least one entry between them."""
+    for leaf in tf.nest.flatten(record_specs):
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            raise TypeError(f"record_specs has a leaf {leaf!r}: use tf.TensorSpec, or anything with shape and dtype")
     specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), record_specs)
     for leaf in tf.nest.flatten(specs):
         if not leaf.shape.is_fully_defined() or leaf.dtype not in _RECORD_DTYPES:
@@ -224,15 +227,23 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
 
         Raises:
           ValueError: the record is of other shapes than record_specs.
+          TypeError: it has a tensor of another dtype.
         """
-        leaves, specs = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(record)], self._flat_specs
-        shapes = [leaf.shape for leaf in leaves]
+        leaves, specs = tf.nest.flatten(record), self._flat_specs
+        shapes = [tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf)) for leaf in leaves]
         if len(shapes) != len(specs) or not all(
             map(tf.TensorShape.is_compatible_with, shapes, [s.shape for s in specs])
         ):
             raise ValueError(
                 f"the record has leaves of shapes {shapes}, not those that the query was made for: {self._specs}"
             )
+        for leaf, spec in zip(leaves, specs, strict=True):
+            if tf.is_tensor(leaf) and leaf.dtype != spec.dtype:
+                raise TypeError(
+                    f"the record has a leaf of dtype {leaf.dtype.name} where the query was made for {spec.dtype.name}: cast it, or make "
+                    "the query for that"
+                )
+        leaves = [tf.convert_to_tensor(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
         # A shape that is known only when the graph runs is checked there.
         record = tf.nest.pack_sequence_as(record, list(map(tf.ensure_shape, leaves, [s.shape for s in specs])))
         clip_norm, zeroing_norm = params

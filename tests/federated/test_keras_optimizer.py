@@ -206,3 +206,15 @@ def test_refusals_say_what_to_do():
     model.compile(make(), tf.keras.losses.MeanSquaredError())
     with pytest.raises(ValueError, match="Reduction.NONE"):
         model.fit(*without_gradients(4), verbose=0)
+
+
+def test_mixed_precision_that_scales_the_loss_is_refused():
+    """Keras would scale the clipped gradient down by as much as the loss was scaled up, and the model would stand still."""
+    policy = tf.keras.mixed_precision.global_policy()
+    try:
+        tf.keras.mixed_precision.set_global_policy("mixed_float16")
+        variables = make_model().trainable_variables
+        with pytest.raises(ValueError, match="mixed_float16 policy is not supported"):
+            federated.keras_optimizer(make_plan(), variables, batch_size=BATCH, noise_seed=5)
+    finally:
+        tf.keras.mixed_precision.set_global_policy(policy)

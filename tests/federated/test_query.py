@@ -321,6 +321,19 @@ def test_records_of_other_shapes_are_refused():
             query.initial_sample_state(record)
 
 
+@pytest.mark.parametrize("dtype", [tf.float64, tf.float16, tf.int32])
+def test_tensors_of_other_dtypes_are_refused(dtype):
+    query = make_query(tf.TensorSpec([2]))
+    with pytest.raises(TypeError, match=f"a leaf of dtype {dtype.name} where the query was made for float32"):
+        preprocess(query, tf.ones([2], dtype))
+
+
+def test_numbers_are_taken_in_the_dtype_of_the_specs():
+    query = make_query(tf.TensorSpec([2]))
+    np.testing.assert_array_equal(preprocess(query, np.array([0.5, 0.25])).record, np.float32([0.5, 0.25]))
+    np.testing.assert_allclose(preprocess(query, np.array([1, 0])).record, np.float32([1, 0]), rtol=2e-6)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
@@ -334,6 +347,7 @@ def test_records_of_other_shapes_are_refused():
         ({"record_specs": tf.TensorSpec([2], tf.int32)}, TypeError, "float32 or float64"),
         ({"record_specs": tf.TensorSpec([None])}, TypeError, "fully defined shape"),
         ({"record_specs": {}}, ValueError, "has no entries"),
+        ({"record_specs": [1.0]}, TypeError, "record_specs has a leaf 1.0: use tf.TensorSpec"),
         ({"record_specs": [tf.TensorSpec([0])]}, ValueError, "has no entries"),
         ({"divisor": 0}, ValueError, "divisor=0"),
         ({"entry_rounding": 0.9}, ValueError, "leaves nothing of clip_norm=1.0"),
