@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments import sweep_results
+from experiments import sweep_figures, sweep_results
 from fedmf.config import TrainConfig, config_from_mapping, read_config_file
 from fedmf.progress_bar import bar
 from fedmf.reports import write_report
@@ -82,10 +82,11 @@ def run_sweep(
     jobs: int = 1,
     threads: int | None = None,
     progress: bool = False,
+    smoothed_over: int = 0,
 ) -> dict[str, Any]:
-    """`train_all`, and results.csv, figure.png and report/ of the finished runs in the folder, those of earlier commands too.
+    """`train_all`, and results.csv, the figures and report/ of the finished runs in the folder, those of earlier commands too.
 
-    Args and Raises: those of `train_all`.
+    Args and Raises: those of `train_all`. `smoothed_over` is of `sweep_results.validation_of`, by which the best settings are chosen.
 
     Returns:
       {"report": path, "results": path, "best": a row for everything compared, "together": what all begun runs promise as one, "text": both
@@ -98,15 +99,18 @@ def run_sweep(
     begun = [Run.load(run_folder(out, name)) for name in (*configs, *others) if _has_trained(out, name)]
     runs = [run for run in begun if run.result is not None]
     if runs:
-        write_atomically(out / "results.csv", sweep_results.results_csv(runs))
-        drawn = sweep_results.figure(runs)
-        if drawn is not None:
-            write_atomically(out / "figure.png", drawn)
+        write_atomically(out / "results.csv", sweep_results.results_csv(runs, smoothed_over))
+        for name, drawn in (
+            ("figure.png", sweep_figures.validation_figure(runs, smoothed_over)),
+            ("best.png", sweep_figures.best_figure(runs, smoothed_over)),
+        ):
+            if drawn is not None:
+                write_atomically(out / name, drawn)
         found["report"] = str(write_report(runs, out / "report", title=f"fedmf sweep {out.name}"))
         found["results"] = str(out / "results.csv")
-        found["best"] = [dataclasses.asdict(best) for best in sweep_results.best_settings(runs)]
+        found["best"] = [dataclasses.asdict(best) for best in sweep_results.best_settings(runs, smoothed_over)]
         found["together"] = sweep_results.together(begun)
-        found["text"] = f"{sweep_results.best_table(runs)}\n{found['together']}\nopen {found['report']}"
+        found["text"] = f"{sweep_results.best_table(runs, smoothed_over)}\n{found['together']}\nopen {found['report']}"
     return found | {"failed": {name: dataclasses.asdict(failure) for name, failure in failed.items()}}
 
 

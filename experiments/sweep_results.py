@@ -1,4 +1,4 @@
-"""What a sweep found: a row for every run, the best settings, a figure, and what all runs reveal together."""
+"""What a sweep found: a row for every run, the best settings, and what all runs reveal together."""
 
 import csv
 import dataclasses
@@ -8,26 +8,16 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from fedmf.accountants import gaussian_epsilon
 from fedmf.config import TrainConfig
-from fedmf.reports.groups import final_metric, group_runs, simulation_note
-from fedmf.reports.plots import canvas, in_percent
-from fedmf.reports.text import is_share, metric_name, plain
+from fedmf.reports.groups import final_metric, simulation_note, validation_curve
+from fedmf.reports.text import metric_name, plain
 from fedmf.runs import Run
 
 # Fields that are chosen for how well a model learns; the others say what is compared.
 TUNED = ("client_learning_rate", "server_learning_rate", "server_momentum", "warmup", "cooldown")
-# What the figure may have on its axis, the first that varies.
-_AXES = (
-    "server_learning_rate",
-    "client_learning_rate",
-    "server_momentum",
-    "epsilon",
-    "noise_multiplier",
-    "bands",
-    "clip_norm",
-)
-_LOGARITHMIC_FROM = 3.0  # largest value over smallest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +27,7 @@ class Best:
     Attributes:
       compared: field -> value, of the fields that vary and are not tuned.
       tuned: field -> value, of those that are.
-      validation, test: the headline metric, a value for each seed.
+      validation, test: the headline metric, a value for each seed; validation is what the setting was chosen by.
       settings: how many were tried.
       at_edge: the tuned fields whose best value is the smallest or largest of three or more that were tried.
     """
@@ -56,10 +46,11 @@ def varying(runs: Sequence[Run]) -> list[str]:
     return [name for name in names if len({getattr(run.config, name) for run in runs}) > 1]
 
 
-def results_csv(runs: Sequence[Run]) -> str:
+def results_csv(runs: Sequence[Run], smoothed_over: int = 0) -> str:
     """A line for every finished run: its folder, the fields that vary, the guarantee, and what it reached.
 
-    Of a simulation the guarantee is that of the cohort in simulated_for_cohort, and achieved_epsilon is empty.
+    Smoothed is the validation of `validation_of`, where it is over several rounds. Of a simulation the guarantee is that of the cohort in
+    simulated_for_cohort, and achieved_epsilon is empty.
     """
     names = varying(runs)
     metric = runs[0].plan["task"]["headline_metric"]
@@ -73,7 +64,8 @@ def results_csv(runs: Sequence[Run]) -> str:
         "achieved_epsilon",
         "simulated_for_cohort",
     ]
-    rows.writerow(["run", *names, *guarantee, f"validation_{metric}", f"test_{metric}", "seconds"])
+    smoothed = [f"smoothed_validation_{metric}"] if smoothed_over else []
+    rows.writerow(["run", *names, *guarantee, f"validation_{metric}", *smoothed, f"test_{metric}", "seconds"])
     for run in runs:
         assert run.result is not None
         plan = run.plan
@@ -85,13 +77,24 @@ def results_csv(runs: Sequence[Run]) -> str:
             None if (of := run.config.claimed_cohort) is not None else run.result["achieved"]["epsilon"],
             of,
         ]
-        reached = [run.result["validation"][metric], run.result["test"][metric], run.result["seconds"]]
+        chosen_by = [validation_of(run, smoothed_over)] if smoothed_over else []
+        reached = [run.result["validation"][metric], *chosen_by, run.result["test"][metric], run.result["seconds"]]
         rows.writerow([run.path.name, *(getattr(run.config, name) for name in names), *said, *reached])
     return out.getvalue()
 
 
-def best_settings(runs: Sequence[Run]) -> list[Best]:
-    """For everything compared the tuned fields with the largest mean of the validation metric over the seeds."""
+def validation_of(run: Run, smoothed_over: int = 0) -> float:
+    """The headline metric on the validation set: the last value, or the mean of those after the last `smoothed_over` rounds."""
+    last = _metric(run, "validation")
+    rounds, values = validation_curve(run)
+    kept = list(values[rounds > run.config.rounds - smoothed_over])
+    if not len(rounds) or rounds[-1] < run.config.rounds:
+        kept.append(last)  # the end of the run is always validated, and is no row of metrics unless it was due
+    return float(np.mean(kept)) if smoothed_over else last
+
+
+def best_settings(runs: Sequence[Run], smoothed_over: int = 0) -> list[Best]:
+    """For everything compared the tuned fields with the largest mean of `validation_of` over the seeds."""
     names = varying(runs)
     tuned = [name for name in names if name in TUNED]
     compared = [name for name in names if name not in (*TUNED, "seed")]
@@ -101,7 +104,7 @@ def best_settings(runs: Sequence[Run]) -> list[Best]:
         one.setdefault(tuple(getattr(run.config, name) for name in tuned), []).append(run)
     found = []
     for values, settings in of.items():
-        metrics = {setting: [_metric(run, "validation") for run in group] for setting, group in settings.items()}
+        metrics = {setting: [validation_of(run, smoothed_over) for run in group] for setting, group in settings.items()}
         best = max(metrics, key=lambda setting: _mean_or_least(metrics[setting]))
         tried = {name: sorted({setting[i] for setting in settings}) for i, name in enumerate(tuned)}
         found.append(
@@ -131,9 +134,9 @@ def _mean_or_least(values: Sequence[float]) -> float:
     return mean if math.isfinite(mean) else -math.inf  # a model that diverged is no best one
 
 
-def best_table(runs: Sequence[Run]) -> str:
+def best_table(runs: Sequence[Run], smoothed_over: int = 0) -> str:
     """`best_settings` as text."""
-    found = best_settings(runs)
+    found = best_settings(runs, smoothed_over)
     metric = metric_name(runs[0].plan["task"]["headline_metric"])
     head = [*found[0].compared, *found[0].tuned, f"validation {metric}", f"test {metric}", "seeds", "settings tried"]
     rows = [head]
@@ -146,6 +149,8 @@ def best_table(runs: Sequence[Run]) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if any(best.at_edge for best in found):
         lines.append("* the smallest or largest that was tried: a better one may lie beyond")
+    if smoothed_over:
+        lines.append(f"validation: the mean over the last {smoothed_over} rounds")
     lines += textwrap.wrap(simulation_note(runs), 110)
     return "\n".join(lines)
 
@@ -183,48 +188,3 @@ def together(runs: Sequence[Run]) -> str:
         " That, and not one run's, is the guarantee of a model chosen by looking at all." if len(private) > 1 else ""
     )
     return f"{which}: epsilon {shown:.2f} at delta {plain(delta)}{claimed}.{choice}{others}"
-
-
-def figure(runs: Sequence[Run]) -> bytes | None:
-    """A PNG: the final validation metric over the first number that varies, a line for each thing compared. None where no number varies."""
-    names = varying(runs)
-    axis = next((name for name in _AXES if name in names), None)
-    if axis is None:
-        return None
-    metric = runs[0].plan["task"]["headline_metric"]
-    # What differs on the axis alone is one line.
-    anywhere = next(x for run in runs if (x := getattr(run.config, axis)) is not None)
-    lines: dict[TrainConfig, list[Run]] = {}
-    for run in runs:
-        place: dict[str, Any] = {} if getattr(run.config, axis) is None else {axis: anywhere}
-        lines.setdefault(dataclasses.replace(run.config, seed=0, data=None, **place), []).append(run)
-    with canvas(3.9, simulation_note(runs)) as (drawing, out):
-        ax = drawing.subplots()
-        firsts = [dataclasses.replace(group[0], config=config) for config, group in lines.items()]
-        for group, labelled in zip(lines.values(), group_runs(firsts), strict=True):
-            of: dict[float, list[float]] = {}
-            for run in group:
-                if getattr(run.config, axis) is not None:
-                    of.setdefault(getattr(run.config, axis), []).append(_metric(run, "validation"))
-            places = sorted(of)
-            style = {"color": labelled.color, "linestyle": labelled.line, "label": labelled.label}
-            if not places:  # such as no noise over epsilon: a level
-                values = [_metric(run, "validation") for run in group]
-                ax.axhline(sum(values) / len(values), linewidth=1.4, **style)
-                continue
-            means = [sum(of[x]) / len(of[x]) for x in places]
-            ax.plot(places, means, marker="o", markersize=4, linewidth=1.6, **style)
-            for x in places:
-                if len(of[x]) > 1:
-                    ax.plot([x, x], [min(of[x]), max(of[x])], color=labelled.color, linewidth=1)
-        every = sorted({x for run in runs if (x := getattr(run.config, axis)) is not None})
-        if every[0] > 0 and every[-1] / every[0] >= _LOGARITHMIC_FROM:
-            ax.set_xscale("log")
-            ax.minorticks_off()
-        ax.set_xticks(every, labels=[plain(float(x)) for x in every])
-        ax.set_xlabel(axis.replace("_", " "))
-        ax.set_ylabel(f"final validation {metric_name(metric)}")
-        if is_share(metric):
-            in_percent(ax)
-        ax.legend(loc="upper left", bbox_to_anchor=(0.0, -0.2), fontsize=8, ncols=1 if len(lines) < 4 else 2)
-    return out.getvalue()

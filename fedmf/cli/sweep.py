@@ -38,6 +38,12 @@ from fedmf.cli.options import (
     type=int,
     help="Most threads that compute in one run.  [default: the processors, divided among the jobs]",
 )
+@click.option(
+    "--smoothed-over",
+    type=int,
+    default=0,
+    help="Rounds at the end whose validations are averaged to choose the best by (the banded paper: 400).  [default: the last one]",
+)
 @click.option("--dry-run", is_flag=True, help="Name the runs and how far each is, and train nothing.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @config_options
@@ -49,6 +55,7 @@ def sweep(
     noise_seed: int | str | None,
     jobs: int,
     threads: int | None,
+    smoothed_over: int,
     dry_run: bool,
     quiet: bool,
     as_json: bool,
@@ -74,6 +81,7 @@ def sweep(
         _checks.integer("jobs", jobs, low=1, way_out="use a positive whole number")
         if threads is not None:
             _checks.integer("threads", threads, low=1, way_out="leave it out to divide the processors among the jobs")
+        _checks.integer("smoothed_over", smoothed_over, low=0, way_out="give rounds at the end, or leave it out")
         if noise_seed is None and not dry_run:
             raise ValueError(
                 "noise_seed is missing: give --noise-seed a secret whole number, or os to draw one for every run"
@@ -96,7 +104,15 @@ def sweep(
         show({name: driver.state(out, name) for name in configs}, as_json)
         return
     try:
-        result = driver.run_sweep(out, configs, noise_seed=noise_seed, jobs=jobs, threads=threads, progress=not quiet)
+        result = driver.run_sweep(
+            out,
+            configs,
+            noise_seed=noise_seed,
+            jobs=jobs,
+            threads=threads,
+            progress=not quiet,
+            smoothed_over=smoothed_over,
+        )
     except driver.StoppedSweep as stop:
         raise Interrupted(f"{stop}: give the same command again to go on") from None
     if as_json:

@@ -224,8 +224,10 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     assert (out / "results.csv").read_text().count("\n") == 4
     (runs[-1].path / "result.json").write_bytes(kept)
     # The answer is for people.
-    status, text, said = answer([*command, "--noise-seed", "os"], capfd)
+    status, text, said = answer([*command, "--noise-seed", "os", "--smoothed-over", "2"], capfd)
     assert status == 0, said
+    assert "validation: the mean over the last 2 rounds" in text
+    assert "smoothed_validation_accuracy" in (out / "results.csv").read_text()
     assert text.splitlines()[0].split()[:3] == ["family", "epsilon", "server_learning_rate"]
     assert result["together"] in text
 
@@ -254,6 +256,7 @@ def test_a_sweep_on_no_data_names_the_file(tmp_path, capfd):
         (["--vary", "epsilon=1"], "vary names epsilon twice"),
         (["--jobs", "0"], "jobs=0"),
         (["--threads", "0"], "threads=0"),
+        (["--smoothed-over", "-1"], "smoothed_over=-1"),
         (["--execution", "tff-remote"], "execution=tff-remote"),
         (["--seed", "3", "--vary", "seed=1,2"], "seed=3 is given beside seed that varies"),
         (["--config", "no.toml"], "no.toml does not exist"),

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import fedmf
-from experiments.sweep_results import best_settings, best_table, figure, results_csv, together, varying
+from experiments.sweep_figures import best_figure, validation_figure
+from experiments.sweep_results import best_settings, best_table, results_csv, together, validation_of, varying
 from tests.reports.conftest import make_run
 
 
@@ -112,22 +113,77 @@ def test_amplified_runs_are_added_up():
     assert "2e-6" in said
 
 
-def test_the_figure(runs, monkeypatch):
-    drawn = []
+@pytest.fixture
+def drawn(monkeypatch):
+    """Labels, places and values of the lines that are plotted."""
     from matplotlib.axes import Axes
 
-    plot = Axes.plot
+    found, plot = [], Axes.plot
     monkeypatch.setattr(
-        Axes, "plot", lambda ax, x, y, **style: drawn.append((style.get("label"), x, y)) or plot(ax, x, y, **style)
+        Axes, "plot", lambda ax, x, y, **style: found.append((style.get("label"), x, y)) or plot(ax, x, y, **style)
     )
-    assert figure(runs)[:8] == b"\x89PNG\r\n\x1a\n"
+    return found
+
+
+def test_the_figure(runs, drawn):
+    assert validation_figure(runs)[:8] == b"\x89PNG\r\n\x1a\n"
     lines = {label: (x, y) for label, x, y in drawn if label}
     assert list(lines) == ["Banded (8 bands)", "No noise (not private)"]
     assert lines["Banded (8 bands)"][0] == [0.1, 0.5, 1.0]
     assert lines["Banded (8 bands)"][1] == pytest.approx([0.105, 0.305, 0.205])
 
 
+def with_curve(run, values, final):
+    rows = [row for row in run.metrics if "validation" in row]
+    for row, value in zip(rows, values, strict=True):
+        row["validation"]["accuracy"] = value
+    return reached(run, final)
+
+
+def test_a_setting_may_be_chosen_by_the_mean_over_the_last_rounds():
+    # Validated after rounds 4, 8, ..., 24 of 24.
+    lucky = with_curve(make_run("banded", server_learning_rate=0.1), [0.0, 0.0, 0.1, 0.1, 0.1, 0.4], 0.4)
+    steady = with_curve(make_run("banded", server_learning_rate=0.5), [0.0, 0.0, 0.3, 0.3, 0.3, 0.3], 0.3)
+    assert validation_of(lucky) == 0.4
+    assert validation_of(lucky, 1) == pytest.approx(0.4)
+    assert validation_of(lucky, 5) == pytest.approx(0.25)
+    assert validation_of(lucky, 16) == pytest.approx(0.175)
+    assert validation_of(lucky, 1000) == pytest.approx(0.7 / 6)
+    for over, rate in ((0, 0.1), (16, 0.5)):
+        (best,) = best_settings([lucky, steady], over)
+        assert best.tuned == {"server_learning_rate": rate}
+        assert ("the last 16 rounds" in best_table([lucky, steady], over)) == (over == 16)
+        rows = list(csv.DictReader(io.StringIO(results_csv([lucky, steady], over))))
+        assert ("smoothed_validation_accuracy" in rows[0]) == (over == 16)
+        assert float(rows[0]["validation_accuracy"]) == 0.4
+    assert float(rows[0]["smoothed_validation_accuracy"]) == pytest.approx(0.175)
+
+
+def test_the_end_of_a_run_counts_where_it_was_no_round_for_validation():
+    run = with_curve(make_run("banded"), [0.0, 0.0, 0.0, 0.0, 0.1, 0.2], 0.6)
+    longer = dataclasses.replace(run, config=dataclasses.replace(run.config, rounds=26))
+    assert validation_of(longer, 6) == pytest.approx(0.4)
+    assert validation_of(longer, 1) == pytest.approx(0.6)
+
+
+def test_the_best_settings_over_what_was_compared(drawn):
+    runs = [
+        reached(make_run(family, epsilon=epsilon, server_learning_rate=rate), level * rate * epsilon)
+        for family, level in (("banded", 0.1), ("identity", 0.05))
+        for epsilon in (1.0, 4.0)
+        for rate in (0.5, 1.0)
+    ]
+    none = [reached(make_run("none", server_learning_rate=rate), 0.4 * rate) for rate in (0.5, 1.0)]
+    assert best_figure([*runs, *none])[:8] == b"\x89PNG\r\n\x1a\n"
+    lines = {label: (x, y) for label, x, y in drawn if label}
+    assert lines["Banded (8 bands)"][0] == [1.0, 4.0]
+    assert lines["Banded (8 bands)"][1] == pytest.approx([0.09, 0.39])  # the test metric is 0.01 less
+    assert lines["DP-FedAvg"][1] == pytest.approx([0.04, 0.19])
+    assert best_figure(none) is None
+    assert best_figure([run for run in runs if run.config.server_learning_rate == 1.0]) is None
+
+
 def test_no_noise_is_a_level_over_epsilon_and_nothing_is_drawn_without_numbers():
     over_epsilon = [make_run("banded", epsilon=2.0), make_run("banded", epsilon=8.0), make_run("none")]
-    assert figure(over_epsilon) is not None
-    assert figure([make_run("banded"), make_run("tree")]) is None
+    assert validation_figure(over_epsilon) is not None
+    assert validation_figure([make_run("banded"), make_run("tree")]) is None

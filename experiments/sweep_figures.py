@@ -1,0 +1,101 @@
+"""The figures of a sweep: validation over what was tuned, and the best settings over what was compared."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from experiments.sweep_results import TUNED, Best, best_settings, validation_of, varying
+from fedmf.config import TrainConfig
+from fedmf.reports.groups import Group, group_runs, simulation_note
+from fedmf.reports.plots import canvas, in_percent
+from fedmf.reports.text import is_share, metric_name, plain
+from fedmf.runs import Run
+
+# What a figure may have on its axis, the first that varies.
+_TUNED_AXES = ("server_learning_rate", "client_learning_rate", "server_momentum")
+_COMPARED_AXES = ("epsilon", "noise_multiplier", "bands", "clip_norm")
+_LOGARITHMIC_FROM = 3.0  # largest value over smallest
+
+
+def validation_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | None:
+    """A PNG: the validation metric over the first number that varies, a line for each thing compared. None where no number varies."""
+    names = varying(runs)
+    axis = next((name for name in (*_TUNED_AXES, *_COMPARED_AXES) if name in names), None)
+    if axis is None:
+        return None
+    # What differs on the axis alone is one line.
+    anywhere = next(x for run in runs if (x := getattr(run.config, axis)) is not None)
+    lines: dict[TrainConfig, list[Run]] = {}
+    for run in runs:
+        place: dict[str, Any] = {} if getattr(run.config, axis) is None else {axis: anywhere}
+        lines.setdefault(dataclasses.replace(run.config, seed=0, data=None, **place), []).append(run)
+    firsts = [dataclasses.replace(group[0], config=config) for config, group in lines.items()]
+    points: list[_Points] = []
+    for group in lines.values():
+        of: _Points = {}
+        for run in group:
+            of.setdefault(getattr(run.config, axis), []).append(validation_of(run, smoothed_over))
+        points.append(of)
+    over = f" over the last {smoothed_over} rounds" if smoothed_over else ""
+    return _drawn(axis, "mean validation" + over if over else "final validation", group_runs(firsts), points, runs)
+
+
+def best_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | None:
+    """A PNG: the test metric of the best settings over the first number compared. None where nothing is tuned, or no number compared."""
+    names = varying(runs)
+    axis = next((name for name in _COMPARED_AXES if name in names), None)
+    if axis is None or not any(name in names for name in TUNED):
+        return None
+    anywhere = next(x for run in runs if (x := getattr(run.config, axis)) is not None)
+    lines: dict[tuple[Any, ...], list[Best]] = {}
+    for best in best_settings(runs, smoothed_over):
+        lines.setdefault(tuple((name, x) for name, x in best.compared.items() if name != axis), []).append(best)
+    firsts, points = [], []
+    for group in lines.values():
+        run = next(run for run in runs if all(getattr(run.config, name) == x for name, x in group[0].compared.items()))
+        place: dict[str, Any] = {} if getattr(run.config, axis) is None else {axis: anywhere}
+        # The tuned fields differ along a line, and name none.
+        tuned = {name: getattr(runs[0].config, name) for name in TUNED}
+        firsts.append(
+            dataclasses.replace(run, config=dataclasses.replace(run.config, seed=0, data=None, **tuned, **place))
+        )
+        points.append({best.compared[axis]: best.test for best in group})
+    return _drawn(axis, "test, best settings:", group_runs(firsts), points, runs)
+
+
+_Points = dict[float | None, list[float]]
+
+
+def _drawn(axis: str, what: str, lines: Sequence[Group], points: Sequence[_Points], runs: Sequence[Run]) -> bytes:
+    """Lines of means over the seeds, with bars from the least to the largest; what has no place on the axis is a level."""
+    metric = runs[0].plan["task"]["headline_metric"]
+    with canvas(3.9, simulation_note(runs)) as (drawing, out):
+        ax = drawing.subplots()
+        for labelled, of in zip(lines, points, strict=True):
+            _draw_line(ax, labelled, of)
+        every = sorted({x for of in points for x in of if x is not None})
+        if every[0] > 0 and every[-1] / every[0] >= _LOGARITHMIC_FROM:
+            ax.set_xscale("log")
+            ax.minorticks_off()
+        ax.set_xticks(every, labels=[plain(float(x)) for x in every])
+        ax.set_xlabel(axis.replace("_", " "))
+        ax.set_ylabel(f"{what} {metric_name(metric)}")
+        if is_share(metric):
+            in_percent(ax)
+        ax.legend(loc="upper left", bbox_to_anchor=(0.0, -0.2), fontsize=8, ncols=1 if len(lines) < 4 else 2)
+    return out.getvalue()
+
+
+def _draw_line(ax: Axes, labelled: Group, of: Mapping[float | None, Sequence[float]]) -> None:
+    style: dict[str, Any] = {"color": labelled.color, "linestyle": labelled.line, "label": labelled.label}
+    if None in of:  # such as no noise over epsilon
+        ax.axhline(math.fsum(of[None]) / len(of[None]), linewidth=1.4, **style)
+        return
+    places = sorted(x for x in of if x is not None)
+    ax.plot(places, [sum(of[x]) / len(of[x]) for x in places], marker="o", markersize=4, linewidth=1.6, **style)
+    for x in places:
+        if len(of[x]) > 1:
+            ax.plot([x, x], [min(of[x]), max(of[x])], color=labelled.color, linewidth=1)
