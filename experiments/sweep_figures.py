@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from experiments.sweep_results import TUNED, Best, best_settings, validation_of, varying
 from fedmf.config import TrainConfig
 from fedmf.reports.groups import Group, group_runs, simulation_note
-from fedmf.reports.plots import canvas, in_percent
+from fedmf.reports.plots import canvas, in_percent, legend_below, legend_shape
 from fedmf.reports.text import is_share, metric_name, plain
 from fedmf.runs import Run
 
@@ -39,8 +39,8 @@ def validation_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | No
         for run in group:
             of.setdefault(getattr(run.config, axis), []).append(validation_of(run, smoothed_over))
         points.append(of)
-    over = f" over the last {smoothed_over} rounds" if smoothed_over else ""
-    return _drawn(axis, "mean validation" + over if over else "final validation", group_runs(firsts), points, runs)
+    title = f"Validation {{}}, mean over the last {smoothed_over} rounds" if smoothed_over else "Final validation {}"
+    return _drawn(axis, title, group_runs(firsts), points, runs)
 
 
 def best_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | None:
@@ -63,16 +63,17 @@ def best_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | None:
             dataclasses.replace(run, config=dataclasses.replace(run.config, seed=0, data=None, **tuned, **place))
         )
         points.append({best.compared[axis]: best.test for best in group})
-    return _drawn(axis, "test, best settings:", group_runs(firsts), points, runs)
+    return _drawn(axis, "Test {} of the best settings", group_runs(firsts), points, runs)
 
 
 _Points = dict[float | None, list[float]]
 
 
-def _drawn(axis: str, what: str, lines: Sequence[Group], points: Sequence[_Points], runs: Sequence[Run]) -> bytes:
+def _drawn(axis: str, title: str, lines: Sequence[Group], points: Sequence[_Points], runs: Sequence[Run]) -> bytes:
     """Lines of means over the seeds, with bars from the least to the largest; what has no place on the axis is a level."""
     metric = runs[0].plan["task"]["headline_metric"]
-    with canvas(3.9, simulation_note(runs)) as (drawing, out):
+    columns, rows = legend_shape([line.label for line in lines])
+    with canvas(3.6 + 0.2 * rows, simulation_note(runs)) as (drawing, out):
         ax = drawing.subplots()
         for labelled, of in zip(lines, points, strict=True):
             _draw_line(ax, labelled, of)
@@ -82,10 +83,10 @@ def _drawn(axis: str, what: str, lines: Sequence[Group], points: Sequence[_Point
             ax.minorticks_off()
         ax.set_xticks(every, labels=[plain(float(x)) for x in every])
         ax.set_xlabel(axis.replace("_", " "))
-        ax.set_ylabel(f"{what} {metric_name(metric)}")
+        ax.set_title(title.format(metric_name(metric)))
         if is_share(metric):
             in_percent(ax)
-        ax.legend(loc="upper left", bbox_to_anchor=(0.0, -0.2), fontsize=8, ncols=1 if len(lines) < 4 else 2)
+        legend_below(ax, columns)
     return out.getvalue()
 
 

@@ -113,6 +113,11 @@ def legend_shape(labels: Sequence[str]) -> tuple[int, int]:
     return columns, -(-len(labels) // columns)
 
 
+def legend_below(ax: Axes, columns: int) -> None:
+    """A legend under the label of the horizontal axis, for which `canvas` keeps room above its note."""
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns)
+
+
 def accuracy_plot(groups: Sequence[Group]) -> Plot:
     """The headline metric on the validation set over rounds."""
     metric = groups[0].plan["task"]["headline_metric"]
@@ -135,7 +140,7 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
             ax.text(0.5, 0.5, "no run has been validated yet", transform=ax.transAxes, ha="center", color=_SOFT)
             ax.set_yticks([])
         elif legend:
-            ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns)
+            legend_below(ax, columns)
         else:
             _label_ends(figure, ax, ends)
     caption = f"Validation {metric_name(metric)} against the number of completed rounds, one colour for each mechanism."
