@@ -15,6 +15,7 @@ from fedmf.config import TrainConfig, config_from_mapping
 # Fields that only some families take. A product with the others leaves them out, and runs that become equal by it are one.
 _TAKEN_BY = {
     "bands": lambda family: family in ("banded", "toeplitz", "low_rank"),
+    "column_norms": lambda family: family in ("banded", "dense"),
     "mechanism": lambda family: family == "file",
     "decoder": lambda family: family == "tree",
     "epsilon": lambda family: family != "none",
@@ -60,7 +61,8 @@ def _value(name: str, text: str) -> Any:
 def sweep_configs(fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) -> dict[str, TrainConfig]:
     """Name -> configuration, for every combination.
 
-    Of epsilon, noise_multiplier, bands, decoder and mechanism a family gets only what it takes: family=none with two epsilons is one run.
+    A family gets only what it takes of epsilon, noise_multiplier, bands, column_norms, decoder and mechanism: family=none with two epsilons
+    is one run.
 
     Args:
       fixed: field of `TrainConfig` -> the value of every run.

@@ -26,9 +26,10 @@ from fedmf.workloads import Workload, prefix_sum
 _EXECUTIONS = ("fast", "tff", "tff-remote")
 _FAMILIES = ("none", "identity", "tree", "fft", "banded", "dense", "toeplitz", "blt", "low_rank", "file")
 # Families that take the option; the others refuse it.
-_TAKES = {"bands": ("banded", "toeplitz", "low_rank"), "mechanism": ("file",)}
+_TAKES = {"bands": ("banded", "toeplitz", "low_rank"), "column_norms": ("banded", "dense"), "mechanism": ("file",)}
 _LOSSES = ("published", "masked")
 _DECODERS = ("online", "full")
+_COLUMN_NORMS = ("equal", "free")
 
 
 def _option(default: Any, help: str) -> Any:
@@ -86,6 +87,10 @@ class TrainConfig:
     )
     mechanism: str | None = _option(None, "With family=file: a mechanism that `fedmf fit` wrote, with any options.")
     bands: int | None = _option(None, "Bands of a banded (by default min_sep), toeplitz or low_rank mechanism.")
+    column_norms: str | None = _option(
+        None,
+        "Of a banded (by default equal) or dense (free) encoder. The papers' multi-epoch MF is dense with equal ones.",
+    )
     decoder: str = _option("online", "Decoder of the tree: online or full (less noise, more arithmetic).")
     epsilon: float | None = _option(None, "Privacy target; or give noise_multiplier.")
     noise_multiplier: float | None = _option(None, "Noise multiplier of the whole run; or give epsilon.")
@@ -153,6 +158,8 @@ class TrainConfig:
                 f"claimed_cohort={self.claimed_cohort} must be above cohort_size={self.cohort_size}, which stands for it: "
                 "leave claimed_cohort out to train the cohort itself"
             )
+        if self.column_norms is not None:
+            _checks.one_of("column_norms", self.column_norms, _COLUMN_NORMS)
         for name, families in _TAKES.items():
             if getattr(self, name) is not None and self.family not in families:
                 raise ValueError(
@@ -254,9 +261,12 @@ class TrainConfig:
         options: dict[str, Any] = {"decoder": self.decoder} if family == "tree" else {}
         if self.bands is not None:
             options["bands"] = self.bands
-        if family == "dense":
+        if self.column_norms is not None:
+            options["equal_norms"] = self.column_norms == "equal"
+        if family == "dense" or self.column_norms == "free":
             # The optimum for every round of an epoch order; a limit below that only lowers its sensitivity.
             participation = Participation(rounds=self.rounds, schema=self.schema, min_sep=self.min_sep)
+        if family == "dense":
             options["tolerance"] = 1e-3
         with interruptible_fits(), shown(family, show_progress) as progress:
             return fit(self.workload(), participation, family=family, progress=progress, **options)

@@ -58,6 +58,7 @@ BAD_VALUES = {
     "family": (("fourier", ""), "choose one of none, identity, tree, fft, banded, dense"),
     "schema": (("cyclic",), "choose one of"),
     "decoder": (("plain",), "choose one of online, full"),
+    "column_norms": (("same",), "choose one of equal, free"),
     "loss": (("mean",), "choose one of published, masked"),
     "execution": (("remote",), "choose one of fast, tff"),
     "sampling": (("bernoulli",), "choose one of poisson, fixed_size, shuffle, reshuffle"),
@@ -71,6 +72,7 @@ WRONG_KINDS = {
     "mechanism": (8, ["a"]),
     "noise_multiplier": ("1", True),
     "sampling": (8, True),
+    "column_norms": (8, True),
 }
 # These may be None.
 for _name in (
@@ -200,6 +202,21 @@ class TestPlan:
         assert config(family="banded", bands=2).fit().bands == 2
         assert config(family="banded").fit().bands == 4
         assert config(family="tree", decoder="online").fit().decoder == "online"
+
+    @pytest.mark.parametrize(("family", "default"), [("banded", "equal"), ("dense", "free")])
+    def test_column_norms(self, family, default):
+        spreads = {}
+        for norms in (None, "equal", "free"):
+            columns = np.linalg.norm(config(family=family, column_norms=norms, min_sep=2).fit().encoder(), axis=0)
+            spreads[norms] = np.ptp(columns) / columns.max()
+        assert spreads["equal"] < 1e-9 < 0.01 < spreads["free"]
+        assert spreads[None] == spreads[default]
+        # A limit below the epoch's rounds is one of the participation, and not of the optimum that is asked for.
+        assert config(family=family, column_norms="free", min_sep=2, max_participations=2).fit() is not None
+        with pytest.raises(
+            ValueError, match="column_norms=equal belongs to family=banded or dense, not to family=tree"
+        ):
+            config(family="tree", column_norms="equal")
 
 
 # Values that differ from the defaults, for the round trips.

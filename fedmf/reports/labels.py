@@ -36,6 +36,7 @@ _APPLIES: dict[str, Callable[["TrainConfig"], bool]] = {
     "noise_multiplier": lambda config: config.family != "none",
     "delta": lambda config: config.family != "none",
     "bands": lambda config: config.family in ("toeplitz", "low_rank"),  # banded mechanisms are named by theirs
+    "column_norms": lambda config: config.family in ("banded", "dense"),
     "population": lambda config: config.sampling is not None,
 }
 # The name of the mechanism says these. Learning rates are tuned to each mechanism, and the rest changes no result or is a path: the table

@@ -28,6 +28,7 @@ def test_what_a_family_does_not_take_is_left_out_and_nothing_runs_twice():
     varied = {
         "family": ["none", "identity", "banded", "tree"],
         "bands": [2, 4],
+        "column_norms": ["equal"],
         "decoder": ["online", "full"],
         "epsilon": [2.0, 8.0],
     }
