@@ -154,3 +154,18 @@ def multi_epoch_table_3(quick: bool = False) -> Iterator[Cell]:
             float(printed), _DELTA, probability=1000 / 342_477, compositions=ROUNDS
         )
         yield Cell(table="multi-epoch-3", row=f"DP-SGD, epsilon {printed}", column="sigma", printed=sigma, ours=ours)
+    for sigma, printed in tuning_figures.MULTI_EPOCH_TABLE_3_GD.items():
+        cell = functools.partial(Cell, table="multi-epoch-3", row=f"GD, epsilon {printed}")
+        ours = gaussian_noise_multiplier(float(printed), _DELTA) * math.sqrt(ROUNDS)
+        yield cell(column="sigma", printed=sigma, ours=ours)
+        yield cell(column="epsilon on a grid", printed=printed, ours=_epsilon_on_a_grid(float(sigma)))
+
+
+def _epsilon_on_a_grid(sigma: float) -> float:
+    """As the accountant of the time had it: the loss of each round up to a multiple of 1e-4, and then the sum of all rounds' losses."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    one = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, value_discretization_interval=1e-4, use_connect_dots=False
+    )
+    return float(one.self_compose(ROUNDS).get_epsilon_for_delta(_DELTA))

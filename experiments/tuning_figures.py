@@ -185,6 +185,8 @@ BANDED_TABLE_7 = (
 MULTI_EPOCH_TABLE_3 = {"0.341": "17.648", "0.600": "8.841", "2.231": "2.000"}
 # Its column DP-SGD (6e): 2052 Poisson samples of 1000 of 342,477 clients.
 MULTI_EPOCH_TABLE_3_DP_SGD = {"0.402": "17.648", "0.491": "8.824", "0.757": "2.000"}
+# Its column GD (2052e): everybody in each of 2052 rounds.
+MULTI_EPOCH_TABLE_3_GD = {"15.518": "17.648", "27.493": "8.824", "106.023": "2.000"}
 
 # Banded, App. K.1, at delta = 1e-10: rho of zCDP -> epsilon.
 BANDED_K_1 = {"0.24": "4.35", "0.52": "6.69"}

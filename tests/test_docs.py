@@ -1,9 +1,14 @@
 """The Python snippets of the documents run as printed. docs/pipeline.md has a test of its own, because it needs TensorFlow."""
 
+import json
 import pathlib
 import re
+import shlex
 
 import pytest
+
+import fedmf
+from fedmf.cli import main
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 PAGES = ("accounting", "participation")
@@ -22,3 +27,39 @@ def test_snippets_run_as_printed(page, tmp_path, monkeypatch, capsys):
 def test_no_page_with_snippets_is_forgotten():
     tested = {*PAGES, "pipeline"}
     assert {page.stem for page in DOCS.glob("*.md") if "```python" in page.read_text()} <= tested
+
+
+def commands(page):
+    """The shell commands of a page, as lists of words."""
+    blocks = re.findall(r"```sh\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.S)
+    return [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
+def test_the_commands_of_the_replication_are_taken(tmp_path, monkeypatch, capfd):
+    """At full size they take weeks: sweeps are only laid out, and fits are of a few rounds."""
+    monkeypatch.chdir(tmp_path)
+    runs = []
+    for program, *words in commands("replication"):
+        assert program == "fedmf"
+        few = ["--rounds", "24"] + ["--min-sep", "4"] * ("--min-sep" in words)
+        main([*words, *(few if words[0] == "fit" else ["--dry-run", "--json"])])
+        printed = capfd.readouterr().out
+        if words[0] == "sweep":
+            runs.append(len(json.loads(printed)))
+    assert runs == [180, 35, 3, 3, 20, 35, 18, 9, 9, 9]
+    assert not list(tmp_path.glob("sweeps"))
+
+
+@pytest.mark.parametrize(
+    ("words", "epsilon", "printed"),
+    [
+        ("--family identity --min-sep 342 --claimed-cohort 1000", 8.0, "0.65294"),  # banded paper, Table 4
+        ("--family tree --decoder full --min-sep 342 --claimed-cohort 1000", 1.0, "4.22468"),
+        ("--family identity --schema every_round --claimed-cohort 342477", 2.0, "2.23048"),  # of the whole run
+    ],
+)
+def test_what_they_run_has_the_noise_of_the_papers(words, epsilon, printed):
+    options = {name.replace("-", "_"): value for name, value in re.findall(r"--(\S+) (\S+)", words)}
+    options = {name: int(value) if value.isdigit() else value for name, value in options.items()}
+    plan = fedmf.TrainConfig(epsilon=epsilon, cohort_size=100, **options).plan()
+    assert f"{plan.noise_multiplier:.5f}" == printed
