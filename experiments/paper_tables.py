@@ -246,4 +246,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("stopped; fits that ended are in the cache and are not repeated", file=sys.stderr)
+        sys.exit(130)

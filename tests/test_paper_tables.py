@@ -1,12 +1,19 @@
 """The papers' tables: rows that take seconds. `make tables` computes all of them, with the same functions and figures."""
 
 import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from experiments import paper_figures as figures
 from experiments import paper_tables, table_cells, tuning_figures
 from fedmf import optimize
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("name", paper_tables.TABLES)
@@ -117,3 +124,22 @@ def test_unknown_tables_are_refused(capsys):
         paper_tables.main(["denisov-3"])
     assert stopped.value.code == 2
     assert "unknown table denisov-3: choose from denisov-2, multi-epoch-1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("driver", ["paper_tables", "band_figure"])
+def test_ctrl_c_is_answered_in_a_line(driver, tmp_path):
+    """With arguments that say something before minutes of work."""
+    arguments = ["banded-2"] if driver == "paper_tables" else ["--out", str(tmp_path / "figure.png")]
+    command = [sys.executable, "-m", f"experiments.{driver}", *arguments]
+    environment = os.environ | {"FEDMF_CACHE": "", "PYTHONUNBUFFERED": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:
+        # A table's heading comes after an empty line.
+        lines = (process.stdout, process.stdout) if driver == "paper_tables" else (process.stderr,)
+        said = "".join(stream.readline() for stream in lines)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    assert said
+    assert process.returncode == 130
+    assert errors.rstrip().endswith("stopped; fits that ended are in the cache and are not repeated")
+    assert "Traceback" not in errors
