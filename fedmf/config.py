@@ -96,7 +96,7 @@ class TrainConfig:
     noise_multiplier: float | None = _option(None, "Noise multiplier of the whole run; or give epsilon.")
     delta: float = _option(1e-6, "Failure probability.")
     clip_norm: float = _option(1.0, "L2 bound on a client's update.")
-    zeroing_norm: float | None = _option(100.0, "Updates with a larger entry count as zero.")
+    zeroing_norm: float | None = _option(100.0, "Updates with a larger entry count as zero; none for no limit.")
 
     # Optimisation
     client_learning_rate: float = _option(1.0, "SGD on the clients, one local epoch.")

@@ -255,6 +255,30 @@ def test_bad_arguments_are_one_sentence_and_status_2(arguments, words, tmp_path,
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_none_is_a_value_where_the_default_is_a_number(command, tmp_path, monkeypatch):
+    """No zeroing, as in the multi-epoch paper, App. F.3; a limit of a config file gives way to it."""
+    import fedmf.config
+
+    made = []
+
+    def config_from_mapping(values, source):
+        made.append(values)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(fedmf.config, "config_from_mapping", config_from_mapping)
+    monkeypatch.setattr("experiments.sweep_grid.config_from_mapping", config_from_mapping)
+    (tmp_path / "c.toml").write_text("zeroing_norm = 50.0\nepsilon = 2.0\n")
+    vary = ["--vary", "seed=1,2"] if command == "sweep" else []
+    words = [command, "--out", str(tmp_path / "out"), "--config", str(tmp_path / "c.toml"), "--noise-seed", "1", *vary]
+    refused(*words, words=["enough"])
+    refused(*words, "--zeroing-norm", "none", words=["enough"])
+    refused(*words, "--zeroing-norm", "7", words=["enough"])
+    assert [values["zeroing_norm"] for values in made] == [50.0, None, 7.0]
+    assert all("rounds" not in values for values in made)
+    refused(*words, "--zeroing-norm", "nothing", words=["zeroing-norm"])
+
+
 def test_bad_config_files_name_the_file(tmp_path):
     (tmp_path / "c.yaml").write_text("rounds: 4")
     refused(

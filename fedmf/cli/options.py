@@ -71,8 +71,24 @@ def gigabytes(name: str, value: float) -> int:
     return int(value * 1e9)
 
 
+class _NumberOrNone(click.ParamType):
+    """A float, or `none` where the default is a number and None is a value of its own."""
+
+    name = "float|none"
+    NONE = object()
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        return self.NONE if value in ("none", self.NONE) else click.FLOAT.convert(value, parameter, context)
+
+
+def options_given(flags: dict[str, Any]) -> dict[str, Any]:
+    """Of what `config_options` hands to a command, the options that were on the command line."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    return {name: None if value is _NumberOrNone.NONE else value for name, value in given.items()}
+
+
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """One option for every field of TrainConfig; options left out are absent from the call's keyword arguments."""
+    """One option for every field of TrainConfig; the command's keyword arguments are for `options_given`."""
     from fedmf.config import TrainConfig
 
     for field in reversed(dataclasses.fields(TrainConfig)):
@@ -81,7 +97,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         command = click.option(
             f"--{field.name.replace('_', '-')}",
             field.name,
-            type=kinds[0],
+            type=_NumberOrNone() if types.NoneType in typing.get_args(field.type) and default else kinds[0],
             default=None,
             help=field.metadata["help"] + default,
         )(command)

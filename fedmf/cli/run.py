@@ -15,6 +15,7 @@ from fedmf.cli.options import (
     gigabytes,
     json_option,
     noise_seed_option,
+    options_given,
     show,
 )
 from fedmf.cli.stopped import training
@@ -70,7 +71,7 @@ def train(
         if threads is not None:
             _checks.integer("threads", threads, low=1, way_out="leave it out for one on each processor")
         values = config_values(config_file) if config_file else {}
-        given = {name: value for name, value in flags.items() if value is not None}
+        given = options_given(flags)
         if resume and noise_seed is not None:
             raise ValueError("noise_seed: a resumed run keeps its own; leave out --noise-seed")
         if not resume and noise_seed is None:

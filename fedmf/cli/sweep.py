@@ -13,6 +13,7 @@ from fedmf.cli.options import (
     config_values,
     json_option,
     noise_seed_option,
+    options_given,
     show,
 )
 
@@ -95,7 +96,7 @@ def sweep(
                 raise ValueError(f"vary names {name} twice: give all its values at once")
             given[name] = tried
         # The command line wins over the file.
-        single = {name: value for name, value in flags.items() if value is not None}
+        single = options_given(flags)
         lists = {name: tried for name, tried in lists.items() if name not in single} | given
         fixed = {name: value for name, value in fixed.items() if name not in given} | single
         configs = grid.sweep_configs(fixed, lists)
