@@ -6,10 +6,12 @@ import numpy as np
 
 from fedmf import _checks
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.recursion import STEEPEST_RISE, squared_row_norms_of_inverse, steepest_rise
+from fedmf.mechanisms.recursion import is_precise, squared_row_norms_of_inverse, squared_rows_by_solving
 from fedmf.participation import Participation
 from fedmf.sensitivity import sensitivity
 from fedmf.workloads import Workload
+
+_ROUNDS_SOLVED_AT_ONCE = 256
 
 
 def loss(mechanism: Any, workload: Workload, participation: Participation) -> float:
@@ -116,11 +118,18 @@ def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
 
 
 def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
-    """The squared norm of each row of A N, (rounds,), if C and A^-1 are banded and no digits get lost, in O(rounds bands^2); else None."""
+    """The squared norm of each row of A N, (rounds,), where C and A^-1 are banded; otherwise None.
+
+    In O(rounds bands^2), or in O(rounds^2 bands) where that loses digits.
+    """
     rows = mechanism.banded_rows()
     if rows is None or workload.inverse_diagonals is None:
         return None
-    if steepest_rise(workload.inverse_diagonals, rows.shape[1]) > STEEPEST_RISE:
-        return None
+    inverse = workload.inverse_diagonals
     # A N = (C A^-1)^-1, since a square C has N = C^-1.
-    return squared_row_norms_of_inverse(_checks.banded_product(rows, workload.inverse_diagonals))
+    with np.errstate(all="ignore"):
+        squares = squared_row_norms_of_inverse(_checks.banded_product(rows, inverse))
+        if is_precise(squares, rows, inverse):
+            return squares
+        parts = np.array_split(np.arange(len(rows)), -(-len(rows) // _ROUNDS_SOLVED_AT_ONCE))
+        return np.concatenate([squared_rows_by_solving(rows, inverse, part) for part in parts])

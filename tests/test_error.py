@@ -1,11 +1,13 @@
 """Errors by structure and by definition."""
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedmf
+from fedmf import _checks
 from fedmf.error import last_error, loss, max_error, per_round_error, rmse
 from fedmf.mechanisms import (
     BandedMechanism,
@@ -20,6 +22,7 @@ from fedmf.mechanisms.recursion import (
     blocks_of,
     columns_of_blocks,
     columns_of_rows,
+    is_precise,
     rows_of_columns,
     squared_row_norms_of_inverse,
 )
@@ -105,16 +108,69 @@ def test_every_path_gives_the_error_of_the_definition(build, workload):
     np.testing.assert_allclose(rmse(mechanism, workload, single(23)), np.sqrt(np.mean(expected**2)), rtol=1e-9)
 
 
-@pytest.mark.parametrize("floor", [1e-2, 1e-3, 1e-4, 1e-6])
+def restarts(n, floor, period=16):
+    """Cosine restarts, after which rates rise from `floor` to 1 in a round."""
+    return floor + (1.0 - floor) * (1.0 + np.cos(np.pi * (np.arange(n) % period) / (period - 1))) / 2.0
+
+
+def slopes(n, floor):
+    """Rates that fall to `floor` and rise again, each by the same ratio in every round."""
+    return floor ** (1.0 - np.abs(1.0 - 2.0 * np.arange(n) / (n - 1)))
+
+
+def exact_rows(workload, recurrence):
+    """The norm of each row of A C^-1 in rational numbers' stead: 60 digits."""
+    with mpmath.workdps(60):
+        n, p = workload.inverse_diagonals.shape
+        rows, inverse = recurrence.tolist(), workload.inverse_diagonals.tolist()
+        N, AN = [], []
+        for t in range(n):
+            x = [mpmath.mpf(s == t) for s in range(t + 1)]
+            for j in range(1, min(len(rows[t]), t + 1)):
+                for s in range(t - j + 1):
+                    x[s] -= rows[t][j] * N[t - j][s]
+            N.append([value / rows[t][0] for value in x])
+            y = list(N[-1])
+            for j in range(1, min(p, t + 1)):
+                for s in range(t - j + 1):
+                    y[s] -= inverse[t][j] * AN[t - j][s]
+            AN.append([value / inverse[t][0] for value in y])
+        return np.array([float(mpmath.sqrt(sum(value**2 for value in row))) for row in AN])
+
+
+HARD = {
+    "restarts": sgd(restarts(96, 1e-3)),
+    "deep restarts": sgd(restarts(96, 1e-6)),
+    "deep restarts with momentum": momentum_sgd(96, 0.95, restarts(96, 1e-6)),
+    "slopes with momentum": momentum_sgd(96, 0.999, slopes(96, 1e-6)),
+    "sums of sums of sums": prefix_sum(96) @ prefix_sum(96) @ prefix_sum(96) @ prefix_sum(96),
+    "one slow round": sgd(np.where(np.arange(96) == 47, 1e-9, 1.0)),
+}
+
+
+@pytest.mark.parametrize("workload", HARD.values(), ids=HARD)
 @pytest.mark.parametrize("bands", [2, 16])
-def test_rates_that_rise_again(floor, bands):
-    # Cosine restarts: R = C A^-1 has the differences of errors that a rate of 1e-6 hardly tells apart.
-    n = 128
-    rates = floor + (1.0 - floor) * (1.0 + np.cos(np.pi * (np.arange(n) % 16) / 15)) / 2.0
-    mechanism = BandedMechanism(diagonals=banded_rows(n, bands, 0))
-    expected = np.linalg.norm((np.tri(n) * rates) @ mechanism.noising(), axis=1)
-    expected *= fedmf.sensitivity(mechanism, single(n)).value
-    np.testing.assert_allclose(per_round_error(mechanism, sgd(rates), single(n)), expected, rtol=1e-6)
+def test_workloads_in_which_the_recursion_loses_digits(workload, bands):
+    rows = banded_rows(96, bands, 0)
+    mechanism = BandedMechanism(diagonals=rows)
+    expected = exact_rows(workload, rows) * fedmf.sensitivity(mechanism, single(96)).value
+    np.testing.assert_allclose(per_round_error(mechanism, workload, single(96)), expected, rtol=3e-6)
+
+
+@pytest.mark.parametrize("bands", [2, 16])
+def test_the_recursion_alone_does_lose_them(bands):
+    """The comparison with solves is what notices: without it some of the workloads above come out wrong."""
+    rows = banded_rows(96, bands, 0)
+    precise = {}
+    for name, workload in HARD.items():
+        with np.errstate(all="ignore"):
+            squares = squared_row_norms_of_inverse(_checks.banded_product(rows, workload.inverse_diagonals))
+        precise[name] = is_precise(squares, rows, workload.inverse_diagonals)
+        worst = np.abs(squares / exact_rows(workload, rows) ** 2 - 1.0).max()
+        assert worst < 3e-6 if precise[name] else worst > 1e-6
+    assert precise["restarts"]
+    assert not precise["deep restarts"]
+    assert not precise["deep restarts with momentum"]
 
 
 def test_known_errors():

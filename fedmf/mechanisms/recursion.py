@@ -14,13 +14,13 @@ Banded matrices are given by columns here: columns[j, o] = M[j + o, j], 0 where 
 
 import numpy as np
 import scipy.linalg
-import scipy.ndimage
 
 # Blocks smaller than this cost more in calls than they save in arithmetic.
 _SMALLEST_BLOCK = 32
 # Rounds whose blocks are held at once where only errors are wanted.
 _ROUNDS_AT_ONCE = 32_768
-STEEPEST_RISE = 1e3
+# Rounds in which the recursion is compared with solves, and how far it may be off.
+_SAMPLED_ROUNDS, _PRECISE = 33, 1e-6
 
 
 def columns_of_rows(rows: np.ndarray) -> np.ndarray:
@@ -87,20 +87,30 @@ def columns_of_blocks(blocks: list[np.ndarray], n: int, bands: int) -> np.ndarra
     return columns
 
 
-def steepest_rise(inverse: np.ndarray, bands: int) -> float:
-    """How many times larger a row of P = A^-1 is than the pivot of a round soon after it, for `bands` of C; P by rows, (n, p).
+def squared_rows_by_solving(rows: np.ndarray, inverse: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """The squared norms of some rows of A C^-1, for C and P = A^-1 by rows, (n, bands) and (n, p); `which` are increasing.
 
-    Of SGD with P_tt = 1 / rate it is how far the rate rises. There R has the difference of two errors y that a small rate hardly tells
-    apart, and their covariance loses the square of the rise in digits: up to STEEPEST_RISE squared errors are right to 1e-6.
+    Two triangular solves for each. The recursion below computes the covariance of errors y, of which R = C P takes differences: where
+    they are small beside y, as where a learning rate rises again after it fell, it loses twice the digits that a solve loses.
 
-    >>> steepest_rise(np.array([[1.0, 0.0], [100.0, -1.0], [1.0, -100.0]]), bands=2)
-    100.0
+    >>> prefix = np.array([[1.0, 0.0], [1.0, -1.0], [1.0, -1.0]])
+    >>> squared_rows_by_solving(np.ones((3, 1)), prefix, np.array([0, 2]))
+    array([1., 3.])
     """
-    n, p = inverse.shape
-    reach = 2 * block_length(n, bands + p - 1)
-    largest = np.abs(inverse).max(axis=1)
-    before = scipy.ndimage.maximum_filter1d(largest, 2 * reach + 1, mode="constant", origin=reach)
-    return float((before / np.abs(inverse[:, 0])).max())
+    n = int(which[-1]) + 1  # later rounds do not count
+    solved = np.zeros((n, len(which)))
+    solved[which, np.arange(len(which))] = 1.0
+    for triangular in (inverse[:n], rows[:n]):
+        solved, _ = scipy.linalg.lapack.dtbtrs(columns_of_rows(triangular).T, solved, uplo="L", trans="T")
+    return np.asarray(np.einsum("ij,ij->j", solved, solved))
+
+
+def is_precise(squares: np.ndarray, rows: np.ndarray, inverse: np.ndarray) -> bool:
+    """Whether these squared norms of the rows of A C^-1 are right to 1e-6 in a sample of the rounds; arguments as above."""
+    sample = np.unique(np.linspace(0, len(squares) - 1, _SAMPLED_ROUNDS).round().astype(np.int64))
+    solved = squared_rows_by_solving(rows, inverse, sample)
+    # Written so that a NaN is imprecise.
+    return bool((np.abs(squares[sample] - solved) <= _PRECISE * solved).all())
 
 
 def squared_row_norms_of_inverse(rows: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from fedmf import _checks
 from fedmf.mechanisms.banded import BandedMechanism
 from fedmf.mechanisms.certificate import Certificate
 from fedmf.mechanisms.recursion import rows_of_columns
-from fedmf.optimize.banded_loss import banded_loss, clear_outside
+from fedmf.optimize.banded_loss import BandedLoss, DenseLoss, banded_loss, clear_outside
 from fedmf.optimize.banded_start import toeplitz_start
 from fedmf.optimize.certificate import certify
 from fedmf.optimize.lbfgs import minimise
@@ -73,10 +73,50 @@ def fit_banded(
     _checks.fits_in_memory(f"the fit of family='banded' with bands={bands}", (workload.rounds, bands), copies=40)
     began = time.perf_counter()
     under = None if equal_norms else _epochs(participation, bands)
+
+    def descend(loss: BandedLoss) -> BandedMechanism:
+        return _descend(
+            loss,
+            workload,
+            bands,
+            under,
+            tolerance=tolerance,
+            max_iterations=max_iterations,
+            progress=progress,
+            began=began,
+        )
+
     loss = banded_loss(workload, bands)
+    try:
+        return descend(loss)
+    except ArithmeticError:
+        if isinstance(loss, DenseLoss):
+            raise
+        if 8 * workload.rounds**2 > _checks.MOST_BYTES:
+            raise ValueError(
+                f"workload={workload.name!r} loses its digits in the recursion over {workload.rounds} rounds, as where learning rates fall "
+                "far and rise again, and a dense fit is too large: fit to rates that vary less, or to prefix_sum, and measure the error on "
+                "yours"
+            ) from None
+    return descend(DenseLoss(workload.matrix, bands))
+
+
+def _descend(
+    loss: BandedLoss,
+    workload: Workload,
+    bands: int,
+    under: Participation | None,
+    *,
+    tolerance: float,
+    max_iterations: int,
+    progress: Progress | None,
+    began: float,
+) -> BandedMechanism:
+    """The fit with a given way to compute losses; ArithmeticError where that is not precise."""
     columns = _Columns(toeplitz_start(workload, bands), workload.rounds, None if under is None else under.min_sep)
     x = np.zeros(columns.size)
-    value, gradient = loss.evaluate(columns.of(x))
+    with np.errstate(all="ignore"):
+        value, gradient = loss.evaluate(columns.of(x))
     unit = value / workload.rounds
     if under is not None:
         x = columns.better_norms(gradient)

@@ -5,7 +5,7 @@ from typing import Protocol
 import numpy as np
 import scipy.linalg
 
-from fedmf.mechanisms.recursion import STEEPEST_RISE, NoiseRecursion, columns_of_blocks, columns_of_rows, steepest_rise
+from fedmf.mechanisms.recursion import NoiseRecursion, columns_of_blocks, columns_of_rows, is_precise, rows_of_columns
 from fedmf.optimize.banded_bound import banded_bound
 from fedmf.optimize.certificate import dual_bound
 from fedmf.workloads import Workload
@@ -28,15 +28,21 @@ class BandedLoss(Protocol):
 
 
 def banded_loss(workload: Workload, bands: int) -> BandedLoss:
-    """The cheaper of the two that is precise for a workload."""
-    inverse = workload.inverse_diagonals
-    if inverse is None or steepest_rise(inverse, bands) > STEEPEST_RISE:
+    """The cheaper of the two for a workload."""
+    if workload.inverse_diagonals is None:
         return DenseLoss(workload.matrix, bands)
-    return StructuredLoss(inverse, bands)
+    return StructuredLoss(workload.inverse_diagonals, bands)
+
+
+class ImpreciseRecursion(ArithmeticError):
+    """The recursion over the noise process loses digits for this workload."""
 
 
 class StructuredLoss:
-    """For an A with banded inverse: O(n bands^2) work and O(n bands) memory, by the recursion over the noise process."""
+    """For an A with banded inverse: O(n bands^2) work and O(n bands) memory, by the recursion over the noise process.
+
+    `bound` raises ImpreciseRecursion where that loses digits.
+    """
 
     def __init__(self, inverse_diagonals: np.ndarray, bands: int) -> None:
         self.n, self.p = inverse_diagonals.shape
@@ -57,8 +63,12 @@ class StructuredLoss:
 
     def bound(self, columns: np.ndarray, classes: np.ndarray, tolerance: float) -> tuple[float, float]:
         """As in BandedLoss."""
-        recursion = NoiseRecursion(self._product(columns))
-        loss = float(recursion.squared_errors().sum())
+        with np.errstate(all="ignore"):
+            recursion = NoiseRecursion(self._product(columns))
+        squares = recursion.squared_errors()
+        if not is_precise(squares, rows_of_columns(columns), self.inverse):
+            raise ImpreciseRecursion
+        loss = float(squares.sum())
         bound = banded_bound(columns, self.inverse_columns, recursion, loss, classes, tolerance)
         # Far from the optimum that can be useless. The main diagonal of A C^-1 alone, with entries A_ii / C_ii and C_ii
         # at most the norm of column i, bounds the loss by the squares of the classes' sums of |A_ii|.

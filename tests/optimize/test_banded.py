@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedmf.error import loss, rmse
 from fedmf.mechanisms.recursion import columns_of_rows
-from fedmf.optimize import fit
+from fedmf.optimize import banded, fit
 from fedmf.optimize.banded import _Columns
 from fedmf.optimize.banded_loss import DenseLoss, StructuredLoss, banded_loss
 from fedmf.optimize.banded_start import toeplitz_start
@@ -159,7 +159,7 @@ def test_structured_bound_against_its_dense_formula(n, bands, p):
 @pytest.mark.parametrize("floor", [1e-3, 1e-4, 1e-6])
 @pytest.mark.parametrize("equal_norms", [True, False])
 def test_rates_that_rise_again(floor, equal_norms):
-    # Cosine restarts, as in tests/test_error.py.
+    # Cosine restarts. From 1e-4 on the recursion loses digits, and the fit is dense.
     n = 128
     rates = floor + (1.0 - floor) * (1.0 + np.cos(np.pi * (np.arange(n) % 16) / 15)) / 2.0
     mechanism = fit(sgd(rates), epochs(n, 16), bands=16, equal_norms=equal_norms, tolerance=1e-3)
@@ -169,6 +169,19 @@ def test_rates_that_rise_again(floor, equal_norms):
     defined = np.square((np.tri(n) * rates) @ mechanism.noising()).sum() * sensitivity(mechanism, under).value ** 2
     np.testing.assert_allclose(certificate.loss, defined, rtol=1e-6)
     np.testing.assert_allclose(loss(mechanism, sgd(rates), under), defined, rtol=1e-6)
+
+
+def test_momentum_with_restarts_keeps_the_structured_fit():
+    # A dense fit certifies such workloads badly, and here the recursion is precise.
+    rates = 1e-3 + (1.0 - 1e-3) * (1.0 + np.cos(np.pi * (np.arange(128) % 16) / 15)) / 2.0
+    assert fit(momentum_sgd(128, 0.95, rates), epochs(128, 32), bands=8).certificate.gap <= 1e-3
+
+
+def test_a_dense_fit_that_is_too_large_is_refused_by_name(monkeypatch):
+    rates = 1e-8 + (1.0 + np.cos(np.pi * (np.arange(128) % 16) / 15)) / 2.0
+    monkeypatch.setattr(banded._checks, "MOST_BYTES", 8 * 127**2)
+    with pytest.raises(ValueError, match="workload='sgd' loses its digits in the recursion over 128 rounds"):
+        fit(sgd(rates), epochs(128, 16), bands=2)
 
 
 @pytest.mark.parametrize("n", [128, 130])
