@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from fedmf import _checks, progress_bar
 from fedmf.accounting import Plan
-from fedmf.federated.noise import NoiseState, mechanism_mark, state_mark
+from fedmf.federated.noise import NoiseState, plan_mark, state_mark
 from fedmf.federated.noise_file import NoiseFile, TileFile
 from fedmf.federated.source import check_noise_seed, noise_key, source_of_key
 from fedmf.mechanisms.float32_check import check_float32
@@ -88,7 +88,7 @@ class HostNoise:
         disk = room_for_noise(folder) if disk_bytes is None else disk_bytes
         self.strategy: NoiseStrategy = choose_host_strategy(stream, size, memory, strategy, disk)
         made = form_made(stream, self.strategy)
-        self._mark = state_mark(mechanism_mark(plan.mechanism), "handed_in", 1)
+        self._mark = state_mark(plan_mark(plan), "handed_in", 1)
         self._key = noise_key(check_noise_seed(noise_seed)) if key is None else np.asarray(key, np.uint64)
         self._tiles = tiles = _Tiles(self._key, size)
         self._maker: _Maker
@@ -151,10 +151,10 @@ class HostNoise:
             if not np.array_equal(np.asarray(noise.key), self._key):
                 raise ValueError("the state was made with another noise seed: use HostNoise.for_state(plan, state)")
             if int(noise.mechanism) != self._mark:
-                # The aggregator scales the rows by its own plan: noise of another mechanism would not give what that one claims. And one
+                # The aggregator scales the rows by its own plan: noise of another plan would not give what that one claims. And one
                 # that makes noise itself would take the row for one of the past, and subtract what it adds.
                 raise ValueError(
-                    "the state's aggregator was made with the plan of another mechanism, or without noise_strategy='handed_in': make "
+                    "the state's aggregator was made with another plan, or without noise_strategy='handed_in': make "
                     "both from one plan, and the aggregator with that strategy"
                 )
             t = int(noise.next_round)

@@ -46,6 +46,12 @@ class _StateInVariables:
         }
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
+        # Keras's wrapper says so to what it wraps.
+        if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):
+            raise ValueError(
+                "loss scaling, as of the mixed_float16 policy, is not supported: Keras multiplies the loss by 32768 and divides the "
+                "gradient by that after it was clipped and noised, so that the model would stand still; use mixed_bfloat16 or float32"
+            )
         if tf.is_tensor(loss) and loss.shape.rank == 0:
             raise ValueError(
                 "the loss is one number for the whole batch, but each example is clipped on its own: compile the model with a loss of "
@@ -147,11 +153,6 @@ def keras_optimizer(
     if tf.distribute.has_strategy():
         raise ValueError(
             "tf.distribute strategies are not supported: every device would add the noise of the whole step"
-        )
-    if tf.keras.mixed_precision.global_policy().name == "mixed_float16":
-        raise ValueError(
-            "the mixed_float16 policy is not supported: Keras multiplies the loss by 32768 and divides the gradient by that after it was "
-            "clipped and noised, so that the model would stand still; set mixed_bfloat16 or float32"
         )
     query = MatrixFactorizationQuery(
         plan,

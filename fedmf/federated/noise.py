@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from fedmf.accounting import Plan
 from fedmf.federated.source import Draw, noise_key, source_of_key
-from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.blocks import BlockForm
 from fedmf.mechanisms.float32_check import check_float32
 from fedmf.mechanisms.strategy import graph_strategies
@@ -37,7 +37,7 @@ class NoiseState(NamedTuple):
       key: uint64 (2,), of the source.
       next_round: int32 ().
       made_for: int32 (), the round whose row was handed in; -1 before that and where nothing is.
-      mechanism: uint64 (), which one this is the noise of, and by what strategy; see `state_mark`.
+      mechanism: uint64 (), of which plan this is the noise, and by what strategy; see `state_mark`.
       rows: float32 (state rows, d).
     """
 
@@ -48,29 +48,36 @@ class NoiseState(NamedTuple):
     rows: Any
 
 
-def mechanism_mark(mechanism: Mechanism) -> int:
-    """64 bits by which mechanisms are told apart, 0 <= mark < 2^64.
+def plan_mark(plan: Plan) -> int:
+    """64 bits by which plans are told apart, 0 <= mark < 2^64: by mechanism, standard deviation and clip norm.
 
-    >>> from fedmf.mechanisms import IdentityMechanism
-    >>> mechanism_mark(IdentityMechanism(rounds=4)) == mechanism_mark(IdentityMechanism(rounds=5))
-    False
+    A round that is done again with another scale of the same noise, or with updates clipped to another norm beside it, gives both away.
+    The two numbers count to six digits: another processor may calibrate the same plan to others beyond.
+
+    >>> import fedmf
+    >>> once = fedmf.Participation(rounds=4, schema="single")
+    >>> identity = fedmf.fit(fedmf.prefix_sum(4), once, family="identity")
+    >>> plans = [fedmf.calibrate(identity, once, epsilon=epsilon, delta=1e-6) for epsilon in (2.0, 2.0, 8.0)]
+    >>> [plan_mark(plan) == plan_mark(plans[0]) for plan in plans]
+    [True, True, False]
     """
-    return int(mechanism_digest(mechanism)[:16], 16)
+    text = f"{mechanism_digest(plan.mechanism)} {plan.stddev:.5e} {plan.clip_norm:.5e}"
+    return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
 
 
-def state_mark(mechanism: int, strategy: str, state_rows: int) -> int:
-    """64 bits by which states are told apart, 0 <= mark < 2^64: another mechanism or strategy would read other rows in them.
+def state_mark(plan: int, strategy: str, state_rows: int) -> int:
+    """64 bits by which states are told apart, 0 <= mark < 2^64: another plan or strategy would make other noise of their rows.
 
     A row that another strategy takes for that of the round may be one which was released already.
 
     Args:
-      mechanism: of `mechanism_mark`.
+      plan: of `plan_mark`.
       strategy, state_rows: of `NoiseRows`.
 
     >>> state_mark(7, "carried", 32) == state_mark(7, "redrawn", 32)
     False
     """
-    return int(hashlib.sha256(f"{mechanism} {strategy} {state_rows}".encode()).hexdigest()[:16], 16)
+    return int(hashlib.sha256(f"{plan} {strategy} {state_rows}".encode()).hexdigest()[:16], 16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +88,7 @@ class NoiseRows:
       stream: the mechanism's stream.
       size: coordinates in a row, d.
       noise_seed: non-negative int. It makes the key of `initial_state`; a state goes on with the key it holds.
-      mark: the mechanism's, of `mechanism_mark`; a state holds `state_mark` of it.
+      mark: the plan's, of `plan_mark`; a state holds `state_mark` of it.
       strategy: one of GRAPH_STRATEGIES; None takes the choice of `fedmf.mechanisms.strategy.graph_strategies`.
       source: (key, size) -> draw; see `source_of_key`.
       state_rows: rows of model size kept between rounds.
@@ -127,7 +134,7 @@ class NoiseRows:
         """Row `state.next_round` of N Z at unit standard deviation, float32 (size,), and the state after it.
 
         Raises:
-          tf.errors.InvalidArgumentError: when executed past the last round, in any strategy; with a state of another mechanism or
+          tf.errors.InvalidArgumentError: when executed past the last round, in any strategy; with a state of another plan or
             strategy; or with no row handed in, or one of another round. In round 0 that makes the row NaN. XLA drops these checks
             (jit_compile=True): there the row is NaN.
         """
@@ -143,8 +150,9 @@ class NoiseRows:
                 ),
                 (
                     ours,
-                    "the state's noise is that of another mechanism or noise_strategy, with which old noise could come again: make the "
-                    f"aggregator as it was when the state was made (here noise_strategy={self.strategy!r}, {self.state_rows} rows)",
+                    "the state's noise is that of another mechanism, noise scale, clip norm or noise_strategy, with which noise could "
+                    "come again that was seen: make the aggregator as it was when the state was made "
+                    f"(here noise_strategy={self.strategy!r}, {self.state_rows} rows)",
                 ),
                 (
                     # TFF asks for a result of the initial state when it initialises, to learn its type: that one is NaN, no error.

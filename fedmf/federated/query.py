@@ -12,7 +12,7 @@ import tensorflow_privacy as tfp
 from fedmf import _checks
 from fedmf.accounting import Plan
 from fedmf.federated.clipping import sum_dtype, zero_and_clip
-from fedmf.federated.noise import NoiseRows, NoiseState, mechanism_mark
+from fedmf.federated.noise import NoiseRows, NoiseState, plan_mark
 from fedmf.federated.source import check_noise_seed
 
 _RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
@@ -82,6 +82,19 @@ def _check_specs(record_specs: Any) -> Any:
     if not sum(leaf.shape.num_elements() for leaf in tf.nest.flatten(specs)):
         raise ValueError(f"record_specs={record_specs!r} has no entries: there is nothing to add noise to")
     return specs
+
+
+def _in_dtype(leaf: Any, spec: tf.TensorSpec) -> Any:
+    """The leaf of a record as a tensor of the spec's dtype; half precision widens, and numbers that are no tensor yet are converted."""
+    if not tf.is_tensor(leaf) and np.asarray(leaf).dtype.kind in "fiub":
+        return tf.convert_to_tensor(leaf, spec.dtype)
+    leaf = tf.convert_to_tensor(leaf)
+    if leaf.dtype != spec.dtype and not (leaf.dtype.is_floating and leaf.dtype.size < spec.dtype.size):
+        raise TypeError(
+            f"the record has a leaf of dtype {leaf.dtype.name} where the query was made for {spec.dtype.name}: cast it, or make the query "
+            "for that"
+        )
+    return tf.cast(leaf, spec.dtype)
 
 
 class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
@@ -179,7 +192,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             stream=plan.mechanism.stream(),
             size=size,
             noise_seed=check_noise_seed(noise_seed),
-            mark=mechanism_mark(plan.mechanism),
+            mark=plan_mark(plan),
             strategy=noise_strategy,
         )
 
@@ -227,7 +240,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
 
         Raises:
           ValueError: the record is of other shapes than record_specs.
-          TypeError: it has a tensor of another dtype.
+          TypeError: it has a tensor of a dtype that does not fit into the leaf's without loss.
         """
         leaves, specs = tf.nest.flatten(record), self._flat_specs
         shapes = [tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf)) for leaf in leaves]
@@ -237,13 +250,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             raise ValueError(
                 f"the record has leaves of shapes {shapes}, not those that the query was made for: {self._specs}"
             )
-        for leaf, spec in zip(leaves, specs, strict=True):
-            if tf.is_tensor(leaf) and leaf.dtype != spec.dtype:
-                raise TypeError(
-                    f"the record has a leaf of dtype {leaf.dtype.name} where the query was made for {spec.dtype.name}: cast it, or make "
-                    "the query for that"
-                )
-        leaves = [tf.convert_to_tensor(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
+        leaves = list(map(_in_dtype, leaves, specs))
         # A shape that is known only when the graph runs is checked there.
         record = tf.nest.pack_sequence_as(record, list(map(tf.ensure_shape, leaves, [s.shape for s in specs])))
         clip_norm, zeroing_norm = params

@@ -208,13 +208,35 @@ def test_refusals_say_what_to_do():
         model.fit(*without_gradients(4), verbose=0)
 
 
-def test_mixed_precision_that_scales_the_loss_is_refused():
+@pytest.mark.parametrize("how", ["the policy of the model", "a wrapper"])
+def test_mixed_precision_that_scales_the_loss_is_refused(how):
     """Keras would scale the clipped gradient down by as much as the loss was scaled up, and the model would stand still."""
     policy = tf.keras.mixed_precision.global_policy()
     try:
-        tf.keras.mixed_precision.set_global_policy("mixed_float16")
-        variables = make_model().trainable_variables
-        with pytest.raises(ValueError, match="mixed_float16 policy is not supported"):
-            federated.keras_optimizer(make_plan(), variables, batch_size=BATCH, noise_seed=5)
+        if how == "the policy of the model":
+            tf.keras.mixed_precision.set_global_policy("mixed_float16")
+        model = make_model()
     finally:
         tf.keras.mixed_precision.set_global_policy(policy)
+    optimizer = federated.keras_optimizer(make_plan(), model.trainable_variables, batch_size=BATCH, noise_seed=5)
+    if how == "a wrapper":
+        optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizer)
+    model.compile(optimizer, EACH)
+    with pytest.raises(ValueError, match="loss scaling, as of the mixed_float16 policy, is not supported"):
+        model.fit(*without_gradients(BATCH), batch_size=BATCH, verbose=0)
+
+
+def test_mixed_precision_without_scaling_trains():
+    policy = tf.keras.mixed_precision.global_policy()
+    try:
+        tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+        model = make_model()
+    finally:
+        tf.keras.mixed_precision.set_global_policy(policy)
+    optimizer = federated.keras_optimizer(
+        make_plan(), model.trainable_variables, batch_size=BATCH, noise_seed=5, learning_rate=1.0
+    )
+    before = model.get_weights()
+    model.compile(optimizer, EACH)
+    model.fit(*without_gradients(BATCH), batch_size=BATCH, verbose=0)
+    assert max(np.abs(new - old).max() for old, new in zip(before, model.get_weights(), strict=True)) > 0.01

@@ -1,19 +1,21 @@
 """The state of the noise is gone on with as it was made, or not at all: what another reads in it may be noise that was released before."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import scipy.linalg
 import tensorflow as tf
 
 from fedmf import Participation, Plan, federated, fit, prefix_sum
-from fedmf.federated.noise import NoiseRows, mechanism_mark
+from fedmf.federated.noise import NoiseRows, plan_mark
 from fedmf.mechanisms import BandedMechanism, NoiseStream, TreeMechanism
 from fedmf.mechanisms.blocks import block_form
 from fedmf.mechanisms.strategy import GRAPH_STRATEGIES, NOISE_FILE
 
 pytestmark = pytest.mark.tensorflow
 SIZE = 9
-OTHERS = "of another mechanism or noise_strategy"
+OTHERS = "of another mechanism, noise scale, clip norm or noise_strategy"
 
 
 def plan_of(mechanism):
@@ -80,6 +82,34 @@ def test_another_mechanism_does_not_go_on():
         )
 
 
+@pytest.mark.parametrize(
+    "change", [{"noise_multiplier": 3.0}, {"clip_norm": 2.0}, {"noise_multiplier": 0.5, "clip_norm": 2.0}]
+)
+def test_another_scale_of_the_noise_does_not_go_on(change):
+    """A round that is done again with it gives the update away: releases r = x + s n, R = x + S n leave x = (S r - s R) / (S - s)."""
+    plan = dataclasses.replace(plan_of(banded(bands=5)), noise_multiplier=1.0, clip_norm=1.0)
+    specs = tf.TensorSpec([SIZE], tf.float32)
+    began = federated.MatrixFactorizationQuery(plan, specs, noise_seed=1)
+    other = federated.MatrixFactorizationQuery(dataclasses.replace(plan, **change), specs, noise_seed=2)
+    again = federated.MatrixFactorizationQuery(
+        dataclasses.replace(plan, noise_multiplier=1.0 + 1e-13), specs, noise_seed=2
+    )
+    _, state = results(began, began.initial_global_state(), 3)
+    results(again, state, 1)  # as another processor calibrates it
+    with pytest.raises(tf.errors.InvalidArgumentError, match=OTHERS):
+        results(other, state, 1)
+    # Negative control: with the mark of its own it would go on, with the same noise.
+    mark = other.initial_global_state().noise.mechanism
+    seen, _ = results(began, state, 1)
+    repeated, _ = results(other, state._replace(noise=state.noise._replace(mechanism=mark)), 1)
+    ratio = other.plan.stddev / plan.stddev
+    np.testing.assert_allclose(repeated, ratio * np.asarray(seen), rtol=1e-5, atol=1e-6)
+    noise = federated.HostNoise(plan, SIZE, noise_seed=1)
+    handed = federated.MatrixFactorizationQuery(other.plan, specs, noise_seed=1, noise_strategy="handed_in")
+    with pytest.raises(ValueError, match="another plan"):
+        noise.hand_in(handed.initial_global_state())
+
+
 def fit_toeplitz():
     return fit(prefix_sum(40), Participation(rounds=40, schema="single"), family="toeplitz", bands=5)
 
@@ -113,7 +143,11 @@ def test_marks_differ_by_what_the_rows_mean():
     for mechanism in (banded(bands=5), fit_toeplitz()):
         for strategy in GRAPH_STRATEGIES:
             rows = NoiseRows(
-                stream=mechanism.stream(), size=SIZE, noise_seed=1, mark=mechanism_mark(mechanism), strategy=strategy
+                stream=mechanism.stream(),
+                size=SIZE,
+                noise_seed=1,
+                mark=plan_mark(plan_of(mechanism)),
+                strategy=strategy,
             )
             marks.add(int(rows.initial_state().mechanism))
     assert len(marks) == 2 * len(GRAPH_STRATEGIES)

@@ -321,11 +321,28 @@ def test_records_of_other_shapes_are_refused():
             query.initial_sample_state(record)
 
 
-@pytest.mark.parametrize("dtype", [tf.float64, tf.float16, tf.int32])
+@pytest.mark.parametrize("dtype", [tf.float64, tf.complex64, tf.int32])
 def test_tensors_of_other_dtypes_are_refused(dtype):
     query = make_query(tf.TensorSpec([2]))
     with pytest.raises(TypeError, match=f"a leaf of dtype {dtype.name} where the query was made for float32"):
         preprocess(query, tf.ones([2], dtype))
+
+
+def test_numbers_that_are_not_real_are_refused():
+    for record in (np.array([1j, 0.0]), np.array(["1", "2"])):
+        with pytest.raises(TypeError, match="use real ones"):
+            preprocess(make_query(tf.TensorSpec([2])), record)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wider"), [(tf.float16, tf.float32), (tf.bfloat16, tf.float32), (tf.float32, tf.float64)]
+)
+def test_what_fits_into_the_dtype_of_the_specs_is_widened(dtype, wider):
+    record = tf.constant([0.5, 0.25], dtype)
+    for given in (record, tf.Variable(record)):
+        kept = preprocess(make_query(tf.TensorSpec([2], wider)), given).record
+        assert kept.dtype == wider
+        np.testing.assert_array_equal(kept, [0.5, 0.25])
 
 
 def test_numbers_are_taken_in_the_dtype_of_the_specs():
