@@ -53,12 +53,12 @@ class Audit:
 
     @property
     def epsilon(self) -> float:
-        """Achieved epsilon at the plan's delta, whoever knows who was drawn."""
+        """Epsilon of `achieved` at the plan's delta, whoever knows who was drawn."""
         return 0.0 if self.achieved is None else self.achieved.epsilon
 
     @property
     def rho(self) -> float:
-        """Achieved zCDP."""
+        """zCDP of `achieved`."""
         return 0.0 if self.achieved is None else self.achieved.rho
 
     @property

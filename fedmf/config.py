@@ -29,7 +29,7 @@ _FAMILIES = ("none", "identity", "tree", "fft", "banded", "dense", "toeplitz", "
 _TAKES = {"bands": ("banded", "toeplitz", "low_rank"), "column_norms": ("banded", "dense"), "mechanism": ("file",)}
 _LOSSES = ("published", "masked")
 _DECODERS = ("online", "full")
-_COLUMN_NORMS = ("equal", "free")
+_COLUMN_NORMS, _USUAL_NORMS = ("equal", "free"), {"banded": "equal", "dense": "free"}
 
 
 def _option(default: Any, help: str) -> Any:
@@ -160,6 +160,8 @@ class TrainConfig:
             )
         if self.column_norms is not None:
             _checks.one_of("column_norms", self.column_norms, _COLUMN_NORMS)
+            if self.column_norms == _USUAL_NORMS.get(self.family):
+                object.__setattr__(self, "column_norms", None)  # one mechanism has one configuration
         for name, families in _TAKES.items():
             if getattr(self, name) is not None and self.family not in families:
                 raise ValueError(
@@ -265,7 +267,9 @@ class TrainConfig:
             options["equal_norms"] = self.column_norms == "equal"
         if family == "dense" or self.column_norms == "free":
             # The optimum for every round of an epoch order; a limit below that only lowers its sensitivity.
-            participation = Participation(rounds=self.rounds, schema=self.schema, min_sep=self.min_sep)
+            participation = Participation(
+                rounds=self.rounds, schema=participation.schema, min_sep=participation.min_sep
+            )
         if family == "dense":
             options["tolerance"] = 1e-3
         with interruptible_fits(), shown(family, show_progress) as progress:

@@ -159,7 +159,7 @@ def audit_values(
     poisson = isinstance(audit.planned.sampling, CyclicPoisson)
     achieved = _achieved(audit)
     if audit.contradictions and audit.achieved is not None:
-        values["group_privacy"] = _group_privacy(audit.achieved)
+        values["group_privacy"] = [] if audit.planned.claimed_cohort else _group_privacy(audit.achieved)
     return values | {
         "subject": subject,
         "observed": {

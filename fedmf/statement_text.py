@@ -38,7 +38,7 @@ def markdown(values: dict[str, Any]) -> str:
         "runs the aggregator and tests that the noise it releases is the noise that is accounted here.",
     ]
     sections = [*_heads(values), "\n".join(_wrapped(point) for point in points)]
-    if values["guarantee"]["noise_multiplier"] > 0:
+    if values["guarantee"]["noise_multiplier"] > 0 and values["group_privacy"]:
         sections.append(_group_privacy(values))
     if values["subject"] != "plan":
         sections.append(_observed(values))
@@ -320,7 +320,7 @@ def _group_privacy(values: dict[str, Any]) -> str:
         if values["sampling"] and not values.get("contradictions")
         else ""
     )
-    of = " of the achieved guarantee" if values.get("contradictions") and values["achieved"] else ""
+    of = " of the achieved guarantee" if values.get("contradictions") else ""
     intro = _wrapped(
         f"What holds{of} for a user of several devices, each of them a client that keeps to its own limits: the sum of g clients is g "
         f"times as sensitive, which leaves the noise multiplier divided by g{sampled}."

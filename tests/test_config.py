@@ -217,6 +217,11 @@ class TestPlan:
             ValueError, match="column_norms=equal belongs to family=banded or dense, not to family=tree"
         ):
             config(family="tree", column_norms="equal")
+        assert config(family=family, column_norms=default) == config(family=family)
+        drawn = {"sampling": "poisson", "population": 40, "cohort_size": 10, "min_sep": None}
+        if family == "banded":
+            sampled = config(family=family, column_norms="free", bands=2, **drawn)
+            assert sampled.plan().epsilon <= sampled.epsilon
 
 
 # Values that differ from the defaults, for the round trips.

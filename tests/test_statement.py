@@ -363,6 +363,8 @@ class TestObserved:
         text = audit.statement()
         assert "where at least 4 were planned. Nothing can be claimed." in point(text, "Formal statement")
         assert "the same noise gives" not in text
+        assert "several devices, each" not in text
+        assert audit.statement_values()["group_privacy"] == []
         once = ParticipationLedger(cohort_size=1, cohorts=[np.array([0]), np.array([0])])
         # Of clients whose rounds are not known every round counts, however few there were in the simulation.
         assert audit_ledger(once, audit.planned).epsilon == audit.epsilon > plan().epsilon
