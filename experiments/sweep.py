@@ -5,7 +5,7 @@ A run that dies takes no other with it, and one that is finished is never traine
   runs/NAME/     a run folder each
   logs/NAME.txt  what the run said on standard error
   results.csv    a row for every finished run
-  figure.png     the final metric over a rate or a privacy target
+  figure.png     validation over a rate or a privacy target; best.png: the best settings over what was compared
   report/        `fedmf report` of the finished runs
 """
 
@@ -21,11 +21,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments import sweep_figures, sweep_results
+from experiments import sweep_figures, sweep_grid, sweep_results
 from fedmf.config import TrainConfig, config_from_mapping, read_config_file
+from fedmf.mechanisms import load_mechanism
 from fedmf.progress_bar import bar
 from fedmf.reports import write_report
 from fedmf.runs import Run, write_atomically
+from fedmf.statement import mechanism_digest
 
 # What trains one run, without its arguments.
 PROGRAM = (sys.executable, "-c", "from fedmf.cli import main; main()")
@@ -50,28 +52,49 @@ class Failure:
     reason: str
 
 
-def check_sweep(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> None:
-    """Refuses what could not be trained in this folder; where the data lies may have changed.
+def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
+    """The runs of a sweep, by the names that they have in its folder; where the data lies may have changed.
 
     Raises:
-      ValueError: a folder of the sweep holds a run of another configuration; or execution is tff-remote.
+      ValueError: the folder holds a run that differs in what neither name says, or whose mechanism was another in a file of the same
+        name; or execution is tff-remote.
     """
+    held = {}
+    for path in sorted((out / "runs").glob("*/config.json")):
+        held[path.parent.name] = config_from_mapping(read_config_file(path), str(path))
+    found = {}
     for name, config in configs.items():
         if config.execution == "tff-remote":
             raise ValueError(
                 "execution=tff-remote has workers that runs cannot share: use `fedmf train` for it, or another execution"
             )
-        path = run_folder(out, name) / "config.json"
-        if not path.exists():
+        same = [there for there, other in held.items() if dataclasses.replace(other, data=config.data) == config]
+        for there, other in held.items():
+            if name not in same or there == name:
+                _check_beside(out, name, config, there, other)
+        # A run that an earlier command named otherwise, such as seed 0 before seeds varied, is not trained twice.
+        found[name if name in same or not same else same[0]] = config
+    return found
+
+
+def _check_beside(out: pathlib.Path, name: str, config: TrainConfig, there: str, other: TrainConfig) -> None:
+    """Refuses a run beside another one of the folder that is not of the same sweep."""
+    said = set() if name == there else sweep_grid.named(name) | sweep_grid.named(there)
+    for field in dataclasses.fields(config):
+        mine, others = getattr(config, field.name), getattr(other, field.name)
+        if field.name in {"data", *said} or mine == others or not sweep_grid.taken(field.name, config, other):
             continue
-        other = config_from_mapping(read_config_file(path), str(path))
-        for field in dataclasses.fields(config):
-            here, there = getattr(config, field.name), getattr(other, field.name)
-            if field.name != "data" and here != there:
-                raise ValueError(
-                    f"{path.parent} holds a run with {field.name}={there}, and this sweep has {field.name}={here}: "
-                    "name another folder in --out, or give the options of the sweep that is there"
-                )
+        raise ValueError(
+            f"{run_folder(out, there)} holds a run with {field.name}={others}, and this sweep has {field.name}={mine}: name another folder "
+            f"in --out, or give the options of the sweep that is there, or vary {field.name}"
+        )
+    kept = run_folder(out, there) / "mechanism.npz"
+    if config.mechanism is None or config.mechanism != other.mechanism or not kept.exists():
+        return
+    if mechanism_digest(load_mechanism(kept)) != mechanism_digest(load_mechanism(config.mechanism)):
+        raise ValueError(
+            f"mechanism={config.mechanism} is not the one that {run_folder(out, there)} was trained with: give the new one another name"
+        )
 
 
 def run_sweep(
@@ -92,6 +115,7 @@ def run_sweep(
       {"report": path, "results": path, "best": a row for everything compared, "together": what all begun runs promise as one, "text": both
       for people, "failed": run -> `Failure`}; None and empty where no run is finished.
     """
+    configs = in_folder(out, configs)
     failed = train_all(out, configs, noise_seed=noise_seed, jobs=jobs, threads=threads, progress=progress)
     found: dict[str, Any] = {"report": None, "results": None, "best": [], "together": "", "text": ""}
     # Those of earlier commands count as well, and those that are not finished: they trained on the same clients.
@@ -157,10 +181,10 @@ def train_all(
       Run -> why it failed; the others are finished. After one that could not begin, none is begun.
 
     Raises:
-      ValueError: see `check_sweep`; or the folder cannot be written to.
+      ValueError: see `in_folder`; or the folder cannot be written to.
       StoppedSweep: Ctrl-C; every run that was training has saved its rounds.
     """
-    check_sweep(out, configs)
+    configs = in_folder(out, configs)
     try:
         for part in ("runs", "logs"):
             (out / part).mkdir(parents=True, exist_ok=True)

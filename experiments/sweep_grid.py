@@ -101,10 +101,25 @@ def sweep_configs(fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]])
             raise ValueError(f"run {name or family}: {error}") from error
         if name in configs and configs[name] != config:
             raise ValueError(f"two runs would be named {name}: vary values whose names differ")
-        configs[name] = config
+        if config not in configs.values():
+            configs[name] = config
     for name in sorted((set(fixed) | set(varied)) - taken):
         raise ValueError(f"{name} belongs to no family of this sweep: leave it out, or add one that takes it")
     return configs
+
+
+def named(run: str) -> set[str]:
+    """The fields that the name of a run says.
+
+    >>> sorted(named("family=tree,epsilon=2"))
+    ['epsilon', 'family']
+    """
+    return {part.partition("=")[0] for part in run.split(",")}
+
+
+def taken(field: str, *configs: TrainConfig) -> bool:
+    """Whether the families of all these runs take the field."""
+    return field not in _TAKEN_BY or all(_TAKEN_BY[field](config.family) for config in configs)
 
 
 def _name(chosen: Mapping[str, Any]) -> str:

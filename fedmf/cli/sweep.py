@@ -100,7 +100,7 @@ def sweep(
         lists = {name: tried for name, tried in lists.items() if name not in single} | given
         fixed = {name: value for name, value in fixed.items() if name not in given} | single
         configs = grid.sweep_configs(fixed, lists)
-        driver.check_sweep(out, configs)
+        configs = driver.in_folder(out, configs)
     if dry_run:
         show({name: driver.state(out, name) for name in configs}, as_json)
         return

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -9,6 +10,7 @@ import time
 
 import pytest
 
+import fedmf
 from experiments import sweep
 from experiments.sweep_grid import sweep_configs
 from fedmf.cli import main
@@ -109,6 +111,49 @@ def test_a_run_that_dies_takes_no_other_with_it(trains, tmp_path):
     assert "signal 9" in failed["seed=9"].reason
     assert sweep.state(tmp_path, "seed=9") == "1 round done"
     assert sweep.state(tmp_path, "seed=0") == "finished"
+
+
+def left_out(**changes):
+    """The runs of a sweep with these options in place of FIXED's, that varies nothing but seeds."""
+    fixed = {name: value for name, value in (FIXED | changes).items() if name != "seed"}
+    return sweep_configs(fixed, {"seed": [5]})
+
+
+def test_a_run_that_is_there_under_another_name_is_not_trained_again(trains, tmp_path):
+    sweep.train_all(tmp_path, grid(epsilon=[8.0]), noise_seed="os")
+    both = sweep_configs({k: v for k, v in FIXED.items() if k != "epsilon"}, {"epsilon": [8.0], "seed": [0, 1]})
+    assert list(sweep.in_folder(tmp_path, both)) == ["epsilon=8", "epsilon=8,seed=1"]
+    sweep.train_all(tmp_path, both, noise_seed="os")
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["epsilon=8", "epsilon=8,seed=1"]
+    assert (sweep.run_folder(tmp_path, "epsilon=8") / "began.txt").read_text().count("\n") == 1
+
+
+def test_runs_that_differ_in_more_than_their_names_say_are_refused(trains, tmp_path):
+    sweep.train_all(tmp_path, grid(seed=[0, 1]), noise_seed="os")
+    for changes in ({"cohort_size": 3}, {"epsilon": 2.0}, {"rounds": 6}, {"clip_norm": 2.0}):
+        (field,) = changes
+        with pytest.raises(ValueError, match=f"holds a run with {field}=.*, or vary {field}"):
+            sweep.train_all(tmp_path, left_out(**changes), noise_seed="os")
+    # What a name says may differ, and what one of the families does not take.
+    for varied in ({"cohort_size": [3]}, {"family": ["none", "tree"]}, {"family": ["banded"], "bands": [2]}):
+        configs = sweep_configs({k: v for k, v in FIXED.items() if k not in varied}, varied)
+        assert sweep.in_folder(tmp_path, configs) == configs
+
+
+def test_another_mechanism_in_a_file_of_the_same_name_is_refused(trains, tmp_path):
+    once = fedmf.Participation(rounds=4, schema="min_sep", min_sep=2)
+    file = tmp_path / "m.npz"
+    fedmf.fit(fedmf.prefix_sum(4), once, family="identity").save(file)
+    configs = sweep_configs(FIXED | {"family": "file", "mechanism": str(file)}, {"seed": [0]})
+    out = tmp_path / "sweep"
+    sweep.train_all(out, configs, noise_seed="os")
+    shutil.copy(file, sweep.run_folder(out, "seed=0") / "mechanism.npz")  # as a run does
+    more = sweep_configs(FIXED | {"family": "file", "mechanism": str(file)}, {"seed": [0, 1]})
+    assert list(sweep.in_folder(out, more)) == ["seed=0", "seed=1"]
+    fedmf.fit(fedmf.prefix_sum(4), once, family="banded", bands=2).save(file)
+    for configs in (more, {"seed=0": more["seed=0"]}):
+        with pytest.raises(ValueError, match="is not the one that .*seed=0 was trained with"):
+            sweep.in_folder(out, configs)
 
 
 def test_inputs_with_which_no_run_can_begin_end_the_sweep(trains, tmp_path):

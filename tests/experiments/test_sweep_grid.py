@@ -42,6 +42,15 @@ def test_what_a_family_does_not_take_is_left_out_and_nothing_runs_twice():
     )
 
 
+def test_a_default_beside_its_name_is_one_run():
+    configs = sweep_configs(
+        FIXED | {"epsilon": 8.0}, {"family": ["banded", "dense"], "column_norms": ["equal", "free", None]}
+    )
+    assert [(c.family, c.column_norms) for c in configs.values()] == [
+        ("banded", None), ("banded", "free"), ("dense", "equal"), ("dense", None),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("fixed", "varied", "said"),
     [
