@@ -120,7 +120,7 @@ def plan_values(
         "guarantee": _guarantee(plan, rdp=rdp),
         "group_privacy": _group_privacy(plan),
         "not_covered": list(_NOT_COVERED),
-        "commands": [calibrate_command(plan)] if commands is None else list(commands),
+        "commands": [calibrate_command(plan, rdp=rdp)] if commands is None else list(commands),
         "versions": installed_versions() if versions is None else dict(versions),
     }
 
@@ -295,9 +295,9 @@ def _group_privacy(plan: "Plan") -> list[dict[str, Any]]:
     ]
 
 
-def calibrate_command(plan: "Plan", mechanism: str = "mechanism.npz") -> str:
+def calibrate_command(plan: "Plan", mechanism: str = "mechanism.npz", *, rdp: bool = False) -> str:
     """The command that prints the statement of this plan again."""
-    return " ".join(["fedmf calibrate", mechanism, *plan_command_options(plan), "--statement"])
+    return " ".join(["fedmf calibrate", mechanism, *plan_command_options(plan), "--statement", *["--rdp"] * rdp])
 
 
 def plan_command_options(plan: "Plan") -> list[str]:

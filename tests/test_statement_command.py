@@ -150,3 +150,13 @@ def test_a_simulation_is_said_in_the_table(folder):
 def test_refusals_are_one_sentence(folder, options, words):
     banded().save(folder / "mechanism.npz")
     refused("calibrate", "mechanism.npz", "--rounds", ROUNDS, "--min-sep", 6, "--epsilon", 8, *options, words=[words])
+
+
+def test_the_command_names_the_file_and_the_accounting(tmp_path):
+    made = plan()
+    made.mechanism.save(tmp_path / "b 1.npz")
+    words = shlex.split(calibrate_command(made, shlex.quote("b 1.npz"), rdp=True))[1:]
+    first = fedmf(*[str(tmp_path / word) if word == "b 1.npz" else word for word in words]).stdout
+    (line,) = [line for line in first.splitlines() if line.startswith("    fedmf calibrate")]
+    assert line.strip() == calibrate_command(made, shlex.quote("b 1.npz"), rdp=True)
+    assert "Renyi" in first

@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import shlex
 from typing import Any
 
 import click
@@ -68,8 +69,12 @@ def calibrate(
             stream = plan.mechanism.stream().causal()
             host = strategy.host_strategies(stream, parameters, memory, disk)
             graph = strategy.graph_strategies(stream, parameters)
+    from fedmf.statement import calibrate_command
+
+    command = calibrate_command(plan, shlex.quote(mechanism_file.name), rdp=rdp)
+    said: dict[str, Any] = {"rdp": rdp, "commands": [command]}
     if statement and not as_json:
-        click.echo(plan.statement(rdp=rdp))
+        click.echo(plan.statement(**said))
         if explain:
             _explain(parameters, host, graph)
         return
@@ -77,7 +82,7 @@ def calibrate(
     if rdp:
         summary["rdp_epsilon"] = plan.rdp_epsilon if math.isfinite(plan.rdp_epsilon) else None
     if statement:
-        summary |= {"statement": plan.statement(rdp=rdp), "statement_values": plan.statement_values(rdp=rdp)}
+        summary |= {"statement": plan.statement(**said), "statement_values": plan.statement_values(**said)}
     if explain and as_json:
         summary["noise_strategies"] = [way.summary() for way in host]
         summary["graph_noise_strategies"] = [way.summary() for way in graph]

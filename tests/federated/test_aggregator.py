@@ -59,6 +59,19 @@ def test_zero_updates_come_out_as_the_plans_noise_row_for_row(build):
     np.testing.assert_allclose(out, N @ Z / clients, rtol=0, atol=1e-6 * scale)
 
 
+def test_as_a_weighted_factory_every_client_has_the_same_weight():
+    once = fedmf.Participation(rounds=2, schema="single")
+    factory = federated.dp_aggregator(
+        make_plan(fedmf.fit(fedmf.prefix_sum(2), once, family="identity")), clients_per_round=2, noise_seed=2
+    )
+    updates = [collections.OrderedDict(w=np.full([2, 3], x, np.float32), b=np.float32(0)) for x in (0.01, 0.05)]
+    expected = factory.create(TYPE)
+    expected = expected.next(expected.initialize(), updates).result
+    weighted = tff.aggregators.as_weighted_aggregator(factory).create(TYPE, tff.to_type(np.float32))
+    found = weighted.next(weighted.initialize(), updates, [np.float32(1), np.float32(100)]).result
+    np.testing.assert_array_equal(flat(found), flat(expected))
+
+
 def test_resumed_process_gives_the_same_noise():
     plan = make_plan(fedmf.fit(fedmf.prefix_sum(35), fedmf.Participation(rounds=35, schema="single"), family="tree"))
     make = lambda: federated.dp_aggregator(plan, clients_per_round=1, noise_seed=2).create(TYPE)  # noqa: E731
