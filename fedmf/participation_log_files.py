@@ -174,6 +174,16 @@ class _CsvFile(LogFile):
             raise ValueError(f"log {self.path} has {faults + texts} rows that are no participation: write it again")
         return True
 
+    def _first_undecodable(self) -> int:
+        """The first line that is not UTF-8, from 1; the decoder reads many at once and names none."""
+        with self.path.open("rb") as content:
+            for number, line in enumerate(content, 1):
+                try:
+                    line.decode()
+                except UnicodeDecodeError:
+                    return number
+        return number
+
     def _rows(self) -> Iterator[tuple[int, str, str]]:
         """(line, client, round) of every row that is whole; raises at the first that is not."""
         with self.path.open(encoding="utf-8-sig", newline="") as content:
@@ -196,7 +206,7 @@ class _CsvFile(LogFile):
                 ) from error
             except UnicodeDecodeError as error:
                 raise ValueError(
-                    f"log {self.path} is not text in UTF-8 after line {reader.line_num}: convert it"
+                    f"line {self._first_undecodable()} of log {self.path} is not text in UTF-8: convert it"
                 ) from error
 
     def _refuse(self, columns: int) -> None:

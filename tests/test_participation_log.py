@@ -196,7 +196,14 @@ REFUSED = {
     "an open quote": (CSV + '"cem,1\n', "line 4 of log .* is not CSV"),
     "twice": (CSV + "ann,0\n", "1 rows twice, such as client 'ann' in round 0, lines 2 and 4: .*duplicates=\"once\""),
     "not text": (b"\x00\x01\x02\xff" * 9, "neither Parquet nor CSV"),
-    "another encoding": (b"client,round\n" + "çem".encode("latin-1") + b",1\n", "not text in UTF-8"),
+    "another encoding": (
+        b"client,round\n" + "çem".encode("latin-1") + b",1\n",
+        "line 2 of log .* is not text in UTF-8",
+    ),
+    "another encoding, far down": (
+        b"client,round\n" + b"ann,1\n" * 30_000 + "çem".encode("latin-1") + b",1\n" + b"bob,1\n" * 9,
+        "line 30002 of log .* is not text in UTF-8",
+    ),
     "cut-off Parquet": (b"PAR1" + b"\x15" * 50, "without its end"),
     "broken Parquet": (b"PAR1" + b"\x15" * 50 + b"PAR1", "damaged Parquet"),
 }
