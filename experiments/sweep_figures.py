@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from experiments.sweep_results import TUNED, Best, best_settings, validation_of, varying
+from experiments.sweep_results import Best, best_settings, tuned_fields, validation_of, varying
 from fedmf.config import TrainConfig
 from fedmf.reports.groups import Group, group_runs, simulation_note
 from fedmf.reports.plots import canvas, in_percent, legend_below, legend_shape
@@ -46,8 +46,9 @@ def validation_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | No
 def best_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | None:
     """A PNG: the test metric of the best settings over the first number compared. None where nothing is tuned, or no number compared."""
     names = varying(runs)
-    axis = next((name for name in _COMPARED_AXES if name in names), None)
-    if axis is None or not any(name in names for name in TUNED):
+    fields = tuned_fields(runs)
+    axis = next((name for name in _COMPARED_AXES if name in names and name not in fields), None)
+    if axis is None or not any(name in names for name in fields):
         return None
     anywhere = next(x for run in runs if (x := getattr(run.config, axis)) is not None)
     lines: dict[tuple[Any, ...], list[Best]] = {}
@@ -58,12 +59,22 @@ def best_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | None:
         run = next(run for run in runs if all(getattr(run.config, name) == x for name, x in group[0].compared.items()))
         place: dict[str, Any] = {} if getattr(run.config, axis) is None else {axis: anywhere}
         # The tuned fields differ along a line, and name none.
-        tuned = {name: getattr(runs[0].config, name) for name in TUNED}
+        tuned = {name: getattr(run.config if name == "bands" else runs[0].config, name) for name in fields}
         firsts.append(
             dataclasses.replace(run, config=dataclasses.replace(run.config, seed=0, data=None, **tuned, **place))
         )
         points.append({best.compared[axis]: best.test for best in group})
-    return _drawn(axis, "Test {} of the best settings", group_runs(firsts), points, runs)
+    labelled = [_of_all_bands(line, group) for line, group in zip(group_runs(firsts), lines.values(), strict=True)]
+    return _drawn(axis, "Test {} of the best settings", labelled, points, runs)
+
+
+def _of_all_bands(line: Group, group: Sequence[Best]) -> Group:
+    """The line of best settings with a label that says the bands of all of them."""
+    bands = sorted({best.tuned["bands"] for best in group if best.tuned.get("bands") is not None})
+    if len(bands) < 2:
+        return line
+    name = f"{line.mechanism.partition(' (')[0]} ({bands[0]} to {bands[-1]} bands)"
+    return dataclasses.replace(line, label=line.label.replace(line.mechanism, name), mechanism=name)
 
 
 _Points = dict[float | None, list[float]]

@@ -13,11 +13,9 @@ import numpy as np
 from fedmf.accountants import gaussian_epsilon
 from fedmf.config import TrainConfig
 from fedmf.reports.groups import final_metric, simulation_note, validation_curve
+from fedmf.reports.labels import TUNED
 from fedmf.reports.text import metric_name, plain
 from fedmf.runs import Run
-
-# Fields that are chosen for how well a model learns; the others say what is compared.
-TUNED = ("client_learning_rate", "server_learning_rate", "server_momentum", "warmup", "cooldown")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +58,7 @@ def results_csv(runs: Sequence[Run], smoothed_over: int = 0) -> str:
         "plan_epsilon",
         "plan_delta",
         "plan_noise_multiplier",
-        "rmse",
+        "prefix_sum_rmse",
         "achieved_epsilon",
         "simulated_for_cohort",
     ]
@@ -72,8 +70,7 @@ def results_csv(runs: Sequence[Run], smoothed_over: int = 0) -> str:
         said = [
             plan["epsilon"],
             plan["delta"],
-            plan["noise_multiplier"],
-            plan["rmse"],
+            *([None] * 2 if run.config.family == "none" else [plan["noise_multiplier"], plan["rmse"]]),
             None if (of := run.config.claimed_cohort) is not None else run.result["achieved"]["epsilon"],
             of,
         ]
@@ -93,11 +90,16 @@ def validation_of(run: Run, smoothed_over: int = 0) -> float:
     return float(np.mean(kept)) if smoothed_over else last
 
 
+def tuned_fields(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Fields that are chosen by the validation; where cohorts are sampled bands are, whose best number depends on epsilon."""
+    return (*TUNED, "bands") if all(run.config.sampling for run in runs) else TUNED
+
+
 def best_settings(runs: Sequence[Run], smoothed_over: int = 0) -> list[Best]:
     """For everything compared the tuned fields with the largest mean of `validation_of` over the seeds."""
     names = varying(runs)
-    tuned = [name for name in names if name in TUNED]
-    compared = [name for name in names if name not in (*TUNED, "seed")]
+    tuned = [name for name in names if name in tuned_fields(runs)]
+    compared = [name for name in names if name not in (*tuned, "seed")]
     of: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Run]]] = {}
     for run in runs:
         one = of.setdefault(tuple(getattr(run.config, name) for name in compared), {})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmf.reports.labels import group_labels, group_styles, mechanism_label
+from fedmf.reports.labels import TUNED, group_labels, group_styles, mechanism_label
 from fedmf.runs import Run
 
 if TYPE_CHECKING:
@@ -84,6 +84,26 @@ def distinct_mechanisms(groups: Sequence[Group]) -> list[tuple[str, list[Group]]
         else:
             labels.append(f"{kind[0].label} and {len(kind) - 1} more")
     return list(zip(labels, kinds, strict=True))
+
+
+def distinct_noise(groups: Sequence[Group]) -> list[Group]:
+    """A private group for each different noise on the average update, labelled by what tells these apart."""
+    private = [group for group in groups if group.private]
+    kinds: list[Group] = []
+    for group in private:
+        if not any(_same_noise(group, kind) for kind in kinds):
+            kinds.append(group)
+    if len(kinds) == len(private):
+        return private
+    tuned = {name: getattr(kinds[0].config, name) for name in TUNED}
+    return group_runs(
+        [dataclasses.replace(kind.runs[0], config=dataclasses.replace(kind.config, **tuned)) for kind in kinds]
+    )
+
+
+def _same_noise(one: Group, other: Group) -> bool:
+    scales = {group.plan["stddev"] / group.config.cohort_size for group in (one, other)}
+    return len(scales) == 1 and np.array_equal(one.runs[0].noising, other.runs[0].noising)
 
 
 def validation_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:

@@ -39,6 +39,8 @@ _APPLIES: dict[str, Callable[["TrainConfig"], bool]] = {
     "column_norms": lambda config: config.family in ("banded", "dense"),
     "population": lambda config: config.sampling is not None,
 }
+# Fields that are tuned to how well a model learns; they change nothing about its noise.
+TUNED = ("client_learning_rate", "server_learning_rate", "server_momentum", "warmup", "cooldown")
 # The name of the mechanism says these. Learning rates are tuned to each mechanism, and the rest changes no result or is a path: the table
 # of run folders lists them, and labels only where two groups would have the same name without.
 _IN_TABLE_ONLY = {

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import SymLogNorm
 from matplotlib.ticker import MaxNLocator
 
-from fedmf.reports.groups import Group, distinct_mechanisms, simulation_note
+from fedmf.reports.groups import Group, distinct_mechanisms, distinct_noise, simulation_note
 from fedmf.reports.plots import Plot, canvas, legend_shape, whole_steps
 from fedmf.reports.text import significant
 
@@ -135,10 +135,10 @@ def correlation(noising: np.ndarray) -> np.ndarray:
 
 def levels_plot(groups: Sequence[Group]) -> Plot | None:
     """Standard deviation of the noise on each round and on the sum of rounds; None if no group is private."""
-    private = [group for group in groups if group.private]
+    private = distinct_noise(groups)
     if not private:
         return None
-    note = simulation_note([run for group in private for run in group.runs])
+    note = simulation_note([run for group in groups if group.private for run in group.runs])
     labels = [group.label for group in private]
     across, rows = legend_shape(labels)
     with canvas(2.9 + 0.2 * rows, note) as (figure, out):

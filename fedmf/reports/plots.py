@@ -5,6 +5,7 @@ import dataclasses
 import io
 import textwrap
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import matplotlib.style
 import numpy as np
@@ -12,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedmf.reports.groups import Group, mean_curve, simulation_note, unfinished, validation_curve
@@ -23,6 +25,7 @@ _DPI = 220
 _INK = "#222222"
 _SOFT = "#6b6b6b"
 _LABELLED_LINES = 6  # more get a legend
+_MOST_IN_LEGEND = 24  # of more the legend has the mechanisms alone
 _MARKED_POINTS = 6  # of a line; more speak for themselves
 _MOST_PANELS = 6
 _STYLE = {
@@ -113,9 +116,9 @@ def legend_shape(labels: Sequence[str]) -> tuple[int, int]:
     return columns, -(-len(labels) // columns)
 
 
-def legend_below(ax: Axes, columns: int) -> None:
+def legend_below(ax: Axes, columns: int, *handles_and_labels: Sequence[Any]) -> None:
     """A legend under the label of the horizontal axis, for which `canvas` keeps room above its note."""
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns)
+    ax.legend(*handles_and_labels, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns)
 
 
 def accuracy_plot(groups: Sequence[Group]) -> Plot:
@@ -125,7 +128,12 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
     note = simulation_note(runs)
     several = any(len(group.runs) > 1 for group in groups)
     legend = len(groups) > _LABELLED_LINES
-    columns, rows = legend_shape([group.label for group in groups])
+    named = {_curve_label(group): group for group in groups}
+    if len(groups) > _MOST_IN_LEGEND:
+        named = {}
+        for group in groups:
+            named.setdefault(group.mechanism, group)
+    columns, rows = legend_shape(list(named))
     with canvas(3.6 + 0.2 * rows if legend else 3.9, note) as (figure, out):
         ax = figure.subplots()
         ends = [end for group in groups for end in _draw_curve(ax, group)]
@@ -140,13 +148,16 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
             ax.text(0.5, 0.5, "no run has been validated yet", transform=ax.transAxes, ha="center", color=_SOFT)
             ax.set_yticks([])
         elif legend:
-            legend_below(ax, columns)
+            lines = [Line2D([], [], color=group.color, linestyle=group.line) for group in named.values()]
+            legend_below(ax, columns, lines, list(named))
         else:
             _label_ends(figure, ax, ends)
     caption = f"Validation {metric_name(metric)} against the number of completed rounds, one colour for each mechanism."
     families = [group.config.family for group in groups]
     if len(set(families)) < len(families):
         caption += " Shades and dashes tell apart what is of one kind."
+    if len(groups) > _MOST_IN_LEGEND:
+        caption += " They are too many to name: the tables do."
     if several:
         caption += " The bold line is the mean over seeds, thin lines are the seeds, and the band spans them."
     if any(unfinished(run) for run in runs):
@@ -163,6 +174,10 @@ class _End:
     y: float
     label: str
     color: str
+
+
+def _curve_label(group: Group) -> str:
+    return f"{group.label}, unfinished" if any(unfinished(run) for run in group.runs) else group.label
 
 
 def _draw_curve(ax: Axes, group: Group) -> list[_End]:
@@ -182,7 +197,7 @@ def _draw_curve(ax: Axes, group: Group) -> list[_End]:
         return []
     mean = values.mean(axis=0)
     marker = "o" if len(rounds) <= _MARKED_POINTS else None
-    label = f"{group.label}, unfinished" if any(unfinished(run) for run in group.runs) else group.label
+    label = _curve_label(group)
     ax.plot(
         rounds, mean, color=group.color, label=label, linestyle=group.line, marker=marker, markersize=4, clip_on=False
     )

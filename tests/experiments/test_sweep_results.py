@@ -63,7 +63,10 @@ def test_a_row_for_every_run(runs):
     for row, run in zip(rows, runs, strict=True):
         assert float(row["server_learning_rate"]) == run.config.server_learning_rate
         assert float(row["validation_accuracy"]) == run.result["validation"]["accuracy"]
-        assert row["plan_epsilon"] == ("" if run.config.family == "none" else str(run.plan["epsilon"]))
+        for column, key in (
+            ("plan_epsilon", "epsilon"), ("plan_noise_multiplier", "noise_multiplier"), ("prefix_sum_rmse", "rmse")
+        ):  # fmt: skip
+            assert row[column] == ("" if run.config.family == "none" else str(run.plan[key]))
 
 
 def test_a_simulation_is_named_in_its_row():
@@ -181,6 +184,20 @@ def test_the_best_settings_over_what_was_compared(drawn):
     assert lines["DP-FedAvg"][1] == pytest.approx([0.04, 0.19])
     assert best_figure(none) is None
     assert best_figure([run for run in runs if run.config.server_learning_rate == 1.0]) is None
+
+
+def test_where_cohorts_are_sampled_bands_are_chosen_for_each_epsilon(drawn):
+    drawing = {"sampling": "poisson", "population": 60}
+    accuracy = {(1.0, 1): 0.2, (1.0, 2): 0.3, (8.0, 2): 0.4, (8.0, 4): 0.5}
+    runs = [reached(make_run("banded", epsilon=e, bands=b, **drawing), value) for (e, b), value in accuracy.items()]
+    runs += [reached(make_run("identity", epsilon=e, **drawing), 0.1) for e in (1.0, 8.0)]
+    banded, more, *_ = best_settings(runs)
+    assert (banded.compared["epsilon"], banded.tuned["bands"], more.tuned["bands"]) == (1.0, 2, 4)
+    assert best_figure(runs) is not None
+    lines = {label: (x, y) for label, x, y in drawn if label}
+    assert lines["Banded (2 to 4 bands)"] == ([1.0, 8.0], pytest.approx([0.29, 0.49]))
+    # Without sampling they are what is compared.
+    assert "bands" in best_settings([make_run("banded", bands=b) for b in (2, 4)])[0].compared
 
 
 def test_no_noise_is_a_level_over_epsilon_and_nothing_is_drawn_without_numbers():

@@ -166,3 +166,29 @@ def test_a_legend_does_not_lie_under_the_note(make_run, figures):
     assert not box.overlaps(note.get_window_extent())
     assert box.x1 <= figure.bbox.x1
     assert figure.axes[0].bbox.height > 0.3 * figure.bbox.height
+
+
+def test_a_legend_of_very_many_runs_names_the_mechanisms(make_run, figures):
+    families, rates = ("tree", "banded", "identity"), np.linspace(0.1, 1.0, 9).round(2)
+    runs = [make_run(family, server_learning_rate=float(rate)) for family in families for rate in rates]
+    grouped = groups.group_runs(runs)
+    plot = plots.accuracy_plot(grouped)
+    (figure,) = figures
+    legend = figure.axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["Tree (full Honaker)", "Banded (8 bands)", "DP-FedAvg"]
+    firsts = [next(group for group in grouped if group.config.family == family) for family in families]
+    assert [line.get_color() for line in legend.get_lines()] == [group.color for group in firsts]
+    assert "too many to name" in plot.caption
+    assert figure.bbox.height < 1.2 * figure.bbox.width
+
+
+def test_noise_is_drawn_once_whatever_the_learning_rate(make_run):
+    runs = [make_run("banded", epsilon=e, server_learning_rate=x) for e in (2.0, 8.0) for x in (0.1, 0.5)]
+    drawn = groups.distinct_noise(groups.group_runs([*runs, make_run("identity"), make_run("none")]))
+    assert [group.label for group in drawn] == [
+        "Banded (8 bands), epsilon 2", "Banded (8 bands), epsilon 8", "DP-FedAvg, epsilon 8"
+    ]  # fmt: skip
+    levels = [noise.noise_levels(group)[1][-1] for group in drawn[:2]]
+    assert levels[0] > levels[1]
+    alone = groups.group_runs(runs[:1])
+    assert groups.distinct_noise(alone) == alone
