@@ -11,6 +11,7 @@ A run that dies takes no other with it, and one that is finished is never traine
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
@@ -88,13 +89,23 @@ def _check_beside(out: pathlib.Path, name: str, config: TrainConfig, there: str,
             f"{run_folder(out, there)} holds a run with {field.name}={others}, and this sweep has {field.name}={mine}: name another folder "
             f"in --out, or give the options of the sweep that is there, or vary {field.name}"
         )
-    kept = run_folder(out, there) / "mechanism.npz"
-    if config.mechanism is None or config.mechanism != other.mechanism or not kept.exists():
+    if config.mechanism is None or config.mechanism != other.mechanism:
         return
-    if mechanism_digest(load_mechanism(kept)) != mechanism_digest(load_mechanism(config.mechanism)):
+    kept, given = run_folder(out, there) / "mechanism.npz", pathlib.Path(config.mechanism)
+    if (
+        kept.exists()
+        and given.exists()
+        and _digest_of(kept, kept.stat().st_mtime_ns) != _digest_of(given, given.stat().st_mtime_ns)
+    ):
         raise ValueError(
             f"mechanism={config.mechanism} is not the one that {run_folder(out, there)} was trained with: give the new one another name"
         )
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest_of(path: pathlib.Path, written: int) -> str:
+    del written  # tells a file from another one that was there before
+    return mechanism_digest(load_mechanism(path))
 
 
 def run_sweep(
