@@ -268,7 +268,7 @@ class Plan:
     def statement(self, **options: Any) -> str:
         """The privacy statement in the structure of the banded paper's Appendix K.1, as Markdown.
 
-        Options are those of `fedmf.statement.plan_values`: rdp, pretraining, commands, versions.
+        Options are those of `fedmf.statement.plan_values`: rdp, pretraining, population, commands, versions.
         """
         return _statement.privacy_statement(self, **options)
 

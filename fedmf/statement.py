@@ -75,6 +75,7 @@ def plan_values(
     *,
     rdp: bool = False,
     pretraining: str | None = None,
+    population: int | None = None,
     commands: Sequence[str] | None = None,
     versions: dict[str, str] | None = None,
 ) -> dict[str, Any]:
@@ -85,6 +86,7 @@ def plan_values(
       rdp: Renyi accounting as well, which older literature reports.
       pretraining: data on which the model was trained before, in a few words, and whether it is public; a text that begins with "none"
         says that there was none; None says nothing.
+      population: clients that there are, where they are known: a simulation says whether the run that it stands for could have them.
       commands: that make what is stated again; None for those that follow from the plan.
       versions: of packages; None for those installed here.
 
@@ -102,7 +104,7 @@ def plan_values(
         "format": FORMAT,
         "subject": "plan",
         "dp_setting": "central",
-        "simulation": None if plan.claimed_cohort is None else _simulation(plan, plan.claimed_cohort),
+        "simulation": None if plan.claimed_cohort is None else _simulation(plan, plan.claimed_cohort, population),
         "pretraining": pretraining,
         "output": {"rounds": plan.mechanism.rounds, "released": "all privatised aggregates"},
         "unit_of_privacy": "client",
@@ -125,13 +127,14 @@ def plan_values(
     }
 
 
-def _simulation(plan: "Plan", claimed: int) -> dict[str, Any]:
+def _simulation(plan: "Plan", claimed: int, population: int | None) -> dict[str, Any]:
     p = plan.participation
     return {
         "simulated_cohort": plan.simulated_cohort,
         "claimed_cohort": claimed,
         # Cohorts of min_sep rounds in a row have no client in common, and nobody is in more than max_participations of all.
         "population_needed": max(claimed * p.min_sep, -(-claimed * p.rounds // p.max_participations)),
+        "population": population,
     }
 
 
@@ -154,7 +157,7 @@ def audit_values(
     Returns:
       Plain JSON types; "achieved" is null where nobody took part, and of a simulation, whose claimed run was not observed.
     """
-    values = plan_values(audit.planned, **options)
+    values = plan_values(audit.planned, population=population, **options)
     pattern, log = audit.pattern, audit.log
     poisson = isinstance(audit.planned.sampling, CyclicPoisson)
     achieved = _achieved(audit)

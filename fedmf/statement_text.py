@@ -94,7 +94,7 @@ def _heads(values: dict[str, Any]) -> list[str]:
             )
     elif simulation:
         simulated, claimed = simulation["simulated_cohort"], simulation["claimed_cohort"]
-        needed, population = simulation["population_needed"], (values.get("observed") or {}).get("population")
+        needed, population = simulation["population_needed"], simulation["population"]
         more = population is not None and population < needed
         heads.append(
             f"> **Simulation.** {simulated} clients a round stand for {claimed}; the noise is scaled by {simulated}/{claimed}. The "

@@ -76,7 +76,7 @@ def write_beginning(folder: RunFolder, task: Task, config: TrainConfig, plan: Pl
             "versions": installed_versions(),
         },
     )
-    write_atomically(folder.path / "statement.md", plan.statement())
+    write_atomically(folder.path / "statement.md", plan.statement(population=len(task.client_ids)))
     write_atomically(folder.path / "private" / "noise_seed", f"{seed}\n", mode=0o600)
     write_atomically(folder.path / "config.json", config.to_json())
 

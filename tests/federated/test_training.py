@@ -103,6 +103,9 @@ def test_the_run_folder_says_what_was_run_and_keeps_the_seed_private(tmp_path):
     assert run.config == settings
     assert run.plan["epsilon"] <= 8.0
     assert "4 clients a round stand for 40" in run.statement
+    assert "That run needs 80 clients, and the data here are of 12." in " ".join(
+        run.statement.replace("\n> ", " ").split()
+    )
     assert run.result["achieved"] is None  # the run that this one stands for was not observed
     assert run.result["participation"]["min_separation"] >= 2
     seed = run.path / "private" / "noise_seed"
