@@ -1,5 +1,6 @@
 """`dp_aggregator`: the plan as a tff.aggregators.UnweightedAggregationFactory, for any TFF process that takes one."""
 
+import reprlib
 from typing import Any
 
 import tensorflow as tf
@@ -62,7 +63,7 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         count_metrics: bool,
     ) -> None:
         if not isinstance(plan, Plan):
-            raise TypeError(f"plan={plan!r} must be a fedmf.Plan: make one with fedmf.calibrate")
+            raise TypeError(f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate")
         check_clients_per_round(plan, clients_per_round)
         self._plan = plan
         self._clients_per_round = clients_per_round

@@ -6,6 +6,7 @@ audited but what it releases: the claim is the plan's stddev and its mechanism's
 
 import dataclasses
 import math
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -163,7 +164,7 @@ def audit_mechanism(
       (True, True)
     """
     if not isinstance(plan, Plan):
-        raise TypeError(f"plan={plan!r} must be a fedmf.Plan: make one with fedmf.calibrate")
+        raise TypeError(f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate")
     seed = _checks.integer("seed", seed, low=0, way_out="choose a whole number; it is not a secret here")
     check_false_positive_rate(false_positive_rate)
     plan = plan.unsampled()  # its noise is all there is to see; the game's client takes part in rounds that are known

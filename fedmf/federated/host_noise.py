@@ -5,6 +5,7 @@ A block is made in tiles of coordinates, each a few matrix products on arrays th
 
 import functools
 import pathlib
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -76,7 +77,7 @@ class HostNoise:
         folder: str | pathlib.Path | None = None,
     ) -> None:
         if not isinstance(plan, Plan):
-            raise TypeError(f"plan={plan!r} must be a fedmf.Plan: make one with fedmf.calibrate")
+            raise TypeError(f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate")
         if (noise_seed is None) == (key is None):
             raise ValueError("noise_seed and key: give exactly one")
         if noise_seed == "os":

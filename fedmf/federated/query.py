@@ -2,6 +2,7 @@
 
 import collections
 import math
+import reprlib
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -157,7 +158,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         entry_rounding: float = 0.0,
     ) -> None:
         if not isinstance(plan, Plan):
-            raise TypeError(f"plan={plan!r} must be a fedmf.Plan: make one with fedmf.calibrate")
+            raise TypeError(f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate")
         self._plan = plan
         self._specs = _check_specs(record_specs)
         self._sizes = [leaf.shape.num_elements() for leaf in tf.nest.flatten(self._specs)]

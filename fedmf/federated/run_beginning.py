@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import reprlib
 from typing import Any
 
 from fedmf.accounting import Plan
@@ -21,7 +22,9 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
       TypeError, ValueError: saying where they differ, or that float32 cannot hold the noise's scale.
     """
     if not isinstance(plan, Plan):
-        raise TypeError(f"plan={plan!r} must be a fedmf.Plan, or None for the one that the config describes")
+        raise TypeError(
+            f"plan={reprlib.repr(plan)} must be a fedmf.Plan, or None for the one that the config describes"
+        )
     _ = plan.stddev  # refuses what float32 cannot hold
     if plan.participation != config.participation():
         raise ValueError(
