@@ -166,6 +166,7 @@ class RunFolder:
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Writes it, then drops all but the newest two."""
         folder = self.path / "checkpoints"
+        folder.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it to make room
         # First what belongs to it, which a resume from it does not write again.
         for name in ("metrics.jsonl", "timings.jsonl"):
             if (self.path / name).exists():

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,6 +127,19 @@ def test_seeds_change_what_they_say(tmp_path):
     assert not np.allclose(weights_of(drawn)[0], weights_of(again)[0])
     other = train(tmp_path / "seed", config(seed=4))
     assert (base.path / "participation.csv").read_bytes() != (other.path / "participation.csv").read_bytes()
+
+
+def test_a_run_whose_checkpoints_were_removed_begins_again(tmp_path):
+    def interrupt(t):
+        if t == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(federated.InterruptedRun):
+        train(tmp_path / "parts", on_round=interrupt)
+    shutil.rmtree(tmp_path / "parts" / "checkpoints")
+    train(tmp_path / "parts", noise_seed=None, resume=True)
+    train(tmp_path / "whole")
+    assert_same_run(fedmf.Run.load(tmp_path / "whole"), fedmf.Run.load(tmp_path / "parts"))
 
 
 def test_ctrl_c_saves_the_last_complete_round(tmp_path):
