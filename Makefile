@@ -14,11 +14,11 @@ test: setup
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m slow -q
 
 tables: setup
-	.venv/bin/python -m experiments.paper_tables
+	.venv/bin/python -m fedmf.experiments.paper_tables
 
 # Minutes: figure_4.png and figure_4.json.
 figure-4: setup
-	.venv/bin/python -m experiments.band_figure
+	.venv/bin/python -m fedmf.experiments.band_figure
 
 bench-fit: setup
 	.venv/bin/python -m benchmarks.fit

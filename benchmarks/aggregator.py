@@ -9,7 +9,7 @@
 
 Rounds run in one process and one TFF worker on the same cohort: one of each kind and again, each pass in the opposite order, after a
 first pass that is not counted. So slow drifts of the machine cancel in the differences, whose mean and standard error are printed.
-Rows of kind "handed_in" are made by the host, outside TFF, a block of rounds at a time. They are timed by themselves, over a whole
+Rows of kind "precomputed" are made by the host, outside TFF, a block of rounds at a time. They are timed by themselves, over a whole
 block, and added to what the rounds take: a few rounds would have all of a block in them or nothing.
 
 A difference of rounds cannot be told from nothing when it is smaller than its error. What the aggregator adds does not depend on how long
@@ -41,13 +41,13 @@ class Bench:
     """The model, a cohort, and TFF processes on them."""
 
     def __init__(self, clients: int, small: bool, sentences: int = _SENTENCES) -> None:
-        from fedmf.federated.quiet import import_tensorflow
+        from fedmf.federated.tensorflow_import import import_tensorflow
 
         import_tensorflow()
         from fedmf import federated
-        from fedmf.federated.workers import keep_freed_memory
-        from tasks.stackoverflow.model import build_model, make_loss, make_metrics
-        from tasks.stackoverflow.preprocessing import SpecialIds
+        from fedmf.federated.execution.workers import keep_freed_memory
+        from fedmf.tasks.stackoverflow.model import build_model, make_loss, make_metrics
+        from fedmf.tasks.stackoverflow.preprocessing import SpecialIds
 
         keep_freed_memory()  # as our own executions do
         sizes = _SMALL if small else _FULL
@@ -89,8 +89,8 @@ class Bench:
         import tensorflow as tf
         import tensorflow_federated as tff
 
-        from fedmf.federated.execution import tff_model
-        from fedmf.federated.workers import guard_workers
+        from fedmf.federated.execution.choice import tff_model
+        from fedmf.federated.execution.workers import guard_workers
 
         process = tff.learning.algorithms.build_unweighted_fed_avg(
             model_fn=lambda: tff_model(self.task, 0, 20),
@@ -123,12 +123,12 @@ class Bench:
         noise = None
         for name in names:
             plan = self.plan(case_of(name))
-            handed = name.endswith(" / handed_in")
+            handed = name.endswith(" / precomputed")
             aggregator = federated.dp_aggregator(
                 plan,
                 clients_per_round=self.clients,
                 noise_seed=_SEED,
-                noise_strategy="handed_in" if handed else None,
+                noise_strategy="precomputed" if handed else None,
             )
             if handed and noise is None:
                 noise = self.host_noise(name)
@@ -183,7 +183,7 @@ def measure_parts(bench: Bench, case: Case) -> dict[str, float]:
     specs = [tf.TensorSpec(shape, tf.float32) for shape in bench.shapes]
     plan = bench.plan(case)
     query = federated.MatrixFactorizationQuery(
-        plan, specs, noise_seed=_SEED, zeroing_norm=100.0, noise_strategy="handed_in", divisor=bench.clients
+        plan, specs, noise_seed=_SEED, zeroing_norm=100.0, noise_strategy="precomputed", divisor=bench.clients
     )
     update = [tf.random.stateless_normal(spec.shape, seed=[1, i]) for i, spec in enumerate(specs)]
     state = query.initial_global_state()
@@ -280,9 +280,9 @@ def paired(seconds: list[float], plain: list[float]) -> tuple[float, float]:
     "--kind",
     "names",
     multiple=True,
-    default=("blt, 4 buffers / handed_in", "blt, 4 buffers / graph"),
+    default=("blt, 4 buffers / precomputed", "blt, 4 buffers / graph"),
     show_default=True,
-    help='"MECHANISM / handed_in" or "MECHANISM / graph", beside the plain mean; may be repeated.',
+    help='"MECHANISM / precomputed" or "MECHANISM / graph", beside the plain mean; may be repeated.',
 )
 @click.option("--parts", is_flag=True, help="The parts alone.")
 @click.option("--small", is_flag=True, help="A toy model: checks this program, measures nothing.")
@@ -291,7 +291,7 @@ def main(
     clients: int, sentences: int, passes: int, names: tuple[str, ...], parts: bool, small: bool, as_json: bool
 ) -> None:
     """Print both tables."""
-    known = {f"{case.name} / {where}" for case in CASES for where in ("handed_in", "graph")}
+    known = {f"{case.name} / {where}" for case in CASES for where in ("precomputed", "graph")}
     for name in names:
         if name not in known:
             raise click.UsageError(f"kind={name!r} is unknown: choose one of {'; '.join(sorted(known))}")
@@ -300,7 +300,7 @@ def main(
     if not parts:
         found["rounds"] = measure_rounds(bench, names, passes)
         for name in found["rounds"]:
-            handed = name.endswith(" / handed_in")
+            handed = name.endswith(" / precomputed")
             found["rows"][name] = making_a_row(bench.host_noise(name)) if handed else 0.0
     case = case_of(names[0])
     found["parts"] = measure_parts(bench, case)
@@ -325,7 +325,7 @@ def main(
         print(
             f"{'mean of them, without the host':<32} {statistics.mean(means):8.2f} s  adds {mean:6.2f} +- {error:.2f} s  {share}"
         )
-    print(f"parts of {case.name} / handed_in, seconds a round")
+    print(f"parts of {case.name} / precomputed, seconds a round")
     for part, taken in [*found["parts"].items(), ("together", sum(found["parts"].values()))]:
         share_of_round = f"  {100 * taken / statistics.mean(plain):5.2f} %" if plain else ""
         print(f"  {part:<30} {taken:8.3f} s{share_of_round}")

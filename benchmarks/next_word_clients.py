@@ -63,7 +63,7 @@ def operations(model: str, positions: Positions) -> float:
 
 def sentences(model: str, law: str, seed: int) -> np.ndarray:
     """Of one client, int32 (sentences, length + 1), all of full length; see the head of simulation.py."""
-    from tasks.stackoverflow import preprocessing
+    from fedmf.tasks.stackoverflow import preprocessing
 
     rng, size = np.random.default_rng(seed), sizes_of(model)["vocabulary_size"]
     shape = (SENTENCES[model], LENGTH + 1)
@@ -91,8 +91,8 @@ def with_keras_lstm(model: Any) -> Any:
 def random_sentences(model: str, clients: int, law: str, *, keras_lstm: bool = False) -> Any:
     """The task, with such sentences; with Keras's own LSTM layer if asked for."""
     from fedmf import federated
-    from tasks.stackoverflow import compiled, preprocessing
-    from tasks.stackoverflow import model as next_word
+    from fedmf.tasks.stackoverflow import compiled, preprocessing
+    from fedmf.tasks.stackoverflow import model as next_word
 
     sizes = sizes_of(model)
 

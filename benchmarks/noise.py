@@ -34,7 +34,7 @@ import click
 
 from benchmarks.noise_cases import CASES, ROUNDS, TFP_CASES, timed_rounds
 from benchmarks.noise_engines import ENGINES, Engine
-from fedmf.mechanisms.strategy import GRAPH_STRATEGIES, HOST_STRATEGIES
+from fedmf.noise.strategies import GRAPH_STRATEGIES, HOST_STRATEGIES
 
 MIB = 2**20
 SIZE = 4_050_000

@@ -55,7 +55,7 @@ class HostEngine(Engine):
     """`fedmf.federated.HostNoise`; the rows come out as numpy arrays."""
 
     def __init__(self, case: Case, rounds: int, size: int, strategy: str | None) -> None:
-        from fedmf.federated.source import gaussian_source
+        from fedmf.federated.noise.source import gaussian_source
 
         found = mechanism(case, rounds)
         self._plan = fedmf.Plan(
@@ -70,7 +70,7 @@ class HostEngine(Engine):
 
     def set_up(self) -> None:
         """Chooses the strategy and makes the first block; not where the one block of the whole run is timed anyway."""
-        from fedmf.federated.host_noise import HostNoise
+        from fedmf.federated.noise.host import HostNoise
 
         self._noise = HostNoise(self._plan, self._size, noise_seed=_SEED, strategy=self._asked)
         self.strategy = self._noise.strategy.name
@@ -87,7 +87,7 @@ class HostEngine(Engine):
         """See `Engine`."""
         width, block = self._noise.strategy.width, first // self._noise.strategy.length
         rng = np.random.default_rng(first)
-        if self.strategy == "carried":
+        if self.strategy == "recurrent":
             place, kept = (
                 self._noise.snapshot()
             )  # the state itself: filled in place, so that the benchmark's memory is not counted
@@ -129,7 +129,7 @@ class GraphEngine(Engine):
     """`fedmf.federated.noise.NoiseRows` in a tf.function."""
 
     def __init__(self, case: Case, rounds: int, size: int, strategy: str | None) -> None:
-        from fedmf.federated.source import gaussian_source
+        from fedmf.federated.noise.source import gaussian_source
 
         self._stream, self._rounds = mechanism(case, rounds).stream(), rounds
         self._size, self._asked = size, strategy
@@ -143,7 +143,7 @@ class GraphEngine(Engine):
         """Chooses the strategy and traces a round."""
         import tensorflow as tf
 
-        from fedmf.federated.noise import NoiseRows
+        from fedmf.federated.noise.rows import NoiseRows
 
         self._noise = NoiseRows(stream=self._stream, size=self._size, noise_seed=_SEED, strategy=self._asked)
         self.strategy = str(self._noise.strategy)
@@ -153,7 +153,7 @@ class GraphEngine(Engine):
 
     def block(self, t: int) -> tuple[int, int]:
         """See `Engine`."""
-        length = self._noise.state_rows if self.strategy == "redrawn" else _WINDOW
+        length = self._noise.state_rows if self.strategy == "regenerated" else _WINDOW
         first = t // length * length
         return first, min(length, self._rounds - first)
 
@@ -182,7 +182,7 @@ class TfpEngine(Engine):
     strategy = "tree"
 
     def __init__(self, case: Case, rounds: int, size: int, strategy: str | None) -> None:
-        from fedmf.federated.quiet import import_tensorflow
+        from fedmf.federated.tensorflow_import import import_tensorflow
 
         import_tensorflow()
         import tensorflow as tf

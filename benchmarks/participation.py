@@ -22,10 +22,10 @@ from typing import Any
 import click
 import numpy as np
 
-from fedmf.availability import Always, Availability, Diurnal
-from fedmf.controller import ParticipationController, PoolRanDryWarning
-from fedmf.participation import Participation
-from fedmf.sampling import CyclicPoisson, CyclicShuffle, Sampling
+from fedmf.cohorts.availability import Always, Availability, Diurnal
+from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
+from fedmf.participation.schema import Participation
+from fedmf.privacy.sampling import CyclicPoisson, CyclicShuffle, Sampling
 
 MIB = 2**20
 

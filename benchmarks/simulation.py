@@ -78,11 +78,11 @@ class Rounds:
 
     def __init__(self, kind: str, model: str, clients: int, law: str, threads: int | None) -> None:
         import fedmf
-        from fedmf.checkpoint import Checkpoint
-        from fedmf.federated.evaluation import Evaluator
-        from fedmf.federated.execution import build_execution
-        from fedmf.federated.training import client_examples
-        from fedmf.runs import RunFolder
+        from fedmf.federated.execution.choice import build_execution
+        from fedmf.federated.training.evaluation import Evaluator
+        from fedmf.federated.training.loop import client_examples
+        from fedmf.runs.checkpoint import Checkpoint
+        from fedmf.runs.folder import RunFolder
 
         self.task = random_sentences(model, clients, law, keras_lstm=kind == "stock")
         self.config = fedmf.TrainConfig(
@@ -152,7 +152,7 @@ class Rounds:
         return {"seconds": seconds, "cpu": cpu, "parts": self.seconds, "loss": row["train_loss"], "peak": _peak_bytes()}
 
     def _save(self) -> None:
-        from fedmf.ledger import ParticipationLedger
+        from fedmf.participation.ledger import ParticipationLedger
 
         leaves, ledger = self.execution.leaves(self.state), ParticipationLedger(cohort_size=self.config.cohort_size)
         self._folder.save_checkpoint(
@@ -161,7 +161,7 @@ class Rounds:
 
 
 def _family() -> list[int]:
-    from fedmf.federated.workers import worker_processes
+    from fedmf.federated.execution.workers import worker_processes
 
     return [os.getpid(), *worker_processes()]
 
@@ -199,10 +199,10 @@ def serve(kind: str, model: str, clients: int, law: str, threads: int | None) ->
     """The child: a line of JSON when it is ready, and one for each line that it reads, until there are no more."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes elsewhere
-    from fedmf.federated.quiet import import_tensorflow
+    from fedmf.federated.tensorflow_import import import_tensorflow
 
     import_tensorflow()
-    from fedmf.federated.workers import ALLOCATOR_VARIABLE
+    from fedmf.federated.execution.workers import ALLOCATOR_VARIABLE
 
     if kind == "stock":
         os.environ[ALLOCATOR_VARIABLE] = "system"

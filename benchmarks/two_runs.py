@@ -25,10 +25,10 @@ def serve(execution: str, model: str, clients: int, threads: int | None) -> None
     """A run in this process: a round for each line of standard input, answered with the CPU seconds it took."""
     import fedmf
     from benchmarks.next_word_clients import random_sentences
-    from fedmf.federated.execution import build_execution
-    from fedmf.federated.threads import limited_threads
-    from fedmf.federated.training import client_examples
-    from fedmf.federated.workers import worker_processes
+    from fedmf.federated.execution.choice import build_execution
+    from fedmf.federated.execution.threads import limited_threads
+    from fedmf.federated.execution.workers import worker_processes
+    from fedmf.federated.training.loop import client_examples
 
     def cpu() -> float:
         ticks = 0

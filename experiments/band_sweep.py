@@ -14,9 +14,9 @@ import numpy as np
 import scipy.interpolate
 
 import fedmf
-from experiments.table_cells import fit, one_participation
-from fedmf.accountants import gaussian_noise_multiplier
-from fedmf.amplification import sampled_gaussian_epsilon
+from fedmf.experiments.table_cells import fit, one_participation
+from fedmf.privacy.amplification import sampled_gaussian_epsilon
+from fedmf.privacy.gaussian import gaussian_noise_multiplier
 
 # Ratio of neighbouring sigmas in a curve's first table, and how far the logarithm of epsilon may be from the one asked for.
 _STEP, _SAME = 1.4, 1e-4

@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from fedmf.config import TrainConfig
-from fedmf.error import rmse
-from fedmf.learning_rate import SLOPE
-from fedmf.runs import Run
+from fedmf.mechanisms.error import rmse
+from fedmf.privacy.learning_rate import SLOPE
+from fedmf.runs.config import TrainConfig
+from fedmf.runs.folder import Run
 
 # In the papers' order, least noise first.
 FAMILIES = ("none", "banded", "tree", "identity")
@@ -90,7 +90,7 @@ def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict
       {"report": path, "seconds": total, "accuracy": {family: [one for each seed]}}.
     """
     from fedmf.reports import write_report
-    from tasks.stackoverflow import write_synthetic_corpus
+    from fedmf.tasks.stackoverflow import write_synthetic_corpus
 
     started = time.perf_counter()
     try:
@@ -120,7 +120,7 @@ def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict
 
 def _run(config: TrainConfig, folder: pathlib.Path, seed: int) -> Run:
     from fedmf import federated
-    from tasks import task_from_config
+    from fedmf.tasks import task_from_config
 
     started = (folder / "config.json").exists()
     if started:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 import fedmf
-from experiments import paper_figures as figures
-from experiments import privacy_tables, tuning_tables
-from experiments.table_cells import Cell, NotThereYet, fit, one_participation
+from fedmf.experiments import paper_figures as figures
+from fedmf.experiments import privacy_tables, tuning_tables
+from fedmf.experiments.table_cells import Cell, NotThereYet, fit, one_participation
 from fedmf.mechanisms import stamp
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import fedmf
-from experiments import band_sweep, tuning_figures
-from experiments import paper_figures as figures
-from experiments.table_cells import Cell
-from fedmf.accountants import gaussian_epsilon, gaussian_noise_multiplier
-from fedmf.amplification import sampled_gaussian_epsilon, sampled_gaussian_noise_multiplier
-from fedmf.bands import CLOSE, choose_bands
+from fedmf.experiments import band_sweep, tuning_figures
+from fedmf.experiments import paper_figures as figures
+from fedmf.experiments.table_cells import Cell
+from fedmf.privacy.amplification import sampled_gaussian_epsilon, sampled_gaussian_noise_multiplier
+from fedmf.privacy.bands import CLOSE, choose_bands
+from fedmf.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 
 _DELTA = 1e-6
 # StackOverflow as banded Table 5 has it: 342 rounds of 1000 clients an epoch.

@@ -22,13 +22,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments import sweep_figures, sweep_grid, sweep_results
-from fedmf.config import TrainConfig, config_from_mapping, read_config_file
+from fedmf.experiments import sweep_figures, sweep_grid, sweep_results
 from fedmf.mechanisms import load_mechanism
-from fedmf.progress_bar import bar
+from fedmf.privacy.statement import mechanism_digest
 from fedmf.reports import write_report
-from fedmf.runs import Run, write_atomically
-from fedmf.statement import mechanism_digest
+from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
+from fedmf.runs.folder import Run, write_atomically
+from fedmf.terminal.progress_bar import bar
 
 # What trains one run, without its arguments.
 PROGRAM = (sys.executable, "-c", "from fedmf.cli import main; main()")

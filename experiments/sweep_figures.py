@@ -7,12 +7,12 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from experiments.sweep_results import Best, best_settings, tuned_fields, validation_of, varying
-from fedmf.config import TrainConfig
+from fedmf.experiments.sweep_results import Best, best_settings, tuned_fields, validation_of, varying
 from fedmf.reports.groups import Group, group_runs, simulation_note
 from fedmf.reports.plots import canvas, in_percent, legend_below, legend_shape
 from fedmf.reports.text import is_share, metric_name, plain
-from fedmf.runs import Run
+from fedmf.runs.config import TrainConfig
+from fedmf.runs.folder import Run
 
 # What a figure may have on its axis, the first that varies.
 _TUNED_AXES = ("server_learning_rate", "client_learning_rate", "server_momentum")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from fedmf.config import TrainConfig, config_from_mapping
+from fedmf.runs.config import TrainConfig, config_from_mapping
 
 # Fields that only some families take. A product with the others leaves them out, and runs that become equal by it are one.
 _TAKEN_BY = {

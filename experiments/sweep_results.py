@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.accountants import gaussian_epsilon
-from fedmf.config import TrainConfig
+from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.reports.groups import final_metric, simulation_note, validation_curve
 from fedmf.reports.labels import TUNED
 from fedmf.reports.text import metric_name, plain
-from fedmf.runs import Run
+from fedmf.runs.config import TrainConfig
+from fedmf.runs.folder import Run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ import sys
 from typing import Any
 
 import fedmf
-from experiments import paper_figures as figures
-from fedmf.optimize.progress import interruptible_fits, shown
+from fedmf.experiments import paper_figures as figures
+from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def fit(workload: fedmf.Workload, participation: fedmf.Participation, family: st
     Raises:
       NotThereYet: the family or an option does not exist.
     """
-    from fedmf.optimize import _FAMILIES
+    from fedmf.mechanisms.fit import _FAMILIES
 
     if family not in _FAMILIES:
         raise NotThereYet(f"family {family!r} is not there yet")

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import fedmf
-from experiments import tuning_figures
-from experiments.privacy_tables import COHORT, PARTICIPATIONS, ROUNDS, amplified_noise
-from experiments.table_cells import Cell, fit, one_participation
-from experiments.tuning_figures import TunedRow
-from fedmf.accountants import gaussian_noise_multiplier
-from fedmf.learning_rate import predicted_learning_rate
+from fedmf.experiments import tuning_figures
+from fedmf.experiments.privacy_tables import COHORT, PARTICIPATIONS, ROUNDS, amplified_noise
+from fedmf.experiments.table_cells import Cell, fit, one_participation
+from fedmf.experiments.tuning_figures import TunedRow
+from fedmf.privacy.gaussian import gaussian_noise_multiplier
+from fedmf.privacy.learning_rate import predicted_learning_rate
 
 # Printed in banded Table 4: single-epoch runs have 167 clients a round.
 _SINGLE_EPOCH_COHORT = 167

@@ -7,22 +7,22 @@
 Importing this package does not import TensorFlow; `from fedmf import federated` does.
 """
 
-from fedmf.accounting import Plan, calibrate
-from fedmf.audit import Audit, audit_ledger, audit_log
-from fedmf.bands import choose_bands
-from fedmf.config import TrainConfig
-from fedmf.controller import ParticipationController, PoolRanDryWarning
-from fedmf.error import last_error, loss, max_error, per_round_error, rmse
-from fedmf.learning_rate import effective_rmse, predicted_learning_rate
-from fedmf.ledger import ParticipationLedger
+from fedmf.audits.guarantee import Audit, audit_ledger, audit_log
+from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
 from fedmf.mechanisms import Certificate, Mechanism, load_factorization, load_mechanism, stamp
-from fedmf.optimize import fit
-from fedmf.participation import Participation
-from fedmf.run_audit import audit_run
-from fedmf.runs import Run
-from fedmf.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
+from fedmf.mechanisms.error import last_error, loss, max_error, per_round_error, rmse
+from fedmf.mechanisms.fit import fit
+from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
+from fedmf.participation.ledger import ParticipationLedger
+from fedmf.participation.schema import Participation
+from fedmf.privacy.bands import choose_bands
+from fedmf.privacy.learning_rate import effective_rmse, predicted_learning_rate
+from fedmf.privacy.plan import Plan, calibrate
+from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
+from fedmf.runs.audit import audit_run
+from fedmf.runs.config import TrainConfig
+from fedmf.runs.folder import Run
 from fedmf.schedule import WarmupCooldown
-from fedmf.sensitivity import Sensitivity, sensitivity
 from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, prefix_sum, sgd
 
 __all__ = [

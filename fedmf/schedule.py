@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from fedmf import _checks
+from fedmf import checks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,13 +29,13 @@ class WarmupCooldown:
     floor: float = 0.05
 
     def __post_init__(self) -> None:
-        _checks.integer("rounds", self.rounds, low=1, way_out="pass the number of rounds of the run")
-        if _checks.real("peak", self.peak, way_out="pass a learning rate such as 1.0") <= 0:
+        checks.integer("rounds", self.rounds, low=1, hint="pass the number of rounds of the run")
+        if checks.real("peak", self.peak, hint="pass a learning rate such as 1.0") <= 0:
             raise ValueError(f"peak={self.peak} must be positive: pass a learning rate such as 1.0")
-        if not 0 < _checks.real("floor", self.floor, way_out="pass a share such as 0.05") <= 1:
+        if not 0 < checks.real("floor", self.floor, hint="pass a share such as 0.05") <= 1:
             raise ValueError(f"floor={self.floor} must be in (0, 1]: pass a share such as 0.05")
         for name in ("warmup", "cooldown"):
-            _checks.real(name, getattr(self, name), way_out="pass a share of the run such as 0.25, or 0 for none")
+            checks.real(name, getattr(self, name), hint="pass a share of the run such as 0.25, or 0 for none")
         if min(self.warmup, self.cooldown) < 0 or self.warmup + self.cooldown > 1:
             raise ValueError(
                 f"warmup={self.warmup} and cooldown={self.cooldown} must not be negative nor add up to more than 1: pass shares of the run"

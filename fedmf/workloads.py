@@ -6,7 +6,7 @@ from typing import final
 
 import numpy as np
 
-from fedmf import _checks
+from fedmf import checks
 
 # Losses are squares of entries, and steps of fits squares of those.
 _LARGEST = 1e75
@@ -48,7 +48,7 @@ class Workload:
     __array_ufunc__ = None  # numpy leaves `workload @ array` to us, which refuse it
 
     def __init__(self, name: str, matrix: np.ndarray | Sequence[Sequence[float]]) -> None:
-        given = _checks.lower_triangular("matrix", matrix)
+        given = checks.lower_triangular("matrix", matrix)
         zeros = np.flatnonzero(np.diagonal(given) == 0.0)
         if len(zeros):
             t = int(zeros[0])
@@ -56,7 +56,7 @@ class Workload:
                 f"matrix[{t}, {t}]=0.0 makes the workload singular: give every round a non-zero weight on its own input"
             )
         _check_scale("matrix", given, np.diagonal(given))
-        self._set(name, _checks.frozen(given), None)
+        self._set(name, checks.frozen(given), None)
 
     @classmethod
     def from_inverse(cls, name: str, inverse_diagonals: np.ndarray | Sequence[Sequence[float]]) -> "Workload":
@@ -71,7 +71,7 @@ class Workload:
                [1., 1., 0.],
                [1., 1., 1.]])
         """
-        diagonals = _checks.array("inverse_diagonals", inverse_diagonals, ndim=2)
+        diagonals = checks.array("inverse_diagonals", inverse_diagonals, ndim=2)
         n, p = diagonals.shape
         if p > n:
             raise ValueError(f"inverse_diagonals has shape {diagonals.shape}: {n} rounds have at most {n} bands")
@@ -83,7 +83,7 @@ class Workload:
             raise ValueError(f"inverse_diagonals[{t}, {j}] lies outside the matrix, since {t} - {j} < 0: set it to 0")
         _check_scale("inverse_diagonals", diagonals, diagonals[:, 0])
         workload = cls.__new__(cls)
-        workload._set(name, None, _checks.frozen(diagonals))
+        workload._set(name, None, checks.frozen(diagonals))
         return workload
 
     def _set(self, name: str, matrix: np.ndarray | None, inverse_diagonals: np.ndarray | None) -> None:
@@ -105,8 +105,8 @@ class Workload:
         """A, float64 (rounds, rounds), read-only; ValueError when it would not fit in memory."""
         if self.__dict__["_matrix"] is None:
             assert self.inverse_diagonals is not None
-            _checks.fits_in_memory(f"the matrix of workload {self.name!r}", (self.rounds, self.rounds))
-            self.__dict__["_matrix"] = _checks.frozen(_solve_banded(self.inverse_diagonals))
+            checks.fits_in_memory(f"the matrix of workload {self.name!r}", (self.rounds, self.rounds))
+            self.__dict__["_matrix"] = checks.frozen(_solve_banded(self.inverse_diagonals))
         found: np.ndarray = self.__dict__["_matrix"]
         return found
 
@@ -141,7 +141,7 @@ class Workload:
         left, right = other.inverse_diagonals, self.inverse_diagonals  # (A_self A_other)^-1 = A_other^-1 A_self^-1
         if left is None or right is None:
             return Workload(name, np.tril(self.matrix @ other.matrix))
-        return Workload.from_inverse(name, _checks.banded_product(left, right))
+        return Workload.from_inverse(name, checks.banded_product(left, right))
 
 
 def identity(n: int) -> Workload:
@@ -151,7 +151,7 @@ def identity(n: int) -> Workload:
     array([[1., 0.],
            [0., 1.]])
     """
-    n = _checks.integer("n", n, low=1, way_out="pass the number of rounds, a positive int")
+    n = checks.integer("n", n, low=1, hint="pass the number of rounds, a positive int")
     return Workload.from_inverse("identity", np.ones((n, 1)))
 
 
@@ -166,7 +166,7 @@ def prefix_sum(n: int) -> Workload:
            [1., 1., 0.],
            [1., 1., 1.]])
     """
-    n = _checks.integer("n", n, low=1, way_out="pass the number of rounds, a positive int")
+    n = checks.integer("n", n, low=1, hint="pass the number of rounds, a positive int")
     return Workload.from_inverse("prefix_sum", _two_bands(n, np.ones(n), -1.0))
 
 
@@ -181,7 +181,7 @@ def sgd(learning_rates: Sequence[float] | np.ndarray) -> Workload:
     array([[1. , 0. ],
            [1. , 0.5]])
     """
-    rates = _checks.array("learning_rates", learning_rates, ndim=1)
+    rates = checks.array("learning_rates", learning_rates, ndim=1)
     if rates.min() <= 0.0:
         t = int(np.argmin(rates))
         raise ValueError(f"learning_rates[{t}]={rates[t]} is not positive: give every round a positive rate")
@@ -199,8 +199,8 @@ def momentum_buffer(n: int, momentum: float) -> Workload:
     array([[1. , 0. ],
            [0.5, 1. ]])
     """
-    n = _checks.integer("n", n, low=1, way_out="pass the number of rounds, a positive int")
-    momentum = _checks.real("momentum", momentum, way_out="choose a number in [0, 1)")
+    n = checks.integer("n", n, low=1, hint="pass the number of rounds, a positive int")
+    momentum = checks.real("momentum", momentum, hint="choose a number in [0, 1)")
     if not 0.0 <= momentum < 1.0:
         raise ValueError(f"momentum={momentum} is outside [0, 1): choose 0 for plain SGD or a value such as 0.95")
     return Workload.from_inverse("momentum_buffer", _two_bands(n, np.ones(n), -momentum))
@@ -231,7 +231,7 @@ def momentum_sgd(
     """
     buffers = momentum_buffer(n, momentum)
     n = buffers.rounds
-    rates = np.ones(n) if learning_rates is None else _checks.array("learning_rates", learning_rates, ndim=1)
+    rates = np.ones(n) if learning_rates is None else checks.array("learning_rates", learning_rates, ndim=1)
     if rates.shape != (n,):
         raise ValueError(f"learning_rates has shape {rates.shape}: pass one rate for each of the n={n} rounds")
     rows = (sgd(rates) @ buffers).inverse_diagonals

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedmf.config import TrainConfig
     from fedmf.federated.task import Task
+    from fedmf.runs.config import TrainConfig
 
 
 def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
@@ -13,7 +13,7 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
     Raises:
       FileNotFoundError, ValueError: the data file is absent or damaged, a size is out of range.
     """
-    from tasks.stackoverflow import stackoverflow_task
+    from fedmf.tasks.stackoverflow import stackoverflow_task
 
     return stackoverflow_task(
         config.data,

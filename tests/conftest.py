@@ -26,5 +26,5 @@ def _no_worker_is_left() -> Iterator[None]:
     yield
     import sys
 
-    if "fedmf.federated.workers" in sys.modules:
-        sys.modules["fedmf.federated.workers"].end_workers()
+    if "fedmf.federated.execution.workers" in sys.modules:
+        sys.modules["fedmf.federated.execution.workers"].end_workers()

@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     Ctrl-C is such a signal (130), SIGTERM (143) and SIGHUP (129) are taken for it. Errors are one sentence on standard error; --debug
     adds the traceback.
     """
-    from fedmf.ctrl_c import like_ctrl_c
+    from fedmf.terminal.interrupts import like_ctrl_c
 
     with like_ctrl_c() as signal_that_came, no_half_archives():
         status = _status(arguments, lambda: 128 + signal_that_came())
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _status(arguments: list[str] | None, interrupted: Callable[[], int]) -> int:
     """Runs the command, and prints what ended it. No error outlives this, nor what hangs on one."""
-    from fedmf.ctrl_c import never_lost
+    from fedmf.terminal.interrupts import never_lost
 
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments

@@ -12,7 +12,7 @@ from fedmf.cli.audit_mechanism import mechanism
 from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, sampling_options, show, writable
 
 if TYPE_CHECKING:
-    from fedmf.audit import Audit
+    from fedmf.audits.guarantee import Audit
 
 
 class _RunByDefault(click.Group):
@@ -62,8 +62,8 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
       fedmf audit runs/first
       fedmf audit runs/first --statement statement.md
     """
-    from fedmf.run_audit import audit_run, run_statement_values
-    from fedmf.runs import Run, RunFolder
+    from fedmf.runs.audit import audit_run, run_statement_values
+    from fedmf.runs.folder import Run, RunFolder
 
     with arguments_checked():
         writable("statement", statement, *_STATEMENTS)
@@ -134,11 +134,11 @@ def log(
         if not 0 < memory < 1e6:
             raise ValueError(f"memory={memory} must be gigabytes, such as 1.0")
         plan = plan_from(mechanism_file, **target)
-        from fedmf.audit import audit_log
+        from fedmf.audits.guarantee import audit_log
 
         result = audit_log(log_file, plan, duplicates=duplicates, memory=int(memory * 1e9), folder=folder, **columns)
     if statement is not None:
-        from fedmf.statement import plan_command_options
+        from fedmf.privacy.statement import plan_command_options
 
         files = [shlex.quote(path.name) for path in (log_file, mechanism_file)]
         named = columns | {"duplicates": duplicates, "pretraining": pretraining, "statement": statement.name}
@@ -154,8 +154,8 @@ audit.add_command(mechanism)
 
 
 def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
-    from fedmf.runs import write_atomically
-    from fedmf.statement import as_text
+    from fedmf.privacy.statement import as_text
+    from fedmf.runs.folder import write_atomically
 
     write_atomically(path, as_text(values, path.suffix))
 

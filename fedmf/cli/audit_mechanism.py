@@ -12,9 +12,9 @@ import click
 from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, show
 
 if TYPE_CHECKING:
-    from fedmf.distinguishing import Distinguishing
-    from fedmf.federated.audit import MechanismAudit
-    from fedmf.noise_audit import Finding
+    from fedmf.audits.distinguishing import Distinguishing
+    from fedmf.audits.noise import Finding
+    from fedmf.federated.audit.noise import MechanismAudit
 
 
 @click.command()
@@ -62,8 +62,8 @@ def mechanism(
     """
     with arguments_checked():
         plan = plan_from(mechanism_file, **target)
-    from fedmf import progress_bar
-    from fedmf.federated.audit import audit_mechanism
+    from fedmf.federated.audit.noise import audit_mechanism
+    from fedmf.terminal import progress_bar
 
     with arguments_checked(), contextlib.ExitStack() as until_done:
         bar: Any = None

@@ -9,7 +9,7 @@ import click
 from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, show, writable
 
 if TYPE_CHECKING:
-    from fedmf.bands import BandChoice
+    from fedmf.privacy.bands import BandChoice
 
 
 @click.command()
@@ -52,8 +52,8 @@ def bands(
       fedmf plan bands --rounds 128 --population 2560 --cohort-size 40 --epsilon 4 --out bands.png
       fedmf plan bands --rounds 2052 --population 342000 --cohort-size 1000 --epsilon 8 --bands 32,64,342
     """
-    from fedmf.bands import choose_bands
     from fedmf.cli.mechanism import workload_named
+    from fedmf.privacy.bands import choose_bands
 
     with arguments_checked():
         writable("out", out, ".png")
@@ -99,7 +99,7 @@ def _table(choice: "BandChoice") -> str:
         name = "dense" if row.family == "dense" else str(row.bands)
         q = f"{row.probability:8.5f}" if row.amplified else f"{'-':>8}"
         lines.append(
-            f"{name:>6}  {q}  {row.compositions:>6}  {row.event_noise_multiplier:10.5f}  {row.noise_multiplier:8.5f}  {row.rmse:9.4g}  "
+            f"{name:>6}  {q}  {row.compositions:>6}  {row.per_query_noise_multiplier:10.5f}  {row.noise_multiplier:8.5f}  {row.rmse:9.4g}  "
             f"{row.effective_rmse:10.4g}  {mark}".rstrip()
         )
     p = choice.participation
@@ -122,7 +122,7 @@ def _table(choice: "BandChoice") -> str:
 
 def _draw(choice: "BandChoice", out: pathlib.Path) -> None:
     from fedmf.reports.bands import bands_picture
-    from fedmf.runs import write_atomically
+    from fedmf.runs.folder import write_atomically
 
     write_atomically(out, bands_picture(choice.summary()))
 
@@ -156,7 +156,7 @@ def learning_rate(
       fedmf plan learning-rate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --cohort-size 100 --sampling poisson --population 100000
     """
     import fedmf
-    from fedmf.learning_rate import effective_rmse, on_grid, predicted_learning_rate
+    from fedmf.privacy.learning_rate import effective_rmse, on_grid, predicted_learning_rate
 
     with arguments_checked():
         drawn = None if sampling is None and population is None else cohort_size

@@ -56,20 +56,20 @@ def calibrate(
       fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --explain
       fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --sampling poisson --population 64000 --cohort-size 1000
     """
-    from fedmf.mechanisms import strategy
+    from fedmf.noise import strategies
 
     with arguments_checked():
         memory = gigabytes("noise_memory", noise_memory)
         disk = (
-            strategy.room_for_noise(pathlib.Path.cwd()) if noise_disk is None else gigabytes("noise_disk", noise_disk)
+            strategies.room_for_noise(pathlib.Path.cwd()) if noise_disk is None else gigabytes("noise_disk", noise_disk)
         )
         plan = plan_from(mechanism_file, **target)
         host, graph = [], []
         if explain:
             stream = plan.mechanism.stream().causal()
-            host = strategy.host_strategies(stream, parameters, memory, disk)
-            graph = strategy.graph_strategies(stream, parameters)
-    from fedmf.statement import calibrate_command
+            host = strategies.host_strategies(stream, parameters, memory, disk)
+            graph = strategies.graph_strategies(stream, parameters)
+    from fedmf.privacy.statement import calibrate_command
 
     command = calibrate_command(plan, shlex.quote(mechanism_file.name), rdp=rdp)
     said: dict[str, Any] = {"rdp": rdp, "commands": [command]}
@@ -97,7 +97,9 @@ def calibrate(
             )
         sampling = summary.pop("sampling")
         if sampling is not None:
-            summary |= {name: sampling[name] for name in ("scheme", "groups", "probability", "event_noise_multiplier")}
+            summary |= {
+                name: sampling[name] for name in ("scheme", "groups", "probability", "per_query_noise_multiplier")
+            }
             summary["unamplified_epsilon"] = sampling["unamplified_epsilon"]
     show(summary, as_json)
     if explain and not as_json:
@@ -105,11 +107,13 @@ def calibrate(
 
 
 def _explain(parameters: int, host: list[Any], graph: list[Any]) -> None:
-    from fedmf.mechanisms import strategy
+    from fedmf.noise import strategies
 
     click.echo(
         f"\nNoise for {parameters:,} parameters, the choice first. Cost: of a round on average over the run, in draws of one\n"
         "vector of independent Gaussians of that size. Block: rounds made at a time. Kept: rows of model size between blocks.\n"
     )
-    click.echo(f"Made ahead by the host (fedmf train, federated.HostNoise):\n{strategy.explain(host)}\n")
-    click.echo(f"In the graph (the default of federated.dp_aggregator in other pipelines):\n{strategy.explain(graph)}")
+    click.echo(f"Made ahead by the host (fedmf train, federated.HostNoise):\n{strategies.explain(host)}\n")
+    click.echo(
+        f"In the graph (the default of federated.dp_aggregator in other pipelines):\n{strategies.explain(graph)}"
+    )

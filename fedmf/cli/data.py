@@ -32,7 +32,7 @@ def synth(
     Example:
       fedmf data synth --clients 4000 --out corpus.sqlite
     """
-    from tasks.stackoverflow import write_synthetic_corpus
+    from fedmf.tasks.stackoverflow import write_synthetic_corpus
 
     with arguments_checked():
         if words < _FEWEST_WORDS:
@@ -59,7 +59,7 @@ def info(file: pathlib.Path | None, as_json: bool) -> None:
     Example:
       fedmf data info corpus.sqlite
     """
-    from tasks.stackoverflow import describe_file
+    from fedmf.tasks.stackoverflow import describe_file
 
     with arguments_checked():
         description = describe_file(file)

@@ -14,7 +14,7 @@ from fedmf.cli.stopped import file_named
 
 if TYPE_CHECKING:
     from fedmf.mechanisms import Mechanism
-    from fedmf.participation import Participation
+    from fedmf.participation.schema import Participation
     from fedmf.workloads import Workload
 
 # Options of families: left out, the family's own default holds; given to a family without it, fit refuses.
@@ -34,7 +34,7 @@ _FAMILY_OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("max-iterations", int, "Steps after which to stop anyway."),
 )
 # Pictures of matrices beyond this many rounds would take minutes and gigabytes.
-_MOST_PICTURED = 8192
+_MAX_PICTURED = 8192
 
 
 def _family_options(command: Any) -> Any:
@@ -104,7 +104,7 @@ def fit(
       fedmf fit --rounds 2048 --schema single --matrices prefix_opt/size=2048 --out theirs.npz
     """
     import fedmf
-    from fedmf.optimize.progress import interrupted_fit
+    from fedmf.mechanisms.fitting.progress import interrupted_fit
 
     interrupted_fit.set(False)
     options = {name: value for name, value in family_options.items() if value is not None}
@@ -165,7 +165,7 @@ def _fit(
     with_progress: bool,
 ) -> "Mechanism":
     import fedmf
-    from fedmf.optimize.progress import shown
+    from fedmf.mechanisms.fitting.progress import shown
 
     if stamps < 1 or participation.rounds % stamps:
         raise ValueError(f"stamps={stamps} does not divide rounds={participation.rounds}: choose a positive divisor")
@@ -213,9 +213,9 @@ def _named(family: str, participation: "Participation | None") -> str:
 def _picture(mechanism: "Mechanism", scale: float, errors: Any, workload: str, out: pathlib.Path) -> pathlib.Path:
     """Draws the mechanism, scaled to sensitivity 1, beside `out`."""
     from fedmf.reports.mechanism import mechanism_picture
-    from fedmf.runs import write_atomically
+    from fedmf.runs.folder import write_atomically
 
-    small = mechanism.rounds <= _MOST_PICTURED
+    small = mechanism.rounds <= _MAX_PICTURED
     png = mechanism_picture(
         f"{mechanism.family}, {mechanism.rounds:,} round{'' if mechanism.rounds == 1 else 's'}, {workload}",
         encoder=mechanism.encoder() / scale if small else None,

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from fedmf.accounting import Plan
-    from fedmf.sampling import Sampling
+    from fedmf.privacy.plan import Plan
+    from fedmf.privacy.sampling import Sampling
 
 
-_MOST_DIGITS = 4000  # Python reads no longer ones
+_MAX_DIGITS = 4000  # Python reads no longer ones
 
 
 class BadArgument(click.UsageError):
@@ -89,7 +89,7 @@ def options_given(flags: dict[str, Any]) -> dict[str, Any]:
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """One option for every field of TrainConfig; the command's keyword arguments are for `options_given`."""
-    from fedmf.config import TrainConfig
+    from fedmf.runs.config import TrainConfig
 
     for field in reversed(dataclasses.fields(TrainConfig)):
         kinds = [k for k in (typing.get_args(field.type) or (field.type,)) if k is not types.NoneType]
@@ -110,7 +110,7 @@ def config_values(path: pathlib.Path) -> dict[str, Any]:
     Raises:
       FileNotFoundError, ValueError: naming the path.
     """
-    from fedmf.config import read_config_file
+    from fedmf.runs.config import read_config_file
 
     # What is called neither is read as JSON, whose error would puzzle who wrote YAML.
     if path.is_file() and path.suffix not in (".toml", ".json"):
@@ -121,9 +121,9 @@ def config_values(path: pathlib.Path) -> dict[str, Any]:
 def _noise_seed(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
     if value is None or value == "os":
         return value
-    if not (value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS):
+    if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS):
         raise click.BadParameter(
-            f"{value[:60]!r} must be a non-negative whole number of at most {_MOST_DIGITS} digits, or os to draw one"
+            f"{value[:60]!r} must be a non-negative whole number of at most {_MAX_DIGITS} digits, or os to draw one"
         )
     return int(value)
 
@@ -257,15 +257,15 @@ def _sampling(
     sampling: str | None, population: int | None, cohort_size: int | None, groups: int | None
 ) -> "Sampling | None":
     """The scheme that --sampling, --population, --cohort-size and --groups name."""
-    from fedmf import _checks
-    from fedmf.sampling import SCHEMES
+    from fedmf import checks
+    from fedmf.privacy.sampling import SCHEMES
 
     if sampling is None:
         for name, value in (("population", population), ("cohort_size", cohort_size), ("groups", groups)):
             if value is not None:
                 raise ValueError(f"{name}={value} belongs to sampling: leave it out, or give --sampling")
         return None
-    _checks.one_of("sampling", sampling, tuple(SCHEMES))
+    checks.one_of("sampling", sampling, tuple(SCHEMES))
     if population is None or cohort_size is None:
         raise ValueError(
             f"sampling={sampling} needs --population and --cohort-size, from which the probability follows"

@@ -9,10 +9,10 @@ import click
 from fedmf.cli.options import arguments_checked, json_option, show, writable
 
 if TYPE_CHECKING:
-    from fedmf.participation import Participation
-    from fedmf.sampling import Sampling
+    from fedmf.participation.schema import Participation
+    from fedmf.privacy.sampling import Sampling
 
-_MOST_ROWS = 12
+_MAX_ROWS = 12
 
 
 @click.command()
@@ -33,8 +33,8 @@ _MOST_ROWS = 12
 )
 @click.option("--groups", type=int, help="Parts of the population with --sampling: the mechanism's bands.")
 @click.option("--dropout", type=float, default=0.0, help="Probability that a selected client contributes nothing.")
-@click.option("--disobedient-share", type=float, default=0.0, help="Share of clients that ignore timer and limit.")
-@click.option("--early-by", type=int, default=0, help="Rounds by which timers may fire early.")
+@click.option("--noncompliant-fraction", type=float, default=0.0, help="Share of clients that ignore timer and limit.")
+@click.option("--timer-jitter", type=int, default=0, help="Rounds by which timers may fire early.")
 @click.option("--search/--no-search", default=True, help="Look for the largest min separation, or not.")
 @click.option("--simulated-cohort", type=int, help="Clients a round of the simulation.  [default: of 200,000 clients]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the simulation.")
@@ -51,8 +51,8 @@ def participation(
     sampling: str | None,
     groups: int | None,
     dropout: float,
-    disobedient_share: float,
-    early_by: int,
+    noncompliant_fraction: float,
+    timer_jitter: int,
     search: bool,
     simulated_cohort: int | None,
     seed: int,
@@ -69,22 +69,24 @@ def participation(
       fedmf plan participation --population 10000000 --cohort-size 6500 --rounds 2000 --min-sep 300 --availability diurnal --out who.png
       fedmf plan participation --population 342000 --cohort-size 1000 --rounds 2052 --sampling poisson --groups 9
     """
-    from fedmf.availability import availability_from_text
-    from fedmf.behaviour import Behaviour
-    from fedmf.participation_forecast import Size, forecast, largest_min_sep, refuse_impossible
+    from fedmf.cohorts.availability import availability_from_text
+    from fedmf.cohorts.devices import DeviceBehavior
+    from fedmf.cohorts.forecast import Size, forecast, largest_min_sep, refuse_impossible
 
     with arguments_checked():
         writable("out", out, ".png")
         size = Size(population=population, cohort_size=cohort_size, simulated_cohort=simulated_cohort)
         there = availability_from_text(availability)
-        behaviour = Behaviour(dropout=dropout, disobedient_share=disobedient_share, early_by=early_by, seed=seed)
+        behavior = DeviceBehavior(
+            dropout=dropout, noncompliant_fraction=noncompliant_fraction, timer_jitter=timer_jitter, seed=seed
+        )
         scheme = _scheme(sampling, groups, population, cohort_size)
         enforced = _enforced(scheme, rounds, schema, min_sep, max_participations)
-        devices: dict[str, Any] = {"availability": there, "behaviour": behaviour, "seed": seed}
+        devices: dict[str, Any] = {"availability": there, "behavior": behavior, "seed": seed}
         found = None
         if search and scheme is None and schema == "min_sep":
             if enforced is not None:
-                refuse_impossible(enforced, size, availability=there, behaviour=behaviour)  # before a long search
+                refuse_impossible(enforced, size, availability=there, behavior=behavior)  # before a long search
             found = largest_min_sep(
                 size, rounds=rounds, availability=there, seed=seed, progress=_status("min separation")
             )
@@ -113,7 +115,7 @@ def participation(
 
 
 def _scheme(sampling: str | None, groups: int | None, population: int, cohort_size: int) -> "Sampling | None":
-    from fedmf.sampling import SCHEMES
+    from fedmf.privacy.sampling import SCHEMES
 
     if sampling is None:
         if groups is not None:
@@ -130,7 +132,7 @@ def _enforced(
     scheme: "Sampling | None", rounds: int, schema: str, min_sep: int | None, max_participations: int | None
 ) -> "Participation | None":
     """The participation to enforce; None where its min separation is what is asked."""
-    from fedmf.participation import Participation
+    from fedmf.participation.schema import Participation
 
     if scheme is not None:
         if min_sep is not None or max_participations is not None:
@@ -152,7 +154,7 @@ def _status(what: str) -> Any:
 
 def _draw(values: dict[str, Any], out: pathlib.Path) -> None:
     from fedmf.reports.participation import participation_picture
-    from fedmf.runs import write_atomically
+    from fedmf.runs.folder import write_atomically
 
     note = ""
     if values["simulated_population"] != values["population"]:
@@ -227,10 +229,10 @@ def _text(values: dict[str, Any]) -> str:
     rows += [
         (f"{times:,} participation{'s' * (times != 1)}", f"{100 * share:.3g}% of the clients")
         for times, share in shares.items()
-        if times <= _MOST_ROWS
+        if times <= _MAX_ROWS
     ]
-    if more := sum(share for times, share in shares.items() if times > _MOST_ROWS):
-        rows.append((f"more than {_MOST_ROWS}", f"{100 * more:.3g}% of the clients"))
+    if more := sum(share for times, share in shares.items() if times > _MAX_ROWS):
+        rows.append((f"more than {_MAX_ROWS}", f"{100 * more:.3g}% of the clients"))
     if "picture" in values:
         rows.append(("picture", values["picture"]))
     width = max(len(name) for name, _ in rows)

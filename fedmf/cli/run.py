@@ -61,15 +61,15 @@ def train(
         --vocabulary-size 1000 --embedding-size 32 --lstm-size 64 --epsilon 8 --noise-seed os
       fedmf train --out runs/first --resume
     """
-    from fedmf import _checks
-    from fedmf.config import config_from_mapping, read_config_file
-    from fedmf.mechanisms.strategy import HOST_STRATEGIES
-    from fedmf.runs import RunFolder
-    from fedmf.worker_addresses import worker_addresses
+    from fedmf import checks
+    from fedmf.noise.strategies import HOST_STRATEGIES
+    from fedmf.runs.config import config_from_mapping, read_config_file
+    from fedmf.runs.folder import RunFolder
+    from fedmf.runs.worker_addresses import worker_addresses
 
     with arguments_checked():
         if threads is not None:
-            _checks.integer("threads", threads, low=1, way_out="leave it out for one on each processor")
+            checks.integer("threads", threads, low=1, hint="leave it out for one on each processor")
         values = config_values(config_file) if config_file else {}
         given = options_given(flags)
         if resume and noise_seed is not None:
@@ -77,7 +77,7 @@ def train(
         if not resume and noise_seed is None:
             raise ValueError("noise_seed is missing: give --noise-seed a secret whole number, or os to draw one")
         if noise_strategy is not None:
-            _checks.one_of("noise_strategy", noise_strategy, HOST_STRATEGIES)
+            checks.one_of("noise_strategy", noise_strategy, HOST_STRATEGIES)
         memory = None if noise_memory is None else gigabytes("noise_memory", noise_memory)
         disk = None if noise_disk is None else gigabytes("noise_disk", noise_disk)
         if resume:
@@ -86,7 +86,7 @@ def train(
         addresses = worker_addresses(workers, config.execution)
 
     from fedmf import federated
-    from tasks import task_from_config
+    from fedmf.tasks import task_from_config
 
     with _dry_rounds_counted(), training(out, resume=resume) as begins:
         run = federated.train(
@@ -124,7 +124,7 @@ def train(
 @contextlib.contextmanager
 def _dry_rounds_counted() -> Iterator[None]:
     """Says at the end, in a line, what the controller warns of in every such round; other warnings at once, without the line of code."""
-    from fedmf.controller import PoolRanDryWarning
+    from fedmf.cohorts.controller import PoolRanDryWarning
 
     dry: list[str] = []
     with warnings.catch_warnings():
@@ -164,10 +164,8 @@ def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: boo
     Example:
       fedmf demo --out demo --seed 1 --seed 2
     """
-    import importlib
+    from fedmf.experiments import demo as driver
 
-    # Where the library's command line reaches up to the drivers, as in sweep.py.
-    driver = importlib.import_module("experiments.demo")
     with arguments_checked():
         driver.check_demo(seeds=seeds, epsilon=epsilon)
     result = driver.run_demo(out, seeds=seeds, epsilon=epsilon)
@@ -187,7 +185,7 @@ def report(runs: tuple[pathlib.Path, ...], out: pathlib.Path, title: str) -> Non
       fedmf report runs/first runs/second --out report
     """
     from fedmf.reports import write_report
-    from fedmf.runs import Run, RunFolder
+    from fedmf.runs.folder import Run, RunFolder
 
     with arguments_checked():
         for path in runs:

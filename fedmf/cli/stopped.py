@@ -58,7 +58,7 @@ def training(out: pathlib.Path, *, resume: bool) -> Iterator[Callable[["Task"], 
 
 
 def _way_on(out: pathlib.Path) -> str:
-    from fedmf.runs import RunFolder
+    from fedmf.runs.folder import RunFolder
 
     if not (out / "config.json").exists():
         return "the run had not begun: give the same command again"

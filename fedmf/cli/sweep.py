@@ -71,18 +71,15 @@ def sweep(
         --epsilon 8 --rounds 20 --cohort-size 20 --min-sep 10 --loss masked --vocabulary-size 500 --embedding-size 16 --lstm-size 32 \\
         --max-sentences 16 --validation-sentences 500 --test-sentences 500 --noise-seed os --jobs 2
     """
-    import importlib
+    from fedmf import checks
+    from fedmf.experiments import sweep as driver
+    from fedmf.experiments import sweep_grid as grid
 
-    from fedmf import _checks
-
-    # The drivers, to which the library's command line reaches up.
-    grid = importlib.import_module("experiments.sweep_grid")
-    driver = importlib.import_module("experiments.sweep")
     with arguments_checked():
-        _checks.integer("jobs", jobs, low=1, way_out="use a positive whole number")
+        checks.integer("jobs", jobs, low=1, hint="use a positive whole number")
         if threads is not None:
-            _checks.integer("threads", threads, low=1, way_out="leave it out to divide the processors among the jobs")
-        _checks.integer("smoothed_over", smoothed_over, low=0, way_out="give rounds at the end, or leave it out")
+            checks.integer("threads", threads, low=1, hint="leave it out to divide the processors among the jobs")
+        checks.integer("smoothed_over", smoothed_over, low=0, hint="give rounds at the end, or leave it out")
         if noise_seed is None and not dry_run:
             raise ValueError(
                 "noise_seed is missing: give --noise-seed a secret whole number, or os to draw one for every run"

@@ -24,12 +24,12 @@ def worker(port: int, threads: int | None) -> None:
     import pathlib
     import socket
 
-    from fedmf import _checks
+    from fedmf import checks
 
     with arguments_checked():
-        _checks.integer("port", port, low=1, high=65535, way_out="use a free one such as 8000")
+        checks.integer("port", port, low=1, high=65535, hint="use a free one such as 8000")
         if threads is not None:
-            _checks.integer("threads", threads, low=1, way_out="leave it out for one on each processor")
+            checks.integer("threads", threads, low=1, hint="leave it out for one on each processor")
     found = importlib.util.find_spec("tensorflow_federated")  # without importing it, which takes ten seconds
     if found is None or found.origin is None:
         raise ImportError("fedmf worker needs TensorFlow Federated: run `make setup` in the checkout")

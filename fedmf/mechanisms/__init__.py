@@ -1,21 +1,21 @@
 """Matrix-factorization mechanisms: what noise each round gets."""
 
-from fedmf.mechanisms.banded import BandedMechanism
+from fedmf.mechanisms.banded.mechanism import BandedMechanism
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.blt import BLTMechanism
-from fedmf.mechanisms.buffers import Buffers
+from fedmf.mechanisms.blt.mechanism import BLTMechanism
 from fedmf.mechanisms.certificate import Certificate
-from fedmf.mechanisms.dense import DenseMechanism
+from fedmf.mechanisms.dense.mechanism import DenseMechanism
+from fedmf.mechanisms.explicit import ExplicitMechanism
 from fedmf.mechanisms.fft import FFTMechanism
-from fedmf.mechanisms.foreign import load_factorization
 from fedmf.mechanisms.identity import IdentityMechanism
-from fedmf.mechanisms.low_rank import LowRankMechanism
-from fedmf.mechanisms.matrices import MatrixMechanism
+from fedmf.mechanisms.interop import load_factorization
+from fedmf.mechanisms.low_rank.mechanism import LowRankMechanism
 from fedmf.mechanisms.stamped import StampedMechanism, stamp
 from fedmf.mechanisms.storage import load_mechanism
-from fedmf.mechanisms.stream import NoiseStream
-from fedmf.mechanisms.toeplitz import ToeplitzMechanism
+from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
 from fedmf.mechanisms.tree import TreeMechanism
+from fedmf.noise.buffers import Buffers
+from fedmf.noise.stream import NoiseStream
 
 __all__ = [
     "BLTMechanism",
@@ -23,10 +23,10 @@ __all__ = [
     "Buffers",
     "Certificate",
     "DenseMechanism",
+    "ExplicitMechanism",
     "FFTMechanism",
     "IdentityMechanism",
     "LowRankMechanism",
-    "MatrixMechanism",
     "Mechanism",
     "NoiseStream",
     "StampedMechanism",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fedmf.mechanisms.certificate import Certificate
-from fedmf.mechanisms.stream import NoiseStream
+from fedmf.noise.stream import NoiseStream
 
 
 class Mechanism(abc.ABC):

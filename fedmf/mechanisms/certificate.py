@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from fedmf.participation import Participation
+from fedmf.participation.schema import Participation
 
 
 @dataclasses.dataclass(frozen=True)

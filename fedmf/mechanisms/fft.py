@@ -6,10 +6,10 @@ from typing import Any, ClassVar, final
 import numpy as np
 import scipy.linalg
 
-from fedmf import _checks
+from fedmf import checks
 from fedmf.mechanisms.base import Mechanism, check_certificate
 from fedmf.mechanisms.certificate import Certificate
-from fedmf.mechanisms.stream import NoiseStream
+from fedmf.noise.stream import NoiseStream
 
 DECODERS = ("plain", "optimal")
 
@@ -49,9 +49,9 @@ class FFTMechanism(Mechanism):
     certificate_reason: str = "the FFT encoder is a fixed construction, not optimised"
 
     def __post_init__(self) -> None:
-        n = _checks.integer("rounds", self.rounds, low=1, way_out="pass the number of rounds, a positive int")
+        n = checks.integer("rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int")
         object.__setattr__(self, "rounds", n)
-        _checks.one_of("decoder", self.decoder, DECODERS)
+        checks.one_of("decoder", self.decoder, DECODERS)
         check_certificate(self.certificate, self.certificate_reason)
 
     @property
@@ -62,13 +62,13 @@ class FFTMechanism(Mechanism):
     def encoder(self) -> np.ndarray:
         """C_F, float64 (2 * rounds, rounds): [i, j] depends on i - j modulo 2 * rounds."""
         n = self.rounds
-        _checks.fits_in_memory("the encoder of this FFT mechanism", (2 * n, n))
+        checks.fits_in_memory("the encoder of this FFT mechanism", (2 * n, n))
         return scipy.linalg.circulant(_root_of_circulant(n))[:, :n]
 
     def noising(self) -> np.ndarray:
         """N, float64 (rounds, 2 * rounds)."""
         n = self.rounds
-        _checks.fits_in_memory("the noising matrix of this FFT mechanism", (n, 2 * n))
+        checks.fits_in_memory("the noising matrix of this FFT mechanism", (n, 2 * n))
         if self.decoder == "plain":
             B = scipy.linalg.circulant(_root_of_circulant(n))[:n]
             return np.diff(B, axis=0, prepend=0.0)  # S^-1 takes differences of rows

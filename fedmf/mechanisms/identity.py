@@ -5,10 +5,10 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from fedmf import _checks
+from fedmf import checks
 from fedmf.mechanisms.base import Mechanism, check_certificate
 from fedmf.mechanisms.certificate import Certificate
-from fedmf.mechanisms.stream import NoiseStream
+from fedmf.noise.stream import NoiseStream
 
 
 @final
@@ -30,7 +30,7 @@ class IdentityMechanism(Mechanism):
     certificate_reason: str = "the identity has no free parameters to optimise"
 
     def __post_init__(self) -> None:
-        n = _checks.integer("rounds", self.rounds, low=1, way_out="pass the number of rounds, a positive int")
+        n = checks.integer("rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int")
         object.__setattr__(self, "rounds", n)
         check_certificate(self.certificate, self.certificate_reason)
 
@@ -41,7 +41,7 @@ class IdentityMechanism(Mechanism):
 
     def encoder(self) -> np.ndarray:
         """C = I, float64 (rounds, rounds)."""
-        _checks.fits_in_memory("the encoder of the identity", (self.rounds, self.rounds))
+        checks.fits_in_memory("the encoder of the identity", (self.rounds, self.rounds))
         return np.eye(self.rounds)
 
     def noising(self) -> np.ndarray:

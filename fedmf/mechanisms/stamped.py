@@ -6,10 +6,10 @@ from typing import Any, ClassVar, final
 import numpy as np
 import scipy.linalg
 
-from fedmf import _checks
+from fedmf import checks
 from fedmf.mechanisms.base import Mechanism, check_certificate
 from fedmf.mechanisms.certificate import Certificate
-from fedmf.mechanisms.stream import NoiseStream, check_left_inverse
+from fedmf.noise.stream import NoiseStream, check_left_inverse
 
 DECODERS = ("optimal", "restarted")
 
@@ -75,9 +75,9 @@ class StampedMechanism(Mechanism):
             raise TypeError(
                 f"mechanism is a {type(self.part).__name__}: pass a mechanism, as fedmf.fit or fedmf.load_mechanism makes"
             )
-        times = _checks.integer("times", self.times, low=1, way_out="pass the number of parts, a positive int")
+        times = checks.integer("times", self.times, low=1, hint="pass the number of parts, a positive int")
         object.__setattr__(self, "times", times)
-        _checks.one_of("decoder", self.decoder, DECODERS)
+        checks.one_of("decoder", self.decoder, DECODERS)
         check_certificate(self.certificate, self.certificate_reason)
 
     @property
@@ -138,9 +138,7 @@ class StampedMechanism(Mechanism):
 
     def _repeated(self, what: str, block: np.ndarray) -> np.ndarray:
         m, n = block.shape
-        _checks.fits_in_memory(
-            f"the {what} of a mechanism stamped {self.times} times", (self.times * m, self.times * n)
-        )
+        checks.fits_in_memory(f"the {what} of a mechanism stamped {self.times} times", (self.times * m, self.times * n))
         whole = np.zeros((self.times * m, self.times * n))
         for i in range(self.times):
             whole[i * m : (i + 1) * m, i * n : (i + 1) * n] = block

@@ -9,20 +9,20 @@ import zipfile
 
 import numpy as np
 
-from fedmf.mechanisms.banded import BandedMechanism
+from fedmf.mechanisms.banded.mechanism import BandedMechanism
 from fedmf.mechanisms.base import Mechanism, check_certificate
-from fedmf.mechanisms.blt import BLTMechanism
+from fedmf.mechanisms.blt.mechanism import BLTMechanism
 from fedmf.mechanisms.certificate import Certificate
-from fedmf.mechanisms.damage import DAMAGE
-from fedmf.mechanisms.dense import DenseMechanism
+from fedmf.mechanisms.dense.mechanism import DenseMechanism
+from fedmf.mechanisms.explicit import ExplicitMechanism
 from fedmf.mechanisms.fft import FFTMechanism
 from fedmf.mechanisms.identity import IdentityMechanism
-from fedmf.mechanisms.low_rank import LowRankMechanism
-from fedmf.mechanisms.matrices import MatrixMechanism
+from fedmf.mechanisms.low_rank.mechanism import LowRankMechanism
+from fedmf.mechanisms.read_errors import READ_ERRORS
 from fedmf.mechanisms.stamped import StampedMechanism
-from fedmf.mechanisms.toeplitz import ToeplitzMechanism
+from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
 from fedmf.mechanisms.tree import TreeMechanism
-from fedmf.participation import Participation
+from fedmf.participation.schema import Participation
 
 _FORMAT = "fedmf mechanism"
 _VERSION = 1
@@ -35,7 +35,7 @@ _FAMILIES: dict[str, type[Mechanism]] = {
         FFTMechanism,
         IdentityMechanism,
         LowRankMechanism,
-        MatrixMechanism,
+        ExplicitMechanism,
         StampedMechanism,
         ToeplitzMechanism,
         TreeMechanism,
@@ -102,7 +102,7 @@ def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
     try:
         mechanism = _read(target)
         _check_inverse(mechanism)
-    except DAMAGE as error:
+    except READ_ERRORS as error:
         cause = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(
             f"path={str(target)!r} does not hold a valid fedmf mechanism ({cause}): fit the mechanism and save it again"

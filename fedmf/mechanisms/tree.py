@@ -6,10 +6,10 @@ from typing import Any, ClassVar, final
 import numpy as np
 import scipy.linalg
 
-from fedmf import _checks
+from fedmf import checks
 from fedmf.mechanisms.base import Mechanism, check_certificate
 from fedmf.mechanisms.certificate import Certificate
-from fedmf.mechanisms.stream import NoiseStream
+from fedmf.noise.stream import NoiseStream
 
 DECODERS = ("online", "full")
 COMPLETIONS = ("none", "virtual", "optimal")
@@ -69,10 +69,10 @@ class TreeMechanism(Mechanism):
     certificate_reason: str = "the binary tree is a fixed construction, not optimised"
 
     def __post_init__(self) -> None:
-        n = _checks.integer("rounds", self.rounds, low=1, way_out="pass the number of rounds, a positive int")
+        n = checks.integer("rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int")
         object.__setattr__(self, "rounds", n)
-        _checks.one_of("decoder", self.decoder, DECODERS)
-        _checks.one_of("completion", self.completion, COMPLETIONS)
+        checks.one_of("decoder", self.decoder, DECODERS)
+        checks.one_of("completion", self.completion, COMPLETIONS)
         check_certificate(self.certificate, self.certificate_reason)
 
     @property
@@ -83,7 +83,7 @@ class TreeMechanism(Mechanism):
     def encoder(self) -> np.ndarray:
         """C, float64 (m, rounds) of zeros and ones; m is 2 * rounds - 1 for a power of two."""
         nodes = _nodes(self.rounds, self.completion)
-        _checks.fits_in_memory("the encoder of this tree", (len(nodes), self.rounds))
+        checks.fits_in_memory("the encoder of this tree", (len(nodes), self.rounds))
         C = np.zeros((len(nodes), self.rounds))
         for row, node in enumerate(nodes):
             C[row, node.first : node.last + 1] = 1.0
@@ -169,7 +169,7 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
             variances[place] = from_children / (1.0 + from_children)
         below = [(1.0 - variances[place]) * estimates[child] for child in children]
         estimates.append(np.concatenate([*below, variances[place : place + 1]]))
-    _checks.fits_in_memory("the decoder of this tree", (rounds, len(nodes)))
+    checks.fits_in_memory("the decoder of this tree", (rounds, len(nodes)))
     B = np.zeros((rounds, len(nodes)))
     largest: dict[int, int] = {}  # first round -> place of the largest finished subtree that begins there
     place = 0

@@ -14,11 +14,11 @@ import jinja2
 from fedmf.reports import noise, plots, tables
 from fedmf.reports.groups import Group, final_metric, group_runs, simulation_note, unfinished
 from fedmf.reports.text import join, metric_name, metric_value, plain, significant, statement_html
-from fedmf.runs import Run, write_atomically
+from fedmf.runs.folder import Run, write_atomically
 
 __all__ = ["write_report"]
 
-_MOST_CARDS = 8
+_MAX_CARDS = 8
 _PLOT_NAMES = {"validation", "noise_matrices", "noise_levels", "participation"}
 
 
@@ -94,7 +94,7 @@ def _render(runs: list[Run], groups: list[Group], drawn: dict[str, plots.Plot | 
         facts=_facts(runs),
         descriptions=_distinct([run.plan["task"]["description"] for run in runs]),
         metric=metric_name(runs[0].plan["task"]["headline_metric"]),
-        cards=_cards(groups) if len(groups) <= _MOST_CARDS else [],
+        cards=_cards(groups) if len(groups) <= _MAX_CARDS else [],
         unfinished=sum(bool(unfinished(run)) for run in runs),
         runs=len(runs),
         plots=drawn,

@@ -14,7 +14,7 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
     """A PNG of rmse over bands, on logarithmic axes.
 
     Args:
-      choice: `fedmf.bands.BandChoice.summary()`.
+      choice: `fedmf.privacy.bands.BandChoice.summary()`.
     """
     rows = choice["rows"]
     banded = [row for row in rows if row["family"] == "banded"]

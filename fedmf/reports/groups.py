@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedmf.reports.labels import TUNED, group_labels, group_styles, mechanism_label
-from fedmf.runs import Run
+from fedmf.runs.folder import Run
 
 if TYPE_CHECKING:
-    from fedmf.config import TrainConfig
+    from fedmf.runs.config import TrainConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedmf.reports.text import plain
-from fedmf.runs import Run
+from fedmf.runs.folder import Run
 
 if TYPE_CHECKING:
-    from fedmf.config import TrainConfig
+    from fedmf.runs.config import TrainConfig
 
 # Chosen for their distance from each other as readers with protanopia and deuteranopia see them too; the grey is drawn dashed besides.
 FAMILY_COLORS = {

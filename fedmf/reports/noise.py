@@ -14,7 +14,7 @@ from fedmf.reports.text import significant
 
 _COLORS = "RdBu_r"  # diverging and safe for colour-blind readers; white is exactly no noise
 _PIXELS = 560  # of a panel; larger matrices are pooled to this by us, not resampled by the renderer
-_FEWEST_DECADES, _MOST_DECADES = 2, 5  # of the logarithmic part of a colour scale
+_FEWEST_DECADES, _MAX_DECADES = 2, 5  # of the logarithmic part of a colour scale
 
 
 def matrices_plot(groups: Sequence[Group]) -> Plot | None:
@@ -68,7 +68,7 @@ def shared_norm(matrices: Sequence[np.ndarray]) -> SymLogNorm:
     for matrix in matrices:
         sizes = np.abs(matrix[np.abs(matrix) > 1e-9 * largest])
         bottom = min(bottom, round(np.log10(np.median(sizes))))
-    bottom = max(bottom, top - _MOST_DECADES)
+    bottom = max(bottom, top - _MAX_DECADES)
     # Linear below a round number, so that the colour bar's ticks are round and none crowds 0.
     return SymLogNorm(linthresh=10.0**bottom, linscale=1.0, vmin=-largest, vmax=largest, base=10)
 

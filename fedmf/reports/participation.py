@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from fedmf.reports.plots import canvas, whole_steps
 
 _BLUE, _RED, _SOFT = "#1f5f8b", "#c1440e", "#6b6b6b"
-_MOST_BARS = 24
+_MAX_BARS = 24
 _TITLE = 74  # letters that fit the width
 _PLATE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.0}
 
@@ -21,7 +21,7 @@ def participation_picture(forecast: dict[str, Any]) -> bytes:
     """A PNG with up to three panels.
 
     Args:
-      forecast: `fedmf.participation_forecast.Forecast.values()`; with "tried" and "largest_min_sep" of a search, if there was one.
+      forecast: `fedmf.cohorts.forecast.Forecast.values()`; with "tried" and "largest_min_sep" of a search, if there was one.
     """
     tried = forecast.get("tried")
     with canvas(6.2 if tried else 5.4, forecast["note"]) as (figure, out):
@@ -93,7 +93,7 @@ def _stretches(rounds: list[int]) -> list[tuple[int, int]]:
 def _histogram(ax: Axes, forecast: dict[str, Any]) -> None:
     shares, limit = forecast["histogram"], forecast["max_participations"]
     most = max(shares)
-    if most < _MOST_BARS:
+    if most < _MAX_BARS:
         places: Sequence[int] = range(most + 1)
         heights = [100 * shares.get(k, 0.0) for k in places]
         ax.bar(places, heights, width=0.8, color=[_SOFT if k == 0 else _RED if k > limit else _BLUE for k in places])

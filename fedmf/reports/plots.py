@@ -18,16 +18,16 @@ from matplotlib.ticker import MaxNLocator
 
 from fedmf.reports.groups import Group, mean_curve, simulation_note, unfinished, validation_curve
 from fedmf.reports.text import is_share, metric_name, metric_value
-from fedmf.runs import Run
+from fedmf.runs.folder import Run
 
 WIDTH = 6.4  # inches; with 10-point type this stays legible on a page and on a phone
 _DPI = 220
 _INK = "#222222"
 _SOFT = "#6b6b6b"
 _LABELLED_LINES = 6  # more get a legend
-_MOST_IN_LEGEND = 24  # of more the legend has the mechanisms alone
+_MAX_IN_LEGEND = 24  # of more the legend has the mechanisms alone
 _MARKED_POINTS = 6  # of a line; more speak for themselves
-_MOST_PANELS = 6
+_MAX_PANELS = 6
 _STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -129,7 +129,7 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
     several = any(len(group.runs) > 1 for group in groups)
     legend = len(groups) > _LABELLED_LINES
     named = {_curve_label(group): group for group in groups}
-    if len(groups) > _MOST_IN_LEGEND:
+    if len(groups) > _MAX_IN_LEGEND:
         named = {}
         for group in groups:
             named.setdefault(group.mechanism, group)
@@ -156,7 +156,7 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
     families = [group.config.family for group in groups]
     if len(set(families)) < len(families):
         caption += " Shades and dashes tell apart what is of one kind."
-    if len(groups) > _MOST_IN_LEGEND:
+    if len(groups) > _MAX_IN_LEGEND:
         caption += " They are too many to name: the tables do."
     if several:
         caption += " The bold line is the mean over seeds, thin lines are the seeds, and the band spans them."
@@ -285,7 +285,7 @@ def participation_plot(runs: Sequence[Run]) -> Plot | None:
         assert run.result is not None
         seen = run.result["participation"]
         kinds.setdefault((run.config.rounds, run.config.cohort_size, seen["population"]), []).append(run)
-    drawn = list(kinds.items())[:_MOST_PANELS]
+    drawn = list(kinds.items())[:_MAX_PANELS]
     note = simulation_note([run for _, members in drawn for run in members])
     alts = []
     with canvas(2.8 * len(drawn), note) as (figure, out):
@@ -354,7 +354,7 @@ def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
 def _enforced_limit(run: Run) -> int:
     """Most participations that the controller allows; of a sampled run the plan's own count is a unit of noise, not a limit."""
     sampling = run.plan.get("sampling")
-    return int((sampling["enforced"] if sampling else run.plan["participation"])["max_participations"])
+    return int((sampling["guaranteed_participation"] if sampling else run.plan["participation"])["max_participations"])
 
 
 def _clients_by_count(run: Run) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 from fedmf.reports.groups import Group, final_metric, simulation_note, unfinished
 from fedmf.reports.labels import differing, show
 from fedmf.reports.text import duration, join, metric_name, metric_value, plain, significant
-from fedmf.runs import Run
+from fedmf.runs.folder import Run
 
 _NONE = "–"
 
@@ -182,7 +182,10 @@ def _participation_head(group: Group, runs: Sequence[Run]) -> Cell:
 
 def _participation_cells(group: Group, run: Run) -> list[Cell]:
     sampling = run.plan.get("sampling")
-    planned, epsilon = sampling["enforced"] if sampling else run.plan["participation"], run.plan["epsilon"]
+    planned, epsilon = (
+        sampling["guaranteed_participation"] if sampling else run.plan["participation"],
+        run.plan["epsilon"],
+    )
     separation, most = f"planned {planned['min_sep']:,}", f"planned {planned['max_participations']:,}"
     promise = f"planned {significant(epsilon)}" if epsilon is not None else ""
     if promise and run.config.claimed_cohort is not None:

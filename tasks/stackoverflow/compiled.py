@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedmf.federated.native import library, pointer, room
+from fedmf.federated.execution.c_library import library, pointer, room
 from fedmf.federated.task import ClientEpoch, LocalEpoch
 
 _SOURCE = pathlib.Path(__file__).with_name("next_word.c")

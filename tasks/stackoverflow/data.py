@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.stackoverflow import example_proto
-from tasks.stackoverflow.synthetic import SYNTHETIC_APPLICATION_ID
+from fedmf.tasks.stackoverflow import example_proto
+from fedmf.tasks.stackoverflow.synthetic import SYNTHETIC_APPLICATION_ID
 
 SPLITS = ("train", "heldout", "test")
 FILE_NAME = "stackoverflow.sqlite"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.stackoverflow.preprocessing import SpecialIds
+from fedmf.tasks.stackoverflow.preprocessing import SpecialIds
 
 LOSSES = ("published", "masked")
 
@@ -38,7 +38,7 @@ def build_model(
     """
     import tensorflow as tf
 
-    from tasks.stackoverflow.lstm import UnrolledLSTM
+    from fedmf.tasks.stackoverflow.lstm import UnrolledLSTM
 
     classes = SpecialIds(vocabulary_size).classes
     seeds = iter(np.random.SeedSequence(seed).generate_state(5).astype(np.int64).tolist())

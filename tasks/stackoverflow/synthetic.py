@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedmf import progress_bar
-from tasks.stackoverflow import example_proto, language
+from fedmf.tasks.stackoverflow import example_proto, language
+from fedmf.terminal import progress_bar
 
 # In the SQLite header, which TFF's loader ignores: a report must be able to tell this corpus from the real one.
 SYNTHETIC_APPLICATION_ID = 0x464D4653

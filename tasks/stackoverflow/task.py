@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedmf import progress_bar
 from fedmf.federated.task import Examples, Task
-from tasks.stackoverflow import compiled, data, model, vocabulary
-from tasks.stackoverflow.preprocessing import Preprocessor
+from fedmf.tasks.stackoverflow import compiled, data, model, vocabulary
+from fedmf.tasks.stackoverflow.preprocessing import Preprocessor
+from fedmf.terminal import progress_bar
 
 # 342,477 clients of 256 sentences would be 14 GB; a demo's few hundred clients come back every epoch and fit easily.
 _CACHE_BYTES = 256 << 20

@@ -7,8 +7,8 @@ import pathlib
 import random
 from collections import Counter
 
-from fedmf import progress_bar
-from tasks.stackoverflow import data
+from fedmf.tasks.stackoverflow import data
+from fedmf.terminal import progress_bar
 
 # The real file has 342,477 train users: counting all takes an hour, and the order of frequent words is settled long
 # before.

@@ -9,9 +9,9 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
 
 def test_rounds_of_all_kinds_are_measured_and_train_alike(tmp_path):
-    from fedmf.federated import native
+    from fedmf.federated.execution import c_library
 
-    if native.compiler() is None:
+    if c_library.compiler() is None:
         pytest.skip("no C compiler")
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.simulation", "--small", "--json"],

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import fedmf
-from experiments import band_figure, band_sweep
-from fedmf.amplification import sampled_gaussian_epsilon, sampled_gaussian_noise_multiplier
-from fedmf.bands import choose_bands
+from fedmf.experiments import band_figure, band_sweep
+from fedmf.privacy.amplification import sampled_gaussian_epsilon, sampled_gaussian_noise_multiplier
+from fedmf.privacy.bands import choose_bands
 
 
 def test_quick_figure(tmp_path, capsys):

@@ -6,8 +6,8 @@ import pathlib
 import pytest
 
 import fedmf
-from experiments import demo
 from fedmf.cli import main
+from fedmf.experiments import demo
 
 pytestmark = pytest.mark.tensorflow
 

@@ -11,10 +11,10 @@ import time
 import pytest
 
 import fedmf
-from experiments import sweep
-from experiments.sweep_grid import sweep_configs
 from fedmf.cli import main
-from fedmf.runs import Run
+from fedmf.experiments import sweep
+from fedmf.experiments.sweep_grid import sweep_configs
+from fedmf.runs.folder import Run
 
 FIXED = {"rounds": 4, "min_sep": 2, "cohort_size": 2, "family": "identity", "epsilon": 8.0}
 # Stands for `fedmf train`: a round every tenth of a second, saved at once; --seed says what becomes of it.

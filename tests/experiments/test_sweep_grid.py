@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.sweep_grid import sweep_configs, varied_values
-from fedmf.config import TrainConfig
+from fedmf.experiments.sweep_grid import sweep_configs, varied_values
+from fedmf.runs.config import TrainConfig
 
 FIXED = {"rounds": 8, "min_sep": 4, "cohort_size": 2}
 

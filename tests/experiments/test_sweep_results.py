@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fedmf
-from experiments.sweep_figures import best_figure, validation_figure
-from experiments.sweep_results import best_settings, best_table, results_csv, together, validation_of, varying
+from fedmf.experiments.sweep_figures import best_figure, validation_figure
+from fedmf.experiments.sweep_results import best_settings, best_table, results_csv, together, validation_of, varying
 from tests.reports.conftest import make_run
 
 

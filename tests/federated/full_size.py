@@ -16,11 +16,11 @@ import numpy as np
 
 import fedmf
 from fedmf import federated
-from fedmf.federated import training
-from fedmf.federated.workers import worker_processes
-from tasks.stackoverflow.compiled import compiled_epoch
-from tasks.stackoverflow.model import build_model, make_loss, make_metrics
-from tasks.stackoverflow.preprocessing import SpecialIds
+from fedmf.federated.execution.workers import worker_processes
+from fedmf.federated.training import loop
+from fedmf.tasks.stackoverflow.compiled import compiled_epoch
+from fedmf.tasks.stackoverflow.model import build_model, make_loss, make_metrics
+from fedmf.tasks.stackoverflow.preprocessing import SpecialIds
 
 ROUNDS, MIN_SEP = 2052, 342
 
@@ -78,7 +78,7 @@ def main(folder: str, execution: str, rounds: int, mechanism_file: str, cohort_s
         if t + 1 == rounds:
             raise Stop
 
-    original = training.build_execution
+    original = loop.build_execution
     digests = {}
 
     def watched(*arguments: object, **options: object) -> object:
@@ -94,7 +94,7 @@ def main(folder: str, execution: str, rounds: int, mechanism_file: str, cohort_s
         built.next = next_and_note
         return built
 
-    training.build_execution = watched
+    loop.build_execution = watched
     with contextlib.suppress(Stop):
         federated.train(
             make_task(cohort_size, sentences), settings, folder=folder, noise_seed=None if resume else 5, plan=plan, resume=resume,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import tensorflow_federated as tff
 
-from fedmf.federated.remote_workers import listens
+from fedmf.federated.execution.remote_workers import listens
 
 COMMAND = [sys.executable, "-c", "from fedmf.cli import main; main()"]
 BINARY = pathlib.Path(tff.__file__).parent / "data" / "worker_binary"

@@ -12,17 +12,17 @@ from fedmf.mechanisms import (
     BandedMechanism,
     BLTMechanism,
     DenseMechanism,
+    ExplicitMechanism,
     FFTMechanism,
     IdentityMechanism,
     LowRankMechanism,
-    MatrixMechanism,
     Mechanism,
     ToeplitzMechanism,
     TreeMechanism,
     stamp,
 )
-from fedmf.optimize import fit
-from fedmf.participation import Participation
+from fedmf.mechanisms.fit import fit
+from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
 
 
@@ -48,9 +48,9 @@ def _fitted_dense(rounds: int) -> Mechanism:
     return fit(momentum_sgd(rounds), Participation(rounds=rounds, schema="single"), family="dense")
 
 
-def _given_matrices(rounds: int) -> MatrixMechanism:
+def _given_matrices(rounds: int) -> ExplicitMechanism:
     encoder = np.random.default_rng(rounds).standard_normal((rounds + 2, rounds)) + np.eye(rounds + 2, rounds) * 4.0
-    return MatrixMechanism(encoder_matrix=encoder, noising_matrix=np.linalg.pinv(encoder))
+    return ExplicitMechanism(encoder_matrix=encoder, noising_matrix=np.linalg.pinv(encoder))
 
 
 def _low_rank(rounds: int) -> LowRankMechanism:

@@ -3,13 +3,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmf.error import per_round_error
 from fedmf.mechanisms import BLTMechanism, load_mechanism
-from fedmf.participation import Participation
-from fedmf.sensitivity import sensitivity
+from fedmf.mechanisms.error import per_round_error
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
 from tests.oracles import sensitivity_of_nonnegative
-from tests.test_participation import participations
+from tests.participation.test_participation import participations
 
 
 @st.composite

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from fedmf.error import loss
 from fedmf.mechanisms import FFTMechanism
-from fedmf.optimize import fit
-from fedmf.participation import Participation
-from fedmf.sensitivity import sensitivity
+from fedmf.mechanisms.error import loss
+from fedmf.mechanisms.fit import fit
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
 
 SIZES = pytest.mark.parametrize("n", [1, 2, 3, 8, 33])

@@ -8,14 +8,14 @@ import pytest
 from fedmf.mechanisms import (
     BandedMechanism,
     DenseMechanism,
+    ExplicitMechanism,
     LowRankMechanism,
-    MatrixMechanism,
     ToeplitzMechanism,
     stamp,
 )
-from fedmf.mechanisms.stream import lower_inverse
-from fedmf.participation import Participation
-from fedmf.sensitivity import sensitivity
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.noise.stream import lower_inverse
+from fedmf.participation.schema import Participation
 
 
 def random_triangle(n: int) -> np.ndarray:
@@ -92,5 +92,5 @@ def test_small_errors_that_add_up_are_refused():
     C[0] = 100.0
     N = np.linalg.solve(np.eye(n) + 9.9e-7, np.linalg.inv(C))
     with pytest.raises(ValueError, match="differs from the identity"):
-        MatrixMechanism(encoder_matrix=C, noising_matrix=N)
-    MatrixMechanism(encoder_matrix=C, noising_matrix=np.linalg.inv(C))
+        ExplicitMechanism(encoder_matrix=C, noising_matrix=N)
+    ExplicitMechanism(encoder_matrix=C, noising_matrix=np.linalg.inv(C))

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from fedmf.error import loss, per_round_error, rmse
 from fedmf.mechanisms import NoiseStream, load_mechanism
-from fedmf.mechanisms.stream import banded_matrix
-from fedmf.participation import Participation
-from fedmf.sensitivity import sensitivity
+from fedmf.mechanisms.error import loss, per_round_error, rmse
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.noise.stream import banded_matrix
+from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
 from tests.mechanisms.registry import every_mechanism
 from tests.oracles import attained_sensitivity, sensitivity_of_nonnegative, simulated_loss_score

@@ -3,11 +3,11 @@ import warnings
 import numpy as np
 import pytest
 
-from fedmf.error import loss
 from fedmf.mechanisms import LowRankMechanism
-from fedmf.optimize import fit
-from fedmf.optimize.low_rank import _PENALTY, _Approximation
-from fedmf.participation import Participation
+from fedmf.mechanisms.error import loss
+from fedmf.mechanisms.fit import fit
+from fedmf.mechanisms.low_rank.fit import _PENALTY, _Approximation
+from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
 
 

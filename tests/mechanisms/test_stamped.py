@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from fedmf.error import loss
 from fedmf.mechanisms import (
     BandedMechanism,
     DenseMechanism,
@@ -12,9 +11,10 @@ from fedmf.mechanisms import (
     load_mechanism,
     stamp,
 )
-from fedmf.optimize import fit
-from fedmf.participation import Participation
-from fedmf.sensitivity import sensitivity
+from fedmf.mechanisms.error import loss
+from fedmf.mechanisms.fit import fit
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
 from tests.mechanisms.registry import every_mechanism
 

@@ -6,14 +6,15 @@ import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmf.error import per_round_error
-from fedmf.mechanisms import ToeplitzMechanism, load_mechanism, toeplitz
-from fedmf.mechanisms.toeplitz import inverse_series, lower_toeplitz
-from fedmf.participation import Participation
-from fedmf.sensitivity import _squared_sum_of_columns, _toeplitz, sensitivity
+from fedmf.mechanisms import ToeplitzMechanism, load_mechanism
+from fedmf.mechanisms.error import per_round_error
+from fedmf.mechanisms.sensitivity import _squared_sum_of_columns, _toeplitz, sensitivity
+from fedmf.mechanisms.toeplitz import mechanism
+from fedmf.mechanisms.toeplitz.mechanism import inverse_series, lower_toeplitz
+from fedmf.participation.schema import Participation
 from fedmf.workloads import identity, momentum_buffer, momentum_sgd, prefix_sum
 from tests.oracles import attained_sensitivity, sensitivity_of_nonnegative
-from tests.test_participation import participations
+from tests.participation.test_participation import participations
 
 
 @st.composite
@@ -65,7 +66,7 @@ def test_series_divided_by_fft_agree_with_division_term_by_term(monkeypatch):
     c = np.cumprod(np.concatenate([[1.0], (2 * np.arange(1, 5000) - 1) / (2 * np.arange(1, 5000))]))
     direct = inverse_series(c, 5000)
     short = inverse_series(c[:3], 1000)
-    monkeypatch.setattr(toeplitz, "_DIRECT", 0)
+    monkeypatch.setattr(mechanism, "_DIRECT", 0)
     np.testing.assert_allclose(inverse_series(c[:3], 1000), short, atol=1e-14)
     np.testing.assert_allclose(inverse_series(c, 5000), direct, atol=1e-14)
     np.testing.assert_allclose(inverse_series(2.0 * c[:1], 3), [0.5, 0.0, 0.0], atol=1e-16)

@@ -3,11 +3,11 @@ import itertools
 import numpy as np
 import pytest
 
-from fedmf.error import loss, rmse
 from fedmf.mechanisms import IdentityMechanism, StampedMechanism, TreeMechanism
-from fedmf.optimize import fit
-from fedmf.participation import Participation
-from fedmf.sensitivity import sensitivity
+from fedmf.mechanisms.error import loss, rmse
+from fedmf.mechanisms.fit import fit
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
 from tests.paper_figures import BANDED_TABLE_2, DENISOV_TABLE_2
 

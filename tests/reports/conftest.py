@@ -9,11 +9,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedmf.config import TrainConfig
-from fedmf.controller import ParticipationController
-from fedmf.error import rmse
+from fedmf.cohorts.controller import ParticipationController
+from fedmf.mechanisms.error import rmse
 from fedmf.reports import plots
-from fedmf.runs import Run
+from fedmf.runs.config import TrainConfig
+from fedmf.runs.folder import Run
 
 ROUNDS, COHORT, POPULATION = 24, 5, 60
 _FINAL = {"none": 0.24, "identity": 0.13, "tree": 0.185, "banded": 0.21, "dense": 0.2}

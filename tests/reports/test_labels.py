@@ -6,9 +6,9 @@ import itertools
 import numpy as np
 import pytest
 
-from fedmf import config
 from fedmf.reports import groups, labels, tables
-from fedmf.runs import Run
+from fedmf.runs import config
+from fedmf.runs.folder import Run
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 _SIGHT = {
@@ -129,7 +129,11 @@ def test_a_simulated_run_is_marked_where_others_are_honest(make_run):
 
 def _amplified(run: Run) -> Run:
     """As a run whose clients were drawn at random, planned for epsilon 2 and 12.6 if the cohorts are known."""
-    sampling = {"scheme": "CyclicPoisson", "enforced": run.plan["participation"], "unamplified_epsilon": 12.6}
+    sampling = {
+        "scheme": "CyclicPoisson",
+        "guaranteed_participation": run.plan["participation"],
+        "unamplified_epsilon": 12.6,
+    }
     achieved = {"epsilon": 2.0, "unamplified_epsilon": 6.5, "rho": 2.9, "sensitivity": 1.0}
     return dataclasses.replace(
         run,

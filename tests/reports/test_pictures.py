@@ -144,7 +144,7 @@ def test_kinds_beyond_the_last_panel_are_owned_up_to(make_run, figures):
 
 def test_the_limit_of_a_sampled_run_is_the_one_enforced(make_run, figures):
     run = make_run("banded")
-    sampling = {"enforced": run.plan["participation"] | {"max_participations": 2}}
+    sampling = {"guaranteed_participation": run.plan["participation"] | {"max_participations": 2}}
     plots.participation_plot([dataclasses.replace(run, plan=run.plan | {"sampling": sampling})])
     assert "planned limit: 2" in [text.get_text() for text in figures[0].axes[0].texts]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.stackoverflow import write_synthetic_corpus
+from fedmf.tasks.stackoverflow import write_synthetic_corpus
 
 
 @pytest.fixture(scope="session")

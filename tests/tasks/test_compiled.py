@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
-from tasks.stackoverflow import compiled, model  # noqa: E402
+from fedmf.tasks.stackoverflow import compiled, model  # noqa: E402
 
 LENGTH, WIDTH, UNITS = 5, 3, 4
 

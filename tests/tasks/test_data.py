@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from tasks.stackoverflow import data, describe_file
+from fedmf.tasks.stackoverflow import data, describe_file
 
 CHECKS = (data.check_file, describe_file)
 

@@ -6,9 +6,9 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
-from tasks.stackoverflow import model  # noqa: E402
-from tasks.stackoverflow.lstm import UnrolledLSTM  # noqa: E402
-from tasks.stackoverflow.preprocessing import SpecialIds  # noqa: E402
+from fedmf.tasks.stackoverflow import model  # noqa: E402
+from fedmf.tasks.stackoverflow.lstm import UnrolledLSTM  # noqa: E402
+from fedmf.tasks.stackoverflow.preprocessing import SpecialIds  # noqa: E402
 
 SMALL = {"vocabulary_size": 7, "sequence_length": 5, "embedding_size": 3, "lstm_size": 4}
 

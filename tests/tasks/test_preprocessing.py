@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.stackoverflow.preprocessing import PAD, Preprocessor
+from fedmf.tasks.stackoverflow.preprocessing import PAD, Preprocessor
 
 # V = 3: the 1, cat 2, sat 3, unknown 4, begin 5, end 6.
 WORDS = ("the", "cat", "sat")

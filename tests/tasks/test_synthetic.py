@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.stackoverflow import describe_file, example_proto, language, write_synthetic_corpus
+from fedmf.tasks.stackoverflow import describe_file, example_proto, language, write_synthetic_corpus
 
 
 def rows(path, query="SELECT split_name, client_id, serialized_example_proto FROM examples ORDER BY rowid"):

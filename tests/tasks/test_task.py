@@ -11,10 +11,10 @@ pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 tff = pytest.importorskip("tensorflow_federated")
 
-from fedmf.federated.run_beginning import _task_summary  # noqa: E402
-from tasks.stackoverflow import data, example_proto, stackoverflow_task, write_synthetic_corpus  # noqa: E402
-from tasks.stackoverflow.preprocessing import Preprocessor  # noqa: E402
-from tasks.stackoverflow.vocabulary import load_vocabulary  # noqa: E402
+from fedmf.federated.training.run_setup import _task_summary  # noqa: E402
+from fedmf.tasks.stackoverflow import data, example_proto, stackoverflow_task, write_synthetic_corpus  # noqa: E402
+from fedmf.tasks.stackoverflow.preprocessing import Preprocessor  # noqa: E402
+from fedmf.tasks.stackoverflow.vocabulary import load_vocabulary  # noqa: E402
 
 SMALL = {"vocabulary_size": 200, "embedding_size": 8, "lstm_size": 16, "progress": False}
 

@@ -8,8 +8,8 @@ import sqlite3
 
 import pytest
 
-from tasks.stackoverflow import data, example_proto, vocabulary
-from tasks.stackoverflow.vocabulary import load_vocabulary
+from fedmf.tasks.stackoverflow import data, example_proto, vocabulary
+from fedmf.tasks.stackoverflow.vocabulary import load_vocabulary
 
 
 @pytest.fixture

@@ -1,0 +1,387 @@
+"""How well released rows tell whether one client took part: the worst case played many times, against what a plan claims.
+
+A client contributes u_t * clip_norm * e in round t, u_t in {-1, 0, 1}, e a unit vector, or nothing at all. What is released along
+e is then y = clip_norm * u + N z (present) or N z (absent), and the likelihood ratio depends on y only through
+
+    s = <v, L^-1 y> / stddev,   v = L^-1 u / |L^-1 u|        Normal(snr, 1) present, Normal(0, 1) absent
+    snr = clip_norm |L^-1 u| / stddev  <=  1 / noise_multiplier          since |L^-1 u| <= |C u| <= sensitivity
+
+(L L^T = N N^T; any N with N C = I reveals at most what N = pinv(C) does, where |L^-1 u| = |C u|).
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.audits.noise import Finding, causal_factor
+from fedmf.participation.schema import Participation
+from fedmf.privacy.gaussian import gaussian_delta
+from fedmf.privacy.plan import Plan
+
+# Patterns of rounds that are all tried; beyond, windows and then better rounds one at a time.
+_TRIED = 5_000
+# Participations of which single ones are moved.
+_MOVED = 64
+_QUADRATURE = 12.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorstCase:
+    """The neighbouring streams that one client's presence makes, and how to tell them apart.
+
+    Attributes:
+      contributions: u, float64 (n,), entries -1, 0, 1.
+      projection: g, float64 (n,); s = sum_t g_t * (row t of what is released, in units of stddev).
+      snr: mean of s if present, under the claim.
+    """
+
+    contributions: np.ndarray
+    projection: np.ndarray
+    snr: float
+
+
+def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCase:
+    """The pattern of rounds and signs that the released rows tell best, as far as a search finds it.
+
+    All patterns are tried where they are few. Otherwise the windows of rounds min_sep apart, and from the best of them better
+    rounds one at a time: a lower bound on the worst.
+
+    Args:
+      plan: with noise, not a simulation of a larger cohort (its guarantee is not that of what runs).
+      rounds: the client's rounds in place of the worst ones, also more than the plan allows.
+
+    Raises:
+      ValueError: the plan has no noise, or simulates.
+    """
+    if plan.noise_multiplier == 0 or plan.noise_scale != 1:
+        raise ValueError(
+            f"noise_multiplier={plan.noise_multiplier} and claimed_cohort={plan.claimed_cohort}: a plan without noise, or that "
+            "simulates a larger cohort, guarantees nothing of what runs"
+        )
+    E = _causal_encoder(plan)
+    X = E.T @ E
+    u = _with_signs(X, rounds) if rounds is not None else _worst_contributions(X, plan.participation)
+    v = E @ u
+    norm = float(np.linalg.norm(v))
+    return WorstCase(
+        contributions=u, projection=E.T @ v / norm, snr=norm / (plan.sensitivity.value * plan.noise_multiplier)
+    )
+
+
+def too_many_rounds(plan: Plan, extra: int | None = None) -> tuple[int, ...] | None:
+    """The worst rounds and others beside them, together more than the plan allows a client, each chosen where it gains most.
+
+    Args:
+      plan: of the run.
+      extra: number of others; None for as many again.
+
+    Returns:
+      The rounds, or None if the plan allows all.
+    """
+    taken = np.flatnonzero(worst_case(plan).contributions).tolist()
+    E = _causal_encoder(plan)
+    X = E.T @ E
+    n = len(X)
+    for _ in range(min(len(taken) if extra is None else extra, n - len(taken))):
+        free = sorted(set(range(n)) - set(taken))
+        gains = np.diagonal(X)[free] + 2 * X[np.ix_(free, taken)].sum(axis=1)
+        taken.append(free[int(gains.argmax())])
+    return None if plan.participation.allows(taken) else tuple(sorted(taken))
+
+
+def _causal_encoder(plan: Plan) -> np.ndarray:
+    """E = L^-1, of which E^T E = (N N^T)^-1."""
+    import scipy.linalg
+
+    L = causal_factor(plan.mechanism.noising())
+    E: np.ndarray = scipy.linalg.solve_triangular(L, np.eye(len(L)), lower=True, check_finite=False)
+    return E
+
+
+def _worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarray:
+    patterns = list(itertools.islice(participation.patterns(), _TRIED + 1))
+    if len(patterns) > _TRIED:
+        n, b, k = participation.rounds, participation.min_sep, participation.max_participations
+        patterns = [tuple(range(first, min(n, first + (k - 1) * b + 1), b)) for first in range(n)]
+        patterns = [p for p in patterns if len(p) == min(k, len(patterns[0]))] or patterns
+    found = [_with_signs(X, pattern) for pattern in patterns]
+    best = max(found, key=lambda u: _energy(X, u))
+    if participation.schema == "min_sep" and 1 < participation.max_participations <= _MOVED:
+        best = _improved(X, best, participation)
+    return best
+
+
+def _energy(X: np.ndarray, u: np.ndarray) -> float:
+    taken = np.flatnonzero(u)
+    return float(u[taken] @ X[np.ix_(taken, taken)] @ u[taken])
+
+
+def _with_signs(X: np.ndarray, pattern: Iterable[int]) -> np.ndarray:
+    """u on these rounds: all signs where there are few, otherwise a sign at a time as long as it helps."""
+    taken = np.array(sorted(pattern))
+    part = X[np.ix_(taken, taken)]
+    signs = np.ones(len(taken))
+    if (part < 0).any():
+        if len(taken) <= 8:
+            choices = [np.array((1.0, *rest)) for rest in itertools.product((1.0, -1.0), repeat=len(taken) - 1)]
+            signs = max(choices, key=lambda s: float(s @ part @ s))
+        else:
+            for _ in range(len(taken)):
+                # Flipping sign i changes the energy by -4 s_i (sum_(j != i) X_ij s_j).
+                gain = -signs * (part @ signs - np.diagonal(part) * signs)
+                if gain.max() <= 0:
+                    break
+                signs[gain.argmax()] *= -1
+    u = np.zeros(len(X))
+    u[taken] = signs
+    return u
+
+
+def _improved(X: np.ndarray, u: np.ndarray, participation: Participation) -> np.ndarray:
+    """Moves one round at a time to where it counts most, as long as that helps."""
+    for _ in range(20):
+        before = _energy(X, u)
+        for t in np.flatnonzero(u):
+            rest = u.copy()
+            rest[t] = 0.0
+            others = np.flatnonzero(rest)
+            near = (np.abs(np.subtract.outer(np.arange(len(u)), others)) < participation.min_sep).any(axis=1)
+            overlap = X[:, others] @ rest[others]
+            gain = np.where(near, -np.inf, np.diagonal(X) + 2 * np.abs(overlap))
+            place = int(gain.argmax())
+            rest[place] = 1.0 if overlap[place] >= 0 else -1.0
+            u = rest
+        if _energy(X, u) <= before * (1 + 1e-12):
+            break
+    return u
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Distinguishing:
+    """What many trials showed, beside the claim.
+
+    Attributes:
+      present, absent: numbers of trials.
+      snr_claimed: 1 / noise_multiplier, the most that the guarantee allows.
+      snr_expected: of the pattern that was played, under the claim.
+      snr, snr_lower, snr_upper: measured, with a two-sided interval of the confidence.
+      epsilon_claimed: of the plan, at its delta.
+      epsilon_expected: the lower bound that so many trials can be expected to prove at snr_expected.
+      epsilon_lower: the lower bound that they proved: Clopper-Pearson at the confidence, the threshold chosen on one half of the
+        trials and judged on the other. Assumes nothing about the noise.
+      confidence: of interval and bound.
+      findings: tests for the verdict, with p-values.
+    """
+
+    present: int
+    absent: int
+    snr_claimed: float
+    snr_expected: float
+    snr: float
+    snr_lower: float
+    snr_upper: float
+    epsilon_claimed: float
+    epsilon_expected: float
+    epsilon_lower: float
+    confidence: float
+    findings: tuple[Finding, ...]
+
+
+def audit_distinguishing(
+    plan: Plan, case: WorstCase, present: np.ndarray, absent: np.ndarray, *, confidence: float = 0.95
+) -> Distinguishing:
+    """Judges statistics s of trials with the client and without.
+
+    Args:
+      plan: the claim.
+      case: the pattern that was played.
+      present, absent: s of independent trials, float64 (trials,), at least 4 each, in random order.
+      confidence: of the interval and the bound, in (0, 1).
+
+    Raises:
+      TypeError, ValueError: naming the argument, its value and what to do instead.
+    """
+    present, absent = checks.array("present", present, ndim=1), checks.array("absent", absent, ndim=1)
+    for name, values in (("present", present), ("absent", absent)):
+        if len(values) < 4:
+            raise ValueError(f"{name} has {len(values)} trials: play at least 4 of each kind")
+    if not 0 < checks.real("confidence", confidence, hint="use a number such as 0.95") < 1:
+        raise ValueError(f"confidence={confidence} must be in (0, 1): use a number such as 0.95")
+    import scipy.stats
+
+    claimed = 1 / plan.noise_multiplier
+    degrees = len(present) + len(absent) - 2
+    left = ((present - present.mean()) ** 2).sum() + ((absent - absent.mean()) ** 2).sum()
+    width = math.sqrt(1 / len(present) + 1 / len(absent))
+    # (difference of means) / (spread * width) is noncentral t, noncentrality snr / width.
+    measured = float((present.mean() - absent.mean()) / math.sqrt(left / degrees))
+    t = measured / width
+    outside = (1 - confidence) / 2
+    lower, upper = (_noncentrality(t, degrees, tail) * width for tail in (outside, 1 - outside))
+    stronger = _noncentral_tail(t, degrees, claimed / width)
+    expected_tail = _noncentral_tail(t, degrees, case.snr / width)
+    spread = left / degrees
+    p_spread = 2 * min(scipy.stats.chi2.cdf(left, degrees), scipy.stats.chi2.sf(left, degrees))
+    halves = [(values[: len(values) // 2], values[len(values) // 2 :]) for values in (present, absent)]
+    threshold, sign = _chosen_threshold(halves[0][0], halves[1][0], plan.delta, confidence)
+    counts = _counts(halves[0][1], halves[1][1], threshold, sign)
+    bound = float(_bound(*counts, plan.delta, 1 - confidence))
+    return Distinguishing(
+        present=len(present),
+        absent=len(absent),
+        snr_claimed=claimed,
+        snr_expected=case.snr,
+        snr=measured,
+        snr_lower=lower,
+        snr_upper=upper,
+        epsilon_claimed=plan.epsilon,
+        epsilon_expected=expected_bound(case.snr, len(halves[0][1]), len(halves[1][1]), plan.delta, confidence),
+        epsilon_lower=max(0.0, bound),
+        confidence=confidence,
+        findings=(
+            Finding(name="signal-to-noise above the claim, 1 / noise_multiplier", statistic=measured, p_value=stronger),
+            Finding(
+                name="signal-to-noise other than expected of these rounds",
+                statistic=measured,
+                p_value=min(1.0, 2 * min(expected_tail, 1 - expected_tail)),
+            ),
+            Finding(
+                name="variance of the likelihood-ratio statistic", statistic=float(spread), p_value=float(p_spread)
+            ),
+            Finding(
+                name="empirical epsilon above the claim",
+                statistic=max(0.0, bound),
+                p_value=_p_of_epsilon(counts, plan.delta, plan.epsilon),
+            ),
+        ),
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _chi_nodes(degrees: int) -> tuple[np.ndarray, np.ndarray]:
+    """Values S = chi / sqrt(degrees) and weights of a quadrature over them; exact to rounding for smooth functions."""
+    import scipy.special
+    import scipy.stats
+
+    u = np.linspace(-_QUADRATURE, _QUADRATURE, 601)
+    tail = scipy.special.ndtr(-np.abs(u))
+    squared = np.where(u < 0, scipy.stats.chi2.ppf(tail, degrees), scipy.stats.chi2.isf(tail, degrees))
+    return np.sqrt(squared / degrees), np.exp(-(u**2) / 2) / math.sqrt(2 * math.pi) * (u[1] - u[0])
+
+
+def _noncentral_tail(t: float, degrees: int, noncentrality: float) -> float:
+    """Chance that noncentral t exceeds t: the mean over S = chi / sqrt(degrees) of Phi(noncentrality - t S)."""
+    import scipy.special
+
+    S, weights = _chi_nodes(degrees)
+    return float(weights @ scipy.special.ndtr(noncentrality - t * S))
+
+
+def _noncentrality(t: float, degrees: int, tail: float) -> float:
+    """The noncentrality with which t is exceeded with chance `tail`."""
+    from scipy import optimize
+
+    reach = 12 + 12 * abs(t) / math.sqrt(degrees)
+    return float(optimize.brentq(lambda nc: _noncentral_tail(t, degrees, nc) - tail, t - reach, t + reach, xtol=1e-9))
+
+
+def _counts(present: np.ndarray, absent: np.ndarray, threshold: float, sign: int) -> tuple[int, int, int, int]:
+    """(hits, of how many, false alarms, of how many) of the guess `sign * s > sign * threshold`, made for "present" if sign is 1."""
+    if sign > 0:
+        return int((present > threshold).sum()), len(present), int((absent > threshold).sum()), len(absent)
+    return int((absent < threshold).sum()), len(absent), int((present < threshold).sum()), len(present)
+
+
+def _bound(hits: Any, trials: int, alarms: Any, others: int, delta: float, error: float) -> np.ndarray:
+    """log((hit rate - delta) / false alarm rate), both rates at the ends of Clopper-Pearson intervals, error / 2 each.
+
+    (epsilon, delta) allows hit rate <= exp(epsilon) * false alarm rate + delta. Numbers or arrays.
+    """
+    import scipy.special
+
+    hits, alarms = np.asarray(hits, np.float64), np.asarray(alarms, np.float64)
+    low = np.where(hits > 0, scipy.special.betaincinv(np.maximum(hits, 1e-300), trials - hits + 1, error / 2), 0.0)
+    rest = np.maximum(others - alarms, 1e-300)
+    high = np.where(alarms < others, 1 - scipy.special.betaincinv(rest, alarms + 1, error / 2), 1.0)
+    bound: np.ndarray = np.log(np.maximum(low - delta, 1e-300) / high)
+    return bound
+
+
+def _chosen_threshold(present: np.ndarray, absent: np.ndarray, delta: float, confidence: float) -> tuple[float, int]:
+    """A threshold and the guess that it serves, from these trials alone.
+
+    The threshold is the one with the largest bound if their means and spread were all there is to know: far less random than the
+    largest bound that is found among them. Wrong or right, the bound of the other trials holds.
+    """
+    middle = (present.mean() + absent.mean()) / 2
+    spread = math.sqrt((present.var() + absent.var()) / 2)
+    snr = max(0.0, float(present.mean() - absent.mean()) / spread)
+    _, s = _best_expected(snr, len(present), len(absent), delta, confidence)
+    # `s` is seen from the absent trials' mean; "absent" is guessed on the other side, as far from the middle.
+    away = (s - snr / 2) * spread
+    choices = [(middle + away, 1), (middle - away, -1)]
+    return max(choices, key=lambda choice: _bound(*_counts(present, absent, *choice), delta, 1 - confidence))
+
+
+def expected_bound(snr: float, present: int, absent: int, delta: float, confidence: float) -> float:
+    """The bound that the best threshold gives when the judged trials fall as expected: Phi(snr - s) hits, Phi(-s) false alarms.
+
+    >>> round(expected_bound(1.0, 10_000, 10_000, 1e-6, 0.95), 2)
+    2.17
+    """
+    return max(0.0, _best_expected(snr, present, absent, delta, confidence)[0])
+
+
+def _best_expected(snr: float, present: int, absent: int, delta: float, confidence: float) -> tuple[float, float]:
+    """That bound, and its threshold."""
+    import scipy.special
+
+    s = np.linspace(-6, 8 + snr, 401)
+    hits, alarms = scipy.special.ndtr(snr - s), scipy.special.ndtr(-s)
+    bounds = _bound(present * hits, present, absent * alarms, absent, delta, 1 - confidence)
+    best = int(bounds.argmax())
+    return float(bounds[best]), float(s[best])
+
+
+def _p_of_epsilon(counts: tuple[int, int, int, int], delta: float, epsilon: float) -> float:
+    """The least error at which the bound is above epsilon."""
+    if not _bound(*counts, delta, 1.0) > epsilon:
+        return 1.0
+    low, high = -300.0, 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _bound(*counts, delta, 10**middle) > epsilon else (middle, high)
+    return float(10**high)
+
+
+def trials_needed(snr: float, claimed: float, p_value: float) -> float:
+    """How many trials show that a signal-to-noise ratio is above `claimed`, at this p-value and with chance 0.999; infinity if it is not.
+
+    >>> round(trials_needed(0.6, 0.4, 1e-8)), trials_needed(0.4, 0.4, 1e-8)
+    (7914, inf)
+    """
+    import scipy.special
+
+    if snr <= claimed:
+        return math.inf
+    # The measured ratio has variance (4 + snr^2 / 2) / trials, to first order.
+    deviations = -float(scipy.special.ndtri(p_value)) - float(scipy.special.ndtri(1e-3))
+    return deviations**2 * (4 + snr**2 / 2) / (snr - claimed) ** 2
+
+
+def largest_epsilon(snr: float, delta: float) -> float:
+    """epsilon of the Gaussian mechanism that a signal-to-noise ratio is, in closed form; 0 where none is needed."""
+    from scipy import optimize
+
+    if snr <= 0 or gaussian_delta(1 / snr, 0.0) <= delta:
+        return 0.0
+    upper = 1.0
+    while gaussian_delta(1 / snr, upper) > delta:
+        upper *= 2
+    return float(optimize.brentq(lambda e: gaussian_delta(1 / snr, e) - delta, 0.0, upper))

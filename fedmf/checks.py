@@ -1,0 +1,116 @@
+"""Argument checks shared by the public functions: TypeError for a wrong kind, ValueError for a wrong value."""
+
+import math
+import numbers
+import os
+from typing import Any
+
+import numpy as np
+
+# The largest single dense array that is made without asking: 20,000 rounds.
+MAX_BYTES = 8 * 20_000**2
+
+
+def integer(name: str, value: Any, *, low: int, high: int | None = None, hint: str) -> int:
+    """Returns `value` as an int in low..high (high None: no upper end); `hint` ends the error's sentence."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not an int: {hint}")
+    number = int(value)
+    if number < low or (high is not None and number > high):
+        bounds = f"at least {low}" if high is None else f"in {low}..{high}"
+        raise ValueError(f"{name}={number} must be {bounds}: {hint}")
+    return number
+
+
+def real(name: str, value: Any, *, hint: str) -> float:
+    """Returns `value` as a finite float; `hint` ends the error's sentence."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a real number: {hint}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name}={value} is not finite: {hint}")
+    return float(value)
+
+
+def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """Returns `value`, one of the strings `choices`."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a str: choose one of {', '.join(choices)}")
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(choices)}")
+    return value
+
+
+def array(name: str, value: Any, *, ndim: int) -> np.ndarray:
+    """Returns `value` as a float64 array of `ndim` non-empty axes and finite entries; a copy, or `value` itself."""
+    try:
+        given = np.asarray(value)
+    except ValueError as error:  # numpy's refusal of ragged nested lists
+        raise TypeError(f"{name} is not a rectangular array of numbers: pass a {ndim}-D numpy array") from error
+    if given.dtype.kind not in "iuf":
+        raise TypeError(f"{name} holds {given.dtype} entries, not real numbers: pass a {ndim}-D array of floats")
+    if given.ndim != ndim or 0 in given.shape:
+        raise ValueError(f"{name} has shape {given.shape}: pass a {ndim}-D array with no empty axis")
+    converted = given.astype(np.float64, copy=False)
+    if not np.isfinite(converted).all():
+        position = tuple(int(axis[0]) for axis in np.nonzero(~np.isfinite(converted)))
+        raise ValueError(f"{name}{list(position)}={converted[position]} is not finite: replace it by a finite number")
+    return converted
+
+
+def lower_triangular(name: str, value: Any) -> np.ndarray:
+    """Returns `value` as a square lower-triangular float64 matrix, checked by `array`."""
+    matrix = array(name, value, ndim=2)
+    if matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"{name} has shape {matrix.shape}: pass a square (rounds, rounds) matrix")
+    above = np.argwhere(np.triu(matrix, 1))
+    if len(above):
+        row, column = (int(index) for index in above[0])
+        raise ValueError(
+            f"{name}[{row}, {column}]={matrix[row, column]} lies above the diagonal: round {row} cannot depend on "
+            f"the later round {column}, pass a lower-triangular matrix"
+        )
+    return matrix
+
+
+def fits_in_memory(what: str, shape: tuple[int, ...], *, copies: int = 1) -> None:
+    """Raises ValueError if a float64 array of `shape` is beyond what one dense array may take here.
+
+    With `copies`, as many are needed at a time, and they must fit into this machine's memory.
+    """
+    size = 8 * math.prod(shape)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > MAX_BYTES or (copies > 1 and copies * size > memory):
+        arrays = f"a dense {' x '.join(map(str, shape))} array of {size / 2**30:.3g} GiB"
+        if copies > 1:
+            arrays = f"{copies} dense {' x '.join(map(str, shape))} arrays, {copies * size / 2**30:.3g} GiB in all"
+        raise ValueError(
+            f"{what} would take {arrays}: for so many rounds use a family that never makes them (toeplitz or blt with any "
+            f"number of rounds, banded with few bands)"
+        )
+
+
+def banded_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Rows of the product of two banded lower-triangular matrices of n rows, each given by rows: [t, j] = M[t, t - j]."""
+    n = left.shape[0]
+    product = np.zeros((n, min(n, left.shape[1] + right.shape[1] - 1)))
+    for i in range(left.shape[1]):
+        for j in range(min(right.shape[1], product.shape[1] - i)):
+            product[i:, i + j] += left[i:, i] * right[: n - i, j]
+    return product
+
+
+def frozen(matrix: np.ndarray) -> np.ndarray:
+    """Returns a read-only copy, so that a frozen dataclass that holds it is frozen all the way down."""
+    copy = np.array(matrix, dtype=np.float64, order="C")
+    copy.setflags(write=False)
+    return copy
+
+
+def positive(name: str, value: Any, hint: str, *, below: float = math.inf, zero: bool = False) -> float:
+    """`value` as a float when it is a finite number in (0, below), or 0 where `zero` allows it; raises otherwise."""
+    number = real(name, value, hint=hint)
+    if not (0 < number < below or (zero and number == 0)):
+        bounds = "non-negative" if zero else "positive"
+        upper = "" if math.isinf(below) else f" and below {below:g}"
+        raise ValueError(f"{name}={value!r} must be {bounds}{upper}: {hint}")
+    return number

@@ -1,0 +1,1 @@
+"""Who is handed out in each round: the participation controller, its draws and its devices."""

@@ -1,0 +1,307 @@
+"""When devices check in: models that answer for the clients they are asked about, and keep nothing for any client."""
+
+import dataclasses
+import inspect
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.cohorts import keyed_random
+from fedmf.cohorts.devices import probability
+
+_INDEPENDENT, _PLACE, _NIGHT, _AWAKE = 201, 202, 203, 204
+# Clients handled at a time, so that the arrays stay in the processor's cache.
+_AT_ONCE = 1 << 15
+
+
+@runtime_checkable
+class Availability(Protocol):
+    """A model of who checks in. It must be pure: the same answer whenever and wherever it is asked."""
+
+    def available(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Which of the clients, int64 (clients,), check in in round t: bool (clients,)."""
+        ...
+
+
+# The older form: round -> boolean mask (population,). It costs work proportional to the population in every round.
+MaskOfRound = Callable[[int], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Always:
+    """Every client, in every round."""
+
+    def available(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """All True."""
+        return np.ones(len(clients), bool)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Independent:
+    """Every client with one probability, independently of all other clients and rounds.
+
+    >>> model = Independent(probability=0.3, seed=1)
+    >>> float(model.available(5, np.arange(100_000)).mean())
+    0.30103
+    """
+
+    probability: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "probability", probability("probability", self.probability))
+        object.__setattr__(self, "seed", _seed(self.seed))
+
+    def available(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Bool (clients,): a coin for every (client, round)."""
+        return keyed_random.uniform(keyed_random.key(self.seed, _INDEPENDENT, t + 1), clients) < self.probability
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Window:
+    """A condition that depends on the local hour, such as charging.
+
+    Attributes:
+      start, end: local hours, 0 to 24; the window goes past midnight where end < start.
+      inside: probability that the condition holds throughout the window of a day.
+      outside: probability that it holds in one round outside of the window.
+
+    >>> Window(start=22, end=7, inside=0.8, outside=0.1).length
+    9.0
+    """
+
+    start: float
+    end: float
+    inside: float
+    outside: float
+
+    def __post_init__(self) -> None:
+        for name in ("start", "end"):
+            hour = checks.real(name, getattr(self, name), hint="use a local hour from 0 to 24")
+            if not 0 <= hour <= 24:
+                raise ValueError(f"{name}={hour:g} is not an hour of the day: use a number from 0 to 24")
+            object.__setattr__(self, name, hour)
+        for name in ("inside", "outside"):
+            object.__setattr__(self, name, probability(name, getattr(self, name)))
+
+    @property
+    def length(self) -> float:
+        """Hours; a window whose end is its start has none, and 0 to 24 is the whole day."""
+        return 24.0 if self.end - self.start == 24 else (self.end - self.start) % 24
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Diurnal:
+    """Devices that charge, lie idle and have an unmetered network, mostly at night where they are.
+
+    A client checks in while all three conditions hold. Its local hour is that of its time zone, shifted by a phase of its own. Banded
+    paper, App. K: clients must be "charged, idle and connected to unmetered network", and "there is a strong diurnal pattern". The
+    defaults are ours; they were chosen to give the factor 4 between the best and the worst hour that Bonawitz et al. 2019, "Towards
+    federated learning at scale", Sec. 9, observed for devices of one country.
+
+    Attributes:
+      rounds_per_day: rounds of training in 24 hours.
+      time_zones: (hours from UTC, share of the clients) of each zone; shares add up to 1.
+      charging, idle, unmetered: the three conditions.
+      phase_hours: clients' phases are uniform between minus and plus so many hours.
+      start_hour: UTC hour of round 0.
+      seed: of the clients' zones, phases, and coins.
+
+    Raises:
+      TypeError, ValueError: an attribute of the wrong kind or out of range.
+
+    >>> model = Diurnal(rounds_per_day=24, seed=1)
+    >>> [int(model.available(t, np.arange(10_000)).sum()) for t in (8, 20)]
+    [4856, 1134]
+    """
+
+    rounds_per_day: float = 96
+    time_zones: tuple[tuple[float, float], ...] = ((-8, 0.2), (-7, 0.05), (-6, 0.3), (-5, 0.45))
+    charging: Window = Window(start=22, end=7, inside=0.7, outside=0.35)
+    idle: Window = Window(start=23, end=6.5, inside=0.8, outside=0.6)
+    unmetered: Window = Window(start=18, end=8, inside=0.85, outside=0.55)
+    phase_hours: float = 1.0
+    start_hour: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (("rounds_per_day", 0.0), ("phase_hours", -1.0), ("start_hour", -1.0)):
+            number = checks.real(name, getattr(self, name), hint="use a number, see fedmf.cohorts.availability.Diurnal")
+            if number <= low if name == "rounds_per_day" else not 0 <= number <= 24:
+                raise ValueError(
+                    f"{name}={number:g} must be {'above 0' if name == 'rounds_per_day' else 'from 0 to 24 hours'}: use such a number"
+                )
+            object.__setattr__(self, name, number)
+        zones = tuple((float(offset), probability("share of a time zone", share)) for offset, share in self.time_zones)
+        if not zones or not math.isclose(total := sum(share for _, share in zones), 1.0, abs_tol=1e-6):
+            raise ValueError(
+                f"time_zones={self.time_zones} have shares that add up to {total if zones else 0:g}: make them add up to 1"
+            )
+        if any(not -24 <= offset <= 24 for offset, _ in zones):
+            raise ValueError(f"time_zones={self.time_zones} must be from -24 to 24 hours from UTC: use such offsets")
+        object.__setattr__(self, "time_zones", zones)
+        for name in ("charging", "idle", "unmetered"):
+            if not isinstance(getattr(self, name), Window):
+                raise TypeError(f"{name}={getattr(self, name)!r} must be a fedmf.cohorts.availability.Window")
+        object.__setattr__(self, "seed", _seed(self.seed))
+
+    def local_hours(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Hours since midnight of day 0 at the clients' places, float64 (clients,)."""
+        place = keyed_random.bits(keyed_random.key(self.seed, _PLACE), clients)
+        # The upper half says the zone, the lower half the phase.
+        zones = (place >> np.uint64(32)) * 2.0**-32
+        phases = (place & np.uint64(0xFFFFFFFF)) * 2.0**-31
+        hours = phases * self.phase_hours
+        hours += self.start_hour + 24.0 * t / self.rounds_per_day - self.phase_hours + self.time_zones[0][0]
+        share = 0.0
+        for (before, of_before), (offset, _) in itertools.pairwise(self.time_zones):
+            share += of_before
+            hours += (zones >= share) * (offset - before)
+        return hours
+
+    def available(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Bool (clients,): a coin a day for each window, and one a round outside of them."""
+        result = np.zeros(len(clients), bool)
+        for start in range(0, len(clients), _AT_ONCE):
+            part = clients[start : start + _AT_ONCE]
+            result[start + self._those_available(t, part)] = True
+        return result
+
+    def _those_available(self, t: int, clients: np.ndarray) -> np.ndarray:
+        windows = (self.charging, self.idle, self.unmetered)
+        # The day of a window begins with it, so that a night is one night.
+        local = self.local_hours(t, clients)
+        since = [(local - window.start) / 24 for window in windows]
+        days = [np.floor(hours) for hours in since]
+        inside = [hours - day < window.length / 24 for hours, day, window in zip(since, days, windows, strict=True)]
+        # Outside of windows the coins of a round are independent, so that one coin with the product of their probabilities will do.
+        chance = np.ones(len(clients))
+        for within, window in zip(inside, windows, strict=True):
+            chance *= np.where(within, 1.0, window.outside)
+        left = np.flatnonzero(keyed_random.uniform(keyed_random.key(self.seed, _AWAKE, t + 1), clients) < chance)
+        for number, (within, day, window) in enumerate(zip(inside, days, windows, strict=True), start=1):
+            asked = left[within[left]]
+            night = keyed_random.key(self.seed, _NIGHT, number)
+            coins = keyed_random.uniform(night, clients[asked], day[asked].astype(np.int64))
+            holds = ~within
+            holds[asked] = coins < window.inside
+            left = left[holds[left]]
+        return left
+
+
+class MaskAvailability:
+    """The older form as a model: a pure function of the round that returns a mask of shape (population,), asked once a round."""
+
+    def __init__(self, mask: MaskOfRound, population: int) -> None:
+        self._mask_of_round, self._population = mask, population
+        self._kept: tuple[int, np.ndarray] | None = None
+
+    def available(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Entries of the mask; ValueError for another shape or type."""
+        if self._kept is None or self._kept[0] != t:
+            mask = np.asarray(self._mask_of_round(t))
+            if mask.shape != (self._population,) or mask.dtype != bool:
+                raise ValueError(
+                    f"availability({t}) gave {mask.dtype} of shape {mask.shape}: "
+                    f"it must give a boolean mask of shape ({self._population},)"
+                )
+            self._kept = t, mask.copy()
+        return self._kept[1][clients]
+
+
+def availability_model(given: Any, population: int) -> Availability:
+    """The model that an argument `availability` means: None, a model, or a function of the round that returns a mask.
+
+    Raises:
+      TypeError: it is none of these.
+    """
+    if given is None:
+        return Always()
+    if isinstance(given, Availability) and not inspect.isclass(given):
+        return given
+    if callable(given) and not inspect.isclass(given):
+        return MaskAvailability(given, population)
+    raise TypeError(
+        f"availability={given!r} must be None, a model of fedmf.cohorts.availability, or a function of the round that returns a mask"
+    )
+
+
+def availability_from_text(text: str) -> Availability:
+    """The model that a command line or a config names.
+
+    Args:
+      text: "always"; "independent:0.3" or "independent:probability=0.3,seed=1"; "diurnal" or
+        "diurnal:rounds_per_day=24,phase_hours=2,start_hour=6,seed=1,time_zones=-8@0.3/1@0.7,charging=22-7@0.8/0.1", with idle and
+        unmetered like charging: from-to@inside/outside.
+
+    Raises:
+      TypeError: not a text.
+      ValueError: naming the part that cannot be understood.
+
+    >>> availability_from_text("independent:0.3")
+    Independent(probability=0.3, seed=0)
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"availability={text!r} must be a text such as 'always', 'independent:0.3' or 'diurnal'")
+    name, _, rest = text.partition(":")
+    models: dict[str, type[Always] | type[Independent] | type[Diurnal]] = {
+        "always": Always,
+        "independent": Independent,
+        "diurnal": Diurnal,
+    }
+    if name not in models:
+        raise ValueError(f"availability={text!r} is unknown: use always, independent:PROBABILITY or diurnal")
+    if name == "independent" and rest and "=" not in rest.partition(",")[0]:
+        rest = f"probability={rest}"
+    known = [field.name for field in dataclasses.fields(models[name])]
+    values: dict[str, Any] = {}
+    for part in rest.split(",") if rest else ():
+        option, equals, value = part.partition("=")
+        if not equals or option not in known or option in values:
+            takes = f"once each of {', '.join(known)}" if known else "no options"
+            raise ValueError(f"availability={text!r} has {part!r}: {name} takes {takes}, as in name=value")
+        try:
+            values[option] = _PARSERS.get(option, float)(value)
+        except (ValueError, TypeError):
+            raise ValueError(
+                f"availability={text!r} has {option}={value!r}, which cannot be read: write it as {_FORMS.get(option, 'a number')}"
+            ) from None
+        if isinstance(values[option], dict):
+            values[option] = Window(**values[option])
+    if name == "independent" and "probability" not in values:
+        raise ValueError(f"availability={text!r} names no probability: write independent:0.3")
+    try:
+        return models[name](**values)
+    except ValueError as error:
+        raise ValueError(f"availability={text!r}: {error}") from None
+
+
+def _time_zones(text: str) -> tuple[tuple[float, float], ...]:
+    pairs = (part.split("@") for part in text.split("/"))
+    return tuple((float(offset), float(share)) for offset, share in pairs)
+
+
+def _window(text: str) -> dict[str, float]:
+    hours, _, chances = text.partition("@")
+    numbers = [float(hour) for hour in hours.split("-")] + [float(chance) for chance in chances.split("/")]
+    return dict(zip(("start", "end", "inside", "outside"), numbers, strict=True))
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "seed": int,
+    "time_zones": _time_zones,
+    **dict.fromkeys(("charging", "idle", "unmetered"), _window),
+}
+_FORMS = {
+    "seed": "a whole number",
+    "time_zones": "hours@share/hours@share",
+    **dict.fromkeys(("charging", "idle", "unmetered"), "from-to@inside/outside, hours and probabilities"),
+}
+
+
+def _seed(value: object) -> int:
+    return checks.integer("seed", value, low=0, hint="use a non-negative whole number")

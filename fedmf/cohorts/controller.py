@@ -1,0 +1,382 @@
+"""The participation controller: hands out cohorts that cannot break the `Participation` a guarantee rests on."""
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.audits.guarantee import Audit, audit_ledger
+from fedmf.cohorts.availability import Always, Availability, MaskOfRound, availability_model
+from fedmf.cohorts.devices import DeviceBehavior
+from fedmf.cohorts.draws import EpochOrder, Parts, Pool, draw_generator
+from fedmf.participation.ledger import ParticipationLedger
+from fedmf.participation.schema import Participation
+from fedmf.privacy.plan import Plan
+from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle, Sampling
+
+
+class PoolRanDryWarning(UserWarning):
+    """Fewer clients than the cohort size were eligible and available; the round goes on with those."""
+
+
+class ParticipationController:
+    """Draws cohorts from the clients that are eligible and available.
+
+    A device remembers the round of its last participation and checks in when t - last >= min_sep, at most max_participations
+    times (banded paper, Sec. 6 and App. K: the timer on the device). Schema fixed_epoch instead goes through one random order
+    of the population, min_sep groups of cohort_size clients, the same order every epoch (multi-epoch paper, Sec. 2: (k, b)).
+    With `sampling` the scheme draws, and the participation is what must hold whatever it draws.
+
+    The work of a round is proportional to the cohort as long as a fair share of the clients may come, and what is kept is a few bytes a
+    client: the round of its last participation, their number, and its place where there is an order.
+
+    Args:
+      participation: the schema to enforce.
+      population: number of clients, indices 0 .. population - 1.
+      cohort_size: clients a round; with CyclicPoisson their expected number.
+      seed: of the draw; recorded, independent of the noise seed. With `sampling` it is as secret as the noise seed: who knows who
+        was drawn owes nothing to sampling.
+      availability: a model of `fedmf.cohorts.availability`; or a pure function of the round that returns a boolean mask of shape
+        (population,); None means always available. With sampling only CyclicPoisson can have one: whoever is away is not replaced.
+      sampling: a scheme of `fedmf.privacy.sampling` with its groups set, for a guarantee that is amplified by it.
+      reshuffle: go through the whole population once an epoch of floor(population / cohort_size) rounds, in a new order each epoch.
+        Rounds of one client can then be next to each other: this is outside of the (k, b) analysis, and needs a participation
+        with min_sep=1.
+      behavior: a simulation of devices that drop out, deviate, or come early.
+      ledger: the rounds that have already happened, to go on after a resume.
+
+    Raises:
+      TypeError, ValueError: for arguments that cannot work, naming the number to change, and for a ledger that this controller
+        cannot have written.
+
+    Example:
+      >>> import fedmf
+      >>> twice = fedmf.Participation(rounds=4, schema="min_sep", min_sep=2)
+      >>> controller = ParticipationController(twice, population=6, cohort_size=3, seed=1)
+      >>> cohorts = [controller.cohort(t).tolist() for t in range(4)]
+      >>> sorted(cohorts[0] + cohorts[1]), controller.ledger.observed().min_separation
+      ([0, 1, 2, 3, 4, 5], 2)
+    """
+
+    def __init__(
+        self,
+        participation: Participation,
+        *,
+        population: int,
+        cohort_size: int,
+        seed: int,
+        availability: Availability | MaskOfRound | None = None,
+        sampling: Sampling | None = None,
+        reshuffle: bool = False,
+        behavior: DeviceBehavior | None = None,
+        ledger: ParticipationLedger | None = None,
+    ) -> None:
+        if not isinstance(participation, Participation):
+            raise TypeError(f"participation={participation!r} must be a fedmf.Participation")
+        self.participation = participation
+        self.population = checks.integer("population", population, low=1, hint="use the number of clients")
+        self.cohort_size = checks.integer("cohort_size", cohort_size, low=1, hint="use the number of clients a round")
+        self.seed = checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
+        self.availability = availability_model(availability, self.population)
+        if not isinstance(reshuffle, bool):
+            raise TypeError(f"reshuffle={reshuffle!r} must be True or False")
+        if behavior is not None and not isinstance(behavior, DeviceBehavior):
+            raise TypeError(f"behavior={behavior!r} must be a fedmf.cohorts.devices.DeviceBehavior or None")
+        self.sampling, self.reshuffle, self.behavior = sampling, reshuffle, behavior or DeviceBehavior()
+        self._order, self._parts = self._scheme()
+        # The round after the last participation; 0 is never.
+        self._after = np.zeros(self.population, np.min_scalar_type(participation.rounds))
+        self._count = np.zeros(self.population, np.min_scalar_type(participation.max_participations))
+        self._counted = 0
+        varies = isinstance(sampling, CyclicPoisson)
+        self.ledger = ParticipationLedger(cohort_size=None if varies else self.cohort_size)
+        if ledger is not None:
+            self._go_on_from(ledger)
+
+    def _scheme(self) -> tuple[EpochOrder | None, Parts | None]:
+        """The order or the partition that cohorts come from; both None where a pool of eligible clients is drawn from."""
+        if self.sampling is not None:
+            return self._sampling_scheme(self.sampling)
+        p, size = self.participation, self.cohort_size
+        if size > self.population:
+            raise ValueError(
+                f"cohort_size={size} is larger than population={self.population}: lower cohort_size to at most {self.population}"
+            )
+        if self.reshuffle:
+            dealt = CyclicShuffle(population=self.population, cohort_size=size, groups=1, reshuffle=True)
+            if not _covers(p, dealt.participation(p.rounds)):
+                most = dealt.participation(p.rounds).max_participations
+                raise ValueError(
+                    f"reshuffle=True can bring a client back in the very next round, {most} times in all, which is outside of the (k, b) "
+                    f"analysis of {p}: leave reshuffle out, or plan with "
+                    f'Participation(rounds={p.rounds}, schema="min_sep", min_sep=1, max_participations={most})'
+                )
+            self._refuse_timers("reshuffle=True")
+            return self._epoch_order(epoch=dealt.epoch, reshuffle=True), None
+        self._refuse_impossible()
+        if p.schema == "fixed_epoch":
+            self._refuse_timers('schema="fixed_epoch"')
+            return self._epoch_order(epoch=p.min_sep), None
+        if self.behavior.timer_jitter >= p.min_sep:
+            raise ValueError(
+                f"timer_jitter={self.behavior.timer_jitter} leaves nothing of min_sep={p.min_sep}: use at most {p.min_sep - 1}"
+            )
+        return None, None
+
+    def _sampling_scheme(self, sampling: Any) -> tuple[EpochOrder | None, Parts | None]:
+        if not isinstance(sampling, CyclicPoisson | CyclicFixedSize | CyclicShuffle):
+            raise TypeError(f"sampling={sampling!r} must be a scheme of fedmf.privacy.sampling, or None")
+        for name in ("population", "cohort_size"):
+            if getattr(sampling, name) != getattr(self, name):
+                raise ValueError(
+                    f"{name}={getattr(self, name)} but the sampling has {name}={getattr(sampling, name)}: make them agree"
+                )
+        if sampling.groups is None:
+            raise ValueError(
+                "sampling has groups=None: set them to the mechanism's bands with sampling.in_groups(bands)"
+            )
+        kept = sampling.participation(self.participation.rounds)
+        if not _covers(self.participation, kept):
+            raise ValueError(
+                f"sampling={sampling} keeps to {kept}, which {self.participation} does not allow: use "
+                f"sampling.participation({self.participation.rounds}) as the participation"
+            )
+        name = type(sampling).__name__
+        if self.reshuffle:
+            raise ValueError(
+                "reshuffle=True and a sampling are two orders: leave reshuffle out, or use CyclicShuffle(reshuffle=True)"
+            )
+        self._refuse_timers(f"sampling={name}(...)")
+        if not isinstance(sampling, CyclicPoisson) and (
+            not isinstance(self.availability, Always) or self.behavior.dropout > 0
+        ):
+            raise ValueError(
+                f"{name} draws a fixed number whoever is available, and from fewer clients each would be likelier than its guarantee "
+                "assumes: use CyclicPoisson, or leave out availability and dropout"
+            )
+        if isinstance(sampling, CyclicShuffle):
+            return self._epoch_order(epoch=sampling.epoch, reshuffle=sampling.reshuffle, groups=sampling.groups), None
+        return None, Parts(population=self.population, groups=sampling.groups)
+
+    def _epoch_order(self, **of: Any) -> EpochOrder:
+        return EpochOrder(population=self.population, cohort_size=self.cohort_size, seed=self.seed, **of)
+
+    def _refuse_timers(self, what: str) -> None:
+        """Raises where the server draws and devices keep no timers that could be disobeyed."""
+        if not self.behavior.timers_as_asked:
+            raise ValueError(
+                f"{what} leaves no choice to devices, so that {self.behavior} has nobody who could deviate or come early: "
+                "leave out noncompliant_fraction and timer_jitter, or use schema=min_sep"
+            )
+
+    def _refuse_impossible(self) -> None:
+        p, size = self.participation, self.cohort_size
+        b = p.min_sep
+        if size * b > self.population:
+            # Schema single has no min_sep of its own to change: there it is the number of rounds.
+            name = "rounds" if p.schema == "single" else "min_sep"
+            raise ValueError(
+                f"cohort_size={size} * {name}={b} = {size * b} exceeds population={self.population}: "
+                f"{_lower_cohort_size(self.population // b)}lower {name} to at most {self.population // size}, "
+                f"or raise the population to {size * b}"
+            )
+        epochs = math.ceil(p.rounds / b)
+        if p.schema == "fixed_epoch" and p.max_participations < epochs:
+            raise ValueError(
+                f"max_participations={p.max_participations} ends the fixed order after round {p.max_participations * b} of "
+                f"rounds={p.rounds}: use max_participations={epochs}"
+            )
+        if size * p.rounds > self.population * p.max_participations:
+            raise ValueError(
+                f"max_participations={p.max_participations} of {self.population} clients cannot fill rounds={p.rounds} with "
+                f"cohort_size={size}: {_lower_cohort_size(self.population * p.max_participations // p.rounds)}"
+                f"or raise max_participations to {math.ceil(size * p.rounds / self.population)}"
+            )
+
+    def _go_on_from(self, ledger: ParticipationLedger) -> None:
+        """Takes over the rounds of the ledger, if this controller can have drawn them."""
+        p = self.participation
+        another = (
+            "the ledger belongs to another run, or the guarantee was already broken: audit it with fedmf.audit_ledger"
+        )
+        for t in range(len(ledger)):
+            cohort = ledger.selected(t)
+            if t >= p.rounds:
+                raise ValueError(f"ledger has a round {t} but the run has rounds={p.rounds}: {another}")
+            if len(cohort) and cohort.max() >= self.population:
+                raise ValueError(
+                    f"ledger's round {t} names client {cohort.max()}, outside 0..{self.population - 1}: {another}"
+                )
+            if self.ledger.cohort_size is not None and len(cohort) > self.cohort_size:
+                raise ValueError(
+                    f"ledger's round {t} has {len(cohort)} clients, cohort_size={self.cohort_size}: {another}"
+                )
+            may = self._may_come(t, cohort)
+            if self._order is not None:
+                may &= np.isin(cohort, self._order.batch(t))
+            if self._parts is not None:
+                may &= self._parts.holds(t, cohort)
+            if not may.all():
+                raise ValueError(
+                    f"ledger's round {t} has client {cohort[~may][0]}, who may not take part then under {p} with seed={self.seed}: "
+                    f"{another}"
+                )
+            self._record(ledger.cohort(t), cohort)
+            self._catch_up()
+
+    def _may_come(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Which clients' timers and limits let them take part in round t, or do not keep them: bool."""
+        p, behavior = self.participation, self.behavior
+        after = self._after[clients]
+        if behavior.timers_as_asked:
+            may = after <= self._eligible_since(t)
+            # Who never came is not beyond any limit: that saves most of the reading.
+            came = np.flatnonzero(may & (after > 0))
+            may[came] = self._count[clients[came]] < p.max_participations
+            return may
+        after = after.astype(np.int64)
+        wait = np.full(len(clients), p.min_sep)
+        if behavior.timer_jitter:
+            wait -= behavior.rounds_early(clients, after)
+        may = ((after == 0) | (t + 1 - after >= wait)) & (self._count[clients] < p.max_participations)
+        if behavior.noncompliant_fraction:
+            may |= behavior.noncompliant(clients)
+        return may
+
+    def _may_come_between(self, t: int, start: int, stop: int) -> np.ndarray:
+        """Those of the clients start .. stop - 1, int64."""
+        if not self.behavior.timers_as_asked:
+            clients = np.arange(start, stop)
+            return clients[self._may_come(t, clients)]
+        eligible = np.flatnonzero(self._after[start:stop] <= self._eligible_since(t)) + start
+        return eligible[self._count[eligible] < self.participation.max_participations]
+
+    def _available(self, t: int, clients: np.ndarray) -> np.ndarray:
+        there = np.asarray(self.availability.available(t, clients))
+        if there.shape != clients.shape or there.dtype != bool:
+            raise ValueError(
+                f"availability gave {there.dtype} of shape {there.shape} for {len(clients)} clients of round {t}: it must give a bool for "
+                "each of them"
+            )
+        return there
+
+    def _eligible_since(self, t: int) -> np.generic:
+        """The largest entry of `_after` that is eligible in round t: never, which is 0, or min_sep rounds ago. In the array's own type."""
+        return self._after.dtype.type(max(t + 1 - self.participation.min_sep, 0))
+
+    def eligible(self, t: int) -> np.ndarray:
+        """Boolean mask (population,): whom timer and limit let take part in round t and who is available, given the ledger so far.
+
+        Asks every client, which `cohort` does only where few may come.
+        """
+        self._catch_up()
+        mask = np.zeros(self.population, bool)
+        clients = self._may_come_between(t, 0, self.population)
+        mask[clients] = self._available(t, clients)
+        return mask
+
+    def cohort(self, t: int) -> np.ndarray:
+        """The clients of round t: int64, sorted, at most cohort_size except with CyclicPoisson.
+
+        A pure function of (seed, t) and the ledger so far. Rounds are asked for in order; a round already handed out is answered
+        again from the ledger.
+
+        Raises:
+          TypeError: t is not an int.
+          ValueError: t is negative, beyond the next round, or beyond the last.
+
+        Warns:
+          PoolRanDryWarning: fewer than cohort_size clients were eligible and available. The divisor of the mean stays the fixed
+            cohort size, so the guarantee is untouched. Never with CyclicPoisson, whose cohorts vary in size.
+        """
+        t = checks.integer("t", t, low=0, hint="ask for a round of the run, from 0 on")
+        if t < len(self.ledger):
+            return self.ledger.cohort(t)
+        if t != len(self.ledger) or t >= self.participation.rounds:
+            raise ValueError(
+                f"round t={t} cannot be drawn: the next round is {len(self.ledger)} of {self.participation.rounds}; "
+                "ask for rounds in order, each once they are due"
+            )
+        self._catch_up()
+        selected, cohort = self._drawn(t)
+        if len(selected) < self.cohort_size and self.ledger.cohort_size is not None:
+            warnings.warn(
+                f"round {t}: only {len(selected)} of cohort_size={self.cohort_size} clients are eligible and available; "
+                "the round goes on with those and the mean is still divided by the cohort size",
+                PoolRanDryWarning,
+                stacklevel=2,
+            )
+        if self.behavior.dropout:
+            cohort = cohort[~self.behavior.dropped(t, cohort)]
+        self._record(np.sort(cohort), np.sort(selected))
+        return self.ledger.cohort(t)
+
+    def _drawn(self, t: int) -> tuple[np.ndarray, np.ndarray]:
+        """The clients that are selected for round t, and those of them that are available."""
+        rng = draw_generator(self.seed, t)
+        if self._parts is not None:
+            assert isinstance(self.sampling, CyclicPoisson | CyclicFixedSize)
+            if isinstance(self.sampling, CyclicPoisson):
+                drawn = self._parts.poisson(rng, t, self.sampling.probability)
+            else:
+                drawn = self._parts.subset(rng, t, self.cohort_size)
+            # The partition alone keeps the separation; this guards against what was recorded from outside.
+            drawn = drawn[self._may_come(t, drawn)]
+            # Nobody replaces those who are away: a client's probability of taking part may only fall.
+            return drawn, drawn[self._available(t, drawn)]
+        if self._order is not None:
+            turn = self._order.batch(t)
+            turn = turn[self._may_come(t, turn)]
+            turn = turn[self._available(t, turn)]
+            return turn, turn
+        pool = Pool(
+            population=self.population,
+            eligible=lambda clients: self._may_come(t, clients),
+            eligible_between=lambda start, stop: self._may_come_between(t, start, stop),
+            available=lambda clients: self._available(t, clients),
+        )
+        drawn = pool.draw(rng, self.cohort_size)
+        return drawn, drawn
+
+    def _record(self, cohort: np.ndarray, selected: np.ndarray) -> None:
+        noncompliant = None
+        if self.behavior.noncompliant_fraction:
+            noncompliant = selected[self.behavior.noncompliant(selected)]
+        self.ledger.append(
+            cohort, selected=selected if len(selected) > len(cohort) else None, noncompliant=noncompliant
+        )
+
+    def _catch_up(self) -> None:
+        """Reads the rounds of the ledger that were not counted yet: what is drawn depends on the ledger and nothing else."""
+        while self._counted < len(self.ledger):
+            # Whoever was selected has started its timer, even if nothing arrived.
+            selected = self.ledger.selected(self._counted)
+            self._after[selected] = self._counted + 1
+            counts = self._count[selected]
+            self._count[selected] = np.where(counts < self.participation.max_participations, counts + 1, counts)
+            self._counted += 1
+
+    def audit(self, plan: Plan) -> Audit:
+        """What the ledger says of the plan: observed separation and count, and the epsilon and rho they give."""
+        return audit_ledger(self.ledger, plan)
+
+
+def _covers(limit: Participation, kept: Participation) -> bool:
+    """Whether everything that `kept` allows one client is known to be allowed by `limit` too."""
+    if limit.schema == "every_round" or kept.max_participations == 1:
+        return True
+    if limit.schema == "fixed_epoch":
+        steps, rest = divmod(kept.min_sep, limit.min_sep)
+        return (
+            kept.schema == "fixed_epoch"
+            and not rest
+            and (kept.max_participations - 1) * steps < limit.max_participations
+        )
+    return kept.min_sep >= limit.min_sep and kept.max_participations <= limit.max_participations
+
+
+def _lower_cohort_size(most: int) -> str:
+    """The way out, where there is one: no cohort size below 1 helps."""
+    return f"lower cohort_size to at most {most}, " if most >= 1 else ""

@@ -1,0 +1,73 @@
+"""What devices do with a participation that was planned: drop out, deviate, come a little early. For simulations."""
+
+import dataclasses
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.cohorts import keyed_random
+
+_DROPOUT, _DISOBEDIENT, _EARLY = 101, 102, 103
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeviceBehavior:
+    """Departures from what the controller asks of devices. Every one is off unless it is asked for.
+
+    Pure functions of (seed, client, round): nothing is kept for a client.
+
+    Attributes:
+      dropout: probability that a client that was selected contributes nothing. Its timer starts all the same and its
+        participation counts, since a device cannot know whether its report arrived; the guarantee never gets worse by that.
+      noncompliant_fraction: share of clients that check in whatever their timer and their limit say.
+      timer_jitter: timers fire early by 0 to so many rounds, drawn anew for every wait of a client.
+      seed: of these choices.
+
+    Raises:
+      TypeError, ValueError: an attribute of the wrong kind or out of range.
+
+    >>> behavior = DeviceBehavior(noncompliant_fraction=0.25, seed=1)
+    >>> float(behavior.noncompliant(np.arange(10_000)).mean())
+    0.2533
+    """
+
+    dropout: float = 0.0
+    noncompliant_fraction: float = 0.0
+    timer_jitter: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("dropout", "noncompliant_fraction"):
+            object.__setattr__(self, name, probability(name, getattr(self, name)))
+        timer_jitter = checks.integer(
+            "timer_jitter", self.timer_jitter, low=0, hint="use a number of rounds, 0 for none"
+        )
+        object.__setattr__(self, "timer_jitter", timer_jitter)
+        seed = checks.integer("seed", self.seed, low=0, hint="use a non-negative whole number")
+        object.__setattr__(self, "seed", seed)
+
+    @property
+    def timers_as_asked(self) -> bool:
+        """Whether every device keeps its timer and its limit."""
+        return self.noncompliant_fraction == 0 and self.timer_jitter == 0
+
+    def dropped(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Which of the clients, int64 (clients,), drop out of round t: bool (clients,)."""
+        return keyed_random.uniform(keyed_random.key(self.seed, _DROPOUT, t + 1), clients) < self.dropout
+
+    def noncompliant(self, clients: np.ndarray) -> np.ndarray:
+        """Which of the clients, int64 (clients,), deviate: bool (clients,)."""
+        return keyed_random.uniform(keyed_random.key(self.seed, _DISOBEDIENT), clients) < self.noncompliant_fraction
+
+    def rounds_early(self, clients: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """By how much the timers that were started in rounds `last` fire early: int64 (clients,) in 0..timer_jitter."""
+        u = keyed_random.uniform(keyed_random.key(self.seed, _EARLY), clients, last)
+        return np.floor(u * (self.timer_jitter + 1)).astype(np.int64)
+
+
+def probability(name: str, value: object) -> float:
+    """Returns `value` as a float in [0, 1]; TypeError or ValueError naming it otherwise."""
+    number = checks.real(name, value, hint="use a probability from 0 to 1")
+    if not 0 <= number <= 1:
+        raise ValueError(f"{name}={number:g} is not a probability: use a number from 0 to 1")
+    return number

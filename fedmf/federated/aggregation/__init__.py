@@ -1,0 +1,1 @@
+"""Clipping, the DPQuery, and the aggregators made of it."""

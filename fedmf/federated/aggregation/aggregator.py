@@ -1,0 +1,149 @@
+"""`dp_aggregator`: the plan as a tff.aggregators.UnweightedAggregationFactory, for any TFF process that takes one."""
+
+import reprlib
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from fedmf import checks
+from fedmf.federated.aggregation.query import MatrixFactorizationQuery, check_zeroing_norm
+from fedmf.federated.aggregation.secure_sum import SecureSampleSum
+from fedmf.federated.noise.source import check_noise_seed
+from fedmf.privacy.plan import Plan
+
+
+def mean_query(
+    plan: Plan,
+    record_specs: Any,
+    *,
+    clients_per_round: int,
+    noise_seed: int | str,
+    zeroing_norm: float | None,
+    noise_strategy: str | None = None,
+    count_metrics: bool = True,
+    entry_rounding: float = 0.0,
+) -> MatrixFactorizationQuery:
+    """The query whose result is (sum of clipped updates + noise) / clients_per_round; both execution paths run exactly this."""
+    check_clients_per_round(plan, clients_per_round)
+    return MatrixFactorizationQuery(
+        plan,
+        record_specs,
+        noise_seed=noise_seed,
+        zeroing_norm=zeroing_norm,
+        noise_strategy=noise_strategy,
+        divisor=clients_per_round,
+        count_metrics=count_metrics,
+        entry_rounding=entry_rounding,
+    )
+
+
+def check_clients_per_round(plan: Plan, clients_per_round: Any) -> None:
+    """Raises unless clients_per_round is a positive int and the simulated cohort of the plan, if it has one."""
+    checks.integer("clients_per_round", clients_per_round, low=1, hint="it is the fixed divisor of the mean")
+    if plan.simulated_cohort not in (None, clients_per_round):
+        raise ValueError(
+            f"clients_per_round={clients_per_round} but the plan simulates {plan.simulated_cohort} clients a round "
+            f"for {plan.claimed_cohort}: use clients_per_round={plan.simulated_cohort}"
+        )
+
+
+class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory):
+    """Factory behind `dp_aggregator`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        clients_per_round: int,
+        noise_seed: int | str,
+        zeroing_norm: float | None,
+        noise_strategy: str | None,
+        secure_sum: bool,
+        count_metrics: bool,
+    ) -> None:
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate")
+        check_clients_per_round(plan, clients_per_round)
+        self._plan = plan
+        self._clients_per_round = clients_per_round
+        # "os" is drawn when a process is made, so that two processes of one factory do not share their noise.
+        self._noise_seed = "os" if isinstance(noise_seed, str) and noise_seed == "os" else check_noise_seed(noise_seed)
+        self._zeroing_norm = check_zeroing_norm(zeroing_norm)
+        self._noise_strategy = noise_strategy
+        self._secure_sum = secure_sum
+        self._count_metrics = count_metrics
+
+    def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+        """The aggregation process for updates of `value_type`, a TFF tensor or structure of float tensors."""
+        specs = tff.types.structure_from_tensor_type_tree(lambda t: tf.TensorSpec(t.shape, t.dtype), value_type)
+        sums = SecureSampleSum(self._plan.clip_norm) if self._secure_sum else None
+        query = mean_query(
+            self._plan,
+            specs,
+            clients_per_round=self._clients_per_round,
+            noise_seed=self._noise_seed,
+            zeroing_norm=self._zeroing_norm,
+            noise_strategy=self._noise_strategy,
+            count_metrics=self._count_metrics,
+            entry_rounding=0.0 if sums is None else sums.entry_rounding,
+        )
+        return tff.aggregators.DifferentiallyPrivateFactory(query, sums).create(value_type)
+
+
+def dp_aggregator(
+    plan: Plan,
+    *,
+    clients_per_round: int,
+    noise_seed: int | str,
+    zeroing_norm: float | None = 100.0,
+    noise_strategy: str | None = None,
+    secure_sum: bool = False,
+    count_metrics: bool = True,
+) -> tff.aggregators.UnweightedAggregationFactory:
+    """Zeroing, clipping, sum, correlated noise, division by the fixed clients_per_round.
+
+    A round's metrics are output.measurements["dp_query_metrics"], in TFF's learning processes
+    output.metrics["aggregator"]["dp_query_metrics"]; see `MatrixFactorizationQuery.derive_metrics` and count_metrics below.
+
+    Args:
+      plan: what to run; from `fedmf.calibrate`. Its clip_norm is fixed for the whole run.
+      clients_per_round: the divisor, whoever shows up: a data-dependent divisor is not covered by the guarantee. More clients than
+        this are all summed, each for at most clip_norm as ever: the mean is then larger, the guarantee the same, and the metric
+        `clients` says how many there were. With no clients the result is noise / clients_per_round.
+      noise_seed: non-negative int; secret in a real deployment, never used for two runs. "os" draws one from the operating system
+        for each process that is created; initialise such a process once, and keep its state secret: it holds the key.
+      zeroing_norm: updates whose l-infinity norm exceeds it count as zero (multi-epoch paper, Sec. 5: 100); None for no limit. NaN
+        and infinities always count as zero.
+      noise_strategy: how noise is made from round to round, see `fedmf.federated.noise`; None chooses.
+      secure_sum: sum with tff.aggregators.SecureSumFactory, on integers of 32 bits. Updates are clipped so much lower (5e-7 of
+        clip_norm at 4 million parameters) that rounding to them cannot lift one over clip_norm.
+      count_metrics: report how many updates of the last round were summed, clipped and zeroed. These are exact and NOT covered by
+        the guarantee: in a real deployment pass False, or keep the metrics as secret as the updates.
+
+    Returns:
+      A factory for tff.learning.algorithms.build_unweighted_fed_avg(model_aggregator=...) or any process of your own.
+
+    Raises:
+      TypeError, ValueError: naming the argument, its value and what to do instead.
+
+    Example:
+      >>> import fedmf, numpy as np, tensorflow_federated as tff
+      >>> from fedmf import federated
+      >>> once = fedmf.Participation(rounds=4, schema="single")
+      >>> mechanism = fedmf.fit(fedmf.prefix_sum(4), once, family="tree")
+      >>> plan = fedmf.calibrate(mechanism, once, epsilon=8.0, delta=1e-6)
+      >>> factory = federated.dp_aggregator(plan, clients_per_round=2, noise_seed=7)
+      >>> process = factory.create(tff.TensorType(np.float32, [3]))
+      >>> str(process.next.type_signature.result.result.member)
+      'float32[3]'
+    """
+    return MatrixFactorizationAggregator(
+        plan,
+        clients_per_round=clients_per_round,
+        noise_seed=noise_seed,
+        zeroing_norm=zeroing_norm,
+        noise_strategy=noise_strategy,
+        secure_sum=secure_sum,
+        count_metrics=count_metrics,
+    )

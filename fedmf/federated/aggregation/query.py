@@ -1,0 +1,314 @@
+"""`MatrixFactorizationQuery`: MF-DP-FTRL as a TensorFlow Privacy DPQuery."""
+
+import collections
+import math
+import reprlib
+from typing import Any, NamedTuple
+
+import dp_accounting
+import numpy as np
+import tensorflow as tf
+import tensorflow_privacy as tfp
+
+from fedmf import checks
+from fedmf.federated.aggregation.clipping import sum_dtype, zero_and_clip
+from fedmf.federated.noise.rows import NoiseRows, NoiseState, plan_mark
+from fedmf.federated.noise.source import check_noise_seed
+from fedmf.privacy.plan import Plan
+
+_RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+# TensorFlow may take numbers below 2^-126 for 0, so that it cannot measure records of such norms.
+_LEAST_CLIP_NORM = 1e-20
+
+
+class SampleParams(NamedTuple):
+    """What clients need: clip_norm and zeroing_norm, float64 scalars."""
+
+    clip_norm: Any
+    zeroing_norm: Any
+
+
+class QuerySample(NamedTuple):
+    """A clipped record, or a sum of some.
+
+    Attributes:
+      record: structure of the record; half precision leaves are float32 here.
+      clients, clipped, zeroed: int32 (); how many records this is the sum of, how many of them were clipped, and how many zeroed.
+    """
+
+    record: Any
+    clients: Any
+    clipped: Any
+    zeroed: Any
+
+
+class QueryState(NamedTuple):
+    """State between rounds. Secret, because the noise's state holds the key.
+
+    Attributes:
+      noise: see `NoiseState`.
+      clients, clipped, zeroed: int32 (), the counts of the last round; see `QuerySample`.
+    """
+
+    noise: NoiseState
+    clients: Any
+    clipped: Any
+    zeroed: Any
+
+
+def check_zeroing_norm(zeroing_norm: Any) -> float | None:
+    """The norm as a positive float, or None for no limit."""
+    if zeroing_norm is None:
+        return None
+    hint = (
+        "use a positive number such as 100, or None for no limit (a limit that adapts to the updates would let one client's update "
+        "change another's, which the guarantee does not cover)"
+    )
+    if checks.real("zeroing_norm", zeroing_norm, hint=hint) <= 0:
+        raise ValueError(f"zeroing_norm={zeroing_norm} must be positive: {hint}")
+    return float(zeroing_norm)
+
+
+def _check_specs(record_specs: Any) -> Any:
+    """The specs as tf.TensorSpec, all of fully defined shape and of float dtype, with at least one entry between them."""
+    for leaf in tf.nest.flatten(record_specs):
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            raise TypeError(f"record_specs has a leaf {leaf!r}: use tf.TensorSpec, or anything with shape and dtype")
+    specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), record_specs)
+    for leaf in tf.nest.flatten(specs):
+        if not leaf.shape.is_fully_defined() or leaf.dtype not in _RECORD_DTYPES:
+            raise TypeError(
+                f"record_specs has a leaf {leaf}: use float16, bfloat16, float32 or float64 tensors of fully defined shape"
+            )
+    if not sum(leaf.shape.num_elements() for leaf in tf.nest.flatten(specs)):
+        raise ValueError(f"record_specs={record_specs!r} has no entries: there is nothing to add noise to")
+    return specs
+
+
+def _in_dtype(leaf: Any, spec: tf.TensorSpec) -> Any:
+    """The leaf of a record as a tensor of the spec's dtype; half precision widens, and numbers that are no tensor yet are converted."""
+    if not tf.is_tensor(leaf) and np.asarray(leaf).dtype.kind in "fiub":
+        return tf.convert_to_tensor(leaf, spec.dtype)
+    leaf = tf.convert_to_tensor(leaf)
+    if leaf.dtype != spec.dtype and not (leaf.dtype.is_floating and leaf.dtype.size < spec.dtype.size):
+        raise TypeError(
+            f"the record has a leaf of dtype {leaf.dtype.name} where the query was made for {spec.dtype.name}: cast it, or make the query "
+            "for that"
+        )
+    return tf.cast(leaf, spec.dtype)
+
+
+class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
+    """Sum of clipped records plus row t of N Z in round t (Denisov et al. 2022, Sec. 2; banded paper, Alg. 1).
+
+    Pure: every call is a function of its arguments, so it runs in TFF's aggregators, in tf.function and eagerly alike. State is the
+    noise's (its key, the round number and a few rows) and three counts of the last round.
+
+    The guarantee is about one client at a time: each record counts once and for at most clip_norm in the sum, however many records a
+    round has. With no record at all the result is the noise.
+
+    Half precision leaves are clipped, summed and noised in float32; the result is rounded to the leaf's dtype at the very end.
+    Sums are floating-point sums: the guarantee is that of the mechanism on real numbers, as in all the papers.
+
+    Args:
+      plan: what to run; the only source of the noise scale.
+      record_specs: structure of tf.TensorSpec (or anything with shape and dtype) of one record: float16, bfloat16, float32 or
+        float64 leaves; some may be empty or scalars.
+      noise_seed: non-negative int; the same (seed, round) gives the same noise. Secret in a real deployment. "os" draws one from
+        the operating system, which nobody knows and only the state holds.
+      zeroing_norm: a record with an entry larger than this in absolute value counts as zero (papers: 100); None for no limit. A
+        record with a NaN or an infinity always counts as zero.
+      noise_strategy: how noise is made from round to round, see `fedmf.federated.noise`; None chooses.
+      divisor: the result is divided by this fixed number.
+      count_metrics: report the counts of the last round in the metrics. They are exact functions of the clients' data and NOT
+        covered by the guarantee: in a real deployment pass False, or keep the metrics as secret as the updates.
+      entry_rounding: how much an aggregation between the clients and this query's result may add to each entry of a record in
+        absolute value (by quantisation); records are clipped that much lower, to clip_norm - sqrt(entries) entry_rounding.
+
+    Raises:
+      TypeError, ValueError: naming the argument, its value and what to do instead.
+
+    Example:
+      >>> import fedmf
+      >>> from fedmf import federated
+      >>> import tensorflow as tf
+      >>> once = fedmf.Participation(rounds=2, schema="single")
+      >>> mechanism = fedmf.fit(fedmf.prefix_sum(2), once, family="identity")
+      >>> plan = fedmf.Plan(mechanism=mechanism, participation=once, noise_multiplier=0.0, clip_norm=1.0, delta=1e-6)
+      >>> query = federated.MatrixFactorizationQuery(plan, tf.TensorSpec([2], tf.float32), noise_seed=1)
+      >>> state = query.initial_global_state()
+      >>> sample = query.accumulate_record(
+      ...     query.derive_sample_params(state), query.initial_sample_state(), tf.constant([3.0, 4.0])
+      ... )
+      >>> total, state, _ = query.get_noised_result(sample, state)
+      >>> total.numpy().round(3), int(state.noise.next_round), int(state.clipped)
+      (array([0.6, 0.8], dtype=float32), 1, 1)
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        record_specs: Any,
+        *,
+        noise_seed: int | str,
+        zeroing_norm: float | None = None,
+        noise_strategy: str | None = None,
+        divisor: float = 1.0,
+        count_metrics: bool = True,
+        entry_rounding: float = 0.0,
+    ) -> None:
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate")
+        self._plan = plan
+        self._specs = _check_specs(record_specs)
+        self._sizes = [leaf.shape.num_elements() for leaf in tf.nest.flatten(self._specs)]
+        size = sum(self._sizes)
+        checked = check_zeroing_norm(zeroing_norm)
+        self._zeroing_norm = math.inf if checked is None else checked
+        self._divisor = checks.real(
+            "divisor", divisor, hint="it is the fixed number of records that the sum is divided by"
+        )
+        if self._divisor <= 0:
+            raise ValueError(f"divisor={divisor} must be positive: use the fixed number of records of a round, or 1")
+        if plan.simulated_cohort is not None and self._divisor not in (1, plan.simulated_cohort):
+            raise ValueError(
+                f"divisor={divisor:g} but the plan simulates {plan.simulated_cohort} records a round for {plan.claimed_cohort}, and its "
+                f"noise is for a sum of that many: use {plan.simulated_cohort} records a round, or a plan that does not simulate"
+            )
+        self._count_metrics = bool(count_metrics)
+        if plan.clip_norm < _LEAST_CLIP_NORM:
+            raise ValueError(
+                f"plan.clip_norm={plan.clip_norm:g} is below {_LEAST_CLIP_NORM:g}, near the end of float32's range: rescale the updates, "
+                "and clip_norm with them"
+            )
+        hint = "use the most that quantisation adds to one entry of a record, or 0"
+        self._clip_norm = plan.clip_norm - math.sqrt(size) * checks.real("entry_rounding", entry_rounding, hint=hint)
+        if not 0 < self._clip_norm <= plan.clip_norm:
+            raise ValueError(
+                f"entry_rounding={entry_rounding} for {size} entries leaves nothing of clip_norm={plan.clip_norm}: {hint}"
+            )
+        self._noise = NoiseRows(
+            stream=plan.mechanism.stream(),
+            size=size,
+            noise_seed=check_noise_seed(noise_seed),
+            mark=plan_mark(plan),
+            strategy=noise_strategy,
+        )
+
+    @property
+    def plan(self) -> Plan:
+        """The plan whose guarantee this query gives."""
+        return self._plan
+
+    @property
+    def divisor(self) -> float:
+        """What the noised sum is divided by."""
+        return self._divisor
+
+    def initial_global_state(self) -> QueryState:
+        """State before round 0."""
+        zero = tf.constant(0, tf.int32)
+        return QueryState(self._noise.initial_state(), clients=zero, clipped=zero, zeroed=zero)
+
+    def derive_sample_params(self, global_state: QueryState) -> SampleParams:
+        """Constants of the plan: nothing about the noise leaves the server."""
+        del global_state
+        return SampleParams(tf.constant(self._clip_norm, tf.float64), tf.constant(self._zeroing_norm, tf.float64))
+
+    def initial_sample_state(self, template: Any = None) -> QuerySample:
+        """Zeros in the structure of `template`, by default of `record_specs`.
+
+        Raises:
+          ValueError: the template is of other shapes than record_specs.
+        """
+        template = self._specs if template is None else template
+        shapes = [
+            tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf))
+            for leaf in tf.nest.flatten(template)
+        ]
+        if shapes != [leaf.shape for leaf in self._flat_specs]:
+            raise ValueError(
+                f"the template has leaves of shapes {shapes}, not those that the query was made for: {self._specs}"
+            )
+        zeros = [tf.zeros(leaf.shape, sum_dtype(leaf.dtype)) for leaf in self._flat_specs]
+        zero = tf.constant(0, tf.int32)
+        return QuerySample(tf.nest.pack_sequence_as(template, zeros), clients=zero, clipped=zero, zeroed=zero)
+
+    def preprocess_record(self, params: SampleParams, record: Any) -> QuerySample:
+        """Zeroing, then clipping to clip_norm in L2 over all leaves together. The result's norm never exceeds clip_norm.
+
+        Raises:
+          ValueError: the record is of other shapes than record_specs.
+          TypeError: it has a tensor of a dtype that does not fit into the leaf's without loss.
+        """
+        leaves, specs = tf.nest.flatten(record), self._flat_specs
+        shapes = [tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf)) for leaf in leaves]
+        if len(shapes) != len(specs) or not all(
+            map(tf.TensorShape.is_compatible_with, shapes, [s.shape for s in specs])
+        ):
+            raise ValueError(
+                f"the record has leaves of shapes {shapes}, not those that the query was made for: {self._specs}"
+            )
+        leaves = list(map(_in_dtype, leaves, specs))
+        # A shape that is known only when the graph runs is checked there.
+        record = tf.nest.pack_sequence_as(record, list(map(tf.ensure_shape, leaves, [s.shape for s in specs])))
+        clip_norm, zeroing_norm = params
+        kept = zero_and_clip(record, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
+        return QuerySample(kept.record, clients=tf.constant(1, tf.int32), clipped=kept.clipped, zeroed=kept.zeroed)
+
+    def get_noised_result(self, sample_state: QuerySample, global_state: QueryState) -> tuple[Any, QueryState, Any]:
+        """(sum + this round's noise) / divisor, in the dtypes of record_specs, and the state for the next round.
+
+        The event of a single round is Unsupported on purpose: rounds are correlated and do not compose; `plan.event` is the event of
+        the whole run.
+
+        Raises:
+          ValueError: inside a tf.function, with a state that is a constant there: every call would add the same noise.
+          tf.errors.InvalidArgumentError: when executed past the last round.
+        """
+        noise = NoiseState(*global_state.noise)
+        if not tf.executing_eagerly() and not _is_read_in_graph(noise.next_round):
+            raise ValueError(
+                "the state is a constant of this tf.function, so that every call would add the same noise, which protects nothing: pass "
+                "the state as an argument, or train Keras models with federated.keras_optimizer"
+            )
+        row, noise = self._noise.next(noise)
+        row = row * tf.constant(self._plan.stddev, tf.float32)
+        leaves = tf.nest.flatten(sample_state.record)
+        noised = []
+        for leaf, part, spec in zip(leaves, tf.split(row, self._sizes), self._flat_specs, strict=True):
+            # A sum in float64 has digits below those of the noise, which would be released as they are: rounded first.
+            noisy = tf.cast(leaf, tf.float32) + tf.reshape(part, spec.shape)
+            # Post-processing: the division in the sum's precision, and to half precision only here.
+            mean = tf.cast(noisy, leaf.dtype) / tf.constant(self._divisor, leaf.dtype)
+            noised.append(tf.cast(mean, spec.dtype))
+        result = tf.nest.pack_sequence_as(sample_state.record, noised)
+        state = QueryState(noise, sample_state.clients, sample_state.clipped, sample_state.zeroed)
+        return result, state, dp_accounting.UnsupportedDpEvent()
+
+    def derive_metrics(self, global_state: QueryState) -> "collections.OrderedDict[str, Any]":
+        """rounds_done and noise_stddev (of Z), which are public, and what the last round's records were like.
+
+        clients (records summed), clip_fraction (part of them that was clipped) and zeroed (how many were) are exact functions of the
+        clients' data and not covered by the guarantee; count_metrics=False leaves them out.
+        """
+        metrics = collections.OrderedDict(
+            rounds_done=global_state.noise.next_round, noise_stddev=tf.constant(self._plan.stddev, tf.float32)
+        )
+        if self._count_metrics:
+            clients = tf.cast(global_state.clients, tf.float32)
+            metrics["clients"] = global_state.clients
+            metrics["clip_fraction"] = tf.math.divide_no_nan(tf.cast(global_state.clipped, tf.float32), clients)
+            metrics["zeroed"] = global_state.zeroed
+        return metrics
+
+    @property
+    def _flat_specs(self) -> list[tf.TensorSpec]:
+        return list(tf.nest.flatten(self._specs))
+
+
+def _is_read_in_graph(value: Any) -> bool:
+    """Whether a value in a graph being built is one of its tensors or a variable, and not a constant from outside it."""
+    if isinstance(value, tf.Variable):
+        return True
+    return isinstance(value, tf.Tensor) and not isinstance(value, tf.__internal__.EagerTensor)

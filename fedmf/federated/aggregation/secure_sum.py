@@ -1,0 +1,71 @@
+"""The sum of clipped records by TFF's secure summation."""
+
+import collections
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from fedmf.federated.aggregation.query import QuerySample
+
+# tff.aggregators.SecureSumFactory rounds floats to whole multiples of (upper - lower) / LEVELS.
+_LEVELS = 2**32 - 1
+
+
+class SecureSampleSum(tff.aggregators.UnweightedAggregationFactory):
+    """Sums QuerySamples with tff.aggregators.SecureSumFactory: the records rounded to 32 bits in [-clip_norm, clip_norm], the counts
+    exactly.
+
+    Args:
+      clip_norm: no entry of a record is larger in absolute value.
+    """
+
+    def __init__(self, clip_norm: float) -> None:
+        # TFF holds the bound in the records' dtype; with one that float32 has, its interval is this one.
+        self._bound = float(np.float32(clip_norm))
+
+    @property
+    def entry_rounding(self) -> float:
+        """The most that rounding adds to an entry: half a step, and a thousandth for TFF's float64 arithmetic (2^-20 of a step)."""
+        return 0.501 * 2 * self._bound / _LEVELS
+
+    def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+        """The process for samples of `value_type`.
+
+        Raises:
+          TypeError: records of float32 (or half precision) and float64 leaves mixed, which TFF's secure sum does not take.
+        """
+        record_type = value_type[0]
+        counts_type = tff.to_type(collections.OrderedDict((name, np.int32) for name in QuerySample._fields[1:]))
+        dtypes = tff.types.structure_from_tensor_type_tree(lambda leaf: tf.as_dtype(leaf.dtype), record_type)
+        if len(set(tf.nest.flatten(dtypes))) > 1:
+            raise TypeError(f"secure_sum=True needs updates of one precision, not {record_type}: use secure_sum=False")
+        records = tff.aggregators.SecureSumFactory(self._bound).create(record_type)
+        counts = tff.aggregators.SecureSumFactory(1, 0).create(counts_type)
+
+        @tff.federated_computation
+        def initialize() -> Any:
+            return tff.federated_zip((records.initialize(), counts.initialize()))
+
+        @tff.tensorflow.computation(value_type)
+        def parts(sample: Any) -> Any:
+            return sample.record, collections.OrderedDict(
+                (name, getattr(sample, name)) for name in QuerySample._fields[1:]
+            )
+
+        @tff.tensorflow.computation(record_type, counts_type)
+        def whole(record: Any, counts: Any) -> Any:
+            return QuerySample(record, **counts)
+
+        @tff.federated_computation(initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS))
+        def one_round(state: Any, value: Any) -> Any:
+            record, count = tff.federated_map(parts, value)
+            summed, counted = records.next(state[0], record), counts.next(state[1], count)
+            return tff.templates.MeasuredProcessOutput(
+                tff.federated_zip((summed.state, counted.state)),
+                tff.federated_map(whole, (summed.result, counted.result)),
+                tff.federated_zip(collections.OrderedDict(records=summed.measurements, counts=counted.measurements)),
+            )
+
+        return tff.templates.AggregationProcess(initialize, one_round)

@@ -1,0 +1,1 @@
+"""Noise taken from the running aggregator."""

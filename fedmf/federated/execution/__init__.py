@@ -1,0 +1,1 @@
+"""Client work: in this process, in TFF, on other machines."""

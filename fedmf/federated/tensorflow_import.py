@@ -1,0 +1,65 @@
+"""Imports TensorFlow without its start-up chatter, and with its errors."""
+
+import contextlib
+import gc
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from fedmf.terminal.interrupts import not_swallowed
+
+
+@contextlib.contextmanager
+def _stderr_held_back() -> Iterator[None]:
+    """Keeps file descriptor 2 quiet; what was written comes out after all if the block fails."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except Exception:
+            os.dup2(saved, 2)
+            held.seek(0)
+            os.write(2, held.read())
+            raise
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+
+
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Keeps the garbage collector off: there is nothing to collect, and jax runs Python in each collection, where a Ctrl-C is lost."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def import_tensorflow() -> None:
+    """Imports tensorflow, tensorflow_privacy and tensorflow_federated once.
+
+    TensorFlow's C++ libraries report missing GPU drivers on import, some of it as errors; those lines are dropped. From then on its
+    information and warnings are off and its errors are shown. An environment variable TF_CPP_MIN_LOG_LEVEL set by the user wins.
+
+    Raises:
+      ImportError: saying how to install the missing packages.
+    """
+    chosen = "TF_CPP_MIN_LOG_LEVEL" in os.environ
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        quiet = contextlib.nullcontext() if chosen or "tensorflow" in sys.modules else _stderr_held_back()
+        with quiet, _nothing_collected(), not_swallowed():
+            import tensorflow  # noqa: F401
+            import tensorflow_federated  # noqa: F401
+            import tensorflow_privacy  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"fedmf.federated needs TensorFlow, TensorFlow Federated 0.87 and TensorFlow Privacy ({error}): "
+            "run `make setup` in the checkout, or install requirements.lock with pip --no-deps"
+        ) from error

@@ -1,0 +1,1 @@
+"""BLT mechanisms (BLT slides): the class and its fit."""

@@ -1,0 +1,252 @@
+"""Buffered linear Toeplitz encoders, optimised through their poles and zeros."""
+
+import dataclasses
+import time
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.mechanisms.blt.mechanism import BLTMechanism
+from fedmf.mechanisms.blt.time_grid import time_grid
+from fedmf.mechanisms.fitting.descent import Descent, descend
+from fedmf.mechanisms.fitting.progress import Progress, check_common, warn_stopped_short
+from fedmf.mechanisms.toeplitz.fit import OBJECTIVES, certificate_of, toeplitz_inverse
+from fedmf.participation.schema import Participation
+from fedmf.workloads import Workload
+
+# Step of the complex-step derivative: f(x + i h) = f(x) + i h f'(x) to all digits, since h^2 is lost in rounding.
+_STEP = 1e-30
+# Poles and zeros are at 1 / (1 + exp(u)) for increasing u: this far from both ends, and so far apart.
+_LEAST_LOG_GAP, _MAX_LOG_GAP = -7.0, 4.0
+# Poles of a workload closer than this are not told apart by partial fractions.
+_POLE_GAP = 1e-4
+
+
+def fit_blt(
+    workload: Workload,
+    participation: Participation,
+    *,
+    buffers: int = 4,
+    objective: str = "mean",
+    tolerance: float = 1e-8,
+    max_iterations: int = 1000,
+    progress: Progress | None = None,
+) -> BLTMechanism:
+    """The buffered linear Toeplitz encoder with the smallest loss ("mean") or largest error ("max").
+
+    The variables are the poles and zeros of c(x) on the real line, alternating, so that every step is a valid
+    `BLTMechanism` whose sensitivity is known exactly under every participation. Sensitivity and error are sums over
+    time of products of exponentials, added up on a grid of a few hundred rounds whatever `rounds` is (`time_grid`).
+    Single and several participations as in McMahan, Xu and Zhang 2024; the largest error as in Dvijotham et al. 2024.
+
+    buffers: d, what a round of noise costs in model sizes; fewer are used where rounds - 1 coefficients need no more.
+    tolerance: a descent ends when ten steps together lower the loss by less than this share. The problem is not convex;
+    under several participations there are two descents, and the better end is taken. Other arguments and errors as `fedmf.fit`.
+    """
+    check_common(tolerance, max_iterations, progress)
+    buffers = checks.integer("buffers", buffers, low=1, high=32, hint="a round of noise costs that many model sizes")
+    checks.one_of("objective", objective, OBJECTIVES)
+    n = workload.rounds
+    began = time.perf_counter()
+    # n - 1 coefficients are free, and d poles and d zeros are 2 d numbers.
+    d = min(buffers, max(1, n // 2))
+    problem = _Problem(toeplitz_inverse(workload), participation, d, objective)
+    found: Descent | None = None
+    for start in problem.starts():
+        steps = 0 if found is None else found.iterations
+        if found is not None and (found.interrupted or steps >= max_iterations):
+            break
+        ended = descend(
+            problem.log_loss,
+            start,
+            problem.bounds(),
+            tolerance=tolerance,
+            max_iterations=max_iterations - steps,
+            progress=None if progress is None else _counted_from(steps, progress),
+        )
+        better = ended if found is None or ended.loss < found.loss else found
+        found = dataclasses.replace(ended, point=better.point, loss=better.loss, iterations=steps + ended.iterations)
+    assert found is not None
+    places = 1.0 / (1.0 + np.exp(_positions(found.point)))
+    decays, inverse_decays = places[0::2], places[1::2]
+    mechanism = BLTMechanism(rounds=n, decays=decays, inverse_decays=inverse_decays)
+    certificate, reason = certificate_of("blt", workload, participation, objective, mechanism, found.iterations, began)
+    if not found.converged:
+        warn_stopped_short(
+            "blt",
+            iterations=found.iterations,
+            gap=None,  # that of the certificate is against all encoders
+            tolerance=tolerance,
+            max_iterations=max_iterations,
+            interrupted=found.interrupted,
+        )
+    return BLTMechanism(
+        rounds=n, decays=decays, inverse_decays=inverse_decays, certificate=certificate, certificate_reason=reason
+    )
+
+
+def _counted_from(steps: int, progress: Progress) -> Progress:
+    """A `progress` for a descent that begins after so many steps."""
+    return lambda step, loss, gap: progress(steps + step, loss, gap)
+
+
+def _positions(variables: np.ndarray) -> np.ndarray:
+    """The u of decays[0], inverse_decays[0], decays[1], ...: the first, and the logarithms of the steps up, (..., 2 d)."""
+    steps = np.concatenate([variables[..., :1], np.exp(variables[..., 1:])], axis=-1)
+    return np.asarray(np.cumsum(steps, axis=-1))
+
+
+class _Problem:
+    """Logarithm of squared sensitivity times squared error, and its gradient by complex steps.
+
+    Everything is a composition of analytic functions, run for all variables at once: row v of an array is perturbed in
+    variable v. Complex log1p and expm1 are written out, since numpy's lose the digits that matter here.
+    """
+
+    def __init__(self, inverse: np.ndarray, participation: Participation, buffers: int, objective: str) -> None:
+        self.n, self.b, self.k = participation.rounds, participation.min_sep, participation.max_participations
+        self.d, self.inverse = buffers, inverse
+        self.poles = _workload_poles(inverse)
+        if self.poles is None:
+            self.rounds, weights = np.arange(float(self.n)), np.ones(self.n)
+        else:
+            self.rounds, weights = time_grid(self.n)
+        # Round t of the noise is in n - t rounds' totals, in sum, and once in the last round's, which is the largest.
+        self.weights = weights * (self.n - self.rounds) if objective == "mean" else weights
+        self.windows, self.window_weights = time_grid(self.k - 1)
+
+    def starts(self) -> list[np.ndarray]:
+        """Poles and zeros evenly spread in u, from near 1 - 1 / horizon down, as for a square root (Newman 1964).
+
+        Under several participations there are two kinds of optima, which remember for about min_sep rounds or for a
+        tenth of them, and neither is always the better one: both are tried.
+        """
+        if self.k == 1:
+            return [self.spread(max(self.n, 4.0), 1.5)]
+        return [self.spread(max(2.0 * share * self.b, 4.0), 0.0) for share in (1.0, 0.1)]
+
+    def spread(self, horizon: float, last: float) -> np.ndarray:
+        """The variables of 2 d evenly spread u, from -log(2 horizon) to `last`."""
+        first = -np.log(2.0 * horizon)
+        step = (last - first) / max(2 * self.d - 1, 1)
+        return np.concatenate([[first], np.full(2 * self.d - 1, np.log(step))])
+
+    def bounds(self) -> list[tuple[float | None, float | None]]:
+        """A range within which float64 tells neighbours apart."""
+        return [(-float(np.log(1e4 * self.n + 1e4)), 10.0), *[(_LEAST_LOG_GAP, _MAX_LOG_GAP)] * (2 * self.d - 1)]
+
+    def log_loss(self, variables: np.ndarray) -> tuple[float, np.ndarray]:
+        size = len(variables)
+        u = _positions(variables + 1j * _STEP * np.eye(size))
+        with np.errstate(all="ignore"):
+            poles, zeros = u[:, 0::2], u[:, 1::2]
+            value = np.log(self._squared_sensitivity(poles, zeros)) + np.log(self._squared_error(poles, zeros))
+        return float(value[0].real), value.imag / _STEP
+
+    def _squared_sensitivity(self, poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+        """Of the rounds 0, b, 2 b, ...: the squared norm of the sum of their columns, (size,).
+
+        In round s b + r, 0 < r < b, the columns sum up to sum over i of P_i(s) decays[i]^(r - 1), with P_i(s) =
+        scales[i] (1 - decays[i]^(b (s + 1))) / (1 - decays[i]^b); in round s b to 1 + sum of decays[i]^(b - 1) P_i(s-1).
+        """
+        log, scale = _log_decay(poles), _residues(poles, zeros)
+        pair = log[:, :, None] + log[:, None, :]
+
+        def window(s: np.ndarray, length: int) -> np.ndarray:
+            """The sum over rounds s b .. s b + length - 1, (size, len(s))."""
+            whole = _expm1(self.b * log)[:, None, :]
+            now = scale[:, None, :] * _expm1(self.b * (s[:, None] + 1.0) * log[:, None, :]) / whole
+            before = scale[:, None, :] * _expm1(self.b * s[:, None] * log[:, None, :]) / whole
+            first = 1.0 + (before * np.exp((self.b - 1) * log)[:, None, :]).sum(axis=2)
+            later = _expm1((length - 1) * pair) / _expm1(pair)
+            return np.asarray(first * first + np.einsum("vsi,vij,vsj->vs", now, later, now, optimize=True))
+
+        last = np.array([self.k - 1.0])
+        squared = window(last, self.n - (self.k - 1) * self.b)[:, 0]
+        if self.k > 1:
+            squared = squared + window(self.windows, self.b) @ self.window_weights
+        return np.asarray(squared)
+
+    def _squared_error(self, poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+        """The weighted sum of squares of the first column of A N, (size,)."""
+        log, scale = _log_decay(zeros), -_residues(zeros, poles)
+        t = self.rounds
+        if self.poles is None:
+            import scipy.signal
+
+            lags = np.maximum(t - 1.0, 0.0)
+            noise = np.stack([-(s @ np.exp(lags * row[:, None])) for s, row in zip(scale, log, strict=True)])
+            noise[:, 0] = 1.0
+            column = scipy.signal.lfilter([1.0], self.inverse, noise, axis=1)
+            return np.asarray((column * column) @ self.weights)
+        column = np.zeros((len(log), len(t)), dtype=complex)
+        for pole, share in self.poles:
+            if pole == 0.0:  # the identity
+                column += share * (t == 0.0)
+                column -= share * np.where(t > 0.0, _weighted_powers(scale, log, t - 1.0), 0.0)
+                continue
+            response = np.exp(t * np.log(pole)) - np.einsum(
+                "vi,vti->vt", scale, _divided_powers(np.log(pole), zeros, log, t)
+            )
+            column += share * response
+        return np.asarray((column * column) @ self.weights)
+
+
+def _workload_poles(inverse: np.ndarray) -> list[tuple[float, float]] | None:
+    """The (pole, share) with a(x) = sum of share / (1 - pole x), if they are real, in [0, 1] and apart; otherwise None.
+
+    >>> _workload_poles(np.array([1.0, -1.5, 0.5]))
+    [(1.0, 2.0), (0.5, -1.0)]
+    """
+    trimmed = np.trim_zeros(inverse, "b")
+    if len(trimmed) == 1:
+        return [(0.0, 1.0 / float(trimmed[0]))]
+    roots = np.roots(trimmed)
+    if np.abs(np.imag(roots)).max() > 0.0:
+        return None
+    poles = np.sort(np.real(roots))[::-1]
+    poles = np.where(np.abs(poles - 1.0) < 1e-12, 1.0, poles)
+    if poles[0] > 1.0 or poles[-1] <= 0.0 or (len(poles) > 1 and -np.diff(poles).max() < _POLE_GAP):
+        return None
+    shares = [np.prod(1.0 / (1.0 - np.delete(poles, j) / pole)) / trimmed[0] for j, pole in enumerate(poles)]
+    return [(round(float(p), 15), round(float(s), 13)) for p, s in zip(poles, shares, strict=True)]
+
+
+def _log_decay(u: np.ndarray) -> np.ndarray:
+    """log(1 / (1 + exp(u)))."""
+    x = np.exp(u)
+    return np.asarray(-(np.log1p(x.real) + 1j * x.imag / (1.0 + x.real)))
+
+
+def _expm1(x: np.ndarray) -> np.ndarray:
+    """exp(x) - 1 for an infinitesimal imaginary part."""
+    return np.asarray(np.expm1(x.real) + 1j * x.imag * np.exp(x.real))
+
+
+def _difference(u: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(u)) - 1 / (1 + exp(w)), without the loss of digits near 1."""
+    return np.asarray(_expm1(w - u) * np.exp(u) / ((1.0 + np.exp(u)) * (1.0 + np.exp(w))))
+
+
+def _residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+    """`fedmf.mechanisms.blt.residues` in u, (size, d)."""
+    to_zeros = _difference(poles[:, :, None], zeros[:, None, :])
+    to_poles = _difference(poles[:, :, None], poles[:, None, :])
+    diagonal = np.arange(poles.shape[1])
+    to_poles[:, diagonal, diagonal] = 1.0
+    return np.asarray((to_zeros / to_poles).prod(axis=2))
+
+
+def _weighted_powers(scale: np.ndarray, log: np.ndarray, t: np.ndarray) -> np.ndarray:
+    return np.asarray(np.einsum("vi,vti->vt", scale, np.exp(np.maximum(t, 0.0)[:, None] * log[:, None, :])))
+
+
+def _divided_powers(log_pole: float, zeros: np.ndarray, log: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """(pole^t - z^t) / (pole - z) for every z = 1 / (1 + exp(zeros)), (size, len(t), d).
+
+    Written as M^t (1 - (m / M)^t) / (M - m) with M the larger of the two, which loses no digits when they are close.
+    """
+    larger = np.where(log.real > log_pole, log, log_pole)[:, None, :]
+    smaller = np.where(log.real > log_pole, log_pole, log)[:, None, :]
+    powers = np.exp(t[:, None] * larger) * -_expm1(t[:, None] * (smaller - larger))
+    return np.asarray(powers / (np.exp(larger) * -_expm1(smaller - larger)))

@@ -1,0 +1,306 @@
+"""The dual of the dense problem under (k, b)-participation: lower bounds, their gradients and feasible gram matrices.
+
+Multi-epoch paper, Sec. 3. Rounds i, i + b, i + 2b, ... are one class: a client takes part in rounds of one class only.
+U below is zero across classes, positive definite, and factored as U = H H^T with H zero across classes too.
+
+For every positive-definite X: tr(A^T A X^-1) + tr(U X) >= 2 T with T = tr((H^T A^T A H)^(1/2)), with equality at
+X(U) = H^-T (H^T A^T A H)^(1/2) H^-1 (their Thm. 3.1, Eq. 7, and Eq. 33). If every feasible X has tr(U X) <= budget(U),
+the loss of all of them is at least 2 T - budget, and, as U may be scaled freely, at least T^2 / budget.
+
+What budget holds, and why no more general U does better, for a class of size k (C of sensitivity 1):
+
+- "pairs" (their Eq. 36: X_ij >= 0 in each class, sum over the class <= 1). Multipliers v of the sum and W >= 0 of the signs
+  give U_c = v 1 1^T - W: a constant diagonal v, entries <= v, and budget v. A positive-definite matrix of diagonal v has all
+  |U_ij| <= v, so that every such U_c with a constant diagonal is allowed. That is also the dual of "X_ij = 0 within
+  classes, trace of each class <= 1": an optimal X has orthogonal columns on every client's rounds. And it bounds EVERY
+  encoder, whatever its signs, under vector contributions: a client who contributes the rows of a Cholesky factor of
+  U_c / v, of norm 1 each, shows tr(U_c X_c) <= v sens^2 = v.
+- equal column norms d <= 1 / k with the same orthogonality: any positive-definite U_c, budget tr(U) / k. Encoders of equal norms
+  that are not orthogonal on the pairs need not obey this bound: for them y_c >= the largest eigenvalue of diag(U_c) - U_c is
+  wanted as well, with budget sum y_c, and for 6 x 40 rounds of prefix sums that is 0.9 % more (6 x 342: no more).
+- "signed" (their Eq. 34, scalar contributions): U_c = sum over signs s of v_s s s^T, budget the sum of v_s.
+
+T is the nuclear norm of A H, the largest tr(Q A H) over orthogonal Q. Maximising over Q and H in turn never lowers the
+bound; for given Q the best H is in closed form, and one turn is H_c <- X_c H_c with rows then scaled to norm sqrt(v),
+sqrt(v) = the sum of their norms before ("pairs"); H_c <- k X_c H_c (equal norms); v_s <- v_s (s^T X s)^2 ("signed").
+For one participation this is v_i <- v_i X_ii^2, a step twice as long in log v as that of Denisov et al. 2022, Thm. 3.2,
+v_i <- v_i X_ii, and T^2 / budget is their Eq. 8 at its best scale. A few turns start L-BFGS on H, whose gradient is the
+difference of a turn.
+"""
+
+import abc
+import itertools
+from collections.abc import Iterator
+from typing import final
+
+import numpy as np
+import scipy.linalg
+
+from fedmf.mechanisms.dense.classes import Blocks, Classes, inverted, transposed
+from fedmf.mechanisms.dense.resolvents import Resolvents
+from fedmf.workloads import Workload
+
+# Eigenvalues below this share of the largest are lost in rounding.
+_SMALLEST_EIGENVALUE = 20 * np.finfo(float).eps
+
+
+class Dual(abc.ABC):
+    """The bound T^2 / budget as a smooth function of free variables, and the feasible X next to it.
+
+    Attributes:
+      A: the workload with its columns in class order.
+      gram: A^T A, likewise.
+      resolvents: what evaluates the bound without an eigendecomposition, to about 1e-7 or better; None: nothing does.
+      bound: T^2 / budget at the variables last evaluated.
+      factor: H there.
+      turns: how many turns are worth making before L-BFGS, which is best near the optimum.
+    """
+
+    turns = 3
+
+    def __init__(self, workload: Workload, classes: Classes) -> None:
+        self.classes = classes
+        self.A = workload.matrix[:, classes.order]
+        self.gram = self.A.T @ self.A
+        self.resolvents = Resolvents.suited(workload.inverse_diagonals, classes)
+        self.bound = 0.0
+        self.factor: Blocks = []
+        self._budget = 0.0
+        self._eigen: tuple[np.ndarray, np.ndarray] | None = None
+
+    @abc.abstractmethod
+    def start(self) -> Blocks:
+        """First variables, good ones if an X that is nearly diagonal is."""
+
+    @abc.abstractmethod
+    def factored(self, variables: Blocks) -> tuple[Blocks, float]:
+        """H and the budget of U = H H^T."""
+
+    @abc.abstractmethod
+    def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
+        """The derivatives of T and of the budget with respect to the variables, given G = dT / dH = X_c H_c."""
+
+    @abc.abstractmethod
+    def turn(self, variables: Blocks, G: Blocks) -> Blocks:
+        """The variables that are best for the Q of these: the bound at them is no lower."""
+
+    @abc.abstractmethod
+    def scaled(self, X: np.ndarray) -> np.ndarray:
+        """X with its rows and columns scaled to sensitivity 1, if X is feasible but for its scale."""
+
+    def evaluate(self, variables: Blocks) -> tuple[float, Blocks, Blocks]:
+        """-log of the bound, its gradient, and dT / dH: by `resolvents` or one n x n eigendecomposition."""
+        self.factor, self._budget = self.factored(variables)
+        if self.resolvents is None:
+            self._eigen = self._decomposed()
+            roots, V = self._eigen
+            T, S = float(roots.sum()), self.classes.gram_blocks(V, roots)
+            G = [
+                s / h if h.shape[1] == 1 else np.linalg.solve(h.transpose(0, 2, 1), s)
+                for h, s in zip(self.factor, S, strict=True)
+            ]
+        else:
+            self._eigen = None
+            T, G = self.resolvents.evaluate(self.factor, self.A)
+        self.bound = T * T / self._budget
+        of_T, of_budget = self.gradient(variables, G)
+        of_loss = [b / self._budget - (2.0 / T) * t for t, b in zip(of_T, of_budget, strict=True)]
+        return -float(np.log(self.bound)), of_loss, G
+
+    def gram_matrix(self) -> np.ndarray:
+        """X(U) at the last evaluation, in class order; sets `bound` to the value from the eigendecomposition."""
+        roots, V = self._decomposed() if self._eigen is None else self._eigen
+        self._eigen = None
+        self.bound = float(roots.sum()) ** 2 / self._budget
+        X = self.classes.congruence(transposed(inverted(self.factor)), (V * roots) @ V.T)
+        return (X + X.T) / 2
+
+    def candidates(self, X: np.ndarray) -> Iterator[np.ndarray]:
+        """Feasible matrices of sensitivity 1 near X, in class order, of which the first may be indefinite.
+
+        Where rounds of one class must be orthogonal: once with their entries set to 0, which is near X to second order of the
+        loss but may be indefinite; and once by a congruence J^T X J with J_c = D (D^-1 X_c D^-1)^(-1/2) D^-1, D^2 the diagonal
+        of X_c, the nearest to 1 of those that make the class's columns of C D^-1 orthonormal, which never is.
+        """
+        if not np.diagonal(X).min() > 0.0:  # lost in rounding
+            return
+        correlations = self.classes.blocks(X)
+        cleared = X.copy()
+        self.classes.clear_pairs(cleared)
+        yield self.scaled(cleared)
+        if self.classes.largest > 1:
+            J = []
+            for block in correlations:
+                norms = np.sqrt(np.einsum("cii->ci", block))
+                eigenvalues, V = np.linalg.eigh(block / norms[:, :, None] / norms[:, None, :])
+                floor = np.finfo(float).eps * block.shape[1]
+                root = (V / np.sqrt(np.maximum(eigenvalues, floor))[:, None, :]) @ V.transpose(0, 2, 1)
+                J.append(norms[:, :, None] * root / norms[:, None, :])
+            turned = self.classes.congruence(J, X)
+            self.classes.clear_pairs(turned)
+            yield self.scaled(turned)
+
+    def _decomposed(self) -> tuple[np.ndarray, np.ndarray]:
+        """S = (H^T A^T A H)^(1/2) as V diag(roots) V^T."""
+        eigenvalues, V = np.linalg.eigh(self.classes.congruence(transposed(self.factor), self.gram))
+        if eigenvalues[0] > _SMALLEST_EIGENVALUE * eigenvalues[-1]:
+            return np.sqrt(eigenvalues), V
+        # A badly scaled workload: singular values keep twice as many digits, and cost some times more.
+        _, roots, Vt = np.linalg.svd(self.classes.apply(transposed(self.factor), self.A.T).T)
+        return roots, Vt.T
+
+    def proven(self, variables: Blocks) -> float:
+        """T^2 / budget with T to full accuracy: from eigenvalues of H^T A^T A H half the digits of the small ones are lost."""
+        H, budget = self.factored(variables)
+        AH = self.classes.apply(transposed(H), self.A.T).T
+        T = float(scipy.linalg.svdvals(AH, overwrite_a=True, check_finite=False).sum())
+        return T * T / budget
+
+    def _correlations(self) -> tuple[Blocks, np.ndarray]:
+        """Of diagonal X, the best under `pairs` has X_ii proportional, in each class, to sqrt((A^T A)_ii).
+
+        U(X) = X^-1 A^T A X^-1 then has these correlations within classes, factored; and this v of each class, (b,).
+        """
+        blocks = []
+        for gram in self.classes.blocks(self.gram):
+            scale = 1.0 / np.sqrt(np.einsum("cii->ci", gram))
+            correlations = gram * scale[:, :, None] * scale[:, None, :]
+            try:
+                blocks.append(np.linalg.cholesky(correlations))
+            except np.linalg.LinAlgError:  # columns of A that are parallel to rounding: start at diagonal U instead
+                blocks.append(np.broadcast_to(np.eye(gram.shape[1]), gram.shape).copy())
+        return blocks, self.classes.sums(np.sqrt(np.diagonal(self.gram))) ** 2
+
+
+@final
+class PairsDual(Dual):
+    """The bound for all encoders, over U with a constant diagonal in each class.
+
+    The variables are rows of any norm: H_c has them scaled to norm sqrt(v_c), v_c being the mean of their squared norms.
+    """
+
+    def start(self) -> Blocks:
+        """See Dual."""
+        blocks, v = self._correlations()
+        return self._scaled(blocks, np.sqrt(v))
+
+    def factored(self, variables: Blocks) -> tuple[Blocks, float]:
+        """See Dual."""
+        norms = [np.linalg.norm(block, axis=2) for block in variables]
+        v = [np.square(norm).mean(axis=1) for norm in norms]
+        H = [
+            block * (np.sqrt(level)[:, None] / norm)[:, :, None]
+            for block, level, norm in zip(variables, v, norms, strict=True)
+        ]
+        return H, float(sum(level.sum() for level in v))
+
+    def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
+        """See Dual."""
+        of_T, of_budget = [], []
+        for block, g in zip(variables, G, strict=True):
+            norms = np.linalg.norm(block, axis=2)
+            size = block.shape[1]
+            root_v = np.sqrt(np.square(norms).mean(axis=1))
+            unit = block / norms[:, :, None]
+            along = np.einsum("cij,cij->ci", g, unit)
+            across = (g - along[:, :, None] * unit) * (root_v[:, None] / norms)[:, :, None]
+            of_T.append(across + (along.sum(axis=1) / (size * root_v))[:, None, None] * block)
+            of_budget.append(block * (2.0 / size))
+        return of_T, of_budget
+
+    def turn(self, variables: Blocks, G: Blocks) -> Blocks:
+        """See Dual."""
+        norms = [np.linalg.norm(g, axis=2) for g in G]
+        units = [g / norm[:, :, None] for g, norm in zip(G, norms, strict=True)]
+        return self._scaled(units, np.concatenate([norm.sum(axis=1) for norm in norms]))
+
+    def scaled(self, X: np.ndarray) -> np.ndarray:
+        """Each class has trace 1."""
+        scale = 1.0 / np.sqrt(self.classes.spread(self.classes.sums(np.diagonal(X))))
+        return X * scale[:, None] * scale
+
+    def _scaled(self, units: Blocks, root_v: np.ndarray) -> Blocks:
+        of_groups = self.classes.grouped(root_v)
+        return [unit * root[:, None, None] for unit, root in zip(units, of_groups, strict=True)]
+
+
+@final
+class EqualNormsDual(Dual):
+    """The bound for encoders of equal column norms, orthogonal within classes, over all U zero across them.
+
+    The variables are H.
+    """
+
+    def start(self) -> Blocks:
+        """See Dual."""
+        blocks, v = self._correlations()
+        of_groups = self.classes.grouped(v)
+        return [block * np.sqrt(level)[:, None, None] for block, level in zip(blocks, of_groups, strict=True)]
+
+    def factored(self, variables: Blocks) -> tuple[Blocks, float]:
+        """See Dual."""
+        return variables, float(sum(np.square(block).sum() for block in variables)) / self.classes.largest
+
+    def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
+        """See Dual."""
+        return G, [block * (2.0 / self.classes.largest) for block in variables]
+
+    def turn(self, variables: Blocks, G: Blocks) -> Blocks:
+        """See Dual."""
+        return [g * self.classes.largest for g in G]
+
+    def scaled(self, X: np.ndarray) -> np.ndarray:
+        """The diagonal is 1 / k."""
+        scale = 1.0 / np.sqrt(np.diagonal(X) * self.classes.largest)
+        return X * scale[:, None] * scale
+
+
+@final
+class SignedDual(Dual):
+    """The bound for scalar contributions, over U_c = sum of v_s s s^T. The variables are sqrt(v_s), (classes, 1, signs)."""
+
+    def __init__(self, workload: Workload, classes: Classes) -> None:
+        super().__init__(workload, classes)
+        # One of s and -s: the first round's sign is +1.
+        self.signs = [
+            np.array([(1.0, *s) for s in itertools.product((1.0, -1.0), repeat=group.size - 1)])
+            for group in classes.groups
+        ]
+
+    def start(self) -> Blocks:
+        """All signs alike: U is diagonal."""
+        v = self.classes.sums(np.sqrt(np.diagonal(self.gram))) ** 2
+        of_groups = self.classes.grouped(v)
+        return [
+            np.sqrt(np.repeat(level[:, None, None], len(s), axis=2) / len(s))
+            for level, s in zip(of_groups, self.signs, strict=True)
+        ]
+
+    def factored(self, variables: Blocks) -> tuple[Blocks, float]:
+        """See Dual."""
+        H = [np.linalg.cholesky((s.T * np.square(h)) @ s) for h, s in zip(variables, self.signs, strict=True)]
+        return H, float(sum(np.square(h).sum() for h in variables))
+
+    def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
+        """See Dual: dT = <X_c, dU_c> / 2."""
+        q = [self._forms(g @ h, s) for g, h, s in zip(G, inverted(self.factor), self.signs, strict=True)]
+        return [h * of for h, of in zip(variables, q, strict=True)], [2.0 * h for h in variables]
+
+    def turn(self, variables: Blocks, G: Blocks) -> Blocks:
+        """See Dual."""
+        return self.gradient(variables, G)[0]
+
+    def candidates(self, X: np.ndarray) -> Iterator[np.ndarray]:
+        """Any X will do."""
+        yield self.scaled(X)
+
+    def scaled(self, X: np.ndarray) -> np.ndarray:
+        """Each class has 1 as its largest s^T X s."""
+        largest = [self._forms(x, s).max(axis=(1, 2)) for x, s in zip(self.classes.blocks(X), self.signs, strict=True)]
+        scale = 1.0 / np.sqrt(self.classes.spread(np.concatenate(largest)))
+        return X * scale[:, None] * scale
+
+    @staticmethod
+    def _forms(X: np.ndarray, s: np.ndarray) -> np.ndarray:
+        """s^T X s for each class and signs, (classes, 1, signs)."""
+        return np.einsum("si,cij,sj->cs", s, X, s, optimize=True)[:, None, :]

@@ -1,0 +1,135 @@
+"""Error of a mechanism on a workload: what is left after privacy, at unit noise multiplier and unit clip norm."""
+
+from typing import Any
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.mechanisms.banded.recursion import is_precise, squared_row_norms_of_inverse, squared_rows_by_solving
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.participation.schema import Participation
+from fedmf.workloads import Workload
+
+_ROUNDS_SOLVED_AT_ONCE = 256
+
+
+def loss(mechanism: Any, workload: Workload, participation: Participation) -> float:
+    """Total expected squared error, sensitivity^2 * ||A N||_F^2 (Denisov et al. 2022, Eq. 2; multi-epoch paper, Eq. 4).
+
+    Args:
+      mechanism: any mechanism of this package.
+      workload: A, on which error is measured.
+      participation: under which the sensitivity is taken; where only an upper bound of it is known the loss is one as
+        well.
+
+    Raises:
+      TypeError: workload is not a Workload.
+      ValueError: the three are not for the same number of rounds, or the noise grows beyond float64.
+
+    >>> from fedmf.mechanisms.identity import IdentityMechanism
+    >>> from fedmf.workloads import prefix_sum
+    >>> loss(IdentityMechanism(rounds=3), prefix_sum(3), Participation(rounds=3, schema="single"))
+    6.0
+    """
+    return float(np.sum(_scaled_rows(mechanism, workload, participation)))
+
+
+def rmse(mechanism: Any, workload: Workload, participation: Participation) -> float:
+    """Root of the mean squared error over the rounds, sqrt(loss / rounds). Arguments and errors as `loss`."""
+    return float(np.sqrt(loss(mechanism, workload, participation) / workload.rounds))
+
+
+def per_round_error(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
+    """Standard deviation of the error of each round's query, float64 (rounds,), at noise multiplier 1 and clip norm 1.
+
+    Its squares sum to `loss`. Arguments and errors as `loss`.
+
+    >>> from fedmf.mechanisms.identity import IdentityMechanism
+    >>> from fedmf.workloads import prefix_sum
+    >>> per_round_error(IdentityMechanism(rounds=4), prefix_sum(4), Participation(rounds=4, schema="single"))[3]
+    2.0
+    """
+    return np.sqrt(_scaled_rows(mechanism, workload, participation))
+
+
+def max_error(mechanism: Any, workload: Workload, participation: Participation) -> float:
+    """The largest of `per_round_error`: the worst round's. Arguments and errors as `loss`.
+
+    >>> from fedmf.mechanisms.identity import IdentityMechanism
+    >>> from fedmf.workloads import prefix_sum
+    >>> max_error(IdentityMechanism(rounds=4), prefix_sum(4), Participation(rounds=4, schema="single"))
+    2.0
+    """
+    return float(np.sqrt(_scaled_rows(mechanism, workload, participation).max()))
+
+
+def last_error(mechanism: Any, workload: Workload, participation: Participation) -> float:
+    """The last of `per_round_error`: for an SGD workload, that of the final model. Arguments and errors as `loss`.
+
+    >>> from fedmf.mechanisms.identity import IdentityMechanism
+    >>> from fedmf.workloads import prefix_sum
+    >>> last_error(IdentityMechanism(rounds=9), prefix_sum(9), Participation(rounds=9, schema="single"))
+    3.0
+    """
+    return float(np.sqrt(_scaled_rows(mechanism, workload, participation)[-1]))
+
+
+def _scaled_rows(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
+    """sensitivity^2 times the squared norm of each row of A N, (rounds,)."""
+    if not isinstance(workload, Workload):
+        raise TypeError(f"workload is of type {type(workload).__name__}: pass a fedmf.Workload")
+    if not isinstance(mechanism, Mechanism):
+        kind = type(mechanism).__name__
+        raise TypeError(f"mechanism is a {kind}: pass a mechanism, as fedmf.fit or fedmf.load_mechanism makes")
+    if mechanism.rounds != workload.rounds:
+        raise ValueError(
+            f"workload {workload.name!r} has rounds={workload.rounds} but the mechanism has rounds={mechanism.rounds}: "
+            f"make both for the same number of rounds"
+        )
+    rows = _toeplitz_rows(mechanism, workload)
+    if rows is None:
+        rows = _banded_rows(mechanism, workload)
+    if rows is None:
+        AN = workload.matrix @ mechanism.noising()
+        rows = np.einsum("ij,ij->i", AN, AN)
+    squares = sensitivity(mechanism, participation).value ** 2 * rows
+    if not np.isfinite(squares).all():
+        raise ValueError(
+            f"mechanism has noise that grows beyond what float64 holds: N = C^-1 of this {mechanism.family} mechanism explodes over its "
+            f"{mechanism.rounds} rounds; choose other coefficients, or fit one"
+        )
+    return squares
+
+
+def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
+    """The squared norm of each row of A N, (rounds,), where both are Toeplitz, in O(rounds); otherwise None.
+
+    A N is Toeplitz as well, and row t holds the first t + 1 entries of its first column: the noising coefficients run
+    through A, that is through the recurrence of A^-1.
+    """
+    noise = mechanism.noising_coefficients()
+    if noise is None or workload.coefficients is None or workload.inverse_diagonals is None:
+        return None
+    import scipy.signal
+
+    column = scipy.signal.lfilter([1.0], workload.inverse_diagonals[-1], noise)
+    return np.asarray(np.cumsum(np.square(column)))
+
+
+def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
+    """The squared norm of each row of A N, (rounds,), where C and A^-1 are banded; otherwise None.
+
+    In O(rounds bands^2), or in O(rounds^2 bands) where that loses digits.
+    """
+    rows = mechanism.banded_rows()
+    if rows is None or workload.inverse_diagonals is None:
+        return None
+    inverse = workload.inverse_diagonals
+    # A N = (C A^-1)^-1, since a square C has N = C^-1.
+    with np.errstate(all="ignore"):
+        squares = squared_row_norms_of_inverse(checks.banded_product(rows, inverse))
+        if is_precise(squares, rows, inverse):
+            return squares
+        parts = np.array_split(np.arange(len(rows)), -(-len(rows) // _ROUNDS_SOLVED_AT_ONCE))
+        return np.concatenate([squared_rows_by_solving(rows, inverse, part) for part in parts])

@@ -1,0 +1,88 @@
+"""Any factorization at all, given by its two matrices."""
+
+import dataclasses
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.mechanisms.base import Mechanism, check_certificate
+from fedmf.mechanisms.certificate import Certificate
+from fedmf.noise.stream import NoiseStream
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ExplicitMechanism(Mechanism):
+    """A mechanism from elsewhere: C (m, n) of any shape with m >= n, and any N (n, m) with N C = I.
+
+    Attributes:
+      encoder_matrix: C, float64 (m, rounds). Kept as a read-only copy.
+      noising_matrix: N, float64 (rounds, m). Kept as a read-only copy.
+
+    Raises:
+      TypeError, ValueError: an argument of another kind or shape, not finite, or N C is not I to 6 digits, columns of errors summed.
+
+    >>> ExplicitMechanism(encoder_matrix=[[1.0], [1.0]], noising_matrix=[[0.5, 0.5]]).rounds
+    1
+    """
+
+    family: ClassVar[str] = "matrices"
+    encoder_matrix: np.ndarray
+    noising_matrix: np.ndarray
+    certificate: Certificate | None = None
+    certificate_reason: str = "built from given matrices, not optimised"
+
+    def __post_init__(self) -> None:
+        C = checks.array("encoder_matrix", self.encoder_matrix, ndim=2)
+        N = checks.array("noising_matrix", self.noising_matrix, ndim=2)
+        if C.shape != N.shape[::-1] or C.shape[0] < C.shape[1]:
+            raise ValueError(
+                f"encoder_matrix of shape {C.shape} and noising_matrix of shape {N.shape} do not fit: pass (m, rounds) "
+                f"and (rounds, m) with m at least rounds"
+            )
+        # What runs has the privacy of C (I + E)^-1 for E = N C - I: see check_left_inverse. Column j of C E is at most the
+        # sum of |c_i| |E_ij|, so that sums over i must be small: many small entries may add up in a file made to mislead.
+        scales = np.abs(C).max(axis=0)
+        with np.errstate(all="ignore"):
+            error = np.abs(N @ C - np.eye(C.shape[1])) * scales[:, None] / scales
+            largest = float(error.sum(axis=0).max())
+        if not largest <= 1e-6:
+            raise ValueError(
+                f"noising_matrix @ encoder_matrix differs from the identity by {largest:.2g}: pass a left inverse, such "
+                f"as the pseudo-inverse of the encoder"
+            )
+        object.__setattr__(self, "encoder_matrix", checks.frozen(C))
+        object.__setattr__(self, "noising_matrix", checks.frozen(N))
+        check_certificate(self.certificate, self.certificate_reason)
+
+    @property
+    def rounds(self) -> int:
+        """n, the number of rounds."""
+        return int(self.encoder_matrix.shape[1])
+
+    @property
+    def bands(self) -> int:
+        """`rounds`: no band structure is assumed."""
+        return self.rounds
+
+    def encoder(self) -> np.ndarray:
+        """C, float64 (m, rounds)."""
+        return self.encoder_matrix.copy()
+
+    def noising(self) -> np.ndarray:
+        """N, float64 (rounds, m)."""
+        return self.noising_matrix.copy()
+
+    def stream(self) -> NoiseStream:
+        """The rows of N."""
+        return NoiseStream(rounds=self.rounds, sources=self.noising_matrix.shape[1], contraction=self.noising_matrix)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Both matrices."""
+        return {"encoder_matrix": self.encoder_matrix, "noising_matrix": self.noising_matrix}
+
+    @classmethod
+    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "ExplicitMechanism":
+        """The inverse of `state`."""
+        return cls(encoder_matrix=state["encoder_matrix"], noising_matrix=state["noising_matrix"], **certificate)

@@ -1,0 +1,119 @@
+"""Fitting mechanisms to a workload: `fit` and the optimisers behind it."""
+
+import inspect
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fedmf import checks
+from fedmf.mechanisms.banded.fit import fit_banded
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.blt.fit import fit_blt
+from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.dense.fit import fit_dense
+from fedmf.mechanisms.fitting import cache as fits
+from fedmf.mechanisms.fitting.progress import stopped_short
+from fedmf.mechanisms.fixed import fit_fft, fit_identity, fit_tree
+from fedmf.mechanisms.low_rank.fit import fit_low_rank
+from fedmf.mechanisms.toeplitz.fit import fit_toeplitz
+from fedmf.participation.schema import Participation
+from fedmf.workloads import Workload
+
+__all__ = ["Certificate", "fit"]
+
+# Every fitter takes the workload, the participation and, by keyword, the options of its family.
+_FAMILIES: dict[str, Callable[..., Mechanism]] = {
+    "blt": fit_blt,
+    "banded": fit_banded,
+    "dense": fit_dense,
+    "fft": fit_fft,
+    "identity": fit_identity,
+    "low_rank": fit_low_rank,
+    "toeplitz": fit_toeplitz,
+    "tree": fit_tree,
+}
+
+
+def fit(
+    workload: Workload,
+    participation: Participation,
+    family: str = "banded",
+    *,
+    cache: bool | str | os.PathLike[str] = True,
+    **options: Any,
+) -> Mechanism:
+    """Makes the best mechanism of a family for a workload and a participation.
+
+    Families and their options:
+
+    - "banded": `bands` diagonals (banded paper, Problem 2; App. B without equal norms). bands=min_sep (which is rounds
+      under a single participation), equal_norms=True. Best kept at bands <= min_sep, where with equal column norms its
+      sensitivity is exactly sqrt(max_participations).
+    - "dense": the optimum over all encoders, for a single participation (Denisov et al. 2022, Sec. 3) or for
+      (k, b)-participation (multi-epoch paper, Sec. 3). equal_norms=False, constraints="pairs" | "all" | "signed"
+      (multi-epoch paper, App. I.3).
+    - "toeplitz": C[t, j] = c[t - j]. coefficients="optimized" | "sqrt" | "nu" | "inverse_sqrt" | "one_step", bands,
+      objective="mean" | "max", nu. See `fedmf.mechanisms.toeplitz.fit.fit_toeplitz`.
+    - "blt": Toeplitz with exponentials for coefficients, so that a round of noise costs `buffers` rows. buffers=4,
+      objective="mean" | "max".
+    - "low_rank": the dense optimum's decoder, cut to `bands` diagonals plus a matrix of rank `rank` below them, so that a
+      round of noise costs bands + rank rows (Denisov et al. 2022, App. H). Both default to half of log2(rounds).
+    - "tree": binary tree. decoder="online" | "full" (Honaker's two estimators), restarts=1 (trees one after the other,
+      each over an equal part of the rounds), completion=None | "none" | "virtual" | "optimal" (what becomes of nodes that
+      reach beyond the last round; None takes the best of the three).
+    - "fft": the FFT encoder of prefix sums (multi-epoch paper, App. K). decoder="optimal" | "plain".
+    - "identity": independent noise, DP-SGD. No options of its own.
+
+    Every family takes tolerance (for banded, dense and low_rank the relative optimality gap to reach, which the
+    certificate proves; for toeplitz and blt the progress below which to stop), max_iterations and progress, a function
+    called with (iteration, loss, gap or None) after each step. Identity, tree and fft have nothing to iterate and do not
+    use these three. A fit that stops short of tolerance, or by Ctrl-C, warns (RuntimeWarning), keeps the best mechanism
+    so far, and its certificate says how far it came.
+
+    Args:
+      workload: A.
+      participation: for the same number of rounds.
+      family: one of the above.
+      cache: a fit that took more than a tenth of a second is kept on disk under a hash of all that decides it, and read
+        from there the next time. True: in $FEDMF_CACHE, or else in fedmf in the user's cache folder; a path: in that
+        folder; False, or True with FEDMF_CACHE set to nothing: not at all.
+      **options: of that family.
+
+    Raises:
+      TypeError: an option that the family does not have, or an argument of the wrong kind.
+      ValueError: an unknown family, an option out of range, or rounds that differ.
+
+    >>> from fedmf.workloads import prefix_sum
+    >>> participation = Participation(rounds=16, schema="min_sep", min_sep=4)
+    >>> mechanism = fit(prefix_sum(16), participation, family="banded", bands=4)
+    >>> mechanism.bands, mechanism.certificate.gap < 1e-3
+    (4, True)
+    """
+    if not isinstance(workload, Workload):
+        raise TypeError(f"workload is of type {type(workload).__name__}: pass a fedmf.Workload")
+    if not isinstance(participation, Participation):
+        raise TypeError(f"participation is of type {type(participation).__name__}: pass a fedmf.Participation")
+    if workload.rounds != participation.rounds:
+        raise ValueError(
+            f"workload {workload.name!r} has rounds={workload.rounds} but participation has "
+            f"rounds={participation.rounds}: make both for the same number of rounds"
+        )
+    fitter = _FAMILIES[checks.one_of("family", family, tuple(_FAMILIES))]
+    known = [name for name in inspect.signature(fitter).parameters if name not in ("workload", "participation")]
+    for name in options:
+        if name not in known:
+            given = f"{name}={options[name]!r}"
+            raise TypeError(f"{given} is not an option of family={family!r}: its options are {', '.join(known)}")
+    folder = fits.folder(cache)
+    if folder is None:
+        return fitter(workload, participation, **options)
+    kept = fits.entry(folder, workload, participation, family, options)
+    mechanism = fits.recall(kept, workload.rounds)
+    if mechanism is None:
+        stopped_short.set(False)
+        began = time.perf_counter()
+        mechanism = fitter(workload, participation, **options)
+        if time.perf_counter() - began > fits.WORTH_KEEPING and not stopped_short.get():
+            fits.keep(kept, mechanism)
+    return mechanism

@@ -1,0 +1,1 @@
+"""What all fits share: the cache, progress, descent."""

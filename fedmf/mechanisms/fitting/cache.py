@@ -1,0 +1,89 @@
+"""Fits on disk, by content: the same question asked again is answered from a file."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import warnings
+from typing import Any
+
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.storage import load_mechanism
+from fedmf.participation.schema import Participation
+from fedmf.workloads import Workload
+
+# The sources that decide what a fit gives, below fedmf/
+_SOURCES = ("checks.py", "workloads.py", "participation/*.py", "noise/*.py", "mechanisms/**/*.py")
+# Fits faster than this many seconds are not worth a file.
+WORTH_KEEPING = 0.1
+
+
+def folder(choice: bool | str | os.PathLike[str]) -> pathlib.Path | None:
+    """The folder that `fit(..., cache=choice)` keeps fits in: for True $FEDMF_CACHE, or else fedmf in the user's cache folder.
+
+    None for False, and for True where $FEDMF_CACHE is set to nothing.
+    """
+    if isinstance(choice, str | os.PathLike):
+        return pathlib.Path(choice)
+    if not isinstance(choice, bool):
+        raise TypeError(f"cache={choice!r} is a {type(choice).__name__}: pass True, False or the path of a folder")
+    if not choice:
+        return None
+    if "FEDMF_CACHE" in os.environ:
+        return pathlib.Path(os.environ["FEDMF_CACHE"]) if os.environ["FEDMF_CACHE"] else None
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fedmf"
+
+
+def entry(
+    cache: pathlib.Path, workload: Workload, participation: Participation, family: str, options: dict[str, Any]
+) -> pathlib.Path:
+    """The file of one fit: its name is a hash of everything that decides the outcome, this code included.
+
+    The workload counts by its numbers, not by its name; `progress` does not count.
+    """
+    content = workload.matrix if workload.inverse_diagonals is None else workload.inverse_diagonals
+    question = {
+        "code": _code(),
+        "family": family,
+        "options": {name: value for name, value in options.items() if name != "progress"},
+        "participation": dataclasses.asdict(participation),
+        "workload": [
+            workload.inverse_diagonals is None,
+            list(content.shape),
+            hashlib.sha256(content.tobytes()).hexdigest(),
+        ],
+    }
+    text = json.dumps(question, sort_keys=True, default=repr)
+    return cache / f"{family}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
+
+
+def recall(path: pathlib.Path, rounds: int) -> Mechanism | None:
+    """The mechanism kept in `path`, or None where there is none of so many rounds; a damaged file is one fit lost."""
+    try:
+        mechanism = load_mechanism(path)
+    except (OSError, ValueError):
+        return None
+    return mechanism if mechanism.rounds == rounds else None
+
+
+def keep(path: pathlib.Path, mechanism: Mechanism) -> None:
+    """Writes the mechanism, whole or not at all: of two processes that fit the same, one file remains and either is right."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mechanism.save(path)
+    except OSError as error:
+        warnings.warn(
+            f"the fit could not be kept in cache={str(path.parent)!r} ({error})", RuntimeWarning, stacklevel=3
+        )
+
+
+@functools.cache
+def _code() -> str:
+    """A digest of the sources that a fit depends on: another version of fedmf never reads this version's fits."""
+    package = pathlib.Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for source in sorted(path for pattern in _SOURCES for path in package.glob(pattern)):
+        digest.update(str(source.relative_to(package)).encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,97 @@
+"""The descent of fits that have few variables: L-BFGS on the logarithm of a loss, until it no longer pays."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fedmf.mechanisms.fitting.progress import Progress, raise_if_interruptible
+
+# Converged when this many steps together lowered the loss by less than the tolerance.
+_WINDOW = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Descent:
+    """Where a descent ended: the best point, its loss, the steps taken, and why it ended."""
+
+    point: np.ndarray
+    loss: float
+    iterations: int
+    converged: bool
+    interrupted: bool
+
+
+class _Finished(Exception):
+    """Raised out of the optimiser's callback, the only way to stop scipy's L-BFGS from outside."""
+
+
+def descend(
+    log_loss: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    start: np.ndarray,
+    bounds: Sequence[tuple[float | None, float | None]] | None = None,
+    *,
+    tolerance: float,
+    max_iterations: int,
+    progress: Progress | None,
+) -> Descent:
+    """Lowers exp(log_loss) from `start` within `bounds`, and keeps the best point, also when Ctrl-C ends it.
+
+    Args:
+      log_loss: point (v,) -> logarithm of the loss and its gradient (v,).
+      start: (v,); v = 0 is converged at once.
+      bounds: a pair for each variable, None where it has none.
+      tolerance: relative; converged when ten steps together lower the loss by less.
+      max_iterations: steps at most.
+      progress: called after each step with (step, loss, None).
+
+    >>> found = descend(lambda x: (float(x @ x), 2 * x), np.ones(2), tolerance=1e-9, max_iterations=99, progress=None)
+    >>> found.converged, round(found.loss, 9)
+    (True, 1.0)
+    """
+    # Imported here because it is slow to import, and `fedmf --help` must not wait for it.
+    from scipy import optimize as scipy_optimize
+
+    best_point, best, iterations = start, log_loss(start)[0], 0
+    if not len(start):
+        return Descent(point=start, loss=float(np.exp(best)), iterations=0, converged=True, interrupted=False)
+    losses = [best]
+
+    def evaluate(point: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal best_point, best
+        value, gradient = log_loss(point)
+        if not np.isfinite(value):
+            return 1e10, np.zeros_like(point)  # outside of what float64 can tell: the line search steps back
+        if value < best:
+            best_point, best = point.copy(), value
+        return value, gradient
+
+    def step(_: np.ndarray) -> None:
+        nonlocal iterations
+        iterations += 1
+        losses.append(best)
+        if progress is not None:
+            progress(iterations, float(np.exp(best)), None)
+        if len(losses) > _WINDOW and losses[-1 - _WINDOW] - losses[-1] < tolerance:
+            raise _Finished
+
+    converged, interrupted = True, False
+    try:
+        scipy_optimize.minimize(
+            evaluate,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=bounds,
+            callback=step,
+            options={"maxiter": max_iterations, "maxfun": 10**9, "maxcor": 20, "ftol": 0.0, "gtol": 0.0},
+        )
+        converged = iterations < max_iterations  # otherwise the line search found nothing lower
+    except _Finished:
+        pass
+    except KeyboardInterrupt:
+        raise_if_interruptible()
+        converged, interrupted = False, True
+    return Descent(
+        point=best_point, loss=float(np.exp(best)), iterations=iterations, converged=converged, interrupted=interrupted
+    )

@@ -1,0 +1,92 @@
+"""What a long fit shows while it runs, and says when it stops short."""
+
+import contextlib
+import contextvars
+import warnings
+from collections.abc import Callable, Iterator
+
+from fedmf import checks
+from fedmf.terminal import progress_bar
+
+# Called with (step, loss, gap or None) after each step of a fit.
+Progress = Callable[[int, float, float | None], None]
+
+# Whether the fit that runs has ended above its tolerance: such an answer is not kept for the next who asks.
+stopped_short: contextvars.ContextVar[bool] = contextvars.ContextVar("stopped_short", default=False)
+
+
+# Whether Ctrl-C has ended a fit, whose answer is then the best so far.
+interrupted_fit: contextvars.ContextVar[bool] = contextvars.ContextVar("interrupted_fit", default=False)
+
+# Whether Ctrl-C ends a fit with KeyboardInterrupt, in place of the answer it has reached.
+_interruptible: contextvars.ContextVar[bool] = contextvars.ContextVar("interruptible", default=False)
+
+
+@contextlib.contextmanager
+def interruptible_fits() -> Iterator[None]:
+    """Inside, Ctrl-C ends a fit with KeyboardInterrupt: for work that goes on with its answer, and must not go on with half of one."""
+    token = _interruptible.set(True)
+    try:
+        yield
+    finally:
+        _interruptible.reset(token)
+
+
+def raise_if_interruptible() -> None:
+    """For who has caught a KeyboardInterrupt to keep what a fit has reached: goes on with it inside `interruptible_fits`."""
+    if _interruptible.get():
+        raise
+
+
+def check_common(tolerance: float, max_iterations: int, progress: Progress | None) -> None:
+    """Raises unless the options that every family takes are valid."""
+    if checks.real("tolerance", tolerance, hint="choose a small positive number such as 1e-3") <= 0.0:
+        raise ValueError(f"tolerance={tolerance} is not positive: choose a small positive number such as 1e-3")
+    checks.integer("max_iterations", max_iterations, low=1, hint="pass a positive int such as 1000")
+    if progress is not None and not callable(progress):
+        kind = type(progress).__name__
+        raise TypeError(f"progress={progress!r} is a {kind}: pass a function of (iteration, loss, gap), or None")
+
+
+def warn_stopped_short(
+    family: str, *, iterations: int, gap: float | None, tolerance: float, max_iterations: int, interrupted: bool = False
+) -> None:
+    """Warns, at the caller of `fedmf.fit`, that a fit ended above its tolerance; gap is None where nothing certifies it."""
+    stopped_short.set(True)
+    if interrupted:
+        interrupted_fit.set(True)
+    hint = (
+        "the answer is the best so far, and another fit starts anew"
+        if interrupted
+        else f"raise max_iterations={max_iterations} or tolerance"
+    )
+    reached = "before it converged to" if gap is None else f"at a gap of {gap:.2g}, above"
+    warnings.warn(
+        f"the {family} fit {'was interrupted' if interrupted else 'stopped'} after {iterations} steps {reached} "
+        f"tolerance={tolerance:g}: {hint}",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+@contextlib.contextmanager
+def shown(label: str, enabled: bool) -> Iterator[Progress | None]:
+    """Yields a `progress` for `fit` that draws a line with steps, loss and certified gap; None where not enabled.
+
+    >>> with shown("banded", enabled=False) as progress:
+    ...     print(progress)
+    None
+    """
+    if not enabled:
+        yield None
+        return
+    with progress_bar.bar(desc=f"fit {label}", unit="step", leave=False, delay=2) as bar:
+        latest = ""
+
+        def progress(iteration: int, loss: float, gap: float | None) -> None:
+            nonlocal latest
+            latest = latest if gap is None else f", gap={gap:.1e}"
+            bar.set_postfix_str(f"loss={loss:.6g}{latest}", refresh=False)
+            bar.update(iteration - bar.n)
+
+        yield progress

@@ -1,0 +1,168 @@
+"""Factorizations that other programs have written, checked on the way in."""
+
+import os
+import pathlib
+import zipfile
+
+import numpy as np
+import scipy.linalg
+
+from fedmf import checks
+from fedmf.mechanisms.banded.mechanism import BandedMechanism, diagonals_of
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.dense.mechanism import DenseMechanism
+from fedmf.mechanisms.explicit import ExplicitMechanism
+from fedmf.mechanisms.read_errors import READ_ERRORS
+from fedmf.mechanisms.tensor_proto import parse_tensor
+from fedmf.workloads import Workload
+
+# What others call the matrices in an .npz archive; the papers' public code says W and H for B and C.
+_ENCODERS = ("encoder", "C", "c", "H", "h", "h_matrix")
+_DECODERS = ("decoder", "B", "b", "W", "w", "w_matrix")
+# The papers' public code writes a folder of two files, each one serialized TensorProto of doubles.
+_ENCODER_FILE, _DECODER_FILE = "h_matrix_tensor_pb", "w_matrix_tensor_pb"
+# Entries this small, relative to the largest, are rounding of whoever computed the matrices.
+_ROUNDING = 1e-8
+
+
+def load_factorization(path: str | os.PathLike[str], *, workload: Workload | None = None) -> Mechanism:
+    """Reads an encoder C, and a decoder B if there is one, from another program's files, and makes a mechanism of them.
+
+    Nothing is believed: the matrices must be finite, B C must be lower-triangular and invertible, and equal to the
+    workload if one is given; `fedmf.sensitivity` then computes from C what others scale it to, so that a file in which C
+    is ten times too large does not get a tenth of the noise. Without B, N is the inverse of C, or its pseudo-inverse if C
+    has more rows than rounds; with B it is A^-1 B.
+
+    Args:
+      path: one of
+        - an .npz archive with C under encoder, C, H or h_matrix, and B (optional) under decoder, B, W or w_matrix;
+        - an .npy file that holds C alone;
+        - a folder with h_matrix_tensor_pb and w_matrix_tensor_pb, as the papers' public code writes them; or one file that
+          is a serialized TensorProto and holds C alone.
+      workload: A, checked against B C to 6 digits; needs B.
+
+    Returns:
+      A mechanism: banded or dense where C is square and N its inverse, otherwise `ExplicitMechanism`.
+
+    Raises:
+      FileNotFoundError: there is no such file or folder.
+      ValueError: the files are damaged or of another kind, or the matrices fail a check.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+    ...     np.save(file, [[1.0, 0.0], [0.5, 1.0]])
+    ...     file.flush()
+    ...     load_factorization(file.name).family
+    'dense'
+    """
+    source = pathlib.Path(path)
+    if not source.exists():
+        raise FileNotFoundError(f"path={str(source)!r} is not there: name an .npz or .npy file, or a folder of tensors")
+    try:
+        C, B = _read(source)
+        return _mechanism(C, B, workload)
+    except (*READ_ERRORS, np.linalg.LinAlgError) as error:
+        raise ValueError(f"path={str(source)!r} does not hold a factorization that can be used: {error}") from error
+
+
+def _read(source: pathlib.Path) -> tuple[np.ndarray, np.ndarray | None]:
+    if source.is_dir():
+        for name in (_ENCODER_FILE, _DECODER_FILE):
+            if not (source / name).is_file():
+                raise ValueError(f"the folder has no {name}, write both matrices into it")
+        return parse_tensor((source / _ENCODER_FILE).read_bytes()), parse_tensor((source / _DECODER_FILE).read_bytes())
+    with source.open("rb") as file:
+        if zipfile.is_zipfile(file):
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                C, B = (_named(archive, names) for names in (_ENCODERS, _DECODERS))
+                if C is None:
+                    raise ValueError(
+                        f"the archive holds {', '.join(archive.files)}: store C under one of {', '.join(_ENCODERS)}"
+                    )
+                return C, B
+        file.seek(0)
+        if file.read(6) == b"\x93NUMPY":
+            file.seek(0)
+            return np.load(file, allow_pickle=False), None
+    return parse_tensor(source.read_bytes()), None
+
+
+def _named(archive: np.lib.npyio.NpzFile, names: tuple[str, ...]) -> np.ndarray | None:
+    found = [name for name in names if name in archive.files]
+    if len(found) > 1:
+        raise ValueError(f"the archive holds {' and '.join(found)}: keep one of them")
+    return np.asarray(archive[found[0]]) if found else None
+
+
+def _mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | None) -> Mechanism:
+    C = checks.array("encoder", C, ndim=2)
+    m, n = C.shape
+    if m < n:
+        raise ValueError(f"encoder has shape {C.shape}: fewer rows than rounds cannot be decoded, is it transposed?")
+    if workload is not None and workload.rounds != n:
+        raise ValueError(f"encoder has {n} columns but workload {workload.name!r} has rounds={workload.rounds}")
+    if B is None:
+        if workload is not None:
+            raise ValueError("there is no decoder to check against workload: leave workload out")
+        singular = scipy.linalg.svdvals(C)
+        if singular[-1] <= 1e-12 * singular[0]:
+            raise ValueError(
+                f"encoder is singular (its singular values reach from {singular[0]:.2g} to {singular[-1]:.2g})"
+            )
+        N = np.linalg.inv(C) if m == n else np.linalg.pinv(C)
+    else:
+        B = checks.array("decoder", B, ndim=2)
+        if B.shape != (n, m):
+            raise ValueError(f"decoder has shape {B.shape}: an encoder of shape {C.shape} needs one of ({n}, {m})")
+        A = _lower_triangular("the product of decoder and encoder", B @ C)
+        if workload is not None and not np.allclose(
+            A, workload.matrix, rtol=1e-6, atol=1e-6 * np.abs(workload.matrix).max()
+        ):
+            difference = float(np.abs(A - workload.matrix).max())
+            raise ValueError(f"decoder @ encoder differs from workload {workload.name!r} by {difference:.2g}")
+        if (np.diagonal(A) == 0.0).any():
+            raise ValueError("the product of decoder and encoder is singular")
+        N = scipy.linalg.solve_triangular(A, B, lower=True)
+    if m == n:
+        square = _square(C, N)
+        if square is not None:
+            return square
+    return ExplicitMechanism(encoder_matrix=C, noising_matrix=N)
+
+
+def _square(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
+    """The same mechanism with a lower-triangular C of positive diagonal and N = C^-1, or None where that is not it.
+
+    C and Q C for an orthogonal Q have the same gram matrix, hence the same sensitivity, and N and N Q^T give noise of the
+    same distribution (Denisov et al. 2022, Thm. 2.1 and after): a square C can be made triangular.
+    """
+    n = C.shape[0]
+    lower = np.abs(np.triu(C, 1)).max(initial=0.0) <= _ROUNDING * np.abs(C).max()
+    if lower:
+        L = np.tril(C)
+    else:
+        # C = Q L with L lower-triangular, from the QR factorization of C with rows and columns in reverse.
+        L = scipy.linalg.qr(C[::-1, ::-1])[1][::-1, ::-1]
+    L = L * np.sign(np.diagonal(L))[:, None]
+    if (np.diagonal(L) <= 0.0).any():
+        return None
+    # Entries that are rounding are dropped only if L still has N's noise: N N^T = (C^T C)^-1.
+    inverse = scipy.linalg.solve_triangular(L, np.eye(n), lower=True)
+    if not np.allclose(N @ N.T, inverse @ inverse.T, rtol=1e-6, atol=1e-6 * np.abs(N @ N.T).max()):
+        return None
+    bands = int(np.max(np.subtract(*np.nonzero(L)))) + 1
+    if bands < n:
+        return BandedMechanism(diagonals=diagonals_of(L, bands), certificate_reason="loaded from given matrices")
+    return DenseMechanism(matrix=L, certificate_reason="loaded from given matrices")
+
+
+def _lower_triangular(name: str, A: np.ndarray) -> np.ndarray:
+    above = np.abs(np.triu(A, 1))
+    if above.max(initial=0.0) > _ROUNDING * np.abs(A).max():
+        row, column = (int(index) for index in np.unravel_index(np.argmax(above), A.shape))
+        raise ValueError(
+            f"{name} is not lower-triangular: entry [{row}, {column}] is {A[row, column]:.2g}, so that round {row} would "
+            f"need the later round {column}"
+        )
+    return np.tril(A)

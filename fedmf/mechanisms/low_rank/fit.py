@@ -1,0 +1,171 @@
+"""Banded plus low-rank approximation of the optimal decoder (Denisov et al. 2022, App. H)."""
+
+import dataclasses
+import time
+
+import numpy as np
+import scipy.linalg
+
+from fedmf import checks
+from fedmf.mechanisms.banded.mechanism import diagonals_of
+from fedmf.mechanisms.dense.ascent import Ascent
+from fedmf.mechanisms.dense.classes import Classes
+from fedmf.mechanisms.dense.dual import PairsDual
+from fedmf.mechanisms.fitting.certify import certify
+from fedmf.mechanisms.fitting.progress import Progress, check_common, raise_if_interruptible, warn_stopped_short
+from fedmf.mechanisms.low_rank.mechanism import LowRankMechanism
+from fedmf.noise.stream import lower_inverse
+from fedmf.participation.schema import Participation
+from fedmf.workloads import Workload
+
+# Gap of the optimum that is approximated: well below what the approximation costs.
+_OPTIMUM_TOLERANCE, _OPTIMUM_ITERATIONS = 1e-4, 1000
+# Penalty on the squares of L and R (Denisov et al. 2022, App. H, where the diagonal of B is near 1).
+_PENALTY = 1e-6
+# The loss of an iterate costs as much as several sweeps: it is computed at sweep 1 and then at growing intervals.
+_CHECK_GROWTH = 1.3
+# Beyond this many rounds, the few singular vectors of the start come from an iteration.
+_MAX_ROUNDS_DECOMPOSED = 512
+
+
+def fit_low_rank(
+    workload: Workload,
+    participation: Participation,
+    *,
+    bands: int | None = None,
+    rank: int | None = None,
+    tolerance: float = 1e-3,
+    max_iterations: int = 50,
+    progress: Progress | None = None,
+) -> LowRankMechanism:
+    """The first `bands` diagonals of the optimal B, and below them the best L R^T that alternating least squares finds.
+
+    The optimum that is approximated is that of a single participation, whatever `participation` is: it is smooth, where
+    the optimum for several has an edge at every epoch. Denisov et al. stop when the squared difference of the two B
+    stops falling. That is not what counts: the least difference is not the least loss, which falls for about 20 sweeps
+    and then rises a little. So the sweep with the smallest loss is kept, and fits end at tolerance, or after 50 sweeps.
+    The certificate holds the loss against the dual bound of the optimum over all encoders, under a single
+    participation; a gap above tolerance is what so few bands and so small a rank cost, and no reason to warn.
+
+    Args:
+      workload: A.
+      participation: for the same number of rounds.
+      bands: h, in 1..rounds; None as in Denisov's Table 2, half of log2(rounds), rounded up.
+      rank: r, in 1..rounds; None: the other half, rounded down.
+      tolerance: the certified gap at which to stop.
+      max_iterations: most sweeps, after those of the dense fit.
+      progress: called after each step of the dense fit, and after each sweep.
+
+    Raises:
+      TypeError, ValueError: an option of the wrong kind or out of range.
+    """
+    check_common(tolerance, max_iterations, progress)
+    n = workload.rounds
+    levels = max((n - 1).bit_length(), 2)
+    hint = "the stream costs a row of model size for each, a handful is enough"
+    h = min(-(-levels // 2), n) if bands is None else checks.integer("bands", bands, low=1, high=n, hint=hint)
+    r = min(levels // 2, n) if rank is None else checks.integer("rank", rank, low=1, high=n, hint=hint)
+    began = time.perf_counter()
+    checks.fits_in_memory("the fit of family='low_rank'", (n, n), copies=11)  # that of its dense fit
+    A = workload.matrix
+    dual = PairsDual(workload, Classes(n, n))  # as `fit_dense`, which does not tell of a Ctrl-C after its tolerance
+    optimum = Ascent(dual, A, _OPTIMUM_TOLERANCE, _OPTIMUM_ITERATIONS, progress)
+    optimum.run()
+    lower_bound, steps = dual.proven(optimum.variables), optimum.iterations
+    approximation = _Approximation(A, _decoder(A, optimum.encoder / np.linalg.norm(optimum.encoder, axis=0)), h, r)
+    best = approximation.iterate()
+    sweep, next_check, interrupted = 0, 1, optimum.interrupted
+    try:
+        while not interrupted and sweep < max_iterations and best.loss > lower_bound * (1.0 + tolerance) and h < n:
+            approximation.sweep()
+            sweep += 1
+            gap = None
+            if sweep >= next_check or sweep == max_iterations:
+                next_check = max(sweep + 1, int(sweep * _CHECK_GROWTH))
+                found = approximation.iterate()
+                best = min(best, found, key=lambda iterate: iterate.loss)
+                gap = best.loss / lower_bound - 1.0
+            if progress is not None:
+                progress(steps + sweep, best.loss, gap)
+    except KeyboardInterrupt:
+        raise_if_interruptible()
+        interrupted = True
+    certificate = certify(best.loss, lower_bound, steps + sweep, time.perf_counter() - began)
+    if interrupted:
+        warn_stopped_short(
+            "low_rank",
+            iterations=steps + sweep,
+            gap=certificate.gap,
+            tolerance=tolerance,
+            max_iterations=max_iterations,
+            interrupted=True,
+        )
+    inverse = workload.inverse_diagonals
+    return LowRankMechanism(
+        diagonals=approximation.diagonals,
+        left=best.left,
+        right=best.right,
+        inverse_workload=diagonals_of(lower_inverse(A), n) if inverse is None else inverse,
+        certificate=certificate,
+    )
+
+
+def _decoder(A: np.ndarray, C: np.ndarray) -> np.ndarray:
+    """B = A C^-1."""
+    return np.tril(scipy.linalg.solve_triangular(C.T, A.T, lower=False).T)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Iterate:
+    """L, R, and the loss of their mechanism under a single participation."""
+
+    left: np.ndarray
+    right: np.ndarray
+    loss: float
+
+
+class _Approximation:
+    """Alternating least squares for L R^T on the entries of B below its first h diagonals."""
+
+    def __init__(self, A: np.ndarray, B: np.ndarray, h: int, r: int) -> None:
+        self.A, self.h = A, h
+        self.below = np.tril(B, -h)
+        self.near = B - self.below
+        self.diagonals = diagonals_of(B, h)
+        # L R^T is of the order of B: so its squared error is of the second order in B's scale, and |L|^2 + |R|^2 of the
+        # first. The penalty follows, so that the unit of A does not matter.
+        self.penalty = _PENALTY * float(np.abs(self.diagonals[:, 0]).mean()) * np.eye(r)
+        self.left, self.right = self._start(r)
+
+    def _start(self, r: int) -> tuple[np.ndarray, np.ndarray]:
+        """The best approximation of `below` with zeros everywhere else."""
+        n = len(self.below)
+        if n <= _MAX_ROUNDS_DECOMPOSED or 2 * r >= n:
+            U, s, Vt = scipy.linalg.svd(self.below)
+        else:
+            from scipy.sparse.linalg import svds
+
+            # A fixed start: the same fit comes out every time.
+            U, s, Vt = svds(self.below, r, v0=np.ones(n))
+        return U[:, :r] * np.sqrt(s[:r]), Vt[:r].T * np.sqrt(s[:r])
+
+    def sweep(self) -> None:
+        """Least squares for each row of L over the s with t - s >= h, then for each row of R."""
+        self.left = self._rows(self.right, self.below)
+        self.right = self._rows(self.left[::-1], self.below.T[::-1, ::-1])[::-1]
+
+    def _rows(self, factor: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Row t of the answer fits targets[t, : t - h + 1] by factor[: t - h + 1]."""
+        n, r = factor.shape
+        grams = np.zeros((n, r, r))
+        grams[self.h :] = np.cumsum(factor[:, :, None] * factor[:, None, :], axis=0)[: n - self.h]
+        solved: np.ndarray = np.linalg.solve(grams + self.penalty, (targets @ factor)[:, :, None])[:, :, 0]
+        return solved
+
+    def iterate(self) -> _Iterate:
+        """The present L and R, with their loss."""
+        B = np.tril(self.left @ self.right.T, -self.h) + self.near
+        C = scipy.linalg.solve_triangular(B, self.A, lower=True)
+        # Largest column norm of C, multi-epoch paper Sec. 2, times ||B||_F^2.
+        loss = float(np.einsum("ij,ij->j", C, C).max() * np.einsum("ij,ij->", B, B))
+        return _Iterate(self.left, self.right, loss)

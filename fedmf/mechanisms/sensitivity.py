@@ -1,0 +1,358 @@
+"""The L2 sensitivity of x -> C x, when one client contributes vectors of norm at most 1 to the rounds it may.
+
+Every value is exact or a proven upper bound, for vector contributions of any dimension: a bound that holds for scalar
+contributions only can be too small (multi-epoch paper, App. H.2). Below, X = C^T C, and for a set of rounds S
+
+    sens(C)^2 = max over allowed S, max over unit vectors u_i of sum_{i, j in S} X_ij <u_i, u_j>
+             <= max over allowed S of sum_{i, j in S} |X_ij|                      (banded paper, Prop. E.1)
+
+with equality where X_ij >= 0 on S (take all u_i equal), and where S has at most two rounds (take u_j = sign(X_ij) u_i).
+Papers: "banded" is Choquette-Choo et al. 2023, "multi-epoch" is Choquette-Choo et al. 2022.
+"""
+
+import dataclasses
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+from fedmf import checks
+from fedmf.mechanisms.vector_bound import vector_sensitivity_bounds
+from fedmf.participation.schema import Participation
+
+# A pattern counts as sign-tight if |X| and X differ on it by rounding only, relative to the sum.
+_ROUNDING = 1e-12
+# Multiplications that sharpening the bounds of many patterns may cost; patterns beyond it keep their |X| sum, which is
+# valid. An alignment costs about as much as this many eigenvalues.
+_SHARPENING_BUDGET, _ALIGNMENT_COST = 2e10, 300
+# A bound within this share above a value that contributions attain is called exact.
+_ATTAINED = 1e-8
+_SPECTRAL_AND_SUMS = (
+    "smaller of |X| sums (banded paper, Prop. E.1) and k times the spectral norm (multi-epoch paper, Thm. 2.1)"
+)
+_ALIGNMENT = "largest sum of X_ij <u_i, u_j> over unit vectors, a semidefinite program and its dual (fedmf.mechanisms.vector_bound)"
+_ROWS_AT_ONCE = 512
+# Powers of two up to which an encoder's entries are squared as they are.
+_LARGEST_EXPONENT = 100
+# Rounds up to which an upper bound for a Toeplitz encoder is compared with those of its matrix.
+_TRIED_DENSE = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Sensitivity:
+    """An L2 sensitivity for contributions of norm at most 1.
+
+    Attributes:
+      value: the sensitivity, not squared.
+      exact: True if value is the sensitivity (up to rounding), False if it is an upper bound.
+      method: the algorithm and its source, for people.
+    """
+
+    value: float
+    exact: bool
+    method: str
+
+
+def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sensitivity:
+    """The L2 sensitivity of an encoder under a participation; exact, or the smallest upper bound known here.
+
+    Args:
+      encoder_or_mechanism: C, float64 (m, rounds), or a mechanism, of which C is used and nothing that it claims: its
+        `toeplitz_coefficients()` or `banded_rows()` where it has them, otherwise its `encoder()`.
+      participation: the rounds one client may take part in.
+
+    Raises:
+      TypeError: the first argument is neither an array of numbers nor a mechanism, or the second is not a
+        Participation.
+      ValueError: the encoder is not 2-D, not finite, or its number of columns is not participation.rounds.
+
+    >>> import numpy as np
+    >>> sensitivity(np.eye(6), Participation(rounds=6, schema="min_sep", min_sep=2)).value ** 2
+    2.9999999999999996
+    """
+    if not isinstance(participation, Participation):
+        raise TypeError(f"participation is of type {type(participation).__name__}: pass a fedmf.Participation")
+    rounds = getattr(encoder_or_mechanism, "rounds", participation.rounds)
+    if rounds != participation.rounds:
+        raise ValueError(
+            f"encoder has {rounds} columns but participation has rounds={participation.rounds}: make both for the same "
+            f"number of rounds"
+        )
+    toeplitz = getattr(encoder_or_mechanism, "toeplitz_coefficients", None)
+    coefficients = toeplitz() if callable(toeplitz) else None
+    if coefficients is not None:
+        known = _rescaled(_toeplitz, coefficients, participation)
+        if known.exact or participation.rounds > _TRIED_DENSE:
+            return known
+        return min(known, sensitivity(encoder_or_mechanism.encoder(), participation), key=lambda found: found.value)
+    banded = getattr(encoder_or_mechanism, "banded_rows", None)
+    rows = banded() if callable(banded) else None
+    if rows is not None:
+        n, bands = rows.shape
+        # Beyond what a dense matrix can hold there is only this way.
+        if bands <= participation.min_sep or participation.max_participations == 1 or 8 * n**2 > checks.MAX_BYTES:
+            return _rescaled(_banded, rows, participation)
+    encoder = getattr(encoder_or_mechanism, "encoder", None)
+    C = checks.array("encoder", encoder() if callable(encoder) else encoder_or_mechanism, ndim=2)
+    if C.shape[1] != participation.rounds:
+        raise ValueError(
+            f"encoder has {C.shape[1]} columns but participation has rounds={participation.rounds}: make both for the "
+            f"same number of rounds"
+        )
+    return _rescaled(_dense, C, participation)
+
+
+def _rescaled(
+    method: Callable[[np.ndarray, Participation], Sensitivity], entries: np.ndarray, participation: Participation
+) -> Sensitivity:
+    """method(entries, participation), where squares neither underflow (a sensitivity of 0 would be no noise) nor overflow."""
+    exponent = int(np.frexp(max(entries.max(), -entries.min()))[1])
+    if abs(exponent) <= _LARGEST_EXPONENT:
+        return method(entries, participation)
+    found = method(np.ldexp(entries, -exponent), participation)  # exact: a power of two
+    with np.errstate(over="ignore"):  # to infinity, which is on the safe side
+        return dataclasses.replace(found, value=float(np.ldexp(found.value, exponent)))
+
+
+def _dense(C: np.ndarray, participation: Participation) -> Sensitivity:
+    """The sensitivity of any C, (m, rounds)."""
+    n, b, k = participation.rounds, participation.min_sep, participation.max_participations
+    squared_norms = np.einsum("ij,ij->j", C, C)
+    if k == 1:
+        # Multi-epoch paper, Sec. 2 (after Def. 1): a single participation sees the largest column norm.
+        return _root(squared_norms.max(), True, "largest column norm of the encoder (multi-epoch paper, Sec. 2): exact")
+    if participation.schema in ("fixed_epoch", "every_round") or k == n:
+        return _fixed_epoch(C, b, k)
+    if _columns_apart_are_disjoint(C, b):
+        value = _largest_separated_sums(squared_norms[None, :], b, k)[0]
+        return _root(value, True, "Alg. 5 of the banded paper (Thm. 2): exact, X has at most min_sep bands")
+    return _min_sep(C, b, k)
+
+
+def _root(squared: float, exact: bool, method: str) -> Sensitivity:
+    return Sensitivity(value=float(np.sqrt(squared)), exact=exact, method=method)
+
+
+def _toeplitz(c: np.ndarray, participation: Participation) -> Sensitivity:
+    """The sensitivity of the lower-triangular Toeplitz C of n rounds with first column c, 0 after its end; O(n) or so.
+
+    With c_t >= 0 and not increasing, X_ij = sum over s <= n - 1 - max(i, j) of c_s c_(s + |i - j|) is non-negative, and
+    no larger for a larger max(i, j) or a larger |i - j|. The m-th round (from 0) of any client with gaps of at least b
+    is at or after m b, and its m-th and l-th rounds are at least |m - l| b apart. So each X_ij of its pattern is at most
+    the one of the pattern 0, b, ..., (k - 1) b, which every schema allows; and X >= 0 puts equal contributions first.
+    The sensitivity is the norm of the sum of those k columns (McMahan, Xu and Zhang 2024; Kalinin and Lampert 2024,
+    Thm. 2). For any c, |X_ij| is at most the X_ij of a non-negative, non-increasing c' >= |c|, so that c' gives an upper
+    bound (banded paper, Prop. E.1); its smallest is the running maximum of |c| from the right.
+    """
+    n, b, k = participation.rounds, participation.min_sep, participation.max_participations
+    if k == 1:
+        # Later columns are the first one cut short.
+        return _root(float(c @ c), True, "norm of the first column, the largest of a Toeplitz encoder: exact")
+    if len(c) <= b:
+        # Columns of one client have no row in common (banded paper, Thm. 2); the m-th of them is at most the m b-th.
+        whole = min(k, (n - len(c)) // b + 1)
+        cut = np.array([c[: n - m * b] @ c[: n - m * b] for m in range(whole, k)])
+        squared = whole * float(c @ c) + float(cut.sum())
+        return _root(
+            squared, True, "column norms of a Toeplitz encoder of at most min_sep bands (banded paper, Thm. 2): exact"
+        )
+    decreasing = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
+    # Only rounding may make it larger than c, and then it errs on the safe side.
+    exact = bool(np.abs(decreasing - c).max() <= _ROUNDING * c[0])
+    squared = _squared_sum_of_columns(decreasing, n, b, k)
+    if exact:
+        return _root(
+            squared, True, "rounds 0, b, 2b, ... of a decreasing Toeplitz encoder (McMahan et al. 2024): exact"
+        )
+    return _root(squared, False, "rounds 0, b, 2b, ... of a decreasing Toeplitz encoder above |C|: upper bound")
+
+
+def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
+    """The squared norm of the sum of the columns 0, b, ..., (k - 1) b of the Toeplitz matrix of c, c >= 0."""
+    # Row by row of b rounds, the sum is that of the last k rows of c, cut into rows of b as well.
+    rows = np.zeros((-(-n // b), b))
+    rows.ravel()[: len(c)] = c
+    if k >= len(rows):
+        sums = np.cumsum(rows, axis=0)
+    else:
+        # Sums of k rows as the end of one block of k rows and the beginning of the next: without differences, which
+        # would lose digits, and a sensitivity must not come out too small.
+        blocks = np.zeros((-(-len(rows) // k), k, b))
+        blocks.reshape(-1, b)[: len(rows)] = rows
+        sums = np.cumsum(blocks, axis=1)
+        ends = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
+        sums[1:, :-1] += ends[:-1, 1:]
+        sums = sums.reshape(-1, b)
+    found = sums.ravel()[:n]
+    return float(found @ found)
+
+
+def _banded(rows: np.ndarray, participation: Participation) -> Sensitivity:
+    """The sensitivity of a banded C given by rows[t, j] = C[t, t - j], in O(n bands^2) time and O(n bands) memory."""
+    n, bands = rows.shape
+    b, k = participation.min_sep, participation.max_participations
+    windows = participation.schema in ("fixed_epoch", "every_round") or k == n
+    # gram[m][i] = X[i, i + m] = sum over the rows t they share of C[t, i] C[t, i + m], by those lags that a client can have.
+    lags = [0] if k == 1 else range(0, bands, b) if windows else [0, *range(b, bands)]
+    gram = {m: np.zeros(n) for m in lags}
+    for m, X in gram.items():
+        for j in range(bands - m):  # row t = i + m + j
+            X[: n - m - j] += rows[m + j :, j] * rows[m + j :, m + j]
+    if k == 1:
+        return _root(gram[0].max(), True, "largest column norm of the encoder (multi-epoch paper, Sec. 2): exact")
+    if windows:
+        sums, absolute = _spaced_sums(gram, b, k, n), _spaced_sums({m: np.abs(X) for m, X in gram.items()}, b, k, n)
+        worst = int(absolute.argmax())
+        tight = k == 2 or absolute[worst] - sums[worst] <= _ROUNDING * absolute[worst]
+        kind = "exact" if tight else "upper bound, as sums of |X| (banded paper, Prop. E.1)"
+        return _root(
+            absolute[worst], bool(tight), f"sum of X over a client's rounds (multi-epoch paper, Eq. 3): {kind}"
+        )
+    apart = float(_largest_separated_sums(gram[0][None, :], b, k)[0])
+    if k == 2:
+        pairs = [float((gram[0][:-m] + gram[0][m:] + 2.0 * np.abs(gram[m][:-m])).max()) for m in range(b, bands)]
+        return _root(
+            max([apart, *pairs]), True, "all pairs of rounds (multi-epoch paper, Eq. 3; banded paper, Prop. E.1): exact"
+        )
+    if bands <= b:
+        return _root(apart, True, "Alg. 5 of the banded paper (Thm. 2): exact, X has at most min_sep bands")
+    # Alg. 4 of the banded paper (Thm. 3) over rows of |X| cut to their band, i - bands + 1 .. i + bands - 1.
+    row_sums = np.empty(n)
+    for first in range(0, n, _ROWS_AT_ONCE):
+        here = np.arange(first, min(first + _ROWS_AT_ONCE, n))
+        near = np.zeros((len(here), 2 * bands - 1))
+        for m, X in gram.items():
+            near[:, bands - 1 + m] = np.where(here + m < n, np.abs(X[here]), 0.0)
+            near[:, bands - 1 - m] = np.where(here - m >= 0, np.abs(X[here - m]), 0.0)
+        row_sums[here] = _largest_separated_sums(near, b, k)
+    bound = float(_largest_separated_sums(row_sums[None, :], b, k)[0])
+    return _root(bound, False, "Alg. 4 of the banded paper (Thm. 3): upper bound")
+
+
+def _spaced_sums(gram: dict[int, np.ndarray], b: int, k: int, n: int) -> np.ndarray:
+    """Sums of X over the windows i, i + b, ... of k rounds for every start i, and over all rounds of shorter classes."""
+    sums = np.zeros(max(n - (k - 1) * b, b))
+    for a in range(k):
+        for m, X in gram.items():
+            # Rounds i + a b and i + a b + m, both within the window and the run.
+            if m % b == 0 and a + m // b < k:
+                part = X[a * b : a * b + len(sums)]
+                sums[: len(part)] += part if m == 0 else 2.0 * part
+    return sums
+
+
+def _columns_apart_are_disjoint(C: np.ndarray, b: int) -> bool:
+    """Whether columns b or more rounds apart have no non-zero row in common, so that X_ij = 0 there.
+
+    The test is on exact zeros of C: a tolerance would drop small true entries of X, and the noise would be too small.
+    """
+    n = C.shape[1]
+    if b >= n:
+        return True
+    filled = C != 0.0
+    used = filled.any(axis=0)
+    first = np.where(used, filled.argmax(axis=0), C.shape[0])
+    last = np.where(used, C.shape[0] - 1 - filled[::-1].argmax(axis=0), -1)
+    first_from = np.minimum.accumulate(first[::-1])[::-1]
+    if (last[:-b] < first_from[b:]).all():
+        return True
+    counts = filled.astype(np.float32)  # row counts are below 2^24, so that float32 sums of ones are exact
+    return not np.triu(counts.T @ counts, b).any()
+
+
+def _largest_separated_sums(weights: np.ndarray, b: int, k: int) -> np.ndarray:
+    """For each non-negative row of `weights` (r, n): its largest sum over at most k indices at least b apart, (r,).
+
+    Banded paper, Alg. 3 (VecSens): F[i, m] = max(v_i + F[i + b, m - 1], F[i + 1, m]), and F = 0 out of range; its
+    inner loop, a running maximum from the right, is done for all rows at once.
+    """
+    r, n = weights.shape
+    best = np.zeros((r, n + b))
+    for _ in range(k):
+        candidates = weights + best[:, b:]
+        best[:, :n] = np.maximum.accumulate(candidates[:, ::-1], axis=1)[:, ::-1]
+    return best[:, 0]
+
+
+def _min_sep(C: np.ndarray, b: int, k: int) -> Sensitivity:
+    n = C.shape[1]
+    X = C.T @ C
+    magnitudes = np.abs(X)
+    diagonal = np.diagonal(X)
+    if k == 2:
+        # Two rounds are always sign-tight, so that trying all pairs is exact.
+        pairs = diagonal[:, None] + diagonal[None, :] + 2.0 * magnitudes
+        apart = np.triu(np.ones((n, n), dtype=bool), b)
+        value = max(diagonal.max(), pairs[apart].max())
+        return _root(value, True, "all pairs of rounds (multi-epoch paper, Eq. 3; banded paper, Prop. E.1): exact")
+    # Banded paper, Alg. 4 (Thm. 3); its loop runs over the rows i of X (printed: j). No client has two rounds less than b
+    # apart, so that those entries may count as 0.
+    lag = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    magnitudes[(lag > 0) & (lag < b)] = 0.0
+    row_sums = np.concatenate(
+        [_largest_separated_sums(magnitudes[i : i + _ROWS_AT_ONCE], b, k) for i in range(0, n, _ROWS_AT_ONCE)]
+    )
+    bound = float(_largest_separated_sums(row_sums[None, :], b, k)[0])
+    # Multi-epoch paper, Thm. 2.1, with the largest eigenvalue of all of X above that of each pattern's submatrix. It
+    # holds for vectors as well: sum_ij X_ij <u_i, u_j> <= lambda_max * sum_i |u_i|^2 <= lambda_max * k.
+    spectral = k * _largest_eigenvalue(X)
+    if spectral < bound:
+        return _root(spectral, False, "sqrt(k) times the spectral norm (multi-epoch paper, Thm. 2.1): upper bound")
+    return _root(bound, False, "Alg. 4 of the banded paper (Thm. 3): upper bound")
+
+
+def _fixed_epoch(C: np.ndarray, b: int, k: int) -> Sensitivity:
+    """Windows of k rounds spaced b apart, every start (multi-epoch paper, Sec. 2, Eq. 3 and Thm. 2.1)."""
+    bounds: list[tuple[float, bool, int, int]] = []  # (-|X| sum, sign-tight, start, window's first place in its epoch)
+    grams: dict[int, np.ndarray] = {}
+    spectral_windows: set[tuple[int, int]] = set()
+    attained: dict[tuple[int, int], float] = {}
+    transposed = np.ascontiguousarray(C.T)  # strided columns of a large C would be read from memory once for each start
+    for start in range(b):
+        columns = transposed[start::b]
+        X = columns @ columns.T
+        width = min(k, X.shape[0])
+        sums = _window_sums(np.abs(X), width)
+        slack = sums - _window_sums(X, width)
+        tight = (slack <= _ROUNDING * sums) | (width <= 2)
+        if not tight.all():
+            grams[start] = X
+        bounds += [(-s, bool(t), start, place) for place, (s, t) in enumerate(zip(sums, tight, strict=True))]
+    heapq.heapify(bounds)
+    # Best first: the largest |X| sum is the answer if it is tight; otherwise sharpen it and look again.
+    budget = _SHARPENING_BUDGET
+    while True:
+        negative, tight_here, start, place = bounds[0]
+        if tight_here:
+            return _root(-negative, True, "sum of X over a client's rounds (multi-epoch paper, Eq. 3): exact")
+        window, width = (start, place), min(k, grams[start].shape[0])
+        submatrix = grams[start][place : place + width, place : place + width]
+        if window in attained:
+            exact = -negative <= attained[window] * (1.0 + _ATTAINED)
+            return _root(-negative, exact, f"{_ALIGNMENT}: {'exact' if exact else 'upper bound'}")
+        cost = width**3 * (_ALIGNMENT_COST if window in spectral_windows else 1)
+        if budget < cost:
+            return _root(-negative, False, f"{_SPECTRAL_AND_SUMS}: upper bound")
+        budget -= cost
+        if window in spectral_windows:
+            attained[window], sharper = vector_sensitivity_bounds(submatrix)
+        else:
+            spectral_windows.add(window)
+            sharper = width * _largest_eigenvalue(submatrix)
+        heapq.heapreplace(bounds, (-min(-negative, sharper), False, start, place))
+
+
+def _window_sums(X: np.ndarray, width: int) -> np.ndarray:
+    """Sums of the diagonal blocks X[p : p + width, p : p + width], for every place p."""
+    if width == X.shape[0]:
+        return np.array([X.sum()])
+    # Summed directly: differences of running totals would lose digits, and a sensitivity must not come out too small.
+    windows = np.lib.stride_tricks.sliding_window_view(X, (width, width))
+    return np.array([windows[p, p].sum() for p in range(X.shape[0] - width + 1)])
+
+
+def _largest_eigenvalue(X: np.ndarray) -> float:
+    n = X.shape[0]
+    return float(scipy.linalg.eigvalsh(X, subset_by_index=(n - 1, n - 1))[0])

@@ -1,0 +1,1 @@
+"""Toeplitz mechanisms: the class and its fit."""

@@ -1,0 +1,335 @@
+"""Toeplitz encoders for a workload: closed forms, and banded coefficients optimised for it."""
+
+import dataclasses
+import time
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.fitting.certify import Certificate, certify
+from fedmf.mechanisms.fitting.descent import Descent, descend
+from fedmf.mechanisms.fitting.progress import Progress, check_common, warn_stopped_short
+from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
+from fedmf.mechanisms.toeplitz.prefix_bounds import is_prefix_sum, prefix_sum_bound
+from fedmf.participation.schema import Participation
+from fedmf.workloads import Workload
+
+OBJECTIVES = ("mean", "max")
+COEFFICIENTS = ("optimized", "sqrt", "nu", "inverse_sqrt", "one_step")
+# Bands of an optimised encoder, and window of an inverse square root, unless they are given: at most so many.
+_MAX_BANDS = 256
+# The first rounds are followed until the response is within this share of the constant it settles at.
+_SETTLED = 1e-7
+# A response that grows so much beyond its first rounds is unstable.
+_UNSTABLE = 1e12
+# Share by which ten steps lower the loss when the first, cautious stage of a fit ends.
+_ROUGHLY = 1e-4
+
+
+def fit_toeplitz(
+    workload: Workload,
+    participation: Participation,
+    *,
+    bands: int | None = None,
+    objective: str = "mean",
+    coefficients: str = "optimized",
+    nu: float | None = None,
+    tolerance: float = 1e-6,
+    max_iterations: int = 1000,
+    progress: Progress | None = None,
+) -> ToeplitzMechanism:
+    """A lower-triangular Toeplitz encoder: C[t, j] = c[t - j].
+
+    With generating functions, A = a(x) and C = c(x), `coefficients` chooses
+
+    - "optimized": the `bands` coefficients of C with the smallest loss (objective "mean") or largest error ("max")
+      under `participation`. bands=min_sep, at most 256. Beyond min_sep they are kept non-negative and non-increasing,
+      the case whose sensitivity is known exactly.
+    - "sqrt": c(x) = sqrt(a(x)), its first `bands` coefficients (all). For prefix sums (1 - x)^(-1/2), of all Toeplitz
+      encoders the one with the smallest largest error under a single participation (BLT slides, "optimal max error").
+    - "nu": c(x) = (1 - (1 - nu) x)^(-1/2), its first `bands` coefficients (all), whatever the workload. Then the noise
+      is x_t = z_t - sum of beta_s z_(t-s), beta_s = (1 - nu)^s |binomial(1/2, s)|, which grows like t^(-3/2) (1 - nu)^t /
+      (2 sqrt(pi)): the nu-DP-FTRL of the slides, which print the rate of decay without the constant. Taken literally,
+      beta_t = t^(-3/2) (1 - nu)^t sum to more than 1 for nu < 0.27, and C would grow exponentially. nu = 0 is the "sqrt"
+      of prefix sums.
+    - "inverse_sqrt": n(x) = 1 / sqrt(a(x)), its first `bands` coefficients (min_sep, at most 256), so that noise is
+      mixed from the last `bands` draws (Kalinin, McKenna, Upadhyay and Lampert 2025).
+    - "one_step": n(x) = 1 - nu x, so that x_t = z_t - nu z_(t-1). No bands.
+
+    nu, in [0, 1), is for "nu" and "one_step". tolerance: an optimised fit ends when ten steps together lower the loss by
+    less than this share. Other arguments and errors as `fedmf.fit`.
+    """
+    check_common(tolerance, max_iterations, progress)
+    kind = checks.one_of("coefficients", coefficients, COEFFICIENTS)
+    checks.one_of("objective", objective, OBJECTIVES)
+    nu = _checked_nu(kind, nu)
+    n = workload.rounds
+    if kind == "one_step":
+        if bands is not None:
+            raise ValueError(
+                f"bands={bands!r} does not suit coefficients='one_step', which mixes two draws: leave it out"
+            )
+        window = np.array([1.0, -float(nu or 0.0)])[:n]
+        return ToeplitzMechanism(rounds=n, noising_window=window, certificate_reason=_REASONS[kind])
+    default = n if kind in ("sqrt", "nu") else min(participation.min_sep, _MAX_BANDS)
+    bands = checks.integer(
+        "bands",
+        default if bands is None else bands,
+        low=1,
+        high=n,
+        hint="it counts coefficients, at most one a round",
+    )
+    if kind == "nu":
+        c = power_series(np.array([1.0, float(nu or 0.0) - 1.0]), -0.5, bands)
+        return ToeplitzMechanism(rounds=n, coefficients=c, certificate_reason=_REASONS[kind])
+    inverse = toeplitz_inverse(workload)
+    if kind == "sqrt":
+        c = power_series(inverse, -0.5, bands)
+        return ToeplitzMechanism(rounds=n, coefficients=c, certificate_reason=_REASONS[kind])
+    if kind == "inverse_sqrt":
+        window = power_series(inverse, 0.5, bands)
+        return ToeplitzMechanism(rounds=n, noising_window=window, certificate_reason=_REASONS[kind])
+    began = time.perf_counter()
+    c, found = _optimized(inverse, participation, bands, objective, tolerance, max_iterations, progress)
+    certificate, reason = certificate_of(
+        "toeplitz",
+        workload,
+        participation,
+        objective,
+        ToeplitzMechanism(rounds=n, coefficients=c),
+        found.iterations,
+        began,
+    )
+    if not found.converged:
+        warn_stopped_short(
+            "toeplitz",
+            iterations=found.iterations,
+            gap=None,  # that of the certificate is against all encoders
+            tolerance=tolerance,
+            max_iterations=max_iterations,
+            interrupted=found.interrupted,
+        )
+    return ToeplitzMechanism(rounds=n, coefficients=c, certificate=certificate, certificate_reason=reason)
+
+
+_REASONS = {
+    "sqrt": "the square root of the workload is a closed form (for prefix sums the smallest largest error of any Toeplitz "
+    "encoder under a single participation), not optimised",
+    "nu": "damped coefficients are a closed form, not optimised",
+    "inverse_sqrt": "the banded inverse square root is a closed form, not optimised",
+    "one_step": "the one-step correlation is a closed form, not optimised",
+}
+
+
+def _checked_nu(kind: str, nu: float | None) -> float | None:
+    if kind not in ("nu", "one_step"):
+        if nu is not None:
+            raise ValueError(
+                f"nu={nu!r} does not suit coefficients={kind!r}: leave it out, or choose 'nu' or 'one_step'"
+            )
+        return None
+    if nu is None:
+        raise ValueError(f"nu=None does not suit coefficients={kind!r}: choose a damping in [0, 1)")
+    nu = checks.real("nu", nu, hint="choose a damping in [0, 1)")
+    if not 0.0 <= nu < 1.0:
+        raise ValueError(f"nu={nu} is outside [0, 1): choose a damping such as 0.01")
+    return nu
+
+
+def toeplitz_inverse(workload: Workload) -> np.ndarray:
+    """The coefficients of 1 / a(x), (p,), of a Toeplitz workload.
+
+    Raises:
+      ValueError: the workload is not known to be Toeplitz with a banded inverse.
+    """
+    if workload.coefficients is None or workload.inverse_diagonals is None:
+        raise ValueError(
+            f"workload {workload.name!r} is not known to be the same in every round (Toeplitz): fit to it without its "
+            "learning rates, such as momentum_sgd(n, momentum), and measure the error on yours, or use family='banded'"
+        )
+    return np.asarray(workload.inverse_diagonals[-1])
+
+
+def power_series(polynomial: np.ndarray, exponent: float, count: int) -> np.ndarray:
+    """The first `count` coefficients of p(x)^exponent, divided by p(0)^exponent; float64 (count,).
+
+    f = p^e solves p f' = e p' f, whose coefficients obey t p_0 f_t = sum over j of (e j - (t - j)) p_j f_(t-j) (J. C. P.
+    Miller's recurrence).
+
+    >>> power_series(np.array([1.0, -1.0]), -0.5, 4)
+    array([1.    , 0.5   , 0.375 , 0.3125])
+    """
+    p = polynomial / polynomial[0]
+    if len(p) <= 2:
+        lags = np.arange(1, count)
+        ratios = (exponent - (lags - 1)) / lags * (p[1] if len(p) == 2 else 0.0)
+        return np.concatenate([[1.0], np.cumprod(ratios)])
+    f, terms = [1.0], list(enumerate(p.tolist()))[1:]
+    for t in range(1, count):
+        f.append(sum((exponent * j - (t - j)) * weight * f[t - j] for j, weight in terms if j <= t) / t)
+    return np.array(f)
+
+
+def certificate_of(
+    family: str,
+    workload: Workload,
+    participation: Participation,
+    objective: str,
+    mechanism: Mechanism,
+    iterations: int,
+    began: float,
+) -> tuple[Certificate | None, str]:
+    """The certificate of an optimised Toeplitz fit against all encoders, or the reason for none."""
+    if objective == "max":
+        return None, f"the {family} fit minimised the largest error, and certificates bound the total squared error"
+    if participation.max_participations > 1:
+        return (
+            None,
+            f"no lower bound for {family} encoders under several participations is known: compare with family='dense'",
+        )
+    if not is_prefix_sum(workload):
+        return None, "a lower bound at any number of rounds is known for prefix sums only: compare with family='dense'"
+    n = workload.rounds
+    c, noise = mechanism.toeplitz_coefficients(), mechanism.noising_coefficients()
+    assert c is not None
+    assert noise is not None
+    # fedmf.loss: c is the largest column, and the t-th entry of the first column of A N is in n - t rows.
+    loss = float(c @ c) * float(np.arange(n, 0, -1.0) @ np.square(np.cumsum(noise)))
+    return certify(loss, prefix_sum_bound(n), iterations, time.perf_counter() - began), ""
+
+
+def _optimized(
+    inverse: np.ndarray,
+    participation: Participation,
+    bands: int,
+    objective: str,
+    tolerance: float,
+    max_iterations: int,
+    progress: Progress | None,
+) -> tuple[np.ndarray, Descent]:
+    """The best c found, c_0 = 1, and how the descent ended.
+
+    First among non-increasing c, all of whose zeros are outside the unit circle (Enestroem-Kakeya), so that no step can
+    make N unstable; then, where the sensitivity allows any c, from there on among all.
+    """
+    problem = _Problem(inverse, participation, bands, objective, decreasing=True)
+    roughly = tolerance if problem.overlapping else max(tolerance, _ROUGHLY)
+    found = descend(
+        problem.log_loss,
+        problem.start(),
+        [(0.0, None)] * bands,
+        tolerance=roughly,
+        max_iterations=max_iterations,
+        progress=progress,
+    )
+    c, steps = problem.coefficients(found.point)[0], found.iterations
+    if problem.overlapping or found.interrupted or steps >= max_iterations or bands == 1:
+        return c, found
+    problem = _Problem(inverse, participation, bands, objective, decreasing=False)
+    found = descend(
+        problem.log_loss,
+        c[1:],
+        tolerance=tolerance,
+        max_iterations=max_iterations - steps,
+        progress=None if progress is None else lambda step, loss, gap: progress(steps + step, loss, gap),
+    )
+    return problem.coefficients(found.point)[0], dataclasses.replace(found, iterations=steps + found.iterations)
+
+
+class _Problem:
+    """Squared sensitivity times squared error, as a function of what is free in c.
+
+    The loss does not change with the scale of c. The variables are the steps down, c_t - c_(t+1) >= 0, if `decreasing`;
+    otherwise c_1, c_2, ... with c_0 = 1.
+    """
+
+    def __init__(
+        self, inverse: np.ndarray, participation: Participation, bands: int, objective: str, decreasing: bool
+    ) -> None:
+        n, self.bands, self.inverse = participation.rounds, bands, inverse
+        self.n, self.b, self.k = n, participation.min_sep, participation.max_participations
+        # Whether columns of one client have rows in common: then only a decreasing c has a known sensitivity.
+        self.overlapping, self.decreasing = self.k > 1 and bands > self.b, decreasing
+        # Round t of the noise is in n - t rounds' totals, in sum, and once in the last round's, which is the largest.
+        self.weights = np.arange(n, 0, -1.0) if objective == "mean" else np.ones(n)
+        self.horizon = min(n, 16 * (bands + len(inverse)))
+
+    def start(self) -> np.ndarray:
+        """The square root of the workload."""
+        c = power_series(self.inverse, -0.5, self.bands)
+        if self.decreasing:
+            c = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
+            return -np.diff(c, append=0.0)
+        return c[1:]
+
+    def coefficients(self, point: np.ndarray) -> tuple[np.ndarray, float]:
+        """c with c_0 = 1, and what it was divided by."""
+        if not self.decreasing:
+            return np.concatenate([[1.0], point]), 1.0
+        c = np.cumsum(point[::-1])[::-1]
+        return (c / c[0], float(c[0])) if c[0] > 0.0 else (np.full_like(c, np.nan), 1.0)
+
+    def log_loss(self, point: np.ndarray) -> tuple[float, np.ndarray]:
+        c, scale = self.coefficients(point)
+        if not np.isfinite(c).all():
+            return np.inf, point
+        with np.errstate(all="ignore"):  # a far step can overflow; the descent steps back from what is not finite
+            squared, of_squared = self._squared_sensitivity(c)
+            error, of_error = self._squared_error(c)
+            gradient = of_squared / squared + of_error / error
+            value = float(np.log(squared) + np.log(error))
+        return value, np.cumsum(gradient) / scale if self.decreasing else gradient[1:]
+
+    def _squared_sensitivity(self, c: np.ndarray) -> tuple[float, np.ndarray]:
+        """As in `fedmf.sensitivity`, and its gradient."""
+        n, b, k = self.n, self.b, self.k
+        if not self.overlapping:  # each coefficient in as many columns as have a row for it
+            times = np.minimum(k, -(-(n - np.arange(self.bands)) // b)) if k > 1 else np.ones(self.bands)
+            return float(times @ (c * c)), 2.0 * times * c
+        starts = range(0, k * b, b)
+        total = np.zeros(min(n, (k - 1) * b + self.bands))
+        if k * b >= n:
+            rows = np.zeros((-(-n // b), b))
+            rows.ravel()[: self.bands] = c
+            total = np.cumsum(rows, axis=0).ravel()[:n]
+            rows.ravel()[:n] = total
+            rows.ravel()[n:] = 0.0
+            gradient = np.cumsum(rows[::-1], axis=0)[::-1].ravel()[: self.bands]
+            return float(total @ total), 2.0 * gradient
+        for start in starts:
+            total[start : start + self.bands] += c[: len(total) - start]
+        gradient = np.zeros(self.bands)
+        for start in starts:
+            seen = total[start : start + self.bands]
+            gradient[: len(seen)] += seen
+        return float(total @ total), 2.0 * gradient
+
+    def _squared_error(self, c: np.ndarray) -> tuple[float, np.ndarray]:
+        """The weighted sum of e_t^2 for A N = e(x) = a(x) / c(x), and its gradient.
+
+        e settles: at a constant for prefix sums and momentum. It is followed until it has, and held from there on, so
+        that a million rounds cost no more than the first thousands.
+        """
+        import scipy.signal
+
+        denominator = np.convolve(self.inverse, c)
+        while True:
+            T = self.horizon
+            impulse = np.zeros(T)
+            impulse[0] = 1.0
+            e = scipy.signal.lfilter([1.0], denominator, impulse)
+            if not np.abs(e).max() <= _UNSTABLE * np.abs(e[: self.bands]).max():
+                return np.inf, c  # a zero of c inside the unit circle: N grows without end
+            last = e[-max(T // 4, 1) :]
+            settled = np.abs(last - e[-1]).max() <= _SETTLED * max(np.abs(e[-1]), _SETTLED * np.abs(e).max())
+            if settled or self.n == T:
+                break
+            self.horizon = min(2 * T, self.n)
+        weights = self.weights[:T].copy()
+        weights[-1] += self.weights[T:].sum()
+        weighted = weights * e
+        # d e(x) = -(e(x) / c(x)) d c(x)
+        response = scipy.signal.lfilter([1.0], c, e)
+        gradient = np.array([weighted[j:] @ response[: T - j] for j in range(min(self.bands, T))])
+        return float(weighted @ e), -2.0 * np.pad(gradient, (0, self.bands - len(gradient)))

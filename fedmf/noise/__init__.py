@@ -1,0 +1,1 @@
+"""How rows of correlated noise N Z are made. Nothing here knows a mechanism."""

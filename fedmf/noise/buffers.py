@@ -1,0 +1,80 @@
+"""Noise with a memory of a few running sums."""
+
+import dataclasses
+
+import numpy as np
+
+from fedmf import checks
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Buffers:
+    """Rows x_t of N Z from the last w draws and q running sums (buffers) of all draws before them.
+
+        S(t) = decay * S(t-1) + write[t-w] z_(t-w)                  S(t) = 0 for t < w
+        x_t  = sum_(j<w) window[t, j] z_(t-j) + read[t] . S(t)
+
+        N[t, s] = window[t, t-s] near the diagonal (t - s < w), and read[t] . (decay^(t-w-s) * write[s]) below it
+
+    so that a round costs (w + q) rows of model size, whatever t is: a buffered linear Toeplitz mechanism has w = 1 and
+    constant `read` and `write` (Dvijotham et al. 2024); banded plus low-rank has decay 1 (Denisov et al. 2022, App. H,
+    Alg. 3).
+
+    Attributes:
+      window: float64 (rounds, w), w >= 1; [t, j] with t < j is 0.
+      read: float64 (rounds, q), q >= 0.
+      write: float64 (rounds, q).
+      decay: float64 (q,).
+
+    Raises:
+      TypeError, ValueError: shapes that do not fit, numbers that are not finite, or window entries before round 0.
+
+    >>> one = np.ones((3, 1))
+    >>> Buffers(window=one, read=-0.5 * one, write=one, decay=[0.5]).matrix()
+    array([[ 1.  ,  0.  ,  0.  ],
+           [-0.5 ,  1.  ,  0.  ],
+           [-0.25, -0.5 ,  1.  ]])
+    """
+
+    window: np.ndarray
+    read: np.ndarray
+    write: np.ndarray
+    decay: np.ndarray
+
+    def __post_init__(self) -> None:
+        window = checks.array("window", self.window, ndim=2)
+        n, w = window.shape
+        if w > n or np.triu(window[:w], 1).any():
+            raise ValueError(
+                f"window of shape {window.shape} reaches before round 0: use at most {n} columns, [t, j] = 0 for j > t"
+            )
+        decay = np.asarray(self.decay, dtype=np.float64)
+        q = decay.size
+        found = {"window": window, "decay": decay}
+        for name in ("read", "write"):
+            found[name] = np.asarray(getattr(self, name), dtype=np.float64)
+            if found[name].shape != (n, q):
+                raise ValueError(f"{name} has shape {found[name].shape}: pass ({n}, {q}), as window and decay say")
+        for name, value in found.items():
+            if not np.isfinite(value).all():
+                raise ValueError(f"{name} holds numbers that are not finite: replace them")
+            object.__setattr__(self, name, checks.frozen(value))
+
+    @property
+    def rounds(self) -> int:
+        """n, the number of rows."""
+        return int(self.window.shape[0])
+
+    def matrix(self) -> np.ndarray:
+        """N, float64 (rounds, rounds), lower-triangular."""
+        n, w = self.window.shape
+        checks.fits_in_memory("the noising matrix of these buffers", (n, n))
+        N = np.zeros((n, n))
+        sums = np.zeros((len(self.decay), n))  # column s: what z_s has left in each buffer
+        for t in range(n):
+            if t >= w:
+                sums *= self.decay[:, None]
+                sums[:, t - w] += self.write[t - w]
+            N[t] = self.read[t] @ sums
+            N[t, max(0, t - w + 1) : t + 1] += self.window[t, : min(w, t + 1)][::-1]
+        return N

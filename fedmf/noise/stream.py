@@ -1,0 +1,247 @@
+"""Noise streams: how a mechanism turns independent Gaussian draws into the correlated noise of each round."""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import scipy.linalg
+
+from fedmf import checks
+from fedmf.noise.buffers import Buffers
+
+# Rounds whose noise is accumulated together, so that each source is drawn once per block and not once per round.
+_BLOCK = 64
+# How far N C may be from I, seen through so many vectors of signs.
+_INVERSE_TOLERANCE, _PROBES = 1e-6, 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class NoiseStream:
+    """A recipe for the rows of N Z, where row i of Z is the draw of source i. It names no array library.
+
+    Exactly one form is set:
+
+        recurrence   x_t = (z_t - sum_{j=1}^{bands-1} recurrence[t, j] * x_{t-j}) / recurrence[t, 0]
+
+            recurrence[t, j] = C[t, t-j]              t=0 | c00   0    0
+            (zero where t - j < 0)                    t=1 | c11  c10   0
+                                                      t=2 | c22  c21  c20
+            solves C x = z forwards; source t is drawn in round t (banded paper, App. J, Alg. 9)
+
+        contraction  x_t = sum_j contraction[t, j] * z_j, the rows of N themselves
+
+        buffers      x_t from the last few z and a few running sums; see `Buffers`
+
+    Attributes:
+      rounds: n, the number of rows.
+      sources: m, the number of independent draws.
+      recurrence: float64 (rounds, bands) or None; then sources equals rounds.
+      contraction: float64 (rounds, sources) or None.
+      buffers: Buffers or None; then sources equals rounds.
+
+    Raises:
+      TypeError, ValueError: several forms or none are given, or shapes and numbers do not fit.
+
+    >>> stream = NoiseStream(rounds=3, sources=3, recurrence=np.array([[1.0, 0.0], [1.0, 0.5], [1.0, 0.5]]))
+    >>> np.stack(list(stream.rows(lambda i: np.eye(3)[i])))
+    array([[ 1.  ,  0.  ,  0.  ],
+           [-0.5 ,  1.  ,  0.  ],
+           [ 0.25, -0.5 ,  1.  ]])
+    """
+
+    rounds: int
+    sources: int
+    recurrence: np.ndarray | None = None
+    contraction: np.ndarray | None = None
+    buffers: Buffers | None = None
+
+    def __post_init__(self) -> None:
+        checks.integer("rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int")
+        checks.integer("sources", self.sources, low=1, hint="pass the number of independent draws, a positive int")
+        forms = [name for name in ("recurrence", "contraction", "buffers") if getattr(self, name) is not None]
+        if len(forms) != 1:
+            raise ValueError(
+                f"the forms given are {', '.join(forms) or 'none'}: pass exactly one of recurrence, contraction, buffers"
+            )
+        if self.buffers is not None:
+            shape, fits = self.buffers.window.shape, self.buffers.rounds == self.rounds == self.sources
+        elif self.recurrence is not None:
+            recurrence = check_recurrence("recurrence", self.recurrence)
+            shape, fits = recurrence.shape, recurrence.shape[0] == self.rounds == self.sources
+            object.__setattr__(self, "recurrence", checks.frozen(recurrence))
+        else:
+            contraction = checks.array("contraction", self.contraction, ndim=2)
+            shape, fits = contraction.shape, contraction.shape == (self.rounds, self.sources)
+            object.__setattr__(self, "contraction", checks.frozen(contraction))
+        if not fits:
+            raise ValueError(
+                f"rounds={self.rounds} and sources={self.sources} do not fit an array of shape {shape}: pass a recurrence "
+                f"of (rounds, bands) or buffers with sources=rounds, or a contraction of (rounds, sources)"
+            )
+
+    def as_contraction(self) -> "NoiseStream":
+        """The stream that gives the same noise from N itself."""
+        if self.contraction is not None:
+            return self
+        if self.recurrence is not None:
+            N = inverse_of_banded(self.recurrence)
+        else:
+            assert self.buffers is not None
+            N = self.buffers.matrix()
+        return NoiseStream(rounds=self.rounds, sources=self.sources, contraction=N)
+
+    def causal(self) -> "NoiseStream":
+        """A stream of the same distribution whose row t needs sources 0..t only; this one, if it is so already.
+
+        The rows of N Z are N z coordinate by coordinate, so their distribution is that of N N^T. With N = L Q, L lower-triangular
+        and Q of orthonormal rows, L Z has it too, and draws one new source a round.
+
+        Raises:
+          ValueError: N is too ill-conditioned for float64.
+        """
+        N = self.contraction
+        if N is None or (self.sources == self.rounds and not np.triu(N, 1).any()):
+            return self
+        L = np.tril(scipy.linalg.qr(N.T, mode="economic", check_finite=False)[1].T)
+        L = L * np.where(np.diag(L) < 0, -1.0, 1.0)
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(self.rounds, _PROBES))
+        solve = functools.partial(scipy.linalg.solve_triangular, L, lower=True, check_finite=False)
+        back = solve(N @ (N.T @ solve(signs, trans="T")))  # Q Q^T signs
+        largest = float(np.abs(back - signs).max())
+        if not largest <= _INVERSE_TOLERANCE:
+            raise ValueError(
+                f"the noising matrix is too ill-conditioned for float64: its causal square root is wrong by {largest:.2g}; "
+                "use a mechanism whose noise has rows of more similar size"
+            )
+        return NoiseStream(rounds=self.rounds, sources=self.rounds, contraction=L)
+
+    def rows(self, draw: Callable[[int], np.ndarray], start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
+        """Yields rows start..stop-1 of N Z, each (d,).
+
+        With draw(i) the basis vector e_i the rows are those of N: that one law checks every mechanism and every
+        executor. A run started later gives bit for bit the rows of a run from 0. This is the plain numpy reference; a
+        recurrence or buffers are run from round 0 whatever `start` is, and hold a few rows.
+
+        Args:
+          draw: source index -> array (d,), always the same for the same index; a function, since sources may be drawn
+            twice.
+          start: first round, in 0..stop.
+          stop: one past the last round, at most rounds; None means rounds.
+
+        Raises:
+          TypeError, ValueError: start or stop is not an int, or out of range. Raised at once, before the first row.
+        """
+        stop = checks.integer(
+            "stop", self.rounds if stop is None else stop, low=0, high=self.rounds, hint="it is a number of rounds"
+        )
+        start = checks.integer("start", start, low=0, high=stop, hint="choose a round at or before stop")
+        if self.recurrence is not None:
+            return _solve_forwards(self.recurrence, draw, start, stop)
+        if self.buffers is not None:
+            return _run_buffers(self.buffers, draw, start, stop)
+        return _contract(np.asarray(self.contraction), draw, start, stop)
+
+
+def check_recurrence(name: str, value: np.ndarray) -> np.ndarray:
+    """Returns `value` as (rounds, bands) coefficients of a banded C: finite, positive main diagonal, zero outside C."""
+    coefficients = checks.array(name, value, ndim=2)
+    n, bands = coefficients.shape
+    if bands > n:
+        raise ValueError(f"{name} has shape {coefficients.shape}: {n} rounds have at most {n} bands, drop the others")
+    if coefficients[:, 0].min() <= 0.0:
+        t = int(np.argmin(coefficients[:, 0]))
+        raise ValueError(f"{name}[{t}, 0]={coefficients[t, 0]} is on the main diagonal of C: make it positive")
+    outside = np.argwhere(np.triu(coefficients[:bands], 1))
+    if len(outside):
+        t, j = (int(index) for index in outside[0])
+        raise ValueError(f"{name}[{t}, {j}]={coefficients[t, j]} lies outside C, since {t} - {j} < 0: set it to 0")
+    return coefficients
+
+
+def banded_matrix(coefficients: np.ndarray) -> np.ndarray:
+    """C, (n, n), from its rows of coefficients: C[t, t - j] = coefficients[t, j]."""
+    n, bands = coefficients.shape
+    checks.fits_in_memory("the matrix of these diagonals", (n, n))
+    C = np.zeros((n, n))
+    for j in range(bands):
+        np.fill_diagonal(C[j:], coefficients[j:, j])
+    return C
+
+
+def inverse_of_banded(coefficients: np.ndarray) -> np.ndarray:
+    """N = C^-1, (n, n) lower-triangular, from C's rows of coefficients; checked by `check_left_inverse`."""
+    C = banded_matrix(coefficients)
+    return check_left_inverse(lower_inverse(C), C)
+
+
+def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
+    """Returns N, of which float64 may have left too few digits to be an inverse of C.
+
+    What runs is x + N z. With N C = I + E that is N (C' x + z) for C' = C (I + E)^-1, and it is the sensitivity of C' that
+    counts: near that of C where the entries |c_i| E_ij / |c_j| are small, c_j being the columns of C; but of a C so
+    ill-conditioned that E is not small, it can be any number of times as large.
+
+    Raises:
+      ValueError: N C is not I to 6 digits.
+    """
+    scales = np.abs(C).max(axis=0)  # in place of norms, which may underflow
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(C.shape[1], _PROBES))
+    with np.errstate(all="ignore"):  # an overflow fails the comparison
+        back = (N @ (C @ (signs / scales[:, None]))) * scales[:, None]
+        largest = float(np.abs(back - signs).max())
+    if not largest <= _INVERSE_TOLERANCE:
+        raise ValueError(
+            f"the encoder is too ill-conditioned for float64: N C differs from the identity by {largest:.2g}, so that the "
+            "noise N Z would not have the encoder's privacy: use an encoder whose inverse has smaller entries"
+        )
+    return N
+
+
+def lower_inverse(C: np.ndarray) -> np.ndarray:
+    """C^-1 of a lower-triangular C, with exact zeros above the diagonal."""
+    return np.tril(scipy.linalg.solve_triangular(C, np.eye(C.shape[0]), lower=True, check_finite=False))
+
+
+def _solve_forwards(
+    coefficients: np.ndarray, draw: Callable[[int], np.ndarray], start: int, stop: int
+) -> Iterator[np.ndarray]:
+    history: collections.deque[np.ndarray] = collections.deque(maxlen=coefficients.shape[1] - 1)  # newest first
+    for t in range(stop):
+        x = np.array(draw(t), dtype=np.float64)
+        # The history is shorter than the band at the beginning.
+        for weight, earlier in zip(coefficients[t, 1:], history, strict=False):
+            x -= weight * earlier
+        x /= coefficients[t, 0]
+        history.appendleft(x)
+        if t >= start:
+            yield x.copy()
+
+
+def _contract(N: np.ndarray, draw: Callable[[int], np.ndarray], start: int, stop: int) -> Iterator[np.ndarray]:
+    for block in range(start, stop, _BLOCK):
+        weights = N[block : min(block + _BLOCK, stop)]
+        rows: np.ndarray | None = None
+        for j in np.flatnonzero(weights.any(axis=0)):
+            z = np.asarray(draw(int(j)), dtype=np.float64)
+            # Sources are added one by one in a fixed order, so that a row does not depend on the block it is made in.
+            rows = weights[:, j, None] * z if rows is None else rows + weights[:, j, None] * z
+        yield from np.zeros((len(weights), *np.shape(draw(0)))) if rows is None else rows
+
+
+def _run_buffers(buffers: Buffers, draw: Callable[[int], np.ndarray], start: int, stop: int) -> Iterator[np.ndarray]:
+    w = buffers.window.shape[1]
+    recent: collections.deque[np.ndarray] = collections.deque(maxlen=w + 1)  # newest first
+    sums: np.ndarray | None = None
+    for t in range(stop):
+        recent.appendleft(np.array(draw(t), dtype=np.float64))
+        if sums is None:
+            sums = np.zeros((len(buffers.decay), *recent[0].shape))
+        if t >= w:
+            sums = (sums.T * buffers.decay).T + np.multiply.outer(buffers.write[t - w], recent[w])
+        if t >= start:
+            row = np.tensordot(buffers.read[t], sums, axes=1)
+            for weight, z in zip(buffers.window[t], recent, strict=False):
+                row = row + weight * z
+            yield row

@@ -1,0 +1,143 @@
+"""Participation: how often, and how far apart, one client may take part."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from fedmf import checks
+
+SCHEMAS = ("single", "fixed_epoch", "min_sep", "every_round")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Participation:
+    """What one client may do during a run of `rounds` rounds.
+
+    - "single": at most one round (Denisov et al. 2022, Sec. 3).
+    - "fixed_epoch": at most `max_participations` rounds out of a window of that many rounds exactly `min_sep` apart.
+      This is the (k, b)-participation of the multi-epoch paper (Choquette-Choo et al. 2022, Sec. 2); a client may
+      miss an epoch, since a missed round is a contribution of zero, which the sensitivity covers.
+    - "min_sep": at most `max_participations` rounds, any two at least `min_sep` apart: the b-min-sep-participation of
+      the banded paper (Choquette-Choo et al. 2023, Sec. 3).
+    - "every_round": any rounds at all.
+
+    After construction `min_sep` and `max_participations` are ints for every schema (single: rounds and 1;
+    every_round: 1 and rounds), and `max_participations` defaults to ceil(rounds / min_sep), the most that fit.
+
+    Attributes:
+      rounds: n, a positive int.
+      schema: one of the four above.
+      min_sep: b, in 1..rounds; rounds i and j of one client satisfy abs(i - j) >= b.
+      max_participations: k, in 1..ceil(rounds / min_sep).
+
+    Raises:
+      TypeError: an argument of the wrong kind.
+      ValueError: an argument out of range, or one that contradicts the schema.
+
+    >>> Participation(rounds=2052, schema="min_sep", min_sep=342).max_participations
+    6
+    """
+
+    rounds: int
+    schema: str
+    # Given as None, both become ints in __post_init__; readers only ever see ints, which __init__'s signature cannot
+    # say.
+    min_sep: int = None  # type: ignore[assignment]
+    max_participations: int = None  # type: ignore[assignment]
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, *, rounds: int, schema: str, min_sep: int | None = None, max_participations: int | None = None
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        rounds = checks.integer("rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int")
+        schema = checks.one_of("schema", self.schema, SCHEMAS)
+        if schema in ("single", "every_round"):
+            min_sep, most = (rounds, 1) if schema == "single" else (1, rounds)
+            implied = {"min_sep": min_sep, "max_participations": most}
+            for name, value in implied.items():
+                given = getattr(self, name)
+                if given is not None and (isinstance(given, bool) or given != value):
+                    raise ValueError(
+                        f"{name}={given!r} contradicts schema={schema!r}, which means {name}={value} with "
+                        f"rounds={rounds}: "
+                        f'leave it out, or choose schema="min_sep"'
+                    )
+        else:
+            if self.min_sep is None:
+                raise ValueError(f"min_sep=None does not suit schema={schema!r}: pass min_sep in 1..{rounds}")
+            min_sep = checks.integer(
+                "min_sep", self.min_sep, low=1, high=rounds, hint="it is a number of the run's rounds"
+            )
+            possible = -(-rounds // min_sep)
+            most = possible
+            if self.max_participations is not None:
+                most = checks.integer(
+                    "max_participations",
+                    self.max_participations,
+                    low=1,
+                    high=possible,
+                    hint=f"with rounds={rounds} and min_sep={min_sep} one client fits in at most {possible} times",
+                )
+        for name, concrete in (("rounds", rounds), ("min_sep", min_sep), ("max_participations", most)):
+            object.__setattr__(self, name, concrete)
+
+    def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
+        """Whether one client may take part in exactly these rounds, given in any order; never twice in one.
+
+        Raises:
+          TypeError: an entry is not an int.
+
+        >>> participation = Participation(rounds=6, schema="min_sep", min_sep=3)
+        >>> participation.allows([0, 4]), participation.allows([0, 2]), participation.allows([0, 6])
+        (True, False, False)
+        """
+        taken = sorted(
+            checks.integer("rounds_of_one_client", t, low=-(2**63), hint="pass 0-based round indices")
+            for t in rounds_of_one_client
+        )
+        if not taken:
+            return True
+        min_sep, most = self.min_sep, self.max_participations
+        if taken[0] < 0 or taken[-1] >= self.rounds or len(taken) > most:
+            return False
+        if any(later - earlier < min_sep for earlier, later in itertools.pairwise(taken)):
+            return False
+        if self.schema == "fixed_epoch":
+            steps, rests = zip(*(divmod(t - taken[0], min_sep) for t in taken), strict=True)
+            return not any(rests) and steps[-1] < most
+        return True
+
+    def patterns(self) -> Iterator[tuple[int, ...]]:
+        """Yields every maximal set of rounds of one client, as a sorted tuple.
+
+        Every allowed set is a subset of one of these. Their number is exponential in rounds for "min_sep": this serves
+        brute-force checks of small cases.
+
+        >>> list(Participation(rounds=4, schema="min_sep", min_sep=2).patterns())
+        [(0, 2), (0, 3), (1, 3)]
+        >>> list(Participation(rounds=5, schema="fixed_epoch", min_sep=2).patterns())
+        [(0, 2, 4), (1, 3)]
+        """
+        min_sep, most = self.min_sep, self.max_participations
+        if self.schema == "fixed_epoch":
+            for start in range(min_sep):
+                epoch = tuple(range(start, self.rounds, min_sep))
+                for first in range(max(len(epoch) - most, 0) + 1):
+                    yield epoch[first : first + most]
+        else:
+            yield from self._separated((), min_sep, most)
+
+    def _separated(self, taken: tuple[int, ...], min_sep: int, most: int) -> Iterator[tuple[int, ...]]:
+        earliest = taken[-1] + min_sep if taken else 0
+        if len(taken) == most or earliest >= self.rounds:
+            # Maximal: full, or no gap (before the first round, between two) has room for one more.
+            gaps = itertools.pairwise((-min_sep, *taken))
+            if len(taken) == most or all(later - earlier < 2 * min_sep for earlier, later in gaps):
+                yield taken
+            return
+        for t in range(earliest, self.rounds):
+            yield from self._separated((*taken, t), min_sep, most)

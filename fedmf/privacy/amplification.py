@@ -1,0 +1,288 @@
+"""Epsilon of repeated Gaussian queries on a random sample: what Thm. 4 of the banded paper reduces a sampled run to.
+
+Every value is an upper bound, for the zero-out relation: in a neighbouring data set one client contributes the zero vector. Zeroing a
+client out and removing it give the same distributions where clients are drawn independently (Poisson) and the divisor is fixed, so
+that the add/remove accountant speaks of zero-out there.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fedmf import checks
+from fedmf.privacy.gaussian import MAX_EPSILON, MIN_DELTA, check_delta, check_epsilon, gaussian_delta, gaussian_epsilon
+from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle, Sampling
+
+if TYPE_CHECKING:
+    import dp_accounting
+
+# dp_accounting composes losses by a Fourier transform in float64, whose rounding moves a delta by up to 1e-13 either way (2052 releases;
+# docs/accounting.md). It is asked for a smaller delta by ten times that, and for none that is not well above.
+_COMPOSITION_ERROR = 1e-12
+MIN_COMPOSED_DELTA = 1e-10
+
+# Renyi orders: dense where guarantees of epsilon 0.1 to 20 have their optimum, sparse beyond.
+_ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [2**i for i in range(6, 13)]
+
+
+@functools.lru_cache(maxsize=4096)
+def sampled_gaussian_epsilon(noise_multiplier: float, delta: float, *, probability: float, compositions: int) -> float:
+    """Epsilon of `compositions` Gaussian releases, each on a Poisson sample: PLD accounting (banded paper, Cor. F.1).
+
+    Args:
+      noise_multiplier: of each release, stddev over its sensitivity; 0 gives infinity.
+      delta: in [1e-15, 1); below 1e-10, where rounding would count, the result is infinite.
+      probability: q in (0, 1], with which each client is in a sample, independently.
+      compositions: k >= 1.
+
+    >>> round(sampled_gaussian_epsilon(0.79118 * 6**0.5, 1e-6, probability=9 / 342, compositions=228), 2)  # banded paper, Table 5
+    1.0
+    """
+    q, k = float(probability), checks.integer("compositions", compositions, low=1, hint="count the releases")
+    if not 0 < q <= 1:
+        raise ValueError(
+            f"probability={probability} must be in (0, 1]: it is the chance of one client to be in a sample"
+        )
+    if q == 1:
+        return gaussian_epsilon(noise_multiplier / math.sqrt(k), delta)
+    if noise_multiplier == 0 or delta < MIN_COMPOSED_DELTA:
+        return math.inf
+    inverse = 1 / noise_multiplier
+    scale = inverse * inverse / 2 + 5 * inverse
+    if scale > MAX_EPSILON:
+        return math.inf
+    # dp_accounting rounds losses up, so that a coarse grid can only overstate epsilon: by about k / 16 times the square of interval over
+    # the whole loss's deviation. A grid as fine as that asks for takes 1e-5 to 1e-4 of epsilon; a fixed 1e-4 took 30% of small ones and
+    # many seconds for large ones. Coarse grids are cheap, so epsilon is found by refining. An epsilon that is nothing beside the loss of
+    # one release would take more points than there is memory for: there the last step overstates it, by up to 2e-4 at 2052 releases.
+    share, interval = min(1e-3, 6e-3 / math.sqrt(k)), 1e-3 * scale
+    while True:
+        epsilon = float(_sampled_accountant(noise_multiplier, q, k, interval).get_epsilon(delta - _COMPOSITION_ERROR))
+        wanted = max(share * epsilon, 3e-6 * scale)
+        if interval <= 2 * wanted:
+            return epsilon
+        # Powers of two, so that other deltas find the same accountants.
+        interval = 2.0 ** math.floor(math.log2(wanted))
+
+
+@functools.lru_cache(maxsize=16)
+def _sampled_accountant(noise_multiplier: float, q: float, k: int, interval: float) -> Any:
+    """The composed privacy loss: it takes a second or more, and answers for every delta (group privacy asks for many)."""
+    import dp_accounting
+    from dp_accounting import pld
+
+    accountant = pld.PLDAccountant(
+        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=interval
+    )
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(noise_multiplier)), k)
+    return accountant
+
+
+def sampled_gaussian_noise_multiplier(epsilon: float, delta: float, *, probability: float, compositions: int) -> float:
+    """Least noise multiplier of each release, to 1e-5 relative, with which `sampled_gaussian_epsilon` is at most epsilon.
+
+    >>> sigma = sampled_gaussian_noise_multiplier(2.0, 1e-6, probability=18 / 342, compositions=114)
+    >>> round(sigma / 6**0.5, 3)  # banded paper, Table 5: 0.64708
+    0.647
+    """
+    return least_noise_multiplier(
+        lambda s: sampled_gaussian_epsilon(s, delta, probability=probability, compositions=compositions), epsilon
+    )
+
+
+def least_noise_multiplier(epsilon_of: Callable[[float], float], epsilon: float, *, relative: float = 1e-5) -> float:
+    """The least noise multiplier, to `relative`, that a decreasing `epsilon_of` maps to at most `epsilon`. Never too small.
+
+    >>> round(least_noise_multiplier(lambda sigma: 3 / sigma, 2.0), 3)
+    1.5
+    """
+    from scipy import optimize
+
+    epsilon = check_epsilon(epsilon)
+    upper = 1.0
+    while epsilon_of(upper) > epsilon:
+        upper *= 2
+        if upper > 1e6:
+            raise ValueError(
+                f"epsilon={epsilon} cannot be reached with noise multipliers below 1e6: ask for a larger epsilon or delta"
+            )
+    lower = upper / 2
+    while epsilon_of(lower) <= epsilon:
+        lower, upper = lower / 2, lower
+
+    def excess(log_sigma: float) -> float:
+        return math.log(min(max(epsilon_of(math.exp(log_sigma)), 1e-9), 1e9)) - math.log(epsilon)
+
+    sigma = math.exp(optimize.brentq(excess, math.log(lower), math.log(upper), xtol=relative / 4))
+    # The search ends on either side.
+    while epsilon_of(sigma) > epsilon:
+        sigma *= 1 + relative / 2
+    return sigma
+
+
+def rdp_epsilon(event: "dp_accounting.DpEvent", delta: float, *, replaces: bool = False) -> float:
+    """Epsilon of an event by Renyi accounting: for add/remove, or for replacing a record where `replaces`."""
+    import dp_accounting
+
+    if isinstance(event, dp_accounting.NonPrivateDpEvent):
+        return math.inf
+    return float(_rdp_accountant(event, replaces).get_epsilon(check_delta(delta)))
+
+
+@functools.lru_cache(maxsize=16)
+def _rdp_accountant(event: "dp_accounting.DpEvent", replaces: bool) -> Any:
+    """The composed Renyi divergences, which answer for every delta; sampling without replacement takes seconds."""
+    import dp_accounting
+    from dp_accounting import rdp
+
+    relation = dp_accounting.NeighboringRelation
+    accountant = rdp.RdpAccountant(_ORDERS, relation.REPLACE_ONE if replaces else relation.ADD_OR_REMOVE_ONE)
+    accountant.compose(event)
+    return accountant
+
+
+def fixed_size_gaussian_epsilon(
+    noise_multiplier: float, delta: float, *, sample_size: int, part: int, compositions: int
+) -> float:
+    """Epsilon of `compositions` Gaussian releases, each on a uniform subset of `sample_size` of `part` clients: RDP accounting.
+
+    Wang, Balle and Kasiviswanathan 2019, Theorem 27, as in dp_accounting, whose relation replaces one record by another. A zeroed-out
+    client is a record replaced by one that contributes zero; any two records differ by at most two sensitivities, so that the
+    multiplier counts half.
+
+    Args:
+      noise_multiplier: of each release, stddev over the sensitivity of adding one client.
+
+    >>> round(fixed_size_gaussian_epsilon(4.0, 1e-6, sample_size=10, part=1000, compositions=100), 2)
+    0.5
+    """
+    import dp_accounting
+
+    if noise_multiplier == 0:
+        return math.inf
+    one = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
+    sampled = dp_accounting.SampledWithoutReplacementDpEvent(part, sample_size, one)
+    return rdp_epsilon(dp_accounting.SelfComposedDpEvent(sampled, compositions), delta, replaces=True)
+
+
+def shuffled_gaussian_epsilon(noise_multiplier: float, delta: float, *, positions: int, epochs: int) -> float:
+    """Epsilon of `epochs` passes in new random orders, in each of which a client is in one of `positions` Gaussian releases.
+
+    Feldman, McMillan and Talwar 2021 ("Hiding among the clones"), Theorem 3.8: releases that are (e0, d0)-differentially private for
+    any two records in their place are, in random order, (e, d + (exp(e) + 1) (1 + exp(-e0) / 2) positions d0) for the closed form of
+    e in e0 and d, if e0 <= log(positions / (16 log(2 / d))). Condition on everything but the order of the client and of one other
+    client of each other batch: that order is uniform, and two of them differ by at most two sensitivities. Epochs compose as
+    (e, d)-differentially private mechanisms by PLD. Infinite where the theorem's condition fails, which is for fewer than some
+    hundreds of positions.
+
+    >>> shuffled_gaussian_epsilon(8.0, 1e-6, positions=38, epochs=6)
+    inf
+    >>> round(shuffled_gaussian_epsilon(8.0, 1e-6, positions=100_000, epochs=1), 2) < gaussian_epsilon(8.0, 1e-6)
+    True
+    """
+    best = math.inf
+    if noise_multiplier == 0:
+        return best
+    local = noise_multiplier / 2
+    for share in (0.1, 0.5):  # of delta that d0 may take
+        # Half of delta is for the composition of several epochs.
+        each = delta / (2 * epochs) if epochs > 1 else delta
+        d = (1 - share) * each
+        condition = math.log(positions / (16 * math.log(2 / d)))
+        for i in range(1, 65):
+            e0 = condition * i / 64
+            if e0 <= 0:
+                break
+            growth = math.exp(e0)
+            e = math.log1p(
+                (growth - 1) / (growth + 1)
+                * (8 * math.sqrt(growth * math.log(4 / d) / positions) + 8 * growth / positions)
+            )  # fmt: skip
+            if (math.exp(e) + 1) * (1 + 1 / (2 * growth)) * positions * gaussian_delta(local, e0) > share * each:
+                continue
+            # e grows with e0: the first that passes is the best.
+            best = min(best, e if epochs == 1 else _composed(e, each, epochs, delta / 2))
+            break
+    return best
+
+
+def _composed(epsilon: float, delta: float, times: int, remaining: float) -> float:
+    """`times` adaptive (epsilon, delta) mechanisms at times * delta + remaining: the optimal composition, by PLD."""
+    from dp_accounting.pld import common, privacy_loss_distribution
+
+    pure = common.DifferentialPrivacyParameters(epsilon, 0.0)
+    one = privacy_loss_distribution.from_privacy_parameters(
+        pure, value_discretization_interval=max(1e-6, epsilon / 100)
+    )
+    if remaining < MIN_COMPOSED_DELTA / 2:
+        return math.inf
+    return float(one.self_compose(times).get_epsilon_for_delta(remaining - _COMPOSITION_ERROR))
+
+
+def amplified_epsilon(sampling: Sampling, noise_multiplier: float, rounds: int, delta: float) -> float:
+    """Epsilon of a run of a banded mechanism with this sampling (banded paper, Thm. 4); infinite where no amplification is proven.
+
+    Args:
+      sampling: with its groups, at least the bands of the mechanism.
+      noise_multiplier: stddev over the largest column norm of the encoder, for unit clip norm.
+
+    >>> poisson = CyclicPoisson(population=342_000, cohort_size=1000, groups=64)
+    >>> round(amplified_epsilon(poisson, 0.43490 * 6**0.5, 2052, 1e-6), 1)  # banded paper, Table 5
+    8.0
+    """
+    if isinstance(sampling, CyclicPoisson):
+        return sampled_gaussian_epsilon(
+            noise_multiplier, delta, probability=sampling.probability, compositions=sampling.compositions(rounds)
+        )
+    if isinstance(sampling, CyclicFixedSize):
+        assert sampling.groups is not None
+        return fixed_size_gaussian_epsilon(
+            noise_multiplier,
+            delta,
+            sample_size=sampling.cohort_size,
+            part=sampling.population // sampling.groups,
+            compositions=sampling.compositions(rounds),
+        )
+    assert isinstance(sampling, CyclicShuffle)
+    epochs = sampling.epochs(rounds)
+    if epochs > 1 and not sampling.reshuffle:
+        return math.inf  # one order for all epochs: what the first reveals of it is known in the second
+    return shuffled_gaussian_epsilon(noise_multiplier, delta, positions=sampling.positions, epochs=epochs)
+
+
+def group_epsilon(
+    epsilon_at: Callable[[float], float], delta: float, clients: int, *, least: float = MIN_DELTA
+) -> float:
+    """Epsilon at `delta` for a group of `clients` from that of one client at any delta.
+
+    If one client has (e, d), then g have (g e, d (exp(g e) - 1) / (exp(e) - 1)): Vadhan 2017, Lemma 2.2. The d is searched for, down
+    to `least`; infinite if none is small enough.
+
+    >>> round(group_epsilon(lambda d: gaussian_epsilon(4.0, d), 1e-6, 2), 2) >= gaussian_epsilon(2.0, 1e-6)
+    True
+    """
+    check_delta(delta)
+    if clients == 1:
+        return epsilon_at(delta)
+
+    def whole(d: float) -> tuple[float, float]:
+        e = epsilon_at(d)
+        if e == 0:
+            return 0.0, clients * d
+        if math.isinf(e) or clients * e > 700:
+            return math.inf, math.inf
+        return clients * e, d * math.expm1(clients * e) / math.expm1(e)
+
+    if delta / clients < least:
+        return math.inf
+    low, high = math.log(least), math.log(delta / clients)
+    best = math.inf
+    for _ in range(24):
+        middle = (low + high) / 2
+        e, d = whole(math.exp(middle))
+        if d <= delta:
+            best, low = min(best, e), middle
+        else:
+            high = middle
+    return best

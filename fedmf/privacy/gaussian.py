@@ -1,0 +1,109 @@
+"""From a noise multiplier to (epsilon, delta), and back, for one Gaussian release.
+
+Numbers in, numbers out; `fedmf.privacy.plan.Plan` says which numbers a run has.
+"""
+
+import functools
+import math
+from typing import Any
+
+from fedmf import checks
+
+# dp_accounting and scipy take most of a second to import, so that `fedmf --help` waits for neither: functions import them.
+
+MAX_EPSILON = 10_000.0
+MAX_TARGET_EPSILON = MAX_EPSILON / 2
+# Below this the PLD accountant's own truncation and rounding are larger than delta: its epsilon then grows without bound,
+# and calibration would ask for thousands of times the noise that is needed.
+MIN_DELTA = 1e-15
+
+
+def check_epsilon(epsilon: Any) -> float:
+    """A privacy target that calibration can meet, as a float; raises otherwise."""
+    return checks.positive("epsilon", epsilon, "ask for a privacy loss such as epsilon=8.0", below=MAX_TARGET_EPSILON)
+
+
+def check_delta(delta: Any) -> float:
+    """A failure probability that the accountant resolves, as a float; raises otherwise."""
+    hint = "use a failure probability such as delta=1e-6"
+    number = checks.positive("delta", delta, hint, below=1.0)
+    if number < MIN_DELTA:
+        raise ValueError(f"delta={delta!r} is below {MIN_DELTA:g}, the least the accountant resolves: {hint}")
+    return number
+
+
+def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
+    """delta of the Gaussian mechanism with sensitivity 1 in closed form (Balle and Wang 2018, Theorem 8).
+
+    Args:
+      noise_multiplier: standard deviation of the noise, > 0.
+      epsilon: >= 0.
+
+    >>> round(gaussian_delta(4.22468, 1.0) * 1e6, 3)
+    1.0
+    """
+    from scipy import special
+
+    a, b = 1 / (2 * noise_multiplier), epsilon * noise_multiplier
+    # exp(epsilon) * Phi(-a - b), computed in logarithms: the product is moderate where the factors overflow and underflow.
+    return float(special.ndtr(a - b) - math.exp(epsilon + special.log_ndtr(-a - b)))
+
+
+@functools.lru_cache(maxsize=256)
+def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
+    """Smallest epsilon the PLD accountant proves for one Gaussian release with sensitivity 1; a pessimistic (upper) value.
+
+    Args:
+      noise_multiplier: standard deviation of the noise; 0, or so little that epsilon is far above every use, gives infinity.
+      delta: in [1e-15, 1).
+
+    >>> round(gaussian_epsilon(0.65294, 1e-6), 3)
+    8.0
+    """
+    import dp_accounting
+    import numpy as np
+    from dp_accounting import pld
+
+    if noise_multiplier == 0:
+        return math.inf
+    # The largest privacy loss of note. Products and not powers: they overflow to infinity instead of raising.
+    inverse = 1 / noise_multiplier
+    scale = inverse * inverse / 2 + 5 * inverse
+    if scale > MAX_EPSILON:
+        return math.inf
+    # The grid is coarser than 1e-4 only where that would need hundreds of thousands of points, and finer only where losses
+    # themselves are that small; dp_accounting rounds losses up, so the grid can only overstate epsilon (by 1e-7 of it).
+    interval = max(1e-9, min(1e-4, 1e-3 * scale), 1e-5 * scale)
+    # The zero-out relation of the banded paper's K.1: a client's updates become zeros, the number of records stays.
+    zero_out = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+    accountant = pld.PLDAccountant(zero_out, value_discretization_interval=interval)
+    # dp_accounting squares the multiplier, which overflows beyond 1e154; less noise can only overstate epsilon.
+    accountant.compose(dp_accounting.GaussianDpEvent(min(noise_multiplier, 1e100)))
+    # Near epsilon = 710 it divides by a mass that is next to nothing, and the quotient overflows: epsilon is then overstated as infinite.
+    with np.errstate(over="ignore"):
+        return float(accountant.get_epsilon(delta))
+
+
+def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
+    """Smallest noise multiplier, to well under 1e-4 relative, that gives (epsilon, delta).
+
+    The closed form starts the search; it ends where the PLD accountant and the closed form both agree that the result is not
+    weaker than asked.
+
+    >>> round(gaussian_noise_multiplier(2.0, 1e-6), 5)  # banded paper, Table 4
+    2.23048
+    """
+    from scipy import optimize
+
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
+    lower, upper = 1e-3, 1.0
+    while gaussian_delta(upper, epsilon) > delta:
+        upper *= 2
+    while gaussian_delta(lower, epsilon) < delta:
+        lower /= 2
+    sigma = float(optimize.brentq(lambda s: gaussian_delta(s, epsilon) - delta, lower, upper, xtol=1e-15, rtol=1e-13))
+    step = 1e-7
+    while gaussian_delta(sigma, epsilon) > delta or gaussian_epsilon(sigma, delta) > epsilon:
+        sigma *= 1 + step
+        step *= 2
+    return sigma

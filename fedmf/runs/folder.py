@@ -1,0 +1,331 @@
+"""What a run leaves on disk, how it gets there safely, and how reports read it.
+
+run/
+  config.json          TrainConfig
+  plan.json            Plan.summary(), task description, versions
+  statement.md         the privacy statement
+  mechanism.npz        the fitted mechanism
+  metrics.jsonl        one row a round; the same bits for the same seeds; mode 0600
+  timings.jsonl        seconds of every round; not reproducible, hence apart; mode 0600
+  participation.csv    (round, client), written at every checkpoint; mode 0600
+  selected.csv         beside it where selected clients failed to report: everybody who was selected
+  result.json          written last: test metrics, achieved guarantee; mode 0600
+  checkpoints/         round-000020.ckpt: everything a resume needs
+  private/noise_seed   secret; do not publish
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from fedmf.runs.checkpoint import Checkpoint
+from fedmf.runs.config import TrainConfig, config_from_mapping
+
+_KEPT_CHECKPOINTS = 2
+# What a run writes beside its folders and config.json.
+_WRITTEN = (
+    "plan.json statement.md mechanism.npz metrics.jsonl timings.jsonl participation.csv selected.csv result.json model.npz "
+    "final_statement.md final_statement.json"
+).split()
+
+
+def write_atomically(
+    path: pathlib.Path, content: bytes | str | Callable[[BinaryIO], None], *, mode: int = 0o644
+) -> None:
+    """Replaces `path` by `content` in one step: a reader or a crash sees the old file or the new one, never half of one.
+
+    Args:
+      path: the file; a crash can leave a temporary .NAME.*.part beside it, never anything under its own name.
+      content: bytes, text to be written as UTF-8, or a function that writes to an open file.
+      mode: permissions, of which the process's umask takes away as usual.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(handle, "wb") as out:
+            if callable(content):
+                content(out)
+            else:
+                out.write(content.encode() if isinstance(content, str) else content)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError):  # says which file, and not the temporary one's name
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def lock(descriptor: int) -> bool:
+    """Locks an open file or folder until it is closed. False if somebody has locked it; True also where there are no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # some network file systems have none
+        return True
+    return True
+
+
+class RunFolder:
+    """Write access to the folder of one run."""
+
+    def __init__(self, path: str | pathlib.Path) -> None:
+        self.path = pathlib.Path(path)
+
+    @staticmethod
+    def create(path: str | pathlib.Path) -> "RunFolder":
+        """Makes the folder.
+
+        Raises:
+          ValueError: it holds a run already, or what is left of one, or cannot be written to.
+        """
+        folder = RunFolder(path)
+        try:
+            if (folder.path / "config.json").exists():
+                raise ValueError(f"{folder.path} already holds a run: resume it with --resume, or name another folder")
+            # A new run among them would show an old result, and its first checkpoints would count as the oldest.
+            if (folder.path / "result.json").exists() or folder._checkpoints():
+                raise ValueError(
+                    f"{folder.path} holds the remains of a run without its config.json: name another folder, or empty this one"
+                )
+            if not (folder.path / "private").exists():  # else it is what a run that was stopped at once has left
+                for name in _WRITTEN:
+                    if (folder.path / name).exists():
+                        raise ValueError(
+                            f"{folder.path} has a {name} that is not of a run, and would be lost: name another folder"
+                        )
+            for part in ("checkpoints", "private"):
+                (folder.path / part).mkdir(parents=True, exist_ok=True)
+            (folder.path / "private").chmod(0o700)
+            write_atomically(folder.path / "metrics.jsonl", "", mode=0o600)
+        except OSError as error:
+            raise folder._cannot_write(error) from error
+        return folder
+
+    def _cannot_write(self, error: OSError) -> ValueError:
+        return ValueError(f"cannot write to folder {self.path} ({error.strerror}): name a folder you may write to")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Inside, nobody else trains in this folder, which is made if it is not there. A process that dies leaves no lock behind.
+
+        Raises:
+          ValueError: somebody does, or it cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        try:
+            if not lock(descriptor):
+                raise ValueError(
+                    f"another process trains in {self.path}: wait for it, stop it and resume with --resume, or name another folder"
+                )
+            yield
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
+    def open(path: str | pathlib.Path) -> "RunFolder":
+        """The folder of an existing run.
+
+        Raises:
+          ValueError: there is no run in it.
+        """
+        folder = RunFolder(path)
+        if not (folder.path / "config.json").is_file():
+            if (folder.path / "private").is_dir() and not folder.saved_rounds():
+                raise ValueError(
+                    f"{folder.path} holds no run yet: one was stopped there before it began (no config.json); give its command again, "
+                    "without --resume"
+                )
+            raise ValueError(
+                f"{folder.path} holds no run to resume or to read (no config.json): name the folder of a run, or start one there"
+            )
+        return folder
+
+    def digest(self) -> str:
+        """Hash of what must not change between start and resume: config, plan, mechanism and noise seed."""
+        parts = ["config.json", "plan.json", "mechanism.npz", "private/noise_seed"]
+        return hashlib.sha256(b"\0".join((self.path / part).read_bytes() for part in parts)).hexdigest()
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Writes it, then drops all but the newest two."""
+        folder = self.path / "checkpoints"
+        folder.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it to make room
+        # First what belongs to it, which a resume from it does not write again.
+        for name in ("metrics.jsonl", "timings.jsonl"):
+            if (self.path / name).exists():
+                with open(self.path / name, "rb") as rows:
+                    os.fsync(rows.fileno())
+        # As secret as the checkpoint, which holds the same: amplification by sampling rests on nobody knowing who took part.
+        write_atomically(self.path / "participation.csv", checkpoint.ledger.to_csv(), mode=0o600)
+        planned = checkpoint.ledger.planned()
+        if any(len(planned.cohort(t)) > len(checkpoint.ledger.cohort(t)) for t in range(len(planned))):
+            write_atomically(self.path / "selected.csv", planned.to_csv(), mode=0o600)
+        write_atomically(folder / f"round-{checkpoint.rounds_done:06d}.ckpt", checkpoint.write, mode=0o600)
+        # A writer that was killed leaves its temporary file, as large as a checkpoint.
+        for old in [*self._checkpoints()[:-_KEPT_CHECKPOINTS], *folder.glob(".round-*.part")]:
+            old.unlink()
+
+    def _checkpoints(self) -> list[pathlib.Path]:
+        """Oldest first; by number, as names of seven digits sort before names of six."""
+        paths = (self.path / "checkpoints").glob("round-*.ckpt")
+        return sorted((path for path in paths if path.stem[6:].isdecimal()), key=lambda path: int(path.stem[6:]))
+
+    def saved_rounds(self) -> int:
+        """Rounds of the newest checkpoint, by its name; 0 before the first."""
+        return max((int(path.stem[6:]) for path in self._checkpoints()), default=0)
+
+    def load_checkpoint(self, *, state: bool = True) -> Checkpoint | None:
+        """The newest checkpoint; None before the first.
+
+        Args:
+          state: read its state too, which may be gigabytes; without it is empty.
+
+        Raises:
+          ValueError: it is damaged, or belongs to another run.
+        """
+        paths = self._checkpoints()
+        if not paths:
+            return None
+        with open(paths[-1], "rb") as source:
+            checkpoint = Checkpoint.read(source, paths[-1], with_state=state)
+        if checkpoint.config_digest != self.digest():
+            raise ValueError(
+                f"checkpoint {paths[-1]} belongs to another run (its config, plan, mechanism or noise seed differs): move it out of the "
+                "folder"
+            )
+        return checkpoint
+
+    def truncate_rows(self, rounds_done: int) -> None:
+        """Drops metric and timing rows of rounds that the resumed run will do again, and a half-written last line.
+
+        Raises:
+          ValueError: a line other than the last is not a row.
+        """
+        for name in ("metrics.jsonl", "timings.jsonl"):
+            path = self.path / name
+            if path.exists():
+                kept = [line for line, row in _rows_of(path) if row["round"] < rounds_done]
+                write_atomically(path, "".join(line + "\n" for line in kept), mode=0o600)
+
+    @contextlib.contextmanager
+    def rows(self, name: str) -> Iterator[Any]:
+        """Append to name.jsonl: yields a function that writes one row and flushes it."""
+
+        def private(path: str, flags: int) -> int:
+            return os.open(path, flags, 0o600)
+
+        with open(self.path / f"{name}.jsonl", "a", encoding="utf-8", opener=private) as out:
+
+            def write(row: dict[str, Any]) -> None:
+                out.write(json.dumps(row) + "\n")
+                out.flush()
+
+            yield write
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Writes name.json atomically; a result is for nobody else's eyes."""
+        mode = 0o600 if name == "result" else 0o644
+        write_atomically(self.path / f"{name}.json", json.dumps(content, indent=2) + "\n", mode=mode)
+
+
+def _rows_of(path: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
+    """(line, row) of every row; a last line without its end was being written when the run was killed, and does not count."""
+    lines = path.read_bytes().split(b"\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        last = number == len(lines)
+        try:
+            row = json.loads(line)
+            whole = isinstance(row, dict) and isinstance(row.get("round"), int)
+        except ValueError:
+            whole = False
+        if whole:
+            rows.append((line.decode(), row))
+        elif not last:
+            raise ValueError(f"line {number} of {path} is damaged: it must be a JSON object with a round")
+    return rows
+
+
+def _read_object(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} holds a {type(content).__name__}, not an object")
+    return content
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run as reports see it.
+
+    Attributes:
+      path: its folder.
+      config: what was asked for.
+      plan: `Plan.summary()` with "task", "versions" and "rmse" beside it.
+      metrics: rows of metrics.jsonl: {"round": t, "clients": c, "examples": e, "train_loss": x, "validation": {...} or absent}.
+      timings: rows of timings.jsonl: {"round": t, "seconds": s}.
+      statement: Markdown.
+      noising: N of the mechanism, float64 (rounds, m).
+      result: result.json, or None while the run is not finished.
+    """
+
+    path: pathlib.Path
+    config: TrainConfig
+    plan: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    timings: list[dict[str, Any]]
+    statement: str
+    noising: np.ndarray
+    result: dict[str, Any] | None
+
+    @staticmethod
+    def load(path: str | pathlib.Path) -> "Run":
+        """Reads a run folder, finished or not.
+
+        Raises:
+          ValueError: the folder holds no run, or a file of it is damaged; names the path.
+        """
+        from fedmf.mechanisms import load_mechanism
+
+        folder = RunFolder.open(path).path
+        try:
+            result = folder / "result.json"
+            return Run(
+                path=folder,
+                config=config_from_mapping(_read_object(folder / "config.json"), str(folder / "config.json")),
+                plan=_read_object(folder / "plan.json"),
+                metrics=_read_rows(folder / "metrics.jsonl"),
+                timings=_read_rows(folder / "timings.jsonl"),
+                statement=(folder / "statement.md").read_text(encoding="utf-8"),
+                noising=load_mechanism(folder / "mechanism.npz").noising(),
+                result=_read_object(result) if result.exists() else None,
+            )
+        except (OSError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"run folder {folder} is incomplete or damaged ({' '.join(str(error).split())}): run it again in another folder"
+            ) from error
+
+
+def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [row for _, row in _rows_of(path)]

@@ -1,0 +1,222 @@
+"""The guarantee after the fact: what the observed participation gives, and what contradicts a plan and its sampling."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from fedmf.audits.guarantee import FALSE_POSITIVE_RATE, audit_ledger, audit_log
+from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism
+from fedmf.participation.ledger import ParticipationLedger
+from fedmf.participation.schema import Participation
+from fedmf.privacy.plan import Plan
+from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
+
+
+def two_bands(rounds):
+    """C with 0.8 on the diagonal and 0.6 below it: columns of norm 1, but for the last."""
+    diagonals = np.tile([0.8, 0.6], (rounds, 1))
+    diagonals[0, 1] = 0
+    return BandedMechanism(diagonals=diagonals)
+
+
+def plan_of(mechanism, **changes):
+    n = mechanism.rounds
+    given = {
+        "participation": Participation(rounds=n, schema="min_sep", min_sep=min(4, n)),
+        "noise_multiplier": 2.0,
+        "clip_norm": 0.5,
+        "delta": 1e-6,
+        **changes,
+    }
+    return Plan(mechanism=mechanism, **given)
+
+
+def ledger_of(cohorts, cohort_size=None):
+    return ParticipationLedger(cohort_size=cohort_size, cohorts=[np.array(c, np.int64) for c in cohorts])
+
+
+class TestWithoutSampling:
+    def test_a_log_and_a_ledger_agree(self, tmp_path):
+        rng = np.random.default_rng(1)
+        ledger = ledger_of([np.sort(rng.choice(9, rng.integers(0, 4), replace=False)) for _ in range(11)] + [[3]], 3)
+        log = tmp_path / "log.csv"
+        log.write_text(ledger.to_csv())
+        for mechanism in (two_bands(12), IdentityMechanism(rounds=12)):
+            plan = plan_of(mechanism)
+            one, other = audit_ledger(ledger, plan), audit_log(log, plan, cohort_size=3)
+            assert one.values() == other.values()
+            assert one.observed == other.observed
+            assert one.achieved.noise_multiplier == other.achieved.noise_multiplier
+            assert one.contradictions
+
+    def test_epochs_that_were_missed_are_within_the_span(self):
+        # Rounds 0 and 8 meet in row 9 of C, rounds 0 and 4 nowhere: two participations of a fixed order with one epoch missed.
+        C = np.eye(12)
+        C[9, 0] = C[9, 8] = 3.0
+        plan = plan_of(
+            DenseMechanism(matrix=C), participation=Participation(rounds=12, schema="fixed_epoch", min_sep=4)
+        )
+        cohorts = [[]] * 12
+        cohorts[0] = cohorts[8] = [5]
+        audit = audit_ledger(ledger_of(cohorts), plan)
+        worst = np.linalg.norm(C[:, 0] + C[:, 8])
+        assert audit.contradictions == ()
+        assert audit.observed.max_participations == 2
+        assert audit.achieved.sensitivity.value >= worst * (1 - 1e-12)
+        # What counting participations alone would have accounted with: two rounds in a row of the order.
+        assert worst > 1.2 * max(np.linalg.norm(C[:, t] + C[:, t + 4]) for t in range(8))
+
+    @pytest.mark.parametrize(
+        ("participation", "cohorts", "words"),
+        [
+            ({"schema": "min_sep", "min_sep": 3}, [[1], [], [1]], ["2 apart where at least 3"]),
+            ({"schema": "single"}, [[1], [], [1]], ["took part 2 times where at most 1", "2 apart where at least 8"]),
+            (
+                {"schema": "min_sep", "min_sep": 1, "max_participations": 2},
+                [[1], [1], [1]],
+                ["3 times where at most 2"],
+            ),
+            ({"schema": "fixed_epoch", "min_sep": 2}, [[1], [2], [], [1, 2]], ["1 separations .* no multiples of 2"]),
+            (
+                {"schema": "fixed_epoch", "min_sep": 2, "max_participations": 2},
+                [[1], [], [], [], [1]],
+                ["span 5, more than the 2 epochs of 2"],
+            ),
+        ],
+    )
+    def test_contradictions_are_named(self, participation, cohorts, words):
+        plan = plan_of(IdentityMechanism(rounds=8), participation=Participation(rounds=8, **participation))
+        audit = audit_ledger(ledger_of(cohorts), plan)
+        assert len(audit.contradictions) == len(words)
+        for found, expected in zip(audit.contradictions, words, strict=True):
+            assert re.search(expected, found)
+
+    def test_disobedient_clients_cost_nobody_else(self):
+        plan = plan_of(two_bands(12))
+        ledger = ParticipationLedger(cohort_size=2)
+        for t in range(12):
+            # Client 100 comes every round; the others keep four rounds apart.
+            ledger.append(np.array([t % 4, 100]), noncompliant=np.array([100]))
+        audit = audit_ledger(ledger, plan)
+        assert audit.contradictions == ()
+        assert audit.epsilon == plan.epsilon
+        assert (audit.observed.min_separation, audit.everyone.observed.min_separation) == (4, 1)
+        assert audit.everyone.epsilon > plan.epsilon
+        assert len(audit.everyone.contradictions) == 2
+        assert audit.values()["epsilon_achieved_of_all_clients"] == audit.everyone.epsilon
+        text = audit.statement()
+        assert "known to have disobeyed" in " ".join(text.split())
+        assert "Not as planned" not in text
+
+    def test_values_are_json(self):
+        plan = plan_of(IdentityMechanism(rounds=4), noise_multiplier=0)
+        values = audit_ledger(ledger_of([[1], [2]]), plan).values()
+        assert json.loads(json.dumps(values, allow_nan=False)) == values
+        assert values["epsilon_achieved"] is None
+
+
+ROUNDS, POPULATION, COHORT, GROUPS = 64, 400, 10, 2
+PARTS = [np.arange(part, POPULATION, GROUPS) for part in range(GROUPS)]
+
+
+def sampled_plan(kind=CyclicPoisson, **changes):
+    given = {"population": POPULATION, "cohort_size": COHORT, **changes}
+    return plan_of(two_bands(ROUNDS), sampling=kind(**given), noise_multiplier=1.0)
+
+
+def poisson_cohorts(plan, seed):
+    rng, q = np.random.default_rng(seed), plan.sampling.probability
+    return [PARTS[t % GROUPS][rng.random(POPULATION // GROUPS) < q] for t in range(ROUNDS)]
+
+
+def fixed_cohorts(seed, size=COHORT):
+    rng = np.random.default_rng(seed)
+    return [rng.choice(PARTS[t % GROUPS], size, replace=False) for t in range(ROUNDS)]
+
+
+class TestWithSampling:
+    def test_both_guarantees(self):
+        plan = sampled_plan()
+        audit = audit_ledger(ledger_of(poisson_cohorts(plan, 1)), plan)
+        assert audit.contradictions == ()
+        assert audit.amplified_epsilon == plan.epsilon < 0.6 * plan.unamplified_epsilon
+        # Nobody was drawn as often as could be, so that less than the unamplified epsilon is achieved without trusting the draw.
+        assert plan.epsilon < audit.epsilon <= plan.unamplified_epsilon
+        assert audit.achieved.sampling is None
+        assert audit.achieved.stddev == pytest.approx(plan.stddev, rel=1e-12)
+
+    def test_honest_runs_are_not_accused(self):
+        # 60 runs of two schemes at a false-positive rate of 1e-6 each: one accusation has probability below 1.3e-4.
+        poisson, fixed = sampled_plan(), sampled_plan(CyclicFixedSize)
+        assert FALSE_POSITIVE_RATE <= 1e-6
+        for seed in range(60):
+            assert audit_contradictions(poisson_cohorts(poisson, seed), poisson) == ()
+            assert audit_contradictions(fixed_cohorts(seed), fixed) == ()
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (lambda c: [*c[:5], np.append(c[5], c[4][:1]), *c[6:]], "no multiples of 2"),
+            (lambda c: [np.union1d(cohort, [t % 2]) for t, cohort in enumerate(c)], "a client took part 32 times"),
+            (lambda c: [PARTS[0], *c[1:]], "a round has 200 clients"),
+            (lambda c: [np.union1d(x, y) for x, y in zip(c, [*c[2:], *c[:2]], strict=True)], "participations, which"),
+            (
+                lambda c: [cohort + 1000 * t * (t < 60) for t, cohort in enumerate(c)],
+                "clients took part where the population is 400",
+            ),
+        ],
+        ids=["outside its part", "a favourite", "everybody at once", "twice as many", "more than there are"],
+    )
+    def test_what_was_not_sampled_so_is_caught(self, change, words):
+        plan = sampled_plan()
+        audit = audit_ledger(ledger_of(change(poisson_cohorts(plan, 2))), plan)
+        assert words in "; ".join(audit.contradictions)
+        assert audit.amplified_epsilon is None
+        assert audit.values()["epsilon_achieved_if_sampled_as_planned"] is None
+        assert audit.epsilon > plan.epsilon
+
+    def test_fixed_size(self):
+        plan = sampled_plan(CyclicFixedSize)
+        assert "a round has 11 clients where 10" in audit_contradictions(fixed_cohorts(1, size=11), plan)[0]
+        # Those drawn may drop out.
+        assert audit_contradictions(fixed_cohorts(1, size=9), plan) == ()
+
+    def test_shuffle(self):
+        plan = sampled_plan(CyclicShuffle)
+        order = np.random.default_rng(3).permutation(POPULATION).reshape(-1, COHORT)
+        cohorts = [order[t % len(order)] for t in range(ROUNDS)]
+        assert audit_contradictions(cohorts, plan) == ()
+        # A new order in the second epoch is not what one order for all epochs promises.
+        cohorts[40:] = np.random.default_rng(4).permutation(POPULATION).reshape(-1, COHORT)[:24]
+        assert "where at least 40 were planned" in audit_contradictions(cohorts, plan)[0]
+
+    def test_the_participation_of_the_plan_is_only_a_unit(self):
+        # min_sep 4 is planned nowhere: sampling in two groups lets a client come every second round.
+        plan = sampled_plan()
+        cohorts = [[]] * ROUNDS
+        cohorts[0] = cohorts[2] = [0]
+        audit = audit_ledger(ledger_of(cohorts), plan)
+        assert audit.contradictions == ()
+        assert audit.values()["min_separation_planned"] == 2
+
+
+def audit_contradictions(cohorts, plan):
+    return audit_ledger(ledger_of(cohorts), plan).contradictions
+
+
+def test_a_reshuffled_client_stays_in_its_part():
+    """Rounds of one client are multiples of the groups apart also where every epoch has a new order."""
+    plan = plan_of(
+        IdentityMechanism(rounds=40),
+        participation=Participation(rounds=40, schema="min_sep", min_sep=2),
+        sampling=CyclicShuffle(population=20, cohort_size=2, groups=2, reshuffle=True),
+    )
+
+    def contradictions(second):
+        cohorts = [[0] if t in (0, second) else [] for t in range(40)]
+        return audit_ledger(ledger_of(cohorts, 2), plan).contradictions
+
+    assert contradictions(14) == ()
+    assert "no multiples of 2" in contradictions(13)[0]

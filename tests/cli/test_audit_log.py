@@ -1,0 +1,151 @@
+"""`fedmf audit log` and statements of runs: what users and scripts see."""
+
+import json
+import os
+import shlex
+import warnings
+
+import pytest
+
+from fedmf.privacy.gaussian import gaussian_epsilon
+from tests.cli.test_commands import fedmf, refused
+
+PLAN = ["--rounds", 12, "--min-sep", 4, "--epsilon", 8]
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mechanisms") / "identity.npz"
+    fedmf("fit", "--rounds", 12, "--min-sep", 4, "--family", "identity", "--out", path)
+    return path
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("device,t\n" + "".join(f"d{t % 4},{t + 1}\n" for t in range(12)))
+    return path
+
+
+COLUMNS = ["--client-column", "device", "--round-column", "t", "--first-round", 1]
+
+
+def test_help_has_an_example():
+    text = fedmf("audit", "log", "--help").stdout
+    assert "Usage: fedmf audit log" in text
+    assert "Example:\n" in text
+
+
+def test_planned_beside_achieved(log, identity, tmp_path):
+    shown = json.loads(fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, "--json").stdout)
+    assert (shown["min_separation_observed"], shown["max_participations_observed"], shown["clients"]) == (4, 3, 4)
+    assert shown["contradictions"] == []
+    assert shown["epsilon_achieved"] <= shown["epsilon_planned"] <= 8
+    assert "keeps_to_the_plan" in fedmf("audit", "log", log, identity, *PLAN, *COLUMNS).stdout
+
+
+def test_the_statement_names_the_command_that_makes_it_again(log, identity, tmp_path, monkeypatch):
+    out = tmp_path / "statement.json"
+    words = ["--statement", out, "--pretraining", "public data"]
+    fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, *words)
+    values = json.loads(out.read_text())
+    assert values["subject"] == "log"
+    assert values["pretraining"] == "public data"
+    assert values["observed"]["rounds"] == 12
+    # The very command, in the folder of its files.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / identity.name).write_bytes(identity.read_bytes())
+    out.unlink()
+    program, *arguments = shlex.split(values["commands"][0])
+    assert program == "fedmf"
+    fedmf(*arguments)
+    again = json.loads(out.read_text())
+    assert again["guarantee"] == values["guarantee"]
+    assert again["achieved"] == values["achieved"]
+    assert again["mechanism"] == values["mechanism"]
+    assert again["pretraining"] == "public data"
+
+
+def test_the_command_of_a_statement_with_blanks_in_its_names(log, identity, tmp_path):
+    spaced, out = tmp_path / "my log.csv", tmp_path / "my statement.json"
+    spaced.write_text(log.read_text())
+    words = ["--statement", out, "--pretraining", "it's public"]
+    fedmf("audit", "log", spaced, identity, *PLAN, *COLUMNS, *words)
+    arguments = shlex.split(json.loads(out.read_text())["commands"][0])[1:]
+    assert arguments[:3] == ["audit", "log", "my log.csv"]
+    assert arguments[arguments.index("--pretraining") + 1] == "it's public"
+    assert arguments[arguments.index("--statement") + 1] == "my statement.json"
+
+
+def test_with_sampling(log, identity):
+    scheme = ["--sampling", "poisson", "--population", 400, "--cohort-size", 4]
+    shown = json.loads(fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, *scheme, "--json").stdout)
+    assert shown["sampling"] == "CyclicPoisson"
+    assert shown["epsilon_achieved_if_sampled_as_planned"] <= shown["epsilon_planned"] <= 8
+    assert shown["epsilon_achieved"] > 8
+    few = ["--sampling", "poisson", "--population", 3, "--cohort-size", 2]
+    shown = json.loads(fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, *few, "--json", status=1).stdout)
+    assert shown["epsilon_achieved_if_sampled_as_planned"] is None
+    assert "4 clients took part where the population is 3" in shown["contradictions"]
+
+
+def test_a_broken_plan_is_exit_status_1_after_all_is_written(log, identity, tmp_path):
+    log.write_text("client,round\na,0\na,1\n")
+    out = tmp_path / "statement.json"
+    shown = fedmf("audit", "log", log, identity, *PLAN, "--statement", out, status=1).stdout
+    assert shown.splitlines()[-1].endswith("no: two rounds of one client are 1 apart where at least 4 were planned")
+    assert len(json.loads(out.read_text())["contradictions"]) == 1
+    shown = json.loads(fedmf("audit", "log", log, identity, *PLAN, "--json", status=1).stdout)
+    assert len(shown["contradictions"]) == 1
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.029, 0.03, 0.031])
+def test_very_large_epsilons_warn_of_nothing(noise_multiplier):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert gaussian_epsilon(noise_multiplier, 1e-6) > 1 / noise_multiplier**2 / 2
+
+
+def test_a_folder_that_cannot_be_written_to(log, identity, tmp_path, monkeypatch):
+    (tmp_path / "ro").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode, **options: not mode & os.W_OK)  # tests may run as root
+    options = [*PLAN, *COLUMNS, "--folder", tmp_path / "ro"]
+    refused("audit", "log", log, identity, *options, words=["folder=", "that you may not write to: choose another"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--epsilon", 8], "no column 'client'"),
+        (["--epsilon", 8, *COLUMNS[:4]], "line 13 of log"),
+        (["--epsilon", 8, *COLUMNS, "--first-round", -1], "first_round=-1"),
+        (["--epsilon", 8, *COLUMNS, "--duplicates", "x"], "duplicates='x'"),
+        (["--epsilon", 8, *COLUMNS, "--memory", 0], "memory=0.0 must be gigabytes"),
+        (["--epsilon", 8, *COLUMNS, "--memory", 0.1], "allow 256 MB or more"),
+        (["--epsilon", 8, *COLUMNS, "--statement", "x.txt"], "statement='x.txt' does not end in .md or .json"),
+        (["--epsilon", 8, *COLUMNS, "--statement", "no/such/x.md"], "folder that does not exist"),
+        (["--epsilon", 8, *COLUMNS, "--sampling", "x"], "sampling='x'"),
+        (["--epsilon", 8, *COLUMNS, "--sampling", "poisson"], "needs --population and --cohort-size"),
+        (["--epsilon", 8, *COLUMNS, "--population", 9], "population=9 belongs to sampling"),
+        (COLUMNS, "give exactly one"),
+    ],
+    ids=lambda v: "" if isinstance(v, str) else " ".join(map(str, v))[-40:],
+)
+def test_refusals_are_one_sentence(log, identity, options, words):
+    refused("audit", "log", log, identity, "--rounds", 12, "--min-sep", 4, *options, words=[words])
+
+
+def test_nothing_is_written_for_a_log_that_is_none(tmp_path, identity):
+    bad, out = tmp_path / "bad.csv", tmp_path / "statement.md"
+    bad.write_text("client,round\nann,1\nann,x\n")
+    refused("audit", "log", bad, identity, *PLAN, "--statement", out, words=["line 3", "'x'"])
+    refused("audit", "log", tmp_path / "none.csv", identity, *PLAN, words=["none.csv does not exist"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.csv"]
+
+
+def test_calibrate_with_sampling_and_rdp(identity):
+    scheme = ["--sampling", "poisson", "--population", 400, "--cohort-size", 4, "--rdp"]
+    shown = json.loads(fedmf("calibrate", identity, *PLAN, *scheme, "--json").stdout)
+    assert shown["epsilon"] <= 8 < shown["sampling"]["unamplified_epsilon"]
+    assert shown["rdp_epsilon"] > 0
+    assert "CyclicPoisson" in fedmf("calibrate", identity, *PLAN, *scheme).stdout

@@ -1,0 +1,178 @@
+"""fedmf fit, run in this process: every family and option, pictures, other people's matrices, and Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import fedmf
+from fedmf.cli import main
+from fedmf.mechanisms.fit import _FAMILIES
+
+ROUNDS = ["--rounds", "24", "--min-sep", "6"]
+
+
+@pytest.fixture
+def run(tmp_path, capfd, monkeypatch):
+    """Runs fedmf fit in an empty folder, and returns what it says as JSON."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments, out="m.npz"):
+        main(["fit", *map(str, arguments), "--out", out, "--json"])
+        return json.loads(capfd.readouterr().out)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--family", "identity"],
+        ["--family", "tree", "--decoder", "full", "--restarts", "4"],
+        ["--family", "fft", "--decoder", "optimal"],
+        ["--family", "banded", "--bands", "3", "--tolerance", "1e-4"],
+        ["--family", "banded", "--schema", "fixed_epoch", "--unequal-norms"],
+        ["--family", "dense"],
+        ["--family", "dense", "--schema", "fixed_epoch", "--equal-norms"],
+        ["--family", "toeplitz", "--coefficients", "nu", "--nu", "0.1"],
+        ["--family", "toeplitz", "--objective", "max", "--bands", "4"],
+        ["--family", "blt", "--buffers", "2"],
+        ["--family", "low_rank", "--bands", "3", "--rank", "2"],
+        ["--family", "tree", "--stamps", "3", "--stamp-decoder", "restarted"],
+        [
+            "--family",
+            "banded",
+            "--workload",
+            "momentum_sgd",
+            "--momentum",
+            "0.9",
+            "--warmup",
+            "0.25",
+            "--cooldown",
+            "0.5",
+        ],
+        ["--family", "banded", "--workload", "prefix_sum", "--cooldown", "0.5", "--stamps", "2"],
+        ["--family", "banded", "--workload", "identity", "--max-iterations", "50"],
+    ],
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_every_family_and_option(run, arguments):
+    shown = run(*ROUNDS, *arguments)
+    mechanism = fedmf.load_mechanism(shown["file"])
+    schema = "fixed_epoch" if "fixed_epoch" in arguments else "min_sep"
+    participation = fedmf.Participation(rounds=24, schema=schema, min_sep=6)
+    assert mechanism.rounds == shown["rounds"] == 24
+    assert shown["sensitivity"] == fedmf.sensitivity(mechanism, participation).value
+    assert 0.0 < shown["rmse"] <= shown["max_error"]
+    assert (shown["certified_gap"] is None) == bool(shown.get("no_certificate")) != bool(shown.get("certified_for"))
+
+
+def test_a_certificate_names_its_own_participation(run):
+    shown = run(*ROUNDS, "--family", "dense")
+    assert shown["certified_for"] == "fixed_epoch, min_sep 6, 4 participations"
+    assert run(*ROUNDS, "--family", "low_rank")["certified_for"] == "one participation"
+
+
+def test_every_completion_of_the_tree(run):
+    rmses = {kind: run(*ROUNDS, "--family", "tree", "--completion", kind)["rmse"] for kind in ("none", "virtual")}
+    assert len(set(rmses.values())) == 2
+    assert run(*ROUNDS, "--family", "tree")["rmse"] <= min(rmses.values())
+
+
+def test_help_names_every_family(capfd):
+    main(["fit", "--help"])
+    text = capfd.readouterr().out
+    assert all(family in text for family in _FAMILIES)
+
+
+@pytest.mark.parametrize("rounds", [1, 24])
+@pytest.mark.parametrize("family", ["banded", "tree"])
+def test_show_draws_a_picture_beside_the_file(run, tmp_path, rounds, family):
+    shown = run("--rounds", rounds, "--min-sep", min(rounds, 6), "--family", family, "--show")
+    assert shown["picture"] == "m.png"
+    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.npz", "m.png"]
+
+
+def test_runs_too_long_for_heat_maps_still_have_a_picture(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedmf.cli.mechanism._MAX_PICTURED", 10)
+    run(*ROUNDS, "--show")
+    assert (tmp_path / "m.png").stat().st_size > 1000
+
+
+def test_matrices_of_another_program(run, tmp_path):
+    np.savez(tmp_path / "theirs.npz", H=np.tri(24) / 3.0, W=3.0 * np.eye(24))
+    shown = run(*ROUNDS, "--matrices", "theirs.npz")
+    assert shown["family"] == "dense"
+    with pytest.raises(SystemExit):
+        run(*ROUNDS, "--matrices", "theirs.npz", "--bands", 3)
+    with pytest.raises(SystemExit):
+        run("--rounds", 25, "--min-sep", 6, "--matrices", "theirs.npz")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--stamps", "5"], ["stamps=5", "rounds=24"]),
+        (["--momentum", "0.5"], ["momentum=0.5", "momentum_sgd"]),
+        (["--workload", "medians"], ["medians", "prefix_sum"]),
+        (["--workload", "identity", "--warmup", "0.5"], ["warmup=0.5", "identity"]),
+        (["--matrices", "absent.npz"], ["absent.npz"]),
+        (["--matrices", "absent.npz", "--stamps", "2"], ["stamps", "absent.npz"]),
+        (["--unequal-norms", "--bands", "7"], ["bands=7", "min_sep=6"]),
+        (["--family", "blt", "--nu", "0.1"], ["nu=0.1", "blt", "buffers"]),
+    ],
+)
+def test_what_does_not_fit_is_refused(run, capfd, arguments, words):
+    with pytest.raises(SystemExit) as stopped:
+        run(*ROUNDS, *arguments)
+    said = capfd.readouterr().err
+    assert stopped.value.code == 2
+    assert said.count("\n") == 1
+    assert all(word in said for word in words), said
+
+
+def test_ctrl_c_keeps_the_best_so_far(tmp_path):
+    command = [sys.executable, "-c", "from fedmf.cli import main; main()", "fit", "--out", str(tmp_path / "m.npz")]
+    process = subprocess.Popen(
+        [*command, "--rounds", "700", "--schema", "single", "--bands", "300", "--tolerance", "1e-13"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    # Until the fit shows its first steps there is nothing to keep; the line appears after two seconds.
+    assert process.stderr is not None
+    seen = ""
+    while "step" not in seen:
+        seen += process.stderr.read(1)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "the banded fit was interrupted after" in errors
+    assert "another fit starts anew" in errors
+    assert errors.splitlines()[-1].startswith(
+        f"fedmf: interrupted: {tmp_path / 'm.npz'} holds the best mechanism so far"
+    )
+    assert "certified_gap" in out
+    mechanism = fedmf.load_mechanism(tmp_path / "m.npz")
+    assert mechanism.certificate is not None
+    assert mechanism.certificate.gap > 1e-13
+
+
+def test_a_full_disk_names_the_file_and_nothing_else(tmp_path):
+    out = tmp_path / "m.npz"
+    words = f"fit --rounds 64 --min-sep 8 --no-cache --out {out}"
+    # What `ulimit -f` forbids fails as a full disk does.
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512)); from fedmf.cli import main; main({words.split()})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(f"File too large: '{out}'")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,167 @@
+"""What `fedmf train` says that was stopped, or cannot go on; and what it exits with."""
+
+import errno
+import json
+import os
+import shutil
+
+import pytest
+
+from fedmf.federated.training import loop
+from fedmf.mechanisms import IdentityMechanism
+from fedmf.runs.folder import RunFolder
+from tests.cli.test_commands import SMALL, TRAIN, fedmf, refused
+
+pytestmark = pytest.mark.tensorflow
+SECRET = "98765432109876543210"
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "corpus.sqlite"
+    fedmf("data", "synth", "--clients", 12, "--sentences-per-client", 12, "--out", path, "--quiet")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    fedmf("train", "--data", corpus, "--out", folder, *SMALL, "--epsilon", 8, "--noise-seed", SECRET)
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def resume(run):
+    return ["train", "--out", run, "--resume", "--quiet"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"{SECRET}x\n".encode(),
+        f"-{SECRET}\n".encode(),
+        f"{SECRET} {SECRET}\n".encode(),
+        b"",
+        SECRET.encode() + b"\xff",
+        SECRET.encode() * 250,  # more digits than Python reads
+    ],
+    ids=["letter", "negative", "two", "empty", "bytes", "long"],
+)
+def test_a_damaged_seed_is_not_shown(run, content):
+    seed = run / "private" / "noise_seed"
+    seed.write_bytes(content)
+    said = refused(*resume(run), words=[f"the noise seed {seed} is damaged", "put the run's own back"])
+    said += fedmf("--debug", *resume(run), status=2).stderr
+    assert SECRET[:6] not in said
+    assert "Traceback" in said
+
+
+def test_a_published_run_cannot_be_resumed(run):
+    shutil.rmtree(run / "private")
+    words = [f"{run}/private/noise_seed is not there", "made to be published", "start a new folder"]
+    refused(*resume(run), words=words)
+
+
+def test_a_mechanism_of_another_length_is_named(run):
+    IdentityMechanism(rounds=9).save(run / "mechanism.npz")
+    refused(*resume(run), words=[f"cannot resume {run}: its mechanism.npz has 9 rounds", "has 4", "put back"])
+
+
+def test_a_run_that_broke_its_plan_is_exit_status_1_after_all_is_written(run, tmp_path):
+    fedmf("audit", run)
+    rows = (run / "participation.csv").read_text().splitlines()
+    first = next(row for row in rows if row.startswith("0,")).partition(",")[2]
+    place = next(i for i, row in enumerate(rows) if row.startswith("1,"))
+    rows[place] = f"1,{first}"
+    (run / "participation.csv").write_text("\n".join(rows) + "\n")
+    # What would contradict it.
+    (run / "result.json").unlink()
+    shutil.rmtree(run / "checkpoints")
+    out = tmp_path / "statement.json"
+    shown = fedmf("audit", run, "--statement", out, status=1).stdout
+    assert "keeps_to_the_plan" in shown
+    assert "two rounds of one client are 1 apart where at least 2 were planned" in shown
+    assert json.loads(out.read_text())["contradictions"]
+
+
+def test_a_full_disk_says_what_is_saved(corpus, tmp_path, monkeypatch):
+
+    command = ["train", "--data", corpus, "--out", tmp_path / "run", *TRAIN]
+
+    def full(*arguments, **options):
+        raise FULL
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "write_setup", full)
+        refused(
+            *command,
+            status=1,
+            words=["No space left on device", "make room; the run had not begun: give the same command again"],
+        )
+    save = RunFolder.save_checkpoint
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save_checkpoint", lambda self, it: (full if it.rounds_done > 2 else save)(self, it))
+        refused(*command, status=1, words=[f"2 rounds of the run are saved in {tmp_path / 'run'}: go on with --resume"])
+    fedmf(*resume(tmp_path / "run"))
+
+
+def test_ctrl_c_before_the_first_round_says_how_to_go_on(corpus, tmp_path, monkeypatch):
+
+    def pressed(*arguments, **options):
+        raise KeyboardInterrupt
+
+    command = ["train", "--data", corpus, "--out", tmp_path / "run", *TRAIN]
+    again = "fedmf: interrupted: the run had not begun: give the same command again"
+    for early in ("check_model", "write_setup"):
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, early, pressed)
+            assert fedmf(*command, status=130).stderr.strip() == again
+    refused(*resume(tmp_path / "run"), words=["holds no run yet", "without --resume"])
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "build_execution", pressed)
+        said = fedmf(*command, status=130).stderr.strip()
+        assert said == f"fedmf: interrupted: no round of the run is saved in {tmp_path / 'run'}: go on with --resume"
+        # Of another run nothing is said.
+        patch.setattr(loop, "check_model", pressed)
+        assert fedmf(*command, status=130).stderr.strip() == "fedmf: interrupted"
+    fedmf(*resume(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--cohort-size", 7], ["cohort_size=7"]),
+        (["--family", "file"], ["mechanism"]),
+        (["--mechanism", "absent.npz"], ["absent.npz"]),
+        (["--sampling", "fixed_size", "--bands", 2, "--population", 12, "--dropout", 0.1], ["dropout"]),
+        (["--sampling", "poisson", "--bands", 2, "--population", 13], ["population=13"]),
+    ],
+    ids=lambda v: " ".join(map(str, v))[:40],
+)
+def test_what_is_refused_before_the_first_round_is_exit_status_2(corpus, tmp_path, options, words):
+    refused("train", "--data", corpus, "--out", tmp_path / "run", *TRAIN, *options, words=words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_options_at_a_resume_are_exit_status_2(run, tmp_path):
+    refused(*resume(run), "--rounds", 8, words=["rounds=8 (the run has 4)"])
+    refused(*resume(tmp_path), words=["holds no run"])
+
+
+def test_the_same_error_in_a_round_is_a_failed_run(corpus, tmp_path, monkeypatch):
+    from fedmf.tasks.stackoverflow import data
+
+    read = data.Corpus.sentences
+
+    def damaged(self, split, *arguments):
+        if split == "train":
+            raise ValueError("the data are damaged")
+        return read(self, split, *arguments)
+
+    monkeypatch.setattr(data.Corpus, "sentences", damaged)
+    refused("train", "--data", corpus, "--out", tmp_path / "run", *TRAIN, status=1, words=["the data are damaged"])

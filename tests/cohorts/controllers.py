@@ -1,0 +1,74 @@
+"""Controllers for tests: arguments that may or may not work, availability as a mask, and a run without training."""
+
+import dataclasses
+import warnings
+
+import numpy as np
+from hypothesis import strategies as st
+
+from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
+from fedmf.participation.schema import Participation
+
+# Of every statistical test that uses it: the chance, at most, that it fails although the code is right.
+FALSE_POSITIVE_RATE = 1e-6
+
+
+@st.composite
+def settings_of_controllers(draw):
+    """Arguments that need not work: construction refuses those that cannot."""
+    rounds = draw(st.integers(1, 10))
+    schema = draw(st.sampled_from(["single", "fixed_epoch", "min_sep", "every_round"]))
+    if schema in ("single", "every_round"):
+        participation = Participation(rounds=rounds, schema=schema)
+    else:
+        min_sep = draw(st.integers(1, rounds))
+        most = draw(st.one_of(st.none(), st.integers(1, -(-rounds // min_sep))))
+        participation = Participation(rounds=rounds, schema=schema, min_sep=min_sep, max_participations=most)
+    size = draw(st.integers(1, 3))
+    population = draw(st.integers(size, size * (rounds + 2)))
+    return {
+        "participation": participation,
+        "population": population,
+        "cohort_size": size,
+        "seed": draw(st.integers(0, 9)),
+    }
+
+
+@st.composite
+def controllers_that_work(draw):
+    given = draw(settings_of_controllers())
+    p, size = given["participation"], given["cohort_size"]
+    if p.schema == "fixed_epoch":
+        given["participation"] = p = dataclasses.replace(p, max_participations=-(-p.rounds // p.min_sep))
+    least = max(size * p.min_sep, -(-size * p.rounds // p.max_participations))
+    return given | {"population": max(given["population"], least)}
+
+
+def available_to(probability):
+    """A pure mask of the round, some clients away."""
+    return lambda t: np.random.default_rng([7, t]).random(population_of[0]) < probability
+
+
+population_of = [0]
+
+
+def run(controller, rounds=None):
+    """All cohorts; warnings do not matter here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PoolRanDryWarning)
+        return [controller.cohort(t).tolist() for t in range(rounds or controller.participation.rounds)]
+
+
+def refusal(given):
+    """What the constructor objects to; nothing if the arguments work."""
+    try:
+        ParticipationController(**given)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def min_sep_controller(**changes):
+    given = {"population": 30, "cohort_size": 4, "seed": 3, **changes}
+    participation = given.pop("participation", Participation(rounds=20, schema="min_sep", min_sep=5))
+    return ParticipationController(participation, **given)

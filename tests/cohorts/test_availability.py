@@ -1,0 +1,236 @@
+import re
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmf.cohorts.availability import (
+    Always,
+    Diurnal,
+    Independent,
+    MaskAvailability,
+    Window,
+    availability_from_text,
+    availability_model,
+)
+from fedmf.cohorts.controller import ParticipationController
+from fedmf.participation.schema import Participation
+from tests.cohorts.controllers import FALSE_POSITIVE_RATE
+
+CLIENTS = np.arange(20_000)
+NEVER_OUT = Window(start=0, end=24, inside=1, outside=0)
+MODELS = {
+    "always": Always(),
+    "independent": Independent(probability=0.4, seed=3),
+    "diurnal": Diurnal(seed=3),
+    "one zone": Diurnal(rounds_per_day=24, time_zones=((0, 1.0),), phase_hours=0, seed=4),
+}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+class TestEveryModel:
+    @settings(deadline=None, max_examples=20)
+    @given(st.integers(0, 5000), st.lists(st.integers(0, 2**31), max_size=40))
+    def test_a_client_is_answered_alike_whoever_else_is_asked(self, model, t, clients):
+        clients = np.array(clients, np.int64)
+        together = model.available(t, clients)
+        assert together.dtype == bool
+        assert together.shape == clients.shape
+        alone = [bool(model.available(t, clients[i : i + 1])[0]) for i in range(len(clients))]
+        assert together.tolist() == alone
+        assert (model.available(t, clients[::-1]) == together[::-1]).all()
+
+    def test_blocks_make_no_difference(self, model):
+        many = np.arange(100_000)
+        whole = model.available(17, many)
+        assert (whole[70_000:70_100] == model.available(17, many[70_000:70_100])).all()
+
+    def test_the_clients_are_left_alone(self, model):
+        clients = CLIENTS.copy()
+        model.available(3, clients)
+        assert (clients == CLIENTS).all()
+
+
+class TestIndependent:
+    def test_a_coin_for_every_client_and_round(self):
+        came = np.stack([Independent(probability=0.4, seed=3).available(t, CLIENTS[:2000]) for t in range(200)])
+        assert scipy.stats.binomtest(int(came.sum()), came.size, 0.4).pvalue > FALSE_POSITIVE_RATE
+        by_client = ((came.sum(axis=0) - 80) ** 2).sum() / (200 * 0.24)
+        by_round = ((came.sum(axis=1) - 800) ** 2).sum() / (2000 * 0.24)
+        assert scipy.stats.chi2.sf(by_client, 2000) > FALSE_POSITIVE_RATE
+        assert scipy.stats.chi2.cdf(by_client, 2000) > FALSE_POSITIVE_RATE
+        assert scipy.stats.chi2.sf(by_round, 200) > FALSE_POSITIVE_RATE
+
+    def test_seeds_differ(self):
+        first, second = (Independent(probability=0.4, seed=s).available(0, CLIENTS) for s in (1, 2))
+        table = [[(first & second).sum(), (first & ~second).sum()], [(~first & second).sum(), (~first & ~second).sum()]]
+        assert scipy.stats.chi2_contingency(table)[1] > FALSE_POSITIVE_RATE
+
+    @pytest.mark.parametrize(("probability", "share"), [(0.0, 0.0), (1, 1.0)])
+    def test_the_ends(self, probability, share):
+        assert Independent(probability=probability).available(0, CLIENTS).mean() == share
+
+
+class TestDiurnal:
+    def test_the_best_hour_has_four_times_the_worst(self):
+        shares = [Diurnal(seed=1).available(t, CLIENTS).mean() for t in range(96, 192)]
+        assert 3.5 < max(shares) / min(shares) < 4.6
+
+    def test_probabilities_by_hour(self):
+        # One zone and no phase: at 3 in the morning all three windows are open, at noon none is, at 20 hours one.
+        model = MODELS["one zone"]
+        for hour, expected in ((3, 0.7 * 0.8 * 0.85), (12, 0.35 * 0.6 * 0.55), (20, 0.35 * 0.6 * 0.85)):
+            shares = model.available(24 + hour, CLIENTS)
+            assert scipy.stats.binomtest(int(shares.sum()), len(CLIENTS), expected).pvalue > FALSE_POSITIVE_RATE
+
+    def test_a_night_is_one_night(self):
+        # Inside of all windows a client stays available or not from before midnight to the morning; the next night is another.
+        model = MODELS["one zone"]
+        hours = [model.available(24 + hour, CLIENTS) for hour in (23, 24, 26, 30)]
+        assert all((other == hours[0]).all() for other in hours[1:])
+        next_night = model.available(48 + 23, CLIENTS)
+        table = [[(hours[0] & next_night).sum(), (hours[0] & ~next_night).sum()],
+                 [(~hours[0] & next_night).sum(), (~hours[0] & ~next_night).sum()]]  # fmt: skip
+        assert scipy.stats.chi2_contingency(table)[1] > FALSE_POSITIVE_RATE
+
+    def test_by_day_every_round_is_another_coin(self):
+        model = MODELS["one zone"]
+        first, second = model.available(36, CLIENTS), model.available(37, CLIENTS)
+        table = [[(first & second).sum(), (first & ~second).sum()], [(~first & second).sum(), (~first & ~second).sum()]]
+        assert scipy.stats.chi2_contingency(table)[1] > FALSE_POSITIVE_RATE
+
+    def test_time_zones_by_share_and_phases(self):
+        zones = ((-8, 0.25), (0, 0.5), (5.5, 0.25))
+        model = Diurnal(time_zones=zones, phase_hours=1, rounds_per_day=48, start_hour=6, seed=5)
+        hours = model.local_hours(4, CLIENTS)  # 8 hours UTC
+        for offset, share in zones:
+            near = np.abs(hours - 8 - offset) <= 1
+            assert scipy.stats.binomtest(int(near.sum()), len(CLIENTS), share).pvalue > FALSE_POSITIVE_RATE
+            phases = (hours[near] - 8 - offset + 1) / 2
+            assert scipy.stats.kstest(phases, "uniform").pvalue > FALSE_POSITIVE_RATE
+        assert np.allclose(model.local_hours(10, CLIENTS), hours + 3)
+
+    def test_a_window_of_the_whole_day_and_one_of_none(self):
+        whole = Diurnal(charging=NEVER_OUT, idle=NEVER_OUT, unmetered=NEVER_OUT)
+        none = Diurnal(charging=Window(start=5, end=5, inside=1, outside=0))
+        for t in range(0, 96, 7):
+            assert whole.available(t, CLIENTS).all()
+            assert not none.available(t, CLIENTS).any()
+
+
+class TestMasks:
+    def test_the_older_form_is_asked_once_a_round(self):
+        asked = []
+
+        def mask(t):
+            asked.append(t)
+            return np.arange(50_000) % 2 == t % 2
+
+        controller = ParticipationController(
+            Participation(rounds=4, schema="min_sep", min_sep=2), population=50_000, cohort_size=50, seed=1, availability=mask
+        )  # fmt: skip
+        for t in range(4):
+            assert (controller.cohort(t) % 2 == t % 2).all()
+        assert asked == [0, 1, 2, 3]
+
+    def test_the_same_cohorts_as_a_model(self):
+        model = Independent(probability=0.5, seed=2)
+        given = {"population": 30_000, "cohort_size": 40, "seed": 1}
+        participation = Participation(rounds=6, schema="min_sep", min_sep=3)
+        by_model = ParticipationController(participation, availability=model, **given)
+        by_mask = ParticipationController(
+            participation, availability=lambda t: model.available(t, np.arange(30_000)), **given
+        )
+        for t in range(6):
+            assert by_model.cohort(t).tolist() == by_mask.cohort(t).tolist()
+
+    def test_what_an_argument_means(self):
+        assert isinstance(availability_model(None, 3), Always)
+        assert availability_model(MODELS["diurnal"], 3) is MODELS["diurnal"]
+        assert isinstance(availability_model(lambda t: np.ones(3, bool), 3), MaskAvailability)
+
+    @pytest.mark.parametrize("given", [0.5, "always", np.ones(3, bool), Always, Independent], ids=str)
+    def test_what_means_nothing(self, given):
+        with pytest.raises(TypeError, match="availability=.* must be None, a model of fedmf.cohorts.availability"):
+            availability_model(given, 3)
+
+
+class TestOnesOwnModel:
+    @pytest.mark.parametrize(
+        "answer",
+        [lambda n: np.ones(n + 1, bool), lambda n: np.ones(n), lambda n: True, lambda n: np.ones((n, 1), bool)],
+        ids=["too long", "floats", "one for all", "2-D"],
+    )
+    def test_another_answer_than_a_bool_each(self, answer):
+        class Model:
+            def available(self, t, clients):
+                return answer(len(clients))
+
+        controller = ParticipationController(
+            Participation(rounds=2, schema="every_round"), population=9, cohort_size=3, seed=1, availability=Model()
+        )
+        with pytest.raises(
+            ValueError, match="availability gave .* for 9 clients of round 0: it must give a bool for each"
+        ):
+            controller.cohort(0)
+        assert len(controller.ledger) == 0
+
+
+class TestTexts:
+    @pytest.mark.parametrize(
+        ("text", "model"),
+        [
+            ("always", Always()),
+            ("independent:0.3", Independent(probability=0.3)),
+            ("independent:0.3,seed=4", Independent(probability=0.3, seed=4)),
+            ("independent:probability=1,seed=4", Independent(probability=1.0, seed=4)),
+            ("diurnal", Diurnal()),
+            ("diurnal:rounds_per_day=24,phase_hours=2.5,start_hour=6,seed=1",
+             Diurnal(rounds_per_day=24, phase_hours=2.5, start_hour=6, seed=1)),
+            ("diurnal:time_zones=-8@0.25/5.5@0.75,charging=22-7.5@0.8/0.1",
+             Diurnal(time_zones=((-8, 0.25), (5.5, 0.75)), charging=Window(start=22, end=7.5, inside=0.8, outside=0.1))),
+        ],
+    )  # fmt: skip
+    def test_read(self, text, model):
+        assert availability_from_text(text) == model
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("", "availability='' is unknown: use always, independent:PROBABILITY or diurnal"),
+            ("nightly", "availability='nightly' is unknown"),
+            ("always:0.5", "always takes no options"),
+            ("independent", "names no probability: write independent:0.3"),
+            ("independent:seed=3", "names no probability"),
+            ("independent:half", "probability='half', which cannot be read: write it as a number"),
+            ("independent:1.3", "probability=1.3 is not a probability: use a number from 0 to 1"),
+            ("independent:nan", "probability=nan is not finite"),
+            ("diurnal:rounds=3", "has 'rounds=3': diurnal takes once each of rounds_per_day, time_zones"),
+            ("diurnal:seed=1,seed=2", "has 'seed=2': diurnal takes once each"),
+            ("diurnal:seed=1.5", "seed='1.5', which cannot be read: write it as a whole number"),
+            ("diurnal:,", "has ''"),
+            ("diurnal:rounds_per_day=0", "rounds_per_day=0 must be above 0"),
+            ("diurnal:phase_hours=30", "phase_hours=30 must be from 0 to 24 hours"),
+            ("diurnal:time_zones=1", "time_zones='1', which cannot be read: write it as hours@share/hours@share"),
+            ("diurnal:time_zones=1@0.5", "add up to 0.5: make them add up to 1"),
+            ("diurnal:time_zones=1@1.5/2@-0.5", "share of a time zone=1.5 is not a probability"),
+            ("diurnal:time_zones=30@1", "from -24 to 24 hours from UTC"),
+            ("diurnal:idle=22-7", "idle='22-7', which cannot be read: write it as from-to@inside/outside"),
+            ("diurnal:idle=22-25@1/0", "end=25 is not an hour of the day"),
+            ("diurnal:idle=22-7@1/2", "outside=2 is not a probability"),
+        ],
+    )
+    def test_refused_in_one_sentence(self, text, words):
+        with pytest.raises(ValueError, match=re.escape(words)) as caught:
+            availability_from_text(text)
+        assert ". " not in str(caught.value)
+
+    def test_not_a_text(self):
+        with pytest.raises(TypeError, match=r"availability=0.3 must be a text"):
+            availability_from_text(0.3)
+
+    def test_a_window_that_is_none(self):
+        with pytest.raises(TypeError, match="charging=3 must be a fedmf.cohorts.availability.Window"):
+            Diurnal(charging=3)

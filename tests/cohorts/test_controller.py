@@ -1,0 +1,341 @@
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
+from fedmf.participation.ledger import ParticipationLedger
+from fedmf.participation.schema import Participation
+from tests.cohorts.controllers import (
+    available_to,
+    controllers_that_work,
+    min_sep_controller,
+    population_of,
+    refusal,
+    run,
+    settings_of_controllers,
+)
+from tests.oracles import allowed_sets
+
+
+class TestCohorts:
+    @settings(deadline=None)
+    @given(controllers_that_work(), st.sampled_from([None, 0.9, 0.4, 0.0]))
+    def test_nothing_the_participation_forbids(self, given, probability):
+        population_of[0] = given["population"]
+        availability = None if probability is None else available_to(probability)
+        controller = ParticipationController(**given, availability=availability)
+        cohorts = run(controller)
+        allowed = set(allowed_sets(given["participation"]))  # from the words of the schema, not from `allows`
+        for client in range(given["population"]):
+            rounds = tuple(t for t, cohort in enumerate(cohorts) if client in cohort)
+            assert not rounds or rounds in allowed
+            assert given["participation"].allows(rounds)
+        for t, cohort in enumerate(cohorts):
+            assert len(set(cohort)) == len(cohort) <= given["cohort_size"]
+            assert all(0 <= client < given["population"] for client in cohort)
+            if availability is not None:
+                assert availability(t)[cohort].all()
+
+    @settings(deadline=None)
+    @given(controllers_that_work())
+    def test_the_full_cohort_always_where_only_separation_binds(self, given):
+        # With the default max_participations nothing but separation keeps clients away, and construction checked that.
+        p = given["participation"]
+        given["participation"] = Participation(
+            rounds=p.rounds, schema=p.schema, min_sep=None if p.schema in ("single", "every_round") else p.min_sep
+        )
+        controller = ParticipationController(**given)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            sizes = {len(controller.cohort(t)) for t in range(p.rounds)}
+        assert sizes == {given["cohort_size"]}
+
+    def test_type(self):
+        cohort = min_sep_controller().cohort(0)
+        assert cohort.dtype == np.int64
+        assert cohort.shape == (4,)
+        assert (np.diff(cohort) > 0).all()
+        assert min_sep_controller(seed=np.int64(3)).cohort(np.int64(0)).tolist() == cohort.tolist()
+
+    def test_different_seeds_differ(self):
+        assert len({tuple(min_sep_controller(seed=seed).cohort(0)) for seed in range(20)}) > 10
+        fixed = Participation(rounds=20, schema="fixed_epoch", min_sep=5)
+        assert len({tuple(min_sep_controller(participation=fixed, seed=seed).cohort(0)) for seed in range(20)}) > 10
+
+    def test_different_rounds_differ(self):
+        everyone = Participation(rounds=20, schema="every_round")
+        assert len({tuple(c) for c in run(min_sep_controller(participation=everyone))}) > 10
+
+    def test_fixed_epoch_keeps_one_order(self):
+        fixed = Participation(rounds=17, schema="fixed_epoch", min_sep=5)
+        cohorts = run(min_sep_controller(participation=fixed))
+        assert all(cohorts[t] == cohorts[t - 5] for t in range(5, 17))
+        seen = sorted(client for cohort in cohorts[:5] for client in cohort)
+        assert len(set(seen)) == 20
+        # Not simply in the order of the indices.
+        assert cohorts[0] != [0, 1, 2, 3]
+
+    def test_a_client_of_the_fixed_order_who_misses_an_epoch_comes_back_in_its_turn(self):
+        fixed = Participation(rounds=15, schema="fixed_epoch", min_sep=5)
+        everyone = run(min_sep_controller(participation=fixed))
+        away = everyone[2][0]
+
+        def availability(t):
+            mask = np.ones(30, bool)
+            mask[away] = t != 7
+            return mask
+
+        cohorts = run(min_sep_controller(participation=fixed, availability=availability))
+        assert [t for t, cohort in enumerate(cohorts) if away in cohort] == [2, 12]
+        assert len(cohorts[7]) == 3  # nobody out of turn replaces it
+
+
+class TestPurity:
+    @settings(deadline=None)
+    @given(controllers_that_work(), st.integers(0, 10), st.booleans())
+    def test_a_new_controller_continues_from_the_ledger(self, given, stop, some_away):
+        population_of[0] = given["population"]
+        availability = available_to(0.7) if some_away else None
+        whole = run(ParticipationController(**given, availability=availability))
+        stop = min(stop, len(whole))
+        first = ParticipationController(**given, availability=availability)
+        if stop:
+            assert run(first, stop) == whole[:stop]
+        again = ParticipationLedger.from_csv(first.ledger.to_csv(), rounds=stop, cohort_size=given["cohort_size"])
+        assert run(ParticipationController(**given, availability=availability, ledger=again)) == whole
+
+    def test_old_rounds_come_from_the_ledger(self):
+        controller = min_sep_controller()
+        whole = run(controller)
+        assert [controller.cohort(t).tolist() for t in reversed(range(20))] == whole[::-1]
+        assert len(controller.ledger) == 20
+        # From the ledger, and not drawn again: with another seed they are the same.
+        other = min_sep_controller(seed=99, ledger=controller.ledger)
+        assert run(other) == whole
+
+    def test_the_given_ledger_is_not_written_to(self):
+        ledger = ParticipationLedger(cohort_size=4)
+        min_sep_controller(ledger=ledger).cohort(0)
+        assert len(ledger) == 0
+
+    def test_rounds_recorded_from_outside_count(self):
+        # A deployment records who really came; the next draw must respect that.
+        controller = min_sep_controller(population=20)
+        controller.ledger.append(np.array([0, 1, 2, 3]))
+        cohorts = run(controller, 5)
+        assert sorted(client for cohort in cohorts for client in cohort) == list(range(20))
+
+    def test_numpys_global_generator_is_left_alone(self):
+        np.random.seed(1)  # noqa: NPY002  (the one under test)
+        before = np.random.get_state()[1].copy()  # noqa: NPY002
+        first = run(min_sep_controller())
+        assert (np.random.get_state()[1] == before).all()  # noqa: NPY002
+        np.random.seed(2)  # noqa: NPY002
+        assert run(min_sep_controller()) == first
+
+    @pytest.mark.parametrize(
+        ("t", "kind"), [(1, ValueError), (-1, ValueError), (20, ValueError), (0.0, TypeError), (True, TypeError)]
+    )
+    def test_rounds_out_of_order(self, t, kind):
+        controller = min_sep_controller()
+        with pytest.raises(kind, match=f"t={t}"):
+            controller.cohort(t)
+        assert len(controller.ledger) == 0
+
+    def test_no_round_after_the_last(self):
+        controller = min_sep_controller()
+        run(controller)
+        with pytest.raises(ValueError, match="t=20 cannot be drawn"):
+            controller.cohort(20)
+
+
+# The schemas and schemes, with everything that a run can have; the population is above cohort_draws.SMALL.
+PROCESS = """
+import warnings
+from fedmf.availability import Diurnal
+from fedmf.behavior import DeviceBehavior
+from fedmf.controller import ParticipationController
+from fedmf.participation import Participation
+from fedmf.sampling import CyclicPoisson, CyclicShuffle
+
+warnings.simplefilter("ignore")
+size = {"population": 30_000, "cohort_size": 40}
+poisson = CyclicPoisson(**size, groups=4)
+shuffle = CyclicShuffle(**size, groups=5, reshuffle=True)
+for participation, more in (
+    (Participation(rounds=12, schema="min_sep", min_sep=4),
+     {"availability": Diurnal(), "behavior": DeviceBehavior(dropout=0.1, noncompliant_fraction=0.1, timer_jitter=1)}),
+    (Participation(rounds=12, schema="fixed_epoch", min_sep=5), {}),
+    (poisson.participation(12), {"sampling": poisson, "availability": Diurnal()}),
+    (shuffle.participation(12), {"sampling": shuffle}),
+):
+    controller = ParticipationController(participation, **size, seed=5, **more)
+    for t in range(12):
+        print(controller.cohort(t).tolist(), controller.ledger.selected(t).tolist())
+"""
+
+
+class TestProcesses:
+    def test_the_same_cohorts_in_every_process(self):
+        def printed(**environment):
+            done = subprocess.run(
+                [sys.executable, "-c", PROCESS],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=120,
+                env={**os.environ, **environment},
+            )
+            return done.stdout
+
+        first = printed(PYTHONHASHSEED="1")
+        assert len(first.splitlines()) == 48
+        assert len(set(first.splitlines())) > 40
+        assert printed(PYTHONHASHSEED="2") == first
+
+
+@pytest.mark.slow
+def test_a_hundred_million_clients_in_a_gigabyte():
+    # In a process of its own: the largest resident memory, with an order that takes four bytes a client.
+    # Not getrusage: its maximum begins with what the process that made this one held.
+    program = """
+import pathlib
+from fedmf.availability import Diurnal
+from fedmf.controller import ParticipationController
+from fedmf.participation import Participation
+
+size = {"population": 100_000_000, "cohort_size": 6500}
+for schema in ("min_sep", "fixed_epoch"):
+    participation = Participation(rounds=1000, schema=schema, min_sep=500)
+    controller = ParticipationController(participation, **size, seed=5, availability=Diurnal())
+    assert sum(len(controller.cohort(t)) for t in range(30)) > 30 * 500
+    assert controller._after.nbytes + controller._count.nbytes == 300_000_000
+status = pathlib.Path("/proc/self/status").read_text()
+print(next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 10**9
+
+
+class TestDryPool:
+    def test_warns_and_returns_fewer(self):
+        controller = min_sep_controller(availability=lambda t: np.arange(30) < (2 if t == 1 else 30))
+        assert len(controller.cohort(0)) == 4
+        with pytest.warns(PoolRanDryWarning, match="round 1: only [012] of cohort_size=4"):
+            assert len(controller.cohort(1)) <= 2
+        assert len(controller.cohort(2)) == 4
+        assert controller.ledger.observed().short_rounds == 1
+
+    def test_nobody_at_all(self):
+        controller = min_sep_controller(availability=lambda t: np.zeros(30, bool))
+        with pytest.warns(PoolRanDryWarning, match="only 0 of"):
+            cohort = controller.cohort(0)
+        assert cohort.shape == (0,)
+        assert cohort.dtype == np.int64
+
+    @pytest.mark.parametrize(
+        "mask",
+        [np.ones(29, bool), np.ones((30, 1), bool), np.ones(30), [True] * 29],
+        ids=["short", "2-D", "floats", "list"],
+    )
+    def test_a_mask_of_another_shape(self, mask):
+        controller = min_sep_controller(availability=lambda t: mask)
+        with pytest.raises(ValueError, match=r"availability\(0\) gave .* must give a boolean mask of shape \(30,\)"):
+            controller.cohort(0)
+        assert len(controller.ledger) == 0
+
+
+class TestRefusals:
+    @settings(deadline=None, max_examples=300)
+    @given(settings_of_controllers())
+    def test_every_number_suggested_works(self, given):
+        message = refusal(given)
+        if not message:
+            return
+        ways = re.findall(r"(?:lower|raise|use) (?:the )?(\w+)(?: to at most | to |=)(\d+)", message)
+        assert ways, message
+        for name, number in ways:
+            changed = dict(given)
+            p = given["participation"]
+            # Not counting on defaults: everything else stays as it was, except limits that no longer fit.
+            if name in ("population", "cohort_size"):
+                changed[name] = int(number)
+            elif name == "max_participations":
+                changed["participation"] = dataclasses.replace(p, max_participations=int(number))
+            elif name == "min_sep":
+                changed["participation"] = Participation(rounds=p.rounds, schema=p.schema, min_sep=int(number))
+            else:
+                assert (name, p.schema) == ("rounds", "single")
+                changed["participation"] = Participation(rounds=int(number), schema="single")
+            second = refusal(changed)
+            if second:
+                # One change can bring up the other limit, max_participations, which was given on purpose.
+                assert p.max_participations < -(-p.rounds // p.min_sep), (message, name, number, second)
+                assert "max_participations" in second
+
+    @settings(deadline=None, max_examples=300)
+    @given(settings_of_controllers())
+    def test_refused_exactly_when_it_cannot_work(self, given):
+        p, size, population = given["participation"], given["cohort_size"], given["population"]
+        by_separation = size * p.min_sep <= population
+        by_count = size * p.rounds <= population * p.max_participations
+        whole_order = p.schema != "fixed_epoch" or p.max_participations == -(-p.rounds // p.min_sep)
+        assert (not refusal(given)) == (by_separation and by_count and whole_order)
+
+    @pytest.mark.parametrize(
+        ("change", "kind", "words"),
+        [
+            ({"participation": 5}, TypeError, ["participation=5", "fedmf.Participation"]),
+            ({"population": 0}, ValueError, ["population=0", "number of clients"]),
+            ({"population": 30.0}, TypeError, ["population=30.0", "number of clients"]),
+            ({"cohort_size": 0}, ValueError, ["cohort_size=0", "clients a round"]),
+            ({"cohort_size": 31}, ValueError, ["cohort_size=31", "population=30", "at most 30"]),
+            ({"cohort_size": 7}, ValueError, ["cohort_size=7", "min_sep=5", "= 35", "population=30", "at most 6"]),
+            ({"seed": -1}, ValueError, ["seed=-1", "non-negative"]),
+            ({"seed": None}, TypeError, ["seed=None", "non-negative"]),
+            ({"seed": 1.5}, TypeError, ["seed=1.5", "non-negative"]),
+            ({"availability": np.ones(30, bool)}, TypeError, ["availability=", "function of the round"]),
+        ],
+    )
+    def test_refused_in_one_sentence(self, change, kind, words):
+        with pytest.raises(kind) as caught:
+            min_sep_controller(**change)
+        message = str(caught.value)
+        assert ". " not in message
+        for word in words:
+            assert word in message
+
+    def test_the_seed_has_no_default(self):
+        with pytest.raises(TypeError, match="seed"):
+            ParticipationController(Participation(rounds=2, schema="single"), population=4, cohort_size=1)
+
+    @pytest.mark.parametrize(
+        ("cohorts", "words"),
+        {
+            "too soon": ([[0], [1], [2], [3], [0]], "round 4 has client 0"),
+            "other population": ([[30]], "round 0 names client 30, outside 0..29"),
+            "other cohort size": ([[0, 1, 2, 3, 4]], "round 0 has 5 clients, cohort_size=4"),
+            "longer run": ([[]] * 21, "has a round 20 but the run has rounds=20"),
+        }.values(),
+    )
+    def test_a_ledger_that_breaks_the_participation(self, cohorts, words):
+        ledger = ParticipationLedger(cohort_size=4, cohorts=[np.array(c, np.int64) for c in cohorts])
+        with pytest.raises(ValueError, match=words) as caught:
+            min_sep_controller(ledger=ledger)
+        assert "another run" in str(caught.value)
+
+    def test_a_fixed_order_of_another_seed(self):
+        # Going on from it would bring clients back in another than their turn, which nothing later would notice.
+        fixed = Participation(rounds=20, schema="fixed_epoch", min_sep=5)
+        first = min_sep_controller(participation=fixed)
+        run(first, 3)
+        with pytest.raises(ValueError, match="another run"):
+            min_sep_controller(participation=fixed, seed=4, ledger=first.ledger)

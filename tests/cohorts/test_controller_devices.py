@@ -1,0 +1,213 @@
+import warnings
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from fedmf.audits.guarantee import audit_ledger
+from fedmf.cohorts.availability import Independent
+from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
+from fedmf.cohorts.devices import DeviceBehavior
+from fedmf.mechanisms import IdentityMechanism
+from fedmf.participation.ledger import ParticipationLedger
+from fedmf.participation.schema import Participation
+from fedmf.privacy.plan import Plan
+from tests.cohorts.controllers import FALSE_POSITIVE_RATE
+
+PARTICIPATION = Participation(rounds=60, schema="min_sep", min_sep=12, max_participations=4)
+# Below and above cohort_draws.SMALL: cohorts are found in two ways.
+SIZES = {"everybody asked": (400, 20), "picked at random": (20_000, 1000)}
+
+
+def controller_of(size=(400, 20), participation=PARTICIPATION, seed=3, **more):
+    return ParticipationController(participation, population=size[0], cohort_size=size[1], seed=seed, **more)
+
+
+def finished(controller):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PoolRanDryWarning)
+        for t in range(controller.participation.rounds):
+            controller.cohort(t)
+    return controller
+
+
+class TestDropout:
+    @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+    def test_planned_and_achieved(self, size):
+        controller = finished(controller_of(size, behavior=DeviceBehavior(dropout=0.3, seed=5)))
+        ledger = controller.ledger
+        planned, achieved = ledger.planned().observed(), ledger.observed()
+        assert planned.short_rounds == 0
+        assert planned.participations == 60 * size[1]
+        for t in range(60):
+            assert set(ledger.cohort(t)) < set(ledger.selected(t))
+        left = scipy.stats.binomtest(achieved.participations, planned.participations, 0.7)
+        assert left.pvalue > FALSE_POSITIVE_RATE
+
+    def test_the_timer_starts_all_the_same(self):
+        # Planned and not only achieved rounds are min_sep apart, and count towards the limit.
+        ledger = finished(controller_of(behavior=DeviceBehavior(dropout=0.5, seed=5))).ledger
+        assert ledger.planned().observed().min_separation == 12
+        assert ledger.planned().observed().max_participations == 4
+        dropped = [set(ledger.selected(t)) - set(ledger.cohort(t)) for t in range(60)]
+        assert sum(map(len, dropped)) > 400
+        for t, clients in enumerate(dropped):
+            for later in range(t + 1, min(t + 12, 60)):
+                assert not clients & set(ledger.selected(later))
+
+    def test_the_same_clients_are_selected_whether_or_not_some_drop_out(self):
+        without, with_some = finished(controller_of()), finished(controller_of(behavior=DeviceBehavior(dropout=0.4)))
+        assert without.ledger.pairs().tolist() == with_some.ledger.planned().pairs().tolist()
+
+    def test_no_pool_ran_dry(self):
+        controller = controller_of(behavior=DeviceBehavior(dropout=0.9))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert len(controller.cohort(0)) < 20
+
+    def test_everybody_drops_out(self):
+        ledger = finished(controller_of(behavior=DeviceBehavior(dropout=1))).ledger
+        assert ledger.observed().participations == 0
+        assert ledger.planned().observed().participations == 60 * 20
+
+    def test_the_guarantee_is_not_weaker(self):
+        plan = Plan(
+            mechanism=IdentityMechanism(rounds=60),
+            participation=PARTICIPATION,
+            noise_multiplier=1.3,
+            clip_norm=1.0,
+            delta=1e-6,
+        )
+        audit = finished(controller_of(behavior=DeviceBehavior(dropout=0.5))).audit(plan)
+        assert audit.epsilon <= plan.epsilon
+        assert audit.observed.short_rounds == 60
+
+
+class TestDisobedience:
+    behavior = DeviceBehavior(noncompliant_fraction=0.1, seed=7)
+
+    @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+    def test_harms_nobody_else(self, size):
+        ledger = finished(controller_of(size, behavior=self.behavior)).ledger
+        away = ledger.noncompliant()
+        assert len(away) > 0.05 * size[0]
+        assert self.behavior.noncompliant(away).all()
+        rest = ledger.well_behaved()
+        for client, rounds in rest.rounds_of_clients().items():
+            assert client not in away
+            assert PARTICIPATION.allows(rounds)
+        observed = rest.observed()
+        assert (observed.min_separation, observed.max_participations) == (12, 4)
+        # And those who deviate do come too soon and too often, or this would show nothing.
+        everybody = ledger.observed()
+        assert everybody.min_separation == 1
+        assert everybody.max_participations > 4
+        assert rest.observed().participations < everybody.participations
+
+    def test_the_audit_of_the_well_behaved(self):
+        plan = Plan(
+            mechanism=IdentityMechanism(rounds=60),
+            participation=PARTICIPATION,
+            noise_multiplier=1.3,
+            clip_norm=1.0,
+            delta=1e-6,
+        )
+        ledger = finished(controller_of(behavior=self.behavior)).ledger
+        assert audit_ledger(ledger.well_behaved(), plan).epsilon == pytest.approx(plan.epsilon)
+        # The same participations, and nobody known to deviate: the guarantee of all is worse.
+        everybody = ParticipationLedger(cohort_size=20, cohorts=[ledger.cohort(t) for t in range(60)])
+        assert audit_ledger(everybody, plan).epsilon > 1.2 * plan.epsilon
+
+    def test_nobody_disobeys_unless_asked_for(self):
+        ledger = finished(controller_of()).ledger
+        assert len(ledger.noncompliant()) == 0
+        assert ledger.well_behaved().pairs().tolist() == ledger.pairs().tolist()
+
+
+class TestEarlyTimers:
+    @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+    def test_by_so_many_rounds_at_most(self, size):
+        # The pool is small, so that clients come back as soon as they may.
+        participation = Participation(rounds=80, schema="min_sep", min_sep=18)
+        controller = controller_of(size, participation, behavior=DeviceBehavior(timer_jitter=3, seed=2))
+        observed = finished(controller).ledger.observed()
+        assert observed.min_separation == 15
+        # The limit is kept although more rounds would fit.
+        assert observed.max_participations <= participation.max_participations
+
+    def test_every_wait_is_drawn_anew(self):
+        behavior = DeviceBehavior(timer_jitter=3, seed=2)
+        clients = np.repeat(np.arange(300), 40)
+        early = behavior.rounds_early(clients, np.tile(np.arange(40), 300))
+        assert scipy.stats.chisquare(np.bincount(early, minlength=4)).pvalue > FALSE_POSITIVE_RATE
+        assert (np.ptp(early.reshape(300, 40), axis=1) == 3).all()
+
+    @pytest.mark.parametrize("timer_jitter", [12, 13])
+    def test_nothing_left_of_the_separation(self, timer_jitter):
+        with pytest.raises(
+            ValueError, match=f"timer_jitter={timer_jitter} leaves nothing of min_sep=12: use at most 11"
+        ):
+            controller_of(behavior=DeviceBehavior(timer_jitter=timer_jitter))
+
+
+class TestResume:
+    everything = DeviceBehavior(dropout=0.2, noncompliant_fraction=0.05, timer_jitter=2, seed=11)
+
+    @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+    @pytest.mark.parametrize("stop", [0, 1, 31, 60])
+    def test_goes_on_from_the_first_rounds_of_a_ledger(self, size, stop):
+        given = {"behavior": self.everything, "availability": Independent(probability=0.8, seed=1)}
+        whole = finished(controller_of(size, **given)).ledger
+        again = finished(controller_of(size, **given, ledger=whole.first(stop))).ledger
+        for t in range(60):
+            assert (again.selected(t) == whole.selected(t)).all()
+            assert (again.cohort(t) == whole.cohort(t)).all()
+        assert (again.noncompliant() == whole.noncompliant()).all()
+
+    def test_a_ledger_of_the_disobedient_is_refused_by_those_who_know_of_none(self):
+        ledger = finished(controller_of(behavior=DeviceBehavior(noncompliant_fraction=0.2))).ledger
+        with pytest.raises(ValueError, match="who may not take part then"):
+            controller_of(ledger=ledger)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("change", "kind", "words"),
+        [
+            ({"dropout": 1.5}, ValueError, "dropout=1.5 is not a probability"),
+            ({"dropout": -0.1}, ValueError, "dropout=-0.1 is not a probability"),
+            ({"dropout": "0.1"}, TypeError, "dropout='0.1' is a str"),
+            ({"noncompliant_fraction": 2}, ValueError, "noncompliant_fraction=2 is not a probability"),
+            ({"noncompliant_fraction": float("nan")}, ValueError, "noncompliant_fraction=nan is not finite"),
+            ({"timer_jitter": -1}, ValueError, "timer_jitter=-1"),
+            ({"timer_jitter": 0.5}, TypeError, "timer_jitter=0.5"),
+            ({"seed": -1}, ValueError, "seed=-1"),
+        ],
+    )
+    def test_one_sentence(self, change, kind, words):
+        with pytest.raises(kind, match=words) as caught:
+            DeviceBehavior(**change)
+        assert ". " not in str(caught.value)
+
+    def test_another_kind(self):
+        with pytest.raises(TypeError, match="behavior='rude' must be a fedmf.cohorts.devices.DeviceBehavior"):
+            controller_of(behavior="rude")
+
+    @pytest.mark.parametrize("change", [{"noncompliant_fraction": 0.1}, {"timer_jitter": 1}])
+    def test_a_fixed_order_has_no_timers(self, change):
+        fixed = Participation(rounds=20, schema="fixed_epoch", min_sep=5)
+        with pytest.raises(ValueError, match='schema="fixed_epoch" leaves no choice to devices'):
+            controller_of(participation=fixed, behavior=DeviceBehavior(**change))
+
+    def test_a_fixed_order_has_dropouts(self):
+        fixed = Participation(rounds=20, schema="fixed_epoch", min_sep=5)
+        ledger = finished(controller_of(participation=fixed, behavior=DeviceBehavior(dropout=0.5))).ledger
+        assert ledger.planned().observed().short_rounds == 0
+        for rounds in ledger.rounds_of_clients().values():
+            assert fixed.allows(rounds)
+
+
+def test_what_was_selected_is_kept_when_all_took_part():
+    ledger = ParticipationLedger(cohort_size=2)
+    ledger.append(np.array([3, 1]))
+    assert ledger.selected(0).tolist() == ledger.cohort(0).tolist() == [3, 1]

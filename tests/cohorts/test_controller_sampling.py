@@ -1,0 +1,304 @@
+import dataclasses
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmf.cohorts.availability import Independent
+from fedmf.cohorts.controller import ParticipationController, _covers
+from fedmf.cohorts.devices import DeviceBehavior
+from fedmf.participation.ledger import ParticipationLedger
+from fedmf.participation.schema import Participation
+from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
+from tests.cohorts.controllers import FALSE_POSITIVE_RATE
+from tests.oracles import allowed_sets
+
+SCHEMES = {
+    "poisson": CyclicPoisson(population=60, cohort_size=6, groups=3),
+    "fixed size": CyclicFixedSize(population=61, cohort_size=6, groups=3),
+    "shuffle": CyclicShuffle(population=62, cohort_size=6, groups=5),
+    "reshuffle": CyclicShuffle(population=62, cohort_size=6, groups=5, reshuffle=True),
+}
+
+
+def controller_of(scheme, rounds=40, seed=1, **more):
+    given = {"population": scheme.population, "cohort_size": scheme.cohort_size, **more}
+    participation = given.pop("participation", None) or scheme.participation(rounds)
+    return ParticipationController(participation, sampling=scheme, seed=seed, **given)
+
+
+def drawn(controller):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return [controller.cohort(t) for t in range(controller.participation.rounds)]
+
+
+@st.composite
+def schemes(draw):
+    kind = draw(st.sampled_from([CyclicPoisson, CyclicFixedSize, CyclicShuffle]))
+    groups, size = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    population = draw(st.integers(groups * size, 40))
+    if kind is CyclicShuffle:
+        population = draw(st.integers(1, 4)) * groups * size + draw(st.integers(0, size - 1))
+        return kind(population=population, cohort_size=size, groups=groups, reshuffle=draw(st.booleans()))
+    return kind(population=population, cohort_size=size, groups=groups)
+
+
+class TestEveryScheme:
+    @settings(deadline=None, max_examples=60)
+    @given(schemes(), st.integers(1, 14), st.integers(0, 5))
+    def test_what_it_promises_holds_with_certainty(self, scheme, rounds, seed):
+        cohorts = drawn(controller_of(scheme, rounds, seed))
+        kept = scheme.participation(rounds)
+        part = {}
+        for t, cohort in enumerate(cohorts):
+            for client in cohort.tolist():
+                # Everybody keeps its part, whatever the epoch.
+                assert part.setdefault(client, t % scheme.groups) == t % scheme.groups
+        for client in range(scheme.population):
+            assert kept.allows([t for t, cohort in enumerate(cohorts) if client in cohort])
+
+    @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+    def test_goes_on_from_the_ledger(self, scheme):
+        whole = [cohort.tolist() for cohort in drawn(controller_of(scheme))]
+        first = controller_of(scheme)
+        for t in range(17):
+            first.cohort(t)
+        again = ParticipationLedger.from_csv(first.ledger.to_csv(), rounds=17, cohort_size=first.ledger.cohort_size)
+        assert [cohort.tolist() for cohort in drawn(controller_of(scheme, ledger=again))] == whole
+
+    @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+    def test_a_ledger_of_other_parts(self, scheme):
+        first = controller_of(scheme)
+        cohort = first.cohort(0)
+        ledger = ParticipationLedger(cohort_size=scheme.cohort_size, cohorts=[np.zeros(0, np.int64), cohort])
+        with pytest.raises(ValueError, match="round 1 has client"):
+            controller_of(scheme, ledger=ledger)
+
+    @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+    def test_seeds_and_epochs_differ(self, scheme):
+        runs = [[cohort.tolist() for cohort in drawn(controller_of(scheme, seed=seed))] for seed in range(3)]
+        assert runs[0] != runs[1] != runs[2]
+        epoch = getattr(scheme, "epoch", 30)
+        same = runs[0][0] == runs[0][epoch]
+        assert same == (isinstance(scheme, CyclicShuffle) and not scheme.reshuffle)
+
+
+class TestPoisson:
+    """Every test with a p-value fails for right code with probability FALSE_POSITIVE_RATE."""
+
+    scheme = SCHEMES["poisson"]  # 20 clients a part, q = 0.3
+    rounds = 1500
+
+    def matrix(self, **more):
+        """(rounds of part 0, clients of part 0), bool."""
+        cohorts = drawn(controller_of(self.scheme, self.rounds, **more))
+        came = np.zeros((self.rounds // 3, 20), bool)
+        for i, cohort in enumerate(cohorts[::3]):
+            came[i, cohort // 3] = True
+        return came
+
+    @staticmethod
+    def p_values(came, q):
+        """Of clients' frequencies, of cohort sizes, and of the dependence of clients and of rounds."""
+        rounds, clients = came.shape
+        variance = q * (1 - q)
+        frequencies = ((came.sum(axis=0) - rounds * q) ** 2).sum() / (rounds * variance)
+        expected = rounds * scipy.stats.binom.pmf(np.arange(clients + 1), clients, q)
+        likely = expected > 5
+        sizes = np.bincount(came.sum(axis=1), minlength=clients + 1)
+        table = np.append(sizes[likely], sizes[~likely].sum()), np.append(expected[likely], expected[~likely].sum())
+        normal = (came - q) / np.sqrt(variance)
+        pairs = (normal.T @ normal)[np.triu_indices(clients, 1)] / np.sqrt(rounds)
+        next_round = (normal[:-1] * normal[1:]).sum() / np.sqrt((rounds - 1) * clients)
+        return {
+            "frequencies": scipy.stats.chi2.sf(frequencies, clients),
+            "sizes": scipy.stats.chisquare(*table).pvalue,
+            "pairs": scipy.stats.chi2.sf((pairs**2).sum(), len(pairs)),
+            "rounds": 2 * scipy.stats.norm.sf(abs(next_round)),
+        }
+
+    def test_every_client_independently(self):
+        assert min(self.p_values(self.matrix(), self.scheme.probability).values()) > FALSE_POSITIVE_RATE / 4
+
+    @pytest.mark.parametrize(
+        ("mistake", "caught"),
+        {
+            "fixed size": ("fixed", "sizes"),
+            "probability of cohort over population": (0.1, "frequencies"),
+            "a twelfth too likely": (0.325, "sizes"),
+            "clients in pairs": ("pairs", "pairs"),
+            "the round before again": ("again", "rounds"),
+        }.values(),
+    )
+    def test_mistakes_are_caught(self, mistake, caught):
+        rng = np.random.default_rng(8)
+        u = rng.random((1000, 20))
+        if mistake == "fixed":
+            came = u.argsort(axis=1).argsort(axis=1) < 6
+        elif mistake == "pairs":
+            came = np.repeat(u[:, :10], 2, axis=1) < 0.3
+        elif mistake == "again":
+            came = np.repeat(u[:500], 2, axis=0) < 0.3
+        else:
+            came = u < mistake
+        assert self.p_values(came, 0.3)[caught] < FALSE_POSITIVE_RATE / 4
+
+    def test_whoever_is_away_is_not_replaced(self):
+        # With availability a each client comes with probability q a, still independently, which the guarantee for q covers.
+        came = self.matrix(
+            availability=Independent(probability=0.6, seed=3), behavior=DeviceBehavior(dropout=0.25, seed=4)
+        )
+        assert min(self.p_values(came, 0.3 * 0.6 * 0.75).values()) > FALSE_POSITIVE_RATE / 4
+
+    def test_the_draw_does_not_look_at_availability(self):
+        everyone = controller_of(self.scheme)
+        some = controller_of(
+            self.scheme, availability=Independent(probability=0.5, seed=9), behavior=DeviceBehavior(dropout=0.1)
+        )
+        drawn(everyone)
+        drawn(some)
+        for t in range(40):
+            assert some.ledger.selected(t).tolist() == everyone.ledger.cohort(t).tolist()
+            assert set(some.ledger.cohort(t)) <= set(some.ledger.selected(t))
+        assert some.ledger.observed().short_rounds > 30
+        assert some.ledger.planned().observed() == everyone.ledger.observed()
+
+    def test_a_small_cohort_is_not_a_short_one(self):
+        controller = controller_of(self.scheme)
+        sizes = {len(cohort) for cohort in drawn(controller)}
+        assert min(sizes) < 6 < max(sizes)
+        assert controller.ledger.observed().short_rounds == 0
+
+    def test_probability_one_is_everybody(self):
+        scheme = CyclicPoisson(population=12, cohort_size=4, groups=3)
+        assert [cohort.tolist() for cohort in drawn(controller_of(scheme, rounds=4))] == [
+            [0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11], [0, 3, 6, 9]
+        ]  # fmt: skip
+
+
+class TestFixedSize:
+    def test_uniform_subsets_of_the_part(self):
+        scheme = CyclicFixedSize(population=10, cohort_size=2, groups=2)
+        cohorts = drawn(controller_of(scheme, rounds=3000))
+        for part in (0, 1):
+            _, counts = np.unique(np.array(cohorts[part::2]), axis=0, return_counts=True)
+            assert len(counts) == 10  # of 2 out of 5
+            assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE / 2
+
+
+class TestReshuffle:
+    dealt = Participation(rounds=30, schema="min_sep", min_sep=1, max_participations=3)
+
+    def controller(self, participation=dealt, **more):
+        return ParticipationController(participation, population=44, cohort_size=4, seed=2, reshuffle=True, **more)
+
+    def test_once_an_epoch_in_a_new_order(self):
+        controller = self.controller()
+        cohorts = [cohort.tolist() for cohort in drawn(controller)]
+        epochs = [list(itertools.chain(*cohorts[start : start + 11])) for start in (0, 11)]
+        assert [len(set(epoch)) for epoch in epochs] == [44, 44]
+        assert epochs[0] != epochs[1]
+        assert controller.ledger.observed().max_participations == 3
+
+    def test_rounds_of_one_client_can_be_next_to_each_other(self):
+        # What the refusals below are for: this is not (k, b)-participation for any b above 1.
+        least = [
+            ParticipationController(self.dealt, population=44, cohort_size=4, seed=seed, reshuffle=True)
+            for seed in range(20)
+        ]
+        for controller in least:
+            drawn(controller)
+        assert min(controller.ledger.observed().min_separation for controller in least) == 1
+
+    @pytest.mark.parametrize(
+        "participation",
+        [
+            Participation(rounds=30, schema="fixed_epoch", min_sep=11),
+            Participation(rounds=30, schema="min_sep", min_sep=2),
+            Participation(rounds=30, schema="min_sep", min_sep=1, max_participations=2),
+            Participation(rounds=30, schema="single"),
+        ],
+        ids=str,
+    )
+    def test_refused_where_the_analysis_does_not_cover_it(self, participation):
+        with pytest.raises(ValueError, match=r"outside of the \(k, b\) analysis") as caught:
+            self.controller(participation)
+        assert 'Participation(rounds=30, schema="min_sep", min_sep=1, max_participations=3)' in str(caught.value)
+
+    def test_every_round_allows_it(self):
+        controller = self.controller(Participation(rounds=30, schema="every_round"))
+        drawn(controller)
+        assert len(controller.ledger) == 30
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("change", "kind", "words"),
+        [
+            ({"population": 61}, ValueError, ["population=61", "the sampling has population=60"]),
+            ({"cohort_size": 5}, ValueError, ["cohort_size=5", "the sampling has cohort_size=6"]),
+            ({"scheme": CyclicPoisson(population=60, cohort_size=6), "participation": Participation(rounds=4, schema="every_round")},
+             ValueError, ["groups=None", "in_groups(bands)"]),
+            ({"participation": Participation(rounds=40, schema="min_sep", min_sep=4)}, ValueError,
+             ["min_sep=3", "sampling.participation(40)"]),
+            ({"participation": Participation(rounds=40, schema="fixed_epoch", min_sep=3, max_participations=13)}, ValueError,
+             ["max_participations=14", "sampling.participation(40)"]),
+            ({"reshuffle": True}, ValueError, ["two orders", "CyclicShuffle(reshuffle=True)"]),
+            ({"behavior": DeviceBehavior(noncompliant_fraction=0.1)}, ValueError, ["leaves no choice", "noncompliant_fraction"]),
+            ({"behavior": DeviceBehavior(timer_jitter=1)}, ValueError, ["leaves no choice", "timer_jitter"]),
+            ({"scheme": SCHEMES["fixed size"], "availability": Independent(probability=0.5)}, ValueError,
+             ["likelier than its guarantee", "CyclicPoisson"]),
+            ({"scheme": SCHEMES["shuffle"], "behavior": DeviceBehavior(dropout=0.5)}, ValueError,
+             ["likelier than its guarantee", "CyclicPoisson"]),
+            ({"scheme": SCHEMES["shuffle"], "availability": lambda t: np.ones(62, bool)}, ValueError, ["CyclicPoisson"]),
+        ],
+    )  # fmt: skip
+    def test_one_sentence(self, change, kind, words):
+        change = dict(change)
+        scheme = change.pop("scheme", SCHEMES["poisson"])
+        with pytest.raises(kind) as caught:
+            controller_of(scheme, **change)
+        assert ". " not in str(caught.value)
+        for word in words:
+            assert word in str(caught.value)
+
+    def test_another_kind(self):
+        with pytest.raises(TypeError, match="scheme of fedmf.privacy.sampling"):
+            ParticipationController(
+                Participation(rounds=2, schema="every_round"), population=4, cohort_size=2, seed=0, sampling="poisson"
+            )
+
+
+def participations(rounds):
+    yield Participation(rounds=rounds, schema="single")
+    yield Participation(rounds=rounds, schema="every_round")
+    for schema, min_sep in itertools.product(("min_sep", "fixed_epoch"), range(1, rounds + 1)):
+        for most in range(1, -(-rounds // min_sep) + 1):
+            yield Participation(rounds=rounds, schema=schema, min_sep=min_sep, max_participations=most)
+
+
+def test_covers_is_never_wrong():
+    # Every pair of participations of up to six rounds, by listing what each allows.
+    seen = {True: 0, False: 0}
+    for rounds in range(1, 7):
+        every = [(p, set(allowed_sets(p))) for p in participations(rounds)]
+        for (limit, wide), (kept, narrow) in itertools.product(every, every):
+            covered = _covers(limit, kept)
+            seen[covered] += 1
+            assert not covered or narrow <= wide, (limit, kept)
+            # Refused without need only where a fixed order or a schema of another kind would do by accident.
+            if limit.schema == kept.schema:
+                assert covered == (narrow <= wide), (limit, kept)
+    assert min(seen.values()) > 100
+
+
+def test_covers_sees_a_wider_limit():
+    limit = Participation(rounds=6, schema="min_sep", min_sep=2)
+    assert _covers(limit, Participation(rounds=6, schema="fixed_epoch", min_sep=3))
+    assert not _covers(limit, Participation(rounds=6, schema="fixed_epoch", min_sep=1))
+    assert not _covers(dataclasses.replace(limit, max_participations=1), limit)

@@ -1,0 +1,246 @@
+import numpy as np
+import pytest
+import scipy.stats
+
+from fedmf.cohorts import draws as cohort_draws
+from fedmf.cohorts.availability import Independent
+from fedmf.cohorts.controller import ParticipationController
+from fedmf.cohorts.draws import EpochOrder, Parts, Pool
+from fedmf.participation.ledger import ParticipationLedger
+from fedmf.participation.schema import Participation
+from tests.cohorts.controllers import FALSE_POSITIVE_RATE
+
+
+class TestUniformity:
+    """Chi-square over the cohorts of many seeds; each test fails for right code with probability FALSE_POSITIVE_RATE."""
+
+    def test_over_pairs_of_the_first_round(self):
+        # All 15 cohorts of 2 out of 6: uniform over the sets and not only over the clients.
+        counts = self._sets(lambda seed: ParticipationController(
+            Participation(rounds=2, schema="min_sep", min_sep=2), population=6, cohort_size=2, seed=seed
+        ).cohort(0))  # fmt: skip
+        assert len(counts) == 15
+        assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
+
+    def test_over_the_eligible_of_a_later_round(self):
+        def cohort(seed):
+            first = ParticipationLedger(cohort_size=2, cohorts=[np.array([1, 4])])
+            participation = Participation(rounds=2, schema="min_sep", min_sep=2)
+            return ParticipationController(participation, population=8, cohort_size=2, seed=seed, ledger=first).cohort(
+                1
+            )
+
+        counts = self._sets(cohort)
+        assert len(counts) == 15  # of the 6 clients that are left
+        assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
+
+    def test_of_the_fixed_order(self):
+        def second_cohort(seed):
+            participation = Participation(rounds=3, schema="fixed_epoch", min_sep=3)
+            controller = ParticipationController(participation, population=6, cohort_size=2, seed=seed)
+            controller.cohort(0)
+            return controller.cohort(1)
+
+        counts = self._sets(second_cohort)
+        assert len(counts) == 15
+        assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
+
+    def test_a_preference_is_seen(self):
+        # Negative control: the same test on draws in which client 0 has one and a half times the others' weight.
+        weights = np.array([1.5, 1, 1, 1, 1, 1])
+        counts = self._sets(
+            lambda seed: np.random.default_rng(seed).choice(6, size=2, replace=False, p=weights / weights.sum())
+        )
+        assert scipy.stats.chisquare(counts).pvalue < FALSE_POSITIVE_RATE
+
+    def test_rounds_are_independent(self):
+        # Whether client 0 comes in round 0 says nothing of round 1 when every round is allowed.
+        everyone = Participation(rounds=2, schema="every_round")
+        table = np.zeros((2, 2))
+        for seed in range(3000):
+            controller = ParticipationController(everyone, population=4, cohort_size=2, seed=seed)
+            table[int(0 in controller.cohort(0)), int(0 in controller.cohort(1))] += 1
+        assert scipy.stats.chi2_contingency(table)[1] > FALSE_POSITIVE_RATE
+
+    @staticmethod
+    def _sets(cohort_of_seed, seeds=4000):
+        _, counts = np.unique([sorted(cohort_of_seed(seed)) for seed in range(seeds)], axis=0, return_counts=True)
+        return counts
+
+
+def pool_of(population, eligible, asked=None):
+    """A pool in which a fixed set may come; appends to `asked` how many were asked each time."""
+    may = np.zeros(population, bool)
+    may[eligible] = True
+
+    def eligible(clients):
+        if asked is not None:
+            asked.append(len(clients))
+        return may[clients]
+
+    def eligible_between(start, stop):
+        if asked is not None:
+            asked.append(stop - start)
+        return start + np.flatnonzero(may[start:stop])
+
+    return Pool(
+        population=population,
+        eligible=eligible,
+        eligible_between=eligible_between,
+        available=lambda clients: np.ones(len(clients), bool),
+    )
+
+
+def p_value_of_uniform_subsets(draws, eligible):
+    """Of the hypothesis that each of `draws` is a uniform subset of the eligible, by how often each of them was drawn.
+
+    The sum over M clients of (count - expected)^2 / variance, times (M - 1) / M, is chi-square with M - 1 degrees of freedom as the
+    number of draws grows: counts are multivariate normal with the covariance of sampling without replacement.
+    """
+    size = len(draws[0])
+    assert all(len(set(draw.tolist())) == len(draw) == size for draw in draws)
+    assert np.isin(np.concatenate(draws), eligible).all()
+    counts = np.bincount(np.searchsorted(eligible, np.concatenate(draws)), minlength=len(eligible))
+    share = size / len(eligible)
+    statistic = ((counts - len(draws) * share) ** 2).sum() / (len(draws) * share * (1 - share))
+    return scipy.stats.chi2.sf(statistic * (1 - 1 / len(eligible)), len(eligible) - 1)
+
+
+POPULATION = 40_000
+ELIGIBLE = {
+    "most": np.flatnonzero(np.arange(POPULATION) % 10 != 3),
+    "a tenth": np.arange(3, POPULATION, 10),
+    "one in a hundred": np.arange(0, POPULATION, 100),
+}
+
+
+class TestWithoutListingEverybody:
+    """Pools larger than draws.SMALL are asked about clients picked at random."""
+
+    @pytest.mark.parametrize("eligible", ELIGIBLE.values(), ids=ELIGIBLE)
+    def test_uniform(self, eligible):
+        pool = pool_of(POPULATION, eligible)
+        draws = [pool.draw(np.random.default_rng(seed), 60) for seed in range(600)]
+        assert p_value_of_uniform_subsets(draws, eligible) > FALSE_POSITIVE_RATE
+
+    def test_uniform_over_sets(self, monkeypatch):
+        # All 10 cohorts of 2 out of the 5 that may come, and not only the clients.
+        monkeypatch.setattr(cohort_draws, "SMALL", 0)
+        pool = pool_of(7, [0, 2, 3, 5, 6])
+        draws = [sorted(pool.draw(np.random.default_rng(seed), 2)) for seed in range(4000)]
+        _, counts = np.unique(draws, axis=0, return_counts=True)
+        assert len(counts) == 10
+        assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
+
+    def test_the_smallest_of_those_picked_is_caught(self):
+        # Negative control: the mistake of cutting off after sorting, which prefers small indices.
+        eligible = ELIGIBLE["most"]
+        draws = [np.unique(np.random.default_rng(seed).choice(eligible, 75, replace=False))[:60] for seed in range(600)]
+        assert p_value_of_uniform_subsets(draws, eligible) < FALSE_POSITIVE_RATE
+
+    def test_one_client_in_twenty_preferred_twice_is_caught(self):
+        eligible = ELIGIBLE["a tenth"]
+        weights = np.where(np.arange(len(eligible)) % 20 == 0, 2.0, 1.0)
+        draws = [
+            np.random.default_rng(seed).choice(eligible, 60, replace=False, p=weights / weights.sum())
+            for seed in range(600)
+        ]
+        assert p_value_of_uniform_subsets(draws, eligible) < FALSE_POSITIVE_RATE
+
+    @pytest.mark.parametrize("population", [10**5, 10**6, 10**7])
+    def test_the_work_is_proportional_to_the_cohort(self, population):
+        asked = []
+        may = pool_of(1, [0])
+        pool = Pool(
+            population=population,
+            eligible=lambda clients: asked.append(len(clients)) or (clients % 4 == 0),
+            eligible_between=lambda start, stop: pytest.fail("everybody was asked"),
+            available=may.available,
+        )
+        assert len(pool.draw(np.random.default_rng(1), 100)) == 100
+        assert sum(asked) < 1000  # 400 on average
+
+    @pytest.mark.parametrize("eligible", [0, 1, 59, 60, 61])
+    def test_a_pool_that_runs_dry_is_found_to_the_last_client(self, eligible):
+        asked = []
+        clients = np.random.default_rng(5).choice(POPULATION, eligible, replace=False)
+        drawn = pool_of(POPULATION, clients, asked).draw(np.random.default_rng(6), 60)
+        assert len(drawn) == min(eligible, 60)
+        assert set(drawn) <= set(clients)
+        assert sum(asked) < 3 * POPULATION
+
+    def test_of_many_rounds_of_a_run(self):
+        # Through the controller, clients away and resting: the lower half of the indices is drawn as often as it is eligible.
+        participation = Participation(rounds=6, schema="min_sep", min_sep=6)
+        counts = np.zeros((2, 2))
+        for seed in range(120):
+            controller = ParticipationController(
+                participation,
+                population=20_000,
+                cohort_size=50,
+                seed=seed,
+                availability=Independent(probability=0.5, seed=seed),
+            )
+            for t in range(6):
+                eligible = controller.eligible(t)
+                cohort = controller.cohort(t)
+                assert eligible[cohort].all()
+                low = np.arange(20_000) < 10_000
+                counts += [
+                    [(low[cohort]).sum(), (~low[cohort]).sum()],
+                    [(eligible & low).sum() / 100, (eligible & ~low).sum() / 100],
+                ]
+        share = counts[1, 0] / counts[1].sum()
+        assert scipy.stats.binomtest(int(counts[0, 0]), int(counts[0].sum()), share).pvalue > FALSE_POSITIVE_RATE
+
+
+class TestOrders:
+    def test_every_place_is_uniform(self):
+        # Client 3's place in the order of 8, of which 6 are dealt out.
+        places = []
+        for seed in range(4000):
+            order = EpochOrder(population=8, cohort_size=2, epoch=3, seed=seed)
+            dealt = np.concatenate([order.batch(t) for t in range(3)])
+            assert len(set(dealt.tolist())) == 6
+            places.append(np.flatnonzero(dealt == 3)[0] if 3 in dealt else 6)
+        observed = np.bincount(places, minlength=7)
+        assert scipy.stats.chisquare(observed, 4000 * np.array([1, 1, 1, 1, 1, 1, 2]) / 8).pvalue > FALSE_POSITIVE_RATE
+
+    def test_few_places_of_many_clients(self):
+        order = EpochOrder(population=10**6, cohort_size=100, epoch=20, seed=1)
+        dealt = np.concatenate([order.batch(t) for t in range(20)])
+        assert len(np.unique(dealt)) == 2000
+        assert scipy.stats.kstest(dealt / 10**6, "uniform").pvalue > FALSE_POSITIVE_RATE
+        assert (order.batch(23) == order.batch(3)).all()
+
+    @pytest.mark.parametrize("groups", [1, 2, 3])
+    def test_dealt_anew_within_the_parts(self, groups):
+        order = EpochOrder(population=50, cohort_size=4, epoch=12, seed=3, reshuffle=True, groups=groups)
+        epochs = [[order.batch(12 * e + i) for i in range(12)] for e in range(4)]
+        for epoch in epochs[1:]:
+            assert [b.tolist() for b in epoch] != [b.tolist() for b in epochs[0]]
+            for part in range(groups):
+                same = [np.sort(np.concatenate(e[part::groups])).tolist() for e in (epochs[0], epoch)]
+                assert same[0] == same[1]
+        # Not one after the other, but asked for at once: the same.
+        again = EpochOrder(population=50, cohort_size=4, epoch=12, seed=3, reshuffle=True, groups=groups)
+        assert (again.batch(40) == epochs[3][4]).all()
+        assert (again.batch(2) == epochs[0][2]).all()
+
+    def test_the_place_in_a_new_epoch_is_uniform(self):
+        places = []
+        for seed in range(3000):
+            order = EpochOrder(population=8, cohort_size=2, epoch=4, seed=seed, reshuffle=True)
+            first = order.batch(0)[0]
+            places.append(next(i for i in range(4) if first in order.batch(4 + i)))
+        assert scipy.stats.chisquare(np.bincount(places, minlength=4)).pvalue > FALSE_POSITIVE_RATE
+
+
+class TestParts:
+    @pytest.mark.parametrize(("population", "groups"), [(10, 3), (12, 4), (5, 5), (7, 1)])
+    def test_a_partition(self, population, groups):
+        parts = Parts(population=population, groups=groups)
+        members = [parts.members(t, np.arange(parts.size(t))) for t in range(groups)]
+        assert sorted(np.concatenate(members).tolist()) == list(range(population))
+        for t in range(2 * groups):
+            assert np.flatnonzero(parts.holds(t, np.arange(population))).tolist() == members[t % groups].tolist()

@@ -1,0 +1,156 @@
+"""Zeroing and clipping: the bound holds for every input, exactly, and nothing else changes."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fedmf.federated.aggregation import clipping
+from fedmf.federated.aggregation.clipping import ROUNDING_MARGIN, sum_dtype, zero_and_clip
+
+pytestmark = pytest.mark.tensorflow
+
+HALF = ("float16", "bfloat16")
+TINY = float(np.finfo(np.float32).tiny)
+
+
+def exact(leaves):
+    """All entries as Python floats, which hold every value of every dtype; by numpy, for which subnormal numbers are numbers."""
+    return [x for leaf in leaves for x in leaf.numpy().astype(np.float64).ravel().tolist()]
+
+
+def norm(values):
+    """The L2 norm to float64's last digit: relative to the largest entry and summed exactly."""
+    largest = max((abs(x) for x in values), default=0.0)
+    if largest == 0 or not math.isfinite(largest):
+        return largest
+    return largest * math.sqrt(math.fsum((x / largest) ** 2 for x in values))
+
+
+@pytest.fixture(scope="module")
+def clip():
+    """zero_and_clip in a graph, as TFF and tf.function run it; one trace for each structure."""
+    function = tf.function(lambda record, c, z: zero_and_clip(record, clip_norm=c, zeroing_norm=z))
+    return lambda record, c, z: function(record, tf.constant(c, tf.float64), tf.constant(z, tf.float64))
+
+
+# 70 numbers whose binary exponents lie anywhere between two ends, and a few ends of ranges among them.
+SPECIAL = [0.0, -0.0, 1.0, TINY, TINY / 4, 1e-45, 3.4e38, -1.7e308, 65504.0, 6e-8, math.inf, -math.inf, math.nan]
+
+
+@st.composite
+def numbers(draw):
+    low, high = sorted([draw(st.integers(-1074, 1022)), draw(st.integers(-160, 140))])
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    values = rng.uniform(-2, 2, 70) * 2.0 ** rng.integers(low, high, 70, endpoint=True)
+    for position, value in draw(st.dictionaries(st.integers(0, 69), st.sampled_from(SPECIAL), max_size=3)).items():
+        values[position] = value
+    return values
+
+
+MIXED = [
+    ("float16", "float16"),
+    ("bfloat16", "float64"),
+    ("float32", "float32"),
+    ("float64", "float64"),
+    ("float32", "float16"),
+]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    values=numbers(),
+    dtypes=st.sampled_from(MIXED),
+    clip_norm=st.sampled_from([1e-15, 1e-3, 1 / 3, 1.0, 30.0, 1e30]),
+    limit=st.sampled_from([1e-2, 100.0, math.inf]),
+)
+@example(values=[TINY / 4] * 70, dtypes=("float32", "float32"), clip_norm=1e-15, limit=math.inf)
+@example(values=[-0.0] * 70, dtypes=("float32", "float64"), clip_norm=1e-15, limit=math.inf)
+@example(values=[1.7e308] * 70, dtypes=("float64", "float64"), clip_norm=1.0, limit=math.inf)
+@example(values=[3.4e38] * 70, dtypes=("float32", "float64"), clip_norm=1.0, limit=math.inf)
+@example(values=[1.0] * 69 + [math.nan], dtypes=("float16", "bfloat16"), clip_norm=1.0, limit=math.inf)
+def test_no_record_is_longer_than_the_clip_norm(clip, values, dtypes, clip_norm, limit):
+    values = np.array(values)
+    # 66 and 4: whole chunks, a rest, and a leaf that is only a rest; beside them a scalar and an empty leaf.
+    leaves = [
+        tf.cast(tf.constant(values[:66].reshape(11, 6)), dtypes[0]),
+        tf.cast(tf.constant(values[66:69]), dtypes[1]),
+    ]
+    given_record = {"a": leaves[0], "b": [leaves[1], tf.zeros([2, 0], dtypes[1])], "c": tf.cast(values[69], dtypes[0])}
+    out = clip(given_record, clip_norm, limit)
+    before, after = exact(tf.nest.flatten(given_record)), exact(tf.nest.flatten(out.record))
+    size = max(abs(x) for x in before)
+
+    assert norm(after) <= clip_norm  # without a tolerance
+    assert [leaf.dtype for leaf in tf.nest.flatten(out.record)] == [
+        sum_dtype(x.dtype) for x in tf.nest.flatten(given_record)
+    ]
+    tf.nest.assert_same_structure(out.record, given_record)
+    zeroed, clipped = int(out.zeroed), int(out.clipped)
+    assert zeroed == (not all(math.isfinite(x) for x in before) or size > limit)
+    if zeroed:
+        assert after == [0.0] * len(after)
+        assert clipped == 0
+    elif norm(before) <= clip_norm * (1 - 2 * ROUNDING_MARGIN):
+        # Unchanged to the bit, but that TensorFlow may take numbers below float32's normal range for 0.
+        assert clipped == 0
+        assert all(a == b or (a == 0 and abs(b) < TINY) for a, b in zip(after, before, strict=True))
+    elif norm(before) > clip_norm:
+        # The direction is kept, and of the clip norm all but the rounding margin.
+        assert clipped == 1
+        target = [x / size * (clip_norm / norm([y / size for y in before])) for x in before]
+        np.testing.assert_allclose(after, target, rtol=2 * ROUNDING_MARGIN + 1e-6, atol=TINY)
+
+
+@pytest.mark.parametrize("size", [31, 32, 33, 2**12, 2**20 + 5])
+def test_the_margin_covers_the_rounding_of_long_records(clip, size):
+    rng = np.random.default_rng(size)
+    for values in (rng.standard_normal(size), np.full(size, 1 / 3), rng.standard_cauchy(size)):
+        out = clip([tf.constant(values, tf.float32)], 1.0, math.inf)
+        reached = np.linalg.norm(out.record[0].numpy().astype(np.longdouble))
+        assert 1 - 2 * ROUNDING_MARGIN - 1e-6 <= reached <= 1
+
+
+def test_without_the_margin_rounding_lifts_records_over_the_clip_norm(monkeypatch):
+    """The control of the tests above: they would see it."""
+    monkeypatch.setattr(clipping, "ROUNDING_MARGIN", 0.0)
+    rng = np.random.default_rng(1)
+    norms = [
+        norm(
+            exact(
+                [
+                    zero_and_clip(
+                        [tf.constant(rng.standard_normal(99), tf.float32)], clip_norm=1.0, zeroing_norm=1e9
+                    ).record[0]
+                ]
+            )
+        )
+        for _ in range(50)
+    ]
+    assert max(norms) > 1
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_half_precision_comes_back_as_float32(clip, dtype):
+    least = 2.0**-24 if dtype == "float16" else 2.0**-126
+    out = clip([tf.constant([0.75, least], dtype)], 1.0, math.inf)
+    assert out.record[0].dtype == tf.float32
+    np.testing.assert_array_equal(out.record[0], np.array([0.75, least], np.float32))
+
+
+def test_the_limit_itself_is_not_above_the_limit(clip):
+    for limit, value, zeroed in (
+        (100.0, 100.0, 0),
+        (100.0, np.nextafter(np.float32(100), np.float32(101)), 1),
+        (0.1, np.float32(0.1), 1),
+    ):
+        out = clip([tf.constant([value, 0.0], tf.float32)], 1.0, limit)
+        assert int(out.zeroed) == zeroed, (limit, value)  # float32's 0.1 is above 0.1
+
+
+def test_many_entries_below_the_limit_are_not_above_it_together(clip):
+    out = clip([tf.fill([10_000], 3.0)], 1.0, 100.0)  # of norm 300
+    assert (int(out.zeroed), int(out.clipped)) == (0, 1)

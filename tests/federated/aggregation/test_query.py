@@ -1,0 +1,397 @@
+"""The DPQuery: what reaches the sum, what comes out, and what is refused."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_privacy as tfp
+from tensorflow_privacy.privacy.dp_query import nested_query, test_utils
+
+import fedmf
+from fedmf import federated
+from fedmf.federated.noise.source import gaussian_source
+from tests.mechanisms.registry import MECHANISMS, every_mechanism
+
+pytestmark = pytest.mark.tensorflow
+ROUNDS = 5
+
+
+def make_plan(family="banded", clip_norm=1.0, noise_multiplier=1.0):
+    participation = fedmf.Participation(rounds=ROUNDS, schema="min_sep", min_sep=2)
+    mechanism = fedmf.fit(fedmf.prefix_sum(ROUNDS), participation, family=family)
+    return fedmf.Plan(
+        mechanism=mechanism,
+        participation=participation,
+        noise_multiplier=noise_multiplier,
+        clip_norm=clip_norm,
+        delta=1e-6,
+    )
+
+
+def make_query(specs=None, *, clip_norm=1.0, noise_multiplier=1.0, zeroing_norm=100.0, noise_seed=1, **options):
+    specs = {"a": tf.TensorSpec([2, 3]), "b": tf.TensorSpec([])} if specs is None else specs
+    plan = make_plan(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
+    return federated.MatrixFactorizationQuery(plan, specs, noise_seed=noise_seed, zeroing_norm=zeroing_norm, **options)
+
+
+def preprocess(query, record):
+    return query.preprocess_record(query.derive_sample_params(query.initial_global_state()), record)
+
+
+def add_up(query, records):
+    sample = query.initial_sample_state()
+    params = query.derive_sample_params(query.initial_global_state())
+    for record in records:
+        sample = query.accumulate_record(params, sample, record)
+    return sample
+
+
+def flat(record):
+    return np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in tf.nest.flatten(record)] or [np.zeros(0)])
+
+
+def norm(record):
+    return np.linalg.norm(flat(record))
+
+
+def operations(build, strategy):
+    """How often each operation is in the graph of a round's result, functions that it calls included."""
+    mechanism = build(12)
+    participation = fedmf.Participation(rounds=12, schema="min_sep", min_sep=3)
+    plan = fedmf.Plan(mechanism=mechanism, participation=participation, noise_multiplier=1.0, clip_norm=1.0, delta=1e-6)
+    query = federated.MatrixFactorizationQuery(plan, tf.TensorSpec([7]), noise_seed=1, noise_strategy=strategy)
+    result = tf.function(lambda *states: query.get_noised_result(*states)[:2])
+    graph = result.get_concrete_function(
+        query.initial_sample_state(), query.initial_global_state()
+    ).graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return collections.Counter(node.op for node in nodes)
+
+
+@every_mechanism
+def test_a_row_that_is_handed_in_costs_every_mechanism_the_same(build):
+    """In TFF the mechanisms differ in the values of constants alone, so that what one of them adds to a round all of them add."""
+    assert operations(build, "precomputed") == operations(MECHANISMS["identity"], "precomputed")
+
+
+def test_rows_made_in_the_graph_do_not():
+    """Negative control of the test above."""
+    assert operations(MECHANISMS["banded"], "recurrent") != operations(MECHANISMS["identity"], "recurrent")
+
+
+def rows(query, size, seed=1):
+    """The noise of the sum in every round, (rounds, size), from the definitions."""
+    L = query.plan.mechanism.stream().causal().as_contraction().contraction
+    Z = np.stack([gaussian_source(seed, size)(t).numpy() for t in range(ROUNDS)]).astype(np.float64)
+    return L @ Z * query.plan.stddev
+
+
+def test_zeroing_comes_before_clipping():
+    record = {"a": tf.fill([2, 3], 0.0), "b": tf.constant(101.0)}
+    assert norm(preprocess(make_query(zeroing_norm=100.0), record).record) == 0
+    assert norm(preprocess(make_query(zeroing_norm=102.0), record).record) == pytest.approx(1.0, rel=2e-6)
+    assert norm(preprocess(make_query(zeroing_norm=None), record).record) == pytest.approx(1.0, rel=2e-6)
+
+
+def test_calls_are_pure_and_deterministic():
+    query = make_query()
+    zero = query.initial_sample_state()
+    state = query.initial_global_state()
+    once, after, _ = query.get_noised_result(zero, state)
+    twice, _, _ = query.get_noised_result(zero, state)
+    tf.nest.map_structure(lambda a, b: np.testing.assert_array_equal(a, b), once, twice)
+    other, _, _ = query.get_noised_result(zero, after)
+    assert not np.allclose(once["a"], other["a"])
+    assert int(query.derive_metrics(after)["rounds_done"]) == 1
+
+
+def test_leaves_do_not_share_noise():
+    specs = [tf.TensorSpec([4]), tf.TensorSpec([4])]
+    query = make_query(specs)
+    (one, other), _, _ = query.get_noised_result(query.initial_sample_state(), query.initial_global_state())
+    assert not np.isclose(one, other).any()
+
+
+# TensorFlow Privacy's expectations of a query: its documentation of DPQuery, the tests of its own queries, and its wrappers.
+
+STRUCTURES = {
+    "tensor": tf.TensorSpec([3]),
+    "scalar": tf.TensorSpec([]),
+    "list": [tf.TensorSpec([3]), tf.TensorSpec([])],
+    "nested": (
+        tf.TensorSpec([0]),
+        collections.OrderedDict(x=[tf.TensorSpec([2, 2], tf.float64)], y=tf.TensorSpec([3], tf.bfloat16)),
+    ),
+}
+every_structure = pytest.mark.parametrize("specs", STRUCTURES.values(), ids=STRUCTURES.keys())
+
+
+def filled(specs, value):
+    return tf.nest.map_structure(lambda spec: tf.cast(tf.fill(spec.shape, value), spec.dtype), specs)
+
+
+@pytest.mark.parametrize(("kind", "in_graph"), [*((kind, False) for kind in STRUCTURES), ("nested", True)])
+def test_a_sample_is_summed_and_noised_as_tensorflow_privacy_does_it(kind, in_graph):
+    specs = STRUCTURES[kind]
+    query = make_query(specs)
+    size = flat(filled(specs, 0.0)).size
+    one_round = lambda state: test_utils.run_query(query, [filled(specs, v) for v in (0.25, -0.125, 7.0)], state)  # noqa: E731
+    one_round = tf.function(one_round) if in_graph else one_round
+    state = query.initial_global_state()
+    for t in range(ROUNDS):
+        result, state = one_round(state)
+        tf.nest.map_structure(lambda leaf, spec: leaf.shape.assert_is_compatible_with(spec.shape), result, specs)
+        assert [leaf.dtype for leaf in tf.nest.flatten(result)] == [leaf.dtype for leaf in tf.nest.flatten(specs)]
+        length = np.sqrt(size)
+        expected = min(0.25, 1 / length) - min(0.125, 1 / length) + 1 / length + rows(query, size)[t]
+        half = 2.0**-8 if any(leaf.dtype == tf.bfloat16 for leaf in tf.nest.flatten(specs)) else 0
+        np.testing.assert_allclose(flat(result), expected, rtol=half, atol=1e-5)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="planned for rounds=5"):
+        one_round(state)
+
+
+@every_structure
+def test_sample_states_merge_and_take_templates(specs):
+    query = make_query(specs)
+    records = [filled(specs, v) for v in (0.2, 3.0, np.nan)]
+    whole = add_up(query, records)
+    merged = query.merge_sample_states(add_up(query, records[:1]), add_up(query, records[1:]))
+    tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), merged, whole)
+    assert (int(whole.clients), int(whole.zeroed)) == (3, 1)
+    for template in (specs, filled(specs, 1.0), tf.nest.map_structure(lambda spec: np.zeros(spec.shape), specs)):
+        tf.nest.map_structure(
+            lambda a, b: (np.testing.assert_array_equal(a, b), a.dtype == b.dtype or pytest.fail("dtype")),
+            query.initial_sample_state(template),
+            query.initial_sample_state(),
+        )
+
+
+def test_the_global_state_is_a_structure_of_tensors_and_params_hold_nothing_of_it():
+    query = make_query()
+    state = query.initial_global_state()
+    again = tf.nest.map_structure(tf.identity, state)
+    assert type(again) is type(state)
+    _, after, event = query.get_noised_result(query.initial_sample_state(), again)
+    tf.nest.map_structure(lambda a, b: a.shape.assert_is_compatible_with(b.shape), after, state)
+    assert [leaf.dtype for leaf in tf.nest.flatten(after)] == [leaf.dtype for leaf in tf.nest.flatten(state)]
+    assert [float(p) for p in query.derive_sample_params(after)] == [1.0, 100.0]
+    # One event for the whole run; those of rounds do not compose.
+    assert type(event).__name__ == "UnsupportedDpEvent"
+
+
+def test_inside_a_normalized_query():
+    query = make_query(tf.TensorSpec([3]))
+    mean = tfp.NormalizedQuery(query, denominator=4.0)
+    result, state = test_utils.run_query(mean, [tf.constant([3.0, 0, 0]), tf.constant([0.0, 0.5, 0])])
+    np.testing.assert_allclose(result, (np.array([1, 0.5, 0]) + rows(query, 3)[0]) / 4, atol=1e-6)
+    assert float(mean.derive_metrics(state)["clip_fraction"]) == 0.5
+    own = make_query(tf.TensorSpec([3]), divisor=4)
+    np.testing.assert_allclose(
+        test_utils.run_query(own, [tf.constant([3.0, 0, 0]), tf.constant([0.0, 0.5, 0])])[0], result, rtol=1e-6
+    )
+
+
+def test_inside_a_nested_query():
+    parts = collections.OrderedDict(
+        a=make_query(tf.TensorSpec([2]), noise_seed=1), b=make_query([tf.TensorSpec([])] * 2, noise_seed=2)
+    )
+    nested = nested_query.NestedSumQuery(parts)
+    record = collections.OrderedDict(a=tf.constant([3.0, 4.0]), b=[tf.constant(0.1), tf.constant(0.2)])
+    result, state = test_utils.run_query(nested, [record])
+    np.testing.assert_allclose(result["a"], np.array([0.6, 0.8]) + rows(parts["a"], 2, seed=1)[0], atol=1e-5)
+    np.testing.assert_allclose(result["b"], np.array([0.1, 0.2]) + rows(parts["b"], 2, seed=2)[0], atol=1e-5)
+    metrics = nested.derive_metrics(state)
+    assert (int(metrics["a/rounds_done"]), float(metrics["a/clip_fraction"]), float(metrics["b/clip_fraction"])) == (
+        1,
+        1.0,
+        0.0,
+    )
+
+
+def test_a_restart_which_would_repeat_the_noise_is_refused():
+    with pytest.raises(ValueError, match="reset_state"):
+        tfp.RestartQuery(make_query(), tfp.restart_query.PeriodicRoundRestartIndicator(period=2))
+
+
+def test_metrics_are_those_of_the_last_round():
+    query = make_query(tf.TensorSpec([2]))
+    state = query.initial_global_state()
+    for t, values in enumerate(([0.1, 5.0, 5.0, np.inf], [], [101.0, 0.0])):
+        _, state, _ = query.get_noised_result(add_up(query, [tf.constant([v, 0.0]) for v in values]), state)
+        metrics = {name: value.numpy().item() for name, value in query.derive_metrics(state).items()}
+        assert metrics == {
+            "rounds_done": t + 1,
+            "noise_stddev": pytest.approx(query.plan.stddev),
+            "clients": len(values),
+            "clip_fraction": (0.5, 0.0, 0.0)[t],
+            "zeroed": (1, 0, 1)[t],
+        }
+    assert set(make_query(count_metrics=False).derive_metrics(state)) == {"rounds_done", "noise_stddev"}
+
+
+@pytest.mark.parametrize("clients", [0, 1, 40])
+def test_the_divisor_is_fixed_whoever_takes_part(clients):
+    query = make_query(tf.TensorSpec([2]), divisor=10)
+    sample = add_up(query, [tf.constant([0.25, 0.0])] * clients)
+    result, _, _ = query.get_noised_result(sample, query.initial_global_state())
+    np.testing.assert_allclose(result, (np.array([0.25 * clients, 0]) + rows(query, 2)[0]) / 10, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_half_precision_is_summed_in_float32_and_rounded_once(dtype):
+    query = make_query([tf.TensorSpec([2], dtype)], noise_multiplier=0.0, divisor=4096)
+    # In float16 a sum of 2^-11 stops at 1, in bfloat16 at 1/8.
+    sample = add_up(query, [[tf.constant([2.0**-11, -(2.0**-11)], dtype)]])
+    for _ in range(12):
+        sample = query.merge_sample_states(sample, sample)
+    assert int(sample.clients) == 4096
+    assert sample.record[0].dtype == tf.float32
+    np.testing.assert_array_equal(sample.record[0], [2.0, -2.0])
+    (result,), _, _ = query.get_noised_result(sample, query.initial_global_state())
+    assert result.dtype == dtype
+    np.testing.assert_array_equal(result, np.array([2.0**-11, -(2.0**-11)]))
+
+
+def test_entries_may_be_rounded_by_as_much_as_is_said():
+    grid, size = 1e-3, 400
+    values = tf.constant(np.random.default_rng(0).uniform(0.5, 0.51, size), tf.float32)
+    # Rounding away from 0, by a whole step at most.
+    after = {
+        allowed: np.linalg.norm(
+            np.ceil(preprocess(make_query(tf.TensorSpec([size]), entry_rounding=allowed), values).record / grid) * grid
+        )
+        for allowed in (0.0, grid)
+    }
+    assert after[grid] <= 1 < after[0.0]
+
+
+def test_a_seed_of_the_operating_system_is_new_each_time_and_lives_in_the_state():
+    zero = make_query().initial_sample_state()
+    draw = lambda query, state: flat(query.get_noised_result(zero, state)[0])  # noqa: E731
+    one, other = make_query(noise_seed="os"), make_query(noise_seed="os")
+    kept = one.initial_global_state()
+    assert not np.isclose(draw(one, kept), draw(other, other.initial_global_state())).any()
+    np.testing.assert_array_equal(draw(other, kept), draw(one, kept))
+
+
+def test_the_seed_is_not_shown():
+    seed = 98765432123456789
+    query = make_query(noise_seed=seed)
+    shown = [
+        repr(query),
+        str(query),
+        repr(vars(query)),
+        repr(query.plan),
+        repr(query.derive_metrics(query.initial_global_state())),
+    ]
+    with pytest.raises(ValueError, match="zeroing_norm") as refused:
+        make_query(noise_seed=seed, zeroing_norm=-1)
+    assert not any(str(seed) in text for text in [*shown, repr(refused.value)])
+
+
+def test_a_state_that_is_a_constant_of_a_graph_is_refused():
+    query = make_query()
+    state, zero = query.initial_global_state(), query.initial_sample_state()
+
+    def closed_over(constant):
+        return tf.function(lambda: query.get_noised_result(zero, constant)[0])
+
+    for constant in (state, tf.nest.map_structure(lambda leaf: leaf.numpy(), state)):
+        with pytest.raises(ValueError, match="every call would add the same noise"):
+            closed_over(constant)()
+    variables = tf.nest.map_structure(lambda leaf: tf.Variable(leaf, trainable=False), state)
+
+    @tf.function
+    def step():
+        result, after, _ = query.get_noised_result(zero, variables)
+        tf.nest.map_structure(lambda variable, value: variable.assign(value), variables, after)
+        return result
+
+    out = np.stack([flat(step()) for _ in range(ROUNDS)])
+    np.testing.assert_allclose(out, rows(query, 7), atol=1e-5)
+
+
+def test_records_of_other_shapes_are_refused():
+    query = make_query()
+    for record in ({"a": tf.zeros([2, 3])}, {"a": tf.zeros([3, 2]), "b": tf.constant(0.0)}):
+        with pytest.raises(ValueError, match="not those that the query was made for"):
+            preprocess(query, record)
+        with pytest.raises(ValueError, match="not those that the query was made for"):
+            query.initial_sample_state(record)
+
+
+@pytest.mark.parametrize("dtype", [tf.float64, tf.complex64, tf.int32])
+def test_tensors_of_other_dtypes_are_refused(dtype):
+    query = make_query(tf.TensorSpec([2]))
+    with pytest.raises(TypeError, match=f"a leaf of dtype {dtype.name} where the query was made for float32"):
+        preprocess(query, tf.ones([2], dtype))
+
+
+def test_numbers_that_are_not_real_are_refused():
+    for record, kind in ((np.array([1j, 0.0]), "complex128"), (np.array(["1", "2"]), "string")):
+        with pytest.raises(TypeError, match=f"a leaf of dtype {kind}"):
+            preprocess(make_query(tf.TensorSpec([2])), record)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wider"), [(tf.float16, tf.float32), (tf.bfloat16, tf.float32), (tf.float32, tf.float64)]
+)
+def test_what_fits_into_the_dtype_of_the_specs_is_widened(dtype, wider):
+    record = tf.constant([0.5, 0.25], dtype)
+    for given in (record, tf.Variable(record), record.numpy()):
+        kept = preprocess(make_query(tf.TensorSpec([2], wider)), given).record
+        assert kept.dtype == wider
+        np.testing.assert_array_equal(kept, [0.5, 0.25])
+
+
+def test_numbers_are_taken_in_the_dtype_of_the_specs():
+    query = make_query(tf.TensorSpec([2]))
+    np.testing.assert_array_equal(preprocess(query, np.array([0.5, 0.25])).record, np.float32([0.5, 0.25]))
+    np.testing.assert_allclose(preprocess(query, np.array([1, 0])).record, np.float32([1, 0]), rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"plan": 3}, TypeError, "plan=3 must be a fedmf.Plan"),
+        ({"noise_seed": None}, ValueError, "noise_seed=None"),
+        ({"noise_seed": -1}, ValueError, "noise_seed"),
+        ({"noise_seed": True}, TypeError, "noise_seed"),
+        ({"zeroing_norm": 0.0}, ValueError, "zeroing_norm=0.0"),
+        ({"zeroing_norm": float("nan")}, ValueError, "zeroing_norm=nan"),
+        ({"zeroing_norm": object()}, TypeError, "let one client.s update change another"),
+        ({"record_specs": tf.TensorSpec([2], tf.int32)}, TypeError, "float32 or float64"),
+        ({"record_specs": tf.TensorSpec([None])}, TypeError, "fully defined shape"),
+        ({"record_specs": {}}, ValueError, "has no entries"),
+        ({"record_specs": [1.0]}, TypeError, "record_specs has a leaf 1.0: use tf.TensorSpec"),
+        ({"record_specs": [tf.TensorSpec([0])]}, ValueError, "has no entries"),
+        ({"divisor": 0}, ValueError, "divisor=0"),
+        ({"entry_rounding": 0.9}, ValueError, "leaves nothing of clip_norm=1.0"),
+        ({"entry_rounding": -1e-9}, ValueError, "entry_rounding=-1e-09"),
+        ({"plan": lambda: make_plan(clip_norm=1e-21)}, ValueError, "plan.clip_norm=1e-21"),
+    ],
+)
+def test_refusals_name_the_argument(change, error, words):
+    arguments = {"plan": make_plan(), "record_specs": tf.TensorSpec([2]), "noise_seed": 1} | change
+    plan, specs = arguments.pop("plan"), arguments.pop("record_specs")
+    with pytest.raises(error, match=words):
+        federated.MatrixFactorizationQuery(plan() if callable(plan) else plan, specs, **arguments)
+
+
+def test_nothing_of_a_float64_sum_is_finer_than_the_noise():
+    """Noise in float32 has no digits of its own below its rounding: those of the sum would come out bare."""
+    specs = tf.TensorSpec([4], tf.float64)
+    others = np.array([0.1, 0.2, 0.3, 0.4])
+
+    def released(victim):
+        query = make_query(specs, noise_seed=3)
+        records = [tf.constant(others), tf.constant(victim, tf.float64)]
+        result, _, _ = query.get_noised_result(add_up(query, records), query.initial_global_state())
+        return result.numpy()
+
+    out = released([1e-9, 3e-10, -2e-10, 1e-10])
+    assert out.dtype == np.float64
+    # Division by 1: what comes out is a float32 number, whoever took part.
+    assert (out == out.astype(np.float32)).all()
+    assert (out == released([0.0, 0.0, 0.0, 0.0])).all()

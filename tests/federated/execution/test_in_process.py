@@ -1,0 +1,278 @@
+"""The fast execution with hand-written client work: the same model as stock TFF, repeatable, resumable, and quick to stop."""
+
+import dataclasses
+import os
+import pathlib
+import re
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from fedmf import federated
+from fedmf.federated.execution.choice import FastExecution, build_execution
+from tests.federated.run_small import config
+
+pytestmark = pytest.mark.tensorflow
+
+from fedmf.tasks.stackoverflow import stackoverflow_task, write_synthetic_corpus  # noqa: E402
+
+SIZES = {"vocabulary_size": 30, "sequence_length": 5, "embedding_size": 6, "lstm_size": 10, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """Loss -> task."""
+    corpus = tmp_path_factory.mktemp("corpus") / "corpus.sqlite"
+    write_synthetic_corpus(corpus, clients=12, seed=0, sentences_per_client=9.0, vocabulary_size=259)
+    made = {
+        loss: stackoverflow_task(
+            corpus, **SIZES, loss=loss, validation_sentences=20, test_sentences=20, max_sentences=10, progress=False
+        )
+        for loss in ("masked", "published")
+    }
+    if made["masked"].local_epoch() is None:
+        pytest.skip("no C compiler")
+    return made
+
+
+@pytest.fixture(scope="module")
+def task(tasks):
+    return tasks["masked"]
+
+
+def run(task, settings, *, rounds=6, state=None, first=0, **options):
+    """Weights and rows of metrics after some rounds, noise on; and the execution and its state."""
+    plan = settings.plan()
+    execution = build_execution(task, plan, settings, 9, **options)
+    state = execution.init() if state is None else execution.from_leaves(state)
+    rows = []
+    for t in range(first, rounds):
+        clients = [(3 * t + i) % len(task.client_ids) for i in range(4)]
+        state, row = execution.next(state, [task.client_examples(task.client_ids[c]) for c in clients])
+        rows.append(row)
+    return execution.weights(state), rows, execution.leaves(state)
+
+
+@pytest.mark.parametrize("loss", ["masked", "published"])
+def test_the_same_model_as_stock_tff(tasks, loss):
+    task = tasks[loss]
+    settings = {"client_learning_rate": 1.0, "zeroing_norm": 1.0}
+    fast, rows, _ = run(task, config(**settings))
+    stock, expected, _ = run(task, config("tff", **settings))
+    assert 0 < sum(row["zeroed"] for row in rows) < 4 * len(rows)
+    assert any(row["clip_fraction"] > 0 for row in rows)
+    initial = [v.numpy() for v in task.build_model(3).trainable_variables]
+    for a, b, start in zip(fast, stock, initial, strict=True):
+        assert np.abs(a - start).max() > 0.05
+        np.testing.assert_allclose(a, b, atol=3e-6)  # float32, six rounds
+    for one, other in zip(rows, expected, strict=True):
+        assert one["train_loss"] == pytest.approx(other.pop("train_loss"), rel=1e-5)
+        assert {k: v for k, v in one.items() if k != "train_loss"} == pytest.approx(other)
+
+
+def test_the_same_model_as_automatic_differentiation(task):
+    settings = config(client_learning_rate=1.0)
+    hand, _, _ = run(task, settings)
+    keras, _, _ = run(task, settings, client_work="differentiated")
+    for a, b in zip(hand, keras, strict=True):
+        np.testing.assert_allclose(a, b, atol=3e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_change_no_bit_and_a_run_resumes(task, threads):
+    whole, rows, _ = run(task, config())
+    _, before, state = run(task, config(), rounds=3, threads=threads)
+    parts, after, _ = run(task, config(), first=3, state=state, threads=threads)
+    assert before + after == rows
+    for a, b in zip(whole, parts, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def execution_of(task, epoch, **options):
+    """A fast execution whose clients train by `epoch`, and its first state."""
+    settings = config()
+    made = dataclasses.replace(task, local_epoch=lambda: lambda weights: epoch)
+    execution = build_execution(made, settings.plan(), settings, 9, **options)
+    assert isinstance(execution, FastExecution)
+    assert execution.client_work == "hand_written"
+    return execution, execution.init()
+
+
+def test_updates_are_summed_in_the_cohort_s_order(task):
+    """Clients that finish in another order: the sum of floats that depend on it is the same."""
+    rng = np.random.default_rng(1)
+    shift = {count: float(10.0 ** rng.uniform(-6, 0)) for count in range(1, 9)}
+
+    def epoch(x, y, *, learning_rate, update, stop, slow):
+        time.sleep(0.05 * (len(x) % 3 if slow else 0))
+        for part in update:
+            part[...] = shift[len(x)]
+        return 0.0
+
+    cohort = [(np.ones((count, 5), np.int32),) * 2 for count in shift]
+    sums = []
+    for slow, threads in ((False, 1), (True, 4)):
+        execution, state = execution_of(
+            task, lambda *args, slow=slow, **options: epoch(*args, slow=slow, **options), threads=threads
+        )
+        sums.append(execution.weights(execution.next(state, cohort)[0]))
+    for a, b in zip(*sums, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_ctrl_c_and_errors_stop_the_other_clients(task):
+    running, stopped = threading.Event(), threading.Event()
+
+    def epoch(x, y, *, learning_rate, update, stop):
+        if len(x) == 1:
+            running.wait(10)
+            raise KeyboardInterrupt
+        running.set()
+        for _ in range(1000):
+            if stop[0]:
+                stopped.set()
+                return 0.0
+            time.sleep(0.01)
+        return 0.0
+
+    execution, state = execution_of(task, epoch, threads=2)
+    cohort = [(np.ones((count, 5), np.int32),) * 2 for count in (1, 2, 2, 2)]
+    with pytest.raises(KeyboardInterrupt):
+        execution.next(state, cohort)
+    assert stopped.is_set()
+    # What was started before is over: the next round is undisturbed.
+    assert execution.next(state, [])[1]["examples"] == 0
+
+
+@pytest.mark.parametrize("floats", [0, 1, 1000, 2**20 - 1, 2**20, 3_000_001])
+def test_room(floats):
+    from fedmf.federated.execution.c_library import room
+
+    held = room(floats)
+    assert (held.shape, held.dtype) == ((floats,), np.float32)
+    assert not floats or held.ctypes.data % 64 == 0  # nothing has no place
+    assert held.flags.writeable
+    assert not held.any()
+    held[...] = 1.0  # all of it is there
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/smaps").exists(), reason="Linux tells what memory is like")
+@pytest.mark.parametrize(("floats", "huge"), [(2**19, False), (3_000_001, True)])
+def test_large_room_is_memory_that_huge_pages_are_for(floats, huge):
+    from fedmf.federated.execution.c_library import room
+
+    if not pathlib.Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pytest.skip("a kernel without huge pages")
+    held = room(floats)
+    address = held.ctypes.data + held.nbytes // 2
+    # A line "from-to rwxp ..." for each piece of memory, and lines about it; p is private, hg "huge pages wanted".
+    pieces = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", pathlib.Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+    for piece in filter(None, pieces):
+        first, last = (int(end, 16) for end in piece.split(" ", 1)[0].split("-"))
+        if first <= address < last:
+            assert piece.split()[1] == "rw-p"
+            assert (" hg" in piece.rpartition("VmFlags:")[2]) == huge
+            return
+    pytest.fail("the room is nowhere")
+
+
+def test_an_update_and_its_tensors_are_the_same_memory():
+    import tensorflow as tf
+
+    from fedmf.federated.execution.client_work import _Update
+
+    shapes = [(3, 5), (0,), (), (1500, 1000)]
+    update = _Update([tf.TensorSpec(shape, tf.float32) for shape in shapes])
+    add = tf.function(lambda *parts: [part + 1.0 for part in parts])
+    for value in (2.0, 3.0):
+        for array in update.arrays:
+            array[...] = value
+        for shape, tensor, more in zip(shapes, update.tensors, add(*update.tensors), strict=True):
+            assert tensor.shape == shape
+            np.testing.assert_array_equal(tensor, np.full(shape, value))
+            np.testing.assert_array_equal(more, np.full(shape, value + 1.0))
+
+
+def test_arguments_are_checked(task):
+    settings = config()
+    with pytest.raises(ValueError, match="client_work='cuda' must be one of hand_written, differentiated"):
+        build_execution(task, settings.plan(), settings, 9, client_work="cuda")
+    with pytest.raises(ValueError, match="threads=0"):
+        build_execution(task, settings.plan(), settings, 9, threads=0)
+
+
+def test_without_a_compiler_the_keras_model_trains(task, monkeypatch, tmp_path):
+    from fedmf.federated.execution import c_library
+
+    monkeypatch.setenv(c_library.COMPILER_VARIABLE, "")
+    source = tmp_path / "one.c"
+    source.write_text("int one(void) { return 1; }\n")
+    assert c_library.library(source) is None
+    without = dataclasses.replace(task, local_epoch=lambda: None)
+    settings = config()
+    execution = build_execution(without, settings.plan(), settings, 9)
+    assert execution.client_work == "differentiated"
+    assert "install a C compiler, or name one in FEDMF_CC" in execution.slow
+    for told in (dataclasses.replace(task, local_epoch=None), task):
+        assert not build_execution(told, settings.plan(), settings, 9, client_work="differentiated").slow
+    with pytest.raises(ValueError, match="it may need a C compiler"):
+        build_execution(without, settings.plan(), settings, 9, client_work="hand_written")
+
+
+def test_a_library_is_compiled_once_and_by_content(monkeypatch, tmp_path):
+    from fedmf.federated.execution import c_library
+
+    if c_library.compiler() is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "cache"))
+    for number in (1, 2):
+        source = tmp_path / f"{number}" / "number.c"
+        source.parent.mkdir()
+        source.write_text(f"int number(void) {{ return {number}; }}\n")
+        assert c_library.library(source).number() == number
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    broken = tmp_path / "broken.c"
+    broken.write_text("this is not C\n")
+    assert c_library.library(broken) is None
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_so_many_clients_train_side_by_side(task, threads):
+    lock, running, most = threading.Lock(), 0, 0
+
+    def epoch(x, y, *, learning_rate, update, stop):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.1)
+        for part in update:
+            part[...] = 0.0
+        with lock:
+            running -= 1
+        return 0.0
+
+    settings = config()
+    watched = dataclasses.replace(task, local_epoch=lambda: lambda weights: epoch)
+    execution = build_execution(watched, settings.plan(), settings, 9, threads=threads)
+    execution.next(execution.init(), [task.client_examples(name) for name in task.client_ids[:9]])
+    assert most == threads
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not pathlib.Path("/proc/self/statm").exists(), reason="Linux tells how much memory is in use")
+def test_memory_does_not_grow(task, tmp_path):
+    """Of `federated.train`, whatever other tests have taken before: what is in use, and not the peak."""
+    in_use = []
+
+    def look(t):
+        if t in (99, 498):
+            in_use.append(int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+
+    settings = config(rounds=500, min_sep=3, **SIZES, checkpoint_every=50, evaluate_every=500)
+    federated.train(task, settings, folder=tmp_path / "run", noise_seed=9, progress=False, on_round=look)
+    # 400 rounds of one leaked update of 4 KB a client would be 6 MB.
+    assert in_use[1] - in_use[0] < 4 << 20

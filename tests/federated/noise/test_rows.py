@@ -1,0 +1,207 @@
+"""The Gaussian source and the rows of N Z on tensors."""
+
+import dataclasses
+import warnings
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+from fedmf.federated.noise.rows import NoiseRows, NoiseState
+from fedmf.federated.noise.source import gaussian_source
+from fedmf.mechanisms import BandedMechanism, IdentityMechanism, NoiseStream, TreeMechanism
+from fedmf.noise.blocks import block_form
+from fedmf.noise.strategies import GRAPH_STRATEGIES, MAX_STATE_BYTES, MAX_STATE_ROWS
+from tests.mechanisms.registry import every_mechanism
+from tests.noise.test_buffers import random_buffers
+
+pytestmark = pytest.mark.tensorflow
+
+
+def rows_of(
+    rows: NoiseRows, count: int, state: NoiseState | None = None, step: Any = None
+) -> tuple[np.ndarray, NoiseState]:
+    step = tf.function(rows.next) if step is None else step
+    state = rows.initial_state() if state is None else state
+    out = []
+    for _ in range(count):
+        row, state = step(state)
+        out.append(row.numpy())
+    return np.array(out), state
+
+
+def strategies(stream):
+    """All that run this stream without help."""
+    return ["regenerated", *(["recurrent"] if block_form(stream, length=1, most_width=MAX_STATE_ROWS) else [])]
+
+
+def noise_rows(stream, size, strategy, seed=5):
+    return NoiseRows(stream=stream, size=size, noise_seed=seed, strategy=strategy)
+
+
+def causal(mechanism):
+    """L of N = L Q by a road of its own, (rounds, rounds): N itself where N is causal."""
+    N = mechanism.noising()
+    if N.shape[0] == N.shape[1] and not np.triu(N, 1).any():
+        return N
+    with mpmath.workdps(40):
+        return np.array(mpmath.cholesky(mpmath.matrix(N) * mpmath.matrix(N).T).tolist(), dtype=np.float64)
+
+
+@every_mechanism
+@pytest.mark.parametrize("rounds", [1, 9, 2 * MAX_STATE_ROWS + 3])
+def test_rows_are_those_of_the_noising_matrix_in_every_strategy(build, rounds):
+    mechanism, size = build(rounds), 6
+    L, draw = mechanism.stream().causal().as_contraction().contraction, gaussian_source(5, size)
+    Z = np.stack([draw(i).numpy() for i in range(rounds)]).astype(np.float64)
+    # float32 sums of at most rounds terms, each bounded by max |N Z| partial sums; the laws test N itself in float64.
+    scale = np.abs(L).sum(axis=1, keepdims=True).max() * np.abs(Z).max()
+    for strategy in strategies(mechanism.stream()):
+        out, _ = rows_of(noise_rows(mechanism.stream(), size, strategy), rounds)
+        np.testing.assert_allclose(out, L @ Z, rtol=0, atol=1e-6 * scale, err_msg=strategy)
+
+
+@pytest.mark.parametrize(("window", "sums"), [(1, 0), (1, 3), (4, 0), (4, 2)])
+def test_buffers_of_any_shape_are_run(window, sums):
+    buffers = random_buffers(3, 40, window, sums)
+    # With a large diagonal, for float32 to hold it.
+    buffers = dataclasses.replace(buffers, window=buffers.window + 10.0 * np.eye(1, window))
+    rows = NoiseRows(
+        stream=NoiseStream(rounds=40, sources=40, buffers=buffers),
+        size=40,
+        noise_seed=1,
+        source=lambda key, size: lambda i: tf.eye(40)[tf.minimum(i, 39)],
+    )
+    assert rows.strategy == "recurrent"
+    np.testing.assert_allclose(rows_of(rows, 40)[0], buffers.matrix(), rtol=1e-5, atol=1e-5)
+
+
+@every_mechanism
+def test_basis_vectors_write_out_the_causal_noising_matrix(build):
+    mechanism = build(11)
+    L = causal(mechanism)
+    basis = tf.eye(11 + 16, 11)  # a block may draw past the last source, with coefficient zero
+    for strategy in strategies(mechanism.stream()):
+        rows = NoiseRows(
+            stream=mechanism.stream(),
+            size=11,
+            noise_seed=1,
+            strategy=strategy,
+            source=lambda key, size: lambda i: basis[i],
+        )
+        np.testing.assert_allclose(rows_of(rows, 11)[0], L, rtol=2e-6, atol=2e-6)
+
+
+@every_mechanism
+def test_stopping_anywhere_changes_nothing(build):
+    stream = build(40).stream()
+    for strategy in strategies(stream):
+        rows = noise_rows(stream, 3, strategy)
+        again = noise_rows(stream, 3, strategy, seed=6)  # the state holds the key
+        step, step_again = tf.function(rows.next), tf.function(again.next)
+        whole, _ = rows_of(rows, 40, step=step)
+        for stop in (1, 31, 33):
+            first, state = rows_of(rows, stop, step=step)
+            kept = NoiseState(*(np.asarray(part) for part in state))
+            rest, _ = rows_of(again, 40 - stop, NoiseState(*(tf.constant(part) for part in kept)), step=step_again)
+            np.testing.assert_array_equal(np.concatenate([first, rest]), whole)
+
+
+@pytest.mark.parametrize("strategy", GRAPH_STRATEGIES)
+def test_past_the_last_round_is_refused(strategy):
+    rows = noise_rows(IdentityMechanism(rounds=3).stream(), 2, strategy)
+    late = rows.initial_state()._replace(next_round=tf.constant(3), made_for=tf.constant(3))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="planned for rounds=3"):
+        tf.function(rows.next)(late)
+
+
+def test_a_row_is_handed_in_for_its_round_only():
+    rows = noise_rows(IdentityMechanism(rounds=3).stream(), 2, "precomputed")
+    state = rows.initial_state()
+    row, later = tf.function(rows.next)(state)  # as TFF does when it initialises
+    assert np.isnan(row).all()
+    for wrong in (later, later._replace(made_for=tf.constant(0)), later._replace(made_for=tf.constant(2))):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="no noise was handed in"):
+            tf.function(rows.next)(wrong)
+    row, state = tf.function(rows.next)(state._replace(made_for=tf.constant(0), rows=tf.constant([[1.5, -2.5]])))
+    np.testing.assert_array_equal(row, [1.5, -2.5])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no noise was handed in"):
+        tf.function(rows.next)(state)
+
+
+def test_a_model_of_any_size_keeps_few_rows():
+    stream = TreeMechanism(rounds=2052).stream()
+    for size in (1, 10_000, 4_050_748, 10**9):
+        rows = noise_rows(stream, size, "regenerated")
+        assert 1 <= rows.state_rows <= MAX_STATE_ROWS
+        assert rows.state_rows == 1 or rows.state_rows * size * 4 <= MAX_STATE_BYTES
+
+
+def test_what_fits_is_carried_and_what_does_not_is_redrawn():
+    dense = np.tril(np.random.default_rng(1).uniform(0.1, 1.0, (100, 100))) + 100 * np.eye(100)
+    assert noise_rows(BandedMechanism(diagonals=np.ones((9, 1))).stream(), 10, None).strategy == "recurrent"
+    assert noise_rows(TreeMechanism(rounds=100, decoder="full").stream(), 10, None).strategy == "recurrent"
+    stream = NoiseStream(rounds=100, sources=100, contraction=dense)
+    assert noise_rows(stream, 10, None).strategy == "regenerated"
+    with pytest.raises(
+        ValueError, match="noise_strategy='carried' needs a mechanism whose rounds share at most 32 rows"
+    ):
+        noise_rows(stream, 10, "recurrent")
+    with pytest.raises(ValueError, match="noise_strategy='carry'"):
+        noise_rows(stream, 10, "carry")
+
+
+def test_a_slow_choice_is_said():
+    dense = np.tril(np.random.default_rng(1).uniform(0.1, 1.0, (200, 200))) + 200 * np.eye(200)
+    stream = NoiseStream(rounds=200, sources=200, contraction=dense)
+    with pytest.warns(UserWarning, match=r"about \d+ s a round on average .*HostNoise"):
+        noise_rows(stream, 10**7, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        noise_rows(stream, 1000, None)
+        noise_rows(stream, 10**7, "regenerated")  # asked for
+        noise_rows(IdentityMechanism(rounds=200).stream(), 10**7, None)
+
+
+def test_the_seed_is_not_shown():
+    assert "987654321" not in repr(noise_rows(IdentityMechanism(rounds=3).stream(), 2, None, seed=987654321))
+
+
+# A Kolmogorov-Smirnov test of 200,000 values: passes a standard normal with probability 1 - FALSE_POSITIVE. Its seeds are fixed, so it
+# either always passes or always fails; the rate says how surprising a failure is.
+FALSE_POSITIVE = 1e-6
+
+
+def normal_enough(values: np.ndarray) -> bool:
+    return scipy.stats.kstest(values, "norm").pvalue > FALSE_POSITIVE
+
+
+def correlated(one: np.ndarray, other: np.ndarray) -> bool:
+    return scipy.stats.pearsonr(one, other)[1] < FALSE_POSITIVE
+
+
+def test_source_is_standard_normal_and_the_test_can_fail():
+    values = gaussian_source(8, 200_000)(3).numpy()
+    assert normal_enough(values)
+    assert not normal_enough(1.03 * values)
+    assert not normal_enough(values + 0.02)
+
+
+def test_rows_seeds_and_coordinates_are_independent_and_the_test_can_fail():
+    draw = gaussian_source(8, 200_000)
+    row = draw(0).numpy()
+    others = [draw(1), draw(2**31 - 1), gaussian_source(9, 200_000)(0), gaussian_source(8 + 2**64, 200_000)(0)]
+    for other in others:
+        assert not correlated(row, other.numpy())
+    for lag in (1, 2, 3, 4, 8, 1024):
+        assert not correlated(row[lag:], row[:-lag])
+    assert correlated(row, row + 50 * draw(1).numpy())
+
+
+def test_a_row_is_a_function_of_seed_and_index_alone():
+    eager = gaussian_source(8, 1000)(7).numpy()
+    np.testing.assert_array_equal(tf.function(gaussian_source(8, 1000))(tf.constant(7)).numpy(), eager)
+    np.testing.assert_array_equal(gaussian_source(8, 5000)(7).numpy()[:1000], eager)

@@ -1,0 +1,131 @@
+"""Models that would carry one client's data into another's update, or repeat noise on other updates, are refused before a run begins."""
+
+import dataclasses
+
+import pytest
+import tensorflow as tf
+
+from fedmf import federated
+from fedmf.federated.training.model_check import check_model
+from tests.federated.run_small import config
+from tests.federated.small_task import CLASSES, LENGTH, small_task
+
+pytestmark = pytest.mark.tensorflow
+layers = tf.keras.layers
+
+
+class RunningMean(layers.Layer):
+    """What it has seen so far, subtracted: a client's data in the next client's gradients."""
+
+    def build(self, shape):
+        self.mean = tf.Variable(tf.zeros([shape[-1]]), trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            self.mean.assign(0.5 * self.mean + 0.5 * tf.reduce_mean(x, [0, 1]))
+        return x - self.mean
+
+
+class Seen(layers.Layer):
+    """A table of what it has seen, added to what comes next."""
+
+    def build(self, shape):
+        self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
+    def call(self, x):
+        before = self.table.lookup(tf.constant([0], tf.int64))
+        with tf.control_dependencies([self.table.insert(tf.constant([0], tf.int64), [tf.reduce_sum(x)])]):
+            return tf.ensure_shape(x + before, x.shape)
+
+
+class FromGenerator(layers.Layer):
+    """Numbers of a generator that goes on from call to call."""
+
+    def build(self, shape):
+        self.generator = tf.random.Generator.from_seed(1)
+
+    def call(self, x):
+        return x + self.generator.normal([4])
+
+
+class FromInputs(layers.Layer):
+    """Random, but a function of its inputs: the same for the same batch."""
+
+    def call(self, x):
+        seed = tf.cast(tf.bitcast(tf.stack([x[0, 0, 0], x[0, 0, 1]]), tf.int32), tf.int64)
+        return x + tf.random.stateless_normal([4], seed)
+
+
+def called_back(x):
+    y = tf.numpy_function(lambda a: a, [x], tf.float32)
+    y.set_shape(x.shape)
+    return y
+
+
+def task_with(*middle):
+    """The small task with layers between its embedding, of width 4, and its dense layer."""
+
+    def build_model(seed):
+        first = layers.Embedding(CLASSES, 4, batch_input_shape=[4, LENGTH])
+        return tf.keras.Sequential([first, *(layer() for layer in middle), layers.Dense(CLASSES)])
+
+    return dataclasses.replace(small_task(), build_model=build_model)
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (layers.BatchNormalization, "writes a variable"),
+        (lambda: layers.LSTM(4, return_sequences=True, stateful=True), "writes a variable"),
+        (RunningMean, "writes a variable"),
+        (Seen, "writes a variable or a table"),
+        (lambda: layers.Dropout(0.5), "draws random numbers"),
+        (lambda: layers.Dropout(0.5, seed=3), "draws random numbers"),
+        (lambda: layers.LSTM(4, return_sequences=True, recurrent_dropout=0.5), "draws random numbers"),
+        (lambda: layers.GaussianNoise(1.0), "draws random numbers"),
+        (FromGenerator, "(draws random numbers|writes a variable)"),
+        (lambda: layers.Lambda(called_back), "calls Python"),
+    ],
+)
+def test_is_refused_before_there_is_a_folder(tmp_path, layer, said):
+    with pytest.raises(
+        ValueError, match=rf"(?s)build_model of task 'small' .* {said}.* in training .*: (leave out|write)"
+    ):
+        federated.train(task_with(layer), config(), folder=tmp_path / "run", noise_seed=9, progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        (),
+        (lambda: layers.LSTM(4, return_sequences=True), layers.LayerNormalization),
+        (lambda: layers.GRU(4, return_sequences=True),),
+        (FromInputs,),
+        (lambda: layers.Dropout(0.0),),
+    ],
+)
+@pytest.mark.parametrize("execution", ["fast", "tff"])
+def test_is_accepted(middle, execution):
+    check_model(task_with(*middle), config(execution))
+
+
+def test_a_loss_counts_as_well():
+    noisy = dataclasses.replace(
+        small_task(), loss=lambda y, logits, real: small_task().loss(y, logits, real) + tf.random.uniform([])
+    )
+    with pytest.raises(ValueError, match="draws random numbers in training"):
+        check_model(noisy, config())
+
+
+def test_weights_that_are_not_trained():
+    frozen = task_with(lambda: layers.Dense(4, trainable=False))
+    check_model(frozen, config())
+    with pytest.raises(ValueError, match=r"(?s)not trained \(dense.*/kernel.*execution='tff'.*use execution='fast'"):
+        check_model(frozen, config("tff"))
+
+
+def test_frozen_weights_train_reproducibly(tmp_path):
+    frozen = task_with(lambda: layers.Dense(4, trainable=False, kernel_initializer=tf.keras.initializers.Identity()))
+    run = federated.train(frozen, config(), folder=tmp_path / "run", noise_seed=9, progress=False)
+    assert run.result is not None

@@ -1,0 +1,374 @@
+"""The banded fits: gradients, bounds and optima against dense definitions."""
+
+import itertools
+import signal
+import threading
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmf.mechanisms.banded import fit as banded_fit
+from fedmf.mechanisms.banded.fit import _Columns
+from fedmf.mechanisms.banded.loss import DenseLoss, StructuredLoss, banded_loss
+from fedmf.mechanisms.banded.recursion import columns_of_rows
+from fedmf.mechanisms.banded.start import toeplitz_start
+from fedmf.mechanisms.banded.symmetric_band import SymmetricBand, block_product
+from fedmf.mechanisms.error import loss, rmse
+from fedmf.mechanisms.fit import fit
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.participation.schema import Participation
+from fedmf.workloads import Workload, identity, momentum_sgd, prefix_sum, sgd
+from tests.paper_figures import BANDED_TABLE_2_BANDS, BANDED_TABLE_2_UNIT
+
+
+def single(n):
+    return Participation(rounds=n, schema="single")
+
+
+def epochs(n, b, schema="fixed_epoch"):
+    return Participation(rounds=n, schema=schema, min_sep=b)
+
+
+def matrix_of(columns):
+    n, bands = columns.shape
+    C = np.zeros((n, n))
+    for j, o in itertools.product(range(n), range(bands)):
+        if j + o < n:
+            C[j + o, j] = columns[j, o]
+    return C
+
+
+def random_structured(n, p, seed):
+    rng = np.random.default_rng(seed)
+    rows = rng.uniform(-0.4, 0.4, (n, min(n, p)))
+    rows[:, 0] = rng.uniform(0.5, 1.5, n)
+    return Workload.from_inverse("random", outside_cleared(rows))
+
+
+def outside_cleared(rows):
+    return np.where(np.arange(len(rows))[:, None] >= np.arange(rows.shape[1]), rows, 0.0)
+
+
+def random_columns(n, bands, rng):
+    columns = rng.uniform(-0.5, 0.5, (n, bands))
+    columns[:, 0] = rng.uniform(0.5, 2.0, n)
+    columns[np.arange(n)[:, None] + np.arange(bands) >= n] = 0.0
+    return columns
+
+
+def feasible(n, bands, min_sep, rng):
+    """A random C by columns, of norm 1 or (min_sep given) with classes that sum to 1."""
+    columns = random_columns(n, bands, rng)
+    squares = np.square(columns).sum(axis=1)
+    if min_sep is not None:
+        squares = np.bincount(np.arange(n) % min_sep, squares)[np.arange(n) % min_sep]
+    return columns / np.sqrt(squares)[:, None]
+
+
+SIZES = st.tuples(st.integers(1, 120), st.integers(1, 50), st.integers(1, 4), st.integers(0, 2**32 - 1))
+
+
+@given(SIZES)
+@settings(deadline=None, max_examples=60)
+def test_structured_and_dense_losses_agree_with_the_definition(sizes):
+    n, bands, p, seed = sizes[0], min(sizes[1], sizes[0]), sizes[2], sizes[3]
+    workload = random_structured(n, p, seed)
+    columns = random_columns(n, bands, np.random.default_rng(seed))
+    C = matrix_of(columns)
+    N = np.linalg.inv(C)
+    B = workload.matrix @ N
+    value, G = np.sum(B**2), -2.0 * B.T @ B @ N.T
+    for problem in (banded_loss(workload, bands), DenseLoss(workload.matrix, bands)):
+        found, gradient = problem.evaluate(columns)
+        np.testing.assert_allclose(found, value, rtol=1e-9)
+        expected = columns_of_rows(np.stack([[G[t, t - o] if t >= o else 0.0 for o in range(bands)] for t in range(n)]))
+        np.testing.assert_allclose(gradient, expected, atol=1e-8 * np.abs(expected).max())
+    assert isinstance(banded_loss(workload, bands), StructuredLoss)
+    assert isinstance(banded_loss(Workload("dense", workload.matrix), bands), DenseLoss)
+
+
+@given(SIZES, st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_gradient_of_the_free_variables(sizes, equal):
+    n, bands, seed = sizes[0] % 12 + 1, min(sizes[1], sizes[0] % 12 + 1), sizes[3]
+    rng = np.random.default_rng(seed)
+    problem = banded_loss(random_structured(n, sizes[2], seed), bands)
+    columns = _Columns(np.append(1.0, rng.uniform(-0.5, 0.5, bands - 1) / bands), n, None if equal else bands)
+    x = rng.uniform(-0.5, 0.5, columns.size)
+    C = columns.of(x)
+    sums = np.bincount(columns.classes, np.square(C).sum(axis=1))
+    np.testing.assert_allclose(sums, 1.0, rtol=1e-12)
+    slope = columns.pull_back(x, problem.evaluate(C)[1])
+    if not x.size:
+        return
+    direction = rng.standard_normal(x.size)
+    step = 1e-6
+    ahead, behind = (problem.evaluate(columns.of(x + sign * step * direction))[0] for sign in (1.0, -1.0))
+    scale = 1.0 + np.abs(slope).max() * np.linalg.norm(direction) + ahead
+    assert abs(slope @ direction - (ahead - behind) / (2 * step)) <= 1e-6 * scale
+
+
+@given(SIZES, st.booleans(), st.booleans())
+@settings(deadline=None, max_examples=80)
+def test_bounds_hold_for_every_feasible_encoder(sizes, equal, structured):
+    # Any point gives a valid bound, not only one near the optimum.
+    n, bands, seed = sizes[0], min(sizes[1], sizes[0]), sizes[3]
+    rng = np.random.default_rng(seed)
+    workload = random_structured(n, sizes[2], seed)
+    problem = banded_loss(workload, bands) if structured else DenseLoss(workload.matrix, bands)
+    min_sep = None if equal else min(n, bands + seed % 3)
+    classes = _Columns(np.eye(bands)[0], n, min_sep).classes
+    point = feasible(n, bands, min_sep, rng)
+    value, bound = problem.bound(point, classes, 1e-6)
+    np.testing.assert_allclose(value, problem.evaluate(point)[0], rtol=1e-12)
+    assert 0.0 < bound <= value * (1.0 + 1e-12)
+    for _ in range(4):
+        assert problem.evaluate(feasible(n, bands, min_sep, rng))[0] >= bound * (1.0 - 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("n", "bands", "p"), [(90, 33, 2), (70, 7, 3), (48, 48, 2), (70, 33, 1), (97, 2, 2), (5, 2, 3)]
+)
+def test_structured_bound_against_its_dense_formula(n, bands, p):
+    # At the fit, the dual point solved densely, as a linear system with one unknown for each entry inside the band.
+    workload = momentum_sgd(n, 0.5) if p == 3 else prefix_sum(n) if p == 2 else identity(n)
+    columns = columns_of_rows(fit(workload, single(n), family="banded", bands=bands, tolerance=1e-2).diagonals)
+    C, A = matrix_of(columns), workload.matrix
+    X = C.T @ C
+    M = np.linalg.inv(X) @ A.T @ A @ np.linalg.inv(X)
+    lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    inside = (lags > 0) & (lags < bands)
+    D = np.where(inside, M, 0.0) / (np.diagonal(M)[:, None] + np.diagonal(M))
+    for _ in range(600):  # Richardson's iteration, slow and sure
+        residual = np.where(inside, M - M @ D - D @ M + D @ M @ D, 0.0)
+        D += 0.4 * residual / (np.diagonal(M)[:, None] + np.diagonal(M))
+    U = (np.eye(n) - D) @ M @ (np.eye(n) - D)
+    expected = np.sum(A * (A @ np.linalg.inv(X) @ (np.eye(n) - D))) ** 2 / (
+        np.trace(U) + np.abs(np.where(inside, U, 0.0)).sum()
+    )
+    value = np.sum((A @ np.linalg.inv(C)) ** 2)
+    gap = 1.0 - expected / value
+    found, bound = banded_loss(workload, bands).bound(columns, np.arange(n), max(gap / 2.0, 1e-12))
+    np.testing.assert_allclose(found, value, rtol=1e-10)
+    assert bound <= value * (1.0 + 1e-12)
+    np.testing.assert_allclose(bound, expected, rtol=0.2 * gap + 1e-12)
+
+
+@pytest.mark.parametrize("floor", [1e-3, 1e-4, 1e-6])
+@pytest.mark.parametrize("equal_norms", [True, False])
+def test_rates_that_rise_again(floor, equal_norms):
+    # Cosine restarts. From 1e-4 on the recursion loses digits, and the fit is dense.
+    n = 128
+    rates = floor + (1.0 - floor) * (1.0 + np.cos(np.pi * (np.arange(n) % 16) / 15)) / 2.0
+    mechanism = fit(sgd(rates), epochs(n, 16), bands=16, equal_norms=equal_norms, tolerance=1e-3)
+    certificate = mechanism.certificate
+    assert certificate.gap <= 1e-3
+    under = single(n) if equal_norms else certificate.participation
+    defined = np.square((np.tri(n) * rates) @ mechanism.noising()).sum() * sensitivity(mechanism, under).value ** 2
+    np.testing.assert_allclose(certificate.loss, defined, rtol=1e-6)
+    np.testing.assert_allclose(loss(mechanism, sgd(rates), under), defined, rtol=1e-6)
+
+
+def test_momentum_with_restarts_keeps_the_structured_fit():
+    # A dense fit certifies such workloads badly, and here the recursion is precise.
+    rates = 1e-3 + (1.0 - 1e-3) * (1.0 + np.cos(np.pi * (np.arange(128) % 16) / 15)) / 2.0
+    assert fit(momentum_sgd(128, 0.95, rates), epochs(128, 32), bands=8).certificate.gap <= 1e-3
+
+
+def test_a_dense_fit_that_is_too_large_is_refused_by_name(monkeypatch):
+    rates = 1e-8 + (1.0 + np.cos(np.pi * (np.arange(128) % 16) / 15)) / 2.0
+    monkeypatch.setattr(banded_fit.checks, "MAX_BYTES", 8 * 127**2)
+    with pytest.raises(ValueError, match="workload='sgd' loses its digits in the recursion over 128 rounds"):
+        fit(sgd(rates), epochs(128, 16), bands=2)
+
+
+@pytest.mark.parametrize("n", [128, 130])
+@pytest.mark.parametrize("equal_norms", [True, False])
+def test_workloads_reach_their_tolerance(n, equal_norms):
+    rates = np.concatenate([np.linspace(0.05, 1.0, 20), np.ones(n - 52), np.linspace(1.0, 0.05, 32)])
+    participation = epochs(n, 16)
+    workloads = [prefix_sum(n), momentum_sgd(n, 0.95, rates), sgd(rates), identity(n)]
+    if not equal_norms:
+        del workloads[1]  # takes more than max_iterations steps, and says so
+    else:
+        workloads.append(sgd(rates) @ prefix_sum(n))
+    for workload in workloads:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            mechanism = fit(workload, participation, bands=12, equal_norms=equal_norms, tolerance=1e-4)
+        certificate = mechanism.certificate
+        assert certificate.gap <= 1e-4
+        under = single(n) if equal_norms else certificate.participation
+        assert (certificate.participation is None) == equal_norms
+        found = sensitivity(mechanism, under)
+        assert found.exact
+        np.testing.assert_allclose(found.value, 1.0, rtol=1e-12)
+        np.testing.assert_allclose(loss(mechanism, workload, under), certificate.loss, rtol=1e-9)
+
+
+@pytest.mark.parametrize("schema", ["fixed_epoch", "min_sep", "every_round"])
+def test_one_band_without_equal_norms_is_known(schema):
+    # C diagonal: sum a_i^2 / s_i^2 with the s_i^2 of a class summing to 1 is least for s_i^2 in proportion to a_i.
+    n, b = 12, 1 if schema == "every_round" else 4
+    workload = momentum_sgd(n, 0.5)
+    participation = Participation(rounds=n, schema=schema, min_sep=None if schema == "every_round" else b)
+    mechanism = fit(workload, participation, bands=1, equal_norms=False, tolerance=1e-9)
+    a = np.linalg.norm(workload.matrix, axis=0)
+    sums = np.array([a[i::b].sum() for i in range(b)])
+    np.testing.assert_allclose(mechanism.certificate.loss, np.sum(sums**2), rtol=1e-8)
+    np.testing.assert_allclose(np.diagonal(mechanism.encoder()) ** 2, a / np.tile(sums, n // b), rtol=1e-3)
+
+
+def test_without_equal_norms_against_an_independent_solver():
+    from scipy.optimize import minimize
+
+    n, b, bands = 7, 3, 2
+    workload = prefix_sum(n)
+
+    def value(free):
+        columns = np.stack([free[:n], np.append(free[n:], 0.0)], axis=1)
+        sums = np.bincount(np.arange(n) % b, np.square(columns).sum(axis=1))
+        C = matrix_of(columns / np.sqrt(sums[np.arange(n) % b])[:, None])
+        return np.sum((workload.matrix @ np.linalg.inv(C)) ** 2)
+
+    best = minimize(value, np.append(np.ones(n), np.full(n - 1, 0.3)), method="BFGS", options={"gtol": 1e-8}).fun
+    certificate = fit(workload, epochs(n, b), bands=bands, equal_norms=False, tolerance=1e-8).certificate
+    np.testing.assert_allclose(certificate.loss, best, rtol=1e-6)
+    assert certificate.lower_bound <= best * (1.0 + 1e-9)
+
+
+def test_dropping_equal_norms_helps_under_epochs_only():
+    n, b = 96, 24
+    for bands in (6, 24):
+        even, free = (
+            fit(prefix_sum(n), epochs(n, b), bands=bands, equal_norms=e, tolerance=1e-5) for e in (True, False)
+        )
+        assert free.certificate.loss < 4.0 * even.certificate.lower_bound
+        assert rmse(free, prefix_sum(n), epochs(n, b)) < rmse(even, prefix_sum(n), epochs(n, b))
+        at_least = epochs(n, b, "min_sep")
+        assert sensitivity(free, at_least).value > 1.001 * sensitivity(free, epochs(n, b)).value
+        # The same matrix for both schemas.
+        again = fit(prefix_sum(n), at_least, bands=bands, equal_norms=False, tolerance=1e-5)
+        assert np.array_equal(free.diagonals, again.diagonals)
+        assert again.certificate.participation == epochs(n, b)
+
+
+def test_without_equal_norms_once_is_the_problem_with_them():
+    once = Participation(rounds=20, schema="min_sep", min_sep=5, max_participations=1)
+    for participation in (single(20), once):
+        even, free = (fit(prefix_sum(20), participation, bands=5, equal_norms=e) for e in (True, False))
+        assert np.array_equal(even.diagonals, free.diagonals)
+        assert free.certificate.participation is None
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match=r"bands=5 is above min_sep=4.*bands <= 4"):
+        fit(prefix_sum(12), epochs(12, 4), bands=5, equal_norms=False)
+    fewer = Participation(rounds=12, schema="fixed_epoch", min_sep=4, max_participations=2)
+    with pytest.raises(ValueError, match=r"max_participations=2 is less than the 3 that fit.*leave"):
+        fit(prefix_sum(12), fewer, bands=4, equal_norms=False)
+    with pytest.raises(TypeError, match="equal_norms=1 is a int"):
+        fit(prefix_sum(12), epochs(12, 4), equal_norms=1)
+    with pytest.raises(ValueError, match=r"bands=13 must be in 1\.\.12"):
+        fit(prefix_sum(12), epochs(12, 4), bands=13)
+    with pytest.raises(ValueError, match=r"bands=0 must be in 1\.\.12"):
+        fit(prefix_sum(12), epochs(12, 4), bands=0)
+    n = 1_000_000  # bands=min_sep by default, which is rounds here: it must not begin
+    with pytest.raises(ValueError, match=r"bands=1000000 would take .* GiB.*toeplitz or blt.*few bands"):
+        fit(prefix_sum(n), Participation(rounds=n, schema="single"))
+
+
+@pytest.mark.parametrize("equal_norms", [True, False])
+@pytest.mark.parametrize("workload", [prefix_sum(1), momentum_sgd(1), Workload("two", [[2.0]])])
+def test_one_round(workload, equal_norms):
+    for participation in (single(1), epochs(1, 1)):
+        mechanism = fit(workload, participation, family="banded", equal_norms=equal_norms)
+        assert np.array_equal(mechanism.encoder(), [[1.0]])
+        assert mechanism.certificate.gap == 0.0
+
+
+@pytest.mark.parametrize("workload", [prefix_sum(200), Workload("dense", np.tri(200))])
+def test_interrupted_fit_keeps_the_best_so_far(workload):
+    losses = []
+
+    def interrupt(step, value, gap):
+        losses.append(value)
+        if step == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    assert threading.current_thread() is threading.main_thread()
+    with pytest.warns(RuntimeWarning, match=r"interrupted after 5 steps.*another fit starts anew"):
+        mechanism = fit(workload, single(200), bands=20, tolerance=1e-8, progress=interrupt)
+    assert mechanism.certificate.iterations == len(losses) == 5
+    np.testing.assert_allclose(mechanism.certificate.loss, losses[-1], rtol=1e-12)
+    np.testing.assert_allclose(np.linalg.norm(mechanism.encoder(), axis=0), 1.0, rtol=1e-12)
+
+
+def test_toeplitz_start():
+    n = 60
+    # Best among Toeplitz encoders: no change of a coefficient helps.
+    start = toeplitz_start(prefix_sum(n), 4)
+    problem = banded_loss(prefix_sum(n), 4)
+
+    def value(c):
+        columns = np.tile(c, (n, 1))
+        columns[np.arange(n)[:, None] + np.arange(4) >= n] = 0.0
+        return problem.evaluate(columns)[0] * (c @ c)
+
+    for o, change in itertools.product((1, 2, 3), (-0.05, 0.05)):
+        assert value(start) < value(start + change * np.eye(4)[o])
+    assert len(toeplitz_start(prefix_sum(n), 1)) == 1
+    # Without structure, or where the typical row's recurrence explodes: the square root of prefix sums.
+    wild = Workload.from_inverse("wild", outside_cleared(np.tile([1.0, 900.0, 3.0], (200, 1))))
+    for workload in (Workload("dense", np.tri(n)), wild):
+        np.testing.assert_allclose(toeplitz_start(workload, 3), [1.0, 0.5, 0.375])
+
+
+def test_symmetric_band_matches_dense():
+    n, bands, length = 50, 9, 16
+    rng = np.random.default_rng(0)
+    S = rng.standard_normal((n, n))
+    S += S.T
+    padded = np.zeros((64, 64))
+    padded[:n, :n] = S
+    tiles = padded.reshape(4, 16, 4, 16).transpose(0, 2, 1, 3)
+    band = SymmetricBand(n, bands, length)
+    parts = band.keep(np.stack([tiles[t, t] for t in range(4)]), np.stack([tiles[t + 1, t] for t in range(3)]))
+    lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    inside = np.where(lags < bands, S, 0.0)
+    np.testing.assert_allclose(band.row_sums(*parts), np.abs(inside).sum(axis=1))
+    np.testing.assert_allclose(band.inner(parts, parts), np.sum(inside**2))
+    np.testing.assert_allclose(band.main(parts[0]), np.diagonal(S))
+    # Products: S of three blocks below the diagonal, D of one, both symmetric.
+    S = [np.stack([tiles[t + q, t] for t in range(4 - q)]) for q in range(4)]
+    D = parts
+    full = np.zeros((64, 64))
+    full[:n, :n] = inside
+    product = (padded @ full).reshape(4, 16, 4, 16).transpose(0, 2, 1, 3)
+    for i in (-1, 0, 1, 2):
+        blocks = block_product(S, D, i)
+        for t in range(4):
+            expected = product[t + i, t] if 0 <= t + i < 4 else np.zeros((16, 16))
+            np.testing.assert_allclose(blocks[t], expected, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bands", "equal_norms"), BANDED_TABLE_2_BANDS)
+def test_banded_table_2(bands, equal_norms):
+    n, b = 2052, 342
+    printed = BANDED_TABLE_2_BANDS[bands, equal_norms]
+    mechanism = fit(prefix_sum(n), epochs(n, b), bands=bands, equal_norms=equal_norms, tolerance=1e-3, cache=False)
+    assert mechanism.certificate.gap <= 1e-3
+    once, under_epochs, apart = (
+        sensitivity(mechanism, participation) for participation in (single(n), epochs(n, b), epochs(n, b, "min_sep"))
+    )
+    assert once.exact
+    assert under_epochs.exact
+    assert apart.exact
+    error = rmse(mechanism, prefix_sum(n), epochs(n, b)) / BANDED_TABLE_2_UNIT
+    ratio = apart.value / under_epochs.value
+    found = (once.value / under_epochs.value, ratio, error, error * ratio)
+    assert tuple(f"{value:.2f}" for value in found) == printed

@@ -1,0 +1,168 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmf.mechanisms import BLTMechanism
+from fedmf.mechanisms.blt.fit import _positions, _Problem, _workload_poles
+from fedmf.mechanisms.blt.time_grid import time_grid
+from fedmf.mechanisms.error import loss, max_error, rmse
+from fedmf.mechanisms.fit import fit
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.mechanisms.toeplitz.fit import toeplitz_inverse
+from fedmf.participation.schema import Participation
+from fedmf.workloads import Workload, momentum_sgd, prefix_sum
+from tests.mechanisms.fits.test_toeplitz import WORKLOADS, schemas, single
+
+
+def blt(workload, participation, **options):
+    return fit(workload, participation, family="blt", cache=False, **options)
+
+
+@given(count=st.integers(0, 200_000), rate=st.floats(-9.0, 2.0))
+@settings(deadline=None, max_examples=25)
+def test_sums_over_the_grid(count, rate):
+    times, weights = time_grid(count)
+    for decay in (np.exp(-(10.0**rate)), 1.0):
+        expected = np.sum(decay ** np.arange(count))
+        np.testing.assert_allclose(weights @ decay**times, expected, rtol=1e-12)
+        np.testing.assert_allclose(
+            weights @ (times * decay**times), np.arange(count) @ decay ** np.arange(count), rtol=1e-11
+        )
+    # At most three panels, the first two and a short last one, have up to 64 rounds taken one by one.
+    assert len(times) <= 192 + 24 * max(0.0, np.log2(max(count, 1) / 64))
+
+
+@pytest.mark.parametrize("make", WORKLOADS)
+@pytest.mark.parametrize("objective", ["mean", "max"])
+@pytest.mark.parametrize("participation", schemas(40) + schemas(300), ids=lambda p: f"{p.schema} {p.rounds}")
+def test_the_objective_is_the_error_and_has_its_gradient(make, objective, participation):
+    workload = make(participation.rounds)
+    problem = _Problem(toeplitz_inverse(workload), participation, 3, objective)
+    point = problem.starts()[0] * (1.0 + 0.01 * np.random.default_rng(0).random(6))
+    value, gradient = problem.log_loss(point)
+    places = 1.0 / (1.0 + np.exp(_positions(point)))
+    mechanism = BLTMechanism(rounds=participation.rounds, decays=places[0::2], inverse_decays=places[1::2])
+    measure = loss if objective == "mean" else lambda *of: max_error(*of) ** 2
+    np.testing.assert_allclose(np.exp(value), measure(mechanism, workload, participation), rtol=1e-10)
+    expected = [(problem.log_loss(point + e)[0] - problem.log_loss(point - e)[0]) / 2e-5 for e in 1e-5 * np.eye(6)]
+    np.testing.assert_allclose(gradient, expected, atol=1e-6)
+
+
+def test_poles_of_workloads():
+    assert _workload_poles(np.array([2.0])) == [(0.0, 0.5)]
+    assert _workload_poles(np.array([1.0, -1.0])) == [(1.0, 1.0)]
+    poles = np.array(_workload_poles(toeplitz_inverse(momentum_sgd(9, 0.95))))
+    np.testing.assert_allclose(poles, [[1.0, 20.0], [0.95, -19.0]], rtol=1e-12)
+    assert _workload_poles(np.array([1.0, -2.0, 1.0])) is None  # a double pole
+    assert _workload_poles(np.array([1.0, 0.0, 1.0])) is None  # complex ones
+    assert _workload_poles(np.array([1.0, -2.0])) is None  # a growing one
+
+
+def test_a_workload_without_simple_poles_is_fitted():
+    n = 50
+    workload = prefix_sum(n) @ prefix_sum(n)
+    fitted = blt(workload, single(n))
+    root = fit(workload, single(n), family="toeplitz", coefficients="sqrt")
+    assert max_error(blt(workload, single(n), objective="max"), workload, single(n)) < 1.05 * max_error(
+        root, workload, single(n)
+    )
+    assert rmse(fitted, workload, single(n)) < rmse(root, workload, single(n))
+
+
+@pytest.mark.parametrize("make", [prefix_sum, momentum_sgd])
+def test_a_few_buffers_come_near_the_best_toeplitz_encoder(make):
+    n = 256
+    workload = make(n)
+    for objective, measure in (("mean", rmse), ("max", max_error)):
+        best = measure(fit(workload, single(n), family="toeplitz", bands=n, objective=objective), workload, single(n))
+        errors = [
+            measure(blt(workload, single(n), buffers=d, objective=objective), workload, single(n)) for d in (1, 2, 4)
+        ]
+        assert errors[2] <= errors[1] * (1.0 + 1e-6)  # equal at the tolerance of the fits, for momentum
+        assert errors[1] < errors[0]
+        assert best * (1.0 - 1e-5) <= errors[-1] <= 1.003 * best
+
+
+def test_several_participations_are_worth_fitting_to():
+    n = 300
+    participation = Participation(rounds=n, schema="min_sep", min_sep=50)
+    for objective, measure in (("mean", rmse), ("max", max_error)):
+        for_one, for_six = (
+            measure(blt(prefix_sum(n), under, objective=objective), prefix_sum(n), participation)
+            for under in (single(n), participation)
+        )
+        assert for_six < for_one
+    assert sensitivity(blt(prefix_sum(n), participation), participation).exact
+
+
+def test_certificate():
+    mechanism = blt(prefix_sum(128), single(128))
+    np.testing.assert_allclose(mechanism.certificate.loss, loss(mechanism, prefix_sum(128), single(128)), rtol=1e-12)
+    assert 0.0 < mechanism.certificate.gap < 0.15
+    assert "largest error" in blt(prefix_sum(128), single(128), objective="max").certificate_reason
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("objective", ["mean", "max"])
+def test_fewer_rounds_than_buffers(n, objective):
+    for participation in (single(n), Participation(rounds=n, schema="every_round")):
+        mechanism = blt(prefix_sum(n), participation, buffers=8, objective=objective)
+        assert mechanism.rounds == n
+        assert mechanism.buffers <= max(1, n // 2)
+        np.testing.assert_allclose(mechanism.noising() @ mechanism.encoder(), np.eye(n), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"buffers": 0}, ValueError, "buffers=0"),
+        ({"buffers": 33}, ValueError, "buffers=33"),
+        ({"buffers": 2.0}, TypeError, "buffers=2.0"),
+        ({"objective": "median"}, ValueError, "objective='median'"),
+    ],
+)
+def test_bad_options(options, error, words):
+    with pytest.raises(error, match=words):
+        blt(prefix_sum(8), single(8), **options)
+
+
+def test_uneven_workloads_are_refused_with_the_way_out():
+    for workload in (momentum_sgd(8, 0.9, np.linspace(1.0, 0.5, 8)), Workload("dense", np.tri(8))):
+        with pytest.raises(ValueError, match="without its learning rates"):
+            blt(workload, single(8))
+
+
+def test_an_interrupted_fit_keeps_the_best_so_far():
+    def interrupt(step, value, gap):
+        seen.append(value)
+        if step == 5:
+            raise KeyboardInterrupt
+
+    seen = []
+    with pytest.warns(RuntimeWarning, match="blt fit was interrupted after 5 steps"):
+        mechanism = blt(prefix_sum(100), single(100), progress=interrupt)
+    np.testing.assert_allclose(loss(mechanism, prefix_sum(100), single(100)), min(seen), rtol=1e-10)
+    with pytest.warns(RuntimeWarning, match="raise max_iterations=2"):
+        blt(prefix_sum(100), single(100), max_iterations=2)
+
+
+def test_many_buffers_are_no_worse():
+    n = 2052
+    errors = [
+        max_error(blt(prefix_sum(n), single(n), buffers=d, objective="max"), prefix_sum(n), single(n))
+        for d in (4, 8, 12)
+    ]
+    root = np.log(n) / np.pi + (np.euler_gamma + np.log(16.0)) / np.pi
+    assert root - 1e-3 < min(errors)
+    assert errors[1] <= errors[0] * (1.0 + 1e-9)
+    assert errors[2] <= errors[0] * (1.0 + 1e-9)
+
+
+def test_a_million_rounds():
+    n = 10**6
+    participation = Participation(rounds=n, schema="min_sep", min_sep=n // 6)
+    mechanism = blt(momentum_sgd(n), participation, buffers=4)
+    root = fit(momentum_sgd(n), participation, family="toeplitz", coefficients="sqrt", cache=False)
+    assert sensitivity(mechanism, participation).exact
+    assert rmse(mechanism, momentum_sgd(n), participation) < 0.9 * rmse(root, momentum_sgd(n), participation)

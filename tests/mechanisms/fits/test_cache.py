@@ -1,0 +1,174 @@
+"""Fits kept on disk."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedmf.mechanisms.fit import fit
+from fedmf.mechanisms.fitting import cache as fits
+from fedmf.mechanisms.identity import IdentityMechanism
+from fedmf.participation.schema import Participation
+from fedmf.workloads import Workload, momentum_sgd, prefix_sum
+
+SINGLE = Participation(rounds=24, schema="single")
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_worth_keeping(monkeypatch):
+    monkeypatch.setattr(fits, "WORTH_KEEPING", 0.0)
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def steps_of(folder, workload=None, participation=SINGLE, **options):
+    """The mechanism, and how many steps it took to find it: none when it comes from disk."""
+    steps = []
+    workload = prefix_sum(24) if workload is None else workload
+    options = {"family": "banded", "bands": 4, "cache": folder, **options}
+    return fit(workload, participation, progress=lambda *step: steps.append(step), **options), len(steps)
+
+
+def test_the_same_question_is_answered_from_disk(tmp_path):
+    first, steps = steps_of(tmp_path / "new")
+    assert steps > 0
+    again, steps = steps_of(tmp_path / "new")
+    assert steps == 0
+    assert np.array_equal(first.encoder(), again.encoder())
+    assert first.certificate == again.certificate
+    assert len(files(tmp_path / "new")) == 1
+
+
+def test_whatever_decides_a_fit_is_part_of_its_name(tmp_path):
+    questions = [
+        {},
+        {"bands": 5},
+        {"tolerance": 1e-4},
+        {"participation": Participation(rounds=24, schema="min_sep", min_sep=4)},
+        {"participation": Participation(rounds=24, schema="min_sep", min_sep=4, max_participations=2)},
+        {"workload": momentum_sgd(24, 0.9)},
+        {"workload": momentum_sgd(24, 0.9, np.linspace(1.0, 0.5, 24))},
+        {"workload": Workload("prefix_sum", np.tri(24))},
+    ]
+    for question in questions:
+        assert steps_of(tmp_path, **question)[1] > 0
+    assert len(files(tmp_path)) == len(questions)
+    assert steps_of(tmp_path, workload=Workload("of another name", np.tri(24)))[1] == 0
+
+
+def test_other_code_asks_anew(tmp_path, monkeypatch):
+    steps_of(tmp_path)
+    monkeypatch.setattr(fits, "_code", lambda: "the next version")
+    assert steps_of(tmp_path)[1] > 0
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a mechanism", None])
+def test_a_damaged_file_is_one_fit_lost(tmp_path, damage):
+    steps_of(tmp_path)
+    path = tmp_path / files(tmp_path)[0]
+    path.write_bytes(path.read_bytes()[:-200] if damage is None else damage)
+    assert steps_of(tmp_path)[1] > 0
+    assert steps_of(tmp_path)[1] == 0
+
+
+def test_fits_that_stopped_short_are_not_kept(tmp_path):
+    with pytest.warns(RuntimeWarning, match="raise max_iterations=2"):
+        steps_of(tmp_path, max_iterations=2, tolerance=1e-9)
+    assert files(tmp_path) == []
+
+
+def test_quick_fits_are_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(fits, "WORTH_KEEPING", 1e9)
+    steps_of(tmp_path)
+    assert files(tmp_path) == []
+
+
+def test_a_cache_of_another_kind_is_refused():
+    with pytest.raises(TypeError, match=r"cache=3 is a int: pass True, False or the path"):
+        fit(prefix_sum(4), Participation(rounds=4, schema="single"), cache=3)
+
+
+def test_where_fits_are_kept(tmp_path, monkeypatch):
+    assert fits.folder(False) is None
+    assert fits.folder(str(tmp_path)) == tmp_path
+    monkeypatch.setenv("FEDMF_CACHE", "")
+    assert fits.folder(True) is None
+    monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "here"))
+    assert fits.folder(True) == tmp_path / "here"
+    monkeypatch.delenv("FEDMF_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert fits.folder(True) == tmp_path / "fedmf"
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning_only(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.warns(RuntimeWarning, match="could not be kept in cache=") as caught:
+        mechanism, steps = steps_of(tmp_path / "file" / "below")
+    assert caught[0].filename == __file__
+    assert steps > 0
+    assert mechanism.rounds == 24
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(tmp_path, monkeypatch):
+    def fails(file, **entries):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedmf.mechanisms.storage.np.savez", fails)
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        steps_of(tmp_path)
+    assert files(tmp_path) == []
+
+
+def test_a_mechanism_of_its_own_is_not_confused(tmp_path):
+    IdentityMechanism(rounds=24).save(tmp_path / "identity-0.npz")
+    assert steps_of(tmp_path)[1] > 0
+
+
+def test_two_processes_at_once(tmp_path):
+    script = (
+        "import sys, fedmf; from fedmf.mechanisms.fit import cache; cache.WORTH_KEEPING = 0.0\n"
+        "p = fedmf.Participation(rounds=24, schema='single')\n"
+        "for bands in (2, 3, 4, 5, 6): print(fedmf.fit(fedmf.prefix_sum(24), p, bands=bands, cache=sys.argv[1]).bands)"
+    )
+    command = [sys.executable, "-W", "error", "-c", script, str(tmp_path)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in running:
+        out, errors = process.communicate(timeout=120)
+        assert (process.returncode, out.split()) == (0, ["2", "3", "4", "5", "6"]), errors
+    assert len(files(tmp_path)) == 5
+
+
+def test_a_file_of_other_rounds_is_no_answer(tmp_path):
+    steps_of(tmp_path)
+    IdentityMechanism(rounds=3).save(tmp_path / files(tmp_path)[0])
+    mechanism, steps = steps_of(tmp_path)
+    assert (mechanism.rounds, mechanism.family) == (24, "banded")
+    assert steps > 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mechanisms/sensitivity.py",
+        "participation/schema.py",
+        "workloads.py",
+        "mechanisms/dense/fit.py",
+        "noise/stream.py",
+    ],
+)
+def test_the_code_of_a_fit_is_all_that_decides_it(tmp_path, monkeypatch, name):
+    # Fits are scaled by their sensitivity: one made before a change of it must not be read after.
+    package = pathlib.Path(fits.__file__).parents[2]
+    copy = tmp_path / "fedmf"
+    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(fits, "__file__", str(copy / "mechanisms" / "fitting" / "cache.py"))
+    before = fits._code.__wrapped__()
+    assert before == fits._code()
+    (copy / name).write_text((copy / name).read_text() + "# changed\n")
+    assert fits._code.__wrapped__() != before

@@ -1,0 +1,176 @@
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
+from fedmf.mechanisms.error import loss, rmse
+from fedmf.mechanisms.fit import fit
+from fedmf.mechanisms.fitting.certify import certify, dual_bound
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.participation.schema import Participation
+from fedmf.workloads import Workload, momentum_sgd, prefix_sum
+from tests.paper_figures import DENISOV_TABLE_2
+
+
+def single(n):
+    return Participation(rounds=n, schema="single")
+
+
+def random_workload(n, seed):
+    matrix = np.tril(np.random.default_rng(seed).uniform(-1.0, 1.0, (n, n)))
+    np.fill_diagonal(matrix, 1.0)
+    return Workload("random", matrix)
+
+
+def random_banded_unit_encoder(n, bands, rng):
+    C = np.triu(np.tril(rng.uniform(-1.0, 1.0, (n, n))), 1 - bands)
+    np.fill_diagonal(C, rng.uniform(0.5, 2.0, n))
+    return C / np.linalg.norm(C, axis=0)
+
+
+def test_families():
+    participation = Participation(rounds=8, schema="min_sep", min_sep=4)
+    assert type(fit(prefix_sum(8), participation, family="identity")) is IdentityMechanism
+    tree = fit(prefix_sum(8), participation, family="tree", decoder="full", restarts=1)
+    assert (type(tree), tree.decoder) == (TreeMechanism, "full")
+    assert type(fit(prefix_sum(8), single(8), family="dense")) is DenseMechanism
+    assert fit(prefix_sum(8), participation, family="banded").bands == 4
+    assert fit(prefix_sum(8), single(8), family="banded").bands == 8
+    assert fit(prefix_sum(8), participation, family="banded", bands=np.int64(2)).bands == 2
+
+
+@pytest.mark.parametrize("family", ["identity", "tree", "banded", "dense"])
+def test_one_round(family):
+    mechanism = fit(prefix_sum(1), single(1), family=family)
+    assert np.array_equal(mechanism.encoder(), [[1.0]])
+    assert np.array_equal(mechanism.noising(), [[1.0]])
+
+
+@pytest.mark.parametrize("n", [256, 512])
+def test_denisov_table_2_optimum(n):
+    mechanism = fit(prefix_sum(n), single(n), family="dense", tolerance=1e-5)
+    found = np.sqrt(loss(mechanism, prefix_sum(n), single(n)))
+    assert abs(found - DENISOV_TABLE_2[n][1]) <= 0.05
+    assert mechanism.certificate.gap <= 1e-5
+    if n == 512:  # FACTS.md: 61.985 is within 1e-6 of the dual bound
+        assert abs(found - 61.985) < 1e-3
+
+
+@pytest.mark.parametrize("workload", [prefix_sum(128), momentum_sgd(128, 0.95, np.linspace(1.0, 0.05, 128))])
+def test_banded_reaches_its_tolerance(workload):
+    steps = []
+    participation = Participation(rounds=128, schema="min_sep", min_sep=16)
+    mechanism = fit(workload, participation, tolerance=1e-5, progress=lambda *step: steps.append(step))
+    certificate = mechanism.certificate
+    assert certificate.gap <= 1e-5
+    np.testing.assert_allclose(np.linalg.norm(mechanism.encoder(), axis=0), 1.0, rtol=1e-12)
+    found = sensitivity(mechanism, participation)
+    assert found.exact
+    np.testing.assert_allclose(found.value, np.sqrt(8.0), rtol=1e-12)
+    np.testing.assert_allclose(loss(mechanism, workload, participation), 8.0 * certificate.loss, rtol=1e-10)
+    assert [step[0] for step in steps] == list(range(1, certificate.iterations + 1))
+    losses = [step[1] for step in steps]
+    assert losses == sorted(losses, reverse=True)
+    np.testing.assert_allclose(losses[-1], certificate.loss, rtol=1e-12)
+    assert steps[-1][2] == certificate.gap
+    assert None in {step[2] for step in steps}
+
+
+def test_more_bands_help_and_all_bands_are_the_dense_optimum():
+    n = 32
+    losses = [
+        fit(prefix_sum(n), single(n), family="banded", bands=bands, tolerance=1e-8).certificate.loss
+        for bands in (1, 2, 8, n)
+    ]
+    assert losses == sorted(losses, reverse=True)
+    np.testing.assert_allclose(losses[0], n * (n + 1) / 2)  # one band is the identity
+    dense = fit(prefix_sum(n), single(n), family="dense", tolerance=1e-10)
+    np.testing.assert_allclose(losses[-1], dense.certificate.loss, rtol=1e-7)
+
+
+def test_families_come_in_the_papers_order():
+    n = 64
+    participation = Participation(rounds=n, schema="min_sep", min_sep=16)
+    online, full, identity, banded = (
+        rmse(fit(prefix_sum(n), participation, family=family, **options), prefix_sum(n), participation)
+        for family, options in (
+            ("tree", {"decoder": "online"}),
+            ("tree", {"decoder": "full"}),
+            ("identity", {}),
+            ("banded", {}),
+        )
+    )
+    assert banded < full < online < identity
+
+
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 9), data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_no_feasible_encoder_beats_the_lower_bound(seed, n, data):
+    bands = data.draw(st.integers(1, n))
+    workload, rng = random_workload(n, seed), np.random.default_rng(seed)
+    banded = fit(workload, single(n), family="banded", bands=bands, tolerance=1e-6).certificate
+    dense = fit(workload, single(n), family="dense", tolerance=1e-4).certificate
+    assert banded.lower_bound <= banded.loss
+    assert dense.lower_bound <= dense.loss
+    assert dense.lower_bound <= banded.loss * (1.0 + 1e-12)  # banded encoders are feasible for the dense problem
+    for _ in range(5):
+        C = random_banded_unit_encoder(n, bands, rng)
+        value = np.sum((workload.matrix @ np.linalg.inv(C)) ** 2)
+        assert value >= banded.lower_bound * (1.0 - 1e-12)
+        assert value >= dense.lower_bound * (1.0 - 1e-12)
+
+
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 8), data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_any_multiplier_gives_a_valid_bound(seed, n, data):
+    # Not only near the optimum: any positive-definite U that vanishes inside the band, off the diagonal.
+    bands = data.draw(st.integers(1, n))
+    A, rng = random_workload(n, seed).matrix, np.random.default_rng(seed)
+    U = rng.standard_normal((n, n))
+    U = U @ U.T
+    lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    U[(lags > 0) & (lags < bands)] = 0.0
+    bound = dual_bound(A, U)
+    if bound is None:
+        assert np.linalg.eigvalsh(U)[0] < 1e-9
+        return
+    C = random_banded_unit_encoder(n, bands, rng)
+    assert np.sum((A @ np.linalg.inv(C)) ** 2) >= bound * (1.0 - 1e-12)
+
+
+def test_stopping_short_warns_and_certifies_what_was_reached():
+    with pytest.warns(RuntimeWarning, match="raise max_iterations=2 or tolerance"):
+        mechanism = fit(prefix_sum(64), single(64), family="banded", bands=8, tolerance=1e-9, max_iterations=2)
+    assert mechanism.certificate.iterations == 2
+    assert mechanism.certificate.gap > 1e-9
+    with pytest.warns(RuntimeWarning, match="raise max_iterations=2 or tolerance"):
+        mechanism = fit(prefix_sum(64), single(64), family="dense", max_iterations=2)
+    assert mechanism.certificate.gap > 1e-6
+
+
+def test_a_fit_is_repeatable():
+    first, second = (fit(prefix_sum(40), single(40), family="banded", bands=5) for _ in range(2))
+    assert np.array_equal(first.diagonals, second.diagonals)
+
+
+def test_an_unevenly_scaled_workload_is_fitted():
+    rates = np.geomspace(1e-3, 1.0, 48)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for family in ("banded", "dense"):
+            mechanism = fit(momentum_sgd(48, 0.9, rates), single(48), family=family, tolerance=1e-3)
+            assert mechanism.certificate.gap <= 1e-3
+
+
+def test_hand_made_mechanisms_say_why_they_have_no_certificate():
+    assert "not optimised" in BandedMechanism(diagonals=np.ones((3, 1))).certificate_reason
+    assert "not optimised" in DenseMechanism(matrix=np.eye(3)).certificate_reason
+
+
+def test_a_bound_above_the_loss_is_no_certificate():
+    assert certify(1.0, 1.0 + 1e-10, 1, 0.0).gap == 0.0  # rounding
+    with pytest.raises(ArithmeticError, match="exceeds the loss"):
+        certify(1.0, 1.0 + 1e-8, 1, 0.0)

@@ -1,0 +1,290 @@
+import warnings
+
+import numpy as np
+import pytest
+import scipy.optimize
+
+from fedmf.mechanisms import ToeplitzMechanism
+from fedmf.mechanisms.error import loss, max_error, per_round_error, rmse
+from fedmf.mechanisms.fit import fit
+from fedmf.mechanisms.fitting.descent import descend
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.mechanisms.toeplitz.fit import _Problem, power_series, toeplitz_inverse
+from fedmf.mechanisms.toeplitz.prefix_bounds import henzinger_bound, prefix_sum_bound
+from fedmf.participation.schema import Participation
+from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, prefix_sum
+
+WORKLOADS = [
+    prefix_sum,
+    momentum_sgd,
+    identity,
+    lambda n: momentum_buffer(n, 0.7),
+    lambda n: prefix_sum(n) @ prefix_sum(n),
+]
+
+
+def single(n):
+    return Participation(rounds=n, schema="single")
+
+
+def schemas(n):
+    return [
+        single(n),
+        Participation(rounds=n, schema="min_sep", min_sep=8),
+        Participation(rounds=n, schema="fixed_epoch", min_sep=7, max_participations=3),
+        Participation(rounds=n, schema="every_round"),
+    ]
+
+
+def toeplitz(workload, participation, **options):
+    return fit(workload, participation, family="toeplitz", cache=False, **options)
+
+
+@pytest.mark.parametrize("make", WORKLOADS)
+@pytest.mark.parametrize("objective", ["mean", "max"])
+@pytest.mark.parametrize("participation", schemas(40), ids=lambda p: p.schema)
+def test_the_objective_is_the_error_and_has_its_gradient(make, objective, participation):
+    n, rng = 40, np.random.default_rng(0)
+    workload = make(n)
+    for bands, decreasing in ((1, True), (5, True), (40, True), (5, False), (40, False)):
+        problem = _Problem(toeplitz_inverse(workload), participation, bands, objective, decreasing)
+        if not decreasing and problem.overlapping:
+            continue
+        point = problem.start() * (1.0 + 0.01 * rng.random(len(problem.start())))
+        value, gradient = problem.log_loss(point)
+        mechanism = ToeplitzMechanism(rounds=n, coefficients=problem.coefficients(point)[0])
+        measure = loss if objective == "mean" else lambda *of: max_error(*of) ** 2
+        np.testing.assert_allclose(np.exp(value), measure(mechanism, workload, participation), rtol=1e-10)
+        step = 1e-6 * np.eye(len(point))
+        expected = [(problem.log_loss(point + e)[0] - problem.log_loss(point - e)[0]) / 2e-6 for e in step]
+        np.testing.assert_allclose(gradient, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("objective", ["mean", "max"])
+@pytest.mark.parametrize(
+    "participation", [single(8), Participation(rounds=8, schema="min_sep", min_sep=4)], ids=lambda p: p.schema
+)
+@pytest.mark.parametrize("make", [prefix_sum, momentum_sgd])
+def test_the_optimum_is_that_of_another_solver(make, objective, participation):
+    workload = make(8)
+    mechanism = toeplitz(workload, participation, bands=4, objective=objective, tolerance=1e-10)
+    measure = rmse if objective == "mean" else max_error
+
+    def of_matrices(c):
+        C = sum(value * np.eye(8, k=-lag) for lag, value in enumerate([1.0, *c]))
+        AN = workload.matrix @ np.linalg.inv(C)
+        rows = np.square(AN).sum(axis=1)
+        rounds = range(0, 8, participation.min_sep)
+        squared = sum(C[:, t] @ C[:, t] for t in rounds)  # four bands: columns four rounds apart are disjoint
+        return np.sqrt(squared * (rows.mean() if objective == "mean" else rows.max()))
+
+    found = scipy.optimize.minimize(
+        of_matrices, [0.4, 0.3, 0.2], method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-12}
+    )
+    np.testing.assert_allclose(measure(mechanism, workload, participation), found.fun, rtol=1e-7)
+
+
+def test_more_bands_help_and_beyond_min_sep_sensitivity_stays_exact():
+    n, participation = 60, Participation(rounds=60, schema="min_sep", min_sep=10)
+    fits = [toeplitz(prefix_sum(n), participation, bands=bands) for bands in (1, 3, 10)]
+    errors = [rmse(mechanism, prefix_sum(n), participation) for mechanism in fits]
+    assert errors == sorted(errors, reverse=True)
+    beyond = toeplitz(prefix_sum(n), participation, bands=30)
+    assert sensitivity(beyond, participation).exact
+    # The steps down start from 10 bands' worth at least; the optimum has next to nothing beyond min_sep.
+    assert rmse(beyond, prefix_sum(n), participation) <= errors[-1] * 1.001
+
+
+def test_square_root_has_the_smallest_largest_error_of_all_toeplitz_encoders():
+    # BLT slides, "Toeplitz mechanism: optimal max error". Descents from elsewhere end there, and none below.
+    n = 24
+    root = toeplitz(prefix_sum(n), single(n), coefficients="sqrt")
+    least = max_error(root, prefix_sum(n), single(n))
+    problem = _Problem(np.array([1.0, -1.0]), single(n), n, "max", False)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        start = root.coefficients[1:] * rng.uniform(0.5, 1.2, n - 1)
+        found = descend(problem.log_loss, start, tolerance=1e-13, max_iterations=2000, progress=None)
+        np.testing.assert_allclose(np.sqrt(found.loss), least, rtol=1e-6)
+        assert np.sqrt(found.loss) >= least * (1.0 - 1e-12)
+
+
+@pytest.mark.parametrize("power", [4, 8, 12, 16, pytest.param(20, marks=pytest.mark.slow)])
+def test_largest_errors_of_the_slides(power):
+    # BLT slides: log(n) / pi + constant for the optimal Toeplitz encoder. It is the standard deviation, sensitivity
+    # times error: both are the root of the sum of the squared coefficients binomial(2 t, t)^2 / 16^t ~ 1 / (pi t), whose
+    # sum is (log(n) + Euler's gamma + log(16)) / pi up to O(1 / n). Bands: grows like sqrt(n / bands).
+    constant = (np.euler_gamma + np.log(16.0)) / np.pi
+    n = 2**power
+    root = toeplitz(prefix_sum(n), single(n), coefficients="sqrt")
+    largest = max_error(root, prefix_sum(n), single(n))
+    assert abs(largest - np.log(n) / np.pi - constant) < 0.1 / n + 1e-9
+    buffered = fit(prefix_sum(n), single(n), family="blt", buffers=4, objective="max", cache=False)
+    assert largest * (1.0 - 1e-9) <= max_error(buffered, prefix_sum(n), single(n)) <= 1.02 * largest
+
+
+def test_largest_errors_of_banded_encoders_grow_like_the_root_of_the_rounds():
+    # BLT slides: sqrt(n / bands) and the like; optimised coefficients are better than the cut-off square root.
+    banded = {n: toeplitz(prefix_sum(n), single(n), bands=16, objective="max") for n in (2**14, 2**16)}
+    short, long = (max_error(mechanism, prefix_sum(n), single(n)) for n, mechanism in banded.items())
+    assert 1.9 < long / short < 2.1
+    assert (
+        max_error(
+            toeplitz(prefix_sum(2**16), single(2**16), coefficients="sqrt", bands=16), prefix_sum(2**16), single(2**16)
+        )
+        > long
+    )
+
+
+def test_closed_forms():
+    n, options = 12, {"workload": prefix_sum(12), "participation": single(12), "family": "toeplitz"}
+    root = fit(**options, coefficients="sqrt")
+    np.testing.assert_allclose(root.encoder() @ root.encoder(), prefix_sum(n).matrix, atol=1e-12)
+    assert fit(**options, coefficients="sqrt", bands=3).coefficients.tolist() == [1.0, 0.5, 0.375]
+    root_of_momentum = fit(momentum_sgd(n), single(n), family="toeplitz", coefficients="sqrt").encoder()
+    np.testing.assert_allclose(root_of_momentum @ root_of_momentum, momentum_sgd(n).matrix, atol=1e-10)
+    assert np.array_equal(fit(**options, coefficients="nu", nu=0.0).coefficients, root.coefficients)
+    damped = fit(**options, coefficients="nu", nu=0.1).noising_coefficients()
+    # (1 - 0.9 x)^(1/2): minus binomial(1/2, t) damped, of the order of t^(-3/2) 0.9^t / (2 sqrt(pi)).
+    t = np.arange(1, n)
+    np.testing.assert_allclose(damped[1:], root.noising_coefficients()[1:] * 0.9**t, atol=1e-15)
+    assert abs(-damped[-1] * 11**1.5 / 0.9**11 * 2.0 * np.sqrt(np.pi) - 1.0) < 0.05
+    inverse = fit(**options, coefficients="inverse_sqrt", bands=3)
+    np.testing.assert_allclose(inverse.noising_window, [1.0, -0.5, -0.125])
+    assert sensitivity(inverse, Participation(rounds=n, schema="min_sep", min_sep=2)).exact
+    step = fit(**options, coefficients="one_step", nu=0.25)
+    np.testing.assert_allclose(step.encoder()[:, 0], 0.25 ** np.arange(n))
+    for mechanism in (root, inverse, step):
+        assert mechanism.certificate is None
+        assert "closed form" in mechanism.certificate_reason
+
+
+def test_the_slides_coefficients_taken_literally_grow_without_end():
+    # beta_t = t^(-3/2) sums to zeta(3/2) = 2.6 > 1: 1 - beta(x) has a zero inside the unit circle, and C, its inverse,
+    # grows exponentially. This is why "nu" is (1 - (1 - nu) x)^(1/2), whose coefficients have that order.
+    n = 200
+    literal = ToeplitzMechanism(rounds=n, noising_window=np.concatenate([[1.0], -(np.arange(1.0, n) ** -1.5)]))
+    growth = literal.toeplitz_coefficients()
+    assert 1.3 < growth[-1] / growth[-2] < 1.6
+    assert max_error(literal, prefix_sum(n), single(n)) > 1e20
+
+
+def test_power_series():
+    t = np.arange(6)
+    np.testing.assert_allclose(power_series(np.array([2.0, -2.0]), -1.0, 6), np.ones(6))
+    np.testing.assert_allclose(power_series(np.array([1.0, -2.0, 1.0]), -0.5, 6), np.ones(6))
+    np.testing.assert_allclose(power_series(np.array([1.0, -2.0, 1.0]), -1.0, 6), t + 1.0)
+    np.testing.assert_allclose(power_series(np.array([1.0]), 0.5, 3), [1.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 64])
+def test_bounds_of_every_factorization_of_prefix_sums(n):
+    singular = np.linalg.svd(prefix_sum(n).matrix, compute_uv=False)
+    np.testing.assert_allclose(prefix_sum_bound(n), singular.sum() ** 2 / n, rtol=1e-12)
+    assert henzinger_bound(n) < prefix_sum_bound(n)
+    dense = fit(prefix_sum(n), single(n), family="dense", cache=False).certificate
+    assert prefix_sum_bound(n) <= dense.loss * (1.0 + 1e-12)
+
+
+def test_certificates_are_given_where_a_bound_is_known():
+    mechanism = toeplitz(prefix_sum(64), single(64), bands=64)
+    certificate = mechanism.certificate
+    np.testing.assert_allclose(certificate.loss, loss(mechanism, prefix_sum(64), single(64)), rtol=1e-12)
+    np.testing.assert_allclose(certificate.lower_bound, prefix_sum_bound(64), rtol=1e-12)
+    assert 0.0 < certificate.gap < 0.15
+    for workload, participation, objective, words in (
+        (prefix_sum(64), single(64), "max", "largest error"),
+        (prefix_sum(64), Participation(rounds=64, schema="min_sep", min_sep=8), "mean", "several participations"),
+        (momentum_sgd(64), single(64), "mean", "prefix sums only"),
+    ):
+        without = toeplitz(workload, participation, bands=8, objective=objective)
+        assert without.certificate is None
+        assert words in without.certificate_reason
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"bands": 9}, ValueError, "bands=9 must be in 1..8"),
+        ({"bands": 0}, ValueError, "bands=0"),
+        ({"bands": 2.0}, TypeError, "bands=2.0"),
+        ({"objective": "median"}, ValueError, "objective='median'"),
+        ({"coefficients": "cube"}, ValueError, "coefficients='cube'"),
+        ({"coefficients": "nu"}, ValueError, "nu=None"),
+        ({"coefficients": "one_step"}, ValueError, "nu=None"),
+        ({"coefficients": "nu", "nu": 1.0}, ValueError, "nu=1.0 is outside"),
+        ({"coefficients": "nu", "nu": -0.1}, ValueError, "nu=-0.1 is outside"),
+        ({"coefficients": "nu", "nu": "a"}, TypeError, "nu='a'"),
+        ({"nu": 0.1}, ValueError, "nu=0.1 does not suit"),
+        ({"coefficients": "one_step", "nu": 0.1, "bands": 2}, ValueError, "bands=2 does not suit"),
+        ({"tolerance": 0.0}, ValueError, "tolerance=0.0"),
+        ({"max_iterations": 0}, ValueError, "max_iterations=0"),
+    ],
+)
+def test_bad_options(options, error, words):
+    with pytest.raises(error, match=words):
+        toeplitz(prefix_sum(8), single(8), **options)
+
+
+@pytest.mark.parametrize("coefficients", ["optimized", "sqrt", "inverse_sqrt"])
+def test_uneven_workloads_are_refused_with_the_way_out(coefficients):
+    for workload in (momentum_sgd(8, 0.9, np.linspace(1.0, 0.5, 8)), Workload("dense", np.tri(8))):
+        with pytest.raises(ValueError, match="without its learning rates"):
+            toeplitz(workload, single(8), coefficients=coefficients)
+    assert toeplitz(momentum_sgd(8, 0.9, np.linspace(1.0, 0.5, 8)), single(8), coefficients="nu", nu=0.1).bands == 8
+
+
+@pytest.mark.parametrize("coefficients", ["optimized", "sqrt", "nu", "inverse_sqrt", "one_step"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_few_rounds(coefficients, n):
+    nu = {"nu": 0.5} if coefficients in ("nu", "one_step") else {}
+    for objective in ("mean", "max"):
+        mechanism = toeplitz(prefix_sum(n), single(n), coefficients=coefficients, objective=objective, **nu)
+        assert mechanism.rounds == n
+        assert mechanism.encoder()[0, 0] == 1.0
+        if coefficients == "optimized" and n == 2 and objective == "max":
+            assert abs(mechanism.coefficients[1] - 0.5) < 1e-6
+
+
+def test_an_interrupted_fit_keeps_the_best_so_far():
+    def interrupt(step, value, gap):
+        seen.append(value)
+        if step == 7:
+            raise KeyboardInterrupt
+
+    seen = []
+    with pytest.warns(RuntimeWarning, match="toeplitz fit was interrupted after 7 steps"):
+        mechanism = toeplitz(prefix_sum(100), single(100), bands=50, progress=interrupt)
+    assert len(seen) == 7
+    np.testing.assert_allclose(loss(mechanism, prefix_sum(100), single(100)), min(seen), rtol=1e-10)
+
+
+def test_stopping_short_warns_and_steps_are_counted_on():
+    steps = []
+    with pytest.warns(RuntimeWarning, match="raise max_iterations=3"):
+        toeplitz(prefix_sum(100), single(100), bands=50, max_iterations=3, progress=lambda *step: steps.append(step))
+    assert len(steps) == 3
+    steps.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mechanism = toeplitz(prefix_sum(100), single(100), bands=50, progress=lambda *step: steps.append(step))
+    assert [step[0] for step in steps] == list(range(1, mechanism.certificate.iterations + 1))
+    losses = [step[1] for step in steps]
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.slow
+def test_a_million_rounds():
+    n = 10**6
+    for workload in (prefix_sum(n), momentum_sgd(n)):
+        for participation in (single(n), Participation(rounds=n, schema="min_sep", min_sep=n // 6)):
+            for objective in ("mean", "max"):
+                mechanism = toeplitz(workload, participation, bands=32, objective=objective)
+                errors = per_round_error(mechanism, workload, participation)
+                root = toeplitz(workload, participation, bands=32, coefficients="sqrt")
+                before = per_round_error(root, workload, participation)
+                if objective == "mean":
+                    assert np.square(errors).sum() < np.square(before).sum()
+                else:
+                    assert errors[-1] < before[-1]
+                assert sensitivity(mechanism, participation).exact

@@ -1,0 +1,229 @@
+"""Errors by structure and by definition."""
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedmf
+from fedmf import checks
+from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, ToeplitzMechanism, TreeMechanism
+from fedmf.mechanisms.banded import recursion
+from fedmf.mechanisms.banded.recursion import (
+    NoiseRecursion,
+    blocks_of,
+    columns_of_blocks,
+    columns_of_rows,
+    is_precise,
+    rows_of_columns,
+    squared_row_norms_of_inverse,
+)
+from fedmf.mechanisms.error import last_error, loss, max_error, per_round_error, rmse
+from fedmf.participation.schema import Participation
+from fedmf.workloads import Workload, identity, momentum_sgd, prefix_sum, sgd
+from tests.mechanisms.registry import every_mechanism
+
+
+def single(n):
+    return Participation(rounds=n, schema="single")
+
+
+def banded_rows(n, bands, seed):
+    rng = np.random.default_rng(seed)
+    rows = rng.uniform(-0.5, 0.5, (n, bands))
+    rows[:, 0] = rng.uniform(0.8, 1.5, n)
+    return np.where(np.arange(n)[:, None] >= np.arange(bands), rows, 0.0)
+
+
+def matrix_of(rows):
+    return sum(np.diag(rows[o:, o], -o) for o in range(rows.shape[1]))
+
+
+@given(n=st.integers(1, 130), bands=st.integers(1, 60), seed=st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=60)
+def test_recursion_against_the_inverse(n, bands, seed):
+    rows = banded_rows(n, min(n, bands), seed)
+    R = matrix_of(rows)
+    inverse = np.linalg.inv(R)
+    norms = np.square(inverse).sum(axis=1)
+    np.testing.assert_allclose(squared_row_norms_of_inverse(rows), norms, rtol=1e-9)
+    columns = columns_of_rows(rows)
+    assert np.array_equal(rows_of_columns(columns), rows)
+    noise = NoiseRecursion(columns)
+    np.testing.assert_allclose(noise.squared_errors(), norms, rtol=1e-9)
+    gradient = columns_of_blocks(noise.gradient(), n, columns.shape[1])
+    expected = -2.0 * inverse.T @ inverse @ inverse.T
+    for o in range(columns.shape[1]):
+        np.testing.assert_allclose(gradient[: n - o, o], np.diagonal(expected, -o), atol=1e-9 * np.abs(expected).max())
+        assert not gradient[n - o :, o].any()
+
+
+def test_long_recursions_run_in_parts(monkeypatch):
+    rows = banded_rows(500, 7, 0)
+    whole = squared_row_norms_of_inverse(rows)
+    np.testing.assert_allclose(whole, np.square(np.linalg.inv(matrix_of(rows))).sum(axis=1), rtol=1e-9)
+    for rounds in (1, 32, 64, 100, 499, 500):
+        monkeypatch.setattr(recursion, "_ROUNDS_AT_ONCE", rounds)
+        np.testing.assert_allclose(squared_row_norms_of_inverse(rows), whole, rtol=1e-12)
+
+
+def test_blocks():
+    columns = columns_of_rows(banded_rows(10, 3, 1))
+    D, E = blocks_of(columns, 4)
+    padded = np.eye(12)
+    padded[:10, :10] = matrix_of(rows_of_columns(columns))
+    assert np.array_equal(
+        np.block([[D[0], np.zeros((4, 8))], [E[0], D[1], np.zeros((4, 4))], [np.zeros((4, 4)), E[1], D[2]]]), padded
+    )
+    assert np.array_equal(columns_of_blocks([D, E], 10, 3), columns)
+
+
+WORKLOADS = [
+    prefix_sum(23),
+    identity(23),
+    momentum_sgd(23, 0.9, np.linspace(0.1, 1.0, 23)),
+    sgd(np.linspace(0.1, 1.0, 23)) @ prefix_sum(23),
+    Workload("weights", np.tri(23) * np.linspace(1.0, 2.0, 23)),
+]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+@every_mechanism
+def test_every_path_gives_the_error_of_the_definition(build, workload):
+    mechanism = build(23)
+    AN = workload.matrix @ mechanism.noising()
+    sensitivity = fedmf.sensitivity(mechanism, single(23)).value
+    expected = sensitivity * np.linalg.norm(AN, axis=1)
+    np.testing.assert_allclose(per_round_error(mechanism, workload, single(23)), expected, rtol=1e-9)
+    np.testing.assert_allclose(max_error(mechanism, workload, single(23)), expected.max(), rtol=1e-9)
+    np.testing.assert_allclose(last_error(mechanism, workload, single(23)), expected[-1], rtol=1e-9)
+    np.testing.assert_allclose(loss(mechanism, workload, single(23)), np.sum(expected**2), rtol=1e-9)
+    np.testing.assert_allclose(rmse(mechanism, workload, single(23)), np.sqrt(np.mean(expected**2)), rtol=1e-9)
+
+
+def restarts(n, floor, period=16):
+    """Cosine restarts, after which rates rise from `floor` to 1 in a round."""
+    return floor + (1.0 - floor) * (1.0 + np.cos(np.pi * (np.arange(n) % period) / (period - 1))) / 2.0
+
+
+def slopes(n, floor):
+    """Rates that fall to `floor` and rise again, each by the same ratio in every round."""
+    return floor ** (1.0 - np.abs(1.0 - 2.0 * np.arange(n) / (n - 1)))
+
+
+def exact_rows(workload, recurrence):
+    """The norm of each row of A C^-1 in rational numbers' stead: 60 digits."""
+    with mpmath.workdps(60):
+        n, p = workload.inverse_diagonals.shape
+        rows, inverse = recurrence.tolist(), workload.inverse_diagonals.tolist()
+        N, AN = [], []
+        for t in range(n):
+            x = [mpmath.mpf(s == t) for s in range(t + 1)]
+            for j in range(1, min(len(rows[t]), t + 1)):
+                for s in range(t - j + 1):
+                    x[s] -= rows[t][j] * N[t - j][s]
+            N.append([value / rows[t][0] for value in x])
+            y = list(N[-1])
+            for j in range(1, min(p, t + 1)):
+                for s in range(t - j + 1):
+                    y[s] -= inverse[t][j] * AN[t - j][s]
+            AN.append([value / inverse[t][0] for value in y])
+        return np.array([float(mpmath.sqrt(sum(value**2 for value in row))) for row in AN])
+
+
+HARD = {
+    "restarts": sgd(restarts(96, 1e-3)),
+    "deep restarts": sgd(restarts(96, 1e-6)),
+    "deep restarts with momentum": momentum_sgd(96, 0.95, restarts(96, 1e-6)),
+    "slopes with momentum": momentum_sgd(96, 0.999, slopes(96, 1e-6)),
+    "sums of sums of sums": prefix_sum(96) @ prefix_sum(96) @ prefix_sum(96) @ prefix_sum(96),
+    "one slow round": sgd(np.where(np.arange(96) == 47, 1e-9, 1.0)),
+}
+
+
+@pytest.mark.parametrize("workload", HARD.values(), ids=HARD)
+@pytest.mark.parametrize("bands", [2, 16])
+def test_workloads_in_which_the_recursion_loses_digits(workload, bands):
+    rows = banded_rows(96, bands, 0)
+    mechanism = BandedMechanism(diagonals=rows)
+    expected = exact_rows(workload, rows) * fedmf.sensitivity(mechanism, single(96)).value
+    np.testing.assert_allclose(per_round_error(mechanism, workload, single(96)), expected, rtol=3e-6)
+
+
+@pytest.mark.parametrize("bands", [2, 16])
+def test_the_recursion_alone_does_lose_them(bands):
+    """The comparison with solves is what notices: without it some of the workloads above come out wrong."""
+    rows = banded_rows(96, bands, 0)
+    precise = {}
+    for name, workload in HARD.items():
+        with np.errstate(all="ignore"):
+            squares = squared_row_norms_of_inverse(checks.banded_product(rows, workload.inverse_diagonals))
+        precise[name] = is_precise(squares, rows, workload.inverse_diagonals)
+        worst = np.abs(squares / exact_rows(workload, rows) ** 2 - 1.0).max()
+        assert worst < 3e-6 if precise[name] else worst > 1e-6
+    assert precise["restarts"]
+    assert not precise["deep restarts"]
+    assert not precise["deep restarts with momentum"]
+
+
+def test_known_errors():
+    # Independent noise under prefix sums: sqrt(t + 1), the last the largest.
+    errors = per_round_error(IdentityMechanism(rounds=9), prefix_sum(9), single(9))
+    np.testing.assert_allclose(errors, np.sqrt(np.arange(1, 10)))
+    # The tree's online estimator of the last round of 8 adds one node; its sensitivity is sqrt(4).
+    tree = TreeMechanism(rounds=8, decoder="online")
+    assert last_error(tree, prefix_sum(8), single(8)) < max_error(tree, prefix_sum(8), single(8))
+    assert fedmf.max_error is max_error
+    assert fedmf.last_error is last_error
+
+
+def test_errors_scale_with_the_sensitivity():
+    mechanism, participation = IdentityMechanism(rounds=12), Participation(rounds=12, schema="min_sep", min_sep=3)
+    for measure in (max_error, last_error, rmse):
+        once, often = measure(mechanism, prefix_sum(12), single(12)), measure(mechanism, prefix_sum(12), participation)
+        np.testing.assert_allclose(often, 2.0 * once)
+
+
+@pytest.mark.parametrize("measure", [loss, rmse, per_round_error, max_error, last_error])
+def test_bad_arguments(measure):
+    with pytest.raises(TypeError, match=r"workload is of type ndarray: pass a fedmf\.Workload"):
+        measure(IdentityMechanism(rounds=3), np.tri(3), single(3))
+    with pytest.raises(ValueError, match="rounds=4 but the mechanism has rounds=3"):
+        measure(IdentityMechanism(rounds=3), prefix_sum(4), single(4))
+
+
+def test_noise_that_explodes_is_refused():
+    mechanism = ToeplitzMechanism(rounds=800, coefficients=[1.0, 3.0])  # N has entries of 3^799
+    for measure in (loss, rmse, per_round_error, max_error, last_error):
+        with pytest.raises(ValueError, match="grows beyond what float64 holds"):
+            measure(mechanism, prefix_sum(800), single(800))
+
+
+def test_many_rounds_need_no_dense_matrix():
+    n = 100_000
+    rows = np.tile([1.0, 0.5, 0.375], (n, 1))
+    rows[0, 1:] = rows[1, 2:] = 0.0
+    rows[:, 0] += np.linspace(0.0, 1.0, n)  # not Toeplitz
+    mechanism = BandedMechanism(diagonals=rows)
+    with pytest.raises(ValueError, match="dense"):
+        mechanism.encoder()
+    for participation in (single(n), Participation(rounds=n, schema="min_sep", min_sep=400)):
+        errors = per_round_error(mechanism, prefix_sum(n), participation)
+        assert errors.shape == (n,)
+        assert np.isfinite(errors).all()
+    # The first rounds are those of a shorter run.
+    few = BandedMechanism(diagonals=rows[:200])
+    scale = fedmf.sensitivity(mechanism, participation).value / fedmf.sensitivity(few, single(200)).value
+    np.testing.assert_allclose(errors[:200], scale * per_round_error(few, prefix_sum(200), single(200)), rtol=1e-9)
+
+
+def test_an_encoder_is_no_mechanism():
+    with pytest.raises(TypeError, match=r"mechanism is a ndarray: pass a mechanism.*fedmf\.fit"):
+        rmse(np.eye(3), prefix_sum(3), single(3))
+
+
+def test_dense_mechanisms_keep_the_dense_path():
+    C = np.tril(np.random.default_rng(0).uniform(0.1, 0.2, (6, 6))) + np.eye(6)
+    expected = np.linalg.norm(prefix_sum(6).matrix @ np.linalg.inv(C), axis=1) * np.linalg.norm(C, axis=0).max()
+    np.testing.assert_allclose(per_round_error(DenseMechanism(matrix=C), prefix_sum(6), single(6)), expected)

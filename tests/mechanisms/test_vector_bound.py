@@ -1,0 +1,63 @@
+import itertools
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmf.mechanisms.vector_bound import vector_sensitivity_bounds
+from tests.paper_figures import VECTOR_COUNTEREXAMPLE, VECTOR_COUNTEREXAMPLE_INPUTS
+
+
+def random_gram(seed, k, rank):
+    rng = np.random.default_rng(seed)
+    C = rng.standard_normal((rank, k)) * rng.choice([1.0, 1e-3], k)
+    return C.T @ C
+
+
+@given(seed=st.integers(0, 2**32 - 1), k=st.integers(1, 8), rank=st.integers(1, 10))
+@settings(deadline=None, max_examples=80)
+def test_no_contributions_exceed_the_bound(seed, k, rank):
+    X, rng = random_gram(seed, k, rank), np.random.default_rng(seed)
+    attained, bound = vector_sensitivity_bounds(X)
+    assert attained <= bound * (1.0 + 1e-12)
+    for signs in itertools.product([-1.0, 1.0], repeat=k):
+        assert np.array(signs) @ X @ np.array(signs) <= bound * (1.0 + 1e-12)
+    for _ in range(20):
+        G = rng.standard_normal((k, rng.integers(1, k + 1)))
+        G /= np.linalg.norm(G, axis=1, keepdims=True)
+        assert np.sum(G * (X @ G)) <= bound * (1.0 + 1e-12)
+    # Sums of |X| and k times the spectral norm are bounds as well, and never smaller ones.
+    assert bound <= np.abs(X).sum() * (1.0 + 1e-6)
+    assert bound <= k * np.linalg.norm(X, 2) * (1.0 + 1e-6)
+
+
+@given(seed=st.integers(0, 2**32 - 1), k=st.integers(1, 12))
+@settings(deadline=None, max_examples=40)
+def test_bound_and_attained_value_meet(seed, k):
+    attained, bound = vector_sensitivity_bounds(random_gram(seed, k, k))
+    np.testing.assert_allclose(attained, bound, rtol=1e-6)
+
+
+def test_nonnegative_forms_are_their_sum():
+    X = np.abs(random_gram(0, 6, 9)) + 6.0 * np.eye(6)
+    np.testing.assert_allclose(vector_sensitivity_bounds(X), X.sum(), rtol=1e-10)
+
+
+def test_two_rounds_are_the_larger_sign():
+    X = np.array([[1.0, -0.9], [-0.9, 2.0]])
+    np.testing.assert_allclose(vector_sensitivity_bounds(X), 4.8, rtol=1e-10)
+
+
+def test_scalar_sensitivity_one_is_not_vector_sensitivity_one():
+    X = VECTOR_COUNTEREXAMPLE.T @ VECTOR_COUNTEREXAMPLE
+    scalar = max(np.array(s) @ X @ np.array(s) for s in itertools.product([-1.0, 1.0], repeat=3))
+    np.testing.assert_allclose(scalar, 1.0)
+    attained, bound = vector_sensitivity_bounds(X)
+    assert bound >= attained >= np.linalg.norm(VECTOR_COUNTEREXAMPLE @ VECTOR_COUNTEREXAMPLE_INPUTS) ** 2 - 1e-12
+    np.testing.assert_allclose(bound, 1.125, rtol=1e-8)  # 1.0607 squared: above the paper's example of 1.0488
+
+
+def test_nothing_at_all():
+    attained, bound = vector_sensitivity_bounds(np.zeros((3, 3)))
+    assert attained == 0.0
+    assert 0.0 <= bound < 1e-300

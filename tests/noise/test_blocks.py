@@ -1,0 +1,118 @@
+"""Block forms write the causal noising matrix, in few rows of state where the mechanism has structure."""
+
+import numpy as np
+import pytest
+
+from fedmf import Participation, fit, prefix_sum
+from fedmf.mechanisms import NoiseStream, TreeMechanism
+from fedmf.noise.blocks import MAX_DEVIATION, block_form, deviation
+from tests.mechanisms.registry import every_mechanism
+from tests.noise.test_buffers import random_buffers
+
+
+@every_mechanism
+@pytest.mark.parametrize("rounds", [1, 2, 12, 37])
+def test_a_causal_stream_has_the_same_covariance(build, rounds):
+    mechanism = build(rounds)
+    N, stream = mechanism.noising(), mechanism.stream().causal()
+    L = stream.as_contraction().contraction
+    assert L.shape == (rounds, rounds)
+    assert not np.triu(L, 1).any()
+    assert np.diag(L).min() > 0
+    np.testing.assert_allclose(L @ L.T, N @ N.T, rtol=0, atol=1e-11 * np.abs(N @ N.T).max())
+    if N.shape == L.shape and not np.triu(N, 1).any():
+        np.testing.assert_allclose(L, N, rtol=0, atol=1e-12 * np.abs(N).max())
+
+
+@every_mechanism
+@pytest.mark.parametrize(("rounds", "length"), [(1, 1), (12, 1), (37, 1), (37, 5), (37, 16), (36, 64)])
+def test_blocks_write_the_noising_matrix(build, rounds, length):
+    stream = build(rounds).stream()
+    form = block_form(stream, length=length)
+    N = stream.causal().as_contraction().contraction
+    assert deviation(form.noising(), N) <= MAX_DEVIATION
+    assert form.width < max(rounds, 4)  # buffers are kept even where one round needs none
+    assert form.blocks == -(-rounds // min(length, rounds))
+
+
+@every_mechanism
+def test_blocks_pass_on_what_the_draws_are(build):
+    """A block at a time on vectors, beside the rows that the stream itself writes."""
+    rounds, length, size = 23, 4, 5
+    stream = build(rounds).stream().causal()
+    form = block_form(stream, length=length)
+    Z = np.random.default_rng(3).standard_normal((rounds + length, size))
+    S, out = np.zeros((form.width, size)), []
+    for b in range(form.blocks):
+        now = form.matrix(b) @ np.vstack([Z[b * length : (b + 1) * length], S])
+        out.append(now[:length])
+        S = now[length:]
+    expected = np.stack(list(stream.rows(lambda i: Z[i])))
+    np.testing.assert_allclose(np.concatenate(out)[:rounds], expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("window", "sums"), [(1, 0), (1, 3), (4, 0), (4, 2)])
+def test_buffers_of_any_shape(window, sums):
+    buffers = random_buffers(5, 30, window, sums)
+    stream = NoiseStream(rounds=30, sources=30, buffers=buffers)
+    for length in (1, 7):
+        form = block_form(stream, length=length)
+        assert form.width == window - 1 + sums
+        np.testing.assert_allclose(
+            form.noising(), buffers.matrix(), rtol=0, atol=1e-12 * np.abs(buffers.matrix()).max()
+        )
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "most"),
+    [
+        ("tree", {"decoder": "online"}, 9),
+        ("tree", {"decoder": "full"}, 9),
+        ("fft", {}, 30),
+        ("toeplitz", {"coefficients": "sqrt"}, 20),
+        ("dense", {"tolerance": 1e-2}, 30),
+        ("blt", {"buffers": 4}, 4),
+        ("low_rank", {"bands": 4, "rank": 4}, 8),
+    ],
+)
+def test_few_rows_hold_what_structured_mechanisms_need(family, options, most):
+    rounds = 256
+    mechanism = fit(prefix_sum(rounds), Participation(rounds=rounds, schema="single"), family=family, **options)
+    form = block_form(mechanism.stream(), length=8, most_width=most)
+    assert form is not None
+    assert form.width <= most
+
+
+def test_what_has_no_structure_is_not_compressed():
+    noise = np.tril(np.random.default_rng(0).uniform(0.1, 1.0, (64, 64))) + np.eye(64)
+    stream = NoiseStream(rounds=64, sources=64, contraction=noise)
+    assert block_form(stream, length=8, most_width=20) is None
+    assert block_form(stream, length=8).width > 20
+    banded = fit(prefix_sum(9), Participation(rounds=9, schema="single"), family="banded", bands=4)
+    assert block_form(banded.stream(), length=2, most_width=2) is None
+    assert block_form(banded.stream(), length=2, most_width=3).width == 3
+
+
+def test_cutting_further_than_allowed_would_be_seen():
+    """Negative control: what is cut off too early fails the check that block_form makes."""
+    N = TreeMechanism(rounds=64, decoder="full").stream().causal().contraction
+    form = block_form(NoiseStream(rounds=64, sources=64, contraction=N), length=8)
+    written = form.noising()
+    assert deviation(written, N) <= MAX_DEVIATION
+    assert deviation(np.float64(np.float16(written)), N) > MAX_DEVIATION
+    assert deviation(1.000001 * written, N) > MAX_DEVIATION
+
+
+def test_deviation_bounds_what_the_sensitivity_can_grow_by():
+    """C' = (N + E)^-1 has at most sens(C) / (1 - ||C E||), for E far larger than is ever allowed."""
+    rng = np.random.default_rng(4)
+    for _ in range(20):
+        N = np.tril(rng.normal(size=(12, 12))) + 4 * np.eye(12)
+        E = np.tril(rng.normal(size=(12, 12))) * rng.uniform(0, 0.1)
+        bound = deviation(N + E, N)
+        if bound >= 1:
+            continue
+        before, after = np.linalg.inv(N), np.linalg.inv(N + E)
+        u = rng.choice([0.0, 1.0, -1.0], size=(12, 200))
+        ratio = np.linalg.norm(after @ u, axis=0) / np.maximum(np.linalg.norm(before @ u, axis=0), 1e-30)
+        assert ratio.max() <= 1 / (1 - bound) * (1 + 1e-12)

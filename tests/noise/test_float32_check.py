@@ -1,0 +1,92 @@
+"""What float32 does to noise: measured through the stream and back."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedmf.noise.blocks import block_form
+from fedmf.noise.buffers import Buffers
+from fedmf.noise.float32_check import check_float32
+from fedmf.noise.stream import NoiseStream
+from tests.mechanisms.registry import every_mechanism
+
+ROUNDS = 48
+FORMS = ("recurrence", "contraction", "buffers")
+
+
+def of_two_bands(form, below, rounds=ROUNDS):
+    """The noise of C with 1 on the diagonal and `below` under it, whose inverse has entries (-below)^k: in each form the same."""
+    ones = np.ones((rounds, 1))
+    if form == "buffers":
+        buffers = Buffers(window=ones, read=-below * ones, write=ones, decay=[-below])
+        return NoiseStream(rounds=rounds, sources=rounds, buffers=buffers)
+    if form == "contraction":
+        t = np.arange(rounds)
+        N = np.tril((-below) ** np.maximum(t[:, None] - t, 0.0))
+        return NoiseStream(rounds=rounds, sources=rounds, contraction=N)
+    recurrence = np.hstack([ones, below * ones])
+    recurrence[0, 1] = 0.0
+    return NoiseStream(rounds=rounds, sources=rounds, recurrence=recurrence)
+
+
+@every_mechanism
+def test_every_mechanism_is_held(build):
+    check_float32(build(16).stream().causal())
+
+
+@every_mechanism
+@pytest.mark.parametrize("length", [1, 16])
+def test_every_mechanism_is_held_in_blocks(build, length):
+    stream = build(40).stream().causal()
+    check_float32(stream, length=length, form=block_form(stream, length=length))
+
+
+def test_blocks_are_tried_as_they_are_run():
+    """A recurrence that float32 holds row by row, and whose blocks of rows, the inverse of a part of C, it does not."""
+    C = np.tile([[0.26, 0.05, 0.03], [0.59, 0.08, -0.9]], (24, 1))
+    C[:3] = np.tril(C[:3])
+    stream = NoiseStream(rounds=48, sources=48, recurrence=C)
+    check_float32(stream)
+    check_float32(stream, length=4)
+    with pytest.raises(ValueError, match="too ill-conditioned for float32"):
+        check_float32(stream, length=48)
+
+
+@pytest.mark.parametrize("form", ["contraction", "buffers"])
+def test_it_is_the_form_that_is_tried(form):
+    stream = of_two_bands(form, 0.9)
+    blocks = block_form(stream, length=8)
+    check_float32(stream, form=blocks)
+    wrong = dataclasses.replace(blocks, matrix=lambda b: 1.002 * blocks.matrix(b))
+    with pytest.raises(ValueError, match="too ill-conditioned for float32"):
+        check_float32(stream, form=wrong)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_noise_that_grows_out_of_float32_is_refused(form):
+    check_float32(of_two_bands(form, 0.9))
+    with pytest.raises(ValueError, match="too ill-conditioned for float32, in which its noise is made: it is wrong by"):
+        check_float32(of_two_bands(form, 2.0))
+    with pytest.raises(ValueError, match="wrong by (inf|nan)"):
+        check_float32(of_two_bands(form, 1e3))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rounds", [20, 24])
+def test_whole_coefficients_do_not_hide_it(form, rounds):
+    """Of signs and whole numbers below 2^24 float32 loses nothing; of real draws it does: here 0.1 and more."""
+    with pytest.raises(ValueError, match="too ill-conditioned for float32"):
+        check_float32(of_two_bands(form, 2.0, rounds))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_it_is_wrong_by_is_what_an_adversary_sees(form):
+    """The reference in float32 in place of float64 draws, undone by C in float64: more than 1e-3 exactly where it is refused."""
+    C = np.eye(ROUNDS) + 2.0 * np.eye(ROUNDS, k=-1)
+    z = np.random.default_rng(1).standard_normal((ROUNDS, 50))
+    rows = np.stack(list(of_two_bands(form, 2.0).rows(lambda i: z[i]))).astype(np.float32).astype(np.float64)
+    assert np.abs(C @ rows - z).max() > 1e-3
+    rows = np.stack(list(of_two_bands(form, 0.9).rows(lambda i: z[i]))).astype(np.float32).astype(np.float64)
+    C = np.eye(ROUNDS) + 0.9 * np.eye(ROUNDS, k=-1)
+    assert np.abs(C @ rows - z).max() < 1e-3

@@ -1,0 +1,341 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import fedmf
+from fedmf.mechanisms import BandedMechanism, IdentityMechanism, TreeMechanism
+from fedmf.participation.schema import Participation
+from fedmf.privacy import amplification
+from fedmf.privacy.amplification import (
+    _sampled_accountant,
+    fixed_size_gaussian_epsilon,
+    group_epsilon,
+    least_noise_multiplier,
+    rdp_epsilon,
+    sampled_gaussian_epsilon,
+    sampled_gaussian_noise_multiplier,
+    shuffled_gaussian_epsilon,
+)
+from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
+from fedmf.privacy.plan import Plan, calibrate
+from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
+
+
+def hockey_stick(p, q, epsilon, cell):
+    """max over both directions of the integral of (p - exp(epsilon) q)+, densities on a grid of cells."""
+    growth = math.exp(epsilon)
+    return cell * max(np.maximum(p - growth * q, 0).sum(), np.maximum(q - growth * p, 0).sum())
+
+
+def grid(sigma, cells=6000):
+    x = np.linspace(-1 - 9 * sigma, 2 + 9 * sigma, cells)
+    return x, x[1] - x[0]
+
+
+@pytest.mark.parametrize(("sigma", "q"), [(0.6, 0.3), (1.0, 0.05), (2.0, 0.5), (0.8, 0.9)])
+def test_one_sample_against_the_integral(sigma, q):
+    # The definition: a client's 1 is there with probability q, or never; no accountant is involved.
+    x, cell = grid(sigma)
+    without = stats.norm.pdf(x, 0, sigma)
+    present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * without
+    delta = 1e-5
+    epsilon = sampled_gaussian_epsilon(sigma, delta, probability=q, compositions=1)
+    assert hockey_stick(present, without, epsilon, cell) <= delta * 1.0001
+    assert hockey_stick(present, without, 0.995 * epsilon, cell) > delta
+
+
+def test_two_samples_against_the_integral():
+    sigma, q, delta = 1.1, 0.2, 1e-4
+    x, cell = grid(sigma, 1500)
+    without = stats.norm.pdf(x, 0, sigma)
+    present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * without
+    two, none = np.outer(present, present), np.outer(without, without)
+    epsilon = sampled_gaussian_epsilon(sigma, delta, probability=q, compositions=2)
+    assert hockey_stick(two, none, epsilon, cell**2) <= delta * 1.0001
+    assert hockey_stick(two, none, 0.995 * epsilon, cell**2) > delta
+
+
+@pytest.mark.parametrize("sigma", [0.5, 2.0])
+@pytest.mark.parametrize("k", [100, 2052])
+def test_composed_deltas_are_above_the_closed_form(k, sigma):
+    """Nearly everybody is drawn: k releases are one of sigma, whose delta is known."""
+    almost, each = 1 - 1e-13, sigma * math.sqrt(k)
+    for delta in (1e-6, 1e-8, 1e-10):
+        epsilon = sampled_gaussian_epsilon(each, delta, probability=almost, compositions=k)
+        assert gaussian_delta(sigma, epsilon) <= delta
+    assert sampled_gaussian_epsilon(each, 9.9e-11, probability=almost, compositions=k) == math.inf
+
+
+def test_deltas_near_the_rounding_of_a_composition_are_not_taken_from_it():
+    # The control of the test above: what dp_accounting says at 1e-13 is too small.
+    k, sigma = 2052, 0.5
+    accountant = _sampled_accountant(sigma * math.sqrt(k), 1 - 1e-13, k, 2.0**-10)
+    assert gaussian_delta(sigma, accountant.get_epsilon(1e-13)) > 1.1e-13
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.floats(0.7, 4), st.floats(0.01, 1), st.integers(1, 40))
+def test_sampling_never_costs_and_more_noise_never_harms(sigma, q, k):
+    epsilon = sampled_gaussian_epsilon(sigma, 1e-6, probability=q, compositions=k)
+    slack = 1 + 1e-4
+    assert epsilon <= gaussian_epsilon(sigma / math.sqrt(k), 1e-6) * slack
+    assert sampled_gaussian_epsilon(1.1 * sigma, 1e-6, probability=q, compositions=k) <= epsilon * slack
+    assert epsilon <= sampled_gaussian_epsilon(sigma, 1e-6, probability=min(1.0, 1.2 * q), compositions=k) * slack
+    assert epsilon <= sampled_gaussian_epsilon(sigma, 1e-6, probability=q, compositions=k + 5) * slack
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 20.0])
+def test_an_epsilon_of_almost_nothing_needs_no_finer_grid_than_memory_holds(monkeypatch, sigma):
+    # Ten clients of 50 million: it was asked for a grid of 1e-9, and 58 GiB.
+    grids = []
+
+    def accountant(noise_multiplier, q, k, interval):
+        grids.append((1 / noise_multiplier**2 / 2 + 5 / noise_multiplier) / interval)
+        assert grids[-1] < 1e6
+        return _sampled_accountant(noise_multiplier, q, k, interval)
+
+    monkeypatch.setattr(amplification, "_sampled_accountant", accountant)
+    epsilon = sampled_gaussian_epsilon.__wrapped__(sigma, 1e-6, probability=2e-7, compositions=2052)
+    assert 0 <= epsilon < 5e-4
+    assert grids
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 1.0, 9.0])
+def test_multiplier_is_enough_and_hardly_more(epsilon):
+    options = {"probability": 0.1, "compositions": 20}
+    sigma = sampled_gaussian_noise_multiplier(epsilon, 1e-6, **options)
+    assert sampled_gaussian_epsilon(sigma, 1e-6, **options) <= epsilon
+    assert sampled_gaussian_epsilon(sigma * (1 - 1e-4), 1e-6, **options) > epsilon
+
+
+def test_search_never_ends_on_the_wrong_side():
+    steps = lambda sigma: math.ceil(20 / sigma) / 10  # noqa: E731  jumps, as an accountant's grid makes them
+    sigma = least_noise_multiplier(steps, 0.7)
+    assert steps(sigma) <= 0.7
+    assert sigma <= 20 / 7 * (1 + 1e-4)
+
+
+# What the others contribute decides how well a subset of fixed size hides a client: all y of these are allowed.
+@pytest.mark.parametrize("others", [0.0, 1.0, -1.0, 0.5])
+@pytest.mark.parametrize(("sigma", "part", "size"), [(1.0, 10, 3), (2.0, 20, 2), (3.0, 4, 2)])
+def test_fixed_size_is_above_what_a_concrete_data_set_shows(others, sigma, part, size):
+    q, delta = size / part, 1e-5
+    x, cell = grid(sigma)
+    elsewhere = stats.norm.pdf(x, others, sigma)  # one more of the others is drawn in the client's place
+    present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * elsewhere
+    zeroed = q * stats.norm.pdf(x, 0, sigma) + (1 - q) * elsewhere
+    epsilon = fixed_size_gaussian_epsilon(sigma, delta, sample_size=size, part=part, compositions=1)
+    assert hockey_stick(present, zeroed, epsilon, cell) <= delta
+
+
+def test_poisson_accounting_would_be_too_small_for_a_fixed_size():
+    # The control of the test above: the others at -1 show more than a Poisson sample would.
+    sigma, q, delta = 1.0, 0.3, 1e-5
+    x, cell = grid(sigma)
+    elsewhere = stats.norm.pdf(x, -1, sigma)
+    present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * elsewhere
+    zeroed = q * stats.norm.pdf(x, 0, sigma) + (1 - q) * elsewhere
+    epsilon = sampled_gaussian_epsilon(sigma, delta, probability=q, compositions=1)
+    assert hockey_stick(zeroed, present, epsilon, cell) > delta
+
+
+def test_shuffling_is_above_what_the_sum_of_all_releases_shows():
+    for positions in (20_000, 1_000_000):
+        for sigma in (3.0, 8.0):
+            found = shuffled_gaussian_epsilon(sigma, 1e-6, positions=positions, epochs=1)
+            assert gaussian_epsilon(sigma * math.sqrt(positions), 1e-6) < found
+    # It amplifies where there are many positions, proves nothing where there are few, and epochs compose.
+    assert shuffled_gaussian_epsilon(8.0, 1e-6, positions=1_000_000, epochs=1) < gaussian_epsilon(8.0, 1e-6)
+    assert shuffled_gaussian_epsilon(8.0, 1e-6, positions=100, epochs=1) == math.inf
+    once, thrice = (shuffled_gaussian_epsilon(8.0, 1e-6, positions=1_000_000, epochs=e) for e in (1, 3))
+    assert once < thrice < 6 * once
+
+
+def test_group_of_two_is_above_what_two_present_clients_show():
+    sigma, q, delta = 2.0, 0.3, 1e-4
+    x, cell = grid(sigma)
+    without = stats.norm.pdf(x, 0, sigma)
+    one, both = (stats.norm.pdf(x, c, sigma) for c in (1, 2))
+    present = (1 - q) ** 2 * without + 2 * q * (1 - q) * one + q**2 * both
+    epsilon = group_epsilon(lambda d: sampled_gaussian_epsilon(sigma, d, probability=q, compositions=1), delta, 2)
+    assert epsilon == pytest.approx(
+        group_epsilon(
+            lambda d: sampled_gaussian_epsilon(sigma, d, probability=q, compositions=1), delta, 2, least=1e-10
+        ),
+        rel=1e-5,
+    )
+    assert group_epsilon(lambda d: 0.1, 1e-10, 2, least=1e-10) == math.inf  # no delta of one client is small enough
+    assert hockey_stick(present, without, epsilon, cell) <= delta
+
+
+ONCE = Participation(rounds=24, schema="single")
+
+
+def banded(bands, n=24, uneven=0.0):
+    """Diagonals that fall off, the first of them different from column to column where `uneven`."""
+    diagonals = np.zeros((n, bands))
+    for j in range(bands):
+        diagonals[j:, j] = 0.6**j
+    diagonals[:, 0] += uneven * np.arange(n) / n
+    return BandedMechanism(diagonals=diagonals)
+
+
+def sampled(mechanism, sampling, participation=ONCE, **options):
+    return calibrate(mechanism, participation, epsilon=2.0, delta=1e-6, sampling=sampling, **options)
+
+
+def test_noise_does_not_depend_on_the_participation_that_its_multiplier_is_measured_in():
+    scheme = CyclicPoisson(population=1000, cohort_size=20)
+    units = [
+        ONCE,
+        Participation(rounds=24, schema="min_sep", min_sep=6),
+        Participation(rounds=24, schema="every_round"),
+    ]
+    plans = [sampled(banded(4, uneven=0.3), scheme, unit) for unit in units]
+    assert len({round(plan.noise_multiplier, 6) for plan in plans}) == 3
+    for plan in plans[1:]:
+        assert plan.stddev == pytest.approx(plans[0].stddev, rel=1e-9)
+        assert plan.epsilon == pytest.approx(plans[0].epsilon, rel=1e-9)
+        assert plan.rho == pytest.approx(plans[0].rho, rel=1e-9)
+
+
+def test_event_is_that_of_example_f1():
+    import dp_accounting
+
+    plan = sampled(banded(4, uneven=0.3), CyclicPoisson(population=1000, cohort_size=20))
+    assert plan.sampling.groups == 4
+    largest = np.linalg.norm(plan.mechanism.encoder(), axis=0).max()
+    sigma = plan.stddev / largest
+    assert plan.per_query_noise_multiplier == pytest.approx(sigma, rel=1e-12)
+    poisson = plan.event.event
+    assert isinstance(poisson, dp_accounting.PoissonSampledDpEvent)
+    assert (plan.event.count, poisson.sampling_probability) == (6, 20 * 4 / 1000)
+    assert poisson.event.noise_multiplier == pytest.approx(sigma, rel=1e-12)
+    # Both accountants of dp_accounting read it.
+    assert plan.rdp_epsilon >= plan.epsilon * (1 - 1e-3)
+
+
+def test_what_holds_with_certainty_is_the_unamplified_plan_of_the_scheme():
+    plan = sampled(banded(4), CyclicPoisson(population=1000, cohort_size=20))
+    assert plan.guaranteed_participation == Participation(rounds=24, schema="fixed_epoch", min_sep=4)
+    plain = Plan(
+        mechanism=plan.mechanism,
+        participation=plan.guaranteed_participation,
+        noise_multiplier=plan.stddev / fedmf.sensitivity(plan.mechanism, plan.guaranteed_participation).value,
+        clip_norm=1.0,
+        delta=1e-6,
+    )
+    assert plan.unamplified_epsilon == pytest.approx(plain.epsilon, rel=1e-9)
+    assert plan.rho == pytest.approx(plain.rho, rel=1e-12)
+    assert plan.epsilon <= 2.0 < plan.unamplified_epsilon
+    without_amplification = plan.without_amplification()
+    assert without_amplification.stddev == pytest.approx(plan.stddev, rel=1e-12)
+    assert (without_amplification.sampling, without_amplification.epsilon) == (
+        None,
+        pytest.approx(plan.unamplified_epsilon, rel=1e-12),
+    )
+
+
+def test_the_known_mistake_claims_a_fraction_of_the_epsilon():
+    # FACTS: q = cohort / population AND ceil(n / b) compositions; the theorem needs q = cohort * bands / population.
+    scheme = CyclicPoisson(population=1000, cohort_size=20, groups=4)
+    plan = sampled(banded(4), scheme)
+    wrong = sampled_gaussian_epsilon(plan.per_query_noise_multiplier, 1e-6, probability=20 / 1000, compositions=6)
+    assert wrong < 0.5 * plan.epsilon
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        CyclicPoisson(population=1000, cohort_size=20),
+        CyclicFixedSize(population=1000, cohort_size=20),
+        CyclicShuffle(population=480, cohort_size=20),
+        CyclicShuffle(population=480, cohort_size=20, reshuffle=True),
+        CyclicShuffle(population=4_000_000, cohort_size=2),
+    ],
+)
+def test_calibration_is_never_weaker_than_asked_nor_much_stronger(scheme):
+    plan = sampled(banded(4), scheme)
+    assert plan.epsilon <= 2.0
+    less = Plan(
+        mechanism=plan.mechanism,
+        participation=plan.participation,
+        noise_multiplier=plan.noise_multiplier * 0.999,
+        clip_norm=1.0,
+        delta=1e-6,
+        sampling=plan.sampling,
+    )
+    assert less.epsilon > 2.0
+    # No scheme costs more than keeping to it would without secrecy.
+    assert plan.per_query_noise_multiplier <= gaussian_noise_multiplier(2.0, 1e-6) * math.sqrt(6) * (1 + 1e-6)
+
+
+def test_one_order_for_several_epochs_is_not_amplified():
+    several = sampled(banded(4), CyclicShuffle(population=160, cohort_size=20))  # an epoch of 8 rounds, three epochs
+    assert several.epsilon == several.unamplified_epsilon
+    assert several.guaranteed_participation == Participation(rounds=24, schema="fixed_epoch", min_sep=8)
+
+
+def test_every_client_every_round_is_no_amplification():
+    # App. F.4: with b = m / B the sample is everybody.
+    plan = sampled(banded(4), CyclicPoisson(population=80, cohort_size=20))
+    assert plan.sampling.probability == 1
+    assert plan.epsilon == pytest.approx(plan.unamplified_epsilon, rel=1e-9)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_group_without_sampling_is_the_gaussian_of_a_larger_sensitivity(devices):
+    plan = calibrate(banded(4), ONCE, epsilon=1.0, delta=1e-6)
+    assert plan.group_epsilon(devices) == gaussian_epsilon(plan.noise_multiplier / devices, 1e-6)
+
+
+def test_group_with_sampling_is_above_the_single_client():
+    plan = sampled(banded(4), CyclicPoisson(population=1000, cohort_size=20))
+    one, two, three = (plan.group_epsilon(g) for g in (1, 2, 3))
+    assert one == pytest.approx(plan.epsilon, rel=1e-9)
+    assert 2 * one < two < three <= gaussian_epsilon(plan.unamplified_noise_multiplier / 3, 1e-6)
+
+
+@pytest.mark.parametrize(("sigma", "label"), [(0.341, 18.9), (0.682, 8.2), (1.364, 3.7), (2.728, 1.7), (5.456, 0.8)])
+def test_renyi_accounting_gives_the_labels_of_denisov(sigma, label):
+    # Denisov et al. 2022, Sec. 5: labels by RDP with integer orders, rounded; ours has more orders and is at most as large.
+    plan = Plan(
+        mechanism=IdentityMechanism(rounds=24), participation=ONCE, noise_multiplier=sigma, clip_norm=1.0, delta=1e-6
+    )
+    assert label - 0.5 <= plan.rdp_epsilon <= label + 0.05
+    assert plan.epsilon < plan.rdp_epsilon == rdp_epsilon(plan.event, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "scheme", "error", "words"),
+    [
+        (banded(4), "poisson", TypeError, ["sampling='poisson'", "fedmf.CyclicPoisson"]),
+        (banded(4), CyclicPoisson(population=1000, cohort_size=20, groups=3), ValueError, ["groups=3", "4 bands"]),
+        (banded(4), CyclicPoisson(population=60, cohort_size=20), ValueError, ["4 groups", "at most 3 bands"]),
+        (TreeMechanism(rounds=24), CyclicPoisson(population=1000, cohort_size=2), ValueError, ["family=tree", "leave sampling out"]),
+    ],
+)  # fmt: skip
+def test_refused_in_one_sentence(mechanism, scheme, error, words):
+    with pytest.raises(error) as caught:
+        sampled(mechanism, scheme)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_bands_are_read_from_the_entries():
+    class Boasting(IdentityMechanism):
+        def banded_rows(self):
+            return None
+
+        def encoder(self):
+            return banded(4).encoder()
+
+    plan = Plan(
+        mechanism=Boasting(rounds=24), participation=ONCE, noise_multiplier=1.0, clip_norm=1.0, delta=1e-6,
+        sampling=CyclicPoisson(population=1000, cohort_size=2),
+    )  # fmt: skip
+    assert Boasting(rounds=24).bands == 1
+    assert plan.sampling.groups == 4

@@ -1,0 +1,165 @@
+"""The learning-rate rule, and banded Tables 6 and 7 against it."""
+
+import json
+import math
+
+import pytest
+
+import fedmf
+from fedmf.cli import main
+from fedmf.experiments import tuning_figures, tuning_tables
+from fedmf.privacy import learning_rate
+
+
+@pytest.fixture(scope="module")
+def plan():
+    once = fedmf.Participation(rounds=8, schema="single")
+    mechanism = fedmf.fit(fedmf.prefix_sum(8), once, family="tree")
+    return fedmf.Plan(mechanism=mechanism, participation=once, noise_multiplier=3.0, clip_norm=0.25, delta=1e-6)
+
+
+def test_effective_rmse_is_the_noise_of_the_mean_in_units_of_the_clip_norm(plan):
+    workload = fedmf.prefix_sum(8)
+    A, N = workload.matrix, plan.mechanism.noising()
+    by_hand = math.sqrt(((A @ N) ** 2).sum() / 8) * plan.stddev / plan.clip_norm / 50
+    assert learning_rate.effective_rmse(plan, workload, cohort_size=50) == pytest.approx(by_hand, rel=1e-12)
+    claimed = plan.simulating(simulated=5, claimed=50)
+    assert learning_rate.effective_rmse(claimed, workload) == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_effective_rmse_needs_a_cohort(plan):
+    with pytest.raises(TypeError, match="cohort_size=None is a NoneType"):
+        learning_rate.effective_rmse(plan, fedmf.prefix_sum(8))
+    with pytest.raises(ValueError, match="cohort_size=0 must be at least 1"):
+        learning_rate.effective_rmse(plan, fedmf.prefix_sum(8), cohort_size=0)
+
+
+def test_the_rule():
+    rate = learning_rate.predicted_learning_rate
+    assert rate(1.0, grid=None) == pytest.approx(math.exp(-4.64), rel=1e-12)
+    assert rate(0.02, grid=None) / rate(0.04, grid=None) == pytest.approx(2**0.95, rel=1e-12)
+    assert rate(0.02, clip_norm=0.5, grid=None) == pytest.approx(2 * rate(0.02, grid=None), rel=1e-12)
+    for error in (1e-4, 0.01, 0.3, 7.0):
+        exact, rounded = rate(error, grid=None), rate(error)
+        assert 1.7**-0.5 <= rounded / exact <= 1.7**0.5
+        assert math.log(rounded) / math.log(1.7) == pytest.approx(round(math.log(rounded) / math.log(1.7)), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"effective_rmse": 0.0}, "effective_rmse=0.0 must be above 0: the rule is for runs with noise"),
+        ({"effective_rmse": math.nan}, "effective_rmse=nan is not finite"),
+        ({"effective_rmse": 0.1, "clip_norm": -1.0}, "clip_norm=-1.0 must be above 0"),
+        ({"effective_rmse": 0.1, "grid": 1.0}, "grid=1.0 must be above 1"),
+    ],
+)
+def test_bad_numbers_are_refused(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        learning_rate.predicted_learning_rate(**arguments)
+
+
+def test_the_rates_are_the_grid_and_the_tables_are_consistent():
+    assert tuple(f"{1.7**i:.4f}" for i in range(-9, 5)) == tuning_figures.RATES
+    for row in (*tuning_figures.BANDED_TABLE_6, *tuning_figures.BANDED_TABLE_7):
+        at_optimum = row.accuracy(row.optimum)
+        assert at_optimum is not None
+        assert float(at_optimum) == max(map(float, row.accuracies))
+    # Tables 4 and 5 print the optima of 6 and 7 once more.
+    for printed, tuned in (
+        (tuning_figures.BANDED_TABLE_4, tuning_figures.BANDED_TABLE_6),
+        (tuning_figures.BANDED_TABLE_5, tuning_figures.BANDED_TABLE_7),
+    ):
+        optima = {(row.mechanism, row.epsilon): row.optimum for row in tuned}
+        for row in printed:
+            assert row.learning_rate == optima[row.mechanism, row.epsilon]
+
+
+def test_command(tmp_path, capsys, plan):
+    path = tmp_path / "tree.npz"
+    plan.mechanism.save(path)
+    arguments = [
+        "--rounds",
+        "8",
+        "--schema",
+        "single",
+        "--noise-multiplier",
+        "3",
+        "--clip-norm",
+        "0.25",
+        "--cohort-size",
+        "50",
+    ]
+    main(["plan", "learning-rate", str(path), *arguments, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    error = learning_rate.effective_rmse(plan, fedmf.prefix_sum(8), cohort_size=50)
+    assert found["effective_rmse"] == pytest.approx(error, rel=1e-12)
+    assert found["learning_rate"] == pytest.approx(
+        learning_rate.predicted_learning_rate(error, clip_norm=0.25), rel=1e-12
+    )
+    low, high = found["also_try"]
+    assert high / found["learning_rate"] == pytest.approx(1.7)
+    assert found["learning_rate"] / low == pytest.approx(1.7)
+    main(["plan", "learning-rate", str(path), *arguments])
+    assert "predicted_rate" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "learning-rate", str(path), *arguments[:-1], "0"])
+    assert stopped.value.code == 2
+    assert "cohort_size=0 must be at least 1" in capsys.readouterr().err
+
+
+def test_command_with_sampling(tmp_path, capsys):
+    separated = fedmf.Participation(rounds=16, schema="min_sep", min_sep=4)
+    mechanism = fedmf.fit(fedmf.prefix_sum(16), separated, family="banded", bands=2)
+    mechanism.save(tmp_path / "banded.npz")
+    arguments = [
+        "plan",
+        "learning-rate",
+        str(tmp_path / "banded.npz"),
+        "--rounds",
+        "16",
+        "--min-sep",
+        "4",
+        "--epsilon",
+        "2",
+    ]
+    arguments += ["--cohort-size", "10", "--json"]
+    main(arguments)
+    plain = json.loads(capsys.readouterr().out)
+    main([*arguments, "--sampling", "poisson", "--population", "1000"])
+    sampled = json.loads(capsys.readouterr().out)
+    # Less noise for the same guarantee, and with it a bolder rate.
+    assert sampled["effective_rmse"] < 0.5 * plain["effective_rmse"]
+    assert sampled["predicted_rate"] > 1.9 * plain["predicted_rate"]
+    assert sampled["epsilon"] <= 2.0
+    with pytest.raises(SystemExit) as stopped:
+        main([*arguments, "--population", "1000"])
+    assert stopped.value.code == 2
+    assert "population" in capsys.readouterr().err
+
+
+def predictions(cells):
+    """(rows whose prediction is the table's optimum, those one step beside it, all rows)."""
+    cells = list(cells)
+    return sum(c.as_printed for c in cells), sum(c.agrees and not c.as_printed for c in cells), len(cells)
+
+
+def test_the_rule_finds_the_tables_optima_without_optimised_mechanisms():
+    # DP-SGD and the tree, without amplification. `make tables` has the other mechanisms, which take minutes to fit.
+    assert predictions(tuning_tables.banded_table_6(quick=True)) == (9, 1, 10)
+
+
+@pytest.mark.slow
+def test_the_rule_finds_the_tables_optima_with_amplification():
+    rows = [row for row in tuning_figures.BANDED_TABLE_7 if row.mechanism == "DP-SGD" or row.bands in (9, 18)]
+    assert predictions(tuning_tables._cells("banded-7", rows, amplified=True, quick=False)) == (7, 0, 7)
+
+
+def test_decimal_logarithms_would_find_none(monkeypatch):
+    # The negative control: read with decimal logarithms the rule misses every row.
+    monkeypatch.setattr(
+        tuning_tables,
+        "predicted_learning_rate",
+        lambda error: learning_rate.on_grid(10 ** (-0.95 * math.log10(error) - 4.64)),
+    )
+    assert predictions(tuning_tables.banded_table_6(quick=True)) == (0, 0, 10)

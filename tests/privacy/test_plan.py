@@ -1,0 +1,377 @@
+import dataclasses
+import itertools
+import math
+import re
+import time
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
+from fedmf.participation.schema import Participation
+from fedmf.privacy.gaussian import MIN_DELTA, gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
+from fedmf.privacy.plan import Plan, calibrate
+from tests.paper_figures import BANDED_K1, BANDED_TABLE_4, BANDED_TABLE_4_MULTI_EPOCH
+
+SINGLE = Participation(rounds=4, schema="single")
+TWICE = Participation(rounds=4, schema="min_sep", min_sep=2)
+NAN, INF = float("nan"), float("inf")
+
+# (epsilon, delta) over the whole range that people ask for, and beyond.
+TARGETS = [*itertools.product((0.01, 0.3, 1.0, 8.0), (1e-12, 1e-6, 0.1)), (50.0, 1e-10), (300.0, 1e-12), (300.0, 0.1)]
+
+
+def oracle_delta(noise_multiplier, epsilon):
+    """Balle and Wang 2018, Theorem 8, to 60 digits: delta of a Gaussian with sensitivity 1."""
+    with mpmath.workdps(60):
+        sigma, eps = mpmath.mpf(noise_multiplier), mpmath.mpf(epsilon)
+        return mpmath.ncdf(1 / (2 * sigma) - eps * sigma) - mpmath.exp(eps) * mpmath.ncdf(
+            -1 / (2 * sigma) - eps * sigma
+        )
+
+
+def oracle_noise_multiplier(epsilon, delta):
+    """The least noise for (epsilon, delta), by bisection: delta falls as noise grows."""
+    with mpmath.workdps(60):
+        low, high = mpmath.mpf("1e-3"), mpmath.mpf("1e7")
+        for _ in range(120):
+            middle = mpmath.sqrt(low * high)
+            low, high = (middle, high) if oracle_delta(middle, epsilon) > delta else (low, middle)
+        return high
+
+
+def plan(**changes):
+    identity = IdentityMechanism(rounds=4)
+    return Plan(
+        **{
+            "mechanism": identity,
+            "participation": TWICE,
+            "noise_multiplier": 2.0,
+            "clip_norm": 0.5,
+            "delta": 1e-6,
+            **changes,
+        }
+    )
+
+
+def half_a_unit(printed):
+    return 0.5 * 10 ** -len(printed.partition(".")[2])
+
+
+class TestPapers:
+    @pytest.mark.parametrize(("epsilon", "printed"), BANDED_TABLE_4.items())
+    def test_noise_multipliers(self, epsilon, printed):
+        assert gaussian_noise_multiplier(epsilon, 1e-6) == pytest.approx(
+            float(printed), rel=0, abs=half_a_unit(printed)
+        )
+
+    @pytest.mark.parametrize(("epsilon", "printed"), BANDED_TABLE_4_MULTI_EPOCH.items())
+    def test_sensitivity_scales_the_printed_multiplier(self, epsilon, printed):
+        # 1.1269 is known to four decimals: the product is good to half a unit of that, times sigma.
+        tolerance = 0.5e-4 * gaussian_noise_multiplier(epsilon, 1e-6) + half_a_unit(printed)
+        assert gaussian_noise_multiplier(epsilon, 1e-6) * 1.1269 == pytest.approx(float(printed), rel=0, abs=tolerance)
+
+    @pytest.mark.parametrize(("rho", "printed"), BANDED_K1.items())
+    def test_epsilon_from_rho(self, rho, printed):
+        made = plan(noise_multiplier=math.sqrt(1 / (2 * rho)), delta=1e-10)
+        assert made.rho == pytest.approx(rho, rel=1e-12)
+        assert made.epsilon == pytest.approx(float(printed), rel=0, abs=half_a_unit(printed))
+
+    @pytest.mark.parametrize("sigma", [0.3, 1.0, 7.5])
+    def test_zcdp(self, sigma):
+        # Bun and Steinke 2016, Prop. 1.6, from the definition: (1/alpha) D_alpha of two unit-shifted Gaussians, any alpha.
+        alpha = mpmath.mpf(3)
+
+        def likelihoods(x):
+            return mpmath.npdf(x, 1, sigma) ** alpha * mpmath.npdf(x, 0, sigma) ** (1 - alpha)
+
+        divergence = mpmath.log(mpmath.quad(likelihoods, [-20 * sigma, 0, 3, 3 + 20 * sigma])) / (alpha - 1)
+        assert plan(noise_multiplier=sigma).rho == pytest.approx(float(divergence / alpha), rel=1e-9)
+
+
+class TestClosedForm:
+    @settings(max_examples=300, deadline=None)
+    @given(st.floats(-2.5, 4).map(lambda x: 10**x), st.floats(0, 300))
+    def test_against_sixty_digits(self, sigma, epsilon):
+        expected = float(oracle_delta(sigma, epsilon))
+        # The two terms of the difference are each good to 1e-15 and at most 1; log_ndtr and exp lose as many digits again as
+        # their exponent has.
+        rounding = 4e-16 * (4 + (epsilon * sigma) ** 2 + 1 / sigma**2 + epsilon)
+        first_term = float(mpmath.ncdf(1 / (2 * mpmath.mpf(sigma)) - mpmath.mpf(epsilon) * sigma))
+        assert gaussian_delta(sigma, epsilon) == pytest.approx(expected, rel=0, abs=rounding * first_term + 1e-300)
+
+    def test_the_tolerance_tells_a_wrong_sign(self):
+        # Negative control: a one-sided tail alone, without the subtraction, is far outside.
+        sigma, epsilon = 1.0, 1.0
+        assert float(mpmath.ncdf(1 / (2 * sigma) - epsilon * sigma)) > 2 * gaussian_delta(sigma, epsilon)
+
+
+class TestCalibration:
+    @pytest.mark.parametrize(("epsilon", "delta"), TARGETS)
+    def test_never_weaker_and_not_wasteful(self, epsilon, delta):
+        made = calibrate(IdentityMechanism(rounds=4), SINGLE, epsilon=epsilon, delta=delta)
+        sigma, least = made.noise_multiplier, oracle_noise_multiplier(epsilon, delta)
+        assert made.epsilon <= epsilon
+        # gaussian_delta, which ends the search, is itself good to about 1e-13 relative here.
+        assert oracle_delta(sigma, epsilon) <= delta * (1 + 1e-12)
+        assert float(sigma / least - 1) < 1e-4
+        # And back: the epsilon that this noise gives is the epsilon asked for.
+        assert gaussian_epsilon(sigma, delta) == pytest.approx(epsilon, rel=2e-4)
+
+    @pytest.mark.parametrize(("epsilon", "delta"), [(0.01, 1e-6), (1.0, 1e-12), (8.0, 1e-6), (8.0, 0.1), (300.0, 1e-6)])
+    def test_two_thirds_of_the_noise_violates_and_three_halves_is_more_than_enough(self, epsilon, delta):
+        sigma = gaussian_noise_multiplier(epsilon, delta)
+        assert oracle_delta(2 / 3 * sigma, epsilon) > delta
+        assert gaussian_epsilon(2 / 3 * sigma, delta) > epsilon
+        assert oracle_delta(1.5 * sigma, epsilon) < delta
+        assert gaussian_epsilon(1.5 * sigma, delta) < epsilon
+
+    @settings(max_examples=12, deadline=None)
+    @given(st.floats(-2, 1).map(lambda x: 10**x), st.floats(-12, -1).map(lambda x: 10**x))
+    def test_any_target(self, epsilon, delta):
+        sigma = gaussian_noise_multiplier(epsilon, delta)
+        assert gaussian_epsilon(sigma, delta) <= epsilon
+        assert oracle_delta(sigma, epsilon) <= delta * (1 + 1e-12)
+        # 1e-4 less noise is already too little.
+        assert oracle_delta(sigma * (1 - 1e-4), epsilon) > delta
+
+    @pytest.mark.parametrize("epsilon", [1e-5, 4900.0])
+    def test_outside_the_usual_range(self, epsilon):
+        started = time.perf_counter()
+        sigma = gaussian_noise_multiplier(epsilon, 1e-6)
+        assert time.perf_counter() - started < 15  # a hang is what this is about: it takes a second
+        assert oracle_delta(sigma, epsilon) <= mpmath.mpf(1e-6) * (1 + 1e-12)
+        assert float(sigma / oracle_noise_multiplier(epsilon, 1e-6) - 1) < 1e-3
+
+    def test_calibrating_in_units_of_sensitivity(self):
+        # The multiplier depends on the target only; the noise's size on the mechanism.
+        identity = calibrate(IdentityMechanism(rounds=4), TWICE, epsilon=2.0, delta=1e-6, clip_norm=3.0)
+        tree = calibrate(TreeMechanism(rounds=4), TWICE, epsilon=2.0, delta=1e-6, clip_norm=3.0)
+        assert identity.noise_multiplier == tree.noise_multiplier
+        assert identity.stddev == pytest.approx(identity.noise_multiplier * math.sqrt(2) * 3.0)
+        assert tree.stddev > identity.stddev
+
+
+class TestEpsilon:
+    @pytest.mark.parametrize("delta", [1e-15, 1e-6, 0.9])
+    @pytest.mark.parametrize(
+        "sigma", [0.0, 5e-324, 1e-200, 1e-3, 0.011, 0.05, 0.3, 3.0, 1e3, 1e6, 1e12, 1e150, 1e200, 1e308]
+    )
+    def test_extremes_neither_crash_nor_hang_nor_go_weaker(self, sigma, delta):
+        started = time.perf_counter()
+        epsilon = gaussian_epsilon(sigma, delta)
+        assert time.perf_counter() - started < 15
+        assert epsilon >= 0
+        if math.isfinite(epsilon):
+            # (epsilon, delta) is really met. 1e-9 of epsilon is the accountant's own rounding.
+            assert oracle_delta(sigma, epsilon * (1 + 1e-9)) <= delta
+        else:
+            assert sigma < 0.011
+
+    def test_more_noise_or_more_delta_never_costs_privacy(self):
+        table = [[gaussian_epsilon(s, d) for d in (1e-12, 1e-6, 1e-2)] for s in (0.1, 0.5, 2.0, 10.0, 1e3, 1e6)]
+        falls = np.diff(table, axis=0)
+        assert ((falls < 0) | (np.array(table)[:-1] == 0)).all()
+        assert (np.diff(table, axis=1) <= 0).all()
+
+    def test_no_noise(self):
+        nothing = plan(noise_multiplier=0)
+        assert nothing.epsilon == INF
+        assert nothing.rho == INF
+        assert nothing.stddev == 0
+        assert type(nothing.event).__name__ == "NonPrivateDpEvent"
+        assert nothing.summary()["epsilon"] is None
+        assert nothing.summary()["rho"] is None
+
+    @pytest.mark.parametrize("sigma", [5e-324, 1e-200, 1e200, 1e308])
+    def test_rho_of_extreme_noise(self, sigma):
+        assert plan(noise_multiplier=sigma).rho in (0.0, INF)
+
+
+class TestPlan:
+    # Sensitivities by hand: the largest two columns, two rounds apart.
+    @pytest.mark.parametrize(
+        ("mechanism", "expected"),
+        [
+            (IdentityMechanism(rounds=4), math.sqrt(2)),
+            (BandedMechanism(diagonals=[[2.0, 0.0], [1.0, 0.5], [1.0, 0.5], [3.0, 0.5]]), math.sqrt(4.25 + 9.0)),
+        ],
+        ids=["identity", "banded"],
+    )
+    def test_stddev(self, mechanism, expected):
+        made = plan(mechanism=mechanism, noise_multiplier=0.7, clip_norm=3.0)
+        assert made.sensitivity.value == pytest.approx(expected, rel=1e-14)
+        assert made.stddev == pytest.approx(0.7 * expected * 3.0, rel=1e-14)
+        assert made.event.noise_multiplier == 0.7
+
+    def test_a_louder_encoder_gets_no_free_lunch(self):
+        # (B / 10, 10 C) is the same mechanism: the noise that reaches the model must be the same too.
+        thin = BandedMechanism(diagonals=[[1.0, 0.0], *[[1.0, 0.5]] * 3])
+        loud = BandedMechanism(diagonals=[[10.0, 0.0], *[[10.0, 5.0]] * 3])
+        one, ten = (plan(mechanism=m) for m in (thin, loud))
+        np.testing.assert_allclose(one.stddev * thin.noising(), ten.stddev * loud.noising(), rtol=1e-12)
+
+    def test_frozen(self):
+        made = plan()
+        for field in dataclasses.fields(made):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(made, field.name, getattr(made, field.name))
+        for derived in ("stddev", "epsilon", "rho", "event", "noise_scale"):
+            with pytest.raises(AttributeError):
+                setattr(made, derived, 0.0)
+        before = made.stddev
+        assert dataclasses.replace(made, clip_norm=1.0).stddev == pytest.approx(2 * before)
+        assert made.stddev == before
+
+    def test_a_replaced_plan_computes_its_own_sensitivity(self):
+        made = plan()
+        assert made.sensitivity.value == pytest.approx(math.sqrt(2))
+        assert dataclasses.replace(made, participation=SINGLE).sensitivity.value == 1.0
+
+    def test_simulating(self):
+        claimed = plan()
+        made = claimed.simulating(simulated=np.int64(10), claimed=100)
+        assert made.stddev == pytest.approx(claimed.stddev / 10, rel=1e-14)
+        # The noise on the mean is that of the claimed cohort.
+        assert made.stddev / 10 == pytest.approx(claimed.stddev / 100, rel=1e-14)
+        assert (made.noise_multiplier, made.epsilon, made.rho) == (2.0, claimed.epsilon, claimed.rho)
+        assert (made.summary()["simulated_cohort"], made.summary()["claimed_cohort"]) == (10, 100)
+        assert type(made.simulated_cohort) is int
+        assert claimed.noise_scale == 1
+        assert claimed.simulated_cohort is None
+
+    def test_summary_is_json(self):
+        import json
+
+        summary = json.loads(json.dumps(plan().simulating(simulated=1, claimed=3).summary(), allow_nan=False))
+        assert summary["stddev"] == pytest.approx(plan().stddev / 3, rel=1e-14)
+        assert summary["sensitivity"]["value"] == plan().sensitivity.value
+        assert summary["neighbouring_relation"] == "zero-out"
+
+    @pytest.mark.parametrize(("clip_norm", "sigma"), [(1e-39, 1.0), (1e-30, 1e-10), (1e30, 1e10), (5e-324, 0.65)])
+    def test_noise_that_float32_cannot_hold(self, clip_norm, sigma):
+        with pytest.raises(
+            ValueError, match=re.escape(f"clip_norm={clip_norm} and noise_multiplier={sigma} give")
+        ) as caught:
+            _ = plan(clip_norm=clip_norm, noise_multiplier=sigma).stddev
+        assert "float32" in str(caught.value)
+        assert "rescale the updates" in str(caught.value)
+
+    @pytest.mark.parametrize("scale", [1e-46, 1e-38, 1e-31, 1e31, 1e38, 1e46])
+    def test_an_encoder_whose_noise_float32_cannot_hold(self, scale):
+        """Rows of N are 1 / scale: TensorFlow would make them 0, and the run would have no noise."""
+        scaled = DenseMechanism(matrix=np.tril(np.ones((4, 4))) * scale)
+        with pytest.raises(
+            ValueError, match=r"mechanism has sensitivity .* beyond what float32 holds: divide its encoder by that"
+        ):
+            _ = plan(mechanism=scaled).stddev
+        assert plan(mechanism=scaled, noise_multiplier=0.0).stddev == 0
+
+    @pytest.mark.parametrize(("scale", "clip_norm"), [(1e-20, 1e-19), (1e20, 1e19), (1e25, 1e-20)])
+    def test_an_encoder_and_a_clip_norm_that_float32_cannot_hold_together(self, scale, clip_norm):
+        scaled = DenseMechanism(matrix=np.eye(4) * scale)
+        made = plan(mechanism=scaled, clip_norm=clip_norm, noise_multiplier=1e-20 if clip_norm < 1 else 1.0)
+        with pytest.raises(ValueError, match="rescale the updates"):
+            _ = made.stddev
+
+    @pytest.mark.parametrize("scale", [1e-29, 1e-10, 1e10, 1e29])
+    def test_a_scaled_encoder_needs_the_same_noise(self, scale):
+        """What is added to the sum is N Z times stddev."""
+        C = np.tril(np.ones((4, 4)))
+        one, scaled = (plan(mechanism=DenseMechanism(matrix=C * s)) for s in (1, scale))
+        np.testing.assert_allclose(
+            scaled.mechanism.noising() * scaled.stddev, one.mechanism.noising() * one.stddev, rtol=1e-12
+        )
+
+
+ONE = IdentityMechanism(rounds=4)
+# what is called, the kind of error, the words that must appear: the argument, its value, the way out.
+REFUSALS = {
+    "mechanism": (lambda: plan(mechanism=np.eye(4)), TypeError, ["mechanism=array", "fedmf.fit"]),
+    "mechanism class": (lambda: plan(mechanism=IdentityMechanism), TypeError, ["mechanism=<class", "fedmf.fit"]),
+    "participation": (lambda: plan(participation=4), TypeError, ["participation=4", "fedmf.Participation"]),
+    "rounds": (lambda: plan(mechanism=IdentityMechanism(rounds=5)), ValueError, ["5 rounds", "4", "fit the mechanism"]),
+    "sampling": (lambda: plan(sampling="poisson"), TypeError, ["sampling='poisson'", "fedmf.CyclicPoisson"]),
+    "noise negative": (lambda: plan(noise_multiplier=-1.0), ValueError, ["noise_multiplier=-1.0", "0 for no privacy"]),
+    "noise nan": (lambda: plan(noise_multiplier=NAN), ValueError, ["noise_multiplier=nan", "0 for no privacy"]),
+    "noise infinite": (lambda: plan(noise_multiplier=INF), ValueError, ["noise_multiplier=inf", "0 for no privacy"]),
+    "noise text": (lambda: plan(noise_multiplier="1"), TypeError, ["noise_multiplier='1'", "0 for no privacy"]),
+    "noise none": (lambda: plan(noise_multiplier=None), TypeError, ["noise_multiplier=None", "0 for no privacy"]),
+    "noise bool": (lambda: plan(noise_multiplier=True), TypeError, ["noise_multiplier=True", "0 for no privacy"]),
+    "clip zero": (lambda: plan(clip_norm=0.0), ValueError, ["clip_norm=0.0", "such as 1.0"]),
+    "clip negative": (lambda: plan(clip_norm=-2), ValueError, ["clip_norm=-2", "such as 1.0"]),
+    "clip infinite": (lambda: plan(clip_norm=INF), ValueError, ["clip_norm=inf", "such as 1.0"]),
+    "clip text": (lambda: plan(clip_norm="1"), TypeError, ["clip_norm='1'", "such as 1.0"]),
+    "delta zero": (lambda: plan(delta=0), ValueError, ["delta=0", "such as delta=1e-6"]),
+    "delta one": (lambda: plan(delta=1.0), ValueError, ["delta=1.0", "such as delta=1e-6"]),
+    "delta nan": (lambda: plan(delta=NAN), ValueError, ["delta=nan", "such as delta=1e-6"]),
+    "delta beyond": (lambda: plan(delta=MIN_DELTA / 2), ValueError, ["delta=5e-16", "1e-15", "such as delta=1e-6"]),
+    "delta text": (lambda: plan(delta="1e-6"), TypeError, ["delta='1e-6'", "such as delta=1e-6"]),
+    "half a simulation": (
+        lambda: plan(claimed_cohort=9),
+        ValueError,
+        ["claimed_cohort go together", "plan.simulating"],
+    ),
+    "simulated zero": (
+        lambda: plan().simulating(simulated=0, claimed=9),
+        ValueError,
+        ["simulated=0", "clients a round"],
+    ),
+    "simulated float": (
+        lambda: plan().simulating(simulated=1.0, claimed=9),
+        TypeError,
+        ["simulated=1.0", "clients a round"],
+    ),
+    "not smaller": (
+        lambda: plan().simulating(simulated=9, claimed=9),
+        ValueError,
+        ["simulated=9", "claimed=9", "leave both"],
+    ),
+    "noise scaled up": (lambda: plan().simulating(simulated=10, claimed=9), ValueError, ["simulated=10", "claimed=9"]),
+    "epsilon zero": (lambda: calibrate(ONE, SINGLE, epsilon=0, delta=0.1), ValueError, ["epsilon=0", "epsilon=8.0"]),
+    "epsilon negative": (
+        lambda: calibrate(ONE, SINGLE, epsilon=-1, delta=0.1),
+        ValueError,
+        ["epsilon=-1", "epsilon=8.0"],
+    ),
+    "epsilon infinite": (
+        lambda: calibrate(ONE, SINGLE, epsilon=INF, delta=0.1),
+        ValueError,
+        ["epsilon=inf", "epsilon=8.0"],
+    ),
+    "epsilon nan": (lambda: calibrate(ONE, SINGLE, epsilon=NAN, delta=0.1), ValueError, ["epsilon=nan", "epsilon=8.0"]),
+    "epsilon huge": (
+        lambda: calibrate(ONE, SINGLE, epsilon=5000, delta=0.1),
+        ValueError,
+        ["epsilon=5000", "below 5000"],
+    ),
+    "epsilon text": (lambda: calibrate(ONE, SINGLE, epsilon="8", delta=0.1), TypeError, ["epsilon='8'", "epsilon=8.0"]),
+    "calibrated delta": (lambda: calibrate(ONE, SINGLE, epsilon=8, delta=1e-20), ValueError, ["delta=1e-20", "1e-15"]),
+    "calibrated clip": (
+        lambda: calibrate(ONE, SINGLE, epsilon=8, delta=0.1, clip_norm=NAN),
+        ValueError,
+        ["clip_norm=nan"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), REFUSALS.values(), ids=REFUSALS.keys())
+def test_refused_in_one_sentence(call, kind, words):
+    with pytest.raises(kind) as caught:
+        call()
+    message = str(caught.value)
+    assert type(caught.value) is kind
+    assert ". " not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("name", ["mechanism", "participation", "noise_multiplier", "clip_norm", "delta"])
+def test_nothing_has_a_silent_default(name):
+    given = {"mechanism": ONE, "participation": SINGLE, "noise_multiplier": 1.0, "clip_norm": 1.0, "delta": 0.1}
+    del given[name]
+    with pytest.raises(TypeError, match=name):
+        Plan(**given)

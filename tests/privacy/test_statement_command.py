@@ -1,0 +1,162 @@
+"""The command that a statement prints makes the same statement again, for every plan there is: what it left out would claim too much."""
+
+import dataclasses
+import json
+import shlex
+
+import numpy as np
+import pytest
+
+from fedmf.mechanisms import BandedMechanism
+from fedmf.participation.schema import Participation
+from fedmf.privacy.plan import Plan
+from fedmf.privacy.sampling import SCHEMES, CyclicPoisson, Sampling
+from fedmf.privacy.statement import calibrate_command, plan_values
+from tests.cli.test_commands import fedmf, refused
+
+ROUNDS = 48
+LIMITS = {
+    "single": {},
+    "every_round": {},
+    "fixed_epoch": {"min_sep": 12, "max_participations": 3},
+    "min_sep": {"min_sep": 6, "max_participations": 5},
+}
+# 4 bands; "more" groups than that say more than the mechanism does.
+GROUPS = {"bands": None, "more": 8}
+
+
+def banded():
+    diagonals = np.tile([0.8, 0.5, 0.3, 0.1], (ROUNDS, 1))
+    for i in range(3):
+        diagonals[i, i + 1 :] = 0
+    return BandedMechanism(diagonals=diagonals)
+
+
+def plan(schema="min_sep", **changes):
+    participation = Participation(rounds=ROUNDS, schema=schema, **LIMITS[schema])
+    given = {"mechanism": banded(), "noise_multiplier": 1.1, "clip_norm": 0.3, "delta": 2.5e-7, **changes}
+    return Plan(participation=participation, **given)
+
+
+def printed_again(made, folder):
+    """What the printed command prints as JSON, run in the folder of its mechanism."""
+    made.mechanism.save(folder / "mechanism.npz")
+    (command,) = made.statement_values()["commands"]
+    assert command == calibrate_command(made)
+    program, *arguments = shlex.split(command)
+    assert program == "fedmf"
+    return json.loads(fedmf(*arguments, "--json").stdout)
+
+
+def check(made, folder):
+    shown = printed_again(made, folder)
+    assert shown["epsilon"] == made.summary()["epsilon"]
+    assert shown["stddev"] == made.stddev
+    assert shown["statement"] == made.statement()
+    assert shown["statement_values"] == plan_values(made)
+    again = {name: shown[name] for name in made.summary()}
+    assert again == json.loads(json.dumps(made.summary()))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+@pytest.mark.parametrize("schema", LIMITS)
+def test_without_sampling(folder, schema, simulated):
+    made = plan(schema)
+    check(made.simulating(simulated=7, claimed=90) if simulated else made, folder)
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_sampling_scheme(folder, scheme, groups, simulated):
+    sampling = SCHEMES[scheme](population=640, cohort_size=20, groups=GROUPS[groups])
+    made = plan(sampling=sampling)
+    assert made.sampling.groups == (GROUPS[groups] or 4)
+    check(made.simulating(simulated=2, claimed=20) if simulated else made, folder)
+
+
+def test_no_noise(folder):
+    check(plan(noise_multiplier=0), folder)
+
+
+def test_groups_that_say_more_than_the_bands_are_not_lost(folder):
+    """Without them the printed command claimed less than a third of this epsilon."""
+    sampling = CyclicPoisson(population=64_000, cohort_size=1000, groups=32)
+    made = plan(sampling=sampling, noise_multiplier=1.0, delta=1e-6)
+    less = dataclasses.replace(made, sampling=dataclasses.replace(sampling, groups=None))
+    assert made.epsilon > 3 * less.epsilon
+    assert printed_again(made, folder)["epsilon"] == made.epsilon
+
+
+def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
+    # A new one needs an option, or the command leaves it out.
+    assert {field.name for field in dataclasses.fields(Plan)} == {
+        *("mechanism", "participation", "noise_multiplier", "clip_norm", "delta", "sampling"),
+        *("simulated_cohort", "claimed_cohort"),
+    }
+    kinds = {type(make(population=640, cohort_size=20)) for make in SCHEMES.values()}
+    assert kinds == set(Sampling.__args__)
+    assert {field.name for kind in kinds for field in dataclasses.fields(kind)} == {
+        *("population", "cohort_size", "groups", "reshuffle"),
+    }
+
+
+def test_a_log_with_groups_is_audited_by_the_printed_command(folder):
+    made = plan(sampling=CyclicPoisson(population=640, cohort_size=20, groups=8))
+    made.mechanism.save(folder / "mechanism.npz")
+    (folder / "log.csv").write_text("client,round\n" + "".join(f"{t % 8},{t}\n" for t in range(ROUNDS)))
+    options = shlex.split(calibrate_command(made))[3:-1]
+    fedmf("audit", "log", "log.csv", "mechanism.npz", *options, "--statement", "first.json")
+    first = json.loads((folder / "first.json").read_text())
+    assert first["guarantee"]["epsilon"] == made.epsilon
+    (command,) = first["commands"]
+    fedmf(*shlex.split(command.replace("first.json", "again.json"))[1:])
+    again = json.loads((folder / "again.json").read_text())
+    assert again | {"commands": 0} == first | {"commands": 0}
+
+
+def test_a_simulation_is_said_in_the_table(folder):
+    made = plan().simulating(simulated=7, claimed=90)
+    made.mechanism.save(folder / "mechanism.npz")
+    arguments = [word for word in shlex.split(calibrate_command(made))[1:] if word != "--statement"]
+    assert "7 clients a round for a claimed cohort of 90" in fedmf(*arguments).stdout
+    # Calibrated, the noise of the claimed run is scaled as well.
+    target = ["--rounds", ROUNDS, "--min-sep", 6, "--epsilon", 8, "--json"]
+    claimed = json.loads(fedmf("calibrate", "mechanism.npz", *target).stdout)
+    simulated = [*target, "--simulated-cohort", 7, "--claimed-cohort", 70]
+    shown = json.loads(fedmf("calibrate", "mechanism.npz", *simulated).stdout)
+    assert shown["epsilon"] == claimed["epsilon"]
+    assert shown["stddev"] == pytest.approx(claimed["stddev"] / 10, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--groups", 4], "groups=4 belongs to sampling"),
+        (["--sampling", "poisson", "--population", 640, "--cohort-size", 20, "--groups", 3], "groups=3 but the mechanism has 4"),
+        (["--sampling", "poisson", "--population", 640, "--cohort-size", 20, "--groups", 0], "groups=0"),
+        (["--claimed-cohort", 9], "simulated_cohort=None and claimed_cohort=9: give both, or neither"),
+        (["--simulated-cohort", 9], "simulated_cohort=9 and claimed_cohort=None: give both, or neither"),
+        (["--simulated-cohort", 9, "--claimed-cohort", 9], "simulated=9 must be below claimed=9"),
+    ],
+    ids=lambda v: "" if isinstance(v, str) else " ".join(map(str, v))[-40:],
+)  # fmt: skip
+def test_refusals_are_one_sentence(folder, options, words):
+    banded().save(folder / "mechanism.npz")
+    refused("calibrate", "mechanism.npz", "--rounds", ROUNDS, "--min-sep", 6, "--epsilon", 8, *options, words=[words])
+
+
+def test_the_command_names_the_file_and_the_accounting(tmp_path):
+    made = plan()
+    made.mechanism.save(tmp_path / "b 1.npz")
+    words = shlex.split(calibrate_command(made, shlex.quote("b 1.npz"), rdp=True))[1:]
+    first = fedmf(*[str(tmp_path / word) if word == "b 1.npz" else word for word in words]).stdout
+    (line,) = [line for line in first.splitlines() if line.startswith("    fedmf calibrate")]
+    assert line.strip() == calibrate_command(made, shlex.quote("b 1.npz"), rdp=True)
+    assert "Renyi" in first

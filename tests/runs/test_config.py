@@ -1,0 +1,345 @@
+import dataclasses
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedmf.privacy.gaussian import gaussian_noise_multiplier
+from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
+from tests.paper_figures import BANDED_SCHEDULE
+
+NAN, INF = float("nan"), float("inf")
+BASE = {"rounds": 8, "min_sep": 4, "family": "identity", "epsilon": 8.0}
+
+
+def config(**changes):
+    return TrainConfig(**{**BASE, **changes})
+
+
+def test_defaults_are_the_banded_papers():
+    published = TrainConfig(epsilon=8, min_sep=342)
+    assert (published.rounds, published.server_momentum, published.clip_norm, published.delta) == (
+        2052,
+        0.95,
+        1.0,
+        1e-6,
+    )
+    assert published.participation().max_participations == 6
+    schedule = published.server_schedule()
+    assert schedule.rounds == BANDED_SCHEDULE["rounds"]
+    assert (schedule.warmup, schedule.cooldown, schedule.floor) == (0.15, 0.25, 0.05)
+
+
+# Every field that holds a number: values that cannot work, and the words that must appear beside "field=value".
+WHOLE = "use a positive whole number"
+POSITIVE = "use a finite positive number"
+NON_NEGATIVE = "use a finite non-negative number"
+BAD_VALUES = {
+    **dict.fromkeys(
+        "vocabulary_size sequence_length max_sentences batch_size embedding_size lstm_size validation_sentences "
+        "test_sentences cohort_size claimed_cohort max_participations bands evaluate_every checkpoint_every rounds "
+        "min_sep population".split(),
+        ((0, -3), WHOLE),
+    ),
+    "seed": ((-1,), "non-negative whole"),
+    "epsilon": ((0.0, -1.0, NAN, INF), "positive"),
+    "delta": ((0.0, -1.0, 1.0, 2.0, 1e-20, NAN), ""),
+    "clip_norm": ((0.0, -1.0, NAN, INF), POSITIVE),
+    "zeroing_norm": ((0.0, -1.0, NAN, INF), POSITIVE),
+    "client_learning_rate": ((0.0, -1.0, NAN, INF), POSITIVE),
+    "server_learning_rate": ((0.0, -1.0, NAN, INF), POSITIVE),
+    "server_momentum": ((-0.1, 1.0, NAN), ""),
+    "warmup": ((-0.1, NAN, 1.1), ""),
+    "cooldown": ((-0.1, NAN, 0.9), ""),
+    "family": (("fourier", ""), "choose one of none, identity, tree, fft, banded, dense"),
+    "schema": (("cyclic",), "choose one of"),
+    "decoder": (("plain",), "choose one of online, full"),
+    "column_norms": (("same",), "choose one of equal, free"),
+    "loss": (("mean",), "choose one of published, masked"),
+    "execution": (("remote",), "choose one of fast, tff"),
+    "sampling": (("bernoulli",), "choose one of poisson, fixed_size, shuffle, reshuffle"),
+    "availability": (("sometimes", "independent:2", "independent"), ""),
+    "dropout": ((-0.1, 1.1, NAN), ""),
+}
+WRONG_KINDS = {
+    **dict.fromkeys(BAD_VALUES, ("8", None)),
+    **dict.fromkeys(("family", "schema", "decoder", "loss", "execution", "availability"), (8, None)),
+    "data": (8, ["a"]),
+    "mechanism": (8, ["a"]),
+    "noise_multiplier": ("1", True),
+    "sampling": (8, True),
+    "column_norms": (8, True),
+}
+# These may be None.
+for _name in (
+    "test_sentences",
+    "claimed_cohort",
+    "max_participations",
+    "bands",
+    "epsilon",
+    "zeroing_norm",
+    "min_sep",
+    "population",
+):
+    WRONG_KINDS[_name] = ("8", True)
+
+
+def test_no_field_is_forgotten():
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    assert set(WRONG_KINDS) == names
+    assert set(BAD_VALUES) == names - {
+        "data",
+        "mechanism",
+        "noise_multiplier",
+    }  # noise_multiplier: below, without epsilon
+
+
+def one_sentence(caught, *words):
+    message = str(caught.value)
+    assert "\n" not in message
+    assert not re.search(r"\. [A-Z]", message)
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, (values, _) in BAD_VALUES.items() for v in values])
+def test_out_of_range(name, value):
+    with pytest.raises(ValueError, match=f"{name}=") as caught:
+        config(**{name: value})
+    shown = repr(value) if isinstance(value, str) else f"{value}"
+    one_sentence(caught, f"{name}={shown}", BAD_VALUES[name][1])
+    assert re.search(": |must be", str(caught.value))
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in WRONG_KINDS.items() for v in values])
+def test_wrong_kind(name, value):
+    with pytest.raises(TypeError) as caught:
+        config(**{name: value})
+    one_sentence(caught, f"{name}={value!r}")
+
+
+@pytest.mark.parametrize("value", [-0.5, NAN, INF])
+def test_noise_multiplier_out_of_range(value):
+    with pytest.raises(ValueError, match=f"noise_multiplier={value}.*{NON_NEGATIVE}"):
+        config(epsilon=None, noise_multiplier=value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    {
+        "both targets": ({"noise_multiplier": 0.6}, ["epsilon=8.0 and noise_multiplier=0.6", "give one"]),
+        "both, one zero": ({"noise_multiplier": 0.0}, ["epsilon=8.0 and noise_multiplier=0.0", "give one"]),
+        "no target": ({"epsilon": None}, ["family=identity", "give epsilon (such as 8) or noise_multiplier"]),
+        "none with epsilon": ({"family": "none"}, ["family=none", "leave out epsilon"]),
+        "none with noise": ({"family": "none", "epsilon": None, "noise_multiplier": 1.0}, ["family=none", "leave out"]),
+        "huge epsilon": ({"epsilon": 5000.0}, ["epsilon=5000.0", "below 5000"]),
+        "claims no more than it trains": ({"claimed_cohort": 100}, ["claimed_cohort=100", "cohort_size=100", "leave"]),
+        "more bands than rounds": ({"bands": 9, "family": "banded"}, ["bands=9", "rounds=8"]),
+        "file without mechanism": ({"family": "file"}, ["family=file", "give mechanism"]),
+        "mechanism of another family": ({"mechanism": "m.npz"}, ["mechanism=m.npz", "family=file", "leave it out"]),
+        "bands of another family": ({"bands": 2, "family": "tree"}, ["bands=2", "family=tree", "leave it out"]),
+        "separation beyond the run": ({"min_sep": 9}, ["min_sep=9", "1..8"]),
+        "too many participations": ({"max_participations": 3}, ["max_participations=3", "at most 2 times"]),
+        "min_sep missing": ({"min_sep": None}, ["min_sep=None", "1..8"]),
+        "single with min_sep": ({"schema": "single"}, ["min_sep=4", "schema='single'", "leave it out"]),
+        "no plateau left": ({"warmup": 0.6, "cooldown": 0.6}, ["warmup=0.6 and cooldown=0.6", "shares of the run"]),
+    }.values(),
+)
+def test_fields_that_contradict_each_other(changes, words):
+    with pytest.raises(ValueError, match=": ") as caught:
+        config(**changes)
+    one_sentence(caught, *words)
+
+
+class TestFamilyNone:
+    def test_no_noise_without_or_with_zero(self):
+        for sigma in (None, 0, 0.0):
+            plan = config(family="none", epsilon=None, noise_multiplier=sigma).plan()
+            assert plan.noise_multiplier == plan.stddev == 0
+            assert plan.epsilon == math.inf
+            assert plan.mechanism.family == "identity"
+
+    def test_zero_noise_under_another_family_is_said_and_not_assumed(self):
+        assert config(epsilon=None, noise_multiplier=0.0).plan().epsilon == math.inf
+
+
+class TestPlan:
+    def test_by_epsilon(self):
+        plan = config(clip_norm=0.3, delta=1e-5, epsilon=2).plan()
+        assert plan.noise_multiplier == gaussian_noise_multiplier(2.0, 1e-5)
+        assert plan.epsilon <= 2
+        assert (plan.clip_norm, plan.delta, plan.participation) == (0.3, 1e-5, config().participation())
+
+    def test_by_noise_multiplier(self):
+        plan = config(epsilon=None, noise_multiplier=1.25).plan()
+        assert plan.noise_multiplier == 1.25
+
+    def test_a_claimed_cohort_scales_the_noise(self):
+        plan = config(cohort_size=10, claimed_cohort=50).plan()
+        assert plan.stddev == pytest.approx(config().plan().stddev / 5)
+        assert config(cohort_size=10).plan().simulated_cohort is None
+
+    @pytest.mark.parametrize("family", ["identity", "tree", "fft", "banded", "dense", "toeplitz", "blt", "low_rank"])
+    def test_each_family_is_fitted_for_the_run(self, family):
+        plan = config(family=family).plan()
+        assert plan.mechanism.family == family
+        assert plan.mechanism.rounds == 8
+        assert plan.participation == config().participation()
+
+    def test_a_mechanism_from_a_file(self, tmp_path):
+        path = tmp_path / "m.npz"
+        config(family="banded", bands=3).fit().save(path)
+        loaded = config(family="file", mechanism=str(path)).fit()
+        assert (loaded.family, loaded.bands) == ("banded", 3)
+        with pytest.raises(ValueError, match="is for 8 rounds but the config trains rounds=9"):
+            config(family="file", mechanism=str(path), rounds=9).fit()
+
+    def test_bands(self):
+        assert config(family="banded", bands=2).fit().bands == 2
+        assert config(family="banded").fit().bands == 4
+        assert config(family="tree", decoder="online").fit().decoder == "online"
+
+    @pytest.mark.parametrize(("family", "default"), [("banded", "equal"), ("dense", "free")])
+    def test_column_norms(self, family, default):
+        spreads = {}
+        for norms in (None, "equal", "free"):
+            columns = np.linalg.norm(config(family=family, column_norms=norms, min_sep=2).fit().encoder(), axis=0)
+            spreads[norms] = np.ptp(columns) / columns.max()
+        assert spreads["equal"] < 1e-9 < 0.01 < spreads["free"]
+        assert spreads[None] == spreads[default]
+        # A limit below the epoch's rounds is one of the participation, and not of the optimum that is asked for.
+        assert config(family=family, column_norms="free", min_sep=2, max_participations=2).fit() is not None
+        with pytest.raises(
+            ValueError, match="column_norms=equal belongs to family=banded or dense, not to family=tree"
+        ):
+            config(family="tree", column_norms="equal")
+        assert config(family=family, column_norms=default) == config(family=family)
+        drawn = {"sampling": "poisson", "population": 40, "cohort_size": 10, "min_sep": None}
+        if family == "banded":
+            sampled = config(family=family, column_norms="free", bands=2, **drawn)
+            assert sampled.plan().epsilon <= sampled.epsilon
+
+
+# Values that differ from the defaults, for the round trips.
+other_configs = st.builds(
+    config,
+    rounds=st.integers(4, 10**6),
+    seed=st.integers(0, 2**62),
+    data=st.none() | st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=8),
+    epsilon=st.floats(1e-6, 4999.0),
+    delta=st.floats(1e-15, 0.999),
+    zeroing_norm=st.none() | st.floats(1e-3, 1e9),
+    claimed_cohort=st.none() | st.integers(101, 10**9),
+    warmup=st.floats(0, 0.5),
+    family=st.sampled_from(["identity", "tree", "banded", "dense"]),
+)
+
+
+@given(other_configs)
+def test_json_round_trip(made):
+    again = config_from_mapping(json.loads(made.to_json()), "here")
+    assert again == made
+    assert again.to_json() == made.to_json()
+
+
+@given(other_configs)
+def test_toml_round_trip(tmp_path_factory, made):
+    path = tmp_path_factory.getbasetemp() / "config.toml"
+    # JSON's strings, numbers and booleans are TOML's; TOML has no null and writes exponents like JSON.
+    values = {name: value for name, value in dataclasses.asdict(made).items() if value is not None}
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()]
+    path.write_text("".join(lines), encoding="utf-8")
+    expected = made if made.zeroing_norm is not None else dataclasses.replace(made, zeroing_norm=100.0)
+    assert config_from_mapping(read_config_file(path), str(path)) == expected
+
+
+def test_json_file(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(config().to_json())
+    assert config_from_mapping(read_config_file(path), "file") == config()
+
+
+def test_numpys_numbers_become_plain_ones():
+    made = config(rounds=np.int64(8), epsilon=np.float64(8.0), seed=np.uint8(3), warmup=np.float32(0.5))
+    assert json.loads(made.to_json())["rounds"] == 8
+    assert (type(made.rounds), type(made.seed), type(made.epsilon), type(made.warmup)) == (int, int, float, float)
+    assert config(epsilon=8) == config(epsilon=8.0)
+    assert config(epsilon=8).to_json() == config(epsilon=8.0).to_json()
+
+
+def test_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config().rounds = 9
+
+
+def test_every_field_has_a_help_text_for_the_command_line():
+    for field in dataclasses.fields(TrainConfig):
+        assert field.metadata["help"].endswith("."), field.name
+
+
+class TestFromMapping:
+    def test_unknown_field(self):
+        with pytest.raises(ValueError, match="my.toml has an unknown field 'epsilno': the fields are data, ") as caught:
+            config_from_mapping({"epsilno": 8}, "my.toml")
+        assert "noise_multiplier" in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("rounds", "8"),
+            ("rounds", 8.5),
+            ("rounds", True),
+            ("rounds", None),
+            ("epsilon", "8"),
+            ("data", 3),
+            ("delta", [1]),
+        ],
+    )
+    def test_wrong_type(self, name, value):
+        with pytest.raises(ValueError, match="my.toml: ") as caught:
+            config_from_mapping({**BASE, name: value}, "my.toml")
+        one_sentence(caught, f"{name}={value!r}", "Expected")
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("epsilon", NAN), ("delta", 2.0), ("rounds", 0), ("family", "fourier")]
+    )
+    def test_wrong_value(self, name, value):
+        with pytest.raises(ValueError, match="my.toml: ") as caught:
+            config_from_mapping({**BASE, name: value}, "my.toml")
+        one_sentence(caught, f"{name}={value!r}")
+
+
+class TestFiles:
+    @pytest.mark.parametrize(
+        ("name", "text", "words"),
+        [
+            ("c.toml", "rounds = ", "not valid TOML"),
+            ("c.toml", "rounds = 1\nrounds = 2", "not valid TOML"),
+            ("c.json", "{", "not valid JSON"),
+            ("c.json", "", "not valid JSON"),
+            ("c.json", "[" * 100_000, "not valid JSON"),
+            ("c.json", "[1]", "must hold fields of TrainConfig, not a list"),
+            ("c.json", "3", "must hold fields of TrainConfig, not a int"),
+        ],
+    )
+    def test_unreadable(self, tmp_path, name, text, words):
+        path = tmp_path / name
+        path.write_text(text)
+        with pytest.raises(ValueError, match=words) as caught:
+            read_config_file(path)
+        one_sentence(caught, str(path))
+
+    def test_not_text(self, tmp_path):
+        path = tmp_path / "c.toml"
+        path.write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(ValueError, match="not valid TOML"):
+            read_config_file(path)
+
+    def test_absent(self, tmp_path):
+        for path in (tmp_path / "none.toml", tmp_path):
+            with pytest.raises(FileNotFoundError, match=re.escape(str(path))):
+                read_config_file(path)

@@ -1,0 +1,533 @@
+import dataclasses
+import errno
+import io
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedmf.participation.ledger import ParticipationLedger
+from fedmf.runs.checkpoint import Checkpoint
+from fedmf.runs.config import TrainConfig
+from fedmf.runs.folder import Run, RunFolder, write_atomically
+
+PATH = pathlib.Path("runs/x/checkpoints/round-000003.ckpt")
+STATE = [
+    np.arange(6, dtype=np.float32).reshape(2, 3) - 2.5,
+    np.array([-(2**31), 7], np.int32),
+    np.array(True),
+    np.array(3.5, np.float32),
+    np.array(2**62, np.int64),
+    np.zeros((0, 4), np.float32),
+    np.array([np.nan, -0.0, np.inf, 5e-324]),
+]
+CONFIG = TrainConfig(rounds=8, min_sep=4, family="identity", epsilon=8.0)
+
+
+def checkpoint(rounds_done=3, digest="d", state=STATE):
+    cohorts = [np.array([5, 1]), np.array([], np.int64), np.array([2])]
+    ledger = ParticipationLedger(cohort_size=2, cohorts=cohorts)
+    return Checkpoint(rounds_done=rounds_done, config_digest=digest, state=state, ledger=ledger)
+
+
+def as_bytes(made):
+    out = io.BytesIO()
+    made.write(out)
+    return out.getvalue()
+
+
+def from_bytes(data):
+    return Checkpoint.read(io.BytesIO(data), PATH)
+
+
+def assert_same(one, other):
+    assert (one.rounds_done, one.config_digest) == (other.rounds_done, other.config_digest)
+    assert one.ledger.cohort_size == other.ledger.cohort_size
+    assert len(one.ledger) == len(other.ledger)
+    for t in range(len(one.ledger)):
+        assert one.ledger.cohort(t).tolist() == other.ledger.cohort(t).tolist()
+    assert len(one.state) == len(other.state)
+    for a, b in zip(one.state, other.state, strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        # Bit for bit: NaNs and signed zeros compare as bytes.
+        assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+
+
+def new_run(path):
+    """A run folder as training leaves it before round 0."""
+    folder = RunFolder.create(path)
+    plan = CONFIG.plan()
+    plan.mechanism.save(folder.path / "mechanism.npz")
+    folder.write_json("plan", plan.summary())
+    write_atomically(folder.path / "statement.md", plan.statement())
+    write_atomically(folder.path / "private" / "noise_seed", "17\n", mode=0o600)
+    write_atomically(folder.path / "config.json", CONFIG.to_json())
+    return folder
+
+
+def files(path):
+    return {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+class TestCheckpointBytes:
+    def test_every_kind_of_leaf(self):
+        assert_same(from_bytes(as_bytes(checkpoint())), checkpoint())
+
+    @settings(deadline=None, max_examples=60)
+    @given(
+        st.lists(
+            hnp.arrays(
+                st.sampled_from(["float32", "float64", "int32", "int64", "uint8", "bool", "complex64", ">f4"]),
+                hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+            ),
+            max_size=12,
+        )
+    )
+    def test_any_leaves(self, state):
+        made = checkpoint(state=state)
+        assert_same(from_bytes(as_bytes(made)), made)
+
+    def test_order_of_many_leaves(self):
+        # state_10 sorts before state_2 as text.
+        made = checkpoint(state=[np.array(i) for i in range(25)])
+        assert [int(leaf) for leaf in from_bytes(as_bytes(made)).state] == list(range(25))
+
+    def test_before_the_first_round(self):
+        made = dataclasses.replace(checkpoint(), ledger=ParticipationLedger(cohort_size=4), state=[], rounds_done=0)
+        assert_same(from_bytes(as_bytes(made)), made)
+
+    @pytest.mark.parametrize("leaf", [np.array([None]), np.array(["a", 1], object), np.zeros(2, "V2")])
+    def test_what_could_not_be_read_back_is_not_written(self, leaf):
+        with pytest.raises(TypeError, match="state_1 holds .* plain numeric arrays only"):
+            as_bytes(checkpoint(state=[np.zeros(2), leaf]))
+
+
+class TestDamage:
+    """Every damage is refused with the path in the message; none is ever read as something else."""
+
+    data = as_bytes(checkpoint())
+
+    def refused(self, damaged):
+        with pytest.raises(ValueError, match="damaged or half-written") as caught:
+            from_bytes(damaged)
+        message = str(caught.value)
+        assert str(PATH) in message
+        assert f"({len(damaged)} bytes)" in message
+        assert "delete this file" in message
+        assert "\n" not in message
+
+    def test_truncation_at_every_length(self):
+        for length in range(len(self.data)):
+            self.refused(self.data[:length])
+
+    def test_single_bit_flips(self):
+        # Every bit of the first and last 200 bytes, where the structure is, and 2000 elsewhere.
+        bits = 8 * len(self.data)
+        chosen = {*range(1600), *range(bits - 1600, bits), *random.Random(1).sample(range(bits), 2000)}
+        for bit in chosen:
+            damaged = bytearray(self.data)
+            damaged[bit // 8] ^= 1 << bit % 8
+            self.refused(bytes(damaged))
+
+    def test_a_byte_too_many(self):
+        self.refused(self.data + b"\0")
+        self.refused(self.data * 2)
+
+    def test_blocks_of_zeros_as_left_by_a_crashed_disk(self):
+        for start in range(0, len(self.data) - 512, 256):
+            self.refused(self.data[:start] + bytes(512) + self.data[start + 512 :])
+
+    def test_not_a_checkpoint(self):
+        for data in (
+            b"",
+            b"\x93NUMPY",
+            b"PK\x03\x04" * 40,
+            b"fedmf checkpoint 1\n",
+            b"fedmf checkpoint 2\n" + self.data[19:],
+        ):
+            self.refused(data)
+
+
+class TestWriteAtomically:
+    def test_replaces(self, tmp_path):
+        path = tmp_path / "a"
+        for content, expected in (("größe", "größe".encode()), (b"\0\xff", b"\0\xff"), ("", b"")):
+            write_atomically(path, content)
+            assert path.read_bytes() == expected
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_modes(self, tmp_path):
+        before = os.umask(0o027)
+        try:
+            write_atomically(tmp_path / "open", "")
+            write_atomically(tmp_path / "secret", "", mode=0o600)
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE((tmp_path / "open").stat().st_mode) == 0o640
+        assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+
+    def test_a_secret_is_never_readable_by_others_even_while_it_is_written(self, tmp_path, monkeypatch):
+        seen = []
+
+        def fsync(handle):
+            seen.append(stat.S_IMODE(os.fstat(handle).st_mode))
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        write_atomically(tmp_path / "secret", "17", mode=0o600)
+        assert seen == [0o600]
+
+    @pytest.mark.parametrize("call", ["open", "fdopen.write", "fsync", "replace"])
+    @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+    def test_a_full_disk_or_ctrl_c_leaves_the_old_file_and_no_litter(self, tmp_path, monkeypatch, call, error):
+        path = tmp_path / "a"
+        write_atomically(path, "old")
+
+        def fails(*args, **kwargs):
+            raise error
+
+        if call == "fdopen.write":
+            real = os.fdopen
+
+            def half_written(handle, *args, **kwargs):
+                # An unbuffered file of which only the start fits, then no more.
+                out = real(handle, "wb", buffering=0)
+
+                class Full:
+                    __enter__ = lambda self: self  # noqa: E731
+                    __exit__ = lambda self, *a: out.close()  # noqa: E731
+
+                    def write(self, data):
+                        out.write(data[:2])
+                        raise error
+
+                return Full()
+
+            monkeypatch.setattr(os, "fdopen", half_written)
+        else:
+            monkeypatch.setattr(os, call, fails)
+        with pytest.raises(type(error)):
+            write_atomically(path, "new and longer")
+        monkeypatch.undo()
+        assert files(tmp_path) == {pathlib.Path("a"): b"old"}
+
+    def test_the_data_is_on_disk_before_the_name_changes(self, tmp_path, monkeypatch):
+        calls = []
+        fsync, replace = os.fsync, os.replace
+        monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(("fsync", os.fstat(fd).st_size)), fsync(fd)))
+        monkeypatch.setattr(os, "replace", lambda *a: (calls.append(("replace",)), replace(*a)))
+        write_atomically(tmp_path / "a", b"12345")
+        assert calls == [("fsync", 5), ("replace",)]
+
+
+# Writes checkpoints and rows without pause; says "ready" once two are there.
+_WRITER = """
+import sys, numpy as np
+from fedmf.checkpoint import Checkpoint
+from fedmf.runs import RunFolder
+from fedmf.ledger import ParticipationLedger
+folder = RunFolder.open(sys.argv[1])
+digest, t = folder.digest(), int(sys.argv[2])
+with folder.rows("metrics") as write:
+    while True:
+        write({"round": t, "padding": "x" * 3000})
+        t += 1
+        ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([i]) for i in range(t)])
+        state = [np.full(200_000, t, np.float32), np.array(t)]
+        folder.save_checkpoint(Checkpoint(rounds_done=t, config_digest=digest, state=state, ledger=ledger))
+        if t == int(sys.argv[2]) + 2:
+            print("ready", flush=True)
+"""
+
+
+class TestKilled:
+    def test_kill_9_at_random_moments(self, tmp_path):
+        folder = new_run(tmp_path / "run")
+        pauses = random.Random(2)
+        done = 0
+        for _ in range(12):
+            writer = subprocess.Popen([sys.executable, "-c", _WRITER, folder.path, str(done)], stdout=subprocess.PIPE)
+            try:
+                assert writer.stdout.readline() == b"ready\n"
+                time.sleep(pauses.uniform(0, 0.05))
+            finally:
+                writer.send_signal(signal.SIGKILL)
+                writer.wait()
+                writer.stdout.close()
+            kept = folder._checkpoints()
+            assert 2 <= len(kept) <= 3
+            for path in kept:  # whichever is there is whole
+                found = from_bytes(path.read_bytes())
+                assert int(path.stem[6:]) == found.rounds_done == len(found.ledger)
+                assert (found.state[0] == found.rounds_done).all()
+            newest = folder.load_checkpoint()
+            assert newest.rounds_done >= done + 2
+            done = newest.rounds_done
+            # The record beside it belongs to this checkpoint or the next, and is never behind: a resume would not write it again.
+            text = (folder.path / "participation.csv").read_text()
+            assert text.endswith("\n")
+            assert text.count("\n") - 1 in (done, done + 1)
+            folder.truncate_rows(done)
+            rows = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+            assert [row["round"] for row in rows] == list(range(done))
+        # What the killed writers left half-written is swept up by the next checkpoint.
+        litter = folder.path / "checkpoints" / ".round-000001.ckpt.0123456789abcdef.part"
+        litter.write_bytes(b"half")
+        folder.save_checkpoint(dataclasses.replace(checkpoint(digest=folder.digest()), rounds_done=done + 1))
+        assert len(list((folder.path / "checkpoints").iterdir())) == 2
+
+    def test_a_writer_without_atomicity_is_caught(self, tmp_path):
+        # Negative control: writing in place, stopped half-way, is what the checks above would see and refuse.
+        folder = new_run(tmp_path / "run")
+        data = as_bytes(checkpoint(digest=folder.digest()))
+        (folder.path / "checkpoints" / "round-000003.ckpt").write_bytes(data[: len(data) // 2])
+        with pytest.raises(ValueError, match="half-written"):
+            folder.load_checkpoint()
+
+    @pytest.mark.parametrize("call", ["open", "fsync", "replace"])
+    def test_a_full_disk_keeps_the_last_checkpoint(self, tmp_path, monkeypatch, call):
+        folder = new_run(tmp_path / "run")
+        folder.save_checkpoint(checkpoint(digest=folder.digest()))
+        before = files(tmp_path)
+
+        def full(*args, **kwargs):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, call, full)
+        with pytest.raises(OSError, match="No space left"):
+            folder.save_checkpoint(checkpoint(rounds_done=4, digest=folder.digest()))
+        monkeypatch.undo()
+        assert files(tmp_path) == before
+        assert folder.load_checkpoint().rounds_done == 3
+
+
+class TestCheckpointsOfARun:
+    def test_none_before_the_first(self, tmp_path):
+        assert new_run(tmp_path / "run").load_checkpoint() is None
+
+    def test_the_newest_two_are_kept(self, tmp_path):
+        folder = new_run(tmp_path / "run")
+        for rounds_done in (8, 9, 10, 999_999, 1_000_000):
+            folder.save_checkpoint(checkpoint(rounds_done=rounds_done, digest=folder.digest()))
+            assert folder.load_checkpoint().rounds_done == rounds_done
+        names = sorted(path.name for path in (folder.path / "checkpoints").iterdir())
+        assert names == ["round-1000000.ckpt", "round-999999.ckpt"]
+        assert all(stat.S_IMODE(p.stat().st_mode) == 0o600 for p in (folder.path / "checkpoints").iterdir())
+        assert (folder.path / "participation.csv").read_text() == checkpoint().ledger.to_csv()
+
+    @pytest.mark.parametrize("name", ["config.json", "plan.json", "private/noise_seed"])
+    def test_of_another_run(self, tmp_path, name):
+        folder = new_run(tmp_path / "run")
+        folder.save_checkpoint(checkpoint(digest=folder.digest()))
+        path = folder.path / name
+        path.write_bytes(path.read_bytes() + b" ")
+        before = files(tmp_path)
+        with pytest.raises(ValueError, match=r"round-000003\.ckpt belongs to another run") as caught:
+            folder.load_checkpoint()
+        assert "move it out" in str(caught.value)
+        assert files(tmp_path) == before
+
+    def test_a_damaged_newest_names_the_way_back(self, tmp_path):
+        folder = new_run(tmp_path / "run")
+        for rounds_done in (2, 4):
+            folder.save_checkpoint(checkpoint(rounds_done=rounds_done, digest=folder.digest()))
+        newest = folder.path / "checkpoints" / "round-000004.ckpt"
+        newest.write_bytes(newest.read_bytes()[:-1])
+        with pytest.raises(ValueError, match=r"round-000004\.ckpt is damaged.*delete this file to resume from the one"):
+            folder.load_checkpoint()
+        newest.unlink()
+        assert folder.load_checkpoint().rounds_done == 2
+
+
+class TestRows:
+    def write(self, folder, text, name="metrics"):
+        (folder.path / f"{name}.jsonl").write_bytes(text.encode())
+
+    def read(self, folder, name="metrics"):
+        return (folder.path / f"{name}.jsonl").read_text()
+
+    def test_rows_appear_as_they_are_written(self, tmp_path):
+        folder = new_run(tmp_path / "run")
+        with folder.rows("timings") as write:
+            for t in range(3):
+                write({"round": t, "seconds": 0.5})
+                assert self.read(folder, "timings").count("\n") == t + 1
+
+    def test_rows_to_be_done_again_and_half_lines_are_dropped(self, tmp_path):
+        folder = new_run(tmp_path / "run")
+        whole = '{"round": 0}\n{"round": 1, "validation": {"accuracy": 0.25}}\n'
+        lines = whole + '{"round": 2, "train_loss": 0.125}\n'
+        for cut in range(len(lines) + 1):
+            self.write(folder, lines[:cut])
+            self.write(folder, lines[:cut], "timings")
+            folder.truncate_rows(2)
+            expected = whole if cut >= len(whole) - 1 else '{"round": 0}\n' if cut >= 12 else ""
+            assert self.read(folder) == self.read(folder, "timings") == expected
+            # What is appended next starts a line of its own.
+            with folder.rows("metrics") as write:
+                write({"round": 9})
+            assert self.read(folder) == expected + '{"round": 9}\n'
+
+    def test_nothing_to_drop(self, tmp_path):
+        folder = new_run(tmp_path / "run")
+        (folder.path / "metrics.jsonl").unlink()
+        folder.truncate_rows(0)
+        assert not (folder.path / "timings.jsonl").exists()
+
+    @pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1}', "", "\x00\x00", '{"round": "2"}'])
+    def test_damage_in_the_middle_is_not_a_gap(self, tmp_path, line):
+        folder = new_run(tmp_path / "run")
+        self.write(folder, '{"round": 0}\n' + line + '\n{"round": 2}\n')
+        before = files(tmp_path)
+        for read in (lambda: folder.truncate_rows(2), lambda: Run.load(folder.path)):
+            with pytest.raises(ValueError, match=r"line 2 of .*metrics\.jsonl is damaged"):
+                read()
+        assert files(tmp_path) == before
+
+
+class TestCreate:
+    def refused(self, path, words):
+        with pytest.raises(ValueError, match=words) as caught:
+            RunFolder.create(path)
+        message = str(caught.value)
+        assert str(path) in message
+        assert "\n" not in message
+        assert ". " not in message.replace("config.json.", "")
+
+    def test_private_is_private(self, tmp_path):
+        folder = RunFolder.create(tmp_path / "a" / "b")
+        assert stat.S_IMODE((folder.path / "private").stat().st_mode) == 0o700
+
+    def test_an_existing_run(self, tmp_path):
+        new_run(tmp_path / "run")
+        before = files(tmp_path)
+        self.refused(tmp_path / "run", "already holds a run: resume it with --resume, or name another folder")
+        assert files(tmp_path) == before
+
+    def test_an_empty_folder_or_one_of_a_start_that_failed(self, tmp_path):
+        (tmp_path / "run").mkdir()
+        for _ in range(2):
+            folder = RunFolder.create(tmp_path / "run")
+            assert folder.path == tmp_path / "run"
+            assert (folder.path / "private").is_dir()
+            (folder.path / "plan.json").write_text("{}")
+
+    @pytest.mark.parametrize("name", ["statement.md", "model.npz", "plan.json", "metrics.jsonl"])
+    def test_a_file_of_somebody_elses(self, tmp_path, name):
+        (tmp_path / "notes").mkdir()
+        (tmp_path / "notes" / name).write_text("mine")
+        before = files(tmp_path)
+        self.refused(tmp_path / "notes", f"has a {name} that is not of a run, and would be lost: name another folder")
+        assert files(tmp_path) == before
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "log.txt").write_text("mine")
+        RunFolder.create(tmp_path / "other")
+        assert (tmp_path / "other" / "log.txt").read_text() == "mine"
+
+    @pytest.mark.parametrize("left", ["result.json", "checkpoints/round-000008.ckpt"])
+    def test_the_remains_of_a_run(self, tmp_path, left):
+        new_run(tmp_path / "run")
+        (tmp_path / "run" / left).write_text("{}")
+        (tmp_path / "run" / "config.json").unlink()
+        before = files(tmp_path)
+        self.refused(tmp_path / "run", "remains of a run without its config.json: name another folder, or empty")
+        assert files(tmp_path) == before
+
+    def test_below_a_file(self, tmp_path):
+        (tmp_path / "file").write_text("kept")
+        for path in (tmp_path / "file", tmp_path / "file" / "run"):
+            self.refused(path, "cannot write to folder .*: name a folder you may write to")
+        assert files(tmp_path) == {pathlib.Path("file"): b"kept"}
+
+    def test_a_name_too_long(self, tmp_path):
+        self.refused(tmp_path / ("x" * 300), "File name too long")
+
+    def test_read_only(self, tmp_path, monkeypatch):
+        # Also for root, whom no permission stops.
+        def denied(*args, **kwargs):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        monkeypatch.setattr(os, "open", denied)
+        self.refused(tmp_path / "run", "Permission denied.*name a folder you may write to")
+
+
+class TestLoad:
+    def refused(self, path, *words):
+        with pytest.raises(ValueError, match=re.escape(str(path))) as caught:
+            Run.load(path)
+        message = str(caught.value)
+        assert "\n" not in message
+        for word in words:
+            assert word in message
+
+    def test_unfinished_and_finished(self, tmp_path):
+        folder = new_run(tmp_path / "run")
+        (folder.path / "metrics.jsonl").write_text('{"round": 0, "train_loss": 2.5}\n{"rou')
+        run = Run.load(folder.path)
+        assert (run.config, run.result, run.timings) == (CONFIG, None, [])
+        assert run.metrics == [{"round": 0, "train_loss": 2.5}]
+        assert run.plan["epsilon"] == CONFIG.plan().epsilon
+        assert run.statement == CONFIG.plan().statement()
+        np.testing.assert_array_equal(run.noising, np.eye(8))
+        folder.write_json("result", {"test": {}})
+        assert Run.load(str(folder.path)).result == {"test": {}}
+
+    def test_the_seed_of_the_noise_is_in_no_released_file(self, tmp_path):
+        folder = new_run(tmp_path / "run")
+        secret = "987654321987654321"
+        write_atomically(folder.path / "private" / "noise_seed", secret, mode=0o600)
+        run = Run.load(folder.path)
+        assert secret not in repr(run)
+        assert all(
+            secret.encode() not in data for path, data in files(folder.path).items() if path.parts[0] != "private"
+        )
+
+    def test_no_run(self, tmp_path):
+        self.refused(tmp_path, "holds no run", "config.json")
+        self.refused(tmp_path / "absent", "holds no run")
+        (tmp_path / "file").write_text("")
+        self.refused(tmp_path / "file", "holds no run")
+
+    def test_a_run_that_was_stopped_before_it_began(self, tmp_path):
+        RunFolder.create(tmp_path)
+        self.refused(tmp_path, "holds no run yet", "give its command again, without --resume")
+        RunFolder.create(tmp_path)  # as it says
+
+    @pytest.mark.parametrize("name", ["plan.json", "statement.md", "mechanism.npz"])
+    def test_a_missing_file(self, tmp_path, name):
+        folder = new_run(tmp_path / "run")
+        (folder.path / name).unlink()
+        self.refused(folder.path, "incomplete or damaged", name, "run it again in another folder")
+
+    @pytest.mark.parametrize("name", ["config.json", "plan.json", "result.json", "mechanism.npz", "metrics.jsonl"])
+    @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"null", b"\xff\xfe", b"{}x\n{}"])
+    def test_a_damaged_file(self, tmp_path, name, content):
+        folder = new_run(tmp_path / "run")
+        (folder.path / name).write_bytes(content)
+        if name == "metrics.jsonl" and b"\n" not in content:
+            # A last line that was being written when the run was killed is no damage.
+            assert Run.load(folder.path).metrics == []
+            return
+        self.refused(folder.path, "incomplete or damaged", name, "run it again in another folder")
+
+    def test_a_config_of_another_version(self, tmp_path):
+        folder = new_run(tmp_path / "run")
+        values = json.loads(CONFIG.to_json()) | {"telepathy": True}
+        (folder.path / "config.json").write_text(json.dumps(values))
+        self.refused(folder.path, "unknown field 'telepathy'")
+
+    def test_text_that_is_not_utf_8(self, tmp_path):
+        folder = new_run(tmp_path / "run")
+        (folder.path / "statement.md").write_bytes(b"\xff\xfe")
+        self.refused(folder.path, "incomplete or damaged")

@@ -1,0 +1,68 @@
+"""What a bar writes, on pseudo-terminals of several sizes and in a file."""
+
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+fcntl = pytest.importorskip("fcntl")
+
+PROGRAM = """
+import time
+from {module} import {bar}
+with {bar}(total=20, desc="rounds") as steps:
+    for _ in range(20):
+        time.sleep(0.03)
+        steps.update()
+"""
+
+
+def drawn(rows, columns, module="fedmf.terminal.progress_bar", bar="bar"):
+    """What the program writes to a terminal of that size, in lines."""
+    master, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    program = PROGRAM.format(module=module, bar=bar)
+    subprocess.run([sys.executable, "-c", program], stderr=terminal, check=True, timeout=60)
+    os.close(terminal)
+    text = b""
+    while part := _read(master):
+        text += part
+    os.close(master)
+    return [line for line in text.decode().replace("\n", "\r").split("\r") if line]
+
+
+def _read(master):
+    try:
+        return os.read(master, 65536)
+    except OSError:  # nobody has the terminal open any more
+        return b""
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(24, 80), (24, 0), (0, 80), (0, 0)])
+def test_a_terminal_of_any_size_shows_rounds_speed_and_time_left(rows, columns):
+    lines = drawn(rows, columns)
+    assert len(lines) > 3
+    assert all(part in lines[-2] for part in ("rounds:", "/20 [", "it/s", "<00:")), lines[-2]
+
+
+def test_without_it_such_a_terminal_shows_nothing():
+    assert drawn(0, 0, module="tqdm", bar="tqdm") == []
+
+
+def test_a_bar_is_as_wide_as_the_terminal():
+    assert {max(map(len, drawn(24, columns))) for columns in (80, 120)} == {79, 119}
+
+
+def test_a_file_gets_a_line_every_ten_seconds():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(module="fedmf.terminal.progress_bar", bar="bar")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert len(done.stderr.split("\r")) <= 3
+    assert "20/20" in done.stderr
