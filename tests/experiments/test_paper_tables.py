@@ -1,16 +1,19 @@
 """The papers' tables: rows that take seconds. `make tables` computes all of them, with the same functions and figures."""
 
 import dataclasses
+import itertools
 import os
 import pathlib
 import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import fedmf
 from fedmf.experiments import paper_figures as figures
-from fedmf.experiments import paper_tables, table_cells, tuning_figures
+from fedmf.experiments import paper_tables, sign_constraints, table_cells, tuning_figures
 from fedmf.mechanisms import fit as fitting
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -54,6 +57,24 @@ def test_agreement_is_that_of_printed_digits(value, printed, expected):
 def test_a_printed_figure_is_a_number():
     with pytest.raises(ValueError, match="printed='about 3' is no number"):
         figures.agrees(3.0, "about 3")
+
+
+@pytest.mark.parametrize("constraints", ["pairs", "all", "signed"])
+def test_sign_constraints_hold_and_pairs_are_the_certified_optimum(constraints):
+    workload = fedmf.momentum_sgd(6, momentum=0.95)
+    participation = fedmf.Participation(rounds=6, schema="fixed_epoch", min_sep=2)
+    C = sign_constraints.constrained_encoder(workload.matrix, min_sep=2, constraints=constraints)
+    X, loss = C.T @ C, np.linalg.norm(workload.matrix @ np.linalg.inv(C)) ** 2
+    best = fedmf.fit(workload, participation, family="dense", tolerance=1e-8).certificate
+    assert (loss / best.loss - 1) * {"signed": -1, "pairs": 0, "all": 1}[constraints] >= 0
+    if constraints == "pairs":
+        assert best.lower_bound * (1 - 1e-9) <= loss <= best.loss * (1 + 1e-7)
+    same = np.subtract.outer(np.arange(6), np.arange(6)) % 2 == 0
+    held = {"signed": np.zeros((6, 6), bool), "pairs": same, "all": np.ones((6, 6), bool)}[constraints]
+    assert X[held].min(initial=0.0) >= -1e-9
+    signs = np.array(list(itertools.product((1.0, -1.0), repeat=3))).T
+    scalar = max(np.linalg.norm(C[:, c::2] @ signs, axis=0).max() for c in (0, 1))
+    assert scalar == pytest.approx(1.0, rel=1e-12)
 
 
 def test_multi_epoch_table_1_has_all_its_lines():
