@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--strategy",
-    help="How noise is made: carried or redrawn in the graph, host (chosen), host_carried, host_redrawn or host_spilled.",
+    help="How noise is made: carried or redrawn in the graph, host (chosen), host_recurrent, host_regenerated or host_spilled.",
 )
 @click.option("--false-positive-rate", type=float, default=1e-6, show_default=True, help="Of the whole audit.")
 @click.option("--controls", is_flag=True, help="Also make known mistakes, and see whether they are caught.")

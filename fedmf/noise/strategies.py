@@ -96,7 +96,7 @@ def host_strategies(
     >>> from fedmf.mechanisms import IdentityMechanism
     >>> best, *others = host_strategies(IdentityMechanism(rounds=2052).stream(), 4_050_748)
     >>> best.name, round(best.cost, 1)
-    ('carried', 1.3)
+    ('recurrent', 1.3)
     """
     checks.integer("size", size, low=0, hint="it is the number of model parameters")
     checks.integer("memory_bytes", memory_bytes, low=1, hint="give bytes, such as 1_500_000_000")

@@ -160,11 +160,11 @@ class TestPurity:
 # The schemas and schemes, with everything that a run can have; the population is above cohort_draws.SMALL.
 PROCESS = """
 import warnings
-from fedmf.availability import Diurnal
-from fedmf.behavior import DeviceBehavior
-from fedmf.controller import ParticipationController
-from fedmf.participation import Participation
-from fedmf.sampling import CyclicPoisson, CyclicShuffle
+from fedmf.cohorts.availability import Diurnal
+from fedmf.cohorts.devices import DeviceBehavior
+from fedmf.cohorts.controller import ParticipationController
+from fedmf.participation.schema import Participation
+from fedmf.privacy.sampling import CyclicPoisson, CyclicShuffle
 
 warnings.simplefilter("ignore")
 size = {"population": 30_000, "cohort_size": 40}
@@ -208,9 +208,9 @@ def test_a_hundred_million_clients_in_a_gigabyte():
     # Not getrusage: its maximum begins with what the process that made this one held.
     program = """
 import pathlib
-from fedmf.availability import Diurnal
-from fedmf.controller import ParticipationController
-from fedmf.participation import Participation
+from fedmf.cohorts.availability import Diurnal
+from fedmf.cohorts.controller import ParticipationController
+from fedmf.participation.schema import Participation
 
 size = {"population": 100_000_000, "cohort_size": 6500}
 for schema in ("min_sep", "fixed_epoch"):

@@ -53,7 +53,7 @@ def test_memory_decides():
     assert choose_host_strategy(stream, LARGE).name == "recurrent"
     tight = host_strategies(stream, LARGE, 500_000_000)
     assert tight[0].name == "spilled"
-    with pytest.raises(ValueError, match="noise_strategy='carried' cannot make this noise with memory_bytes=500000000"):
+    with pytest.raises(ValueError, match="noise_strategy='recurrent' cannot make this noise with memory_bytes=500000000"):
         choose_host_strategy(stream, LARGE, 500_000_000, name="recurrent")
     assert all(found.memory <= 500_000_000 for found in tight if found.possible)
     more = choose_host_strategy(dense(400), LARGE, 6_000_000_000)
@@ -92,7 +92,7 @@ def test_too_little_disk_is_told_with_what_more_would_save():
 
 
 def test_nothing_possible_says_why():
-    with pytest.raises(ValueError, match=r"redrawn: needs 60 MB.*allow more memory"):
+    with pytest.raises(ValueError, match=r"regenerated: needs 60 MB.*allow more memory"):
         choose_host_strategy(dense(40), LARGE, 1000)
 
 

@@ -234,9 +234,9 @@ class TestWriteAtomically:
 # Writes checkpoints and rows without pause; says "ready" once two are there.
 _WRITER = """
 import sys, numpy as np
-from fedmf.checkpoint import Checkpoint
-from fedmf.runs import RunFolder
-from fedmf.ledger import ParticipationLedger
+from fedmf.runs.checkpoint import Checkpoint
+from fedmf.runs.folder import RunFolder
+from fedmf.participation.ledger import ParticipationLedger
 folder = RunFolder.open(sys.argv[1])
 digest, t = folder.digest(), int(sys.argv[2])
 with folder.rows("metrics") as write:

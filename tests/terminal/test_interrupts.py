@@ -143,7 +143,7 @@ class TestAroundOtherPeoplesCode:
 
 ENDED = """
 import signal, sys, time
-from fedmf.ctrl_c import like_ctrl_c, never_lost, not_swallowed
+from fedmf.terminal.interrupts import like_ctrl_c, never_lost, not_swallowed
 
 class InADestructor:
     def __del__(self):
@@ -211,7 +211,7 @@ class TestOtherSignals:
     def test_a_terminal_that_is_gone_fails_nothing(self, tmp_path):
         program = f"""
 import fcntl, os, sys, termios, time
-from fedmf.ctrl_c import like_ctrl_c
+from fedmf.terminal.interrupts import like_ctrl_c
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 with like_ctrl_c() as came:
     try:

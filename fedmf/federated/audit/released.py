@@ -16,7 +16,7 @@ from fedmf.federated.noise.host import HostNoise
 from fedmf.privacy.plan import Plan
 
 PATHS = ("query", "tff")
-STRATEGIES = ("recurrent", "regenerated", "host", "host_carried", "host_redrawn", "host_spilled")
+STRATEGIES = ("recurrent", "regenerated", "host", "host_recurrent", "host_regenerated", "host_spilled")
 # The fixed divisor of plans that simulate no cohort.
 DIVISOR = 10
 # So few clients are summed one by one; of more, so many in one call.

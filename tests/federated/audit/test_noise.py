@@ -79,7 +79,7 @@ def test_every_strategy_is_what_is_claimed(build):
             # The same seed is the same noise under every strategy, so that the one audit below serves all.
             np.testing.assert_allclose(whitened(plan, rows), first, rtol=0, atol=2e-4, err_msg=strategy)
             ran.add(strategy)
-    assert {"regenerated", "host", "host_redrawn"} <= ran
+    assert {"regenerated", "host", "host_regenerated"} <= ran
     assert audit_noise([first], leaves=LEAVES).contradictions == ()
 
 

@@ -115,7 +115,7 @@ def test_freed_rows_are_not_faulted_in_again():
 ROUNDS = """
 import os
 from benchmarks.simulation import Rounds
-from fedmf.federated.workers import worker_processes
+from fedmf.federated.execution.workers import worker_processes
 rounds = Rounds("tff", "demo", 20, "zipf", None)
 rounds.next(20)
 [worker] = worker_processes()

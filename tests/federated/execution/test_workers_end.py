@@ -12,7 +12,7 @@ pytestmark = pytest.mark.tensorflow
 PROGRAM = """
 import os
 import numpy as np
-from fedmf.federated import workers
+from fedmf.federated.execution import workers
 import tensorflow_federated as tff
 
 add = tff.tensorflow.computation(lambda x: x + 1, np.int32)
@@ -42,7 +42,7 @@ def test_no_worker_is_started_once_they_were_ended():
 RESTARTED = """
 import os, signal
 import numpy as np
-from fedmf.federated import workers
+from fedmf.federated.execution import workers
 import tensorflow_federated as tff
 
 workers.guard_workers()
@@ -76,7 +76,7 @@ def test_a_worker_that_tff_starts_again_does_not_outlive_a_kill_either():
 
 PRESSED_AGAIN = """
 import signal
-from fedmf.federated import workers
+from fedmf.federated.execution import workers
 
 workers.time.sleep = lambda seconds: signal.raise_signal(signal.SIGINT)
 """

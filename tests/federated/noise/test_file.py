@@ -101,7 +101,7 @@ def test_a_file_system_that_has_no_such_file_says_so(monkeypatch, tmp_path):
 KILLED = """
 import os, signal
 import numpy as np
-from fedmf.federated.noise_file import TileFile
+from fedmf.federated.noise.file import TileFile
 file = TileFile(10, 2, None)
 file.write(slice(0, 10), 0, np.ones((2, 10), np.float32))
 assert (file.row(1, 2) == 1).all()

@@ -361,7 +361,7 @@ input()
     def test_kill_9_in_the_middle_of_a_block(self, tmp_path, whole):
         program = f"""
 import os, signal
-from fedmf.federated import host_noise, noise_file
+from fedmf.federated.noise import host as host_noise, file as noise_file
 from tests.federated.noise.test_host import TestTheFile
 for module in (host_noise, noise_file):
     module.TILE = 16

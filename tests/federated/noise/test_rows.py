@@ -147,7 +147,7 @@ def test_what_fits_is_carried_and_what_does_not_is_redrawn():
     stream = NoiseStream(rounds=100, sources=100, contraction=dense)
     assert noise_rows(stream, 10, None).strategy == "regenerated"
     with pytest.raises(
-        ValueError, match="noise_strategy='carried' needs a mechanism whose rounds share at most 32 rows"
+        ValueError, match="noise_strategy='recurrent' needs a mechanism whose rounds share at most 32 rows"
     ):
         noise_rows(stream, 10, "recurrent")
     with pytest.raises(ValueError, match="noise_strategy='carry'"):

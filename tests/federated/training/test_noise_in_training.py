@@ -61,7 +61,7 @@ def test_too_little_disk_is_told(tmp_path, capsys, monkeypatch):
     train(tmp_path / "quiet", config(min_sep=3))
     assert "noise:" not in capsys.readouterr().err
     train(tmp_path / "told", config(min_sep=3), noise_strategy="regenerated", progress=True)
-    assert f"noise: redrawn, {config().rounds} rounds" in capsys.readouterr().err
+    assert f"noise: regenerated, {config().rounds} rounds" in capsys.readouterr().err
 
 
 def test_impossible_strategies_are_refused_before_anything_is_written(tmp_path):

@@ -132,7 +132,7 @@ def test_a_mechanism_of_its_own_is_not_confused(tmp_path):
 
 def test_two_processes_at_once(tmp_path):
     script = (
-        "import sys, fedmf; from fedmf.mechanisms.fit import cache; cache.WORTH_KEEPING = 0.0\n"
+        "import sys, fedmf; from fedmf.mechanisms.fitting import cache; cache.WORTH_KEEPING = 0.0\n"
         "p = fedmf.Participation(rounds=24, schema='single')\n"
         "for bands in (2, 3, 4, 5, 6): print(fedmf.fit(fedmf.prefix_sum(24), p, bands=bands, cache=sys.argv[1]).bands)"
     )
