@@ -53,7 +53,9 @@ def test_memory_decides():
     assert choose_host_strategy(stream, LARGE).name == "recurrent"
     tight = host_strategies(stream, LARGE, 500_000_000)
     assert tight[0].name == "spilled"
-    with pytest.raises(ValueError, match="noise_strategy='recurrent' cannot make this noise with memory_bytes=500000000"):
+    with pytest.raises(
+        ValueError, match="noise_strategy='recurrent' cannot make this noise with memory_bytes=500000000"
+    ):
         choose_host_strategy(stream, LARGE, 500_000_000, name="recurrent")
     assert all(found.memory <= 500_000_000 for found in tight if found.possible)
     more = choose_host_strategy(dense(400), LARGE, 6_000_000_000)
