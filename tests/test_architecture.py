@@ -154,6 +154,16 @@ def test_nothing_above_the_line_imports_tensorflow():
     assert broken == []
 
 
+def test_tff_and_tf_privacy_are_imported_in_one_module():
+    importers = {
+        name
+        for name, (path, tree) in sources().items()
+        for target, _, _ in imports_of(name, tree, path.stem == "__init__")
+        if target.split(".")[0] in ("tensorflow_federated", "tensorflow_privacy")
+    }
+    assert importers == {"fedmf.federated.tff"}
+
+
 def test_the_command_line_imports_nothing_heavy_when_it_starts():
     broken = [
         f"{name}:{line} imports {target}"

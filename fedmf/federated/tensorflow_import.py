@@ -42,7 +42,7 @@ def _nothing_collected() -> Iterator[None]:
 
 
 def import_tensorflow() -> None:
-    """Imports tensorflow, tensorflow_privacy and tensorflow_federated once.
+    """Imports TensorFlow, TensorFlow Privacy and TensorFlow Federated once.
 
     TensorFlow's C++ libraries report missing GPU drivers on import, some of it as errors; those lines are dropped. From then on its
     information and warnings are off and its errors are shown. An environment variable TF_CPP_MIN_LOG_LEVEL set by the user wins.
@@ -55,9 +55,7 @@ def import_tensorflow() -> None:
     try:
         quiet = contextlib.nullcontext() if chosen or "tensorflow" in sys.modules else _stderr_held_back()
         with quiet, _nothing_collected(), not_swallowed():
-            import tensorflow  # noqa: F401
-            import tensorflow_federated  # noqa: F401
-            import tensorflow_privacy  # noqa: F401
+            from fedmf.federated import tff  # noqa: F401
     except ImportError as error:
         raise ImportError(
             f"fedmf.federated needs TensorFlow, TensorFlow Federated 0.87 and TensorFlow Privacy ({error}): "

@@ -199,7 +199,7 @@ class Corpus:
         return hashlib.sha256(header + str(self.path.stat().st_size).encode()).hexdigest()[:16]
 
     def _client_data(self, split: str) -> Any:
-        import tensorflow_federated as tff
+        from fedmf.federated.tff import tff
 
         if split not in SPLITS:
             raise ValueError(f"split={split!r} must be one of {', '.join(SPLITS)}")

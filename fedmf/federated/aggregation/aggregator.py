@@ -4,12 +4,12 @@ import reprlib
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from fedmf import checks
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery, check_zeroing_norm
 from fedmf.federated.aggregation.secure_sum import SecureSampleSum
 from fedmf.federated.noise.source import check_noise_seed
+from fedmf.federated.tff import tff
 from fedmf.privacy.plan import Plan
 
 

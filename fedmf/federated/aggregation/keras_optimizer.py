@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
 
 from fedmf import checks
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery, QueryState
+from fedmf.federated.tff import dp_optimizer_keras
 from fedmf.privacy.plan import Plan
 
 

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import dp_accounting
 import numpy as np
 import tensorflow as tf
-import tensorflow_privacy as tfp
 
 from fedmf import checks
 from fedmf.federated.aggregation.clipping import sum_dtype, zero_and_clip
 from fedmf.federated.noise.rows import NoiseRows, NoiseState, plan_mark
 from fedmf.federated.noise.source import check_noise_seed
+from fedmf.federated.tff import tfp
 from fedmf.privacy.plan import Plan
 
 _RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)

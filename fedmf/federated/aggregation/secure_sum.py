@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from fedmf.federated.aggregation.query import QuerySample
+from fedmf.federated.tff import tff
 
 # tff.aggregators.SecureSumFactory rounds floats to whole multiples of (upper - lower) / LEVELS.
 _LEVELS = 2**32 - 1

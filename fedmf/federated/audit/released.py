@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from fedmf import checks
 from fedmf.federated.aggregation.aggregator import dp_aggregator, mean_query
 from fedmf.federated.execution.workers import guard_workers
 from fedmf.federated.noise.host import HostNoise
+from fedmf.federated.tff import tff
 from fedmf.privacy.plan import Plan
 
 PATHS = ("query", "tff")

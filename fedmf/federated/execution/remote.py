@@ -3,12 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import tensorflow_federated as tff
-
 from fedmf.federated.execution.remote_workers import RemoteWorkers
 from fedmf.federated.execution.tff import TffExecution
 from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import Task
+from fedmf.federated.tff import tff
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 

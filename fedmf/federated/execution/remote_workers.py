@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
-import tensorflow_federated as tff
 import tqdm
-from tensorflow_federated.proto.v0 import executor_pb2, executor_pb2_grpc
+
+from fedmf.federated.tff import executor_pb2, executor_pb2_grpc, tff
 
 T = TypeVar("T")
 # As in TFF's executor_factory.py: one message is at most 2 GB.

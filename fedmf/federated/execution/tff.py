@@ -6,13 +6,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from fedmf.federated.aggregation.aggregator import dp_aggregator
 from fedmf.federated.execution.base import Execution, released_numbers, server_optimizer
 from fedmf.federated.execution.workers import guard_workers, keep_freed_memory
 from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import Examples, Task
+from fedmf.federated.tff import tff
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 

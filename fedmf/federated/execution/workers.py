@@ -11,19 +11,18 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import importlib
 import os
 import platform
 import signal
 import subprocess
-import sys
 import threading
 import time
 import types
 from typing import Any
 
+from fedmf.federated.tff import executor_factory, tff
+
 _WORKER = "worker_binary"
-_STARTS_WORKERS = "tensorflow_federated.python.core.impl.executor_stacks.executor_factory"
 _ENDED = "TFF's worker has been ended because the process is exiting"
 _watched: set[int] = set()
 # A process that is gone exists as long as its parent has not asked for its status, and that one may be reading the output which the worker
@@ -89,8 +88,7 @@ class _Worker(subprocess.Popen[bytes], metaclass=_AsAnyPopen):
 
 def _start_as_ours() -> None:
     """Has TFF start its workers as `_Worker` from now on: it does so in any round whose worker is not there."""
-    starts: Any = importlib.import_module("tensorflow_federated.python.core.impl.executor_stacks.executor_factory")
-    starts.subprocess = types.SimpleNamespace(Popen=_Worker)
+    executor_factory.subprocess = types.SimpleNamespace(Popen=_Worker)
 
 
 def _watch(pid: int) -> None:
@@ -121,24 +119,20 @@ def end_workers() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     # After Ctrl-C a thread of TFF's may still be in its round: it would take the end of the worker for a failure and start the next one.
-    tff_starts_workers = _STARTS_WORKERS in sys.modules
-    if tff_starts_workers:
-        _start_as_ours()
+    _start_as_ours()
     for _ in range(2):  # one that was about to start
         for pid in worker_processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05 if tff_starts_workers else 0)
+        time.sleep(0.05)
     # TFF's handle of the dead worker is dropped while its destructor, which reaps it, still finds the modules it needs.
-    tff: Any = sys.modules.get("tensorflow_federated")
-    if tff is not None:
+    tff.framework.set_default_context(_Ended())
+    gc.collect()
 
-        class Ended(tff.framework.SyncContext):
-            def invoke(self, comp: Any, arg: Any) -> Any:
-                raise RuntimeError(_ENDED)
 
-        tff.framework.set_default_context(Ended())
-        gc.collect()
+class _Ended(tff.framework.SyncContext):
+    def invoke(self, comp: Any, arg: Any) -> Any:
+        raise RuntimeError(_ENDED)
 
 
 def keep_freed_memory() -> bool:

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
+
+from fedmf.federated.tff import tff
 
 
 class ScheduledSGDM(tff.learning.optimizers.Optimizer):
