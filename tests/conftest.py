@@ -20,6 +20,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts what imports TensorFlow first, so that no process begins it when the others are done."""
+    items.sort(key=lambda item: item.get_closest_marker("tensorflow") is None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_worker_is_left() -> Iterator[None]:
     """TFF's worker holds the pipe that pytest's output goes to; without this a finished test run looks like a hanging one."""

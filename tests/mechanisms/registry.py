@@ -1,8 +1,7 @@
-"""Small mechanisms of every family: a new mechanism is one line here, and inherits every law that is tested over
-them.
-"""
+"""Small mechanisms of every family: a new mechanism is one line here, and inherits every law that is tested over them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -89,7 +88,7 @@ def _fitted_blt(rounds: int, objective: str) -> Mechanism:
     return fit(prefix_sum(rounds), participation, family="blt", buffers=3, objective=objective)
 
 
-MECHANISMS: dict[str, Callable[[int], Mechanism]] = {
+_BUILDERS: dict[str, Callable[[int], Mechanism]] = {
     "identity": lambda rounds: IdentityMechanism(rounds=rounds),
     "banded": _fitted_banded,
     "banded of one band": lambda rounds: _random_banded(rounds, 1),
@@ -124,4 +123,22 @@ MECHANISMS: dict[str, Callable[[int], Mechanism]] = {
     "stamped twice": lambda rounds: stamp(_stamped(_random_dense, rounds, "optimal"), 1),
 }
 
+# A mechanism is immutable, so that each is built once a process.
+MECHANISMS = {name: functools.cache(build) for name, build in _BUILDERS.items()}
+
 every_mechanism = pytest.mark.parametrize("build", MECHANISMS.values(), ids=MECHANISMS.keys())
+
+# One for each way in which rows are made, for tests that trace TensorFlow: the laws hold the matrices and streams of all the others.
+REPRESENTATIVES = {
+    "identity": "identity",
+    "narrow recurrence": "banded",
+    "wide recurrence": "banded, all bands",
+    "buffers": "blt",
+    "buffers and a window": "low rank",
+    "causal contraction": "dense",
+    "contraction that is not causal": "tree full",
+    "stamped": "stamped tree, optimal",
+}
+every_form = pytest.mark.parametrize(
+    "build", [MECHANISMS[name] for name in REPRESENTATIVES.values()], ids=REPRESENTATIVES.keys()
+)

@@ -10,7 +10,7 @@ import tensorflow_federated as tff
 import fedmf
 from fedmf import federated
 from fedmf.federated.noise.source import gaussian_source
-from tests.mechanisms.registry import every_mechanism
+from tests.mechanisms.registry import every_form
 
 pytestmark = pytest.mark.tensorflow
 
@@ -45,7 +45,7 @@ def run(process, rounds, updates=(ZERO, ZERO), state=None):
     return np.array(rows), state
 
 
-@every_mechanism
+@every_form
 def test_zero_updates_come_out_as_the_plans_noise_row_for_row(build):
     rounds, clients = 35, 4
     mechanism = build(rounds)

@@ -11,7 +11,7 @@ from tensorflow_privacy.privacy.dp_query import nested_query, test_utils
 import fedmf
 from fedmf import federated
 from fedmf.federated.noise.source import gaussian_source
-from tests.mechanisms.registry import MECHANISMS, every_mechanism
+from tests.mechanisms.registry import MECHANISMS, every_form
 
 pytestmark = pytest.mark.tensorflow
 ROUNDS = 5
@@ -69,7 +69,7 @@ def operations(build, strategy):
     return collections.Counter(node.op for node in nodes)
 
 
-@every_mechanism
+@every_form
 def test_a_row_that_is_handed_in_costs_every_mechanism_the_same(build):
     """In TFF the mechanisms differ in the values of constants alone, so that what one of them adds to a round all of them add."""
     assert operations(build, "precomputed") == operations(MECHANISMS["identity"], "precomputed")

@@ -17,7 +17,7 @@ from fedmf.federated.audit import released
 from fedmf.federated.audit.noise import audit_mechanism, play
 from fedmf.federated.audit.released import STRATEGIES, divisor_of, model_of, released_rows
 from fedmf.mechanisms import DenseMechanism
-from tests.mechanisms.registry import MECHANISMS, every_mechanism
+from tests.mechanisms.registry import MECHANISMS, every_form
 
 pytestmark = pytest.mark.tensorflow
 
@@ -61,14 +61,14 @@ def rows_or_none(plan, **options):
     return None
 
 
-@every_mechanism
-def test_every_mechanism_is_what_is_claimed(build):
+@every_form
+def test_every_form_is_what_is_claimed(build):
     plan = plan_of(build(ROUNDS))
     assert judged(plan, run(plan, seed=99, resume_at=6)).contradictions == ()
 
 
 @pytest.mark.slow
-@every_mechanism
+@every_form
 def test_every_strategy_is_what_is_claimed(build):
     plan = plan_of(build(ROUNDS))
     first = whitened(plan, run(plan, seed=100))

@@ -20,7 +20,7 @@ from fedmf.federated.noise.source import gaussian_source
 from fedmf.mechanisms import BandedMechanism, DenseMechanism
 from fedmf.noise.strategies import NOISE_FILE, ROWS_TOGETHER, choose_host_strategy, room_for_noise
 from fedmf.terminal import progress_bar
-from tests.mechanisms.registry import every_mechanism
+from tests.mechanisms.registry import every_form
 
 pytestmark = pytest.mark.tensorflow
 SIZE, SEED = 37, 5
@@ -58,7 +58,7 @@ def banded(rounds=40, bands=6):
     )
 
 
-@every_mechanism
+@every_form
 @pytest.mark.parametrize("rounds", [1, 35])
 def test_every_strategy_writes_the_causal_rows(build, rounds, monkeypatch):
     mechanism = build(rounds)

@@ -15,7 +15,7 @@ from fedmf.federated.noise.source import gaussian_source
 from fedmf.mechanisms import BandedMechanism, IdentityMechanism, NoiseStream, TreeMechanism
 from fedmf.noise.blocks import block_form
 from fedmf.noise.strategies import GRAPH_STRATEGIES, MAX_STATE_BYTES, MAX_STATE_ROWS
-from tests.mechanisms.registry import every_mechanism
+from tests.mechanisms.registry import every_form
 from tests.noise.test_buffers import random_buffers
 
 pytestmark = pytest.mark.tensorflow
@@ -51,7 +51,7 @@ def causal(mechanism):
         return np.array(mpmath.cholesky(mpmath.matrix(N) * mpmath.matrix(N).T).tolist(), dtype=np.float64)
 
 
-@every_mechanism
+@every_form
 @pytest.mark.parametrize("rounds", [1, 9, 2 * MAX_STATE_ROWS + 3])
 def test_rows_are_those_of_the_noising_matrix_in_every_strategy(build, rounds):
     mechanism, size = build(rounds), 6
@@ -79,7 +79,7 @@ def test_buffers_of_any_shape_are_run(window, sums):
     np.testing.assert_allclose(rows_of(rows, 40)[0], buffers.matrix(), rtol=1e-5, atol=1e-5)
 
 
-@every_mechanism
+@every_form
 def test_basis_vectors_write_out_the_causal_noising_matrix(build):
     mechanism = build(11)
     L = causal(mechanism)
@@ -95,7 +95,7 @@ def test_basis_vectors_write_out_the_causal_noising_matrix(build):
         np.testing.assert_allclose(rows_of(rows, 11)[0], L, rtol=2e-6, atol=2e-6)
 
 
-@every_mechanism
+@every_form
 def test_stopping_anywhere_changes_nothing(build):
     stream = build(40).stream()
     for strategy in strategies(stream):
