@@ -20,9 +20,9 @@ from matplotlib.axes import Axes
 import fedmf
 from fedmf.experiments.band_sweep import sweep
 from fedmf.experiments.table_cells import fit
+from fedmf.files import write_atomically
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 from fedmf.reports.plots import canvas
-from fedmf.runs.folder import write_atomically
 
 ROUNDS, DELTA = 1024, 1e-6
 EPSILONS = tuple(2.0**i for i in range(-5, 5))

@@ -23,11 +23,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedmf.experiments import sweep_figures, sweep_grid, sweep_results
+from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.privacy.statement import mechanism_digest
 from fedmf.reports import write_report
 from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
-from fedmf.runs.folder import Run, write_atomically
+from fedmf.runs.folder import Run
 from fedmf.terminal.progress_bar import bar
 
 # What trains one run, without its arguments.

@@ -154,8 +154,8 @@ audit.add_command(mechanism)
 
 
 def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
+    from fedmf.files import write_atomically
     from fedmf.privacy.statement import as_text
-    from fedmf.runs.folder import write_atomically
 
     write_atomically(path, as_text(values, path.suffix))
 

@@ -121,8 +121,8 @@ def _table(choice: "BandChoice") -> str:
 
 
 def _draw(choice: "BandChoice", out: pathlib.Path) -> None:
+    from fedmf.files import write_atomically
     from fedmf.reports.bands import bands_picture
-    from fedmf.runs.folder import write_atomically
 
     write_atomically(out, bands_picture(choice.summary()))
 

@@ -212,8 +212,8 @@ def _named(family: str, participation: "Participation | None") -> str:
 
 def _picture(mechanism: "Mechanism", scale: float, errors: Any, workload: str, out: pathlib.Path) -> pathlib.Path:
     """Draws the mechanism, scaled to sensitivity 1, beside `out`."""
+    from fedmf.files import write_atomically
     from fedmf.reports.mechanism import mechanism_picture
-    from fedmf.runs.folder import write_atomically
 
     small = mechanism.rounds <= _MAX_PICTURED
     png = mechanism_picture(

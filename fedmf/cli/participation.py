@@ -153,8 +153,8 @@ def _status(what: str) -> Any:
 
 
 def _draw(values: dict[str, Any], out: pathlib.Path) -> None:
+    from fedmf.files import write_atomically
     from fedmf.reports.participation import participation_picture
-    from fedmf.runs.folder import write_atomically
 
     note = ""
     if values["simulated_population"] != values["population"]:

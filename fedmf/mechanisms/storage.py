@@ -1,14 +1,13 @@
 """Mechanism files: one .npz without Python objects, written whole or not at all, and checked when read."""
 
-import contextlib
 import dataclasses
 import os
 import pathlib
-import secrets
 import zipfile
 
 import numpy as np
 
+from fedmf.files import write_atomically
 from fedmf.mechanisms.banded.mechanism import BandedMechanism
 from fedmf.mechanisms.base import Mechanism, check_certificate
 from fedmf.mechanisms.blt.mechanism import BLTMechanism
@@ -57,18 +56,7 @@ def save_mechanism(mechanism: Mechanism, path: str | os.PathLike[str]) -> None:
     if not target.parent.is_dir():
         raise ValueError(f"path={str(target)!r} is in a folder that does not exist: create it, or choose another path")
     entries = {"format": np.array(_FORMAT), "version": np.array(_VERSION), **entries_of(mechanism)}
-    # In the same folder, so that the final rename stays within one file system and is atomic.
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
-    try:
-        with temporary.open("xb") as file:
-            np.savez(file, **entries)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    write_atomically(target, lambda file: np.savez(file, **entries))
 
 
 def entries_of(mechanism: Mechanism) -> dict[str, np.ndarray]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import jinja2
 
+from fedmf.files import write_atomically
 from fedmf.reports import noise, plots, tables
 from fedmf.reports.groups import Group, final_metric, group_runs, simulation_note, unfinished
 from fedmf.reports.text import join, metric_name, metric_value, plain, significant, statement_html
-from fedmf.runs.folder import Run, write_atomically
+from fedmf.runs.folder import Run
 
 __all__ = ["write_report"]
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from fedmf.audits.guarantee import Audit, audit_ledger, within_bounds
+from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import as_text, calibrate_command
-from fedmf.runs.folder import Run, RunFolder, write_atomically
+from fedmf.runs.folder import Run, RunFolder
 
 FINAL_STATEMENT = "final_statement"
 # Rows of metrics hold the standard deviation that TensorFlow had in float32; plan.json holds float64.

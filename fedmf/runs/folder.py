@@ -20,12 +20,12 @@ import hashlib
 import json
 import os
 import pathlib
-import secrets
-from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from fedmf.files import lock, write_atomically
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig, config_from_mapping
 
@@ -35,48 +35,6 @@ _WRITTEN = (
     "plan.json statement.md mechanism.npz metrics.jsonl timings.jsonl participation.csv selected.csv result.json model.npz "
     "final_statement.md final_statement.json"
 ).split()
-
-
-def write_atomically(
-    path: pathlib.Path, content: bytes | str | Callable[[BinaryIO], None], *, mode: int = 0o644
-) -> None:
-    """Replaces `path` by `content` in one step: a reader or a crash sees the old file or the new one, never half of one.
-
-    Args:
-      path: the file; a crash can leave a temporary .NAME.*.part beside it, never anything under its own name.
-      content: bytes, text to be written as UTF-8, or a function that writes to an open file.
-      mode: permissions, of which the process's umask takes away as usual.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(handle, "wb") as out:
-            if callable(content):
-                content(out)
-            else:
-                out.write(content.encode() if isinstance(content, str) else content)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        if isinstance(error, OSError):  # says which file, and not the temporary one's name
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
-
-
-def lock(descriptor: int) -> bool:
-    """Locks an open file or folder until it is closed. False if somebody has locked it; True also where there are no locks."""
-    try:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):  # some network file systems have none
-        return True
-    return True
 
 
 class RunFolder:

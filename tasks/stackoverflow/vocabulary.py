@@ -1,12 +1,13 @@
 """The most frequent words, counted as in TFF's word counts: by the number of train users who use the word."""
 
+import contextlib
 import dataclasses
 import hashlib
-import os
 import pathlib
 import random
 from collections import Counter
 
+from fedmf.files import write_atomically
 from fedmf.tasks.stackoverflow import data
 from fedmf.terminal import progress_bar
 
@@ -115,11 +116,6 @@ def _count(path: pathlib.Path, clients: list[str], progress: bool) -> list[tuple
 
 
 def _keep(cache: pathlib.Path, stamp: str, words: list[tuple[str, int]]) -> None:
-    partial = cache.with_name(f".{cache.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(stamp + "\n")
-            file.writelines(f"{word} {count}\n" for word, count in words)
-        os.replace(partial, cache)
-    except OSError:
-        partial.unlink(missing_ok=True)  # a read-only folder: count again next time
+    lines = "".join(f"{word} {count}\n" for word, count in words)
+    with contextlib.suppress(OSError):  # a read-only folder: count again next time
+        write_atomically(cache, f"{stamp}\n{lines}")

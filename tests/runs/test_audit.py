@@ -5,10 +5,11 @@ import json
 
 import pytest
 
+from fedmf.files import write_atomically
 from fedmf.mechanisms import DenseMechanism
 from fedmf.privacy.statement import as_text
 from fedmf.runs.audit import audit_run, run_statement_values, write_final_statement
-from fedmf.runs.folder import Run, write_atomically
+from fedmf.runs.folder import Run
 from tests.cli.test_commands import fedmf, refused
 from tests.runs.test_folder import CONFIG, new_run
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import fedmf
+from fedmf.files import write_atomically
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.runs.audit import audit_run
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig
-from fedmf.runs.folder import RunFolder, write_atomically
+from fedmf.runs.folder import RunFolder
 from tests.cli.test_commands import fedmf as command
 from tests.cli.test_commands import refused
 

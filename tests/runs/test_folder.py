@@ -18,10 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from fedmf.files import write_atomically
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig
-from fedmf.runs.folder import Run, RunFolder, write_atomically
+from fedmf.runs.folder import Run, RunFolder
 
 PATH = pathlib.Path("runs/x/checkpoints/round-000003.ckpt")
 STATE = [
@@ -158,77 +159,6 @@ class TestDamage:
             b"fedmf checkpoint 2\n" + self.data[19:],
         ):
             self.refused(data)
-
-
-class TestWriteAtomically:
-    def test_replaces(self, tmp_path):
-        path = tmp_path / "a"
-        for content, expected in (("größe", "größe".encode()), (b"\0\xff", b"\0\xff"), ("", b"")):
-            write_atomically(path, content)
-            assert path.read_bytes() == expected
-        assert list(tmp_path.iterdir()) == [path]
-
-    def test_modes(self, tmp_path):
-        before = os.umask(0o027)
-        try:
-            write_atomically(tmp_path / "open", "")
-            write_atomically(tmp_path / "secret", "", mode=0o600)
-        finally:
-            os.umask(before)
-        assert stat.S_IMODE((tmp_path / "open").stat().st_mode) == 0o640
-        assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
-
-    def test_a_secret_is_never_readable_by_others_even_while_it_is_written(self, tmp_path, monkeypatch):
-        seen = []
-
-        def fsync(handle):
-            seen.append(stat.S_IMODE(os.fstat(handle).st_mode))
-
-        monkeypatch.setattr(os, "fsync", fsync)
-        write_atomically(tmp_path / "secret", "17", mode=0o600)
-        assert seen == [0o600]
-
-    @pytest.mark.parametrize("call", ["open", "fdopen.write", "fsync", "replace"])
-    @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-    def test_a_full_disk_or_ctrl_c_leaves_the_old_file_and_no_litter(self, tmp_path, monkeypatch, call, error):
-        path = tmp_path / "a"
-        write_atomically(path, "old")
-
-        def fails(*args, **kwargs):
-            raise error
-
-        if call == "fdopen.write":
-            real = os.fdopen
-
-            def half_written(handle, *args, **kwargs):
-                # An unbuffered file of which only the start fits, then no more.
-                out = real(handle, "wb", buffering=0)
-
-                class Full:
-                    __enter__ = lambda self: self  # noqa: E731
-                    __exit__ = lambda self, *a: out.close()  # noqa: E731
-
-                    def write(self, data):
-                        out.write(data[:2])
-                        raise error
-
-                return Full()
-
-            monkeypatch.setattr(os, "fdopen", half_written)
-        else:
-            monkeypatch.setattr(os, call, fails)
-        with pytest.raises(type(error)):
-            write_atomically(path, "new and longer")
-        monkeypatch.undo()
-        assert files(tmp_path) == {pathlib.Path("a"): b"old"}
-
-    def test_the_data_is_on_disk_before_the_name_changes(self, tmp_path, monkeypatch):
-        calls = []
-        fsync, replace = os.fsync, os.replace
-        monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(("fsync", os.fstat(fd).st_size)), fsync(fd)))
-        monkeypatch.setattr(os, "replace", lambda *a: (calls.append(("replace",)), replace(*a)))
-        write_atomically(tmp_path / "a", b"12345")
-        assert calls == [("fsync", 5), ("replace",)]
 
 
 # Writes checkpoints and rows without pause; says "ready" once two are there.

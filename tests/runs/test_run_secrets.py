@@ -7,8 +7,8 @@ import stat
 import numpy as np
 import pytest
 
+from fedmf.files import write_atomically
 from fedmf.participation.ledger import ParticipationLedger
-from fedmf.runs.folder import write_atomically
 from tests.runs.test_folder import checkpoint, new_run
 
 

@@ -14,6 +14,8 @@ import tempfile
 
 import numpy as np
 
+from fedmf.files import cache_folder, write_atomically
+
 _FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared")
 COMPILER_VARIABLE = "FEDMF_CC"
 
@@ -38,18 +40,12 @@ def library(source: pathlib.Path) -> ctypes.CDLL | None:
     text = b"\0".join(path.read_bytes() for path in [source, *sorted(source.parent.glob("*.h"))])
     version = subprocess.run([found, "--version"], capture_output=True, check=False).stdout
     mark = hashlib.sha256(b"\0".join([text, version, " ".join(_FLAGS).encode(), _processor()])).hexdigest()[:24]
-    folder = _folder()
+    folder = cache_folder()
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
             return _load(_make(found, source, pathlib.Path(temporary) / f"{source.stem}.so"))
     path = folder / f"{source.stem}-{mark}.so"
     return _load(path if path.exists() else _make(found, source, path))
-
-
-def _folder() -> pathlib.Path | None:
-    if "FEDMF_CACHE" in os.environ:
-        return pathlib.Path(os.environ["FEDMF_CACHE"]) if os.environ["FEDMF_CACHE"] else None
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fedmf"
 
 
 def _processor() -> bytes:
@@ -72,7 +68,7 @@ def _make(found: str, source: pathlib.Path, path: pathlib.Path) -> pathlib.Path 
             for options in ([native], []):
                 command = [found, *_FLAGS, *options, "-o", str(made), str(source), "-lm"]
                 if subprocess.run(command, capture_output=True, check=False).returncode == 0:
-                    os.replace(made, path)
+                    write_atomically(path, made.read_bytes(), mode=0o755)
                     return path
     except OSError:
         pass

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 import scipy.linalg
 
+from fedmf.files import lock
 from fedmf.noise.strategies import NOISE_FILE, TILE, NoiseStrategy, free_for_noise, rows_ahead
-from fedmf.runs.folder import lock
 
 _HEADER = "noise_history.json"
 # Float32 rounding of a row of C X, relative to a sum of absolute values; and what does no harm in Z, which has deviation 1.

@@ -6,13 +6,14 @@ import reprlib
 from typing import Any
 
 from fedmf.federated.task import Task
+from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import installed_versions, mechanism_digest
 from fedmf.runs.audit import recorded_plan
 from fedmf.runs.config import TrainConfig
-from fedmf.runs.folder import Run, RunFolder, write_atomically
+from fedmf.runs.folder import Run, RunFolder
 
 
 def check_plan(plan: Plan, config: TrainConfig) -> None:

@@ -9,6 +9,7 @@ import pathlib
 import warnings
 from typing import Any
 
+from fedmf.files import cache_folder
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.storage import load_mechanism
 from fedmf.participation.schema import Participation
@@ -29,11 +30,7 @@ def folder(choice: bool | str | os.PathLike[str]) -> pathlib.Path | None:
         return pathlib.Path(choice)
     if not isinstance(choice, bool):
         raise TypeError(f"cache={choice!r} is a {type(choice).__name__}: pass True, False or the path of a folder")
-    if not choice:
-        return None
-    if "FEDMF_CACHE" in os.environ:
-        return pathlib.Path(os.environ["FEDMF_CACHE"]) if os.environ["FEDMF_CACHE"] else None
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fedmf"
+    return cache_folder() if choice else None
 
 
 def entry(

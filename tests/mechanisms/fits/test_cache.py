@@ -96,13 +96,8 @@ def test_a_cache_of_another_kind_is_refused():
 def test_where_fits_are_kept(tmp_path, monkeypatch):
     assert fits.folder(False) is None
     assert fits.folder(str(tmp_path)) == tmp_path
-    monkeypatch.setenv("FEDMF_CACHE", "")
-    assert fits.folder(True) is None
     monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "here"))
     assert fits.folder(True) == tmp_path / "here"
-    monkeypatch.delenv("FEDMF_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert fits.folder(True) == tmp_path / "fedmf"
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning_only(tmp_path):

@@ -1,0 +1,57 @@
+"""Files that are written whole or not at all, locks, and the cache folder."""
+
+import contextlib
+import os
+import pathlib
+import secrets
+from collections.abc import Callable
+from typing import BinaryIO
+
+
+def write_atomically(
+    path: pathlib.Path, content: bytes | str | Callable[[BinaryIO], None], *, mode: int = 0o644
+) -> None:
+    """Replaces `path` by `content` in one step: a reader or a crash sees the old file or the new one, never half of one.
+
+    Args:
+      path: the file; a crash can leave a temporary .NAME.*.part beside it.
+      content: bytes, text to be written as UTF-8, or a function that writes to an open file.
+      mode: permissions, of which the process's umask takes away as usual.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(handle, "wb") as out:
+            if callable(content):
+                content(out)
+            else:
+                out.write(content.encode() if isinstance(content, str) else content)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError):  # names the file, not the temporary one
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def lock(descriptor: int) -> bool:
+    """Locks an open file or folder until it is closed. False if another process holds the lock; True where there are no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # some network file systems have none
+        return True
+    return True
+
+
+def cache_folder() -> pathlib.Path | None:
+    """$FEDMF_CACHE, or else fedmf in the user's cache folder. None where $FEDMF_CACHE is set to nothing: keep no cache."""
+    if "FEDMF_CACHE" in os.environ:
+        return pathlib.Path(os.environ["FEDMF_CACHE"]) if os.environ["FEDMF_CACHE"] else None
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fedmf"

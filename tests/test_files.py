@@ -1,0 +1,88 @@
+import errno
+import os
+import pathlib
+import stat
+
+import pytest
+
+from fedmf.files import cache_folder, lock, write_atomically
+
+
+def contents(path):
+    return {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+class TestWriteAtomically:
+    @pytest.mark.parametrize(
+        ("content", "expected"),
+        [
+            ("größe", "größe".encode()),
+            (b"\0\xff", b"\0\xff"),
+            ("", b""),
+            (lambda out: out.write(b"from a function"), b"from a function"),
+        ],
+    )
+    def test_replaces(self, tmp_path, content, expected):
+        (tmp_path / "a").write_text("old")
+        write_atomically(tmp_path / "a", content)
+        assert contents(tmp_path) == {pathlib.Path("a"): expected}
+
+    def test_a_secret_is_readable_by_nobody_else_even_while_it_is_written(self, tmp_path, monkeypatch):
+        seen = []
+        monkeypatch.setattr(os, "fsync", lambda handle: seen.append(stat.S_IMODE(os.fstat(handle).st_mode)))
+        before = os.umask(0o027)
+        try:
+            write_atomically(tmp_path / "secret", "17", mode=0o600)
+            write_atomically(tmp_path / "open", "")
+        finally:
+            os.umask(before)
+        assert seen == [0o600, 0o640]
+
+    @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+    @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+    def test_a_full_disk_or_ctrl_c_leaves_the_old_file_and_nothing_else(self, tmp_path, monkeypatch, call, error):
+        path = tmp_path / "a"
+        write_atomically(path, "old")
+
+        def fails(*args, **kwargs):
+            raise error
+
+        def half_written(out):
+            out.write(b"ne")
+            raise error
+
+        if call != "write":
+            monkeypatch.setattr(os, call, fails)
+        with pytest.raises(type(error)) as caught:
+            write_atomically(path, half_written if call == "write" else "new and longer")
+        monkeypatch.undo()
+        assert contents(tmp_path) == {pathlib.Path("a"): b"old"}
+        if isinstance(error, OSError):
+            assert caught.value.filename == str(path)
+
+    def test_the_data_is_on_disk_before_the_name_changes(self, tmp_path, monkeypatch):
+        calls = []
+        fsync, replace = os.fsync, os.replace
+        monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(("fsync", os.fstat(fd).st_size)), fsync(fd)))
+        monkeypatch.setattr(os, "replace", lambda *a: (calls.append(("replace",)), replace(*a)))
+        write_atomically(tmp_path / "a", b"12345")
+        assert calls == [("fsync", 5), ("replace",)]
+
+
+def test_lock_is_for_one_at_a_time(tmp_path):
+    first, second = os.open(tmp_path, os.O_RDONLY), os.open(tmp_path, os.O_RDONLY)
+    assert lock(first)
+    assert not lock(second)
+    os.close(first)
+    assert lock(second)
+    os.close(second)
+
+
+def test_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDMF_CACHE", "")
+    assert cache_folder() is None
+    monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "here"))
+    assert cache_folder() == tmp_path / "here"
+    monkeypatch.delenv("FEDMF_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "fedmf"
