@@ -1,8 +1,8 @@
 """Noise and error of every number of bands, over privacy targets and epochs: what banded Table 3 and Fig. 4 are drawn from.
 
-n rounds, k epochs: a round draws k of n clients (or any such share), so that b bands are sampled with q = b k / n, ceil(n / b) times.
-One composed privacy loss distribution gives epsilon for a sigma. sigma depends on b and k only through (q, ceil(n / b)), so that each pair
-has one curve of epsilon over sigma, tabulated and inverted for all targets at once.
+In n rounds and k epochs, a round draws the share k / n of the clients. Then b bands are sampled with q = b k / n, ceil(n / b) times, and
+sigma depends on b and k only through these two numbers. Each pair has one curve of epsilon over sigma, from composed privacy loss
+distributions, which is tabulated and inverted for all targets at once.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ from fedmf.experiments.table_cells import fit, one_participation
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 
-# Ratio of neighbouring sigmas in a curve's first table, and how far the logarithm of epsilon may be from the one asked for.
-_STEP, _SAME = 1.4, 1e-4
+# Ratio of neighbouring sigmas in a curve's first table, and how far the logarithm of epsilon may be from its target.
+_SIGMA_RATIO, _LOG_EPSILON_TOLERANCE = 1.4, 1e-4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,25 +27,18 @@ class Sweep:
     """Noise and error for powers of two of bands and epochs.
 
     Attributes:
-      rounds, delta: of all.
-      epsilons: increasing.
-      epochs: k, powers of two.
-      bands: b, powers of two up to rounds.
+      bands: b, powers of two up to the rounds.
       noise: sigma of one event of sensitivity 1, float64 (epsilons, epochs, bands); infinite where b > rounds / k.
       error: rmse for one event at sigma = 1, float64 (bands,).
     """
 
-    rounds: int
-    delta: float
-    epsilons: tuple[float, ...]
-    epochs: tuple[int, ...]
     bands: tuple[int, ...]
     noise: np.ndarray
     error: np.ndarray
 
     @functools.cached_property
     def rmse(self) -> np.ndarray:
-        """Of prefix sums of sums of updates, float64 (epsilons, epochs, bands)."""
+        """rmse of prefix sums of sums of updates, float64 (epsilons, epochs, bands)."""
         return self.noise * self.error
 
     @functools.cached_property
@@ -66,68 +59,53 @@ def sweep(
 
     Args:
       rounds: n, a power of two.
-      epochs: powers of two up to rounds.
+      delta: of every guarantee.
+      epsilons: targets.
+      epochs: k, powers of two up to rounds.
       progress: called with a phrase before each step.
     """
-    bands = tuple(2**i for i in range(rounds.bit_length()))
-    noise = np.full((len(epsilons), len(epochs), len(bands)), np.inf)
-    error = np.full(len(bands), np.nan)
-    for at, b in enumerate(bands):
-        allowed = [j for j, k in enumerate(epochs) if b * k <= rounds]
-        if not allowed:
-            error[at] = np.inf
-            continue
+    workload, single = fedmf.prefix_sum(rounds), one_participation(rounds)
+    bands = tuple(b for b in (2**i for i in range(rounds.bit_length())) if b * min(epochs) <= rounds)
+    noise, error = np.full((len(epsilons), len(epochs), len(bands)), np.inf), np.empty(len(bands))
+    for i, b in enumerate(bands):
         progress(f"fitting {b} bands")
-        once = one_participation(rounds)
-        mechanism = fit(fedmf.prefix_sum(rounds), once, "banded", bands=b)
-        error[at] = fedmf.rmse(mechanism, fedmf.prefix_sum(rounds), once)
-        for j in allowed:
-            progress(f"noise for {b} bands and {epochs[j]} epochs")
-            q, k = b * epochs[j] / rounds, -(-rounds // b)
-            noise[:, j, at] = (
-                noise_curve(epsilons, delta, probability=q, compositions=k)
-                if q < 1
-                else [gaussian_noise_multiplier(epsilon, delta) * math.sqrt(k) for epsilon in epsilons]
-            )
-    return Sweep(
-        rounds=rounds,
-        delta=delta,
-        epsilons=tuple(epsilons),
-        epochs=tuple(epochs),
-        bands=bands,
-        noise=noise,
-        error=error,
-    )
+        error[i] = fedmf.rmse(fit(workload, single, "banded", bands=b), workload, single)
+        for j, k in enumerate(epochs):
+            if b * k <= rounds:
+                progress(f"noise for {b} bands and {k} epochs")
+                noise[:, j, i] = noise_curve(epsilons, delta, probability=b * k / rounds, compositions=-(-rounds // b))
+    return Sweep(bands=bands, noise=noise, error=error)
 
 
 def noise_curve(epsilons: Sequence[float], delta: float, *, probability: float, compositions: int) -> np.ndarray:
     """The noise multiplier of each sampled event for each epsilon, float64; accounting of each gives its epsilon to 1e-4 of it.
 
-    Epsilon is tabulated over noise and interpolated monotonically between logarithms; where accounting of the answer finds another epsilon,
-    the answer becomes a further entry of the table.
+    Epsilon is tabulated over noise and interpolated monotonically between logarithms. Where accounting of an answer gives another epsilon,
+    the answer becomes a further entry of the table. Without sampling the answers are exact.
     """
-    log_epsilon: dict[float, float] = {}
+    if probability == 1:
+        return np.array([gaussian_noise_multiplier(epsilon, delta) * math.sqrt(compositions) for epsilon in epsilons])
 
-    def at(log_sigma: float) -> float:
-        if log_sigma not in log_epsilon:
-            sigma = math.exp(log_sigma)
-            epsilon = sampled_gaussian_epsilon(sigma, delta, probability=probability, compositions=compositions)
-            log_epsilon[log_sigma] = math.log(max(epsilon, 1e-300))
-        return log_epsilon[log_sigma]
+    @functools.cache
+    def log_epsilon(log_sigma: float) -> float:
+        epsilon = sampled_gaussian_epsilon(
+            math.exp(log_sigma), delta, probability=probability, compositions=compositions
+        )
+        return math.log(max(epsilon, 1e-300))
 
-    step, wanted = math.log(_STEP), np.log(epsilons)
+    step, targets = math.log(_SIGMA_RATIO), np.log(epsilons)
     low = high = 0
     # A knot beyond either end, for the slopes of the interpolation.
-    while at((low + 1) * step) < wanted.max():
+    while log_epsilon((low + 1) * step) < targets.max():
         low -= 1
-    while at((high - 1) * step) > wanted.min():
+    while log_epsilon((high - 1) * step) > targets.min():
         high += 1
-    for s in range(low, high + 1):
-        at(s * step)
+    knots = {s * step for s in range(low, high + 1)}
     for _ in range(20):
-        # With less noise than any that is asked for epsilon can be infinite.
-        knots = sorted((e, s) for s, e in log_epsilon.items() if e < math.log(1e4))
-        answers = scipy.interpolate.PchipInterpolator([e for e, _ in knots], [s for _, s in knots])(wanted)
-        if max(abs(at(float(s)) - e) for s, e in zip(answers, wanted, strict=True)) <= _SAME:
+        # With less noise than any that is needed, epsilon can be infinite.
+        table = sorted((e, s) for s in knots if (e := log_epsilon(s)) < math.log(1e4))
+        answers = scipy.interpolate.PchipInterpolator([e for e, _ in table], [s for _, s in table])(targets)
+        if max(abs(log_epsilon(float(s)) - e) for s, e in zip(answers, targets, strict=True)) <= _LOG_EPSILON_TOLERANCE:
             return np.asarray(np.exp(answers))
+        knots |= set(map(float, answers))
     raise RuntimeError(f"epsilon does not settle at probability={probability}, compositions={compositions}")

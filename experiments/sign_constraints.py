@@ -31,7 +31,7 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
     ]
     forms = np.unique([weights * u[rows] * u[columns] for u in signs], axis=0)
     same_client = (rows - columns) % min_sep == 0
-    smallest = {"signed": -np.inf, "pairs": np.where(same_client, 0.0, -np.inf), "all": 0.0}[constraints]
+    nonnegative = {"signed": rows < 0, "pairs": same_client, "all": rows >= 0}[constraints]
 
     def matrix(entries: np.ndarray) -> np.ndarray:
         X = np.zeros((n, n))
@@ -51,7 +51,7 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
         np.where(rows == columns, min_sep / n, 0.0),
         jac=True,
         method="SLSQP",
-        bounds=scipy.optimize.Bounds(np.broadcast_to(smallest, len(rows)), np.inf),
+        bounds=scipy.optimize.Bounds(np.where(nonnegative, 0.0, -np.inf), np.inf),
         constraints=scipy.optimize.LinearConstraint(forms, -np.inf, 1.0),
         options={"ftol": 1e-15, "maxiter": 1000},
     )

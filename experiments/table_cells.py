@@ -1,85 +1,67 @@
-"""A printed figure beside ours: what the papers' tables are made of here."""
+"""A printed figure beside ours, and what the drivers of tables and figures share."""
 
-import dataclasses
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import fedmf
 from fedmf.experiments import paper_figures as figures
 from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(NamedTuple):
     """One printed figure and ours.
 
     Attributes:
-      table: one of `paper_tables.TABLES`.
       row: the mechanism.
       column: the quantity.
       printed: the paper's figure, or "" where it prints none.
-      ours: the same quantity from this package; None if `note` says why there is none yet.
-      note: the sensitivity's method, or what is missing.
+      ours: the same quantity from this package.
       nearly: why ours, where it is another figure, is as good as the printed one by a rule stated with the table; "" if it is not.
     """
 
-    table: str
     row: str
     column: str
     printed: str
-    ours: float | None
-    note: str = ""
+    ours: float
     nearly: str = ""
 
     @property
     def as_printed(self) -> bool:
         """Whether ours has the printed digits."""
-        return self.ours is not None and bool(self.printed) and figures.agrees(self.ours, self.printed)
+        return bool(self.printed) and figures.agrees(self.ours, self.printed)
 
     @property
     def agrees(self) -> bool:
         """Whether ours has the printed digits, or is as good by the table's rule."""
-        return self.as_printed or (self.ours is not None and bool(self.nearly))
+        return self.as_printed or bool(self.nearly)
 
-    @property
-    def verdict(self) -> str:
-        """For people."""
-        if self.ours is None:
-            return self.note
+    def verdict(self, table: str) -> str:
+        """The comparison in words."""
         if not self.printed:
             return "not in the paper"
-        if self.as_printed:
-            return "ok"
-        if self.nearly:
-            return f"nearly: {self.nearly}"
+        if self.agrees:
+            return "ok" if self.as_printed else f"nearly: {self.nearly}"
         smaller = "smaller" if self.ours < float(self.printed.lstrip("≤")) else "larger"
-        known = figures.KNOWN_DIFFERENCES.get((self.table, self.row, self.column), "not explained")
-        return f"differs, {smaller}: see docs/fidelity ({known})"
-
-
-class NotThereYet(Exception):
-    """A family or option that this version of the package does not have."""
+        reason = figures.KNOWN_DIFFERENCES.get((table, self.row, self.column), "not explained")
+        return f"differs, {smaller}: see docs/fidelity ({reason})"
 
 
 def fit(workload: fedmf.Workload, participation: fedmf.Participation, family: str, **options: Any) -> Any:
-    """`fedmf.fit`, with progress on a terminal.
-
-    Raises:
-      NotThereYet: the family or an option does not exist.
-    """
-    from fedmf.mechanisms.fit import _FAMILIES
-
-    if family not in _FAMILIES:
-        raise NotThereYet(f"family {family!r} is not there yet")
-    try:
-        with interruptible_fits(), shown(family, enabled=sys.stderr.isatty()) as progress:
-            return fedmf.fit(workload, participation, family=family, progress=progress, **options)
-    except TypeError as error:
-        if "is not an option of" in str(error):
-            raise NotThereYet(str(error)) from error
-        raise
+    """`fedmf.fit`, with progress on a terminal; Ctrl-C ends it without a result."""
+    with interruptible_fits(), shown(family, enabled=sys.stderr.isatty()) as progress:
+        return fedmf.fit(workload, participation, family=family, progress=progress, **options)
 
 
 def one_participation(rounds: int) -> fedmf.Participation:
     """One participation of each client."""
     return fedmf.Participation(rounds=rounds, schema="single")
+
+
+def exit_status(main: Callable[[], int]) -> int:
+    """The exit status of a driver; 130 after Ctrl-C."""
+    try:
+        return main()
+    except KeyboardInterrupt:
+        print("stopped; fits that ended are in the cache and are not repeated", file=sys.stderr)
+        return 130

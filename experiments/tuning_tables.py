@@ -1,7 +1,7 @@
 """Banded Tables 6 and 7 against the learning-rate rule of its App. I; rows of `experiments.paper_tables`."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import fedmf
@@ -16,76 +16,59 @@ from fedmf.privacy.learning_rate import predicted_learning_rate
 _SINGLE_EPOCH_COHORT = 167
 # Seconds to fit.
 _QUICK = ("DP-SGD", "Optimal TreeAgg")
+_FITS: dict[str, tuple[str, dict[str, Any]]] = {
+    "DP-SGD": ("identity", {}),
+    "Optimal TreeAgg": ("tree", {"decoder": "full", "completion": "none"}),
+    "Multi-epoch MF": ("dense", {"equal_norms": True, "tolerance": 2e-3}),
+    "Single-epoch MF": ("dense", {"tolerance": 1e-4}),
+}
 
 
 @functools.cache
 def unit_rmse(mechanism: str, bands: int | None) -> float:
     """rmse of prefix sums at sensitivity 1 under (k = 6, b = 342), or a single participation where the table has one."""
-    workload = fedmf.prefix_sum(ROUNDS)
+    workload, single = fedmf.prefix_sum(ROUNDS), one_participation(ROUNDS)
     epochs = fedmf.Participation(rounds=ROUNDS, schema="fixed_epoch", min_sep=ROUNDS // PARTICIPATIONS)
-    if mechanism == "Single-epoch MF":
-        once = one_participation(ROUNDS)
-        return fedmf.rmse(fit(workload, once, "dense", tolerance=1e-4), workload, once)
-    if mechanism == "Band MF":
-        # The same fit as `choose_bands` makes.
-        return fedmf.rmse(fit(workload, one_participation(ROUNDS), "banded", bands=bands), workload, epochs)
-    families: dict[str, tuple[str, dict[str, Any]]] = {
-        "DP-SGD": ("identity", {}),
-        "Optimal TreeAgg": ("tree", {"decoder": "full", "completion": "none"}),
-        "Multi-epoch MF": ("dense", {"equal_norms": True, "tolerance": 2e-3}),
-    }
-    family, options = families[mechanism]
-    return fedmf.rmse(fit(workload, epochs, family, **options), workload, epochs)
+    if mechanism == "Band MF":  # the same fit as `choose_bands` makes
+        return fedmf.rmse(fit(workload, single, "banded", bands=bands), workload, epochs)
+    participation = single if mechanism == "Single-epoch MF" else epochs
+    family, options = _FITS[mechanism]
+    return fedmf.rmse(fit(workload, participation, family, **options), workload, participation)
 
 
 def effective_rmse(row: TunedRow, *, amplified: bool) -> float:
-    """Banded Eq. 11: of the mean update, with sigma calibrated by us. `amplified`: Table 7's rows that name bands below 342."""
-    sampled = amplified and row.bands is not None and row.bands < ROUNDS // PARTICIPATIONS
-    if sampled:
-        assert row.bands is not None
+    """rmse of the mean update, with sigma calibrated by us (banded Eq. 11). `amplified`: Table 7's rows that name bands below 342."""
+    sigma = gaussian_noise_multiplier(row.epsilon, 1e-6)
+    if amplified and row.bands is not None and row.bands < ROUNDS // PARTICIPATIONS:
         sigma = amplified_noise(row.bands, row.epsilon)
-    else:
-        sigma = gaussian_noise_multiplier(row.epsilon, 1e-6)
-    if row.mechanism == "Multi-epoch MF" and not amplified:
-        printed = next(
-            r for r in tuning_figures.BANDED_TABLE_4 if (r.mechanism, r.epsilon) == (row.mechanism, row.epsilon)
-        )
-        sigma = float(printed.noise_multiplier)  # for a sensitivity under b-min-sep of 1.1269
+    elif row.mechanism == "Multi-epoch MF" and not amplified:  # for a sensitivity under b-min-sep of 1.1269
+        rows = {(r.mechanism, r.epsilon): r.noise_multiplier for r in tuning_figures.BANDED_TABLE_4}
+        sigma = float(rows[row.mechanism, row.epsilon])
     cohort = _SINGLE_EPOCH_COHORT if row.mechanism == "Single-epoch MF" else COHORT
     return unit_rmse(row.mechanism, row.bands) * sigma / cohort
 
 
-def _cells(table: str, rows: Sequence[TunedRow], *, amplified: bool, quick: bool) -> Iterator[Cell]:
+def _cells(rows: tuple[TunedRow, ...], *, amplified: bool, quick: bool) -> Iterator[Cell]:
     for row in rows:
         if quick and (row.mechanism not in _QUICK or (amplified and row.epsilon < 8.0)):
             continue
-        error = effective_rmse(row, amplified=amplified)
-        rate = predicted_learning_rate(error)
-        name = f"{row.mechanism}{f', {row.bands} bands' if row.bands and row.mechanism == 'Band MF' else ''}"
+        rate = predicted_learning_rate(effective_rmse(row, amplified=amplified))
         nearest = min(tuning_figures.RATES, key=lambda printed: abs(float(printed) - rate))
-        accuracy = row.accuracy(nearest)
         nearly = ""
         if nearest in row.neighbours:
-            known = (
-                f"{row.accuracy(row.optimum)}% at the optimum, {accuracy}% there" if accuracy else "not measured there"
-            )
-            nearly = f"beside the optimum; {known}"
-        yield Cell(
-            table=table,
-            row=f"{name}, epsilon {row.epsilon:g}",
-            column="server rate",
-            printed=row.optimum,
-            ours=rate,
-            nearly=nearly,
-            note=f"effective rmse {error:.5f}",
-        )
+            measured = "not measured there"
+            if nearest in row.accuracies:
+                measured = f"{row.accuracies[row.optimum]}% at the optimum, {row.accuracies[nearest]}% there"
+            nearly = f"beside the optimum; {measured}"
+        bands = f", {row.bands} bands" if row.mechanism == "Band MF" else ""
+        yield Cell(f"{row.mechanism}{bands}, epsilon {row.epsilon:g}", "server rate", row.optimum, rate, nearly)
 
 
 def banded_table_6(quick: bool = False) -> Iterator[Cell]:
     """Choquette-Choo et al. 2023, App. I, Table 6: best server rates, and the rule's. "Nearly": a neighbour on the grid 1.7^i."""
-    yield from _cells("banded-6", tuning_figures.BANDED_TABLE_6, amplified=False, quick=quick)
+    yield from _cells(tuning_figures.BANDED_TABLE_6, amplified=False, quick=quick)
 
 
 def banded_table_7(quick: bool = False) -> Iterator[Cell]:
     """Choquette-Choo et al. 2023, App. I, Table 7, with amplification: as Table 6."""
-    yield from _cells("banded-7", tuning_figures.BANDED_TABLE_7, amplified=True, quick=quick)
+    yield from _cells(tuning_figures.BANDED_TABLE_7, amplified=True, quick=quick)
