@@ -1,7 +1,7 @@
 """`fedmf demo`: four mechanisms, one corpus, one controller, one privacy target; and a report.
 
-Corpus, initial model, cohorts and order of examples are the same in every run of a seed. The server's learning rate goes down with a
-mechanism's error by one rule for all, so that none is judged at a rate that suits another.
+Corpus, initial model, cohorts and order of examples are the same in every run of a seed. The server's learning rate falls with a
+mechanism's error by one rule for all, because a rate that suits one mechanism is unfair to another.
 """
 
 import dataclasses
@@ -12,19 +12,20 @@ from typing import Any
 
 import click
 
+from fedmf.experiments.sweep_results import validation_of
+from fedmf.experiments.table_cells import aligned
 from fedmf.mechanisms.error import rmse
 from fedmf.privacy.learning_rate import SLOPE
+from fedmf.reports import write_report
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
 
 # In the papers' order, least noise first.
 FAMILIES = ("none", "banded", "tree", "identity")
 
-# Small enough for minutes, large enough to learn: the population is just the cohort times min_sep, as in a busy deployment. Clients hold
-# one batch, and the client rate is high enough for every update to be clipped, so that none of the sensitivity is paid for in vain.
-CLIENTS = 1280
-SENTENCES_PER_CLIENT = 24.0
-WORDS = 300
+# Small enough for minutes, large enough to learn. The population is the cohort times min_sep, as in a busy deployment. Clients hold one
+# batch, and at this client rate every update is clipped: no sensitivity is paid for in vain.
+CLIENTS, SENTENCES_PER_CLIENT, WORDS = 1280, 24.0, 300
 SETTINGS: dict[str, Any] = {
     "vocabulary_size": WORDS,
     "embedding_size": 24,
@@ -72,14 +73,14 @@ def demo_configs(corpus: pathlib.Path, *, seed: int, epsilon: float) -> list[Tra
 
 
 def noise_seed(seed: int, config: TrainConfig) -> int:
-    """Different for every run. A demo's noise must be repeatable; a real run takes --noise-seed os."""
+    """A seed for each run. A demo's noise must be repeatable; a real run takes --noise-seed os."""
     return 1000 * seed + FAMILIES.index(config.family)
 
 
 def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict[str, Any]:
     """Makes the corpus, trains, and writes out/report/report.html.
 
-    Runs that a former call finished are kept, unfinished ones are resumed.
+    Finished runs of an earlier call are kept, and unfinished ones are resumed.
 
     Args:
       out: folder; made if needed.
@@ -89,7 +90,6 @@ def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict
     Returns:
       {"report": path, "seconds": total, "accuracy": {family: [one for each seed]}}.
     """
-    from fedmf.reports import write_report
     from fedmf.tasks.stackoverflow import write_synthetic_corpus
 
     started = time.perf_counter()
@@ -103,18 +103,21 @@ def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict
         write_synthetic_corpus(
             corpus, clients=CLIENTS, seed=0, sentences_per_client=SENTENCES_PER_CLIENT, vocabulary_size=WORDS
         )
-    runs = [
-        _run(config, out / "runs" / f"{config.family}-seed{seed}", noise_seed(seed, config))
-        for seed in seeds
-        for config in demo_configs(corpus, seed=seed, epsilon=epsilon)
-    ]
-    report = write_report(runs, out / "report", title="fedmf demo: private next-word prediction")
-    accuracy: dict[str, list[float]] = {}
-    for run in runs:
-        assert run.result is not None
-        accuracy.setdefault(run.config.family, []).append(run.result["validation"][run.plan["task"]["headline_metric"]])
+    runs: dict[str, list[Run]] = {}
+    for seed in seeds:
+        for config in demo_configs(corpus, seed=seed, epsilon=epsilon):
+            folder = out / "runs" / f"{config.family}-seed{seed}"
+            runs.setdefault(config.family, []).append(_run(config, folder, noise_seed(seed, config)))
+    in_order = [run for of_one_seed in zip(*runs.values(), strict=True) for run in of_one_seed]
+    report = write_report(in_order, out / "report", title="fedmf demo: private next-word prediction")
+    accuracy = {family: [validation_of(run) for run in members] for family, members in runs.items()}
     seconds = time.perf_counter() - started
-    click.echo(_table(runs, accuracy, report, seconds), err=True)
+    rows = [["mechanism", "epsilon", "rmse", "rate", "validation accuracy, one column a seed"]]
+    for family, (run, *_) in runs.items():
+        private = [f"{run.plan[name]:.2f}" if family != "none" else "-" for name in ("epsilon", "rmse")]
+        rate = str(run.config.server_learning_rate)
+        rows.append([family, *private, rate, "  ".join(f"{value:.4f}" for value in accuracy[family])])
+    click.echo("\n".join([*aligned(rows), f"{seconds:.0f} s; open {report}"]), err=True)
     return {"report": str(report), "seconds": round(seconds, 1), "accuracy": accuracy}
 
 
@@ -127,22 +130,9 @@ def _run(config: TrainConfig, folder: pathlib.Path, seed: int) -> Run:
         run = Run.load(folder)
         if dataclasses.replace(run.config, data=config.data) == config and run.result is not None:
             return run
+    task, first_seed = task_from_config(config), None if started else seed
     try:
-        return federated.train(
-            task_from_config(config), config, folder=folder, noise_seed=None if started else seed, resume=started
-        )
+        return federated.train(task, config, folder=folder, noise_seed=first_seed, resume=started)
     except federated.InterruptedRun as stop:
         done = str(stop).rpartition(":")[0]
         raise federated.InterruptedRun(f"{done}: give the same command again to go on") from None
-
-
-def _table(runs: Sequence[Run], accuracy: dict[str, list[float]], report: pathlib.Path, seconds: float) -> str:
-    lines = [f"{'mechanism':<10} {'epsilon':>8} {'rmse':>7} {'rate':>6}  validation accuracy, one column a seed"]
-    for family, values in accuracy.items():
-        run = next(r for r in runs if r.config.family == family)
-        private = run.plan["epsilon"] is not None
-        epsilon, error = (f"{run.plan['epsilon']:.2f}", f"{run.plan['rmse']:.2f}") if private else ("-", "-")
-        rate = run.config.server_learning_rate
-        lines.append(f"{family:<10} {epsilon:>8} {error:>7} {rate:>6}  {'  '.join(f'{v:.4f}' for v in values)}")
-    lines.append(f"{seconds:.0f} s; open {report}")
-    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The runs of a sweep: the product of the values that are varied, without the combinations that say the same thing twice."""
+"""The runs of a sweep: the product of the varied values, without the combinations that would train the same run twice."""
 
 import dataclasses
 import json
@@ -22,11 +22,11 @@ _TAKEN_BY = {
     "noise_multiplier": lambda family: family != "none",
 }
 _FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
-_LONGEST_NAME = 200  # bytes; file systems allow 255
+MAX_NAME_CHARACTERS = 200  # file systems allow 255
 
 
 def varied_values(text: str) -> tuple[str, list[Any]]:
-    """The field and the values that "name=value,value" names, such as "server-learning-rate=0.1,0.2".
+    """The field and the values in a text such as "server-learning-rate=0.1,0.2".
 
     Raises:
       ValueError: no such field, no value, or one that is not of the field's type.
@@ -48,14 +48,12 @@ def _value(name: str, text: str) -> Any:
     kinds = typing.get_args(_FIELDS[name].type) or (_FIELDS[name].type,)
     if text == "none" and types.NoneType in kinds and name != "family":
         return None
-    for kind in kinds:
-        if kind is not types.NoneType:
-            try:
-                return kind(text)
-            except ValueError:
-                kinds_named = {int: "a whole number", float: "a number"}[kind]
-                raise ValueError(f"vary {name}={text!r} is not {kinds_named}: give values such as 1,2") from None
-    raise AssertionError(name)
+    kind = next(kind for kind in kinds if kind is not types.NoneType)
+    try:
+        return kind(text)
+    except ValueError:
+        number = "a whole number" if kind is int else "a number"
+        raise ValueError(f"vary {name}={text!r} is not {number}: give values such as 1,2") from None
 
 
 def sweep_configs(fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) -> dict[str, TrainConfig]:
@@ -125,20 +123,13 @@ def taken(field: str, *configs: TrainConfig) -> bool:
 def _name(chosen: Mapping[str, Any]) -> str:
     parts = []
     for name, value in chosen.items():
-        text = pathlib.PurePath(value).stem if name in ("mechanism", "data") and value is not None else _shown(value)
+        text = str(value).lower() if value is None else str(value)
+        if isinstance(value, float):
+            text = repr(value).removesuffix(".0")
+        elif name in ("mechanism", "data") and value is not None:
+            text = pathlib.PurePath(value).stem
         parts.append(f"{name}={re.sub(r'[^A-Za-z0-9.+_-]+', '-', text)}")
     joined = ",".join(parts)
-    if len(joined) > _LONGEST_NAME:
+    if len(joined) > MAX_NAME_CHARACTERS:
         raise ValueError(f"vary has so many fields that a folder would be named {joined[:60]}...: vary fewer at once")
     return joined
-
-
-def _shown(value: Any) -> str:
-    """As its author would write it, and every value differently."""
-    return (
-        repr(value).removesuffix(".0")
-        if isinstance(value, float)
-        else str(value).lower()
-        if value is None
-        else str(value)
-    )

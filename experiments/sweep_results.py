@@ -1,4 +1,4 @@
-"""What a sweep found: a row for every run, the best settings, and what all runs reveal together."""
+"""The results of a sweep: a row for every run, the best settings, and what all runs reveal together."""
 
 import csv
 import dataclasses
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmf.experiments.table_cells import aligned
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.reports.groups import final_metric, simulation_note, validation_curve
 from fedmf.reports.labels import TUNED
@@ -45,39 +46,38 @@ def varying(runs: Sequence[Run]) -> list[str]:
 
 
 def results_csv(runs: Sequence[Run], smoothed_over: int = 0) -> str:
-    """A line for every finished run: its folder, the fields that vary, the guarantee, and what it reached.
+    """A line for every finished run: its folder, the fields that vary, the guarantee, and its metrics.
 
-    Smoothed is the validation of `validation_of`, where it is over several rounds. Of a simulation the guarantee is that of the cohort in
-    simulated_for_cohort, and achieved_epsilon is empty.
+    The smoothed column is `validation_of`, where that is a mean. The guarantee of a simulation is that of the cohort in
+    simulated_for_cohort, and its achieved_epsilon is empty.
     """
-    names = varying(runs)
-    metric = runs[0].plan["task"]["headline_metric"]
-    out = io.StringIO()
-    rows = csv.writer(out, lineterminator="\n")
-    guarantee = [
-        "plan_epsilon",
-        "plan_delta",
-        "plan_noise_multiplier",
-        "prefix_sum_rmse",
-        "achieved_epsilon",
-        "simulated_for_cohort",
-    ]
-    smoothed = [f"smoothed_validation_{metric}"] if smoothed_over else []
-    rows.writerow(["run", *names, *guarantee, f"validation_{metric}", *smoothed, f"test_{metric}", "seconds"])
-    for run in runs:
-        assert run.result is not None
-        plan = run.plan
-        said = [
-            plan["epsilon"],
-            plan["delta"],
-            *([None] * 2 if run.config.family == "none" else [plan["noise_multiplier"], plan["rmse"]]),
-            None if (of := run.config.claimed_cohort) is not None else run.result["achieved"]["epsilon"],
-            of,
-        ]
-        chosen_by = [validation_of(run, smoothed_over)] if smoothed_over else []
-        reached = [run.result["validation"][metric], *chosen_by, run.result["test"][metric], run.result["seconds"]]
-        rows.writerow([run.path.name, *(getattr(run.config, name) for name in names), *said, *reached])
+    names, out = varying(runs), io.StringIO()
+    rows = [_row(run, names, smoothed_over) for run in runs]
+    table = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
     return out.getvalue()
+
+
+def _row(run: Run, names: Sequence[str], smoothed_over: int) -> dict[str, Any]:
+    assert run.result is not None
+    plan, metric = run.plan, run.plan["task"]["headline_metric"]
+    private, claimed = run.config.family != "none", run.config.claimed_cohort
+    smoothed = {f"smoothed_validation_{metric}": validation_of(run, smoothed_over)} if smoothed_over else {}
+    return {
+        "run": run.path.name,
+        **{name: getattr(run.config, name) for name in names},
+        "plan_epsilon": plan["epsilon"],
+        "plan_delta": plan["delta"],
+        "plan_noise_multiplier": plan["noise_multiplier"] if private else None,
+        "prefix_sum_rmse": plan["rmse"] if private else None,
+        "achieved_epsilon": run.result["achieved"]["epsilon"] if claimed is None else None,
+        "simulated_for_cohort": claimed,
+        f"validation_{metric}": run.result["validation"][metric],
+        **smoothed,
+        f"test_{metric}": run.result["test"][metric],
+        "seconds": run.result["seconds"],
+    }
 
 
 def validation_of(run: Run, smoothed_over: int = 0) -> float:
@@ -100,30 +100,37 @@ def best_settings(runs: Sequence[Run], smoothed_over: int = 0) -> list[Best]:
     names = varying(runs)
     tuned = [name for name in names if name in tuned_fields(runs)]
     compared = [name for name in names if name not in (*tuned, "seed")]
-    of: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Run]]] = {}
+    settings: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Run]]] = {}
     for run in runs:
-        one = of.setdefault(tuple(getattr(run.config, name) for name in compared), {})
-        one.setdefault(tuple(getattr(run.config, name) for name in tuned), []).append(run)
-    found = []
-    for values, settings in of.items():
-        metrics = {setting: [validation_of(run, smoothed_over) for run in group] for setting, group in settings.items()}
-        best = max(metrics, key=lambda setting: _mean_or_least(metrics[setting]))
-        tried = {name: sorted({setting[i] for setting in settings}) for i, name in enumerate(tuned)}
-        found.append(
-            Best(
-                compared=dict(zip(compared, values, strict=True)),
-                tuned=dict(zip(tuned, best, strict=True)),
-                validation=metrics[best],
-                test=[_metric(run, "test") for run in settings[best]],
-                settings=len(settings),
-                at_edge=[
-                    name
-                    for name, value in zip(tuned, best, strict=True)
-                    if len(tried[name]) > 2 and value in (tried[name][0], tried[name][-1])
-                ],
-            )
-        )
-    return found
+        of_one = settings.setdefault(tuple(getattr(run.config, name) for name in compared), {})
+        of_one.setdefault(tuple(getattr(run.config, name) for name in tuned), []).append(run)
+    return [
+        _best(dict(zip(compared, values, strict=True)), tuned, tried, smoothed_over)
+        for values, tried in settings.items()
+    ]
+
+
+def _best(
+    compared: dict[str, Any], tuned: list[str], tried: dict[tuple[Any, ...], list[Run]], smoothed_over: int
+) -> Best:
+    metrics = {setting: [validation_of(run, smoothed_over) for run in runs] for setting, runs in tried.items()}
+    # A model that diverged is no best one.
+    means = {
+        setting: np.nan_to_num(np.mean(values), nan=-math.inf, posinf=-math.inf) for setting, values in metrics.items()
+    }
+    best = max(means, key=lambda setting: means[setting])
+    edges = {
+        name: (min(values), max(values)) for name, *values in zip(tuned, *tried, strict=True) if len(set(values)) > 2
+    }
+    chosen = dict(zip(tuned, best, strict=True))
+    return Best(
+        compared=compared,
+        tuned=chosen,
+        validation=metrics[best],
+        test=[_metric(run, "test") for run in tried[best]],
+        settings=len(tried),
+        at_edge=[name for name, value in chosen.items() if value in edges.get(name, ())],
+    )
 
 
 def _metric(run: Run, split: str) -> float:
@@ -131,30 +138,23 @@ def _metric(run: Run, split: str) -> float:
     return math.nan if value is None else value
 
 
-def _mean_or_least(values: Sequence[float]) -> float:
-    mean = sum(values) / len(values)
-    return mean if math.isfinite(mean) else -math.inf  # a model that diverged is no best one
-
-
 def best_table(runs: Sequence[Run], smoothed_over: int = 0) -> str:
     """`best_settings` as text."""
-    found = best_settings(runs, smoothed_over)
+    best = best_settings(runs, smoothed_over)
     metric = metric_name(runs[0].plan["task"]["headline_metric"])
-    head = [*found[0].compared, *found[0].tuned, f"validation {metric}", f"test {metric}", "seeds", "settings tried"]
-    rows = [head]
-    for best in found:
-        tuned = [_shown(value) + ("*" if name in best.at_edge else "") for name, value in best.tuned.items()]
-        reached = [_mean_and_range(values) for values in (best.validation, best.test)]
-        compared = [_shown(value) for value in best.compared.values()]
-        rows.append([*compared, *tuned, *reached, str(len(best.validation)), str(best.settings)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    if any(best.at_edge for best in found):
+    rows = [[*best[0].compared, *best[0].tuned, f"validation {metric}", f"test {metric}", "seeds", "settings tried"]]
+    for one in best:
+        tuned = [_shown(value) + "*" * (name in one.at_edge) for name, value in one.tuned.items()]
+        metrics = [_mean_and_range(values) for values in (one.validation, one.test)]
+        rows.append(
+            [*map(_shown, one.compared.values()), *tuned, *metrics, str(len(one.validation)), str(one.settings)]
+        )
+    lines = aligned(rows)
+    if any(one.at_edge for one in best):
         lines.append("* the smallest or largest that was tried: a better one may lie beyond")
     if smoothed_over:
         lines.append(f"validation: the mean over the last {smoothed_over} rounds")
-    lines += textwrap.wrap(simulation_note(runs), 110)
-    return "\n".join(lines)
+    return "\n".join([*lines, *textwrap.wrap(simulation_note(runs), 110)])
 
 
 def _shown(value: Any) -> str:
@@ -167,10 +167,10 @@ def _mean_and_range(values: Sequence[float]) -> str:
 
 
 def together(runs: Sequence[Run]) -> str:
-    """What all runs, finished or not, reveal of one client: they train on the same data, and who chooses one has looked at all.
+    """The guarantee of all runs together, finished or not. They train on the same data, and choosing one looks at all.
 
     Runs that rest on the Gaussian mechanism alone compose exactly: noise multipliers s_i are as one with 1/s^2 = sum of 1/s_i^2 (Dong, Roth
-    and Su, Gaussian Differential Privacy, on composition). With amplified ones among them, or deltas that differ, epsilons and deltas are
+    and Su, Gaussian Differential Privacy, on composition). With amplified ones among them, or different deltas, epsilons and deltas are
     added up, which is an upper bound.
     """
     private = [run.plan for run in runs if run.plan["epsilon"] is not None]

@@ -1,7 +1,7 @@
 """A printed figure beside ours, and what the drivers of tables and figures share."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import fedmf
@@ -51,6 +51,16 @@ def fit(workload: fedmf.Workload, participation: fedmf.Participation, family: st
     """`fedmf.fit`, with progress on a terminal; Ctrl-C ends it without a result."""
     with interruptible_fits(), shown(family, enabled=sys.stderr.isatty()) as progress:
         return fedmf.fit(workload, participation, family=family, progress=progress, **options)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of text with one column under another.
+
+    >>> aligned([["family", "rate"], ["tree", "0.5"]])
+    ['family  rate', 'tree    0.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def one_participation(rounds: int) -> fedmf.Participation:
