@@ -10,17 +10,8 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from fedmf.runs.config import TrainConfig, config_from_mapping
+from fedmf.runs.config import TrainConfig, config_from_mapping, families_taking
 
-# Fields that only some families take. A product with the others leaves them out, and runs that become equal by it are one.
-_TAKEN_BY = {
-    "bands": lambda family: family in ("banded", "toeplitz", "low_rank"),
-    "column_norms": lambda family: family in ("banded", "dense"),
-    "mechanism": lambda family: family == "file",
-    "decoder": lambda family: family == "tree",
-    "epsilon": lambda family: family != "none",
-    "noise_multiplier": lambda family: family != "none",
-}
 _FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
 MAX_NAME_CHARACTERS = 200  # file systems allow 255
 
@@ -90,7 +81,7 @@ def sweep_configs(fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]])
     for values in product(*varied.values()):
         chosen = dict(zip(varied, values, strict=True))
         family = chosen.get("family", fixed.get("family", _FIELDS["family"].default))
-        here = {k: v for k, v in (dict(fixed) | chosen).items() if k not in _TAKEN_BY or _TAKEN_BY[k](family)}
+        here = {k: v for k, v in (dict(fixed) | chosen).items() if family in families_taking(k)}
         taken |= set(here)
         name = _name({k: v for k, v in chosen.items() if k in here})
         try:
@@ -117,7 +108,7 @@ def named(run: str) -> set[str]:
 
 def taken(field: str, *configs: TrainConfig) -> bool:
     """Whether the families of all these runs take the field."""
-    return field not in _TAKEN_BY or all(_TAKEN_BY[field](config.family) for config in configs)
+    return all(config.family in families_taking(field) for config in configs)
 
 
 def _name(chosen: Mapping[str, Any]) -> str:

@@ -17,42 +17,40 @@ if TYPE_CHECKING:
     from fedmf.participation.schema import Participation
     from fedmf.workloads import Workload
 
-# Options of families: left out, the family's own default holds; given to a family without it, fit refuses.
-_FAMILY_OPTIONS: tuple[tuple[str, Any, str], ...] = (
-    ("bands", int, "Diagonals of the encoder (banded, toeplitz, low_rank)."),
-    ("equal-norms/--unequal-norms", bool, "Columns of one norm, or not (banded, dense)."),
-    ("constraints", str, "Of the dense optimum for several participations: pairs, all or signed."),
-    ("objective", str, "What toeplitz and blt minimise: mean or max."),
-    ("coefficients", str, "Of toeplitz: optimized, sqrt, nu, inverse_sqrt or one_step."),
-    ("nu", float, "Damping of toeplitz coefficients nu and one_step."),
-    ("buffers", int, "Running sums of blt."),
-    ("rank", int, "Of low_rank."),
-    ("decoder", str, "Of the tree: online or full; of fft: plain or optimal."),
-    ("restarts", int, "Trees, one after the other, of the tree family."),
-    ("completion", str, "Of the tree's nodes beyond the last round: none, virtual or optimal."),
-    ("tolerance", float, "Relative optimality gap to reach; for toeplitz and blt the progress at which to stop."),
-    ("max-iterations", int, "Steps after which to stop anyway."),
-)
 # Pictures of matrices beyond this many rounds would take minutes and gigabytes.
 _MAX_PICTURED = 8192
 
 
 def _family_options(command: Any) -> Any:
-    for name, kind, text in reversed(_FAMILY_OPTIONS):
-        command = click.option(f"--{name}", **({} if kind is bool else {"type": kind}), default=None, help=text)(
-            command
-        )
-    return command
+    """--family, and every option of a family. Left out, the family's own default holds; another family's is refused by the fit."""
+    from fedmf.mechanisms.family import fitted_families
+
+    families = fitted_families()
+    kinds: dict[str, type] = {"tolerance": float, "max_iterations": int}
+    texts: dict[str, list[str]] = {
+        "tolerance": ["relative optimality gap to reach; for toeplitz and blt the progress at which to stop"],
+        "max_iterations": ["steps after which to stop anyway"],
+    }
+    for name, family in families.items():
+        for option in family.options.values():
+            kinds[option.name] = option.kind
+            texts.setdefault(option.name, []).append(f"{name}: {option.help}")
+    for option_name, help_texts in texts.items():
+        flag = option_name.replace("_", "-")
+        kind = kinds[option_name]
+        command = click.option(
+            f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}",
+            option_name,
+            type=None if kind is bool else kind,
+            default=None,
+            help=f"{'; '.join(help_texts).capitalize()}." if len(help_texts) == 1 else f"{'; '.join(help_texts)}.",
+        )(command)
+    names = ", ".join(families)
+    return click.option("--family", default="banded", show_default=True, help=f"One of {names}.")(command)
 
 
 @click.command()
 @participation_options
-@click.option(
-    "--family",
-    default="banded",
-    show_default=True,
-    help="identity, tree, fft, banded, dense, toeplitz, blt or low_rank.",
-)
 @_family_options
 @click.option("--stamps", type=int, default=1, show_default=True, help="Fit a part of the run and repeat it as often.")
 @click.option("--stamp-decoder", help="Of stamps: optimal or restarted.  [default: optimal]")

@@ -1,23 +1,25 @@
 """Matrix-factorization mechanisms: what noise each round gets."""
 
-from fedmf.mechanisms.banded.mechanism import BandedMechanism
+from fedmf.mechanisms.banded import BandedMechanism
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.blt.mechanism import BLTMechanism
+from fedmf.mechanisms.blt import BLTMechanism
 from fedmf.mechanisms.certificate import Certificate
-from fedmf.mechanisms.dense.mechanism import DenseMechanism
+from fedmf.mechanisms.dense import DenseMechanism
 from fedmf.mechanisms.explicit import ExplicitMechanism
+from fedmf.mechanisms.family import FAMILIES, Family, register
 from fedmf.mechanisms.fft import FFTMechanism
 from fedmf.mechanisms.identity import IdentityMechanism
 from fedmf.mechanisms.interop import load_factorization
-from fedmf.mechanisms.low_rank.mechanism import LowRankMechanism
+from fedmf.mechanisms.low_rank import LowRankMechanism
 from fedmf.mechanisms.stamped import StampedMechanism, stamp
 from fedmf.mechanisms.storage import load_mechanism
-from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
+from fedmf.mechanisms.toeplitz import ToeplitzMechanism
 from fedmf.mechanisms.tree import TreeMechanism
 from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream
 
 __all__ = [
+    "FAMILIES",
     "BLTMechanism",
     "BandedMechanism",
     "Buffers",
@@ -25,6 +27,7 @@ __all__ = [
     "DenseMechanism",
     "ExplicitMechanism",
     "FFTMechanism",
+    "Family",
     "IdentityMechanism",
     "LowRankMechanism",
     "Mechanism",
@@ -34,5 +37,6 @@ __all__ = [
     "TreeMechanism",
     "load_factorization",
     "load_mechanism",
+    "register",
     "stamp",
 ]

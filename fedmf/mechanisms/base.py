@@ -1,15 +1,23 @@
 """What every mechanism offers. The classes that implement it are final: one family, one file, one frozen dataclass."""
 
 import abc
+import dataclasses
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+import pathlib
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from fedmf.mechanisms.certificate import Certificate
+from fedmf import checks
+from fedmf.files import write_atomically
+from fedmf.mechanisms.certificate import Certificate, check_certificate
 from fedmf.noise.stream import NoiseStream
 
+# What a mechanism file says of itself.
+FILE_FORMAT, FILE_VERSION = "fedmf mechanism", 1
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Mechanism(abc.ABC):
     """A matrix-factorization mechanism: an encoder C (m, n) and a noising matrix N (n, m) with N C = I.
 
@@ -21,24 +29,40 @@ class Mechanism(abc.ABC):
 
     Attributes:
       family: what `fedmf.fit` calls the kind of mechanism.
+      uncertified: why a mechanism of this family has no certificate, where its maker gives no reason.
       rounds: n, the number of rounds.
-      bands: non-zero diagonals of C, the main one included: 1 for a diagonal C, `rounds` for one without band
-        structure.
       certificate: how far from the best of its family it can be, or None.
       certificate_reason: why there is no certificate; empty if there is one.
     """
 
     family: ClassVar[str]
-    certificate: Certificate | None
-    certificate_reason: str
+    uncertified: ClassVar[str] = "built from given numbers, not optimised"
+    certificate: Certificate | None = None
+    certificate_reason: str = ""
 
     if TYPE_CHECKING:  # at run time a field of some families and a property of others
 
         @property
         def rounds(self) -> int: ...  # noqa: D102
 
-        @property
-        def bands(self) -> int: ...  # noqa: D102
+    def __post_init__(self) -> None:
+        if self.certificate is None and not self.certificate_reason:
+            self._set(certificate_reason=self.uncertified)
+        check_certificate(self.certificate, self.certificate_reason)
+
+    def _set(self, **fields: Any) -> None:
+        """Replaces fields by what `__post_init__` has checked."""
+        for name, value in fields.items():
+            object.__setattr__(self, name, checks.frozen(value) if isinstance(value, np.ndarray) else value)
+
+    def _set_rounds(self) -> None:
+        hint = "pass the number of rounds, a positive int"
+        self._set(rounds=checks.integer("rounds", self.rounds, low=1, hint=hint))
+
+    @property
+    def bands(self) -> int:
+        """Non-zero diagonals of C, the main one included: 1 for a diagonal C, `rounds` for one without band structure."""
+        return self.rounds
 
     @abc.abstractmethod
     def encoder(self) -> np.ndarray:
@@ -67,14 +91,23 @@ class Mechanism(abc.ABC):
         """The first column of N, float64 (rounds,), where C is lower-triangular Toeplitz, and N therefore too; or None."""
         return None
 
-    @abc.abstractmethod
     def state(self) -> dict[str, np.ndarray]:
-        """The arrays that `from_state` needs to build the mechanism again; none of them of Python objects."""
+        """The fields that make the mechanism again, as arrays; none of them of Python objects."""
+        own = [field.name for field in dataclasses.fields(self) if not field.name.startswith("certificate")]
+        return {name: np.asarray(getattr(self, name)) for name in own if getattr(self, name) is not None}
 
     @classmethod
-    @abc.abstractmethod
-    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "Mechanism":
+    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> Self:
         """Builds and validates a mechanism from `state` and the fields certificate and certificate_reason."""
+        fields: dict[str, Any] = {name: array if array.ndim else array.item() for name, array in state.items()}
+        return cls(**fields, **certificate)
+
+    def entries(self) -> dict[str, np.ndarray]:
+        """Everything that a mechanism file holds, by name; `fedmf.mechanisms.storage.mechanism_of` reads it."""
+        entries = {"family": np.array(self.family), "certificate_reason": np.array(self.certificate_reason)}
+        if self.certificate is not None:
+            entries |= self.certificate.entries()
+        return entries | {f"state_{name}": array for name, array in self.state().items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the mechanism to exactly `path`, whole or not at all; `fedmf.load_mechanism` reads it.
@@ -83,25 +116,10 @@ class Mechanism(abc.ABC):
           ValueError: the folder of path does not exist.
           OSError: the file cannot be written.
         """
-        from fedmf.mechanisms import storage  # it knows all families, which import this module
-
-        storage.save_mechanism(self, path)
-
-
-def check_certificate(certificate: Any, certificate_reason: Any) -> None:
-    """Raises unless there is either a certificate or a reason for having none."""
-    if certificate is not None and not isinstance(certificate, Certificate):
-        kind = type(certificate).__name__
-        raise TypeError(
-            f"certificate={certificate!r} is a {kind}: pass a Certificate, or None and a certificate_reason"
-        )
-    if not isinstance(certificate_reason, str):
-        kind = type(certificate_reason).__name__
-        raise TypeError(
-            f"certificate_reason={certificate_reason!r} is a {kind}, not a str: say why there is no certificate"
-        )
-    if (certificate is None) != bool(certificate_reason):
-        raise ValueError(
-            f"certificate={certificate} and certificate_reason={certificate_reason!r} do not go together: pass a "
-            "certificate, or else the reason why there is none"
-        )
+        target = pathlib.Path(path)
+        if not target.parent.is_dir():
+            raise ValueError(
+                f"path={str(target)!r} is in a folder that does not exist: create it, or choose another path"
+            )
+        entries = {"format": np.array(FILE_FORMAT), "version": np.array(FILE_VERSION), **self.entries()}
+        write_atomically(target, lambda file: np.savez(file, **entries))

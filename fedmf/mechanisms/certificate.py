@@ -2,8 +2,14 @@
 
 import dataclasses
 import math
+from typing import Any
 
+import numpy as np
+
+from fedmf import checks
 from fedmf.participation.schema import Participation
+
+_NUMBERS = ("loss", "lower_bound", "iterations", "seconds")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +39,53 @@ class Certificate:
     participation: Participation | None = None
 
     def __post_init__(self) -> None:
-        finite = all(math.isfinite(value) for value in (self.loss, self.lower_bound, self.seconds))
+        finite = all(math.isfinite(getattr(self, name)) for name in _NUMBERS)
         if not finite or not 0.0 < self.lower_bound <= self.loss:
+            numbers = ", ".join(f"{name}={getattr(self, name)}" for name in _NUMBERS)
             raise ValueError(
-                f"loss={self.loss} and lower_bound={self.lower_bound} are no certificate: the bound must be "
-                "positive and at most the loss, so fit the mechanism again"
+                f"{numbers} are no certificate: all are finite, and the bound is positive and at most the loss, so fit "
+                "the mechanism again"
             )
+        checks.integer("iterations", self.iterations, low=0, hint="it counts the steps of the fit")
         object.__setattr__(self, "gap", (self.loss - self.lower_bound) / self.lower_bound)
+
+    def entries(self) -> dict[str, np.ndarray]:
+        """The certificate as arrays of numbers and text, by the name they have in a mechanism file."""
+        numbers = {"certificate": np.array([float(getattr(self, name)) for name in _NUMBERS])}
+        if self.participation is None:
+            return numbers
+        fields = dataclasses.asdict(self.participation)
+        return numbers | {f"certificate_{name}": np.array(value) for name, value in fields.items()}
+
+    @classmethod
+    def from_entries(cls, entries: dict[str, np.ndarray]) -> "Certificate | None":
+        """The inverse of `entries`; None where they hold no certificate."""
+        if "certificate" not in entries:
+            return None
+        participation = None
+        if "certificate_schema" in entries:
+            names = [field.name for field in dataclasses.fields(Participation)]
+            participation = Participation(**{name: entries[f"certificate_{name}"].item() for name in names})
+        numbers = dict(zip(_NUMBERS, entries["certificate"].tolist(), strict=True))
+        if float(numbers["iterations"]).is_integer():  # infinity and fractions are refused by the constructor
+            numbers["iterations"] = int(numbers["iterations"])
+        return cls(**numbers, participation=participation)
+
+
+def check_certificate(certificate: Any, certificate_reason: Any) -> None:
+    """Raises unless there is either a certificate or a reason for having none."""
+    if certificate is not None and not isinstance(certificate, Certificate):
+        kind = type(certificate).__name__
+        raise TypeError(
+            f"certificate={certificate!r} is a {kind}: pass a Certificate, or None and a certificate_reason"
+        )
+    if not isinstance(certificate_reason, str):
+        kind = type(certificate_reason).__name__
+        raise TypeError(
+            f"certificate_reason={certificate_reason!r} is a {kind}, not a str: say why there is no certificate"
+        )
+    if (certificate is None) != bool(certificate_reason):
+        raise ValueError(
+            f"certificate={certificate} and certificate_reason={certificate_reason!r} do not go together: pass a "
+            "certificate, or else the reason why there is none"
+        )

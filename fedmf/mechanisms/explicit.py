@@ -1,13 +1,13 @@
 """Any factorization at all, given by its two matrices."""
 
 import dataclasses
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 
 from fedmf import checks
-from fedmf.mechanisms.base import Mechanism, check_certificate
-from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.family import Family, register
 from fedmf.noise.stream import NoiseStream
 
 
@@ -28,10 +28,9 @@ class ExplicitMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "matrices"
+    uncertified: ClassVar[str] = "built from given matrices, not optimised"
     encoder_matrix: np.ndarray
     noising_matrix: np.ndarray
-    certificate: Certificate | None = None
-    certificate_reason: str = "built from given matrices, not optimised"
 
     def __post_init__(self) -> None:
         C = checks.array("encoder_matrix", self.encoder_matrix, ndim=2)
@@ -54,17 +53,12 @@ class ExplicitMechanism(Mechanism):
             )
         object.__setattr__(self, "encoder_matrix", checks.frozen(C))
         object.__setattr__(self, "noising_matrix", checks.frozen(N))
-        check_certificate(self.certificate, self.certificate_reason)
+        super().__post_init__()
 
     @property
     def rounds(self) -> int:
         """n, the number of rounds."""
         return int(self.encoder_matrix.shape[1])
-
-    @property
-    def bands(self) -> int:
-        """`rounds`: no band structure is assumed."""
-        return self.rounds
 
     def encoder(self) -> np.ndarray:
         """C, float64 (m, rounds)."""
@@ -78,11 +72,10 @@ class ExplicitMechanism(Mechanism):
         """The rows of N."""
         return NoiseStream(rounds=self.rounds, sources=self.noising_matrix.shape[1], contraction=self.noising_matrix)
 
-    def state(self) -> dict[str, np.ndarray]:
-        """Both matrices."""
-        return {"encoder_matrix": self.encoder_matrix, "noising_matrix": self.noising_matrix}
 
-    @classmethod
-    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "ExplicitMechanism":
-        """The inverse of `state`."""
-        return cls(encoder_matrix=state["encoder_matrix"], noising_matrix=state["noising_matrix"], **certificate)
+register(
+    Family(
+        mechanism=ExplicitMechanism,
+        label="Explicit matrices",
+    )
+)

@@ -1,15 +1,18 @@
 """Prefix sums through the Fourier transform: a near-optimal encoder that needs no optimisation."""
 
 import dataclasses
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 import scipy.linalg
 
 from fedmf import checks
-from fedmf.mechanisms.base import Mechanism, check_certificate
-from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.family import Family, register
+from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.noise.stream import NoiseStream
+from fedmf.participation.schema import Participation
+from fedmf.workloads import Workload
 
 DECODERS = ("plain", "optimal")
 
@@ -43,21 +46,14 @@ class FFTMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "fft"
+    uncertified: ClassVar[str] = "the FFT encoder is a fixed construction, not optimised"
     rounds: int
     decoder: str = "optimal"
-    certificate: Certificate | None = None
-    certificate_reason: str = "the FFT encoder is a fixed construction, not optimised"
 
     def __post_init__(self) -> None:
-        n = checks.integer("rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int")
-        object.__setattr__(self, "rounds", n)
+        self._set_rounds()
         checks.one_of("decoder", self.decoder, DECODERS)
-        check_certificate(self.certificate, self.certificate_reason)
-
-    @property
-    def bands(self) -> int:
-        """`rounds`: C has no band structure."""
-        return self.rounds
+        super().__post_init__()
 
     def encoder(self) -> np.ndarray:
         """C_F, float64 (2 * rounds, rounds): [i, j] depends on i - j modulo 2 * rounds."""
@@ -81,15 +77,6 @@ class FFTMechanism(Mechanism):
         """The rows of N over 2 * rounds sources."""
         return NoiseStream(rounds=self.rounds, sources=2 * self.rounds, contraction=self.noising())
 
-    def state(self) -> dict[str, np.ndarray]:
-        """The number of rounds and the decoder's name."""
-        return {"rounds": np.array(self.rounds), "decoder": np.array(self.decoder)}
-
-    @classmethod
-    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "FFTMechanism":
-        """The inverse of `state`."""
-        return cls(rounds=state["rounds"].item(), decoder=state["decoder"].item(), **certificate)
-
 
 def _root_of_circulant(n: int) -> np.ndarray:
     """First column of F* sqrt(Sigma) F, float64 (2n,).
@@ -103,3 +90,24 @@ def _root_of_circulant(n: int) -> np.ndarray:
     spectrum[1::2] = 2.0 / (1.0 - np.exp(-1j * np.pi * k[1::2] / n))
     # Real parts are 1 at odd k, so that the principal branch is never in doubt.
     return np.fft.irfft(np.sqrt(spectrum), 2 * n)
+
+
+def fit_fft(
+    workload: Workload, participation: Participation, stopping: Stopping, *, decoder: str = "optimal"
+) -> FFTMechanism:
+    """The FFT mechanism of prefix sums, whatever the workload."""
+    del participation, stopping  # nothing depends on them
+    return FFTMechanism(rounds=workload.rounds, decoder=decoder)
+
+
+register(
+    Family(
+        mechanism=FFTMechanism,
+        fit=fit_fft,
+        label="FFT",
+        color="#6978ff",
+        help={
+            "decoder": "plain or optimal",
+        },
+    )
+)

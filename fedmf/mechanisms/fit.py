@@ -1,38 +1,16 @@
-"""Fitting mechanisms to a workload: `fit` and the optimisers behind it."""
+"""`fedmf.fit`: the mechanism of a family that is best for a workload and a participation."""
 
-import inspect
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 from fedmf import checks
-from fedmf.mechanisms.banded.fit import fit_banded
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.blt.fit import fit_blt
-from fedmf.mechanisms.certificate import Certificate
-from fedmf.mechanisms.dense.fit import fit_dense
+from fedmf.mechanisms.family import fitted_families
 from fedmf.mechanisms.fitting import cache as fits
-from fedmf.mechanisms.fitting.progress import stopped_short
-from fedmf.mechanisms.fixed import fit_fft, fit_identity, fit_tree
-from fedmf.mechanisms.low_rank.fit import fit_low_rank
-from fedmf.mechanisms.toeplitz.fit import fit_toeplitz
+from fedmf.mechanisms.fitting.progress import Progress, Stopping, stopped_short
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
-
-__all__ = ["Certificate", "fit"]
-
-# Every fitter takes the workload, the participation and, by keyword, the options of its family.
-_FAMILIES: dict[str, Callable[..., Mechanism]] = {
-    "blt": fit_blt,
-    "banded": fit_banded,
-    "dense": fit_dense,
-    "fft": fit_fft,
-    "identity": fit_identity,
-    "low_rank": fit_low_rank,
-    "toeplitz": fit_toeplitz,
-    "tree": fit_tree,
-}
 
 
 def fit(
@@ -40,6 +18,9 @@ def fit(
     participation: Participation,
     family: str = "banded",
     *,
+    tolerance: float | None = None,
+    max_iterations: int | None = None,
+    progress: Progress | None = None,
     cache: bool | str | os.PathLike[str] = True,
     **options: Any,
 ) -> Mechanism:
@@ -51,8 +32,7 @@ def fit(
       under a single participation), equal_norms=True. Best kept at bands <= min_sep, where with equal column norms its
       sensitivity is exactly sqrt(max_participations).
     - "dense": the optimum over all encoders, for a single participation (Denisov et al. 2022, Sec. 3) or for
-      (k, b)-participation (multi-epoch paper, Sec. 3). equal_norms=False, constraints="pairs" | "all" | "signed"
-      (multi-epoch paper, App. I.3).
+      (k, b)-participation (multi-epoch paper, Sec. 3). equal_norms=False.
     - "toeplitz": C[t, j] = c[t - j]. coefficients="optimized" | "sqrt" | "nu" | "inverse_sqrt" | "one_step", bands,
       objective="mean" | "max", nu. See `fedmf.mechanisms.toeplitz.fit.fit_toeplitz`.
     - "blt": Toeplitz with exponentials for coefficients, so that a round of noise costs `buffers` rows. buffers=4,
@@ -65,16 +45,17 @@ def fit(
     - "fft": the FFT encoder of prefix sums (multi-epoch paper, App. K). decoder="optimal" | "plain".
     - "identity": independent noise, DP-SGD. No options of its own.
 
-    Every family takes tolerance (for banded, dense and low_rank the relative optimality gap to reach, which the
-    certificate proves; for toeplitz and blt the progress below which to stop), max_iterations and progress, a function
-    called with (iteration, loss, gap or None) after each step. Identity, tree and fft have nothing to iterate and do not
-    use these three. A fit that stops short of tolerance, or by Ctrl-C, warns (RuntimeWarning), keeps the best mechanism
-    so far, and its certificate says how far it came.
+    A fit that stops short of tolerance, or by Ctrl-C, warns (RuntimeWarning), keeps the best mechanism so far, and its
+    certificate says how far it came. Identity, tree and fft have nothing to iterate.
 
     Args:
       workload: A.
       participation: for the same number of rounds.
       family: one of the above.
+      tolerance: for banded, dense and low_rank the relative optimality gap to reach, which the certificate proves; for
+        toeplitz and blt the progress below which to stop. None: the family's default, 1e-8 to 1e-3.
+      max_iterations: steps after which to stop anyway. None: the family's default, mostly 1000.
+      progress: called with (iteration, loss, gap or None) after each step.
       cache: a fit that took more than a tenth of a second is kept on disk under a hash of all that decides it, and read
         from there the next time. True: in $FEDMF_CACHE, or else in fedmf in the user's cache folder; a path: in that
         folder; False, or True with FEDMF_CACHE set to nothing: not at all.
@@ -99,21 +80,28 @@ def fit(
             f"workload {workload.name!r} has rounds={workload.rounds} but participation has "
             f"rounds={participation.rounds}: make both for the same number of rounds"
         )
-    fitter = _FAMILIES[checks.one_of("family", family, tuple(_FAMILIES))]
-    known = [name for name in inspect.signature(fitter).parameters if name not in ("workload", "participation")]
-    for name in options:
-        if name not in known:
-            given = f"{name}={options[name]!r}"
-            raise TypeError(f"{given} is not an option of family={family!r}: its options are {', '.join(known)}")
+    families = fitted_families()
+    record = families[checks.one_of("family", family, tuple(families))]
+    assert record.fit is not None
+    for name, value in options.items():
+        if name not in record.options:
+            known = ", ".join([*record.options, "tolerance", "max_iterations", "progress"])
+            raise TypeError(f"{name}={value!r} is not an option of family={family!r}: its options are {known}")
+    stopping = Stopping(
+        tolerance=record.tolerance if tolerance is None else tolerance,
+        max_iterations=record.max_iterations if max_iterations is None else max_iterations,
+        progress=progress,
+    )
     folder = fits.folder(cache)
     if folder is None:
-        return fitter(workload, participation, **options)
-    kept = fits.entry(folder, workload, participation, family, options)
+        return record.fit(workload, participation, stopping, **options)
+    decides = {**options, "tolerance": stopping.tolerance, "max_iterations": stopping.max_iterations}
+    kept = fits.entry(folder, workload, participation, family, decides)
     mechanism = fits.recall(kept, workload.rounds)
     if mechanism is None:
         stopped_short.set(False)
         began = time.perf_counter()
-        mechanism = fitter(workload, participation, **options)
+        mechanism = record.fit(workload, participation, stopping, **options)
         if time.perf_counter() - began > fits.WORTH_KEEPING and not stopped_short.get():
             fits.keep(kept, mechanism)
     return mechanism

@@ -1,14 +1,17 @@
 """Independent noise in every round: DP-SGD and DP-FedAvg as a mechanism."""
 
 import dataclasses
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 
 from fedmf import checks
-from fedmf.mechanisms.base import Mechanism, check_certificate
-from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.family import Family, register
+from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.noise.stream import NoiseStream
+from fedmf.participation.schema import Participation
+from fedmf.workloads import Workload
 
 
 @final
@@ -25,14 +28,12 @@ class IdentityMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "identity"
+    uncertified: ClassVar[str] = "the identity has no free parameters to optimise"
     rounds: int
-    certificate: Certificate | None = None
-    certificate_reason: str = "the identity has no free parameters to optimise"
 
     def __post_init__(self) -> None:
-        n = checks.integer("rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int")
-        object.__setattr__(self, "rounds", n)
-        check_certificate(self.certificate, self.certificate_reason)
+        self._set_rounds()
+        super().__post_init__()
 
     @property
     def bands(self) -> int:
@@ -66,11 +67,18 @@ class IdentityMechanism(Mechanism):
         """A recurrence without history: x_t = z_t."""
         return NoiseStream(rounds=self.rounds, sources=self.rounds, recurrence=np.ones((self.rounds, 1)))
 
-    def state(self) -> dict[str, np.ndarray]:
-        """The number of rounds."""
-        return {"rounds": np.array(self.rounds)}
 
-    @classmethod
-    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "IdentityMechanism":
-        """The inverse of `state`."""
-        return cls(rounds=state["rounds"].item(), **certificate)
+def fit_identity(workload: Workload, participation: Participation, stopping: Stopping) -> IdentityMechanism:
+    """Independent noise, whatever the workload."""
+    del participation, stopping  # nothing depends on them
+    return IdentityMechanism(rounds=workload.rounds)
+
+
+register(
+    Family(
+        mechanism=IdentityMechanism,
+        fit=fit_identity,
+        label="DP-FedAvg",
+        color="#c1440e",
+    )
+)

@@ -7,8 +7,9 @@ import numpy as np
 import scipy.linalg
 
 from fedmf import checks
-from fedmf.mechanisms.base import Mechanism, check_certificate
-from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.family import Family, register
+from fedmf.mechanisms.storage import mechanism_of
 from fedmf.noise.stream import NoiseStream, check_left_inverse
 
 DECODERS = ("optimal", "restarted")
@@ -64,11 +65,10 @@ class StampedMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "stamped"
+    uncertified: ClassVar[str] = "stamped, not optimised as a whole: a certificate of its part is with the part"
     part: Mechanism
     times: int
     decoder: str = "optimal"
-    certificate: Certificate | None = None
-    certificate_reason: str = "stamped, not optimised as a whole: a certificate of its part is with the part"
 
     def __post_init__(self) -> None:
         if not isinstance(self.part, Mechanism):
@@ -78,7 +78,7 @@ class StampedMechanism(Mechanism):
         times = checks.integer("times", self.times, low=1, hint="pass the number of parts, a positive int")
         object.__setattr__(self, "times", times)
         checks.one_of("decoder", self.decoder, DECODERS)
-        check_certificate(self.certificate, self.certificate_reason)
+        super().__post_init__()
 
     @property
     def rounds(self) -> int:
@@ -112,18 +112,14 @@ class StampedMechanism(Mechanism):
 
     def state(self) -> dict[str, np.ndarray]:
         """The decoder's name, the number of parts, and the part as a file of its own would hold it."""
-        from fedmf.mechanisms import storage  # it knows all families, and this is one of them
-
-        entries = {f"part_{name}": array for name, array in storage.entries_of(self.part).items()}
+        entries = {f"part_{name}": array for name, array in self.part.entries().items()}
         return {"times": np.array(self.times), "decoder": np.array(self.decoder), **entries}
 
     @classmethod
     def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "StampedMechanism":
         """The inverse of `state`."""
-        from fedmf.mechanisms import storage
-
         entries = {name.removeprefix("part_"): array for name, array in state.items() if name.startswith("part_")}
-        part = storage.mechanism_of(entries)
+        part = mechanism_of(entries)
         return cls(part=part, times=state["times"].item(), decoder=state["decoder"].item(), **certificate)
 
     def _noising_of_part(self) -> np.ndarray:
@@ -143,3 +139,11 @@ class StampedMechanism(Mechanism):
         for i in range(self.times):
             whole[i * m : (i + 1) * m, i * n : (i + 1) * n] = block
         return whole
+
+
+register(
+    Family(
+        mechanism=StampedMechanism,
+        label="Stamped",
+    )
+)

@@ -1,18 +1,25 @@
 """Binary-tree aggregation with Honaker's two decoders."""
 
 import dataclasses
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 import scipy.linalg
 
 from fedmf import checks
-from fedmf.mechanisms.base import Mechanism, check_certificate
-from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.family import Family, register
+from fedmf.mechanisms.fitting.progress import Stopping
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.mechanisms.stamped import stamp
 from fedmf.noise.stream import NoiseStream
+from fedmf.participation.schema import Participation
+from fedmf.workloads import Workload
 
 DECODERS = ("online", "full")
 COMPLETIONS = ("none", "virtual", "optimal")
+# Comparing tree completions takes a few dense products: seconds up to this many rounds.
+_MAX_ROUNDS_COMPARED = 4096
 
 
 @final
@@ -62,23 +69,16 @@ class TreeMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "tree"
+    uncertified: ClassVar[str] = "the binary tree is a fixed construction, not optimised"
     rounds: int
     decoder: str = "online"
     completion: str = "none"
-    certificate: Certificate | None = None
-    certificate_reason: str = "the binary tree is a fixed construction, not optimised"
 
     def __post_init__(self) -> None:
-        n = checks.integer("rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int")
-        object.__setattr__(self, "rounds", n)
+        self._set_rounds()
         checks.one_of("decoder", self.decoder, DECODERS)
         checks.one_of("completion", self.completion, COMPLETIONS)
-        check_certificate(self.certificate, self.certificate_reason)
-
-    @property
-    def bands(self) -> int:
-        """`rounds`: C has no band structure."""
-        return self.rounds
+        super().__post_init__()
 
     def encoder(self) -> np.ndarray:
         """C, float64 (m, rounds) of zeros and ones; m is 2 * rounds - 1 for a power of two."""
@@ -103,19 +103,61 @@ class TreeMechanism(Mechanism):
         N = self.noising()
         return NoiseStream(rounds=self.rounds, sources=N.shape[1], contraction=N)
 
-    def state(self) -> dict[str, np.ndarray]:
-        """The number of rounds and the names of decoder and completion."""
-        return {
-            "rounds": np.array(self.rounds),
-            "decoder": np.array(self.decoder),
-            "completion": np.array(self.completion),
-        }
 
-    @classmethod
-    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "TreeMechanism":
-        """The inverse of `state`."""
-        completion = state["completion"].item() if "completion" in state else "none"  # files of fedmf 0.1.0 have none
-        return cls(rounds=state["rounds"].item(), decoder=state["decoder"].item(), completion=completion, **certificate)
+def fit_tree(
+    workload: Workload,
+    participation: Participation,
+    stopping: Stopping,
+    *,
+    decoder: str = "online",
+    restarts: int = 1,
+    completion: str | None = None,
+) -> Mechanism:
+    """The binary tree over the run, or one over each of `restarts` equal parts of it; see `fedmf.fit`.
+
+    Args:
+      workload, participation: decide the completion.
+      decoder: "online" or "full", see `TreeMechanism`.
+      restarts: 1 for a `TreeMechanism`; more for a `StampedMechanism` of one that spans rounds / restarts rounds
+        (multi-epoch paper, App. D.4). N = pinv(C) part by part is the pseudo-inverse of the whole, so that "full" is
+        optimal there, too.
+      completion: of a tree whose rounds are no power of two, see `TreeMechanism`; None takes the one with the smallest
+        loss, and "none", uncompared, for more than 4096 rounds.
+      stopping: not used.
+
+    Raises:
+      TypeError, ValueError: an option of the wrong kind or out of range; restarts that do not divide the rounds.
+    """
+    del stopping  # nothing is iterated
+    n = workload.rounds
+    restarts = checks.integer("restarts", restarts, low=1, high=n, hint="it is a number of equal parts of the run")
+    if n % restarts:
+        divisors = [r for r in range(1, n + 1) if n % r == 0]
+        below, above = max(r for r in divisors if r < restarts), min(r for r in divisors if r > restarts)
+        raise ValueError(
+            f"restarts={restarts} does not cut {n} rounds into equal parts: choose {below} or {above}, or another "
+            f"number of rounds, such as {n - n % restarts}"
+        )
+    if completion is not None:
+        checks.one_of("completion", completion, COMPLETIONS)
+    per_part = n // restarts
+    if completion is not None:
+        completions = [completion]
+    elif per_part & (per_part - 1) == 0 or n > _MAX_ROUNDS_COMPARED:
+        completions = ["none"]  # a power of two has nothing to complete
+    else:
+        completions = list(COMPLETIONS) if decoder == "online" else ["none", "virtual"]
+
+    def tree(completion: str) -> Mechanism:
+        part = TreeMechanism(rounds=per_part, decoder=decoder, completion=completion)
+        return part if restarts == 1 else stamp(part, restarts, decoder="restarted")
+
+    def loss(mechanism: Mechanism) -> float:
+        AN = workload.matrix @ mechanism.noising()
+        return sensitivity(mechanism, participation).value ** 2 * float(np.einsum("ij,ij->", AN, AN))
+
+    mechanisms = [tree(name) for name in completions]
+    return mechanisms[0] if len(mechanisms) == 1 else min(mechanisms, key=loss)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,3 +225,18 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
             B[t, root + 1 - len(estimates[root]) : root + 1] = estimates[root]
             first = nodes[root].last + 1
     return B
+
+
+register(
+    Family(
+        mechanism=TreeMechanism,
+        fit=fit_tree,
+        label="Tree ({decoder} Honaker)",
+        color="#00795b",
+        help={
+            "decoder": "Honaker's estimator: online or full",
+            "restarts": "trees one after the other",
+            "completion": "nodes beyond the last round: none, virtual or optimal",
+        },
+    )
+)

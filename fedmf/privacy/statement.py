@@ -16,7 +16,6 @@ import numpy as np
 
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.mechanisms.storage import entries_of
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from fedmf.privacy.statement_text import markdown
 
@@ -60,7 +59,7 @@ def mechanism_digest(mechanism: Mechanism) -> str:
     False
     """
     digest = hashlib.sha256()
-    for name, value in sorted(entries_of(mechanism).items()):
+    for name, value in sorted(mechanism.entries().items()):
         if name.startswith("certificate"):
             continue
         array = np.asarray(value)

@@ -6,37 +6,23 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedmf.mechanisms.family import FAMILIES
 from fedmf.reports.text import plain
+from fedmf.runs.config import families_taking
 from fedmf.runs.folder import Run
 
 if TYPE_CHECKING:
     from fedmf.runs.config import TrainConfig
 
-# Chosen for their distance from each other as readers with protanopia and deuteranopia see them too; the grey is drawn dashed besides.
-FAMILY_COLORS = {
-    "none": "#4a4a4a",
-    "identity": "#c1440e",
-    "tree": "#00795b",
-    "banded": "#0a5ca8",
-    "dense": "#b03a86",
-    "blt": "#5a1e00",
-    "toeplitz": "#000f87",
-    "fft": "#6978ff",
-    "low_rank": "#96965a",
-    "file": "#3c0f4b",
-}
-_OTHER_COLOR = "#000000"
+# Beside the families' own. Chosen, all together, for their distance from each other as readers with protanopia and
+# deuteranopia see them too; the grey is drawn dashed besides.
+_COLORS = {"none": "#4a4a4a", "file": "#3c0f4b"}
 _FARTHEST = 0.45  # share of white or black in the last of several shades of a colour; still legible as text
 _LIGHT = 380  # sum of the channels from which a colour would be illegible with white in it
 _LINE_STYLES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
 
 # Fields that say nothing, or nothing new, about some configurations: there they are not worth a word.
 _APPLIES: dict[str, Callable[["TrainConfig"], bool]] = {
-    "epsilon": lambda config: config.family != "none",
-    "noise_multiplier": lambda config: config.family != "none",
-    "delta": lambda config: config.family != "none",
-    "bands": lambda config: config.family in ("toeplitz", "low_rank"),  # banded mechanisms are named by theirs
-    "column_norms": lambda config: config.family in ("banded", "dense"),
     "population": lambda config: config.sampling is not None,
 }
 # Fields that are tuned to how well a model learns; they change nothing about its noise.
@@ -52,20 +38,14 @@ _IN_TABLE_ONLY = {
 def mechanism_label(run: Run) -> str:
     """What readers call the mechanism of a run."""
     config = run.config
-    if config.family == "banded":
-        bands = run.plan["bands"]
-        return f"Banded ({bands} band{'s' if bands != 1 else ''})"
-    return {
-        "none": "No noise (not private)",
-        "identity": "DP-FedAvg",
-        "tree": f"Tree ({config.decoder} Honaker)",
-        "fft": "FFT",
-        "dense": "Dense",
-        "toeplitz": "Toeplitz",
-        "blt": "BLT",
-        "low_rank": "Banded plus low rank",
-        "file": pathlib.PurePath(config.mechanism or "").stem,
-    }.get(config.family, config.family)
+    if config.family == "none":
+        return "No noise (not private)"
+    if config.family == "file":
+        return pathlib.PurePath(config.mechanism or "").stem
+    bands = run.plan["bands"]
+    return FAMILIES[config.family].label.format(
+        bands=f"{bands} band{'s' if bands != 1 else ''}", decoder=config.decoder
+    )
 
 
 def group_labels(firsts: Sequence[Run]) -> list[str]:
@@ -89,7 +69,9 @@ def group_labels(firsts: Sequence[Run]) -> list[str]:
 
 
 def _applies(name: str, config: "TrainConfig") -> bool:
-    return name not in _APPLIES or _APPLIES[name](config)
+    if name == "bands" and config.family in FAMILIES and "{bands}" in FAMILIES[config.family].label:
+        return False
+    return config.family in families_taking(name) and (name not in _APPLIES or _APPLIES[name](config))
 
 
 def _differs(name: str, configs: "Sequence[TrainConfig]") -> bool:
@@ -107,7 +89,7 @@ def _detail(name: str, value: Any) -> str:
 
 def group_styles(families: Sequence[str]) -> list[tuple[str, Any]]:
     """Colour and line style for groups of these families: the hue says which family, shade and dashes which of its groups."""
-    hues = [FAMILY_COLORS.get(family, _OTHER_COLOR) for family in families]
+    hues = [family_color(family) for family in families]
     of, seen = collections.Counter(hues), collections.Counter[str]()
     styles = []
     for family, hue in zip(families, hues, strict=True):
@@ -116,6 +98,11 @@ def group_styles(families: Sequence[str]) -> list[tuple[str, Any]]:
         line = _LINE_STYLES[(place + (family == "none")) % len(_LINE_STYLES)]
         styles.append((_shade(hue, _FARTHEST * place / max(of[hue] - 1, 1)), line))
     return styles
+
+
+def family_color(family: str) -> str:
+    """The colour of a family's curves, "#rrggbb"."""
+    return _COLORS.get(family) or (FAMILIES[family].color if family in FAMILIES else "#000000")
 
 
 def _shade(color: str, share: float) -> str:

@@ -14,6 +14,7 @@ from fedmf.cohorts.availability import availability_from_text
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.family import FAMILIES, families_with, fitted_families
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
 from fedmf.participation.schema import Participation
@@ -24,12 +25,27 @@ from fedmf.schedule import WarmupCooldown
 from fedmf.workloads import Workload, prefix_sum
 
 _EXECUTIONS = ("fast", "tff", "tff-remote")
-_FAMILIES = ("none", "identity", "tree", "fft", "banded", "dense", "toeplitz", "blt", "low_rank", "file")
-# Families that take the option; the others refuse it.
-_TAKES = {"bands": ("banded", "toeplitz", "low_rank"), "column_norms": ("banded", "dense"), "mechanism": ("file",)}
 _LOSSES = ("published", "masked")
 _DECODERS = ("online", "full")
-_COLUMN_NORMS, _USUAL_NORMS = ("equal", "free"), {"banded": "equal", "dense": "free"}
+_COLUMN_NORMS = ("equal", "free")
+
+
+def families() -> tuple[str, ...]:
+    """The values of `TrainConfig.family`: no noise, every family that is fitted, and a mechanism file."""
+    return ("none", *fitted_families(), "file")
+
+
+def families_taking(field: str) -> tuple[str, ...]:
+    """The families that a field of `TrainConfig` is for."""
+    if field == "bands":
+        return families_with("bands")
+    if field == "column_norms":
+        return families_with("equal_norms")
+    if field in ("mechanism", "decoder"):
+        return ("file",) if field == "mechanism" else ("tree",)
+    if field in ("epsilon", "noise_multiplier", "delta"):
+        return families()[1:]
+    return families()
 
 
 def _option(default: Any, help: str) -> Any:
@@ -82,9 +98,7 @@ class TrainConfig:
     dropout: float = _option(0.0, "Probability that a selected client fails to report.")
 
     # Privacy
-    family: str = _option(
-        "banded", "none (no noise), identity (DP-FedAvg), tree, fft, banded, dense, toeplitz, blt, low_rank, or file."
-    )
+    family: str = _option("banded", f"none (no noise), {', '.join(fitted_families())}, or file.")
     mechanism: str | None = _option(None, "With family=file: a mechanism that `fedmf fit` wrote, with any options.")
     bands: int | None = _option(None, "Bands of a banded (by default min_sep), toeplitz or low_rank mechanism.")
     column_norms: str | None = _option(
@@ -160,12 +174,13 @@ class TrainConfig:
             )
         if self.column_norms is not None:
             checks.one_of("column_norms", self.column_norms, _COLUMN_NORMS)
-            if self.column_norms == _USUAL_NORMS.get(self.family):
+            usual = self.family in FAMILIES and FAMILIES[self.family].options.get("equal_norms")
+            if usual and usual.default == (self.column_norms == "equal"):
                 object.__setattr__(self, "column_norms", None)  # one mechanism has one configuration
-        for name, families in _TAKES.items():
-            if getattr(self, name) is not None and self.family not in families:
+        for name in ("bands", "column_norms", "mechanism"):
+            if getattr(self, name) is not None and self.family not in families_taking(name):
                 raise ValueError(
-                    f"{name}={getattr(self, name)} belongs to family={' or '.join(families)}, not to family={self.family}: "
+                    f"{name}={getattr(self, name)} belongs to family={' or '.join(families_taking(name))}, not to family={self.family}: "
                     "leave it out"
                 )
         if self.family == "file" and self.mechanism is None:
@@ -175,7 +190,7 @@ class TrainConfig:
                 f"bands={self.bands} must be at most rounds={self.rounds}: a matrix of that size has no more diagonals"
             )
         for name, choices in (
-            ("family", _FAMILIES),
+            ("family", families()),
             ("execution", _EXECUTIONS),
             ("loss", _LOSSES),
             ("decoder", _DECODERS),
@@ -265,12 +280,12 @@ class TrainConfig:
             options["bands"] = self.bands
         if self.column_norms is not None:
             options["equal_norms"] = self.column_norms == "equal"
-        if family == "dense" or self.column_norms == "free":
+        if "equal_norms" in FAMILIES[family].options:
             # The optimum for every round of an epoch order; a limit below that only lowers its sensitivity.
             participation = Participation(
                 rounds=self.rounds, schema=participation.schema, min_sep=participation.min_sep
             )
-        if family == "dense":
+        if FAMILIES[family].proves_gap:
             options["tolerance"] = 1e-3
         with interruptible_fits(), shown(family, show_progress) as progress:
             return fit(self.workload(), participation, family=family, progress=progress, **options)

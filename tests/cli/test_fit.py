@@ -12,7 +12,7 @@ import pytest
 
 import fedmf
 from fedmf.cli import main
-from fedmf.mechanisms.fit import _FAMILIES
+from fedmf.mechanisms.family import fitted_families
 
 ROUNDS = ["--rounds", "24", "--min-sep", "6"]
 
@@ -36,7 +36,7 @@ def run(tmp_path, capfd, monkeypatch):
         ["--family", "tree", "--decoder", "full", "--restarts", "4"],
         ["--family", "fft", "--decoder", "optimal"],
         ["--family", "banded", "--bands", "3", "--tolerance", "1e-4"],
-        ["--family", "banded", "--schema", "fixed_epoch", "--unequal-norms"],
+        ["--family", "banded", "--schema", "fixed_epoch", "--no-equal-norms"],
         ["--family", "dense"],
         ["--family", "dense", "--schema", "fixed_epoch", "--equal-norms"],
         ["--family", "toeplitz", "--coefficients", "nu", "--nu", "0.1"],
@@ -87,7 +87,7 @@ def test_every_completion_of_the_tree(run):
 def test_help_names_every_family(capfd):
     main(["fit", "--help"])
     text = capfd.readouterr().out
-    assert all(family in text for family in _FAMILIES)
+    assert all(family in text for family in fitted_families())
 
 
 @pytest.mark.parametrize("rounds", [1, 24])
@@ -124,7 +124,7 @@ def test_matrices_of_another_program(run, tmp_path):
         (["--workload", "identity", "--warmup", "0.5"], ["warmup=0.5", "identity"]),
         (["--matrices", "absent.npz"], ["absent.npz"]),
         (["--matrices", "absent.npz", "--stamps", "2"], ["stamps", "absent.npz"]),
-        (["--unequal-norms", "--bands", "7"], ["bands=7", "min_sep=6"]),
+        (["--no-equal-norms", "--bands", "7"], ["bands=7", "min_sep=6"]),
         (["--family", "blt", "--nu", "0.1"], ["nu=0.1", "blt", "buffers"]),
     ],
 )

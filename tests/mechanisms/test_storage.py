@@ -98,7 +98,9 @@ def test_pickles_are_not_run(tmp_path):
         ("state_diagonals", np.array([[1e-300, 0.0], [1e-300, 1e300], [1e-300, 1e300]]), "not an inverse"),
         ("certificate", np.array([3.0, 4.0, 4.0, 0.25]), "no certificate"),
         ("certificate", np.array([3.0, 2.0]), ""),
-        ("state_diagonals", None, "KeyError"),
+        ("state_diagonals", None, "diagonals"),
+        ("certificate", np.array([3.0, 2.0, np.inf, 0.25]), "iterations=inf"),
+        ("certificate", np.array([3.0, 2.0, 1.5, 0.25]), "iterations=1.5"),
         ("certificate", None, "do not go together"),
     ],
 )
@@ -125,7 +127,7 @@ def test_missing_folder(tmp_path):
 def test_a_failed_save_leaves_the_old_file_and_nothing_else(saved, monkeypatch):
     def fails(file, **entries):
         file.write(b"half")
-        raise OSError("disk full")
+        raise OSError(28, "disk full")
 
     monkeypatch.setattr(storage_module.np, "savez", fails)
     with pytest.raises(OSError, match="disk full"):

@@ -46,28 +46,27 @@ def _of_families(make_run):
         dataclasses.replace(
             banded, config=dataclasses.replace(banded.config, family=family, mechanism="m.npz" if family == "file" else None)
         )
-        for family in config._FAMILIES
+        for family in config.families()
         if family != "none"
     ]  # fmt: skip
 
 
 def test_every_family_has_a_colour_of_its_own(make_run):
-    assert set(labels.FAMILY_COLORS) == set(config._FAMILIES)
     grouped = groups.group_runs(_of_families(make_run))
-    assert len({group.color for group in grouped}) == len(grouped) == len(config._FAMILIES) - 1
+    assert len({group.color for group in grouped}) == len(grouped) == len(config.families()) - 1
 
 
 @pytest.mark.parametrize("sight", _SIGHT)
 def test_colours_of_families_are_told_apart(sight):
-    private = {family: color for family, color in labels.FAMILY_COLORS.items() if family != "none"}  # that is dashed
+    private = {family: labels.family_color(family) for family in config.families()[1:]}  # that is dashed
     for (a, first), (b, second) in itertools.combinations(private.items(), 2):
         apart = np.linalg.norm(_lab(_SIGHT[sight] @ _linear(first)) - _lab(_SIGHT[sight] @ _linear(second)))
         assert apart > 16, (a, b)
 
 
 def test_every_shade_is_legible():
-    for family, color in labels.FAMILY_COLORS.items():
-        assert _contrast(color) >= 3, family
+    for family in config.families():
+        assert _contrast(labels.family_color(family)) >= 3, family
         for shade, _ in labels.group_styles([family] * 4):
             assert _contrast(shade) >= 2, family
 

@@ -11,9 +11,10 @@ from fedmf.mechanisms.banded.mechanism import BandedMechanism
 from fedmf.mechanisms.banded.recursion import rows_of_columns
 from fedmf.mechanisms.banded.start import toeplitz_start
 from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.certify import certify
 from fedmf.mechanisms.fitting.lbfgs import minimise
-from fedmf.mechanisms.fitting.progress import Progress, check_common, raise_if_interruptible, warn_stopped_short
+from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
@@ -28,12 +29,10 @@ _NORM_UNIT = 0.3
 def fit_banded(
     workload: Workload,
     participation: Participation,
+    stopping: Stopping,
     *,
     bands: int | None = None,
     equal_norms: bool = True,
-    tolerance: float = 1e-3,
-    max_iterations: int = 1000,
-    progress: Progress | None = None,
 ) -> BandedMechanism:
     """Minimises ||A C^-1||_F^2 over lower-triangular C with `bands` bands.
 
@@ -51,7 +50,8 @@ def fit_banded(
     is feasible. A workload with `inverse_diagonals` costs O(n bands^2) a step, any other O(n^2 bands).
 
     Args:
-      workload, participation, tolerance, max_iterations, progress: as `fedmf.fit`.
+      workload, participation: as `fedmf.fit`.
+      stopping: tolerance is the relative optimality gap to reach.
       bands: in 1..rounds; None means min_sep.
       equal_norms: see above.
 
@@ -59,7 +59,6 @@ def fit_banded(
       TypeError, ValueError: as `fedmf.fit`; equal_norms=False with bands > min_sep, or with fewer participations than
         fit into the rounds.
     """
-    check_common(tolerance, max_iterations, progress)
     bands = checks.integer(
         "bands",
         participation.min_sep if bands is None else bands,
@@ -75,16 +74,7 @@ def fit_banded(
     under = None if equal_norms else _epochs(participation, bands)
 
     def descend(loss: BandedLoss) -> BandedMechanism:
-        return _descend(
-            loss,
-            workload,
-            bands,
-            under,
-            tolerance=tolerance,
-            max_iterations=max_iterations,
-            progress=progress,
-            began=began,
-        )
+        return _descend(loss, workload, bands, under, stopping, began)
 
     loss = banded_loss(workload, bands)
     try:
@@ -106,10 +96,7 @@ def _descend(
     workload: Workload,
     bands: int,
     under: Participation | None,
-    *,
-    tolerance: float,
-    max_iterations: int,
-    progress: Progress | None,
+    stopping: Stopping,
     began: float,
 ) -> BandedMechanism:
     """The fit with a given way to compute losses; ArithmeticError where that is not precise."""
@@ -130,7 +117,7 @@ def _descend(
     certificate: Certificate | None = None
 
     def certified(x: np.ndarray, iterations: int) -> Certificate:
-        value, bound = loss.bound(columns.of(x), columns.classes, tolerance)
+        value, bound = loss.bound(columns.of(x), columns.classes, stopping.tolerance)
         if certificate is not None:
             bound = max(bound, certificate.lower_bound)  # bounds hold for every encoder of the family
         return certify(value, bound, iterations, time.perf_counter() - began, participation=under)
@@ -142,12 +129,12 @@ def _descend(
             iterations += 1
             values.append(value)
             gap = None
-            if _worth_certifying(values, certified_at, tolerance):
+            if _worth_certifying(values, certified_at, stopping.tolerance):
                 certificate = certified(x, iterations)
                 certified_at, gap = iterations, certificate.gap
-            if progress is not None:
-                progress(iterations, value * unit, gap)
-            if (gap is not None and gap <= tolerance) or iterations >= max_iterations:
+            if stopping.progress is not None:
+                stopping.progress(iterations, value * unit, gap)
+            if (gap is not None and gap <= stopping.tolerance) or iterations >= stopping.max_iterations:
                 break
     except KeyboardInterrupt:  # what was reached is kept; a second one goes through
         raise_if_interruptible()
@@ -158,13 +145,11 @@ def _descend(
         certificate = certify(value * unit, certificate.lower_bound, iterations, seconds, participation=under)
     elif certificate is None or certified_at != iterations:
         certificate = certified(x, iterations)
-    if certificate.gap > tolerance:
-        warn_stopped_short(
+    if certificate.gap > stopping.tolerance:
+        stopping.warn(
             "banded",
             iterations=certificate.iterations,
             gap=certificate.gap,
-            tolerance=tolerance,
-            max_iterations=max_iterations,
             interrupted=interrupted,
         )
     return BandedMechanism(diagonals=rows_of_columns(columns.of(x)), certificate=certificate)
@@ -278,3 +263,18 @@ class _Columns:
         step = by_rows.itemsize
         shape, strides = (self.n, width), (width * step, (width + 1) * step)
         return by_rows, np.lib.stride_tricks.as_strided(by_rows[1:], shape, strides)
+
+
+register(
+    Family(
+        mechanism=BandedMechanism,
+        fit=fit_banded,
+        label="Banded ({bands})",
+        color="#0a5ca8",
+        proves_gap=True,
+        help={
+            "bands": "diagonals of the encoder, by default min_sep",
+            "equal_norms": "columns of one norm",
+        },
+    )
+)

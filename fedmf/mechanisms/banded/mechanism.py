@@ -1,13 +1,12 @@
 """Banded lower-triangular encoders: noise with a memory of bands - 1 rounds."""
 
 import dataclasses
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 
 from fedmf import checks
-from fedmf.mechanisms.base import Mechanism, check_certificate
-from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.base import Mechanism
 from fedmf.noise.stream import NoiseStream, banded_matrix, check_recurrence, inverse_of_banded
 
 
@@ -38,15 +37,12 @@ class BandedMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "banded"
+    uncertified: ClassVar[str] = "built from given diagonals, not optimised"
     diagonals: np.ndarray
-    certificate: Certificate | None = None
-    certificate_reason: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "diagonals", checks.frozen(check_recurrence("diagonals", self.diagonals)))
-        if self.certificate is None and not self.certificate_reason:
-            object.__setattr__(self, "certificate_reason", "built from given diagonals, not optimised")
-        check_certificate(self.certificate, self.certificate_reason)
+        super().__post_init__()
 
     @property
     def rounds(self) -> int:
@@ -75,15 +71,6 @@ class BandedMechanism(Mechanism):
     def banded_rows(self) -> np.ndarray:
         """The diagonals."""
         return self.diagonals
-
-    def state(self) -> dict[str, np.ndarray]:
-        """The diagonals."""
-        return {"diagonals": self.diagonals}
-
-    @classmethod
-    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "BandedMechanism":
-        """The inverse of `state`."""
-        return cls(diagonals=state["diagonals"], **certificate)
 
 
 def diagonals_of(C: np.ndarray, bands: int) -> np.ndarray:

@@ -8,8 +8,9 @@ import numpy as np
 from fedmf import checks
 from fedmf.mechanisms.blt.mechanism import BLTMechanism
 from fedmf.mechanisms.blt.time_grid import time_grid
+from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.descent import Descent, descend
-from fedmf.mechanisms.fitting.progress import Progress, check_common, warn_stopped_short
+from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.mechanisms.toeplitz.fit import OBJECTIVES, certificate_of, toeplitz_inverse
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
@@ -25,12 +26,10 @@ _POLE_GAP = 1e-4
 def fit_blt(
     workload: Workload,
     participation: Participation,
+    stopping: Stopping,
     *,
     buffers: int = 4,
     objective: str = "mean",
-    tolerance: float = 1e-8,
-    max_iterations: int = 1000,
-    progress: Progress | None = None,
 ) -> BLTMechanism:
     """The buffered linear Toeplitz encoder with the smallest loss ("mean") or largest error ("max").
 
@@ -40,10 +39,9 @@ def fit_blt(
     Single and several participations as in McMahan, Xu and Zhang 2024; the largest error as in Dvijotham et al. 2024.
 
     buffers: d, what a round of noise costs in model sizes; fewer are used where rounds - 1 coefficients need no more.
-    tolerance: a descent ends when ten steps together lower the loss by less than this share. The problem is not convex;
+    A descent ends when ten steps together lower the loss by less than the share tolerance. The problem is not convex;
     under several participations there are two descents, and the better end is taken. Other arguments and errors as `fedmf.fit`.
     """
-    check_common(tolerance, max_iterations, progress)
     buffers = checks.integer("buffers", buffers, low=1, high=32, hint="a round of noise costs that many model sizes")
     checks.one_of("objective", objective, OBJECTIVES)
     n = workload.rounds
@@ -54,16 +52,9 @@ def fit_blt(
     found: Descent | None = None
     for start in problem.starts():
         steps = 0 if found is None else found.iterations
-        if found is not None and (found.interrupted or steps >= max_iterations):
+        if found is not None and (found.interrupted or steps >= stopping.max_iterations):
             break
-        ended = descend(
-            problem.log_loss,
-            start,
-            problem.bounds(),
-            tolerance=tolerance,
-            max_iterations=max_iterations - steps,
-            progress=None if progress is None else _counted_from(steps, progress),
-        )
+        ended = descend(problem.log_loss, start, stopping.after(steps), problem.bounds())
         better = ended if found is None or ended.loss < found.loss else found
         found = dataclasses.replace(ended, point=better.point, loss=better.loss, iterations=steps + ended.iterations)
     assert found is not None
@@ -72,22 +63,15 @@ def fit_blt(
     mechanism = BLTMechanism(rounds=n, decays=decays, inverse_decays=inverse_decays)
     certificate, reason = certificate_of("blt", workload, participation, objective, mechanism, found.iterations, began)
     if not found.converged:
-        warn_stopped_short(
+        stopping.warn(
             "blt",
             iterations=found.iterations,
             gap=None,  # that of the certificate is against all encoders
-            tolerance=tolerance,
-            max_iterations=max_iterations,
             interrupted=found.interrupted,
         )
     return BLTMechanism(
         rounds=n, decays=decays, inverse_decays=inverse_decays, certificate=certificate, certificate_reason=reason
     )
-
-
-def _counted_from(steps: int, progress: Progress) -> Progress:
-    """A `progress` for a descent that begins after so many steps."""
-    return lambda step, loss, gap: progress(steps + step, loss, gap)
 
 
 def _positions(variables: np.ndarray) -> np.ndarray:
@@ -250,3 +234,18 @@ def _divided_powers(log_pole: float, zeros: np.ndarray, log: np.ndarray, t: np.n
     smaller = np.where(log.real > log_pole, log_pole, log)[:, None, :]
     powers = np.exp(t[:, None] * larger) * -_expm1(t[:, None] * (smaller - larger))
     return np.asarray(powers / (np.exp(larger) * -_expm1(smaller - larger)))
+
+
+register(
+    Family(
+        mechanism=BLTMechanism,
+        fit=fit_blt,
+        label="BLT",
+        color="#5a1e00",
+        tolerance=1e-8,
+        help={
+            "buffers": "running sums, which is what a round of noise costs",
+            "objective": "what to minimise: mean or max",
+        },
+    )
+)

@@ -1,13 +1,12 @@
 """Buffered linear Toeplitz encoders: noise correlated over all rounds from a handful of running sums."""
 
 import dataclasses
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 
 from fedmf import checks
-from fedmf.mechanisms.base import Mechanism, check_certificate
-from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.toeplitz.mechanism import lower_toeplitz
 from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream
@@ -44,15 +43,13 @@ class BLTMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "blt"
+    uncertified: ClassVar[str] = "built from given decays, not optimised"
     rounds: int
     decays: np.ndarray
     inverse_decays: np.ndarray
-    certificate: Certificate | None = None
-    certificate_reason: str = ""
 
     def __post_init__(self) -> None:
-        n = checks.integer("rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int")
-        object.__setattr__(self, "rounds", n)
+        self._set_rounds()
         for name in ("decays", "inverse_decays"):
             object.__setattr__(self, name, checks.frozen(checks.array(name, getattr(self, name), ndim=1)))
         if self.decays.shape != self.inverse_decays.shape:
@@ -66,14 +63,7 @@ class BLTMechanism(Mechanism):
                 f"decays={self.decays} and inverse_decays={self.inverse_decays} do not alternate: pass 1 > decays[0] > "
                 "inverse_decays[0] > decays[1] > ... >= 0"
             )
-        if self.certificate is None and not self.certificate_reason:
-            object.__setattr__(self, "certificate_reason", "built from given decays, not optimised")
-        check_certificate(self.certificate, self.certificate_reason)
-
-    @property
-    def bands(self) -> int:
-        """`rounds`: C has no band structure."""
-        return self.rounds
+        super().__post_init__()
 
     @property
     def buffers(self) -> int:
@@ -112,20 +102,6 @@ class BLTMechanism(Mechanism):
     def noising_coefficients(self) -> np.ndarray:
         """The first column of N, float64 (rounds,)."""
         return exponentials(1.0, -self.inverse_scales, self.inverse_decays, self.rounds)
-
-    def state(self) -> dict[str, np.ndarray]:
-        """The number of rounds and both lists of decays."""
-        return {"rounds": np.array(self.rounds), "decays": self.decays, "inverse_decays": self.inverse_decays}
-
-    @classmethod
-    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "BLTMechanism":
-        """The inverse of `state`."""
-        return cls(
-            rounds=state["rounds"].item(),
-            decays=state["decays"],
-            inverse_decays=state["inverse_decays"],
-            **certificate,
-        )
 
 
 def residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:

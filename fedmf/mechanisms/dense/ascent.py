@@ -7,7 +7,7 @@ import scipy.linalg
 
 from fedmf.mechanisms.dense.classes import Blocks
 from fedmf.mechanisms.dense.dual import Dual
-from fedmf.mechanisms.fitting.progress import Progress, raise_if_interruptible
+from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 
 # A feasible encoder costs as much as one to thirty steps. It is made where the bound has nearly stopped rising and, in any case,
 # after this many times as many steps as the last time.
@@ -30,11 +30,8 @@ class Ascent:
       interrupted: whether Ctrl-C ended the ascent.
     """
 
-    def __init__(
-        self, dual: Dual, A: np.ndarray, tolerance: float, max_iterations: int, progress: Progress | None
-    ) -> None:
-        self.dual, self.A, self.tolerance = dual, A, tolerance
-        self.max_iterations, self.progress = max_iterations, progress
+    def __init__(self, dual: Dual, A: np.ndarray, stopping: Stopping) -> None:
+        self.dual, self.A, self.stopping = dual, A, stopping
         self.encoder, self.loss, self.bound = np.empty((0, 0)), np.inf, 0.0
         self.variables: Blocks = dual.start()
         self.iterations, self.interrupted = 0, False
@@ -42,7 +39,7 @@ class Ascent:
         # The best diagonal X: feasible from the start, and the optimum where every round is of one class.
         diagonal = dual.scaled(np.diag(np.sqrt(np.diagonal(dual.gram))))
         self._compare(lower_factor(dual.classes.in_time_order(diagonal)))
-        self._latest_bound, self._checked_at, self._small_rise = 0.0, 0, tolerance
+        self._latest_bound, self._checked_at, self._small_rise = 0.0, 0, stopping.tolerance
 
     def run(self) -> None:
         """Iterates; the first Ctrl-C ends it, with a feasible encoder in any case."""
@@ -88,7 +85,7 @@ class Ascent:
             jac=True,
             method="L-BFGS-B",
             callback=lambda _: self._step(),
-            options={"maxiter": self.max_iterations, "maxfun": 10**9, "maxcor": 20, "ftol": 0.0, "gtol": 0.0},
+            options={"maxiter": self.stopping.max_iterations, "maxfun": 10**9, "maxcor": 20, "ftol": 0.0, "gtol": 0.0},
         )
 
     def _step(self) -> None:
@@ -101,14 +98,14 @@ class Ascent:
         if (
             rise <= self._small_rise
             or self.iterations >= max(_FIRST_CHECK, _CHECK_GROWTH * self._checked_at)
-            or self.iterations >= self.max_iterations
+            or self.iterations >= self.stopping.max_iterations
         ):
             gap = self._check()
             # Bound and loss close in at about the same rate.
-            self._small_rise = min(self._small_rise, rise) * min(1.0, self.tolerance / max(gap, 1e-300))
-        if self.progress is not None:
-            self.progress(self.iterations, self.loss, gap)
-        if self.iterations >= self.max_iterations or (gap is not None and gap <= self.tolerance):
+            self._small_rise = min(self._small_rise, rise) * min(1.0, self.stopping.tolerance / max(gap, 1e-300))
+        if self.stopping.progress is not None:
+            self.stopping.progress(self.iterations, self.loss, gap)
+        if self.iterations >= self.stopping.max_iterations or (gap is not None and gap <= self.stopping.tolerance):
             raise _Finished
 
     def _check_again(self) -> None:

@@ -18,18 +18,16 @@ What budget holds, and why no more general U does better, for a class of size k 
 - equal column norms d <= 1 / k with the same orthogonality: any positive-definite U_c, budget tr(U) / k. Encoders of equal norms
   that are not orthogonal on the pairs need not obey this bound: for them y_c >= the largest eigenvalue of diag(U_c) - U_c is
   wanted as well, with budget sum y_c, and for 6 x 40 rounds of prefix sums that is 0.9 % more (6 x 342: no more).
-- "signed" (their Eq. 34, scalar contributions): U_c = sum over signs s of v_s s s^T, budget the sum of v_s.
 
 T is the nuclear norm of A H, the largest tr(Q A H) over orthogonal Q. Maximising over Q and H in turn never lowers the
 bound; for given Q the best H is in closed form, and one turn is H_c <- X_c H_c with rows then scaled to norm sqrt(v),
-sqrt(v) = the sum of their norms before ("pairs"); H_c <- k X_c H_c (equal norms); v_s <- v_s (s^T X s)^2 ("signed").
+sqrt(v) = the sum of their norms before ("pairs"); H_c <- k X_c H_c (equal norms).
 For one participation this is v_i <- v_i X_ii^2, a step twice as long in log v as that of Denisov et al. 2022, Thm. 3.2,
 v_i <- v_i X_ii, and T^2 / budget is their Eq. 8 at its best scale. A few turns start L-BFGS on H, whose gradient is the
 difference of a turn.
 """
 
 import abc
-import itertools
 from collections.abc import Iterator
 from typing import final
 
@@ -253,54 +251,3 @@ class EqualNormsDual(Dual):
         """The diagonal is 1 / k."""
         scale = 1.0 / np.sqrt(np.diagonal(X) * self.classes.largest)
         return X * scale[:, None] * scale
-
-
-@final
-class SignedDual(Dual):
-    """The bound for scalar contributions, over U_c = sum of v_s s s^T. The variables are sqrt(v_s), (classes, 1, signs)."""
-
-    def __init__(self, workload: Workload, classes: Classes) -> None:
-        super().__init__(workload, classes)
-        # One of s and -s: the first round's sign is +1.
-        self.signs = [
-            np.array([(1.0, *s) for s in itertools.product((1.0, -1.0), repeat=group.size - 1)])
-            for group in classes.groups
-        ]
-
-    def start(self) -> Blocks:
-        """All signs alike: U is diagonal."""
-        v = self.classes.sums(np.sqrt(np.diagonal(self.gram))) ** 2
-        of_groups = self.classes.grouped(v)
-        return [
-            np.sqrt(np.repeat(level[:, None, None], len(s), axis=2) / len(s))
-            for level, s in zip(of_groups, self.signs, strict=True)
-        ]
-
-    def factored(self, variables: Blocks) -> tuple[Blocks, float]:
-        """See Dual."""
-        H = [np.linalg.cholesky((s.T * np.square(h)) @ s) for h, s in zip(variables, self.signs, strict=True)]
-        return H, float(sum(np.square(h).sum() for h in variables))
-
-    def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
-        """See Dual: dT = <X_c, dU_c> / 2."""
-        q = [self._forms(g @ h, s) for g, h, s in zip(G, inverted(self.factor), self.signs, strict=True)]
-        return [h * of for h, of in zip(variables, q, strict=True)], [2.0 * h for h in variables]
-
-    def turn(self, variables: Blocks, G: Blocks) -> Blocks:
-        """See Dual."""
-        return self.gradient(variables, G)[0]
-
-    def candidates(self, X: np.ndarray) -> Iterator[np.ndarray]:
-        """Any X will do."""
-        yield self.scaled(X)
-
-    def scaled(self, X: np.ndarray) -> np.ndarray:
-        """Each class has 1 as its largest s^T X s."""
-        largest = [self._forms(x, s).max(axis=(1, 2)) for x, s in zip(self.classes.blocks(X), self.signs, strict=True)]
-        scale = 1.0 / np.sqrt(self.classes.spread(np.concatenate(largest)))
-        return X * scale[:, None] * scale
-
-    @staticmethod
-    def _forms(X: np.ndarray, s: np.ndarray) -> np.ndarray:
-        """s^T X s for each class and signs, (classes, 1, signs)."""
-        return np.einsum("si,cij,sj->cs", s, X, s, optimize=True)[:, None, :]

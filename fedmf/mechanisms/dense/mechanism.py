@@ -1,13 +1,12 @@
 """Dense lower-triangular encoders, such as the optimum for a single participation."""
 
 import dataclasses
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 
 from fedmf import checks
-from fedmf.mechanisms.base import Mechanism, check_certificate
-from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.base import Mechanism
 from fedmf.noise.stream import NoiseStream, check_left_inverse, lower_inverse
 
 
@@ -28,9 +27,8 @@ class DenseMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "dense"
+    uncertified: ClassVar[str] = "built from a given matrix, not optimised"
     matrix: np.ndarray
-    certificate: Certificate | None = None
-    certificate_reason: str = ""
 
     def __post_init__(self) -> None:
         matrix = checks.lower_triangular("matrix", self.matrix)
@@ -42,19 +40,12 @@ class DenseMechanism(Mechanism):
                 "a row of C changes neither its sensitivity nor its error)"
             )
         object.__setattr__(self, "matrix", checks.frozen(matrix))
-        if self.certificate is None and not self.certificate_reason:
-            object.__setattr__(self, "certificate_reason", "built from a given matrix, not optimised")
-        check_certificate(self.certificate, self.certificate_reason)
+        super().__post_init__()
 
     @property
     def rounds(self) -> int:
         """n, the number of rounds."""
         return int(self.matrix.shape[0])
-
-    @property
-    def bands(self) -> int:
-        """All of them: `rounds`."""
-        return self.rounds
 
     def encoder(self) -> np.ndarray:
         """C, float64 (rounds, rounds), lower-triangular."""
@@ -67,12 +58,3 @@ class DenseMechanism(Mechanism):
     def stream(self) -> NoiseStream:
         """The rows of N: a dense C leaves no shorter recipe."""
         return NoiseStream(rounds=self.rounds, sources=self.rounds, contraction=self.noising())
-
-    def state(self) -> dict[str, np.ndarray]:
-        """The encoder."""
-        return {"matrix": self.matrix}
-
-    @classmethod
-    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "DenseMechanism":
-        """The inverse of `state`."""
-        return cls(matrix=state["matrix"], **certificate)

@@ -38,13 +38,13 @@ def entry(
 ) -> pathlib.Path:
     """The file of one fit: its name is a hash of everything that decides the outcome, this code included.
 
-    The workload counts by its numbers, not by its name; `progress` does not count.
+    The workload counts by its numbers, not by its name.
     """
     content = workload.matrix if workload.inverse_diagonals is None else workload.inverse_diagonals
     question = {
         "code": _code(),
         "family": family,
-        "options": {name: value for name, value in options.items() if name != "progress"},
+        "options": options,
         "participation": dataclasses.asdict(participation),
         "workload": [
             workload.inverse_diagonals is None,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedmf.mechanisms.fitting.progress import Progress, raise_if_interruptible
+from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 
 # Converged when this many steps together lowered the loss by less than the tolerance.
 _WINDOW = 10
@@ -29,23 +29,18 @@ class _Finished(Exception):
 def descend(
     log_loss: Callable[[np.ndarray], tuple[float, np.ndarray]],
     start: np.ndarray,
+    stopping: Stopping,
     bounds: Sequence[tuple[float | None, float | None]] | None = None,
-    *,
-    tolerance: float,
-    max_iterations: int,
-    progress: Progress | None,
 ) -> Descent:
     """Lowers exp(log_loss) from `start` within `bounds`, and keeps the best point, also when Ctrl-C ends it.
 
     Args:
       log_loss: point (v,) -> logarithm of the loss and its gradient (v,).
       start: (v,); v = 0 is converged at once.
+      stopping: the descent has converged when ten steps together lower the loss by less than the share tolerance.
       bounds: a pair for each variable, None where it has none.
-      tolerance: relative; converged when ten steps together lower the loss by less.
-      max_iterations: steps at most.
-      progress: called after each step with (step, loss, None).
 
-    >>> found = descend(lambda x: (float(x @ x), 2 * x), np.ones(2), tolerance=1e-9, max_iterations=99, progress=None)
+    >>> found = descend(lambda x: (float(x @ x), 2 * x), np.ones(2), Stopping(tolerance=1e-9, max_iterations=99))
     >>> found.converged, round(found.loss, 9)
     (True, 1.0)
     """
@@ -70,9 +65,9 @@ def descend(
         nonlocal iterations
         iterations += 1
         losses.append(best)
-        if progress is not None:
-            progress(iterations, float(np.exp(best)), None)
-        if len(losses) > _WINDOW and losses[-1 - _WINDOW] - losses[-1] < tolerance:
+        if stopping.progress is not None:
+            stopping.progress(iterations, float(np.exp(best)), None)
+        if len(losses) > _WINDOW and losses[-1 - _WINDOW] - losses[-1] < stopping.tolerance:
             raise _Finished
 
     converged, interrupted = True, False
@@ -84,9 +79,9 @@ def descend(
             method="L-BFGS-B",
             bounds=bounds,
             callback=step,
-            options={"maxiter": max_iterations, "maxfun": 10**9, "maxcor": 20, "ftol": 0.0, "gtol": 0.0},
+            options={"maxiter": stopping.max_iterations, "maxfun": 10**9, "maxcor": 20, "ftol": 0.0, "gtol": 0.0},
         )
-        converged = iterations < max_iterations  # otherwise the line search found nothing lower
+        converged = iterations < stopping.max_iterations  # otherwise the line search found nothing lower
     except _Finished:
         pass
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -38,35 +39,55 @@ def raise_if_interruptible() -> None:
         raise
 
 
-def check_common(tolerance: float, max_iterations: int, progress: Progress | None) -> None:
-    """Raises unless the options that every family takes are valid."""
-    if checks.real("tolerance", tolerance, hint="choose a small positive number such as 1e-3") <= 0.0:
-        raise ValueError(f"tolerance={tolerance} is not positive: choose a small positive number such as 1e-3")
-    checks.integer("max_iterations", max_iterations, low=1, hint="pass a positive int such as 1000")
-    if progress is not None and not callable(progress):
-        kind = type(progress).__name__
-        raise TypeError(f"progress={progress!r} is a {kind}: pass a function of (iteration, loss, gap), or None")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stopping:
+    """When a fit stops, and who watches it.
 
+    Attributes:
+      tolerance: positive; what it bounds, a family's fit says.
+      max_iterations: steps after which to stop in any case.
+      progress: called with (step, loss, gap or None) after each step, or None.
+    """
 
-def warn_stopped_short(
-    family: str, *, iterations: int, gap: float | None, tolerance: float, max_iterations: int, interrupted: bool = False
-) -> None:
-    """Warns, at the caller of `fedmf.fit`, that a fit ended above its tolerance; gap is None where nothing certifies it."""
-    stopped_short.set(True)
-    if interrupted:
-        interrupted_fit.set(True)
-    hint = (
-        "the answer is the best so far, and another fit starts anew"
-        if interrupted
-        else f"raise max_iterations={max_iterations} or tolerance"
-    )
-    reached = "before it converged to" if gap is None else f"at a gap of {gap:.2g}, above"
-    warnings.warn(
-        f"the {family} fit {'was interrupted' if interrupted else 'stopped'} after {iterations} steps {reached} "
-        f"tolerance={tolerance:g}: {hint}",
-        RuntimeWarning,
-        stacklevel=4,
-    )
+    tolerance: float
+    max_iterations: int
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        checks.positive("tolerance", self.tolerance, "choose a small positive number such as 1e-3")
+        checks.integer("max_iterations", self.max_iterations, low=1, hint="pass a positive int such as 1000")
+        if self.progress is not None and not callable(self.progress):
+            kind = type(self.progress).__name__
+            raise TypeError(
+                f"progress={self.progress!r} is a {kind}: pass a function of (iteration, loss, gap), or None"
+            )
+
+    def after(self, steps: int, *, tolerance: float | None = None) -> "Stopping":
+        """For a further descent of a fit that has taken `steps` steps, counted on from there."""
+        progress = self.progress
+        return Stopping(
+            tolerance=self.tolerance if tolerance is None else tolerance,
+            max_iterations=self.max_iterations - steps,
+            progress=None if progress is None else lambda step, loss, gap: progress(steps + step, loss, gap),
+        )
+
+    def warn(self, family: str, *, iterations: int, gap: float | None, interrupted: bool = False) -> None:
+        """Warns, at the caller of `fedmf.fit`, that a fit ended above its tolerance; gap is None where nothing certifies it."""
+        stopped_short.set(True)
+        if interrupted:
+            interrupted_fit.set(True)
+        hint = (
+            "the answer is the best so far, and another fit starts anew"
+            if interrupted
+            else f"raise max_iterations={self.max_iterations} or tolerance"
+        )
+        reached = "before it converged to" if gap is None else f"at a gap of {gap:.2g}, above"
+        warnings.warn(
+            f"the {family} fit {'was interrupted' if interrupted else 'stopped'} after {iterations} steps {reached} "
+            f"tolerance={self.tolerance:g}: {hint}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 @contextlib.contextmanager

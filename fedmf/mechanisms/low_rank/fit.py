@@ -11,15 +11,16 @@ from fedmf.mechanisms.banded.mechanism import diagonals_of
 from fedmf.mechanisms.dense.ascent import Ascent
 from fedmf.mechanisms.dense.classes import Classes
 from fedmf.mechanisms.dense.dual import PairsDual
+from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.certify import certify
-from fedmf.mechanisms.fitting.progress import Progress, check_common, raise_if_interruptible, warn_stopped_short
+from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 from fedmf.mechanisms.low_rank.mechanism import LowRankMechanism
 from fedmf.noise.stream import lower_inverse
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
 # Gap of the optimum that is approximated: well below what the approximation costs.
-_OPTIMUM_TOLERANCE, _OPTIMUM_ITERATIONS = 1e-4, 1000
+_OPTIMUM = Stopping(tolerance=1e-4, max_iterations=1000)
 # Penalty on the squares of L and R (Denisov et al. 2022, App. H, where the diagonal of B is near 1).
 _PENALTY = 1e-6
 # The loss of an iterate costs as much as several sweeps: it is computed at sweep 1 and then at growing intervals.
@@ -31,12 +32,10 @@ _MAX_ROUNDS_DECOMPOSED = 512
 def fit_low_rank(
     workload: Workload,
     participation: Participation,
+    stopping: Stopping,
     *,
     bands: int | None = None,
     rank: int | None = None,
-    tolerance: float = 1e-3,
-    max_iterations: int = 50,
-    progress: Progress | None = None,
 ) -> LowRankMechanism:
     """The first `bands` diagonals of the optimal B, and below them the best L R^T that alternating least squares finds.
 
@@ -52,14 +51,11 @@ def fit_low_rank(
       participation: for the same number of rounds.
       bands: h, in 1..rounds; None as in Denisov's Table 2, half of log2(rounds), rounded up.
       rank: r, in 1..rounds; None: the other half, rounded down.
-      tolerance: the certified gap at which to stop.
-      max_iterations: most sweeps, after those of the dense fit.
-      progress: called after each step of the dense fit, and after each sweep.
+      stopping: tolerance is the certified gap at which to stop, max_iterations the most sweeps after those of the dense fit.
 
     Raises:
       TypeError, ValueError: an option of the wrong kind or out of range.
     """
-    check_common(tolerance, max_iterations, progress)
     n = workload.rounds
     levels = max((n - 1).bit_length(), 2)
     hint = "the stream costs a row of model size for each, a handful is enough"
@@ -69,35 +65,38 @@ def fit_low_rank(
     checks.fits_in_memory("the fit of family='low_rank'", (n, n), copies=11)  # that of its dense fit
     A = workload.matrix
     dual = PairsDual(workload, Classes(n, n))  # as `fit_dense`, which does not tell of a Ctrl-C after its tolerance
-    optimum = Ascent(dual, A, _OPTIMUM_TOLERANCE, _OPTIMUM_ITERATIONS, progress)
+    optimum = Ascent(dual, A, dataclasses.replace(_OPTIMUM, progress=stopping.progress))
     optimum.run()
     lower_bound, steps = dual.proven(optimum.variables), optimum.iterations
     approximation = _Approximation(A, _decoder(A, optimum.encoder / np.linalg.norm(optimum.encoder, axis=0)), h, r)
     best = approximation.iterate()
     sweep, next_check, interrupted = 0, 1, optimum.interrupted
     try:
-        while not interrupted and sweep < max_iterations and best.loss > lower_bound * (1.0 + tolerance) and h < n:
+        while (
+            not interrupted
+            and sweep < stopping.max_iterations
+            and best.loss > lower_bound * (1.0 + stopping.tolerance)
+            and h < n
+        ):
             approximation.sweep()
             sweep += 1
             gap = None
-            if sweep >= next_check or sweep == max_iterations:
+            if sweep >= next_check or sweep == stopping.max_iterations:
                 next_check = max(sweep + 1, int(sweep * _CHECK_GROWTH))
                 found = approximation.iterate()
                 best = min(best, found, key=lambda iterate: iterate.loss)
                 gap = best.loss / lower_bound - 1.0
-            if progress is not None:
-                progress(steps + sweep, best.loss, gap)
+            if stopping.progress is not None:
+                stopping.progress(steps + sweep, best.loss, gap)
     except KeyboardInterrupt:
         raise_if_interruptible()
         interrupted = True
     certificate = certify(best.loss, lower_bound, steps + sweep, time.perf_counter() - began)
     if interrupted:
-        warn_stopped_short(
+        stopping.warn(
             "low_rank",
             iterations=steps + sweep,
             gap=certificate.gap,
-            tolerance=tolerance,
-            max_iterations=max_iterations,
             interrupted=True,
         )
     inverse = workload.inverse_diagonals
@@ -169,3 +168,19 @@ class _Approximation:
         # Largest column norm of C, multi-epoch paper Sec. 2, times ||B||_F^2.
         loss = float(np.einsum("ij,ij->j", C, C).max() * np.einsum("ij,ij->", B, B))
         return _Iterate(self.left, self.right, loss)
+
+
+register(
+    Family(
+        mechanism=LowRankMechanism,
+        fit=fit_low_rank,
+        label="Banded plus low rank",
+        color="#96965a",
+        max_iterations=50,
+        proves_gap=True,
+        help={
+            "bands": "diagonals of the decoder, by default half of log2(rounds)",
+            "rank": "rank of the rest, by default half of log2(rounds)",
+        },
+    )
+)

@@ -1,13 +1,12 @@
 """A banded plus low-rank decoder: nearly the optimum's error, at the cost of a few rows of noise a round."""
 
 import dataclasses
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 
 from fedmf import checks
-from fedmf.mechanisms.base import Mechanism, check_certificate
-from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.base import Mechanism
 from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream, banded_matrix, check_left_inverse, lower_inverse
 
@@ -46,12 +45,11 @@ class LowRankMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "low_rank"
+    uncertified: ClassVar[str] = "built from given matrices, not optimised"
     diagonals: np.ndarray
     left: np.ndarray
     right: np.ndarray
     inverse_workload: np.ndarray
-    certificate: Certificate | None = None
-    certificate_reason: str = ""
 
     def __post_init__(self) -> None:
         names = ("diagonals", "left", "right", "inverse_workload")
@@ -74,19 +72,12 @@ class LowRankMechanism(Mechanism):
             )
         if self.left.shape != self.right.shape:
             raise ValueError(f"left has shape {self.left.shape} and right has {self.right.shape}: pass the same rank")
-        if self.certificate is None and not self.certificate_reason:
-            object.__setattr__(self, "certificate_reason", "built from given matrices, not optimised")
-        check_certificate(self.certificate, self.certificate_reason)
+        super().__post_init__()
 
     @property
     def rounds(self) -> int:
         """n, the number of rounds."""
         return int(self.diagonals.shape[0])
-
-    @property
-    def bands(self) -> int:
-        """`rounds`: it is B that has structure, and C = B^-1 A is dense."""
-        return self.rounds
 
     @property
     def rank(self) -> int:
@@ -133,13 +124,3 @@ class LowRankMechanism(Mechanism):
             window=checks.banded_product(P, near)[:, :w], read=read, write=self.right, decay=np.ones(self.rank)
         )
         return NoiseStream(rounds=n, sources=n, buffers=buffers)
-
-    def state(self) -> dict[str, np.ndarray]:
-        """D, L, R and A^-1."""
-        return {name: getattr(self, name) for name in ("diagonals", "left", "right", "inverse_workload")}
-
-    @classmethod
-    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "LowRankMechanism":
-        """The inverse of `state`."""
-        arrays: dict[str, Any] = dict(state)
-        return cls(**arrays, **certificate)

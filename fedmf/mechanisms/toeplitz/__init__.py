@@ -1,1 +1,6 @@
 """Toeplitz mechanisms: the class and its fit."""
+
+from fedmf.mechanisms.toeplitz.fit import fit_toeplitz
+from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
+
+__all__ = ["ToeplitzMechanism", "fit_toeplitz"]

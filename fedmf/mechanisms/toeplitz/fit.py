@@ -7,9 +7,10 @@ import numpy as np
 
 from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.certify import Certificate, certify
 from fedmf.mechanisms.fitting.descent import Descent, descend
-from fedmf.mechanisms.fitting.progress import Progress, check_common, warn_stopped_short
+from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
 from fedmf.mechanisms.toeplitz.prefix_bounds import is_prefix_sum, prefix_sum_bound
 from fedmf.participation.schema import Participation
@@ -30,14 +31,12 @@ _ROUGHLY = 1e-4
 def fit_toeplitz(
     workload: Workload,
     participation: Participation,
+    stopping: Stopping,
     *,
     bands: int | None = None,
     objective: str = "mean",
     coefficients: str = "optimized",
     nu: float | None = None,
-    tolerance: float = 1e-6,
-    max_iterations: int = 1000,
-    progress: Progress | None = None,
 ) -> ToeplitzMechanism:
     """A lower-triangular Toeplitz encoder: C[t, j] = c[t - j].
 
@@ -57,10 +56,9 @@ def fit_toeplitz(
       mixed from the last `bands` draws (Kalinin, McKenna, Upadhyay and Lampert 2025).
     - "one_step": n(x) = 1 - nu x, so that x_t = z_t - nu z_(t-1). No bands.
 
-    nu, in [0, 1), is for "nu" and "one_step". tolerance: an optimised fit ends when ten steps together lower the loss by
-    less than this share. Other arguments and errors as `fedmf.fit`.
+    nu, in [0, 1), is for "nu" and "one_step". An optimised fit ends when ten steps together lower the loss by less than
+    the share tolerance. Other arguments and errors as `fedmf.fit`.
     """
-    check_common(tolerance, max_iterations, progress)
     kind = checks.one_of("coefficients", coefficients, COEFFICIENTS)
     checks.one_of("objective", objective, OBJECTIVES)
     nu = _checked_nu(kind, nu)
@@ -91,7 +89,7 @@ def fit_toeplitz(
         window = power_series(inverse, 0.5, bands)
         return ToeplitzMechanism(rounds=n, noising_window=window, certificate_reason=_REASONS[kind])
     began = time.perf_counter()
-    c, found = _optimized(inverse, participation, bands, objective, tolerance, max_iterations, progress)
+    c, found = _optimized(inverse, participation, bands, objective, stopping)
     certificate, reason = certificate_of(
         "toeplitz",
         workload,
@@ -102,12 +100,10 @@ def fit_toeplitz(
         began,
     )
     if not found.converged:
-        warn_stopped_short(
+        stopping.warn(
             "toeplitz",
             iterations=found.iterations,
             gap=None,  # that of the certificate is against all encoders
-            tolerance=tolerance,
-            max_iterations=max_iterations,
             interrupted=found.interrupted,
         )
     return ToeplitzMechanism(rounds=n, coefficients=c, certificate=certificate, certificate_reason=reason)
@@ -204,9 +200,7 @@ def _optimized(
     participation: Participation,
     bands: int,
     objective: str,
-    tolerance: float,
-    max_iterations: int,
-    progress: Progress | None,
+    stopping: Stopping,
 ) -> tuple[np.ndarray, Descent]:
     """The best c found, c_0 = 1, and how the descent ended.
 
@@ -214,26 +208,13 @@ def _optimized(
     make N unstable; then, where the sensitivity allows any c, from there on among all.
     """
     problem = _Problem(inverse, participation, bands, objective, decreasing=True)
-    roughly = tolerance if problem.overlapping else max(tolerance, _ROUGHLY)
-    found = descend(
-        problem.log_loss,
-        problem.start(),
-        [(0.0, None)] * bands,
-        tolerance=roughly,
-        max_iterations=max_iterations,
-        progress=progress,
-    )
+    roughly = stopping.tolerance if problem.overlapping else max(stopping.tolerance, _ROUGHLY)
+    found = descend(problem.log_loss, problem.start(), stopping.after(0, tolerance=roughly), [(0.0, None)] * bands)
     c, steps = problem.coefficients(found.point)[0], found.iterations
-    if problem.overlapping or found.interrupted or steps >= max_iterations or bands == 1:
+    if problem.overlapping or found.interrupted or steps >= stopping.max_iterations or bands == 1:
         return c, found
     problem = _Problem(inverse, participation, bands, objective, decreasing=False)
-    found = descend(
-        problem.log_loss,
-        c[1:],
-        tolerance=tolerance,
-        max_iterations=max_iterations - steps,
-        progress=None if progress is None else lambda step, loss, gap: progress(steps + step, loss, gap),
-    )
+    found = descend(problem.log_loss, c[1:], stopping.after(steps))
     return problem.coefficients(found.point)[0], dataclasses.replace(found, iterations=steps + found.iterations)
 
 
@@ -333,3 +314,20 @@ class _Problem:
         response = scipy.signal.lfilter([1.0], c, e)
         gradient = np.array([weighted[j:] @ response[: T - j] for j in range(min(self.bands, T))])
         return float(weighted @ e), -2.0 * np.pad(gradient, (0, self.bands - len(gradient)))
+
+
+register(
+    Family(
+        mechanism=ToeplitzMechanism,
+        fit=fit_toeplitz,
+        label="Toeplitz",
+        color="#000f87",
+        tolerance=1e-6,
+        help={
+            "bands": "coefficients, by default min_sep and at most 256, or all",
+            "objective": "what to minimise: mean or max",
+            "coefficients": "optimized, sqrt, nu, inverse_sqrt or one_step",
+            "nu": "damping of the coefficients nu and one_step",
+        },
+    )
+)

@@ -1,13 +1,12 @@
 """Lower-triangular Toeplitz encoders: the same correlations in every round."""
 
 import dataclasses
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 
 from fedmf import checks
-from fedmf.mechanisms.base import Mechanism, check_certificate
-from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.base import Mechanism
 from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream, check_left_inverse
 
@@ -49,30 +48,26 @@ class ToeplitzMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "toeplitz"
+    uncertified: ClassVar[str] = "built from given coefficients, not optimised"
     rounds: int
     coefficients: np.ndarray | None = None
     noising_window: np.ndarray | None = None
-    certificate: Certificate | None = None
-    certificate_reason: str = ""
 
     def __post_init__(self) -> None:
-        n = checks.integer("rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int")
-        object.__setattr__(self, "rounds", n)
+        self._set_rounds()
         if (self.coefficients is None) == (self.noising_window is None):
             raise ValueError("coefficients and noising_window are both given or both missing: pass exactly one of them")
         for name in ("coefficients", "noising_window"):
             if getattr(self, name) is not None:
                 given = checks.array(name, getattr(self, name), ndim=1)
-                if len(given) > n:
+                if len(given) > self.rounds:
                     raise ValueError(
-                        f"{name} has length {len(given)}: rounds={n} have at most as many, drop the others"
+                        f"{name} has length {len(given)}: rounds={self.rounds} have at most as many, drop the others"
                     )
                 if given[0] <= 0.0:
                     raise ValueError(f"{name}[0]={given[0]} is on the main diagonal: make it positive")
                 object.__setattr__(self, name, checks.frozen(given))
-        if self.certificate is None and not self.certificate_reason:
-            object.__setattr__(self, "certificate_reason", "built from given coefficients, not optimised")
-        check_certificate(self.certificate, self.certificate_reason)
+        super().__post_init__()
 
     @property
     def bands(self) -> int:
@@ -119,21 +114,6 @@ class ToeplitzMechanism(Mechanism):
             return np.pad(self.noising_window, (0, self.rounds - len(self.noising_window)))
         assert self.coefficients is not None
         return inverse_series(self.coefficients, self.rounds)
-
-    def state(self) -> dict[str, np.ndarray]:
-        """The number of rounds, and the coefficients of C or of N, whichever are held."""
-        name = "noising_window" if self.coefficients is None else "coefficients"
-        return {"rounds": np.array(self.rounds), name: getattr(self, name)}
-
-    @classmethod
-    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "ToeplitzMechanism":
-        """The inverse of `state`."""
-        return cls(
-            rounds=state["rounds"].item(),
-            coefficients=state.get("coefficients"),
-            noising_window=state.get("noising_window"),
-            **certificate,
-        )
 
 
 def lower_toeplitz(column: np.ndarray, n: int) -> np.ndarray:

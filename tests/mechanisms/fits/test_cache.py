@@ -114,7 +114,7 @@ def test_a_full_disk_leaves_no_part_of_a_file(tmp_path, monkeypatch):
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedmf.mechanisms.storage.np.savez", fails)
+    monkeypatch.setattr("fedmf.mechanisms.base.np.savez", fails)
     with pytest.warns(RuntimeWarning, match="No space left"):
         steps_of(tmp_path)
     assert files(tmp_path) == []

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import fedmf
 from fedmf.mechanisms.dense.classes import Classes
-from fedmf.mechanisms.dense.dual import EqualNormsDual, PairsDual, SignedDual
-from fedmf.mechanisms.dense.nonnegative import NonnegativeDual
+from fedmf.mechanisms.dense.dual import EqualNormsDual, PairsDual
 from fedmf.mechanisms.dense.resolvents import Resolvents, inverse_root
 from fedmf.mechanisms.fit import fit
 from fedmf.participation.schema import Participation
@@ -68,39 +67,19 @@ def independent_optimum(A, b, equal_norms=False):
     return best
 
 
-# Multi-epoch paper, App. I.3, Table 6: n = 6, k = 3, b = 2. Workload, constraints -> smallest X, smallest on pairs, error.
-# FACTS.md has the errors to more digits: 6.4609 (prefix sums), 16.1144, 16.1313, 16.1339.
-TABLE_6 = {
-    ("prefix_sum", "signed"): ("0.000", "0.000", "6.461", "6.4609"),
-    ("prefix_sum", "pairs"): ("0.000", "0.000", "6.461", "6.4609"),
-    ("prefix_sum", "all"): ("0.000", "0.000", "6.461", "6.4609"),
-    ("momentum_sgd", "signed"): ("-0.031", "-0.031", "16.114", "16.1144"),
-    ("momentum_sgd", "pairs"): ("-0.015", "0.000", "16.131", "16.1313"),
-    ("momentum_sgd", "all"): ("0.000", "0.000", "16.134", "16.1339"),
-}
-
-
-@pytest.mark.parametrize(("name", "constraints"), TABLE_6)
-def test_multi_epoch_table_6(name, constraints):
-    workload = {"prefix_sum": prefix_sum, "momentum_sgd": momentum_sgd}[name](6)
-    mechanism = fit(workload, epochs(6, 2), family="dense", constraints=constraints, tolerance=1e-8)
-    C = mechanism.encoder()
-    X = C.T @ C
+@pytest.mark.parametrize(
+    ("workload", "smallest", "error"), [(prefix_sum(6), 0.0, 6.4609), (momentum_sgd(6), -0.015, 16.1313)]
+)
+def test_multi_epoch_table_6(workload, smallest, error):
+    # App. I.3, n = 6, k = 3, b = 2, the rows of Eq. 36; FACTS.md has the errors to more digits. The others: experiments.
+    mechanism = fit(workload, epochs(6, 2), family="dense", tolerance=1e-8)
+    X = mechanism.encoder().T @ mechanism.encoder()
     t = np.arange(6)
-    same = (t[:, None] - t) % 2 == 0
-    error = np.sqrt(mechanism.certificate.loss)
-    found = (f"{X.min():.3f}", f"{X[same].min():.3f}", f"{error:.3f}", f"{error:.4f}")
-    assert tuple(text.replace("-0.000", "0.000") for text in found) == TABLE_6[name, constraints]
+    assert abs(X.min() - smallest) < 5e-4
+    assert abs(X[(t[:, None] - t) % 2 == 0].min()) < 5e-4
+    assert abs(np.sqrt(mechanism.certificate.loss) - error) < 5e-5
     assert mechanism.certificate.gap <= 1e-8
-    value = fedmf.sensitivity(mechanism, epochs(6, 2)).value
-    if (name, constraints) == ("momentum_sgd", "signed"):
-        # Scaled for scalars: the largest sum over signs is 1, and vectors reach more.
-        signs = itertools.product((1.0, -1.0), repeat=3)
-        scalar = max(s @ X[np.ix_(c, c)] @ s for s in map(np.array, signs) for c in ([0, 2, 4], [1, 3, 5]))
-        np.testing.assert_allclose(scalar, 1.0, rtol=1e-12)
-        assert 1.01 < attained_sensitivity(C, epochs(6, 2), np.random.default_rng(0)) <= value * (1 + 1e-9)
-    else:
-        np.testing.assert_allclose(value, 1.0, rtol=1e-8)
+    np.testing.assert_allclose(fedmf.sensitivity(mechanism, epochs(6, 2)).value, 1.0, rtol=1e-8)
 
 
 @pytest.mark.parametrize(("n", "b"), [(4, 2), (5, 2), (6, 3), (5, 3)])
@@ -120,8 +99,6 @@ def test_no_encoder_beats_any_bound(seed, n, data):
     classes = Classes(n, b)
     dual = PairsDual(workload, classes)
     bound = dual.proven(random_variables(dual, rng))
-    everywhere = NonnegativeDual(workload, classes)
-    bound_of_nonnegative = everywhere.proven(everywhere.start())
     for _ in range(3):
         C = np.tril(rng.uniform(-1.0, 1.0, (n, n)))
         np.fill_diagonal(C, rng.uniform(0.5, 2.0, n))
@@ -130,9 +107,6 @@ def test_no_encoder_beats_any_bound(seed, n, data):
         assert loss_at(workload.matrix, C) * value**2 >= bound * (1.0 - 1e-9)
         if value - least < 1e-6 * value:
             assert loss_at(workload.matrix, C) * least**2 >= bound * (1.0 - 1e-5)
-        C = np.abs(C)
-        value = fedmf.sensitivity(C, epochs(n, b)).value
-        assert loss_at(workload.matrix, C) * value**2 >= bound_of_nonnegative * (1.0 - 1e-9)
 
 
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 8), data=st.data())
@@ -150,17 +124,13 @@ def test_no_encoder_of_equal_norms_beats_their_bound(seed, n, data):
         assert loss_at(workload.matrix, C) * value**2 >= bound * (1.0 - 1e-9)
 
 
-@pytest.mark.parametrize("kind", [PairsDual, EqualNormsDual, SignedDual, NonnegativeDual])
+@pytest.mark.parametrize("kind", [PairsDual, EqualNormsDual])
 @pytest.mark.parametrize(("n", "b"), [(6, 2), (7, 3), (5, 5), (4, 1)])
 def test_gradient_is_that_of_the_bound(kind, n, b):
     rng = np.random.default_rng(n)
     dual = kind(random_workload(n, 3), Classes(n, b))
     variables = random_variables(dual, rng)
-    if kind is NonnegativeDual:  # Z stays symmetric, as in a fit
-        variables[-1] = (variables[-1] + variables[-1].transpose(0, 2, 1)) / 2
     directions = [rng.standard_normal(block.shape) * (block != 0.0) for block in variables]
-    if kind is NonnegativeDual:
-        directions[-1] = directions[-1] + directions[-1].transpose(0, 2, 1)
     gradient = dual.evaluate(variables)[1]
     step = 1e-6
     ahead, behind = (
@@ -171,7 +141,7 @@ def test_gradient_is_that_of_the_bound(kind, n, b):
     np.testing.assert_allclose(along, (ahead - behind) / (2 * step), rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("kind", [PairsDual, EqualNormsDual, SignedDual])
+@pytest.mark.parametrize("kind", [PairsDual, EqualNormsDual])
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 8), data=st.data())
 @settings(deadline=None, max_examples=30)
 def test_a_turn_never_lowers_the_bound(kind, seed, n, data):
@@ -275,7 +245,7 @@ def test_one_participation_of_any_schema_is_single():
     np.testing.assert_allclose(np.linalg.norm(single.encoder(), axis=0), 1.0, rtol=1e-14)
 
 
-@pytest.mark.parametrize("options", [{}, {"equal_norms": True}, {"constraints": "signed"}, {"constraints": "all"}])
+@pytest.mark.parametrize("options", [{}, {"equal_norms": True}])
 @pytest.mark.parametrize(("n", "b"), [(1, 1), (2, 1), (2, 2), (3, 2)])
 def test_smallest_sizes(n, b, options):
     mechanism = fit(prefix_sum(n), epochs(n, b), family="dense", **options)
@@ -344,10 +314,6 @@ def test_a_fit_is_repeatable():
             "leave max_part",
         ),
         (epochs(6, 2), {"equal_norms": "yes"}, TypeError, "pass True or False"),
-        (epochs(6, 2), {"constraints": "none"}, ValueError, "pairs, signed, all"),
-        (epochs(6, 2), {"constraints": "all", "equal_norms": True}, ValueError, "constraints='pairs'"),
-        (epochs(60, 2), {"constraints": "signed"}, ValueError, r"= 1.07e\+09 multipliers.*constraints='pairs'"),
-        (epochs(600, 300), {"constraints": "all"}, ValueError, r"= 3.6e\+05 multipliers.*constraints='pairs'"),
         (epochs(30_000, 1000), {}, ValueError, "GiB"),
     ],
 )

@@ -8,6 +8,7 @@ from fedmf.mechanisms import ToeplitzMechanism
 from fedmf.mechanisms.error import loss, max_error, per_round_error, rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.descent import descend
+from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.mechanisms.toeplitz.fit import _Problem, power_series, toeplitz_inverse
 from fedmf.mechanisms.toeplitz.prefix_bounds import henzinger_bound, prefix_sum_bound
@@ -104,7 +105,7 @@ def test_square_root_has_the_smallest_largest_error_of_all_toeplitz_encoders():
     rng = np.random.default_rng(0)
     for _ in range(5):
         start = root.coefficients[1:] * rng.uniform(0.5, 1.2, n - 1)
-        found = descend(problem.log_loss, start, tolerance=1e-13, max_iterations=2000, progress=None)
+        found = descend(problem.log_loss, start, Stopping(tolerance=1e-13, max_iterations=2000))
         np.testing.assert_allclose(np.sqrt(found.loss), least, rtol=1e-6)
         assert np.sqrt(found.loss) >= least * (1.0 - 1e-12)
 
