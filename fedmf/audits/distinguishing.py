@@ -1,7 +1,7 @@
 """How well released rows tell whether one client took part: the worst case played many times, against what a plan claims.
 
 A client contributes u_t * clip_norm * e in round t, u_t in {-1, 0, 1}, e a unit vector, or nothing at all. What is released along
-e is then y = clip_norm * u + N z (present) or N z (absent), and the likelihood ratio depends on y only through
+e is then y = clip_norm * u + N z (present) or N z (absent). The likelihood ratio depends on y only through
 
     s = <v, L^-1 y> / stddev,   v = L^-1 u / |L^-1 u|        Normal(snr, 1) present, Normal(0, 1) absent
     snr = clip_norm |L^-1 u| / stddev  <=  1 / noise_multiplier          since |L^-1 u| <= |C u| <= sensitivity
@@ -19,16 +19,18 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.audits.noise import Finding, causal_factor
+from fedmf.audits.noise import Finding, causal_factor, check_rate
 from fedmf.participation.schema import Participation
-from fedmf.privacy.gaussian import gaussian_delta
 from fedmf.privacy.plan import Plan
 
 # Patterns of rounds that are all tried; beyond, windows and then better rounds one at a time.
-_TRIED = 5_000
-# Participations of which single ones are moved.
-_MOVED = 64
-_QUADRATURE = 12.0
+MAX_PATTERNS = 5_000
+# Signs of so many rounds are all tried.
+_FEW_ROUNDS = 8
+MAX_MOVED_ROUNDS, _SWEEPS = 64, 20
+# Relative difference of values that are equal but for rounding.
+_TIE = 1e-9
+_QUADRATURE_STDDEVS = 12.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
     """The pattern of rounds and signs that the released rows tell best, as far as a search finds it.
 
     All patterns are tried where they are few. Otherwise the windows of rounds min_sep apart, and from the best of them better
-    rounds one at a time: a lower bound on the worst.
+    rounds one at a time: a lower bound on the worst. Of patterns that differ by rounding alone the first one is taken.
 
     Args:
       plan: with noise, not a simulation of a larger cohort (its guarantee is not that of what runs).
@@ -59,12 +61,15 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
     Raises:
       ValueError: the plan has no noise, or simulates.
     """
+    import scipy.linalg
+
     if plan.noise_multiplier == 0 or plan.noise_scale != 1:
         raise ValueError(
             f"noise_multiplier={plan.noise_multiplier} and claimed_cohort={plan.claimed_cohort}: a plan without noise, or that "
             "simulates a larger cohort, guarantees nothing of what runs"
         )
-    E = _causal_encoder(plan)
+    L = causal_factor(plan.mechanism.noising())
+    E = scipy.linalg.solve_triangular(L, np.eye(len(L)), lower=True, check_finite=False)
     X = E.T @ E
     u = _with_signs(X, rounds) if rounds is not None else _worst_contributions(X, plan.participation)
     v = E @ u
@@ -74,46 +79,23 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
     )
 
 
-def too_many_rounds(plan: Plan, extra: int | None = None) -> tuple[int, ...] | None:
-    """The worst rounds and others beside them, together more than the plan allows a client, each chosen where it gains most.
-
-    Args:
-      plan: of the run.
-      extra: number of others; None for as many again.
-
-    Returns:
-      The rounds, or None if the plan allows all.
-    """
-    taken = np.flatnonzero(worst_case(plan).contributions).tolist()
-    E = _causal_encoder(plan)
-    X = E.T @ E
-    n = len(X)
-    for _ in range(min(len(taken) if extra is None else extra, n - len(taken))):
-        free = sorted(set(range(n)) - set(taken))
-        gains = np.diagonal(X)[free] + 2 * X[np.ix_(free, taken)].sum(axis=1)
-        taken.append(free[int(gains.argmax())])
-    return None if plan.participation.allows(taken) else tuple(sorted(taken))
-
-
-def _causal_encoder(plan: Plan) -> np.ndarray:
-    """E = L^-1, of which E^T E = (N N^T)^-1."""
-    import scipy.linalg
-
-    L = causal_factor(plan.mechanism.noising())
-    E: np.ndarray = scipy.linalg.solve_triangular(L, np.eye(len(L)), lower=True, check_finite=False)
-    return E
+def _first_largest(values: Iterable[float]) -> int:
+    """Index of the first value that is the largest but for rounding: processors round differently."""
+    array = np.fromiter(values, np.float64)
+    most = array.max()
+    return int(np.flatnonzero(array >= most - _TIE * abs(most))[0])
 
 
 def _worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarray:
-    patterns = list(itertools.islice(participation.patterns(), _TRIED + 1))
-    if len(patterns) > _TRIED:
+    patterns = list(itertools.islice(participation.patterns(), MAX_PATTERNS + 1))
+    if len(patterns) > MAX_PATTERNS:
         n, b, k = participation.rounds, participation.min_sep, participation.max_participations
         patterns = [tuple(range(first, min(n, first + (k - 1) * b + 1), b)) for first in range(n)]
         patterns = [p for p in patterns if len(p) == min(k, len(patterns[0]))] or patterns
-    found = [_with_signs(X, pattern) for pattern in patterns]
-    best = max(found, key=lambda u: _energy(X, u))
-    if participation.schema == "min_sep" and 1 < participation.max_participations <= _MOVED:
-        best = _improved(X, best, participation)
+    candidates = [_with_signs(X, pattern) for pattern in patterns]
+    best = candidates[_first_largest(_energy(X, u) for u in candidates)]
+    if participation.schema == "min_sep" and 1 < participation.max_participations <= MAX_MOVED_ROUNDS:
+        best = _improved(X, best, participation.min_sep)
     return best
 
 
@@ -123,41 +105,39 @@ def _energy(X: np.ndarray, u: np.ndarray) -> float:
 
 
 def _with_signs(X: np.ndarray, pattern: Iterable[int]) -> np.ndarray:
-    """u on these rounds: all signs where there are few, otherwise a sign at a time as long as it helps."""
+    """u on these rounds: the best signs where there are few rounds, otherwise a sign at a time as long as it helps."""
     taken = np.array(sorted(pattern))
     part = X[np.ix_(taken, taken)]
     signs = np.ones(len(taken))
-    if (part < 0).any():
-        if len(taken) <= 8:
-            choices = [np.array((1.0, *rest)) for rest in itertools.product((1.0, -1.0), repeat=len(taken) - 1)]
-            signs = max(choices, key=lambda s: float(s @ part @ s))
-        else:
-            for _ in range(len(taken)):
-                # Flipping sign i changes the energy by -4 s_i (sum_(j != i) X_ij s_j).
-                gain = -signs * (part @ signs - np.diagonal(part) * signs)
-                if gain.max() <= 0:
-                    break
-                signs[gain.argmax()] *= -1
+    if (part < 0).any() and len(taken) <= _FEW_ROUNDS:
+        choices = np.array([(1.0, *rest) for rest in itertools.product((1.0, -1.0), repeat=len(taken) - 1)])
+        signs = choices[_first_largest(((choices @ part) * choices).sum(axis=1))]
+    elif (part < 0).any():
+        for _ in range(len(taken)):
+            # Flipping sign i changes the energy by -4 s_i (sum_(j != i) X_ij s_j).
+            gain = -signs * (part @ signs - np.diagonal(part) * signs)
+            if gain.max() <= _TIE * part.max():
+                break
+            signs[_first_largest(gain)] *= -1
     u = np.zeros(len(X))
     u[taken] = signs
     return u
 
 
-def _improved(X: np.ndarray, u: np.ndarray, participation: Participation) -> np.ndarray:
+def _improved(X: np.ndarray, u: np.ndarray, min_sep: int) -> np.ndarray:
     """Moves one round at a time to where it counts most, as long as that helps."""
-    for _ in range(20):
+    for _ in range(_SWEEPS):
         before = _energy(X, u)
         for t in np.flatnonzero(u):
             rest = u.copy()
             rest[t] = 0.0
             others = np.flatnonzero(rest)
-            near = (np.abs(np.subtract.outer(np.arange(len(u)), others)) < participation.min_sep).any(axis=1)
+            near = (np.abs(np.subtract.outer(np.arange(len(u)), others)) < min_sep).any(axis=1)
             overlap = X[:, others] @ rest[others]
-            gain = np.where(near, -np.inf, np.diagonal(X) + 2 * np.abs(overlap))
-            place = int(gain.argmax())
-            rest[place] = 1.0 if overlap[place] >= 0 else -1.0
+            place = _first_largest(np.where(near, -np.inf, np.diagonal(X) + 2 * np.abs(overlap)))
+            rest[place] = 1.0 if overlap[place] >= -_TIE * X[place, place] else -1.0
             u = rest
-        if _energy(X, u) <= before * (1 + 1e-12):
+        if _energy(X, u) <= before * (1 + _TIE):
             break
     return u
 
@@ -211,8 +191,7 @@ def audit_distinguishing(
     for name, values in (("present", present), ("absent", absent)):
         if len(values) < 4:
             raise ValueError(f"{name} has {len(values)} trials: play at least 4 of each kind")
-    if not 0 < checks.real("confidence", confidence, hint="use a number such as 0.95") < 1:
-        raise ValueError(f"confidence={confidence} must be in (0, 1): use a number such as 0.95")
+    check_rate("confidence", confidence, "use a number such as 0.95")
     import scipy.stats
 
     claimed = 1 / plan.noise_multiplier
@@ -269,7 +248,7 @@ def _chi_nodes(degrees: int) -> tuple[np.ndarray, np.ndarray]:
     import scipy.special
     import scipy.stats
 
-    u = np.linspace(-_QUADRATURE, _QUADRATURE, 601)
+    u = np.linspace(-_QUADRATURE_STDDEVS, _QUADRATURE_STDDEVS, 601)
     tail = scipy.special.ndtr(-np.abs(u))
     squared = np.where(u < 0, scipy.stats.chi2.ppf(tail, degrees), scipy.stats.chi2.isf(tail, degrees))
     return np.sqrt(squared / degrees), np.exp(-(u**2) / 2) / math.sqrt(2 * math.pi) * (u[1] - u[0])
@@ -326,7 +305,8 @@ def _chosen_threshold(present: np.ndarray, absent: np.ndarray, delta: float, con
     # `s` is seen from the absent trials' mean; "absent" is guessed on the other side, as far from the middle.
     away = (s - snr / 2) * spread
     choices = [(middle + away, 1), (middle - away, -1)]
-    return max(choices, key=lambda choice: _bound(*_counts(present, absent, *choice), delta, 1 - confidence))
+    bounds = [float(_bound(*_counts(present, absent, *choice), delta, 1 - confidence)) for choice in choices]
+    return choices[_first_largest(bounds)]
 
 
 def expected_bound(snr: float, present: int, absent: int, delta: float, confidence: float) -> float:
@@ -358,30 +338,3 @@ def _p_of_epsilon(counts: tuple[int, int, int, int], delta: float, epsilon: floa
         middle = (low + high) / 2
         low, high = (low, middle) if _bound(*counts, delta, 10**middle) > epsilon else (middle, high)
     return float(10**high)
-
-
-def trials_needed(snr: float, claimed: float, p_value: float) -> float:
-    """How many trials show that a signal-to-noise ratio is above `claimed`, at this p-value and with chance 0.999; infinity if it is not.
-
-    >>> round(trials_needed(0.6, 0.4, 1e-8)), trials_needed(0.4, 0.4, 1e-8)
-    (7914, inf)
-    """
-    import scipy.special
-
-    if snr <= claimed:
-        return math.inf
-    # The measured ratio has variance (4 + snr^2 / 2) / trials, to first order.
-    deviations = -float(scipy.special.ndtri(p_value)) - float(scipy.special.ndtri(1e-3))
-    return deviations**2 * (4 + snr**2 / 2) / (snr - claimed) ** 2
-
-
-def largest_epsilon(snr: float, delta: float) -> float:
-    """epsilon of the Gaussian mechanism that a signal-to-noise ratio is, in closed form; 0 where none is needed."""
-    from scipy import optimize
-
-    if snr <= 0 or gaussian_delta(1 / snr, 0.0) <= delta:
-        return 0.0
-    upper = 1.0
-    while gaussian_delta(1 / snr, upper) > delta:
-        upper *= 2
-    return float(optimize.brentq(lambda e: gaussian_delta(1 / snr, e) - delta, 0.0, upper))

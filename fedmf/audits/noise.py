@@ -1,38 +1,36 @@
-"""Whether released noise has the distribution that a plan claims: a battery of exact tests with one false-positive rate.
+"""Tests whether released noise has the distribution that a plan claims, all with one false-positive rate.
 
 Claim: the d columns of Y (n, d) are independent Normal(0, scale^2 N N^T). N^T = Q R gives the causal square root L = R^T, L L^T =
 N N^T, without ever forming N N^T, and then
 
     W = L^-1 Y / scale        (n, d), all entries independent standard normals, exactly
 
-Every test below has an exact p-value under that claim, so that Bonferroni's correction bounds the chance that an honest run fails
-any of them. W says nothing of how Y was made: it knows N by definition, in float64, and not the code that ran.
+Every test below has an exact p-value under that claim, or an upper bound of it. Bonferroni's correction then bounds the chance that
+an honest run fails any of them. W knows N by definition, in float64, and nothing of the code that made Y.
 """
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from fedmf import checks
 
 FALSE_POSITIVE_RATE = 1e-6
-# Lags at which rounds are compared all together; the lengths at which rows of noise are made in blocks are among them.
+# Lags at which rounds are compared all together. The lengths of the blocks in which rows of noise are made are among them.
 _LAGS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256)
-# Coordinates that are compared in all pairs, and multiplications that it may cost.
-_MAX_COMPARED, _PAIRS_BUDGET = 2048, 4e9
+MAX_COMPARED_COORDINATES, MAX_PAIR_MULTIPLICATIONS = 2048, 4e9
 _BLOCK = 1024
-# Rounding of float32 rows, in standard deviations of W, up to which W is taken for exact.
-_ROUNDING_LIMIT = 1e-2
+# The rounding of float32 rows may move W by so many standard deviations.
+MAX_ROUNDING_STDDEVS = 1e-2
 
 
-def check_false_positive_rate(rate: float) -> None:
+def check_rate(name: str, rate: float, hint: str) -> None:
     """Raises unless the rate is in (0, 1)."""
-    hint = "use a small number such as 1e-6"
-    if not 0 < checks.real("false_positive_rate", rate, hint=hint) < 1:
-        raise ValueError(f"false_positive_rate={rate} must be in (0, 1): {hint}")
+    if not 0 < checks.real(name, rate, hint=hint) < 1:
+        raise ValueError(f"{name}={rate} must be in (0, 1): {hint}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +61,7 @@ class NoiseAudit:
     false_positive_rate: float = FALSE_POSITIVE_RATE
 
     def __post_init__(self) -> None:
-        check_false_positive_rate(self.false_positive_rate)
+        check_rate("false_positive_rate", self.false_positive_rate, "use a small number such as 1e-6")
 
     @property
     def threshold(self) -> float:
@@ -72,10 +70,9 @@ class NoiseAudit:
 
     @property
     def contradictions(self) -> tuple[Finding, ...]:
-        """Findings that contradict the claim, the worst first."""
-        return tuple(
-            sorted((f for f in self.findings if not f.p_value >= self.threshold), key=lambda finding: finding.p_value)
-        )
+        """Findings that contradict the claim, the worst first. A p-value that is not a number contradicts it."""
+        found = [finding for finding in self.findings if not finding.p_value >= self.threshold]
+        return tuple(sorted(found, key=lambda finding: finding.p_value))
 
     @property
     def consistent(self) -> bool:
@@ -101,10 +98,7 @@ def causal_factor(noising: np.ndarray) -> np.ndarray:
         return N
     if m < n:
         raise ValueError(f"noising has shape {N.shape}, fewer sources than rounds: no N of an encoder has")
-    import scipy.linalg
-
-    (R,) = scipy.linalg.qr(N.T, mode="r", check_finite=False)
-    R = R[:n]
+    R = np.linalg.qr(N.T, mode="r")
     signs = np.sign(np.diagonal(R))
     if not signs.all():
         raise ValueError("noising has linearly dependent rows: no N of an encoder has, check N C = I")
@@ -134,7 +128,7 @@ def whiten(factor: np.ndarray, rows: np.ndarray, scale: float) -> np.ndarray:
     inverse = scipy.linalg.solve_triangular(factor, np.eye(n), lower=True, check_finite=False)
     # An entry of Y is off by at most 2^-24 of its own size, if nothing worse happened to it.
     rounding = 2.0**-24 * math.sqrt(float(((inverse**2) @ (factor**2).sum(axis=1)).max()))
-    if not rounding < _ROUNDING_LIMIT:
+    if not rounding < MAX_ROUNDING_STDDEVS:
         raise ValueError(
             f"noising is so ill-conditioned that the rounding of float32 rows alone moves the whitened noise by {rounding:.2g} "
             "standard deviations: this mechanism cannot be audited by its released rows"
@@ -164,7 +158,6 @@ def audit_noise(
     >>> audit_noise([W], leaves=(200, 100)).consistent, audit_noise([1.1 * W], leaves=(200, 100)).consistent
     (True, False)
     """
-    check_false_positive_rate(false_positive_rate)
     runs = [checks.array("whitened", W, ndim=2) for W in whitened]
     if not runs or any(W.shape != runs[0].shape for W in runs):
         raise ValueError(f"whitened has shapes {[W.shape for W in runs]}: pass one run or several of the same shape")
@@ -172,16 +165,14 @@ def audit_noise(
     if sum(sizes) != runs[0].shape[1]:
         raise ValueError(f"leaves={sizes} has {sum(sizes)} coordinates but the rows have {runs[0].shape[1]}")
     columns = _compared_coordinates(sizes, runs[0].shape[0])
-    found: list[Finding] = []
-    for number, W in enumerate(runs):
-        prefix = f"run {number + 1}: " if len(runs) > 1 else ""
-        found += [dataclasses.replace(f, name=prefix + f.name) for f in _findings_of_one_run(W, sizes, columns)]
-    for (i, one), (j, other) in itertools.combinations(enumerate(runs), 2):
-        found += [
-            dataclasses.replace(f, name=f"runs {i + 1} and {j + 1}: {f.name}")
-            for f in _findings_of_two_runs(one, other, columns)
-        ]
-    return NoiseAudit(findings=tuple(found), false_positive_rate=false_positive_rate)
+    findings: list[Finding] = []
+    for number, W in enumerate(runs, 1):
+        prefix = f"run {number}: " if len(runs) > 1 else ""
+        findings += [dataclasses.replace(f, name=prefix + f.name) for f in _findings_of_one_run(W, sizes, columns)]
+    for (i, one), (j, other) in itertools.combinations(enumerate(runs, 1), 2):
+        pair = _findings_of_two_runs(one, other, columns)
+        findings += [dataclasses.replace(f, name=f"runs {i} and {j}: {f.name}") for f in pair]
+    return NoiseAudit(findings=tuple(findings), false_positive_rate=false_positive_rate)
 
 
 def _findings_of_one_run(W: np.ndarray, leaves: tuple[int, ...], columns: np.ndarray) -> Iterator[Finding]:
@@ -189,72 +180,58 @@ def _findings_of_one_run(W: np.ndarray, leaves: tuple[int, ...], columns: np.nda
 
     n, d = W.shape
     squares = W**2
-    yield _scale("variance, all entries", squares.reshape(1, -1))[0]
     ends = np.cumsum(leaves)
     parts = [slice(end - size, end) for end, size in zip(ends, leaves, strict=True) if size]
-    if len(parts) > 1:
-        yield _worst_of(
-            "variance of a leaf",
-            [_scale(f"columns {part.start}..{part.stop - 1}", squares[:, part].reshape(1, -1))[0] for part in parts],
-        )
+    yield from _scale("variance, all entries", squares.reshape(1, -1))
     yield from _scale("variance of a round", squares)
     yield from _scale("variance of a coordinate", squares.T)
-    # An orthogonal change of basis leaves W's distribution as it is, and turns dependence over rounds of any stationary
-    # kind into frequencies of unequal variance.
-    if n > 1:
-        yield from _scale("variance of a frequency over rounds", scipy.fft.dct(W, axis=0, norm="ortho") ** 2)
-    if d > 1:
-        yield from _scale("variance of a frequency over coordinates", scipy.fft.dct(W.T, axis=0, norm="ortho") ** 2)
     yield _mean("mean, all entries", W.reshape(1, -1))
     yield _mean("mean of a round", W)
     yield _mean("mean of a coordinate", W.T)
-    if n > 1:
-        pairs = {lag: _disjoint_pairs(n, lag) for lag in (*_LAGS, n // 2) if lag <= n // 2}
-        lags = [_correlation(f"{lag} apart", W[first], W[second]) for lag, (first, second) in pairs.items()]
-        yield _worst_of("correlation of rounds", lags)
+    yield _distance("normality: distance of the distribution of all entries", W.ravel(), "norm")
     if len(parts) > 1:
+        variances = [(f"columns {part.start}..{part.stop - 1}", squares[:, part].reshape(1, -1)) for part in parts]
+        yield _worst_of("variance of a leaf", [next(_scale(name, values)) for name, values in variances])
         leaf_pairs = []
         for one, other in itertools.combinations(parts, 2):
             common = min(one.stop - one.start, other.stop - other.start)
             name = f"columns {one.start}.. with {other.start}.."
             leaf_pairs.append(_correlation(name, W[:, one][:, :common], W[:, other][:, :common]))
         yield _worst_of("correlation of leaves", leaf_pairs)
+    # An orthogonal change of basis leaves W's distribution as it is, and turns dependence over rounds of any stationary
+    # kind into frequencies of unequal variance.
     if n > 1:
-        yield _largest_correlation("correlation of any two rounds", W, W, lambda s, t: s < t)
+        yield from _scale("variance of a frequency over rounds", scipy.fft.dct(W, axis=0, norm="ortho") ** 2)
+        pairs = {lag: _disjoint_pairs(n, lag) for lag in (*_LAGS, n // 2) if lag <= n // 2}
+        lags = [_correlation(f"{lag} apart", W[first], W[second]) for lag, (first, second) in pairs.items()]
+        yield _worst_of("correlation of rounds", lags)
+        yield _largest_correlation("correlation of any two rounds", W)
     coordinates = np.ascontiguousarray(W[:, columns].T)
     if d > 1:
-        yield _largest_correlation("correlation of any two coordinates", coordinates, coordinates, lambda i, j: i < j)
+        yield from _scale("variance of a frequency over coordinates", scipy.fft.dct(W.T, axis=0, norm="ortho") ** 2)
+        yield _largest_correlation("correlation of any two coordinates", coordinates)
     if n > 1 and d > 1:
         # Two coordinates, so that the compared entries are distinct; one coordinate with itself is a lag above.
-        yield _largest_correlation(
-            "correlation of any two coordinates, a round apart",
-            coordinates[:, :-1],
-            coordinates[:, 1:],
-            lambda i, j: i != j,
-        )
-    yield _distance("normality: distance of the distribution of all entries", W.ravel(), "norm")
+        name = "correlation of any two coordinates, a round apart"
+        yield _largest_correlation(name, coordinates[:, :-1], coordinates[:, 1:], skip_same=True)
 
 
 def _findings_of_two_runs(one: np.ndarray, other: np.ndarray, columns: np.ndarray) -> Iterator[Finding]:
     yield _correlation("correlation of the same entries", one, other)
-    yield _largest_correlation("correlation of any round with any round", one, other, lambda s, t: (s >= 0) & (t >= 0))
-    yield _largest_correlation(
-        "correlation of any coordinate with any coordinate",
-        np.ascontiguousarray(one[:, columns].T),
-        np.ascontiguousarray(other[:, columns].T),
-        lambda i, j: (i >= 0) & (j >= 0),
-    )
+    yield _largest_correlation("correlation of any round with any round", one, other)
+    coordinates = [np.ascontiguousarray(W[:, columns].T) for W in (one, other)]
+    yield _largest_correlation("correlation of any coordinate with any coordinate", *coordinates)
 
 
 def _compared_coordinates(leaves: tuple[int, ...], rounds: int) -> np.ndarray:
     """Columns of which all pairs are compared: all, or so many of each leaf's first that it stays affordable."""
-    affordable = max(2, min(_MAX_COMPARED, int(math.sqrt(_PAIRS_BUDGET / rounds))))
+    affordable = max(2, min(MAX_COMPARED_COORDINATES, int(math.sqrt(MAX_PAIR_MULTIPLICATIONS / rounds))))
     most = affordable
     while most > 1 and sum(min(size, most) for size in leaves) > affordable:
         most = most * 3 // 4
-    starts = np.cumsum((0, *leaves))
+    starts = np.cumsum((0, *leaves))[:-1]
     return np.concatenate(
-        [np.arange(start, start + min(size, most)) for start, size in zip(starts, leaves, strict=False)]
+        [np.arange(start, start + min(size, most)) for start, size in zip(starts, leaves, strict=True)]
     )
 
 
@@ -265,7 +242,7 @@ def _disjoint_pairs(n: int, lag: int) -> tuple[np.ndarray, np.ndarray]:
     return first, first + lag
 
 
-def _scale(name: str, squares: np.ndarray) -> list[Finding]:
+def _scale(name: str, squares: np.ndarray) -> Iterator[Finding]:
     """Row sums of squares of standard normals are chi-squared, and independent: the most extreme one, and all of them.
 
     The p-values of many rows are uniform, which a Kolmogorov-Smirnov test checks; the least of them is at most p with chance
@@ -278,18 +255,17 @@ def _scale(name: str, squares: np.ndarray) -> list[Finding]:
     lower, upper = scipy.stats.chi2.cdf(sums, size), scipy.stats.chi2.sf(sums, size)
     p = np.minimum(2 * np.minimum(lower, upper), 1)
     worst = int(p.argmin())
-    found = [Finding(name=name, statistic=float(sums[worst] / size), p_value=_least_of(float(p[worst]), groups))]
+    words = f"{name}, the most extreme of {groups:,}" if groups > 1 else name
+    yield Finding(name=words, statistic=float(sums[worst] / size), p_value=_least_of(float(p[worst]), groups))
     if groups > 1:
-        found[0] = dataclasses.replace(found[0], name=f"{name}, the most extreme of {groups:,}")
-        found.append(_distance(f"{name}: distance of all from chi-square", lower, "uniform"))
-    return found
+        yield _distance(f"{name}: distance of all from chi-square", lower, "uniform")
 
 
-def _worst_of(name: str, found: list[Finding]) -> Finding:
+def _worst_of(name: str, findings: list[Finding]) -> Finding:
     """Several findings as one, by Bonferroni's correction."""
-    worst = min(found, key=lambda finding: finding.p_value)
-    name = f"{name}, the most extreme of {len(found)}: {worst.name}"
-    return Finding(name=name, statistic=worst.statistic, p_value=min(1.0, len(found) * worst.p_value))
+    worst = min(findings, key=lambda finding: finding.p_value)
+    name = f"{name}, the most extreme of {len(findings)}: {worst.name}"
+    return Finding(name=name, statistic=worst.statistic, p_value=min(1.0, len(findings) * worst.p_value))
 
 
 def _mean(name: str, rows: np.ndarray) -> Finding:
@@ -304,17 +280,18 @@ def _mean(name: str, rows: np.ndarray) -> Finding:
 
 def _least_of(p: float, count: int) -> float:
     """Chance that the least of `count` independent uniform p-values is at most p."""
-    return -math.expm1(count * math.log1p(-p)) if p < 1 else 1.0
+    return 1.0 if p >= 1 else -math.expm1(count * math.log1p(-p))
 
 
 def _correlation(name: str, one: np.ndarray, other: np.ndarray) -> Finding:
-    """Correlation about 0 of distinct entries: r sqrt((M - 1) / (1 - r^2)) is Student's t with M - 1 degrees of freedom."""
+    """Correlation about 0 of distinct entries."""
     a, b = one.ravel(), other.ravel()
     r = float(a @ b / math.sqrt(float(a @ a) * float(b @ b)))
     return Finding(name=name, statistic=r, p_value=_p_of_correlation(r, a.size))
 
 
 def _p_of_correlation(r: float, count: int) -> float:
+    """r sqrt((count - 1) / (1 - r^2)) is Student's t with count - 1 degrees of freedom."""
     import scipy.stats
 
     if count < 2:
@@ -324,32 +301,28 @@ def _p_of_correlation(r: float, count: int) -> float:
 
 
 def _largest_correlation(
-    name: str, one: np.ndarray, other: np.ndarray, pairs: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    name: str, one: np.ndarray, other: np.ndarray | None = None, *, skip_same: bool = False
 ) -> Finding:
-    """The largest correlation about 0 of a row of `one` with a row of `other`, of those `pairs`; p by Bonferroni."""
-    a, b = (M / np.maximum(np.linalg.norm(M, axis=1, keepdims=True), 1e-300) for M in (one, other))
-    largest, count = 0.0, 0
+    """The largest correlation about 0 of two rows of `one`, or of a row of `one` with a row of `other`; p by Bonferroni."""
+    a, b = (
+        M / np.maximum(np.linalg.norm(M, axis=1, keepdims=True), 1e-300) for M in (one, one if other is None else other)
+    )
+    largest = 0.0
     for first in range(0, len(a), _BLOCK):
         correlations = a[first : first + _BLOCK] @ b.T
-        allowed = pairs(np.arange(first, first + len(correlations))[:, None], np.arange(len(b))[None, :])
-        count += int(allowed.sum())
-        # Zero where not allowed.
-        correlations *= allowed
-        extreme = float(correlations.flat[int(np.abs(correlations).argmax())])
-        largest = max(largest, extreme, key=abs)
-    return Finding(
-        name=f"{name}, the largest of {count:,}",
-        statistic=largest,
-        p_value=min(1.0, count * _p_of_correlation(largest, a.shape[1])),
-    )
+        if other is None:
+            correlations = np.triu(correlations, first + 1)
+        elif skip_same:
+            np.fill_diagonal(correlations[:, first:], 0.0)
+        largest = max(largest, float(correlations.flat[int(np.abs(correlations).argmax())]), key=abs)
+    count = len(a) * (len(a) - 1) // 2 if other is None else len(a) * (len(b) - skip_same)
+    p = min(1.0, count * _p_of_correlation(largest, a.shape[1]))
+    return Finding(name=f"{name}, the largest of {count:,}", statistic=largest, p_value=p)
 
 
 def _distance(name: str, values: np.ndarray, distribution: str) -> Finding:
-    """Kolmogorov-Smirnov distance of independent values from their distribution."""
-    import scipy.special
+    """Kolmogorov-Smirnov distance of independent values from their distribution, with its exact p-value."""
     import scipy.stats
 
-    uniform = np.sort(scipy.special.ndtr(values) if distribution == "norm" else values)
-    steps = np.arange(len(uniform) + 1) / len(uniform)
-    distance = float(max((steps[1:] - uniform).max(), (uniform - steps[:-1]).max()))
-    return Finding(name=name, statistic=distance, p_value=float(scipy.stats.kstwo.sf(distance, len(uniform))))
+    test = scipy.stats.kstest(values, distribution, method="exact")
+    return Finding(name=name, statistic=float(test.statistic), p_value=float(test.pvalue))

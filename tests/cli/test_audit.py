@@ -33,30 +33,27 @@ def test_a_folder_is_audited_as_a_run(tmp_path):
 @pytest.mark.tensorflow
 def test_noise_of_a_mechanism_is_audited(banded):
     options = [banded, *SMALL, "--epsilon", 8, "--trials", 1000]
-    result = json.loads(fedmf("audit", "mechanism", *options, "--controls", "--json").stdout)
+    result = json.loads(fedmf("audit", "mechanism", *options, "--json").stdout)
     assert result["consistent"] is True
     assert len(result["findings"]) > 40
     assert all(finding["p_value"] >= result["threshold"] for finding in result["findings"])
     assert result["game"]["epsilon_lower"] <= result["game"]["epsilon_claimed"] <= 8
-    assert len(result["controls"]) == 11
-    assert all(control["caught"] is not False for control in result["controls"])
-    text = fedmf("audit", "mechanism", *options, "--strategy", "host").stdout
+    text = fedmf("audit", "mechanism", *options).stdout
     assert "consistent with the claim" in text
     assert "proved at 95%" in text
 
 
 @pytest.mark.tensorflow
 def test_a_contradiction_is_exit_status_1(banded, monkeypatch):
-    from fedmf.federated.audit import released
+    from fedmf.federated import audit
 
-    honest = released.mean_query
+    honest = audit.mean_query
 
     def weak(plan, *args, **kwargs):
-        return honest(dataclasses.replace(plan, noise_multiplier=0.97 * plan.noise_multiplier), *args, **kwargs)
+        return honest(dataclasses.replace(plan, noise_multiplier=0.9 * plan.noise_multiplier), *args, **kwargs)
 
-    monkeypatch.setattr(released, "mean_query", weak)
-    options = [banded, *SMALL, "--epsilon", 8, "--trials", 0]
-    text = fedmf("audit", "mechanism", *options, status=1).stdout
+    monkeypatch.setattr(audit, "mean_query", weak)
+    text = fedmf("audit", "mechanism", banded, *SMALL, "--epsilon", 8, "--trials", 0, status=1).stdout
     assert "NOT WHAT THE PLAN CLAIMS" in text
     assert "CONTRADICTS THE CLAIM" in text
 
@@ -64,14 +61,8 @@ def test_a_contradiction_is_exit_status_1(banded, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "give exactly one"),
-        (["--epsilon", 8, "--noise-multiplier", 1], "give exactly one"),
         (["--noise-multiplier", 0], "without noise"),
-        (["--epsilon", 8, "--path", "x"], "path='x'"),
-        (["--epsilon", 8, "--strategy", "x"], "strategy='x'"),
         (["--epsilon", 8, "--coordinates", 3], "coordinates=3"),
-        (["--epsilon", 8, "--trials", 3], "trials=3"),
-        (["--epsilon", 8, "--seed", -1], "seed=-1"),
         (["--epsilon", 8, "--false-positive-rate", 2], "false_positive_rate=2"),
     ],
     ids=lambda v: "" if isinstance(v, str) else " ".join(map(str, v)),

@@ -1,0 +1,205 @@
+"""Audit of what really runs: the query of an aggregator on a small model through all rounds, without clients or with the worst of them.
+
+`fedmf.audits.noise` judges the noise and `fedmf.audits.distinguishing` the game; here it is run. The audited code gives nothing but
+what it releases. The claim is the plan's stddev and its mechanism's noising(), in float64.
+"""
+
+import collections
+import dataclasses
+import math
+import reprlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from fedmf import checks
+from fedmf.audits.distinguishing import Distinguishing, WorstCase, audit_distinguishing, worst_case
+from fedmf.audits.noise import FALSE_POSITIVE_RATE, NoiseAudit, audit_noise, causal_factor, check_rate, whiten
+from fedmf.federated.aggregation.aggregator import mean_query
+from fedmf.privacy.plan import Plan
+
+# Entries of noise that show a scale off by 3% at one in a million false alarms, and a margin.
+_ENTRIES = 60_000
+_MIN_COORDINATES = 256
+# How far the worst case overshoots the clip norm, so that it is the clipping that bounds it.
+_OVERSHOOT = 3.0
+# The fixed divisor of plans that simulate no cohort.
+_DIVISOR = 10
+
+Progress = Callable[[int, int], None]
+# Round -> (coordinates along each of which one client sends an update, the updates' size).
+Clients = Callable[[int], tuple[np.ndarray, float]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MechanismAudit:
+    """What `audit_mechanism` found.
+
+    Attributes:
+      verdict: all findings under one false-positive rate.
+      game: the distinguishing audit, or None if it was left out.
+      rounds, coordinates, trials: what was run.
+    """
+
+    verdict: NoiseAudit
+    game: Distinguishing | None
+    rounds: int
+    coordinates: int
+    trials: int
+
+
+def audit_mechanism(
+    plan: Plan,
+    *,
+    seed: int,
+    coordinates: int | None = None,
+    trials: int = 20_000,
+    false_positive_rate: float = FALSE_POSITIVE_RATE,
+    progress: Progress | None = None,
+) -> MechanismAudit:
+    """Runs the query of a plan and tests what it releases against what the plan claims.
+
+    Two runs with different seeds, the second stopped and resumed in the middle, on zero updates; then the distinguishing game.
+
+    Args:
+      plan: with noise; of a sampled one the noise and the guarantee without amplification are tested.
+      seed: non-negative; the noise seeds are derived from it, and the same seed gives the same findings.
+      coordinates: entries of the model, each an independent sample of the noise; None for enough to see a scale off by 3%.
+      trials: of the game; 0 for no game.
+      false_positive_rate: chance, at most, that an honest mechanism fails.
+      progress: called with (rounds done, rounds in all) after each round.
+
+    Raises:
+      TypeError, ValueError: naming the argument, its value and what to do instead.
+
+    Example:
+      >>> import fedmf
+      >>> once = fedmf.Participation(rounds=4, schema="single")
+      >>> plan = fedmf.calibrate(fedmf.fit(fedmf.prefix_sum(4), once, family="tree"), once, epsilon=2.0, delta=1e-6)
+      >>> audit = audit_mechanism(plan, seed=1, coordinates=500, trials=0)
+      >>> audit.verdict.consistent, len(audit.verdict.findings) > 30
+      (True, True)
+    """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate")
+    seed = checks.integer("seed", seed, low=0, hint="choose a whole number; it is not a secret here")
+    check_rate("false_positive_rate", false_positive_rate, "use a small number such as 1e-6")
+    n = plan.mechanism.rounds
+    d = max(_MIN_COORDINATES, -(-_ENTRIES // n)) if coordinates is None else coordinates
+    leaves = [math.prod(shape) for shape in model_of(d).values()]
+    if checks.integer("trials", trials, low=0, hint="play some thousand, or 0 for no game"):
+        checks.integer("trials", trials, low=8, hint="play some thousand, or 0 for no game")
+    plan = plan.without_amplification()  # the game's client takes part in rounds that are known
+    case = worst_case(plan)
+    total, done = n * (3 if trials else 2), 0
+
+    def rows(run: int, size: int, **options: Any) -> Iterator[np.ndarray]:
+        nonlocal done
+        for row in released_rows(plan, size, noise_seed=16 * seed + run, **options):
+            done += 1
+            if progress is not None:
+                progress(done, total)
+            yield row
+
+    L, scale = causal_factor(plan.mechanism.noising()), plan.stddev / divisor_of(plan)
+    one = whiten(L, np.stack(list(rows(1, d))), scale)
+    other = whiten(L, np.stack(list(rows(2, d, resume_at=n // 2))), scale)
+    findings = audit_noise([one, other], leaves=leaves).findings
+    game = None
+    if trials:
+        clients, present = worst_clients(plan, case, trials, seed)
+        s = case.projection @ np.stack(list(rows(3, trials, clients=clients))) / scale
+        game = audit_distinguishing(plan, case, s[present], s[~present])
+        findings += game.findings
+    verdict = NoiseAudit(findings=findings, false_positive_rate=false_positive_rate)
+    return MechanismAudit(verdict=verdict, game=game, rounds=n, coordinates=d, trials=trials)
+
+
+def worst_clients(plan: Plan, case: WorstCase, trials: int, seed: int) -> tuple[Clients, np.ndarray]:
+    """The clients of a game, and in which of the trials they are present: half of them, at random.
+
+    Coordinate i of the model is the trial of client i, who sends along it alone, in the rounds and with the signs of `case`.
+    """
+    present = np.random.default_rng([seed, 1]).permutation(trials) < trials // 2
+    places, size = np.flatnonzero(present), _OVERSHOOT * plan.clip_norm
+    return lambda t: (places if case.contributions[t] else places[:0], size * float(case.contributions[t])), present
+
+
+def model_of(coordinates: int) -> "collections.OrderedDict[str, tuple[int, ...]]":
+    """Shapes of a small model's leaves, one of them a scalar, with so many entries in all.
+
+    >>> model_of(42)
+    OrderedDict([('embedding', (2, 10)), ('scale', ()), ('kernel', (10,)), ('bias', (11,))])
+    """
+    quarter = (checks.integer("coordinates", coordinates, low=8, hint="use some hundred or more") - 1) // 4
+    return collections.OrderedDict(
+        embedding=(2, quarter), scale=(), kernel=(quarter,), bias=(coordinates - 1 - 3 * quarter,)
+    )
+
+
+def divisor_of(plan: Plan) -> int:
+    """What the sums of `released_rows` are divided by."""
+    return plan.simulated_cohort or _DIVISOR
+
+
+def released_rows(
+    plan: Plan, coordinates: int, *, noise_seed: int, clients: Clients | None = None, resume_at: int = 0
+) -> Iterator[np.ndarray]:
+    """Yields what the query of an aggregator releases in each round of the plan, flat: float64 (coordinates,).
+
+    Args:
+      plan: what to run.
+      coordinates: entries of the model.
+      noise_seed: of the run.
+      clients: who sends what in a round; None for two clients that send zeros.
+      resume_at: stop before this round, keep nothing but the state as numpy arrays, and go on with all else made anew; 0 does not stop.
+    """
+    nobody = np.zeros(2, np.int64), 0.0
+    query = _Query(plan, coordinates, noise_seed)
+    state = query.initial_state
+    for t in range(plan.mechanism.rounds):
+        if t and t == resume_at:
+            state, query = tf.nest.map_structure(np.array, state), _Query(plan, coordinates, noise_seed)
+        state, row = query.release(state, *(clients(t) if clients else nobody))
+        yield row
+
+
+class _Query:
+    """The query that both executions of training run, traced once: TensorFlow would warn of many tf.functions of one name."""
+
+    def __init__(self, plan: Plan, coordinates: int, noise_seed: int) -> None:
+        shapes = model_of(coordinates)
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        specs = collections.OrderedDict((name, tf.TensorSpec(shape)) for name, shape in shapes.items())
+        query = mean_query(plan, specs, clients_per_round=divisor_of(plan), noise_seed=noise_seed, zeroing_norm=None)
+
+        def add(params: Any, places: Any, size: Any) -> Any:
+            sample = query.initial_sample_state()
+            for place in places:
+                parts = tf.split(tf.one_hot(place, coordinates) * size, sizes)
+                record = [(name, tf.reshape(part, shapes[name])) for name, part in zip(shapes, parts, strict=True)]
+                sample = query.accumulate_record(params, sample, collections.OrderedDict(record))
+            return sample
+
+        def finish(sample: Any, state: Any) -> Any:
+            result, state, _ = query.get_noised_result(sample, state)
+            return tf.concat([tf.reshape(result[name], [-1]) for name in shapes], axis=0), state
+
+        self.initial_state = query.initial_global_state()
+        self._params = query.derive_sample_params
+        params, sample = self._params(self.initial_state), query.initial_sample_state()
+        spec = tf.TensorSpec([None], tf.int64), tf.TensorSpec([])
+        self._add = tf.function(add).get_concrete_function(params, *spec)
+        self._finish = tf.function(finish).get_concrete_function(sample, self.initial_state)
+        self._sums: dict[Any, Any] = {}
+
+    def release(self, state: Any, places: np.ndarray, size: float) -> tuple[Any, np.ndarray]:
+        params = self._params(state)
+        # The same updates under the same parameters have the same sum: a pure function, and the cost of a round.
+        key = (places.tobytes(), size, *(np.asarray(part).tobytes() for part in tf.nest.flatten(params)))
+        if key not in self._sums:
+            self._sums[key] = self._add(params, tf.constant(places), tf.constant(size, tf.float32))
+        row, state = self._finish(self._sums[key], state)
+        return state, row.numpy().astype(np.float64)

@@ -1,1 +1,0 @@
-"""Noise taken from the running aggregator."""

@@ -1,0 +1,231 @@
+"""The audit of what really runs: honest mechanisms pass, and mistakes in the code that runs are caught.
+
+The host's rows and TFF's process are held to the same rows exactly, in noise/test_host.py and aggregation/test_aggregator.py.
+"""
+
+import collections
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import fedmf
+from fedmf.audits.distinguishing import audit_distinguishing, worst_case
+from fedmf.audits.noise import audit_noise, causal_factor, whiten
+from fedmf.federated import audit as audits
+from fedmf.federated.aggregation import query as queries
+from fedmf.federated.audit import audit_mechanism, divisor_of, model_of, released_rows, worst_clients
+from fedmf.mechanisms import DenseMechanism
+from tests.audits.controls import mistakes_over_rounds, too_many_rounds
+from tests.mechanisms.registry import MECHANISMS, every_form
+from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_game, missed_by_noise_audit, trials_that_see
+
+pytestmark = pytest.mark.tensorflow
+
+ROUNDS, COORDINATES = 10, 7_000
+LEAVES = [math.prod(shape) for shape in model_of(COORDINATES).values()]
+
+
+def plan_of(mechanism, noise_multiplier=0.7):
+    participation = fedmf.Participation(rounds=mechanism.rounds, schema="min_sep", min_sep=min(3, mechanism.rounds))
+    return fedmf.Plan(
+        mechanism=mechanism,
+        participation=participation,
+        noise_multiplier=noise_multiplier,
+        clip_norm=0.5,
+        delta=1e-6,
+    )
+
+
+@pytest.fixture(scope="module")
+def claim():
+    return plan_of(MECHANISMS["banded"](ROUNDS))
+
+
+def run(plan, seed=1, **options):
+    return released_rows(plan, COORDINATES, noise_seed=seed, **options)
+
+
+def judged(claim, *runs):
+    L, scale = causal_factor(claim.mechanism.noising()), claim.stddev / divisor_of(claim)
+    return audit_noise([whiten(L, np.stack(list(rows)), scale) for rows in runs], leaves=LEAVES)
+
+
+@every_form
+def test_every_form_is_what_is_claimed(build):
+    plan = plan_of(build(ROUNDS))
+    assert judged(plan, run(plan, seed=99, resume_at=6)).contradictions == ()
+
+
+def test_an_audit_is_of_two_runs_and_a_game():
+    progress = []
+    plan = plan_of(MECHANISMS["tree online"](4))
+    result = audit_mechanism(
+        plan, seed=3, coordinates=300, trials=20, progress=lambda done, total: progress.append((done, total))
+    )
+    assert result.verdict.consistent
+    assert (result.rounds, result.coordinates, result.trials) == (4, 300, 20)
+    assert (result.game.present, result.game.absent) == (10, 10)
+    assert progress == [(done, 12) for done in range(1, 13)]
+
+
+# Mistakes in what runs. Each was honest noise first.
+
+
+@pytest.mark.parametrize("factor", [0.97, 1.03])
+def test_a_scale_off_by_three_percent_is_caught(claim, factor):
+    honest = judged(claim, run(claim))
+    assert honest.consistent
+    assert missed_by_noise_audit(factor**2 * np.eye(ROUNDS), COORDINATES, honest.threshold) <= MISS_RATE
+    wrong = dataclasses.replace(claim, noise_multiplier=factor * claim.noise_multiplier)
+    assert not judged(claim, run(wrong)).consistent
+
+
+@pytest.mark.parametrize("mistake", ["rows in place of columns", "Cholesky factor not flipped"])
+def test_a_wrong_encoder_is_caught(mistake):
+    C = np.tril(0.8 ** np.abs(np.subtract.outer(np.arange(ROUNDS), np.arange(ROUNDS))))
+    columns = C / np.linalg.norm(C, axis=0)
+    wrong = C / np.linalg.norm(C, axis=1, keepdims=True)
+    if mistake == "Cholesky factor not flipped":
+        wrong = np.linalg.cholesky(columns.T @ columns)
+    claim = plan_of(DenseMechanism(matrix=columns))
+    changed = columns @ np.linalg.inv(wrong)
+
+    def rows_of(encoder):
+        """With the claimed stddev of Z."""
+        plan = plan_of(DenseMechanism(matrix=encoder))
+        plan = dataclasses.replace(plan, noise_multiplier=0.7 * claim.stddev / plan.stddev)
+        assert plan.stddev == pytest.approx(claim.stddev)
+        return run(plan)
+
+    honest = judged(claim, rows_of(columns))
+    assert honest.consistent
+    assert missed_by_noise_audit(changed @ changed.T, COORDINATES, honest.threshold) <= MISS_RATE
+    assert not judged(claim, rows_of(wrong)).consistent
+
+
+def test_noise_reused_between_rounds_is_caught(monkeypatch, claim):
+    """A state that does not advance in one round, as one that is a constant of a graph."""
+    honest, times = audits._Query.release, []
+
+    def forgetful(self, state, *clients):
+        after, row = honest(self, state, *clients)
+        times.append(int(state.noise.next_round))
+        return (state if times == [0, 1, 2, 3, 4, 5] else after), row
+
+    repeated = np.eye(ROUNDS)[[0, 1, 2, 3, 4, 5, 5, 6, 7, 8]]
+    factor = causal_factor(claim.mechanism.noising())
+    M = np.linalg.solve(factor, repeated @ factor)
+    audit = judged(claim, run(claim))
+    assert audit.consistent
+    assert missed_by_noise_audit(M @ M.T, COORDINATES, audit.threshold) <= MISS_RATE
+    monkeypatch.setattr(audits._Query, "release", forgetful)
+    assert not judged(claim, run(claim)).consistent
+    assert times == [0, 1, 2, 3, 4, 5, 5, 6, 7, 8]
+
+
+def test_noise_shared_by_leaves_is_caught(monkeypatch, claim):
+    """A correlation of 1 is seen with certainty."""
+    honest = queries.MatrixFactorizationQuery.get_noised_result
+
+    def shared(self, sample, state):
+        result, state, event = honest(self, sample, state)
+        return collections.OrderedDict(result, kernel=result["bias"][: LEAVES[2]]), state, event
+
+    monkeypatch.setattr(queries.MatrixFactorizationQuery, "get_noised_result", shared)
+    assert not judged(claim, run(claim)).consistent
+
+
+def test_noise_shared_by_runs_is_caught(claim):
+    assert judged(claim, run(claim, 1), run(claim, 2)).consistent
+    assert not judged(claim, run(claim, 1), run(claim, 1)).consistent
+
+
+@pytest.mark.parametrize("lost", ["all", "round", "rows"])
+def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, lost):
+    """All of the state lost, or only its round number, or only its rows. The first is a control of audits.controls, of known power."""
+    honest, made = audits._Query.release, []
+
+    def forgetful(self, state, *clients):
+        if self not in made:
+            made.append(self)
+            if len(made) == 2:
+                begun = self.initial_state.noise
+                losses = {
+                    "all": begun,
+                    "round": state.noise._replace(next_round=begun.next_round),
+                    "rows": state.noise._replace(rows=begun.rows),
+                }
+                state = tf.nest.map_structure(tf.constant, state._replace(noise=losses[lost]))
+        return honest(self, state, *clients)
+
+    audit = judged(claim, run(claim, resume_at=5))
+    assert audit.consistent
+    M = mistakes_over_rounds(causal_factor(claim.mechanism.noising()))["noise not advanced by a resume"]
+    assert missed_by_noise_audit(M @ M.T, COORDINATES, audit.threshold) <= MISS_RATE
+    monkeypatch.setattr(audits._Query, "release", forgetful)
+    assert not judged(claim, run(claim, resume_at=5)).consistent
+    assert len(made) == 2
+
+
+# The game.
+
+
+def game(run_plan, claim, case, departure):
+    """As many trials as see a signal-to-noise ratio `departure` times that of the case."""
+    claimed = 1 / claim.noise_multiplier
+    trials = trials_that_see(lambda trials: missed_by_game(trials, departure * case.snr, claimed))
+    clients, present = worst_clients(claim, case, trials, seed=1)
+    rows = np.stack(list(released_rows(run_plan, trials, noise_seed=5, clients=clients)))
+    s = case.projection @ rows * divisor_of(claim) / claim.stddev
+    return audit_distinguishing(claim, case, s[present], s[~present], confidence=1 - FALSE_POSITIVE_RATE)
+
+
+@pytest.mark.parametrize("name", ["banded", "tree online"])
+def test_the_worst_client_is_seen_as_well_as_claimed_and_no_better(name):
+    plan = plan_of(MECHANISMS[name](12))
+    case = worst_case(plan)
+    result = game(plan, plan, case, 1.5)
+    assert all(finding.p_value > FALSE_POSITIVE_RATE for finding in result.findings)
+    assert result.snr_lower <= case.snr <= result.snr_upper
+    assert result.epsilon_lower <= plan.epsilon
+    if plan.sensitivity.exact:
+        assert case.snr == pytest.approx(1 / plan.noise_multiplier, rel=0.01)
+
+
+def test_games_that_break_the_claim_are_caught(monkeypatch):
+    claim = plan_of(MECHANISMS["banded"](12))
+    case = worst_case(claim)
+    less = dataclasses.replace(claim, noise_multiplier=claim.noise_multiplier * 2 / 3)
+    assert game(less, claim, case, 1.5).findings[0].p_value < FALSE_POSITIVE_RATE
+    broken = worst_case(claim, rounds=too_many_rounds(claim))
+    assert game(claim, claim, broken, 1.0).findings[0].p_value < FALSE_POSITIVE_RATE
+    honest = queries.MatrixFactorizationQuery.__init__
+
+    def lenient(self, plan, *args, **kwargs):
+        honest(self, plan, *args, **kwargs)
+        self._clip_norm *= 1.5
+
+    monkeypatch.setattr(queries.MatrixFactorizationQuery, "__init__", lenient)
+    assert game(claim, claim, case, 1.5).findings[0].p_value < FALSE_POSITIVE_RATE
+
+
+def test_a_simulated_cohort_has_the_noise_it_says(claim):
+    plan = claim.simulating(simulated=5, claimed=50)
+    assert judged(plan, run(plan)).consistent
+    with pytest.raises(ValueError, match="guarantees nothing of what runs"):
+        audit_mechanism(plan, seed=1)
+
+
+def test_refusals_name_the_argument(claim):
+    with pytest.raises(TypeError, match="plan=3 must be a fedmf.Plan"):
+        audit_mechanism(3, seed=1)
+    for words, change in (
+        ("seed=-1", {"seed": -1}),
+        ("coordinates=3", {"coordinates": 3}),
+        ("trials=5", {"trials": 5}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            audit_mechanism(claim, **{"seed": 1, **change})
