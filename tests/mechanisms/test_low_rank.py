@@ -122,31 +122,6 @@ def test_sizes_by_default():
         assert (mechanism.diagonals.shape[1], mechanism.rank) == (h, r)
 
 
-def test_progress_and_interruption():
-    steps = []
-    fitted(40, 2, 2, max_iterations=12, progress=lambda *step: steps.append(step))
-    assert [step[0] for step in steps] == list(range(1, len(steps) + 1))
-    swept = [step for step in steps[-12:] if step[2] is not None]
-    losses = [step[1] for step in swept]
-    assert losses == sorted(losses, reverse=True)
-    last = steps[-1][0]
-
-    # In a sweep, at the last step of the dense fit and at its first: it ends there.
-    for at in (last - 3, last - 12, 1):
-        taken = []
-
-        def interrupt(step, *_, at=at, taken=taken):
-            taken.append(step)
-            if step == at:
-                raise KeyboardInterrupt
-
-        with pytest.warns(RuntimeWarning, match="the low_rank fit was interrupted after"):
-            mechanism = fitted(40, 2, 2, max_iterations=12, progress=interrupt)
-        assert taken[-1] == at
-        squared = loss(mechanism, prefix_sum(40), single(40))
-        np.testing.assert_allclose(squared, mechanism.certificate.loss, rtol=1e-10)
-
-
 def test_few_bands_are_no_reason_to_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

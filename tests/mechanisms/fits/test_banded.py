@@ -1,8 +1,6 @@
 """The banded fits: gradients, bounds and optima against dense definitions."""
 
 import itertools
-import signal
-import threading
 import warnings
 
 import numpy as np
@@ -279,32 +277,6 @@ def test_refusals():
     n = 1_000_000  # bands=min_sep by default, which is rounds here: it must not begin
     with pytest.raises(ValueError, match=r"bands=1000000 would take .* GiB.*toeplitz or blt.*few bands"):
         fit(prefix_sum(n), Participation(rounds=n, schema="single"))
-
-
-@pytest.mark.parametrize("equal_norms", [True, False])
-@pytest.mark.parametrize("workload", [prefix_sum(1), momentum_sgd(1), Workload("two", [[2.0]])])
-def test_one_round(workload, equal_norms):
-    for participation in (single(1), epochs(1, 1)):
-        mechanism = fit(workload, participation, family="banded", equal_norms=equal_norms)
-        assert np.array_equal(mechanism.encoder(), [[1.0]])
-        assert mechanism.certificate.gap == 0.0
-
-
-@pytest.mark.parametrize("workload", [prefix_sum(200), Workload("dense", np.tri(200))])
-def test_interrupted_fit_keeps_the_best_so_far(workload):
-    losses = []
-
-    def interrupt(step, value, gap):
-        losses.append(value)
-        if step == 5:
-            signal.raise_signal(signal.SIGINT)
-
-    assert threading.current_thread() is threading.main_thread()
-    with pytest.warns(RuntimeWarning, match=r"interrupted after 5 steps.*another fit starts anew"):
-        mechanism = fit(workload, single(200), bands=20, tolerance=1e-8, progress=interrupt)
-    assert mechanism.certificate.iterations == len(losses) == 5
-    np.testing.assert_allclose(mechanism.certificate.loss, losses[-1], rtol=1e-12)
-    np.testing.assert_allclose(np.linalg.norm(mechanism.encoder(), axis=0), 1.0, rtol=1e-12)
 
 
 def test_toeplitz_start():

@@ -133,20 +133,6 @@ def test_uneven_workloads_are_refused_with_the_way_out():
             blt(workload, single(8))
 
 
-def test_an_interrupted_fit_keeps_the_best_so_far():
-    def interrupt(step, value, gap):
-        seen.append(value)
-        if step == 5:
-            raise KeyboardInterrupt
-
-    seen = []
-    with pytest.warns(RuntimeWarning, match="blt fit was interrupted after 5 steps"):
-        mechanism = blt(prefix_sum(100), single(100), progress=interrupt)
-    np.testing.assert_allclose(loss(mechanism, prefix_sum(100), single(100)), min(seen), rtol=1e-10)
-    with pytest.warns(RuntimeWarning, match="raise max_iterations=2"):
-        blt(prefix_sum(100), single(100), max_iterations=2)
-
-
 def test_many_buffers_are_no_worse():
     n = 2052
     errors = [

@@ -253,36 +253,6 @@ def test_smallest_sizes(n, b, options):
     np.testing.assert_allclose(fedmf.sensitivity(mechanism, epochs(n, b)).value, 1.0, rtol=1e-7)
 
 
-@pytest.mark.parametrize("workload", [prefix_sum(120), Workload("plain", np.tri(120))])
-@pytest.mark.parametrize("at", [1, 3, 5])
-def test_interrupted_fit_keeps_the_best_so_far(workload, at):
-    def interrupt(step, value, gap):
-        if step == at:
-            raise KeyboardInterrupt
-
-    with pytest.warns(RuntimeWarning, match=rf"interrupted after {at} steps.*another fit starts anew"):
-        mechanism = fit(workload, epochs(120, 20), family="dense", tolerance=1e-9, progress=interrupt)
-    assert 1e-9 < mechanism.certificate.gap < 1.0
-    np.testing.assert_allclose(fedmf.sensitivity(mechanism, epochs(120, 20)).value, 1.0, rtol=1e-9)
-
-
-def test_progress_and_stopping_short():
-    steps = []
-    with pytest.warns(RuntimeWarning, match="raise max_iterations=4 or tolerance"):
-        mechanism = fit(
-            prefix_sum(60),
-            epochs(60, 10),
-            family="dense",
-            tolerance=1e-10,
-            max_iterations=4,
-            progress=lambda *step: steps.append(step),
-        )
-    assert [step[0] for step in steps] == [1, 2, 3, 4]
-    assert mechanism.certificate.iterations == 4
-    np.testing.assert_allclose(steps[-1][1], mechanism.certificate.loss, rtol=1e-9)
-    np.testing.assert_allclose(steps[-1][2], mechanism.certificate.gap, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("b", "smallest", "tolerance"),
     [
@@ -297,11 +267,6 @@ def test_badly_scaled_workloads(b, smallest, tolerance):
     workload = momentum_sgd(48, 0.9, np.geomspace(smallest, 1.0, 48))
     certificate = fit(workload, epochs(48, b), family="dense", tolerance=tolerance).certificate
     assert certificate.gap <= tolerance
-
-
-def test_a_fit_is_repeatable():
-    first, second = (fit(momentum_sgd(30), epochs(30, 10), family="dense") for _ in range(2))
-    assert np.array_equal(first.encoder(), second.encoder())
 
 
 @pytest.mark.parametrize(

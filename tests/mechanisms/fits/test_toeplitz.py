@@ -1,5 +1,3 @@
-import warnings
-
 import numpy as np
 import pytest
 import scipy.optimize
@@ -245,33 +243,6 @@ def test_few_rounds(coefficients, n):
         assert mechanism.encoder()[0, 0] == 1.0
         if coefficients == "optimized" and n == 2 and objective == "max":
             assert abs(mechanism.coefficients[1] - 0.5) < 1e-6
-
-
-def test_an_interrupted_fit_keeps_the_best_so_far():
-    def interrupt(step, value, gap):
-        seen.append(value)
-        if step == 7:
-            raise KeyboardInterrupt
-
-    seen = []
-    with pytest.warns(RuntimeWarning, match="toeplitz fit was interrupted after 7 steps"):
-        mechanism = toeplitz(prefix_sum(100), single(100), bands=50, progress=interrupt)
-    assert len(seen) == 7
-    np.testing.assert_allclose(loss(mechanism, prefix_sum(100), single(100)), min(seen), rtol=1e-10)
-
-
-def test_stopping_short_warns_and_steps_are_counted_on():
-    steps = []
-    with pytest.warns(RuntimeWarning, match="raise max_iterations=3"):
-        toeplitz(prefix_sum(100), single(100), bands=50, max_iterations=3, progress=lambda *step: steps.append(step))
-    assert len(steps) == 3
-    steps.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        mechanism = toeplitz(prefix_sum(100), single(100), bands=50, progress=lambda *step: steps.append(step))
-    assert [step[0] for step in steps] == list(range(1, mechanism.certificate.iterations + 1))
-    losses = [step[1] for step in steps]
-    assert losses == sorted(losses, reverse=True)
 
 
 @pytest.mark.slow

@@ -1,0 +1,131 @@
+"""What every fit does, whatever the family: counts its steps, keeps the best so far, repeats itself, stops at Ctrl-C."""
+
+import contextlib
+import signal
+import warnings
+
+import numpy as np
+import pytest
+
+import fedmf
+from fedmf.experiments import table_cells
+from fedmf.mechanisms.fitting.progress import interruptible_fits
+from fedmf.privacy import bands
+from fedmf.runs import config
+
+ROUNDS = 60
+ONCE = fedmf.Participation(rounds=ROUNDS, schema="single")
+EPOCHS = fedmf.Participation(rounds=ROUNDS, schema="fixed_epoch", min_sep=10)
+PLAIN = fedmf.Workload("plain", np.tri(ROUNDS))  # prefix sums whose structure nobody knows
+# The forms that the fits have: of the structure of the workload and without it, with the norms of columns equal and free.
+FITS = {
+    "banded": (fedmf.prefix_sum(ROUNDS), ONCE, {"family": "banded", "bands": 20, "tolerance": 1e-8}),
+    "banded, plain": (PLAIN, ONCE, {"family": "banded", "bands": 20, "tolerance": 1e-8}),
+    "banded, free": (fedmf.prefix_sum(ROUNDS), EPOCHS, {"family": "banded", "equal_norms": False, "tolerance": 1e-7}),
+    "dense": (fedmf.prefix_sum(ROUNDS), EPOCHS, {"family": "dense", "tolerance": 1e-9}),
+    "dense, plain": (PLAIN, EPOCHS, {"family": "dense", "tolerance": 1e-9}),
+    "toeplitz": (fedmf.prefix_sum(ROUNDS), ONCE, {"family": "toeplitz", "bands": 50}),
+    "blt": (fedmf.prefix_sum(ROUNDS), ONCE, {"family": "blt"}),
+    "low_rank": (fedmf.prefix_sum(ROUNDS), ONCE, {"family": "low_rank", "bands": 2, "rank": 2}),
+}
+
+
+def fit(name, **options):
+    workload, participation, own = FITS[name]
+    return fedmf.fit(workload, participation, **own, **options, cache=False)
+
+
+def ctrl_c(*_):
+    """A progress function: Ctrl-C in the step after whose end it is called."""
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("at", [1, 3, 5])
+@pytest.mark.parametrize("name", FITS)
+def test_an_interrupted_fit_keeps_the_best_so_far(name, at):
+    taken = []
+
+    def interrupt(step, value, gap):
+        taken.append(value)
+        if step == at:
+            ctrl_c()
+
+    with pytest.warns(RuntimeWarning, match=rf"{name.split(',')[0]} fit was interrupted after {at} step.*starts anew"):
+        mechanism = fit(name, progress=interrupt)
+    assert len(taken) == at
+    workload, participation, _ = FITS[name]
+    np.testing.assert_allclose(fedmf.loss(mechanism, workload, participation), mechanism.certificate.loss, rtol=1e-9)
+    assert mechanism.certificate.gap > 1e-9
+    if name != "low_rank":  # its first steps are those of the dense optimum that it approximates
+        assert mechanism.certificate.loss <= min(taken) * (1.0 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FITS if name != "low_rank"]
+)  # whose sweeps end when they make no progress
+def test_steps_are_counted_on_and_a_fit_that_stops_short_warns(name):
+    steps = []
+    with pytest.warns(RuntimeWarning, match="raise max_iterations=4"):
+        mechanism = fit(name, max_iterations=4, progress=lambda *step: steps.append(step))
+    assert [step[0] for step in steps] == list(range(1, len(steps) + 1))
+    assert mechanism.certificate.iterations == len(steps)
+    losses = [loss for _, loss, _ in steps[-4:]]
+    assert losses == sorted(losses, reverse=True)
+    np.testing.assert_allclose(losses[-1], mechanism.certificate.loss, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_a_fit_within_its_tolerance_warns_of_nothing_and_repeats_itself(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first, second = fit(name), fit(name)
+    assert np.array_equal(first.encoder(), second.encoder())
+
+
+@pytest.mark.parametrize("name", ["banded", "dense", "toeplitz", "blt", "low_rank", "identity", "tree"])
+def test_one_round(name):
+    for schema in ("single", "every_round"):
+        once = fedmf.Participation(rounds=1, schema=schema)
+        mechanism = fedmf.fit(fedmf.prefix_sum(1), once, family=name)
+        assert np.array_equal(mechanism.encoder() @ mechanism.noising(), [[1.0]])
+        np.testing.assert_allclose(fedmf.loss(mechanism, fedmf.prefix_sum(1), once), 1.0, rtol=1e-12)
+
+
+class TestNobodyGoesOnWithHalfAnAnswer:
+    """Ctrl-C in a fit whose answer something goes on with, a run, a choice of bands, a table, ends that too."""
+
+    @pytest.fixture(autouse=True)
+    def _progress_interrupts(self, monkeypatch):
+        @contextlib.contextmanager
+        def shown(label, enabled):
+            yield ctrl_c
+
+        monkeypatch.setattr(config, "shown", shown)
+        monkeypatch.setattr(table_cells, "shown", shown)
+        monkeypatch.setattr(bands, "fit", lambda *a, **options: fedmf.fit(*a, **options, progress=ctrl_c))
+
+    @pytest.mark.parametrize("name", FITS)
+    def test_every_family(self, name):
+        with interruptible_fits(), pytest.raises(KeyboardInterrupt):
+            fit(name, progress=ctrl_c)
+
+    def test_a_fit_that_is_good_enough_when_it_is_interrupted(self):
+        # Within its tolerance from the first step on: nothing to warn of, and yet Ctrl-C.
+        options = {"family": "banded", "bands": 8, "tolerance": 0.5, "progress": ctrl_c}
+        with interruptible_fits(), pytest.raises(KeyboardInterrupt):
+            fedmf.fit(fedmf.prefix_sum(ROUNDS), ONCE, **options)
+
+    def test_of_a_run(self):
+        settings = fedmf.TrainConfig(rounds=ROUNDS, min_sep=8, cohort_size=2, epsilon=8.0, bands=8)
+        with pytest.raises(KeyboardInterrupt):
+            settings.plan()
+
+    def test_of_a_choice_of_bands(self):
+        options = {"population": 3200, "cohort_size": 20, "epsilon": 1.0, "delta": 1e-6}
+        for choice in ({"bands": [8]}, {"bands": [1], "dense": True}):
+            with pytest.raises(KeyboardInterrupt):
+                bands.choose_bands(fedmf.prefix_sum(ROUNDS), **options, **choice)
+
+    def test_of_a_table(self):
+        with pytest.raises(KeyboardInterrupt):
+            table_cells.fit(fedmf.prefix_sum(ROUNDS), ONCE, "banded", bands=8)
