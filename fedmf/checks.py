@@ -9,6 +9,13 @@ import numpy as np
 
 # The largest single dense array that is made without asking: 20,000 rounds.
 MAX_BYTES = 8 * 20_000**2
+# The longest run: one vector over its rounds takes 0.8 GB.
+MAX_ROUNDS = 100_000_000
+
+
+def rounds(name: str, value: Any) -> int:
+    """Returns `value` as a number of rounds."""
+    return integer(name, value, low=1, high=MAX_ROUNDS, hint="pass the number of rounds, a positive int")
 
 
 def integer(name: str, value: Any, *, low: int, high: int | None = None, hint: str) -> int:

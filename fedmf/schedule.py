@@ -29,7 +29,7 @@ class WarmupCooldown:
     floor: float = 0.05
 
     def __post_init__(self) -> None:
-        checks.integer("rounds", self.rounds, low=1, hint="pass the number of rounds of the run")
+        checks.rounds("rounds", self.rounds)
         if checks.real("peak", self.peak, hint="pass a learning rate such as 1.0") <= 0:
             raise ValueError(f"peak={self.peak} must be positive: pass a learning rate such as 1.0")
         if not 0 < checks.real("floor", self.floor, hint="pass a share such as 0.05") <= 1:

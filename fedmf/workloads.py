@@ -151,7 +151,7 @@ def identity(n: int) -> Workload:
     array([[1., 0.],
            [0., 1.]])
     """
-    n = checks.integer("n", n, low=1, hint="pass the number of rounds, a positive int")
+    n = checks.rounds("n", n)
     return Workload.from_inverse("identity", np.ones((n, 1)))
 
 
@@ -166,7 +166,7 @@ def prefix_sum(n: int) -> Workload:
            [1., 1., 0.],
            [1., 1., 1.]])
     """
-    n = checks.integer("n", n, low=1, hint="pass the number of rounds, a positive int")
+    n = checks.rounds("n", n)
     return Workload.from_inverse("prefix_sum", _two_bands(n, np.ones(n), -1.0))
 
 
@@ -199,7 +199,7 @@ def momentum_buffer(n: int, momentum: float) -> Workload:
     array([[1. , 0. ],
            [0.5, 1. ]])
     """
-    n = checks.integer("n", n, low=1, hint="pass the number of rounds, a positive int")
+    n = checks.rounds("n", n)
     momentum = checks.real("momentum", momentum, hint="choose a number in [0, 1)")
     if not 0.0 <= momentum < 1.0:
         raise ValueError(f"momentum={momentum} is outside [0, 1): choose 0 for plain SGD or a value such as 0.95")

@@ -43,7 +43,7 @@ def _family_options(command: Any) -> Any:
             option_name,
             type=None if kind is bool else kind,
             default=None,
-            help=f"{'; '.join(help_texts).capitalize()}." if len(help_texts) == 1 else f"{'; '.join(help_texts)}.",
+            help=f"{'; '.join(help_texts)}.",
         )(command)
     names = ", ".join(families)
     return click.option("--family", default="banded", show_default=True, help=f"One of {names}.")(command)

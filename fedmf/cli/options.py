@@ -3,8 +3,8 @@
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
+import tempfile
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -56,8 +56,10 @@ def writable(name: str, path: pathlib.Path | None, *suffixes: str) -> None:
         raise ValueError(f"{name}={str(path)!r} is a folder: name a file")
     if not path.parent.is_dir():
         raise ValueError(f"{name}={str(path)!r} is in a folder that does not exist: create it, or choose another")
-    if not os.access(path.parent, os.W_OK):
-        raise ValueError(f"{name}={str(path)!r} is in a folder that you may not write to: choose another")
+    try:  # as write_atomically will
+        tempfile.NamedTemporaryFile(prefix=f".{path.name}.{'0' * 16}", suffix=".part", dir=path.parent).close()
+    except OSError as error:
+        raise ValueError(f"{name}={str(path)!r} cannot be written ({error.strerror}): choose another") from error
 
 
 def gigabytes(name: str, value: float) -> int:

@@ -56,8 +56,7 @@ class Mechanism(abc.ABC):
             object.__setattr__(self, name, checks.frozen(value) if isinstance(value, np.ndarray) else value)
 
     def _set_rounds(self) -> None:
-        hint = "pass the number of rounds, a positive int"
-        self._set(rounds=checks.integer("rounds", self.rounds, low=1, hint=hint))
+        self._set(rounds=checks.rounds("rounds", self.rounds))
 
     @property
     def bands(self) -> int:

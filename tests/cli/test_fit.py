@@ -84,6 +84,22 @@ def test_every_completion_of_the_tree(run):
     assert run(*ROUNDS, "--family", "tree")["rmse"] <= min(rmses.values())
 
 
+@pytest.mark.parametrize("rounds", [2**32, 10**12])
+def test_runs_that_do_not_fit_into_memory_are_refused_at_once(run, capfd, rounds):
+    with pytest.raises(SystemExit) as stop:
+        run("--rounds", rounds, "--min-sep", 1, "--family", "blt")
+    assert stop.value.code == 2
+    assert f"rounds={rounds} must be in 1..100000000" in capfd.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_fit(run, capfd, monkeypatch):
+    monkeypatch.setattr("fedmf.fit", lambda *_, **__: pytest.fail("fitted"))
+    with pytest.raises(SystemExit) as stop:
+        run(*ROUNDS, out="m" * 250 + ".npz")  # a name that file systems take, and the temporary file's they do not
+    assert stop.value.code == 2
+    assert "cannot be written (File name too long): choose another" in capfd.readouterr().err
+
+
 def test_help_names_every_family(capfd):
     main(["fit", "--help"])
     text = capfd.readouterr().out

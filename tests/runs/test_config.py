@@ -55,7 +55,7 @@ BAD_VALUES = {
     "server_momentum": ((-0.1, 1.0, NAN), ""),
     "warmup": ((-0.1, NAN, 1.1), ""),
     "cooldown": ((-0.1, NAN, 0.9), ""),
-    "family": (("fourier", ""), "choose one of none, identity, tree, fft, banded, dense"),
+    "family": (("fourier", ""), "choose one of none, banded, blt, dense"),
     "schema": (("cyclic",), "choose one of"),
     "decoder": (("plain",), "choose one of online, full"),
     "column_norms": (("same",), "choose one of equal, free"),

@@ -1,0 +1,93 @@
+"""A family is one file: a module of a user's registers one, and everything else knows it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+FAMILY = '''
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from fedmf.mechanisms import Family, Mechanism, NoiseStream, register
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ScaledMechanism(Mechanism):
+    """C = scale I."""
+
+    family: ClassVar[str] = "scaled"
+    rounds: int
+    scale: float
+
+    def encoder(self):
+        return self.scale * np.eye(self.rounds)
+
+    def noising(self):
+        return np.eye(self.rounds) / self.scale
+
+    def stream(self):
+        return NoiseStream(rounds=self.rounds, sources=self.rounds, contraction=self.noising())
+
+
+def fit_scaled(workload, participation, stopping, *, scale: float = 2.0):
+    """The identity, scaled."""
+    return ScaledMechanism(rounds=workload.rounds, scale=scale)
+
+
+register(Family(mechanism=ScaledMechanism, fit=fit_scaled, label="Scaled ({bands})", color="#123456", help={"scale": "the entries"}))
+'''
+
+PROGRAM = """
+import json, types
+import scaled
+import fedmf
+from fedmf.reports import labels
+
+participation = fedmf.Participation(rounds=6, schema="min_sep", min_sep=3)
+fedmf.fit(fedmf.prefix_sum(6), participation, family="scaled", scale=4.0).save("m.npz")
+mechanism = fedmf.load_mechanism("m.npz")
+plan = fedmf.calibrate(mechanism, participation, epsilon=2.0, delta=1e-6)
+config = fedmf.TrainConfig(family="scaled", rounds=6, min_sep=3, cohort_size=2, epsilon=2.0)
+run = types.SimpleNamespace(config=config, plan={"bands": 6})
+print(json.dumps({
+    "mechanism": [mechanism.family, mechanism.scale, mechanism.certificate_reason],
+    "sensitivity": fedmf.sensitivity(mechanism, participation).value,
+    "noise": [plan.noise_multiplier, config.plan().noise_multiplier],
+    "label": [labels.mechanism_label(run), labels.family_color("scaled")],
+}))
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs a program in a folder that holds the family's module, and returns what it printed."""
+    (tmp_path / "scaled.py").write_text(FAMILY)
+
+    def call(program):
+        result = subprocess.run(
+            [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return result.stdout
+
+    return call
+
+
+def test_in_python(run):
+    shown = json.loads(run(PROGRAM))
+    assert shown["mechanism"] == ["scaled", 4.0, "built from given numbers, not optimised"]
+    assert shown["sensitivity"] == pytest.approx(4.0 * 2**0.5)
+    assert shown["noise"][0] == shown["noise"][1] > 0.0
+    assert shown["label"] == ["Scaled (6 bands)", "#123456"]
+
+
+def test_on_the_command_line(run):
+    command = "import scaled; from fedmf.cli import main; main({})"
+    assert "scaled: the entries" in " ".join(run(command.format('["fit", "--help"]')).split())
+    arguments = "fit --rounds 6 --min-sep 3 --family scaled --scale 3 --out m.npz --json".split()
+    shown = json.loads(run(command.format(arguments)))
+    assert shown["family"] == "scaled"
+    assert shown["sensitivity"] == pytest.approx(3.0 * 2**0.5)
