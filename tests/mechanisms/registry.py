@@ -107,6 +107,7 @@ _BUILDERS: dict[str, Callable[[int], Mechanism]] = {
     "blt": lambda rounds: _fitted_blt(rounds, "mean"),
     "blt, largest error": lambda rounds: _fitted_blt(rounds, "max"),
     "blt, last zero at 0": lambda rounds: BLTMechanism(rounds=rounds, decays=[0.9, 0.4], inverse_decays=[0.6, 0.0]),
+    "blt, last zero below 0": lambda rounds: BLTMechanism(rounds=rounds, decays=[0.9, 0.1], inverse_decays=[0.6, -0.3]),
     "tree online": lambda rounds: TreeMechanism(rounds=rounds, decoder="online"),
     "tree full": lambda rounds: TreeMechanism(rounds=rounds, decoder="full"),
     "tree online, virtual rounds": lambda rounds: TreeMechanism(rounds=rounds, completion="virtual"),

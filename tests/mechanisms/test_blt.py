@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from fedmf.mechanisms import BLTMechanism, load_mechanism
 from fedmf.mechanisms.error import per_round_error
 from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.noise.float32_check import check_float32
 from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
-from tests.oracles import sensitivity_of_nonnegative
+from tests.oracles import attained_sensitivity, sensitivity_of_nonnegative
 from tests.participation.test_participation import participations
 
 
@@ -25,10 +26,11 @@ def mechanisms(draw, rounds):
 @pytest.mark.parametrize(
     ("decays", "inverse_decays", "error", "words"),
     [
-        ([0.5], [0.6], ValueError, "do not alternate"),
-        ([1.0], [0.6], ValueError, "do not alternate"),
-        ([0.5], [-0.1], ValueError, "do not alternate"),
-        ([0.9, 0.8], [0.7, 0.6], ValueError, "do not alternate"),
+        ([1.1], [0.6], ValueError, "decays=.* grow without end"),
+        ([0.5], [-1.1], ValueError, "inverse_decays=.* grow without end"),
+        ([0.9, 0.9], [0.7, 0.6], ValueError, "different"),
+        ([0.9, 0.8999], [0.2, 0.1], ValueError, "float32"),
+        ([0.9, 0.8], [0.2, 0.1999], ValueError, "float32"),
         ([0.9], [0.7, 0.6], ValueError, "inverse_decays 2"),
         ([np.inf], [0.7], ValueError, "not finite"),
         ([], [], ValueError, "empty"),
@@ -68,6 +70,37 @@ def test_sensitivity_is_exact_under_every_participation(data):
     np.testing.assert_allclose(
         claimed.value, sensitivity_of_nonnegative(mechanism.encoder(), participation), rtol=1e-12
     )
+
+
+def test_a_last_zero_below_0_is_a_mechanism_like_any_other():
+    # Given by its decays and scales: the zeros are the roots of what is over their common denominator.
+    decays, scales = np.array([0.9, 0.5, 0.001]), np.array([0.1, 0.2, 0.5])
+    above = np.poly(decays)
+    for i, scale in enumerate(scales):
+        above[1:] += scale * np.poly(np.delete(decays, i))
+    mechanism = BLTMechanism(rounds=12, decays=decays, inverse_decays=np.sort(np.roots(above))[::-1])
+    assert mechanism.inverse_decays[-1] < -0.1
+    np.testing.assert_allclose(mechanism.scales, scales, rtol=1e-9)
+    c = mechanism.toeplitz_coefficients()
+    assert ((c > 0.0) & (c <= 1.0)).all()
+    np.testing.assert_allclose(mechanism.noising() @ mechanism.encoder(), np.eye(12), atol=1e-12)
+    check_float32(mechanism.stream())
+    participation = Participation(rounds=12, schema="min_sep", min_sep=3)
+    expected = sensitivity_of_nonnegative(mechanism.encoder(), participation)
+    assert sensitivity(mechanism, participation).exact
+    np.testing.assert_allclose(sensitivity(mechanism, participation).value, expected, rtol=1e-12)
+
+
+@given(seed=st.integers(0, 2**32 - 1), d=st.integers(1, 3))
+@settings(deadline=None, max_examples=50)
+def test_decays_in_any_order_and_of_any_sign(seed, d):
+    rng = np.random.default_rng(seed)
+    decays, inverse_decays = rng.choice(np.linspace(-0.9, 0.9, 10), (2, d), replace=False)
+    mechanism = BLTMechanism(rounds=9, decays=decays, inverse_decays=inverse_decays)
+    np.testing.assert_allclose(mechanism.noising() @ mechanism.encoder(), np.eye(9), atol=1e-9)
+    participation = Participation(rounds=9, schema="min_sep", min_sep=2)
+    value = sensitivity(mechanism, participation).value
+    assert value >= attained_sensitivity(mechanism.encoder(), participation, rng) * (1.0 - 1e-9)
 
 
 def test_poles_very_near_1_keep_their_digits():

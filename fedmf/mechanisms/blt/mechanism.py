@@ -11,6 +11,9 @@ from fedmf.mechanisms.toeplitz.mechanism import lower_toeplitz
 from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream
 
+# Scales whose magnitudes sum to more cancel, and float32 keeps less than four digits of the noise.
+MAX_SUM_OF_SCALES = 1e3
+
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,15 +27,16 @@ class BLTMechanism(Mechanism):
         N:  n_0 = 1,  n_t = - sum over i of inverse_scales[i] inverse_decays[i]^(t - 1)
 
     The inverse 1 / c(x) swaps zeros and poles, so N is made of as many buffers as C: a round of noise costs d model
-    sizes, in time and in memory. Zeros and poles alternate, decays[0] > inverse_decays[0] > decays[1] > ..., which is
-    the same as positive scales with c_1 < 1 up to the sign of the last zero. All scales then are positive (partial
-    fractions: each is a product of ratios of positive differences), so c is positive and decreasing, the case in which
-    the sensitivity is known exactly: see `fedmf.sensitivity`.
+    sizes, in time and in memory.
+
+    Fits make zeros and poles that alternate: 1 > decays[0] > inverse_decays[0] > decays[1] > ... All scales then are
+    positive (partial fractions: each is a product of ratios of positive differences). Where they sum to at most 1, c is
+    decreasing, the case in which the sensitivity is known exactly: see `fedmf.sensitivity`, which bounds all others.
 
     Attributes:
       rounds: n, a positive int.
-      decays: float64 (d,), decreasing, in (0, 1).
-      inverse_decays: float64 (d,), decays[i] > inverse_decays[i] > decays[i + 1], the last at least 0.
+      decays: float64 (d,), different, in [-1, 1].
+      inverse_decays: float64 (d,), different, in [-1, 1].
 
     Raises:
       TypeError, ValueError: an argument is of another kind or shape, not finite, or breaks what is said above.
@@ -57,11 +61,18 @@ class BLTMechanism(Mechanism):
                 f"decays has length {len(self.decays)} and inverse_decays {len(self.inverse_decays)}: pass one of each a "
                 "buffer"
             )
-        order = np.concatenate([[1.0], np.stack([self.decays, self.inverse_decays], axis=1).ravel()])
-        if (np.diff(order) >= 0.0).any() or order[-1] < 0.0:
+        for name in ("decays", "inverse_decays"):
+            values = getattr(self, name)
+            if np.abs(values).max() > 1.0 or len(np.unique(values)) < len(values):
+                raise ValueError(
+                    f"{name}={values} must be different numbers from -1 to 1: larger ones grow without end, and equal ones "
+                    "are no partial fractions"
+                )
+        largest = max(float(np.abs(self.scales).sum()), float(np.abs(self.inverse_scales).sum()))
+        if largest > MAX_SUM_OF_SCALES:
             raise ValueError(
-                f"decays={self.decays} and inverse_decays={self.inverse_decays} do not alternate: pass 1 > decays[0] > "
-                "inverse_decays[0] > decays[1] > ... >= 0"
+                f"decays={self.decays} and inverse_decays={self.inverse_decays} give scales that sum to {largest:.3g} and "
+                "cancel, which float32 does not hold: pass values that are further apart, or that alternate"
             )
         super().__post_init__()
 
@@ -72,12 +83,12 @@ class BLTMechanism(Mechanism):
 
     @property
     def scales(self) -> np.ndarray:
-        """What C makes of each buffer, float64 (d,), positive."""
+        """What C makes of each buffer, float64 (d,)."""
         return residues(self.decays, self.inverse_decays)
 
     @property
     def inverse_scales(self) -> np.ndarray:
-        """What N takes off for each buffer, float64 (d,), positive."""
+        """What N takes off for each buffer, float64 (d,)."""
         return -residues(self.inverse_decays, self.decays)
 
     def encoder(self) -> np.ndarray:
