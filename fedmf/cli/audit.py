@@ -83,6 +83,7 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
 @click.option("--client-column", default="client", show_default=True, help="Column of clients: whole numbers or texts.")
 @click.option("--round-column", default="round", show_default=True, help="Column of rounds.")
 @click.option("--first-round", type=int, default=0, show_default=True, help="Number of the first round in the log.")
+@click.option("--rounds-run", type=int, help="Rounds after which the run ended, if not all of the plan's.")
 @click.option(
     "--duplicates",
     default="refuse",
@@ -104,6 +105,7 @@ def log(
     client_column: str,
     round_column: str,
     first_round: int,
+    rounds_run: int | None,
     duplicates: str,
     memory: float,
     folder: pathlib.Path | None,
@@ -125,6 +127,7 @@ def log(
         --client-column device --round-column t --first-round 1 --statement statement.md
     """
     columns: dict[str, Any] = {"client_column": client_column, "round_column": round_column, "first_round": first_round}
+    columns["rounds_run"] = rounds_run
     with arguments_checked():
         writable("statement", statement, *_STATEMENTS)
         if folder is not None and not folder.is_dir():

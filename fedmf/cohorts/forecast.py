@@ -15,8 +15,8 @@ from fedmf import checks
 from fedmf.cohorts.availability import Availability
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
 from fedmf.cohorts.devices import DeviceBehavior
-from fedmf.participation.ledger import Observed
 from fedmf.participation.schema import Participation
+from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.sampling import Sampling
 
 # Simulated unless more is asked for: clients, and clients a round. With fewer, chance makes pools run dry that would not.
@@ -95,8 +95,8 @@ class Forecast:
     pool_rounds: np.ndarray
     pool: np.ndarray
     histogram: dict[int, float]
-    observed: Observed
-    well_behaved: Observed
+    observed: ParticipationStats
+    well_behaved: ParticipationStats
 
     def values(self) -> dict[str, Any]:
         """Everything in plain JSON types."""
@@ -194,7 +194,7 @@ def forecast(
             if progress is not None:
                 progress(t)
     ledger = controller.ledger
-    times = ledger.histogram()
+    times = ledger.observed().histogram
     never = size.simulated_population - sum(times.values())
     selected = np.array([len(ledger.selected(t)) for t in range(rounds)])
     varies = ledger.cohort_size is None
@@ -205,7 +205,7 @@ def forecast(
         dry=np.zeros(rounds, bool) if varies else selected < size.simulated_cohort,
         pool_rounds=shown[: len(pool)],
         pool=np.array(pool),
-        histogram={k: n / size.simulated_population for k, n in sorted((times | {0: never}).items()) if n},
+        histogram={k: n / size.simulated_population for k, n in sorted(({**times, 0: never}).items()) if n},
         observed=ledger.observed(),
         well_behaved=ledger.well_behaved().observed(),
     )

@@ -55,35 +55,26 @@ class Participation:
     def __post_init__(self) -> None:
         rounds = checks.integer("rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int")
         schema = checks.one_of("schema", self.schema, SCHEMAS)
+        hint = f"pass a number in 1..{rounds}"
         if schema in ("single", "every_round"):
             min_sep, most = (rounds, 1) if schema == "single" else (1, rounds)
-            implied = {"min_sep": min_sep, "max_participations": most}
-            for name, value in implied.items():
-                given = getattr(self, name)
-                if given is not None and (isinstance(given, bool) or given != value):
+            for name, implied in (("min_sep", min_sep), ("max_participations", most)):
+                value = getattr(self, name)
+                if value is not None and (isinstance(value, bool) or value != implied):
                     raise ValueError(
-                        f"{name}={given!r} contradicts schema={schema!r}, which means {name}={value} with "
-                        f"rounds={rounds}: "
-                        f'leave it out, or choose schema="min_sep"'
+                        f"{name}={value!r} contradicts schema={schema!r}, which means {name}={implied} with rounds={rounds}: "
+                        'leave it out, or choose schema="min_sep"'
                     )
+        elif self.min_sep is None:
+            raise ValueError(f"min_sep=None does not suit schema={schema!r}: {hint}")
         else:
-            if self.min_sep is None:
-                raise ValueError(f"min_sep=None does not suit schema={schema!r}: pass min_sep in 1..{rounds}")
-            min_sep = checks.integer(
-                "min_sep", self.min_sep, low=1, high=rounds, hint="it is a number of the run's rounds"
-            )
-            possible = -(-rounds // min_sep)
-            most = possible
+            min_sep = checks.integer("min_sep", self.min_sep, low=1, high=rounds, hint=hint)
+            most = -(-rounds // min_sep)
             if self.max_participations is not None:
-                most = checks.integer(
-                    "max_participations",
-                    self.max_participations,
-                    low=1,
-                    high=possible,
-                    hint=f"with rounds={rounds} and min_sep={min_sep} one client fits in at most {possible} times",
-                )
-        for name, concrete in (("rounds", rounds), ("min_sep", min_sep), ("max_participations", most)):
-            object.__setattr__(self, name, concrete)
+                hint = f"with rounds={rounds} and min_sep={min_sep} one client fits in at most {most} times"
+                most = checks.integer("max_participations", self.max_participations, low=1, high=most, hint=hint)
+        for name, number in (("rounds", rounds), ("min_sep", min_sep), ("max_participations", most)):
+            object.__setattr__(self, name, number)
 
     def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
         """Whether one client may take part in exactly these rounds, given in any order; never twice in one.

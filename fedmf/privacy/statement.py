@@ -157,7 +157,7 @@ def audit_values(
       Plain JSON types; "achieved" is null where nobody took part, and of a simulation, whose claimed run was not observed.
     """
     values = plan_values(audit.planned, population=population, **options)
-    pattern, log = audit.pattern, audit.log
+    log = audit.log
     poisson = isinstance(audit.planned.sampling, CyclicPoisson)
     achieved = _achieved(audit)
     if audit.contradictions and audit.achieved is not None:
@@ -174,9 +174,9 @@ def audit_values(
             "max_participations": audit.observed.max_participations,
             # Poisson cohorts vary in size by design.
             "short_rounds": None if cohort_size is None or poisson else audit.observed.short_rounds,
-            "empty_rounds": pattern.empty_rounds,
-            "smallest_cohort": int(min(pattern.cohort_sizes, default=0)),
-            "largest_cohort": int(max(pattern.cohort_sizes, default=0)),
+            "empty_rounds": audit.observed.empty_rounds,
+            "smallest_cohort": int(min(audit.observed.cohort_sizes, default=0)),
+            "largest_cohort": int(max(audit.observed.cohort_sizes, default=0)),
             "log": None
             if log is None
             else {

@@ -1,7 +1,6 @@
 """The guarantee of a run folder after the fact, and the statement of the finished run."""
 
 import collections
-import dataclasses
 import math
 import pathlib
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.audits.guarantee import Audit, audit_ledger, within_bounds
+from fedmf.audits.guarantee import Audit, audit_ledger, named, with_unrecorded
 from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.participation.ledger import ParticipationLedger
@@ -25,32 +24,7 @@ _FLOAT32, _FLOAT64 = 1e-6, 1e-9
 _CALIBRATED, _ACCOUNTED = 0.01, 0.05
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunAudit(Audit):
-    """The audit of a run folder.
-
-    Attributes:
-      unrecorded: says which rounds were run and are not in the record of participations, as what `achieved` counts them, and what to do;
-        None where all are.
-    """
-
-    unrecorded: str | None = None
-
-    def statement(self, **options: Any) -> str:
-        """The privacy statement of what was run, as Markdown; options are those of `fedmf.privacy.statement.audit_values`."""
-        return as_text(self.statement_values(**options), ".md")
-
-    def statement_values(self, **options: Any) -> dict[str, Any]:
-        """The same as plain JSON types, at full precision."""
-        values = super().statement_values(**options)
-        return values if self.unrecorded is None else values | {"unrecorded": self.unrecorded}
-
-    def values(self) -> dict[str, Any]:
-        """Planned and achieved in plain JSON types; an infinite epsilon is null."""
-        return super().values() | {"not_in_the_record": self.unrecorded}
-
-
-def audit_run(folder: str | pathlib.Path | Run, *, plan: Plan | None = None) -> RunAudit:
+def audit_run(folder: str | pathlib.Path | Run, *, plan: Plan | None = None) -> Audit:
     """Audits the rounds of a run that are on disk, finished or not, with the plan it ran with.
 
     Args:
@@ -75,36 +49,7 @@ def audit_run(folder: str | pathlib.Path | Run, *, plan: Plan | None = None) -> 
             "back and take out what is damaged or another run's, or run it again in another folder"
         )
     audit = audit_ledger(ledger, plan)
-    return _with_unrecorded(audit, _unrecorded(run, ledger, kept))
-
-
-def _with_unrecorded(audit: Audit, rounds: Sequence[int]) -> RunAudit:
-    """The audit, with what it does not know: of these rounds no better is claimed than what the plan allows."""
-    known: dict[str, Any] = {field.name: getattr(audit, field.name) for field in dataclasses.fields(audit)}
-    if not rounds:
-        return RunAudit(**known)
-    plan = audit.planned
-    if audit.pattern.keeps_to(plan.guaranteed_participation):
-        assumed = "as much as the plan allows"
-    else:
-        assumed = "as if every client had taken part in every round, since the recorded ones break the plan"
-    known["achieved"] = within_bounds(plan, audit.pattern)
-    were, counted = ("was run and is", "counts") if len(rounds) == 1 else ("were run and are", "count")
-    return RunAudit(
-        **known,
-        unrecorded=f"{_named(rounds)} {were} not in the record of participations, and {counted} {assumed}: resume the run, and audit it "
-        "when it is done",
-    )
-
-
-def _named(rounds: Sequence[int]) -> str:
-    """Increasing rounds in words."""
-    first, last = rounds[0], rounds[-1]
-    if first == last:
-        return f"round {first}"
-    if last - first < len(rounds):
-        return f"rounds {first} to {last}"
-    return f"{len(rounds)} of the rounds {first} to {last}"
+    return with_unrecorded(audit, _unrecorded(run, ledger, kept), "resume the run, and audit it when it is done")
 
 
 def _record(run: Run) -> ParticipationLedger:
@@ -228,7 +173,7 @@ def _rows_against_plan(run: Run, plan: Plan) -> list[str]:
     if not wrong:
         return []
     return [
-        f"metrics.jsonl has noise_stddev={wrong[0]['noise_stddev']} in {_named(_rounds_of(wrong))} where the plan "
+        f"metrics.jsonl has noise_stddev={wrong[0]['noise_stddev']} in {named(_rounds_of(wrong))} where the plan "
         f"(plan.json and mechanism.npz) has stddev={plan.stddev}"
     ]
 
@@ -249,14 +194,14 @@ def _rows_against_record(run: Run, ledger: ParticipationLedger) -> list[str]:
         (f"rows beyond the rounds={n} of config.json,", {t for t in rounds if not 0 <= t < n}),
     ):
         if which:
-            found.append(f"metrics.jsonl has {what} of {_named(sorted(which))}")
+            found.append(f"metrics.jsonl has {what} of {named(sorted(which))}")
     recorded = [row for row in run.metrics if 0 <= row["round"] < len(ledger)]
     wrong = [row for row in recorded if "clients" in row and row["clients"] != len(ledger.cohort(row["round"]))]
     if wrong:
         t, clients = wrong[0]["round"], wrong[0]["clients"]
         found.append(
             f"metrics.jsonl has clients={clients} in round {t} where participation.csv has {len(ledger.cohort(t))}, and they differ in "
-            f"{_named(_rounds_of(wrong))}"
+            f"{named(_rounds_of(wrong))}"
         )
     return found + _missing_without_rows(run, ledger)
 
@@ -270,19 +215,17 @@ def _missing_without_rows(run: Run, ledger: ParticipationLedger) -> list[str]:
     missing = [t for t in range(len(ledger)) if t in silent and not len(ledger.cohort(t))]
     if not missing:
         return []
-    return [f"participation.csv has nobody in {_named(missing)} of a finished run whose cohorts are never empty"]
+    return [f"participation.csv has nobody in {named(missing)} of a finished run whose cohorts are never empty"]
 
 
 def _record_against_result(run: Run, ledger: ParticipationLedger) -> list[str]:
     """The summary in result.json, the clients of the task, and the record."""
     found = []
     summary = (run.result or {}).get("participation", {})
-    observed = ledger.observed()
+    observed = ledger.observed().summary()
     for name in ("rounds", "participations", "clients", "max_participations", "min_separation"):
-        if name in summary and summary[name] != getattr(observed, name):
-            found.append(
-                f"participation.csv has {name}={getattr(observed, name)} where result.json has {summary[name]}"
-            )
+        if name in summary and summary[name] != observed[name]:
+            found.append(f"participation.csv has {name}={observed[name]} where result.json has {summary[name]}")
     population = (run.plan.get("task") or {}).get("clients")
     largest = max((int(ledger.cohort(t).max(initial=-1)) for t in range(len(ledger))), default=-1)
     if isinstance(population, int) and largest >= population:
@@ -303,7 +246,7 @@ def _record_against_checkpoint(run: Run, ledger: ParticipationLedger, kept: Part
     ]
     if not wrong:
         return []
-    return [f"participation.csv has other clients in {_named(wrong)} than the newest checkpoint"]
+    return [f"participation.csv has other clients in {named(wrong)} than the newest checkpoint"]
 
 
 def recorded_plan(run: Run) -> Plan:

@@ -59,6 +59,14 @@ def run(controller, rounds=None):
         return [controller.cohort(t).tolist() for t in range(rounds or controller.participation.rounds)]
 
 
+def rounds_of_clients(ledger):
+    """client -> its rounds, in increasing order."""
+    rounds = {}
+    for t, client in ledger.pairs().tolist():
+        rounds.setdefault(client, []).append(t)
+    return rounds
+
+
 def refusal(given):
     """What the constructor objects to; nothing if the arguments work."""
     try:

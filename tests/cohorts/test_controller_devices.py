@@ -12,7 +12,7 @@ from fedmf.mechanisms import IdentityMechanism
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
-from tests.cohorts.controllers import FALSE_POSITIVE_RATE
+from tests.cohorts.controllers import FALSE_POSITIVE_RATE, rounds_of_clients
 
 PARTICIPATION = Participation(rounds=60, schema="min_sep", min_sep=12, max_participations=4)
 # Below and above cohort_draws.SMALL: cohorts are found in two ways.
@@ -93,7 +93,7 @@ class TestDisobedience:
         assert len(away) > 0.05 * size[0]
         assert self.behavior.noncompliant(away).all()
         rest = ledger.well_behaved()
-        for client, rounds in rest.rounds_of_clients().items():
+        for client, rounds in rounds_of_clients(rest).items():
             assert client not in away
             assert PARTICIPATION.allows(rounds)
         observed = rest.observed()
@@ -203,7 +203,7 @@ class TestRefusals:
         fixed = Participation(rounds=20, schema="fixed_epoch", min_sep=5)
         ledger = finished(controller_of(participation=fixed, behavior=DeviceBehavior(dropout=0.5))).ledger
         assert ledger.planned().observed().short_rounds == 0
-        for rounds in ledger.rounds_of_clients().values():
+        for rounds in rounds_of_clients(ledger).values():
             assert fixed.allows(rounds)
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -42,7 +41,7 @@ def make_run(family, *, seed=0, stop=None, task="stackoverflow_nwp", description
     result = None
     if stop is None:
         audit = controller.audit(plan)
-        times = Counter(len(rounds) for rounds in controller.ledger.rounds_of_clients().values())
+        times = controller.ledger.observed().histogram
         validation = rows[-1]["validation"]
         result = {
             "validation": validation,
@@ -50,7 +49,7 @@ def make_run(family, *, seed=0, stop=None, task="stackoverflow_nwp", description
             "participation": {
                 "population": POPULATION,
                 "cohort_size": COHORT,
-                **dataclasses.asdict(audit.observed),
+                **audit.observed.summary(),
                 "histogram": {str(count): clients for count, clients in sorted(times.items())},
             },
             "achieved": None

@@ -55,7 +55,7 @@ def test_rounds_after_the_last_checkpoint_are_not_called_empty(run):
     last = CONFIG.rounds - 2
     write_atomically(run / "participation.csv", "".join(r for r in rows if not r.startswith(f"{CONFIG.rounds - 1},")))
     assert audit_run(run).observed.rounds == last + 1
-    assert audit_run(run).pattern.empty_rounds == 0
+    assert audit_run(run).observed.empty_rounds == 0
 
 
 def weaker(run, part=0.5):

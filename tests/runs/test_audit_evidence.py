@@ -44,7 +44,7 @@ def folder_of(path, *, config=CONFIG, plan=PLAN, given=False, cohorts=None, reco
             # The row has the float32 that TensorFlow had.
             write({"round": t, "clients": len(cohorts[t]), "noise_stddev": float(np.float32(plan.stddev))})
     if run == recorded == config.rounds:
-        folder.write_json("result", {"participation": dataclasses.asdict(ledger.observed())})
+        folder.write_json("result", {"participation": ledger.observed().summary()})
     return path
 
 
@@ -91,7 +91,7 @@ class TestRoundsBeyondTheRecord:
         assert audit.epsilon == PLAN.epsilon
         assert audit.rho == PLAN.rho
         assert audit.contradictions == ()
-        assert audit.unrecorded.startswith("rounds 6 to 10 were run and are not in the record of participations")
+        assert audit.unrecorded.startswith("rounds 6 to 10 are not in the record of participations")
         assert "resume the run, and audit it when it is done" in audit.unrecorded
 
     def test_are_named_on_the_command_line_and_in_the_statement(self, interrupted, tmp_path):
@@ -100,10 +100,10 @@ class TestRoundsBeyondTheRecord:
             line.split(maxsplit=1) for line in command("audit", interrupted, "--statement", out).stdout.splitlines()
         )
         assert said["epsilon_achieved"] == said["epsilon_planned"]
-        assert said["not_in_the_record"].startswith("rounds 6 to 10 were run")
+        assert said["not_in_the_record"].startswith("rounds 6 to 10 are not")
         assert said["keeps_to_the_plan"] == "yes, as far as it is recorded"
         text = " ".join(out.read_text().replace("\n> ", " ").split())
-        assert "**Not all is recorded.** Rounds 6 to 10 were run and are not in the record of participations" in text
+        assert "**Not all is recorded.** Rounds 6 to 10 are not in the record of participations" in text
         assert "and, as said above, for the rounds that are not in the record, the same noise gives" in text
         assert "**Not all is recorded.**" in audit_run(interrupted).statement()
         shown = json.loads(command("audit", interrupted, "--json").stdout)
@@ -116,14 +116,14 @@ class TestRoundsBeyondTheRecord:
 
     def test_one_alone(self, tmp_path):
         audit = audit_run(folder_of(tmp_path / "run", recorded=6, run=7))
-        assert audit.unrecorded.startswith("round 6 was run and is not in the record of participations, and counts")
+        assert audit.unrecorded.startswith("round 6 is not in the record of participations, and counts")
 
     def test_are_known_from_the_checkpoint_too(self, tmp_path):
         # As earlier versions wrote them: killed after the checkpoint and before participation.csv; the rows were lost with the machine.
         run = folder_of(tmp_path / "run", recorded=9, run=9)
         record_cut(run, 6 * COHORT)
         rows_changed(run, lambda rows: rows[:6])
-        assert audit_run(run).unrecorded.startswith("rounds 6 to 8 were run")
+        assert audit_run(run).unrecorded.startswith("rounds 6 to 8 are not")
         assert audit_run(run).epsilon == PLAN.epsilon
 
     def test_nobody_in_the_record_is_not_nobody_in_the_run(self, interrupted):
@@ -135,7 +135,7 @@ class TestRoundsBeyondTheRecord:
         cohorts[6] = cohorts[5] = cohorts[7] = np.zeros(0, np.int64)
         audit = audit_run(folder_of(tmp_path / "run", cohorts=cohorts, recorded=6, run=8))
         assert audit.unrecorded is None
-        assert (audit.observed.rounds, audit.pattern.empty_rounds) == (8, 3)
+        assert (audit.observed.rounds, audit.observed.empty_rounds) == (8, 3)
 
     def test_after_a_broken_plan_may_be_anything(self, tmp_path):
         cohorts = [np.arange(COHORT) for _ in range(12)]
@@ -373,7 +373,7 @@ class TestRunsThatWereTrained:
         audit = audit_run(tmp_path / "run")
         assert audit.contradictions == ()
         if json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[4])["clients"]:
-            assert audit.unrecorded.startswith("round 4 was run")
+            assert audit.unrecorded.startswith("round 4 is not")
             assert audit.epsilon == audit.planned.unamplified_epsilon
         federated.train(small_task(), settings, resume=True, **arguments)
         audit = audit_run(tmp_path / "run")

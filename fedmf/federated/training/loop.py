@@ -313,8 +313,8 @@ def _write_result(
             "participation": {
                 "population": controller.population,
                 "cohort_size": controller.cohort_size,
-                **dataclasses.asdict(audit.observed),
-                "histogram": {str(count): clients for count, clients in controller.ledger.histogram().items()},
+                **audit.observed.summary(),
+                "histogram": {str(count): clients for count, clients in audit.observed.histogram.items()},
             },
             "claimed_cohort": plan.claimed_cohort,
             # Nobody observed the run that a simulation stands for.
