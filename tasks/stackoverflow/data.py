@@ -139,7 +139,7 @@ def check_file(path: str | os.PathLike[str] | None) -> pathlib.Path:
         if first is None:
             raise ValueError(f"{found} has no train split, so there is nobody to train on: {_WAY_OUT}")
         records = connection.execute("SELECT serialized_example_proto FROM examples LIMIT 20").fetchall()
-    if not any(_feature(found, record, b"tokens") for (record,) in records):
+    if not any(_features(found, record).get("tokens") for (record,) in records):
         raise ValueError(f"{found} holds no tf.train.Example with the feature 'tokens': {_WAY_OUT}")
     return found
 
@@ -157,23 +157,23 @@ def client_sizes(path: pathlib.Path, split: str) -> dict[str, int]:
         return dict(connection.execute(query, (split,)))
 
 
-def iterate_records(
-    path: pathlib.Path, split: str, client_ids: list[str], features: tuple[bytes, ...], limit: int | None = None
-) -> Iterator[list[tuple[bytes, ...]]]:
-    """Yields for each client its examples in file order, at most `limit`, as tuples of byte-string features.
+def iterate_examples(
+    path: pathlib.Path, split: str, client_ids: list[str], limit: int = -1
+) -> Iterator[list[dict[str, Any]]]:
+    """Yields for each client its examples in file order, at most `limit` (-1 for all), as feature name -> bytes or int.
 
-    For counting and describing, without TensorFlow; training reads through `Corpus`. A missing feature is empty.
+    For counting and describing, without TensorFlow; training reads through `Corpus`.
     """
     query = "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ? LIMIT ?"
     with connect(path) as connection:
         for client_id in client_ids:
-            rows = connection.execute(query, (client_id, split, -1 if limit is None else limit))
-            yield [tuple(_feature(path, row[0], key) for key in features) for row in rows]
+            rows = connection.execute(query, (client_id, split, limit))
+            yield [_features(path, record) for (record,) in rows]
 
 
-def _feature(path: pathlib.Path, record: Any, key: bytes) -> bytes:
+def _features(path: pathlib.Path, record: Any) -> dict[str, bytes | int]:
     try:
-        return example_proto.decode_bytes(record if isinstance(record, bytes) else b"\xff", key) or b""
+        return example_proto.decode_example(record if isinstance(record, bytes) else b"\xff")
     except ValueError as error:
         raise ValueError(f"{path}: {error}; {_WAY_OUT}") from None
 
@@ -285,12 +285,12 @@ def _describe_split(path: pathlib.Path, split: str, sample_clients: int, seed: i
     words: Counter[bytes] = Counter()
     lengths: list[int] = []
     dates: list[bytes] = []
-    for examples in iterate_records(path, split, sample, (b"tokens", b"creation_date"), limit=_DESCRIBED_SENTENCES):
-        for tokens, date in examples:
-            found = tokens.split()
+    for examples in iterate_examples(path, split, sample, limit=_DESCRIBED_SENTENCES):
+        for example in examples:
+            found = example.get("tokens", b"").split()
             words.update(found)
             lengths.append(len(found))
-            dates.append(date)
+            dates.append(example.get("creation_date", b""))
     return {
         "clients": len(sizes),
         "examples": int(counts.sum()),

@@ -157,19 +157,18 @@ def _records(words: language.Language, split: str, user: int, mean: float, seed:
     dates = _dates(split, posts, rng)
     scores = np.floor(rng.exponential(4.0, size=posts)).astype(np.int64) - 2
     second_tag = rng.choice(words.nouns.shape[1], size=posts, p=language.zipf(words.nouns.shape[1]))
-    encode = example_proto.encode_feature
-    heads, tails = [], []
-    for i in range(posts):
-        tags = f"{words.topics[topic[i]]}|{words.words[words.nouns[topic[i], second_tag[i]]]}"
-        heads.append(
-            encode(b"creation_date", dates[i].encode())
-            + encode(b"score", int(scores[i]))
-            + encode(b"tags", tags.encode())
-            + encode(b"title", titles[i].encode())
-        )
-        tails.append(encode(b"type", b"question" if question[i] else b"answer"))
+    posts_features = [
+        {
+            "creation_date": dates[i].encode(),
+            "score": int(scores[i]),
+            "tags": f"{words.topics[topic[i]]}|{words.words[words.nouns[topic[i], second_tag[i]]]}".encode(),
+            "title": titles[i].encode(),
+            "type": b"question" if question[i] else b"answer",
+        }
+        for i in range(posts)
+    ]
     return [
-        example_proto.encode_example(heads[i] + encode(b"tokens", text.encode()) + tails[i])
+        example_proto.encode_example(posts_features[i] | {"tokens": text.encode()})
         for i, text in zip(post.tolist(), sentences, strict=True)
     ]
 

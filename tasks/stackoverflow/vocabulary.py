@@ -104,11 +104,8 @@ def _count(path: pathlib.Path, clients: list[str], progress: bool) -> list[tuple
     users: Counter[bytes] = Counter()
     bar = progress_bar.bar(total=len(clients), desc="counting words", unit="client", disable=not progress)
     with bar:
-        for examples in data.iterate_records(path, "train", clients, (b"tokens",)):
-            used: set[bytes] = set()
-            for (tokens,) in examples:
-                used.update(tokens.split())
-            users.update(used)
+        for examples in data.iterate_examples(path, "train", clients):
+            users.update({word for example in examples for word in example.get("tokens", b"").split()})
             bar.update()
     ordered = sorted(users.items(), key=lambda item: (-item[1], item[0]))
     # TFF's file lists words with their counts as text; bytes outside UTF-8 do not occur in it.

@@ -132,23 +132,15 @@ def test_the_language_has_exactly_the_words_asked_for(vocabulary_size, topics):
     )
 )
 def test_examples_survive_the_round_trip(features):
-    entries = b"".join(example_proto.encode_feature(key.encode(), value) for key, value in features.items())
-    record = example_proto.encode_example(entries)
-    assert example_proto.decode_example(record) == features
-    for key in ("tokens", "title", "score", "x"):
-        value = features.get(key)
-        assert example_proto.decode_bytes(record, key.encode()) == (value if isinstance(value, bytes) else None)
+    assert example_proto.decode_example(example_proto.encode_example(features)) == features
 
 
 @given(st.binary(max_size=60))
 def test_noise_is_refused_or_decoded_but_never_crashes(data):
     try:
         example_proto.decode_example(data)
-    except ValueError:
-        with pytest.raises(ValueError, match="not a serialized"):
-            example_proto.decode_example(data)
-        with pytest.raises(ValueError, match="not a serialized"):
-            example_proto.decode_bytes(data, b"tokens")
+    except ValueError as error:
+        assert "not a serialized" in str(error)
 
 
 def test_an_existing_file_is_kept_unless_told(tmp_path):
@@ -204,7 +196,7 @@ def test_an_interrupted_writer_leaves_nothing(tmp_path, monkeypatch):
 def test_a_killed_writer_leaves_no_half_file_and_the_next_one_cleans_up(tmp_path):
     target = tmp_path / "file"
     code = (
-        "from tasks.stackoverflow import write_synthetic_corpus as w;"
+        "from fedmf.tasks.stackoverflow import write_synthetic_corpus as w;"
         f"w({str(target)!r}, clients=1_000_000, seed=1, progress=False)"
     )
     writer = subprocess.Popen([sys.executable, "-c", code])
@@ -225,7 +217,7 @@ def test_a_killed_writer_leaves_no_half_file_and_the_next_one_cleans_up(tmp_path
 def test_writing_and_describing_need_no_tensorflow(tmp_path):
     code = (
         "import sys; sys.modules['tensorflow'] = None\n"
-        "from tasks.stackoverflow import describe_file, write_synthetic_corpus as w\n"
+        "from fedmf.tasks.stackoverflow import describe_file, write_synthetic_corpus as w\n"
         f"path = w({str(tmp_path / 'file')!r}, clients=3, seed=1, progress=False)\n"
         "print(describe_file(path)['splits']['train']['clients'])"
     )

@@ -28,7 +28,7 @@ def tiny(tmp_path):
         for (split, client), texts in sentences.items():
             connection.execute("INSERT INTO client_metadata VALUES (?, ?, ?)", (client, split, len(texts)))
             for text in texts:
-                record = example_proto.encode_example(example_proto.encode_feature(b"tokens", text.encode()))
+                record = example_proto.encode_example({"tokens": text.encode()})
                 connection.execute("INSERT INTO examples VALUES (?, ?, ?)", (split, client, record))
     return path
 
