@@ -1,6 +1,7 @@
 """The synthetic corpus: same format, same seed same rows, whole file or none. No TensorFlow here."""
 
 import collections
+import contextlib
 import os
 import re
 import signal
@@ -137,10 +138,8 @@ def test_examples_survive_the_round_trip(features):
 
 @given(st.binary(max_size=60))
 def test_noise_is_refused_or_decoded_but_never_crashes(data):
-    try:
-        example_proto.decode_example(data)
-    except ValueError as error:
-        assert "not a serialized" in str(error)
+    with contextlib.suppress(ValueError):
+        assert isinstance(example_proto.decode_example(data), dict)
 
 
 def test_an_existing_file_is_kept_unless_told(tmp_path):
