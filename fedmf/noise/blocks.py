@@ -1,6 +1,7 @@
-"""Noise in blocks of rounds: what a block needs of all draws before it, in as few rows as that takes."""
+"""Noise in blocks of rounds, with a state of few rows between the blocks."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -32,6 +33,7 @@ class BlockForm:
       length: rounds of a block, L.
       width: rows of the state, r.
       matrix: block number -> float64 (L + r, L + r); rows of rounds after the last one are 0.
+      rolling: whether S_b holds the last r rows of N Z themselves, the newest first.
 
     >>> from fedmf.mechanisms import BandedMechanism
     >>> half = BandedMechanism(diagonals=np.array([[1.0, 0.0], [1.0, 0.5], [1.0, 0.5]]), certificate_reason="by hand")
@@ -45,6 +47,7 @@ class BlockForm:
     length: int
     width: int
     matrix: Callable[[int], np.ndarray]
+    rolling: bool = False
 
     @property
     def blocks(self) -> int:
@@ -67,11 +70,11 @@ class BlockForm:
 def block_form(stream: NoiseStream, *, length: int, most_width: int | None = None) -> BlockForm | None:
     """The stream in blocks, or None where that takes a state of more than `most_width` rows.
 
-    A recurrence keeps its last bands - 1 rows, buffers their sums and last draws. The rows of N themselves are compressed: what
-    rounds s, s + 1, ... need of the draws before s is N[s:, :s] Z[:s], a matrix of low rank for trees, for smooth Toeplitz
-    matrices and for all that is made of few exponentials; S_b holds it in orthonormal coordinates, found from block to block by
-    singular value decompositions (the sequentially semiseparable form of Chandrasekaran et al. 2005). Singular values are cut
-    off only as far as the encoder stays the same to 7 digits; see MAX_DEVIATION.
+    The state of a recurrence is its last bands - 1 rows, that of buffers their sums and last draws. A contraction is compressed. Rounds
+    s, s + 1, ... need N[s:, :s] Z[:s] of the draws before s, and that matrix has low rank for trees, smooth Toeplitz matrices and sums of
+    few exponentials. S_b holds it in orthonormal coordinates, which singular value decompositions give block after block (the sequentially
+    semiseparable form of Chandrasekaran et al. 2005). Singular values are cut off only where the encoder stays the same to 7 digits; see
+    MAX_DEVIATION.
 
     Args:
       stream: anything `NoiseStream.causal` accepts.
@@ -79,46 +82,60 @@ def block_form(stream: NoiseStream, *, length: int, most_width: int | None = Non
       most_width: rows that the state may have; None for any number.
     """
     n = stream.rounds
-    length = min(length, n)
-    stream = stream.causal()
+    length, stream = min(length, n), stream.causal()
     if stream.contraction is not None:
         return _compressed(stream.contraction, length, n if most_width is None else most_width)
-    width, step = _steps(stream)
+    width = stream.recurrence.shape[1] - 1 if stream.recurrence is not None else _buffers_width(stream)
     if most_width is not None and width > most_width:
         return None
-
-    def matrix(b: int) -> np.ndarray:
-        M = np.zeros((length + width, length + width))
-        S: np.ndarray = np.eye(width, length + width, k=length)  # as combinations of the rows of [Z_b; S_b]
-        for i in range(min(length, n - b * length)):
-            now = step(b * length + i) @ np.vstack([np.eye(1, length + width, k=i), S])
-            M[i], S = now[0], now[1:]
-        M[length:] = S
-        return M
-
-    return BlockForm(rounds=n, length=length, width=width, matrix=matrix)
+    matrix = _recurrence_block if stream.recurrence is not None else _buffers_block
+    return BlockForm(
+        rounds=n,
+        length=length,
+        width=width,
+        matrix=functools.partial(matrix, stream, length),
+        rolling=matrix is _recurrence_block,
+    )
 
 
-def _steps(stream: NoiseStream) -> tuple[int, Callable[[int], np.ndarray]]:
-    """(r, t -> the matrix of a block of one round)."""
-    if stream.recurrence is not None:
-        return stream.recurrence.shape[1] - 1, lambda t: recurrence_step(np.asarray(stream.recurrence), t)
-    assert stream.buffers is not None
-    buffers = stream.buffers
-    return len(buffers.decay) + buffers.window.shape[1] - 1, lambda t: buffers_step(buffers, t)
-
-
-def recurrence_step(recurrence: np.ndarray, t: int) -> np.ndarray:
-    """[x_t; S_(t+1)] from [z_t; S_t] where S_t = x_(t-1), x_(t-2), ..."""
-    r = recurrence.shape[1] - 1
-    M: np.ndarray = np.eye(1 + r, k=-1)
-    M[0] = np.concatenate([[1.0], -recurrence[t, 1:]]) / recurrence[t, 0]
-    M[1:2] = M[0]
+def _recurrence_block(stream: NoiseStream, length: int, b: int) -> np.ndarray:
+    """M of a banded C, whose S_b are the rows x_(s-1), x_(s-2), ... before the block: D X = Z - E S on the block's rows of C = [E D]."""
+    C = np.asarray(stream.recurrence)
+    s, r = b * length, C.shape[1] - 1
+    count = min(length, len(C) - s)
+    band = np.zeros((count, count + r))  # column r + j: the block's round j; column r - 1 - j: row j of S
+    for i in range(count):
+        band[i, i : i + r + 1] = C[s + i, ::-1]
+    M = np.zeros((length + r, length + r))
+    right = np.hstack([np.eye(count, length), -band[:, :r][:, ::-1]])
+    with np.errstate(all="ignore"):  # what overflows is refused by the check of float32
+        M[:count] = scipy.linalg.solve_triangular(band[:, r:], right, lower=True, check_finite=False)
+    fresh = min(count, r)
+    M[length : length + fresh] = M[count - fresh : count][::-1]
+    M[length + fresh :, length : length + r - fresh] = np.eye(r - fresh)
     return M
 
 
-def buffers_step(buffers: Buffers, t: int) -> np.ndarray:
-    """[x_t; S_(t+1)] from [z_t; S_t] where S_t = the sums S(t), then z_(t-1), z_(t-2), ..."""
+def _buffers_width(stream: NoiseStream) -> int:
+    assert stream.buffers is not None
+    return len(stream.buffers.decay) + stream.buffers.window.shape[1] - 1
+
+
+def _buffers_block(stream: NoiseStream, length: int, b: int) -> np.ndarray:
+    """M of buffers: the product of its rounds' own [x_t; S_(t+1)] = step [z_t; S_t]."""
+    assert stream.buffers is not None
+    width = _buffers_width(stream)
+    M = np.zeros((length + width, length + width))
+    S: np.ndarray = np.eye(width, length + width, k=length)  # as combinations of the rows of [Z_b; S_b]
+    for i in range(min(length, stream.rounds - b * length)):
+        out = _buffers_step(stream.buffers, b * length + i) @ np.vstack([np.eye(1, length + width, k=i), S])
+        M[i], S = out[0], out[1:]
+    M[length:] = S
+    return M
+
+
+def _buffers_step(buffers: Buffers, t: int) -> np.ndarray:
+    """[x_t; S_(t+1)] from [z_t; S_t] where S_t is the sums S(t), then z_(t-1), z_(t-2), ..."""
     q, w = len(buffers.decay), buffers.window.shape[1]
     M = np.zeros((q + w, q + w))
     M[0] = np.concatenate([buffers.window[t, :1], buffers.read[t], buffers.window[t, 1:]])
@@ -172,12 +189,11 @@ def _cut_off(N: np.ndarray, length: int, most_width: int, cut: float) -> list[np
 
 
 def _settled(values: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Orthogonal (r, r) that turns `right`, orthonormal rows (r, m), into a basis which does not depend on who decomposed.
+    """Orthogonal (r, r) that rotates `right`, orthonormal rows (r, m), to a canonical basis: a saved state means the same under any LAPACK.
 
-    Singular values determine their vectors up to the sign, and equal ones only the space of theirs: another processor may find others, and
-    of trees does. A state of one basis continued in another would be no noise of this mechanism. The
-    basis taken of a space is made of projections of unit vectors on it, one after the other: of the first that is not much shorter than
-    the longest.
+    Singular values determine their vectors up to the sign, and equal ones only the space that they span. A state of one basis continued in
+    another would not be noise of this mechanism. The canonical basis of a space consists of projections of unit vectors onto it: each time
+    of the first one whose projection is not much shorter than the longest.
     """
     r = len(values)
     turn = np.zeros((r, r))

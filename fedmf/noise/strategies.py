@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+import os
 import pathlib
 import shutil
 import tempfile
@@ -9,36 +11,32 @@ from typing import Any
 
 from fedmf import checks
 from fedmf.noise.blocks import BlockForm, block_form
+from fedmf.noise.float32_check import check_float32
 from fedmf.noise.stream import NoiseStream
 
-HOST_STRATEGIES = ("recurrent", "regenerated", "spilled")
-GRAPH_STRATEGIES = ("recurrent", "regenerated", "precomputed")
-# Rows that pass through a graph's state: at most this many, and at most this many bytes. TFF copies its server state many times a
-# round, between processes: 0.1 to 0.9 s a row of 16 MB, depending on the allocator.
-MAX_STATE_ROWS = 32
+HOST_STRATEGIES = ("recurrent", "regenerated")
+GRAPH_STRATEGIES = ("recurrent", "precomputed")
+# What passes through a graph's state, at most, and the constants of its recurrence. TFF copies its server state many times a round,
+# between processes: 0.1 to 0.9 s for 16 MB, depending on the allocator.
 MAX_STATE_BYTES = 128 * 2**20
-_PASSED = 5.0
-DEFAULT_MEMORY = 1_500_000_000
+_MAX_TABLE_BYTES = 64 * 2**20
 # Coordinates that are worked on together: large enough for a matrix product, small enough for the cache.
 TILE = 65_536
 # Rows that are contracted from all draws in one product. Blocks are whole multiples, so that no bit depends on their length.
 ROWS_TOGETHER = 128
 # The unit of cost is drawing one row of Gaussians. Measured on two cores, 4,050,000 float32 coordinates, one draw 42-45 ms:
 # multiply-adds of a row of coordinates that take as long (80 to 100 billion operations a second in blocks, 110 to 130 where all draws
-# are contracted), and what a row costs that is copied, or read from a file or written to one.
+# are contracted), and the cost of a row that is copied, is read from a file or written to one, or passes through TFF's state.
 _PRODUCTS_A_DRAW, _CONTRACTED_A_DRAW = 300.0, 600.0
-_COPY, _FILE = 0.2, 0.4
-# Compressing a noising matrix takes some seconds too: about so many for 2052 rounds, and as n^3. It is done where it saves more.
+_COPY, _FILE, _PASSED = 0.2, 0.4, 5.0
+# Compressing a noising matrix takes about so many seconds for 2052 rounds, growing as n^3. It is done where it saves more.
 _DRAW_SECONDS, _COMPRESS_SECONDS = 1.1e-8, 5.0
 # A strategy that needs less memory is taken where it costs at most this many times as much.
 _FRUGAL = 1.25
-_MAX_CARRIED = 64
-_MAX_REDRAWN = 4096
-# Rows that are read at a time from a file, of so many bytes together.
-_ROWS_AHEAD, _BYTES_AHEAD = 8, 128 * 2**20
-# The file's name in its folder.
-NOISE_FILE = "noise_history"
-_CARRIED_BLOCKS = (1, 2, 4, 8, 16, 32, 64)
+# State rows of a compressed matrix, and rounds up to which the rows of N are written out.
+MAX_COMPRESSED_ROWS = 64
+_MAX_CONTRACTED_ROUNDS = 4096
+_BLOCK_LENGTHS, _COMPRESSED_LENGTH = (1, 2, 4, 8, 16, 32, 64, 128, 256), 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,7 +49,7 @@ class NoiseStrategy:
       width: rows of model size that are kept from block to block.
       cost: of a round on average over the run, in draws of one row of independent Gaussians.
       memory: bytes of arrays.
-      disk: bytes of a private file; 0 for none.
+      disk: bytes of a private memory map that holds the rows; 0 where memory holds them.
       reason: in words, what is done, or why it cannot be.
       possible: whether it can be used here.
       form: the block form of "recurrent".
@@ -60,7 +58,7 @@ class NoiseStrategy:
     name: str
     length: int = 0
     width: int = 0
-    cost: float = float("inf")
+    cost: float = math.inf
     memory: int = 0
     disk: int = 0
     reason: str = ""
@@ -68,7 +66,7 @@ class NoiseStrategy:
     form: BlockForm | None = None
 
     def seconds(self, size: int) -> float:
-        """What a round costs for `size` parameters on the machine that the unit of cost was measured on."""
+        """Cost of a round for `size` parameters on the machine that the unit of cost was measured on."""
         return self.cost * size * _DRAW_SECONDS
 
     def summary(self) -> dict[str, Any]:
@@ -77,103 +75,82 @@ class NoiseStrategy:
         return fields | {"cost": self.cost if self.possible else None}
 
 
-def host_strategies(
-    stream: NoiseStream, size: int, memory_bytes: int = DEFAULT_MEMORY, disk_bytes: int | None = None
-) -> list[NoiseStrategy]:
-    """All strategies, the best first and those that are not possible last.
+def default_memory() -> int:
+    """Bytes that noise may take unasked: a quarter of the memory that this machine or its container has."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = pathlib.Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return (min(physical, int(text)) if text.isdigit() else physical) // 4
 
-    Best is the cheapest that stays in memory, unless the one with a file saves more than half.
+
+def default_disk(folder: str | pathlib.Path | None) -> int:
+    """Bytes that a memory map in `folder` may take: two thirds of what is free. The folder need not exist; None is that of temporary files."""
+    path = pathlib.Path(tempfile.gettempdir() if folder is None else folder).absolute()
+    return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free * 2 // 3
+
+
+def host_strategies(
+    stream: NoiseStream, size: int, *, memory_bytes: int | None = None, folder: str | pathlib.Path | None = None
+) -> list[NoiseStrategy]:
+    """Both strategies, the better one first and an impossible one last.
+
+    Better is the cheaper one. Rows in memory are preferred to a memory map that costs more than half as much.
 
     Args:
       stream: of the mechanism.
       size: model parameters, d.
-      memory_bytes: what the arrays may take.
-      disk_bytes: what a file may take; None for as much as is best: the whole run where C is not banded, its history where it is.
+      memory_bytes: what the arrays may take; None for a quarter of the machine's memory.
+      folder: where a memory map would be; see `default_disk`.
 
     Raises:
-      TypeError, ValueError: size, memory_bytes or disk_bytes is no positive int.
+      TypeError, ValueError: size is no non-negative int, or memory_bytes no positive one.
 
     >>> from fedmf.mechanisms import IdentityMechanism
-    >>> best, *others = host_strategies(IdentityMechanism(rounds=2052).stream(), 4_050_748)
+    >>> best, other = host_strategies(IdentityMechanism(rounds=2052).stream(), 4_050_748, memory_bytes=10**9)
     >>> best.name, round(best.cost, 1)
-    ('recurrent', 1.3)
+    ('recurrent', 1.4)
     """
-    checks.integer("size", size, low=0, hint="it is the number of model parameters")
-    checks.integer("memory_bytes", memory_bytes, low=1, hint="give bytes, such as 1_500_000_000")
-    if disk_bytes is not None:
-        checks.integer("disk_bytes", disk_bytes, low=1, hint="give bytes, such as 10_000_000_000, or None")
-    redrawn, spilled = _redrawn(stream, size, memory_bytes), _spilled(stream, size, disk_bytes)
-    if spilled.possible and spilled.memory > memory_bytes:
-        reason = f"needs {spilled.memory / 1e6:.0f} MB"
-        spilled = NoiseStrategy(name="spilled", possible=False, reason=reason)
     n = stream.rounds
-    saved = (redrawn.cost - 1.5) * n * size * _DRAW_SECONDS
-    carried = _carried(stream, size, memory_bytes, compress=saved > _COMPRESS_SECONDS * (n / 2052) ** 3)
-
-    def price(strategy: NoiseStrategy) -> tuple[bool, float]:
-        return not strategy.possible, strategy.cost * (2 if strategy.disk else 1)
-
-    return sorted((carried, redrawn, spilled), key=price)
+    room = _Room.of(size, memory_bytes, folder)
+    regenerated = _regenerated(stream, room)
+    saved = (regenerated.cost - 1.5) * n * size * _DRAW_SECONDS
+    recurrent = _recurrent(stream, room, compress=saved > _COMPRESS_SECONDS * (n / 2052) ** 3)
+    return sorted((recurrent, regenerated), key=_price)
 
 
 def choose_host_strategy(
     stream: NoiseStream,
     size: int,
-    memory_bytes: int = DEFAULT_MEMORY,
+    *,
+    memory_bytes: int | None = None,
+    folder: str | pathlib.Path | None = None,
     name: str | None = None,
-    disk_bytes: int | None = None,
 ) -> NoiseStrategy:
-    """The best strategy, or the one called `name`.
+    """The better strategy, or the one called `name`.
+
+    Args:
+      stream, size, memory_bytes, folder: as of `host_strategies`.
+      name: one of HOST_STRATEGIES, or None.
 
     Raises:
-      ValueError: no such strategy, or not possible for this mechanism, size, memory and disk; says why.
+      ValueError: no such strategy, or not possible for this mechanism, size and memory; float32 does not hold the noise.
     """
-    found = host_strategies(stream, size, memory_bytes, disk_bytes)
+    strategies = host_strategies(stream, size, memory_bytes=memory_bytes, folder=folder)
     if name is not None:
         checks.one_of("noise_strategy", name, HOST_STRATEGIES)
-        found = [strategy for strategy in found if strategy.name == name]
-        if name == "recurrent" and not found[0].possible:  # asked for, it may take its time
-            found = [_carried(stream, size, memory_bytes, compress=True)]
-    if not found[0].possible:
-        reasons = "; ".join(f"{strategy.name}: {strategy.reason}" for strategy in found)
+        strategies = [strategy for strategy in strategies if strategy.name == name]
+        if name == "recurrent" and not strategies[0].possible:  # by name, it may take its time
+            strategies = [_recurrent(stream, _Room.of(size, memory_bytes, folder), compress=True)]
+    best = strategies[0]
+    if not best.possible:
+        reasons = "; ".join(f"{strategy.name}: {strategy.reason}" for strategy in strategies)
         raise ValueError(
-            f"noise_strategy={name!r} cannot make this noise with memory_bytes={memory_bytes} and disk_bytes={disk_bytes}: {reasons}; "
-            "allow more memory or disk"
+            f"noise_strategy={name!r} cannot make this noise with memory_bytes={memory_bytes}: {reasons}; "
+            "allow more memory, or free disk space"
         )
-    return found[0]
-
-
-def short_of_disk(chosen: NoiseStrategy, stream: NoiseStream, size: int) -> str:
-    """What a larger file would save over `chosen`, as a sentence; empty where that is not more than half."""
-    roomy = _spilled(stream, size, None)
-    if not roomy.possible or chosen.cost <= 2 * roomy.cost:
-        return ""
-    return (
-        f"{chosen.seconds(size):.2g} s a round, {chosen.reason}; with a file of {roomy.disk / 1e9:.1f} GB it would be "
-        f"{roomy.seconds(size):.2g} s: free more disk, or allow more (noise_disk)"
-    )
-
-
-def free_for_noise(folder: pathlib.Path) -> int:
-    """Bytes that a file of noise could take in `folder`, which need not be there yet: what is free, and what an older such file takes."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    path = folder / NOISE_FILE
-    return shutil.disk_usage(there).free + (path.stat().st_blocks * 512 if path.exists() else 0)
-
-
-def room_for_noise(folder: str | pathlib.Path | None) -> int:
-    """Bytes that a file of noise may take unasked: two thirds of `free_for_noise`; None is the system's folder of temporary files."""
-    return max(1, free_for_noise(pathlib.Path(tempfile.gettempdir() if folder is None else folder)) * 2 // 3)
-
-
-def affordable_rows(rounds: int, size: int) -> int:
-    """Rows of model size that a graph's state may have."""
-    return max(1, min(MAX_STATE_ROWS, rounds, MAX_STATE_BYTES // _row_bytes(size)))
-
-
-def rows_ahead(size: int) -> int:
-    """Rows that are read at a time from a file."""
-    return max(1, min(_ROWS_AHEAD, _BYTES_AHEAD // _row_bytes(size)))
+    causal = stream.causal()
+    check_float32(causal if best.form is not None else causal.as_contraction(), best.form)
+    return best
 
 
 def graph_strategies(stream: NoiseStream, size: int, name: str | None = None) -> list[NoiseStrategy]:
@@ -181,70 +158,74 @@ def graph_strategies(stream: NoiseStream, size: int, name: str | None = None) ->
 
     Args:
       stream, size: as of `host_strategies`.
-      name: only this one, or None for all.
+      name: only this one, whatever its state takes, or None for all.
 
     Raises:
-      ValueError: there is none of that name, or it is not possible; says why.
+      ValueError: there is none of that name.
     """
-    n, rows = stream.rounds, affordable_rows(stream.rounds, size)
-    found = []
     if name is not None:
         checks.one_of("noise_strategy", name, GRAPH_STRATEGIES)
-    if name in (None, "recurrent"):
-        most = rows if name is None else MAX_STATE_ROWS
-        form = block_form(stream, length=1, most_width=most)
-        if form is not None:
-            width = form.width
-            found.append(
+    strategies = []
+    if name != "precomputed":
+        # The table of a contraction's recurrence has (1 + width)^2 entries a round.
+        widest = (
+            math.isqrt(_MAX_TABLE_BYTES // (4 * stream.rounds)) - 1 if stream.contraction is not None else stream.rounds
+        )
+        rows = min(widest, stream.rounds if name else MAX_STATE_BYTES // _row_bytes(size))
+        form = block_form(stream, length=1, most_width=rows)
+        if form is None:
+            reason = f"rounds share more of the past than the {rows} rows that a state may have"
+            strategies.append(NoiseStrategy(name="recurrent", possible=False, reason=reason))
+        else:
+            cost = 1 + (1 + form.width) ** 2 / _PRODUCTS_A_DRAW + _PASSED * form.width
+            reason = f"{form.width} rows in the state carry what the future needs of the past"
+            strategies.append(
                 NoiseStrategy(
                     name="recurrent",
                     length=1,
-                    width=width,
-                    cost=1 + (1 + width) ** 2 / _PRODUCTS_A_DRAW + _PASSED * width,
-                    memory=_row_bytes(size) * width,
-                    reason=f"{width} rows in the state carry what the future needs of the past",
+                    width=form.width,
+                    cost=cost,
+                    memory=_row_bytes(size) * form.width,
+                    reason=reason,
                     form=form,
                 )
             )
-        elif name is None:
-            reason = f"rounds share more of the past than the {most} rows that a state may have"
-            found.append(NoiseStrategy(name="recurrent", possible=False, reason=reason))
-        else:
-            raise ValueError(
-                f"noise_strategy='carried' needs a mechanism whose rounds share at most {most} rows: use 'redrawn', or 'precomputed' "
-                "with federated.HostNoise"
-            )
-    if name in (None, "regenerated"):
-        redrawn = NoiseStrategy(
-            name="regenerated",
-            length=rows,
-            width=rows,
-            cost=(n / rows + 1) / 2 + n / 2 / _PRODUCTS_A_DRAW + _PASSED * rows,
-            memory=_row_bytes(size) * rows,
-            reason=f"every {rows} rounds all earlier draws are made again, in the graph",
-        )
-        found.append(redrawn)
-    if name in (None, "precomputed"):
+    if name != "recurrent":
         reason = "made by the host, one row in the state: see the other table"
-        handed = NoiseStrategy(
-            name="precomputed", length=1, width=1, cost=_PASSED, memory=_row_bytes(size), reason=reason
+        strategies.append(
+            NoiseStrategy(name="precomputed", length=1, width=1, cost=_PASSED, memory=_row_bytes(size), reason=reason)
         )
-        found.append(handed)
-    return sorted(found, key=lambda way: (not way.possible, way.name == "precomputed", way.cost))
+    return strategies
+
+
+def choose_graph_strategy(stream: NoiseStream, size: int, name: str | None = None) -> NoiseStrategy:
+    """The strategy of a graph: "precomputed" by name only, "recurrent" otherwise.
+
+    Raises:
+      ValueError: no such strategy, or its state would be too large; float32 does not hold the noise.
+    """
+    best = graph_strategies(stream, size, name)[0]
+    if not best.possible:
+        raise ValueError(
+            f"noise_strategy={name!r} cannot make this noise in the graph: {best.reason}; use noise_strategy='precomputed' with "
+            "federated.HostNoise"
+        )
+    if best.form is not None:
+        check_float32(stream.causal(), best.form)
+    return best
 
 
 def explain(strategies: list[NoiseStrategy]) -> str:
     """A table of the strategies in the order of choice."""
-    lines = [f"{'strategy':<9} {'cost':>6} {'block':>6} {'kept':>5} {'memory':>9} {'file':>9}  why"]
+    lines = [f"{'strategy':<11} {'cost':>6} {'block':>6} {'kept':>5} {'memory':>9} {'file':>9}  why"]
     for strategy in strategies:
-        if not strategy.possible:
-            lines.append(
-                f"{strategy.name:<9} {'-':>6} {'-':>6} {'-':>5} {'-':>9} {'-':>9}  not possible: {strategy.reason}"
-            )
-            continue
-        numbers = f"{strategy.cost:>6.1f} {strategy.length:>6} {strategy.width:>5}"
-        space = f"{strategy.memory / 1e6:>6.0f} MB {strategy.disk / 1e6:>6.0f} MB"
-        lines.append(f"{strategy.name:<9} {numbers} {space}  {strategy.reason}")
+        if strategy.possible:
+            numbers = f"{strategy.cost:>6.1f} {strategy.length:>6} {strategy.width:>5}"
+            space = f"{strategy.memory / 1e6:>6.0f} MB {strategy.disk / 1e6:>6.0f} MB"
+            lines.append(f"{strategy.name:<11} {numbers} {space}  {strategy.reason}")
+        else:
+            blanks = f"{'-':>6} {'-':>6} {'-':>5} {'-':>9} {'-':>9}"
+            lines.append(f"{strategy.name:<11} {blanks}  not possible: {strategy.reason}")
     return "\n".join(lines)
 
 
@@ -252,73 +233,106 @@ def _row_bytes(size: int) -> int:
     return 4 * max(1, size)
 
 
-def _carried(stream: NoiseStream, size: int, memory_bytes: int, compress: bool) -> NoiseStrategy:
-    n = stream.rounds
-    lengths = sorted({min(length, n) for length in _CARRIED_BLOCKS})
-    if stream.contraction is not None:
-        if not compress:
-            return NoiseStrategy(name="recurrent", possible=False, reason="not looked for: redrawing costs little")
-        longest = min(n, 16)
-        form = block_form(stream, length=longest, most_width=_MAX_CARRIED)
-        lengths = [longest]
-    else:
-        form = block_form(stream, length=1, most_width=_MAX_CARRIED)
-    if form is None:
-        return NoiseStrategy(
-            name="recurrent",
-            possible=False,
-            reason=f"rounds share more than {_MAX_CARRIED} rows of the past",
-        )
-    width = form.width
+def _price(strategy: NoiseStrategy) -> tuple[bool, float]:
+    return not strategy.possible, strategy.cost * (2 if strategy.disk else 1)
 
-    def option(length: int) -> NoiseStrategy:
-        side = length + width
-        return NoiseStrategy(
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Room:
+    """Model parameters, and the bytes of memory and disk that their noise may take."""
+
+    size: int
+    memory: int
+    disk: int
+
+    @classmethod
+    def of(cls, size: int, memory_bytes: int | None, folder: str | pathlib.Path | None) -> "_Room":
+        checks.integer("size", size, low=0, hint="it is the number of model parameters")
+        if memory_bytes is None:
+            memory_bytes = default_memory()
+        checks.integer("memory_bytes", memory_bytes, low=1, hint="give bytes, such as 1_500_000_000")
+        return cls(size=size, memory=memory_bytes, disk=default_disk(folder))
+
+    def place(self, strategy: NoiseStrategy, rows: int, scratch: int, file_cost: float) -> list[NoiseStrategy]:
+        """The strategy with its rows in memory, or in a memory map; empty where neither has the room."""
+        held = rows * _row_bytes(self.size)
+        if scratch + held <= self.memory:
+            return [dataclasses.replace(strategy, memory=scratch + held)]
+        if scratch > self.memory or held > self.disk:
+            return []
+        reason = f"{strategy.reason}, in a private memory map"
+        return [dataclasses.replace(strategy, memory=scratch, disk=held, cost=strategy.cost + file_cost, reason=reason)]
+
+
+def _recurrent(stream: NoiseStream, room: _Room, compress: bool) -> NoiseStrategy:
+    impossible = functools.partial(NoiseStrategy, name="recurrent", possible=False)
+    contraction = stream.contraction is not None
+    if contraction and not compress:
+        return impossible(reason="not looked for: making the draws again costs little")
+    n = stream.rounds
+    form = block_form(
+        stream,
+        length=min(n, _COMPRESSED_LENGTH) if contraction else 1,
+        most_width=MAX_COMPRESSED_ROWS if contraction else None,
+    )
+    if form is None:
+        return impossible(reason=f"rounds share more than {MAX_COMPRESSED_ROWS} rows of the past")
+    r, lengths = form.width, [form.length]
+    if not contraction:  # blocks of one length: a short last block would read as much for fewer rounds
+        lengths = sorted({-(-n // -(-n // length)) for length in _BLOCK_LENGTHS})
+    ways = []
+    for length in lengths:
+        side = length + r
+        # A rolling state is made of the block's own rows; another one is made beside them.
+        products, passed = (side, side) if form.rolling else (side * side / length, side + r)
+        way = NoiseStrategy(
             name="recurrent",
             length=length,
-            width=width,
-            cost=1 + side * side / length / _PRODUCTS_A_DRAW + _COPY * (side + width + 2) / length,
-            # The block, the state before and after it, and two tiles.
-            memory=_row_bytes(size) * (length + 2 * width) + 8 * side * min(size, TILE),
-            reason=f"{width} rows carry what the future needs of the past",
+            width=r,
+            cost=1 + products / _PRODUCTS_A_DRAW + _COPY * (passed / length + 1),
+            reason=f"{r} rows carry what the future needs of the past",
         )
-
-    affordable = [found for found in map(option, lengths) if found.memory <= memory_bytes]
-    if not affordable:
-        need = min(option(length).memory for length in lengths)
-        return NoiseStrategy(name="recurrent", possible=False, reason=f"needs {need / 1e6:.0f} MB")
-    best = min(affordable, key=lambda found: found.cost)
-    if best.length != form.length:
-        form = block_form(stream, length=best.length)
+        scratch = 8 * side * min(room.size, TILE)
+        ways += room.place(way, side if form.rolling else side + r, scratch, (_FILE - _COPY) * (passed / length + 1))
+    if not ways:
+        return impossible(reason=f"needs {(2 * r + 1) * _row_bytes(room.size) / 1e6:.0f} MB of memory or disk")
+    best = min(ways, key=_price)
+    form = form if best.length == form.length else block_form(stream, length=best.length)
     return dataclasses.replace(best, form=form)
 
 
-def _redrawn(stream: NoiseStream, size: int, memory_bytes: int) -> NoiseStrategy:
-    n = stream.rounds
+def _regenerated(stream: NoiseStream, room: _Room) -> NoiseStrategy:
+    n, row = stream.rounds, _row_bytes(room.size)
     impossible = functools.partial(NoiseStrategy, name="regenerated", possible=False)
-    if stream.contraction is None and n > _MAX_REDRAWN:
-        return impossible(reason=f"{n} rounds: the rows of N are not written out beyond {_MAX_REDRAWN}")
-    tile = 4 * (n + ROWS_TOGETHER) * min(size, TILE)
-    longest = min(n, (memory_bytes - tile) // _row_bytes(size))
-    if longest < 1:
-        return impossible(reason=f"needs {(tile + _row_bytes(size)) / 1e6:.0f} MB")
-    blocks = fewest = -(-n // _block_length(n, longest))
-    while _redrawing(blocks + 1, n) <= _FRUGAL * _redrawing(fewest, n) and blocks < n:
-        blocks += 1
-    length = _block_length(n, max(-(-n // blocks), min(longest, ROWS_TOGETHER)))
-    blocks = -(-n // length)
-    return NoiseStrategy(
-        name="regenerated",
-        length=length,
-        cost=_redrawing(blocks, n),
-        memory=_row_bytes(size) * length + tile,
-        reason=f"every {length} rounds all earlier draws are made again" if blocks > 1 else "the whole run at once",
-    )
+    if stream.contraction is None and n > _MAX_CONTRACTED_ROUNDS:
+        return impossible(reason=f"{n} rounds: the rows of N are not written out beyond {_MAX_CONTRACTED_ROUNDS}")
+    scratch = 4 * (n + ROWS_TOGETHER) * min(room.size, TILE)
+    ways = []
+    for most in ((room.memory - scratch) // row, room.disk // row):
+        if most >= 1:
+            length = _frugal_length(n, min(n, most))
+            blocks = -(-n // length)
+            reason = (
+                f"every {length} rounds all earlier draws are made again" if blocks > 1 else "the whole run at once"
+            )
+            way = NoiseStrategy(name="regenerated", length=length, cost=_redrawing(blocks, n), reason=reason)
+            ways += room.place(way, length, scratch, 2 * _FILE)
+    if not ways:
+        return impossible(reason=f"needs {(scratch + row) / 1e6:.0f} MB")
+    return min(ways, key=_price)
 
 
 def _redrawing(blocks: int, n: int) -> float:
     """Draws a round; block j of `blocks` draws j blocks of rows."""
     return (blocks + 1) / 2 + n / 2 / _CONTRACTED_A_DRAW
+
+
+def _frugal_length(n: int, longest: int) -> int:
+    """Rounds of a block, at most `longest`: somewhat fewer where that costs little."""
+    blocks = fewest = -(-n // _block_length(n, longest))
+    while _redrawing(blocks + 1, n) <= _FRUGAL * _redrawing(fewest, n) and blocks < n:
+        blocks += 1
+    return _block_length(n, max(-(-n // blocks), min(longest, ROWS_TOGETHER)))
 
 
 def _block_length(n: int, longest: int) -> int:
@@ -328,45 +342,3 @@ def _block_length(n: int, longest: int) -> int:
         longest -= longest % ROWS_TOGETHER
     length = -(-n // -(-n // longest))
     return -(-length // ROWS_TOGETHER) * ROWS_TOGETHER if whole else length
-
-
-def _spilled(stream: NoiseStream, size: int, disk_bytes: int | None) -> NoiseStrategy:
-    n, tile = stream.rounds, min(size, TILE)
-    most = 2 * n if disk_bytes is None else disk_bytes // _row_bytes(size)
-    if stream.recurrence is None:
-        if stream.contraction is None and n > _MAX_REDRAWN:
-            reason = f"{n} rounds: the rows of N are not written out beyond {_MAX_REDRAWN}"
-            return NoiseStrategy(name="spilled", possible=False, reason=reason)
-        if most < 1:
-            return NoiseStrategy(
-                name="spilled", possible=False, reason=f"needs a file of {_row_bytes(size) / 1e6:.0f} MB"
-            )
-        length = _block_length(n, min(n, most))
-        blocks = -(-n // length)
-        return NoiseStrategy(
-            name="spilled",
-            length=length,
-            cost=_redrawing(blocks, n) + _FILE * 2,
-            memory=4 * (n + ROWS_TOGETHER) * tile + (2 + rows_ahead(size)) * _row_bytes(size),
-            disk=_row_bytes(size) * length,
-            reason=f"every {length} rounds all earlier draws are made again, into a private file"
-            if blocks > 1
-            else "the whole run at once, into a private file",
-        )
-    width = stream.recurrence.shape[1] - 1
-    if width == 0:
-        return NoiseStrategy(name="spilled", possible=False, reason="there is no history to keep")
-    if most <= width:
-        reason = f"needs a file of {_row_bytes(size) * (width + 1) / 1e6:.0f} MB"
-        return NoiseStrategy(name="spilled", possible=False, reason=reason)
-    # Half as many rounds as rows, in blocks of one length: a short last block would read as much for fewer rounds.
-    length = min(most - width, -(-n // min(n, max(1, round(2 * n / width)))))
-    return NoiseStrategy(
-        name="spilled",
-        length=length,
-        width=width,
-        cost=1 + (length + width) / _PRODUCTS_A_DRAW + _FILE * (width / length + 2),
-        memory=4 * (width + 2 * length) * tile + (2 + rows_ahead(size)) * _row_bytes(size),
-        disk=_row_bytes(size) * (width + length),
-        reason=f"the last {width} rows are kept in a private file",
-    )

@@ -1,13 +1,35 @@
 """The cost model: what it chooses, what it refuses, and that its memory is what the arrays take."""
 
+import collections
+
 import numpy as np
 import pytest
 
-from fedmf import Participation, fit, prefix_sum
 from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
-from fedmf.noise.strategies import choose_host_strategy, explain, graph_strategies, host_strategies, short_of_disk
+from fedmf.noise.strategies import (
+    MAX_STATE_BYTES,
+    choose_graph_strategy,
+    choose_host_strategy,
+    default_disk,
+    default_memory,
+    explain,
+    graph_strategies,
+    host_strategies,
+)
 
-LARGE = 4_050_748
+LARGE, MEMORY = 4_050_748, 1_500_000_000
+
+
+@pytest.fixture(autouse=True)
+def disk(monkeypatch):
+    """Sets what is free on the disk; 150 GB unless told otherwise."""
+    usage = collections.namedtuple("usage", "total used free")
+
+    def free(gigabytes):
+        monkeypatch.setattr("shutil.disk_usage", lambda path: usage(0, 0, int(gigabytes * 1e9)))
+
+    free(150)
+    return free
 
 
 def banded(rounds, bands):
@@ -23,23 +45,23 @@ def dense(rounds):
 
 
 @pytest.mark.parametrize(
-    ("stream", "expected", "most"),
+    ("stream", "name", "mapped", "most"),
     [
-        (lambda: IdentityMechanism(rounds=2052).stream(), "recurrent", 2),
-        (lambda: banded(2052, 8), "recurrent", 2.5),
-        (lambda: banded(2052, 32), "recurrent", 5),
-        (lambda: banded(2052, 342), "spilled", 10),
-        (lambda: dense(400), "regenerated", 10),
-        (lambda: dense(1600), "spilled", 10),
-        (lambda: TreeMechanism(rounds=400, decoder="full").stream(), "recurrent", 3),
-        (lambda: banded(100_000, 32), "recurrent", 5),
+        (lambda: IdentityMechanism(rounds=2052).stream(), "recurrent", False, 2),
+        (lambda: banded(2052, 8), "recurrent", False, 2.5),
+        (lambda: banded(2052, 32), "recurrent", False, 5),
+        (lambda: banded(2052, 342), "recurrent", True, 10),
+        (lambda: dense(400), "regenerated", False, 10),
+        (lambda: dense(1600), "regenerated", True, 10),
+        (lambda: TreeMechanism(rounds=400, decoder="full").stream(), "recurrent", False, 3),
+        (lambda: banded(100_000, 32), "recurrent", False, 5),
     ],
 )
-def test_large_models(stream, expected, most):
-    best = host_strategies(stream(), LARGE)[0]
-    assert best.name == expected
+def test_large_models(stream, name, mapped, most):
+    best = host_strategies(stream(), LARGE, memory_bytes=MEMORY)[0]
+    assert (best.name, best.disk > 0) == (name, mapped)
     assert best.cost <= most
-    assert best.memory <= 1_500_000_000
+    assert best.memory <= MEMORY
 
 
 def test_small_models_are_not_compressed_for_nothing():
@@ -48,54 +70,30 @@ def test_small_models_are_not_compressed_for_nothing():
     assert choose_host_strategy(stream, 1000, name="recurrent").width <= 9
 
 
-def test_memory_decides():
-    stream = banded(2052, 32)
-    assert choose_host_strategy(stream, LARGE).name == "recurrent"
-    tight = host_strategies(stream, LARGE, 500_000_000)
-    assert tight[0].name == "spilled"
-    with pytest.raises(
-        ValueError, match="noise_strategy='recurrent' cannot make this noise with memory_bytes=500000000"
-    ):
-        choose_host_strategy(stream, LARGE, 500_000_000, name="recurrent")
-    assert all(found.memory <= 500_000_000 for found in tight if found.possible)
-    more = choose_host_strategy(dense(400), LARGE, 6_000_000_000)
-    assert more.cost < choose_host_strategy(dense(400), LARGE).cost
-
-
-def test_disk_decides():
-    row = 4 * LARGE
-    part, whole = (
-        choose_host_strategy(dense(400), LARGE, name="spilled", disk_bytes=disk) for disk in (300 * row, None)
-    )
-    assert (part.length, whole.length) == (256, 400)
-    assert whole.cost < part.cost
-    assert (part.disk, whole.disk) == (256 * row, 400 * row)
-    assert whole.memory <= 1_500_000_000
-    assert whole.reason == "the whole run at once, into a private file"
+def test_memory_decides_and_disk_where_there_is_none(disk):
     wide = banded(2052, 342)
-    assert choose_host_strategy(wide, LARGE, name="spilled").disk == (171 + 341) * row
-    assert choose_host_strategy(wide, LARGE, name="spilled", disk_bytes=400 * row).length == 400 - 341
-    with pytest.raises(ValueError, match="spilled: needs a file of 5541 MB"):
-        choose_host_strategy(wide, LARGE, name="spilled", disk_bytes=341 * row)
-    with pytest.raises(ValueError, match="spilled: needs a file of 16 MB"):
-        choose_host_strategy(dense(5), LARGE, name="spilled", disk_bytes=1000)
-
-
-def test_too_little_disk_is_told_with_what_more_would_save():
-    wide, row = banded(2052, 342), 4 * LARGE
-    chosen = choose_host_strategy(wide, LARGE, disk_bytes=341 * row)
-    assert chosen.name == "regenerated"
-    told = short_of_disk(chosen, wide, LARGE)
-    assert told.startswith(f"{chosen.seconds(LARGE):.2g} s a round, every {chosen.length} rounds all earlier draws")
-    assert f"with a file of 8.3 GB it would be {choose_host_strategy(wide, LARGE).seconds(LARGE):.2g} s" in told
-    assert short_of_disk(choose_host_strategy(wide, LARGE), wide, LARGE) == ""
-    narrow = banded(2052, 8)
-    assert short_of_disk(choose_host_strategy(narrow, LARGE, disk_bytes=1), narrow, LARGE) == ""
-
-
-def test_nothing_possible_says_why():
+    assert choose_host_strategy(wide, LARGE, memory_bytes=20 * 10**9).disk == 0
+    mapped = choose_host_strategy(wide, LARGE, memory_bytes=MEMORY)
+    assert (mapped.name, mapped.disk) == ("recurrent", 4 * LARGE * (mapped.length + 341))
+    disk(5)
+    regenerated = choose_host_strategy(wide, LARGE, memory_bytes=MEMORY)
+    assert (regenerated.name, regenerated.disk) == ("regenerated", 0)
+    with pytest.raises(
+        ValueError, match="noise_strategy='recurrent' cannot make this noise with memory_bytes=1500000000: rec"
+    ):
+        choose_host_strategy(wide, LARGE, memory_bytes=MEMORY, name="recurrent")
     with pytest.raises(ValueError, match=r"regenerated: needs 60 MB.*allow more memory"):
-        choose_host_strategy(dense(40), LARGE, 1000)
+        choose_host_strategy(dense(40), LARGE, memory_bytes=1000)
+
+
+def test_unasked_noise_takes_a_quarter_of_the_memory_and_two_thirds_of_the_free_disk(disk, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.get)
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: True)
+    for limit, expected in (("max", 1_024_000), ("400000", 100_000), ("9223372036854771712", 1_024_000)):
+        monkeypatch.setattr("pathlib.Path.read_text", lambda path, limit=limit: limit + "\n")
+        assert default_memory() == expected
+    disk(3)
+    assert default_disk(tmp_path / "not" / "there") == 2 * 10**9
 
 
 @pytest.mark.parametrize(
@@ -104,9 +102,7 @@ def test_nothing_possible_says_why():
         ({"size": -1}, "size=-1"),
         ({"size": 2.5}, "size=2.5"),
         ({"memory_bytes": 0}, "memory_bytes=0"),
-        ({"disk_bytes": 0}, "disk_bytes=0"),
         ({"name": "fast"}, "noise_strategy='fast'"),
-        ({"name": "spilled", "stream": IdentityMechanism(rounds=5).stream()}, "there is no history to keep"),
     ],
 )
 def test_refusals_name_the_argument(arguments, message):
@@ -114,28 +110,35 @@ def test_refusals_name_the_argument(arguments, message):
         choose_host_strategy(**{"stream": dense(5), "size": 3} | arguments)
 
 
-def test_the_explanation_names_all_and_begins_with_the_choice():
-    participation = Participation(rounds=512, schema="single")
-    mechanism = fit(prefix_sum(512), participation, family="banded", bands=4, tolerance=1e-2)
-    lines = explain(host_strategies(mechanism.stream(), LARGE)).splitlines()
-    assert [line.split()[0] for line in lines] == ["strategy", "recurrent", "regenerated", "spilled"]
-    assert "not possible: there is no history" in explain(host_strategies(IdentityMechanism(rounds=5).stream(), 10))
+def test_the_explanation_names_all_and_begins_with_the_choice(disk):
+    lines = explain(host_strategies(banded(512, 4), LARGE, memory_bytes=MEMORY)).splitlines()
+    assert [line.split()[0] for line in lines] == ["strategy", "recurrent", "regenerated"]
+    disk(0)
+    assert "not possible: needs" in explain(host_strategies(dense(5), LARGE, memory_bytes=1000))
 
 
 @pytest.mark.parametrize(
-    ("stream", "size", "expected"),
+    ("stream", "size", "possible"),
     [
-        (lambda: banded(2052, 8), LARGE, "recurrent"),
-        (lambda: banded(2052, 342), LARGE, "regenerated"),
-        (lambda: dense(200), LARGE, "regenerated"),
-        (lambda: TreeMechanism(rounds=400, decoder="full").stream(), LARGE, "recurrent"),
-        (lambda: banded(100, 32), 100, "recurrent"),
-        (lambda: IdentityMechanism(rounds=3).stream(), 0, "recurrent"),
+        (lambda: banded(2052, 8), LARGE, True),
+        (lambda: banded(2052, 342), LARGE, False),
+        (lambda: banded(2052, 342), 90_000, True),
+        (lambda: dense(200), LARGE, False),
+        (lambda: dense(200), 1000, True),
+        (lambda: dense(1600), 1000, False),
+        (lambda: TreeMechanism(rounds=400, decoder="full").stream(), LARGE, True),
+        (lambda: IdentityMechanism(rounds=3).stream(), 0, True),
     ],
 )
-def test_graphs_carry_what_fits_and_are_never_handed_rows_unasked(stream, size, expected):
-    ways = graph_strategies(stream(), size)
-    assert ways[0].name == expected
-    assert ways[0].memory <= 128 * 2**20
-    assert {way.name for way in ways} == {"recurrent", "regenerated", "precomputed"}
-    assert [way.name for way in graph_strategies(stream(), size, "precomputed")] == ["precomputed"]
+def test_graphs_recur_with_what_fits_their_state_and_are_never_handed_rows_unasked(stream, size, possible):
+    stream = stream()
+    first, second = graph_strategies(stream, size)
+    assert (first.name, first.possible, second.name) == ("recurrent", possible, "precomputed")
+    assert choose_graph_strategy(stream, size, "precomputed").name == "precomputed"
+    if possible:
+        assert choose_graph_strategy(stream, size).memory <= MAX_STATE_BYTES
+    else:
+        with pytest.raises(
+            ValueError, match="in the graph: .*use noise_strategy='precomputed' with federated.HostNoise"
+        ):
+            choose_graph_strategy(stream, size)

@@ -1,11 +1,16 @@
-"""Noise made ahead by the host: all of it is independent of the data, so whole blocks of rounds are made at a time.
+"""Noise made ahead by the host: it does not depend on the data, so whole blocks of rounds are made at a time.
 
-A block is made in tiles of coordinates, each a few matrix products on arrays that fit the cache. Strategies: `fedmf.noise.strategies`.
+A block is made in tiles of coordinates, each by a few matrix products on arrays that fit the cache. Its rows are in memory, or in a
+memory map of a file without a name, as secret as the seed. The file goes with the process however that ends, and nothing reads it later.
+A resumed run regenerates its rows from the counter-based source, bit for bit: a round that was released has the same noise again, whatever
+a killed process had half written. Strategies: `fedmf.noise.strategies`.
 """
 
 import functools
+import os
 import pathlib
 import reprlib
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -14,44 +19,33 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf import checks
-from fedmf.federated.noise.file import NoiseFile, TileFile
 from fedmf.federated.noise.rows import NoiseState, plan_mark, state_mark
 from fedmf.federated.noise.source import check_noise_seed, noise_key, source_of_key
-from fedmf.noise.float32_check import check_float32
-from fedmf.noise.strategies import (
-    DEFAULT_MEMORY,
-    ROWS_TOGETHER,
-    TILE,
-    NoiseStrategy,
-    choose_host_strategy,
-    room_for_noise,
-)
-from fedmf.noise.stream import NoiseStream
+from fedmf.noise.blocks import BlockForm
+from fedmf.noise.strategies import MAX_COMPRESSED_ROWS, ROWS_TOGETHER, TILE, NoiseStrategy, choose_host_strategy
 from fedmf.privacy.plan import Plan
 from fedmf.terminal import progress_bar
 
 # Rows that one call of the source draws.
 _DRAWN_TOGETHER = 64
-# Coordinates on which a snapshot is compared with the draws, and how far they may be apart, in the largest of them.
-_COMPARED, _SAME = 16, 1e-3
+# Coordinates on which a snapshot is compared with the draws, and how far apart they may be, relative to the largest.
+_COMPARED, _TOLERANCE = 16, 1e-3
 
 
 class HostNoise:
     """The rows of N Z for one run, made a block ahead and handed into the state of a query with noise_strategy="precomputed".
 
-    The same (seed, round) gives the same row whatever the strategy, up to float32 rounding, and whatever ran before; within one
-    strategy bit for bit.
+    The same (seed, round) gives the same row whatever the strategy, up to float32 rounding, and whatever ran before. Within one strategy
+    it does so bit for bit.
 
     Args:
       plan: of the run, the aggregator's; its mechanism says what noise is made.
       size: model parameters, d.
       noise_seed: as of `dp_aggregator`; or `key`.
       key: uint64 (2,), the source's, in place of noise_seed.
-      strategy: "recurrent", "regenerated", "spilled", or None to choose the cheapest; see `fedmf.noise.strategies`.
-      memory_bytes: what the arrays may take; None for 1.5 GB.
-      disk_bytes: what the file of "spilled" may take; None for two thirds of what is free in `folder`. With room for all rounds of a
-        dense mechanism (33 GB for 2052 of 4,050,000 parameters) they are made at once, and no round costs more than another.
-      folder: private folder for the file of "spilled", kept afterwards; None for a file without a name, which goes with this object.
+      strategy: "recurrent", "regenerated", or None for the cheaper one; see `fedmf.noise.strategies`.
+      memory_bytes: what the arrays may take; None for a quarter of the machine's memory. Rows that need more are in a memory map.
+      folder: private folder for the memory map; None for the system's folder of temporary files.
 
     Raises:
       TypeError, ValueError: naming the argument, and what to do instead; a mechanism whose noise float32 does not hold.
@@ -74,7 +68,6 @@ class HostNoise:
         key: np.ndarray | None = None,
         strategy: str | None = None,
         memory_bytes: int | None = None,
-        disk_bytes: int | None = None,
         folder: str | pathlib.Path | None = None,
     ) -> None:
         if not isinstance(plan, Plan):
@@ -86,23 +79,20 @@ class HostNoise:
         stream = plan.mechanism.stream().causal()
         self.size = checks.integer("size", size, low=0, hint="it is the number of model parameters")
         self.rounds = stream.rounds
-        memory = DEFAULT_MEMORY if memory_bytes is None else memory_bytes
-        disk = room_for_noise(folder) if disk_bytes is None else disk_bytes
-        self.strategy: NoiseStrategy = choose_host_strategy(stream, size, memory, strategy, disk)
-        made = form_made(stream, self.strategy)
+        self.strategy: NoiseStrategy = choose_host_strategy(
+            stream, size, memory_bytes=memory_bytes, folder=folder, name=strategy
+        )
         self._mark = state_mark(plan_mark(plan), "precomputed", 1)
         self._key = noise_key(check_noise_seed(noise_seed)) if key is None else np.asarray(key, np.uint64)
-        self._tiles = tiles = _Tiles(self._key, size)
+        self._tiles = _Tiles(self._key, size)
+        array = functools.partial(_zeros, size=size, mapped=self.strategy.disk > 0, folder=folder)
         self._maker: _Maker
-        if self.strategy.name == "recurrent":
-            self._maker = _Carried(self.strategy, tiles)
-        elif self.strategy.name == "spilled" and stream.recurrence is not None:
-            self._maker = NoiseFile(self.strategy, tiles, stream.recurrence, folder)
+        if self.strategy.form is not None:
+            self._maker = _Recurrent(self.strategy.form, self._tiles, array)
         else:
-            matrix = made.contraction
+            matrix = stream.as_contraction().contraction
             assert matrix is not None
-            file = TileFile(size, self.strategy.length, folder) if self.strategy.disk else None
-            self._maker = _Redrawn(self.strategy, tiles, matrix, file)
+            self._maker = _Regenerated(matrix, self._tiles, array(self.strategy.length))
 
     @classmethod
     def for_state(cls, plan: Plan, state: Any, **options: Any) -> "HostNoise":
@@ -111,13 +101,11 @@ class HostNoise:
         Args:
           plan, options: as of `HostNoise`, without size, noise_seed and key, which the state holds.
         """
-        found: list[NoiseState] = []
-        _replace(state, lambda noise: found.append(noise) or noise)  # type: ignore[func-returns-value]
-        noise = _only(found)
+        noise = _the_noise(state)
         return cls(plan, int(np.shape(noise.rows)[1]), key=np.asarray(noise.key), **options)
 
     def show_progress(self) -> None:
-        """From now on a bar shows how far a block is that takes more than some seconds."""
+        """From now on a bar shows the progress of a block that takes more than some seconds."""
         self._tiles.shown = True
 
     def row(self, t: int) -> np.ndarray:
@@ -140,51 +128,31 @@ class HostNoise:
         Raises:
           ValueError: no such state, more than one, another key or mechanism, or past the last round.
         """
-        count = 0
-
-        def hand(noise: NoiseState) -> NoiseState:
-            nonlocal count
-            count += 1
-            if np.shape(noise.rows) != (1, self.size):
-                raise ValueError(
-                    f"state holds noise rows of shape {np.shape(noise.rows)}: make the aggregator with noise_strategy='precomputed' "
-                    f"for a model of {self.size} parameters"
-                )
-            if not np.array_equal(np.asarray(noise.key), self._key):
-                raise ValueError("the state was made with another noise seed: use HostNoise.for_state(plan, state)")
-            if int(noise.mechanism) != self._mark:
-                # The aggregator scales the rows by its own plan: noise of another plan would not give what that one claims. And one
-                # that makes noise itself would take the row for one of the past, and subtract what it adds.
-                raise ValueError(
-                    "the state's aggregator was made with another plan, or without noise_strategy='precomputed': make "
-                    "both from one plan, and the aggregator with that strategy"
-                )
-            t = int(noise.next_round)
-            return noise._replace(made_for=np.int32(t), rows=self.row(t)[None])
-
-        state = _replace(state, hand)
-        _only([None] * count)
-        return state
+        noise = _the_noise(state)
+        if np.shape(noise.rows) != (1, self.size):
+            raise ValueError(
+                f"state holds noise rows of shape {np.shape(noise.rows)}: make the aggregator with noise_strategy='precomputed' "
+                f"for a model of {self.size} parameters"
+            )
+        if not np.array_equal(np.asarray(noise.key), self._key):
+            raise ValueError("the state was made with another noise seed: use HostNoise.for_state(plan, state)")
+        if int(noise.mechanism) != self._mark:
+            # The aggregator scales the rows by its own plan: noise of another plan would not give the guarantee of that one. And one that
+            # makes noise itself would take the row for one of the past, and subtract it.
+            raise ValueError(
+                "the state's aggregator was made with another plan, or without noise_strategy='precomputed': make both from one plan, "
+                "and the aggregator with that strategy"
+            )
+        t = int(noise.next_round)
+        return _replace(state, lambda noise: noise._replace(made_for=np.int32(t), rows=self.row(t)[None]))
 
     def snapshot(self) -> list[np.ndarray]:
-        """What `restore` needs to go on without making earlier blocks again."""
+        """The arrays from which `restore` goes on; none where regenerating the rows is better than storing so many."""
         return self._maker.snapshot()
 
     def restore(self, leaves: Sequence[np.ndarray]) -> bool:
-        """Takes a snapshot back. False, and nothing done, if it is another strategy's: the next row then makes it all again."""
+        """Goes on from a snapshot. Returns False, and does nothing, if it does not fit; the next row then regenerates all before it."""
         return self._maker.restore(leaves)
-
-
-def form_made(stream: NoiseStream, strategy: NoiseStrategy) -> NoiseStream:
-    """A causal stream in the form in which the strategy makes its rows.
-
-    Raises:
-      ValueError: float32 does not hold it.
-    """
-    carried = strategy.name == "recurrent" or (strategy.name == "spilled" and stream.recurrence is not None)
-    made = stream if carried else stream.as_contraction()
-    check_float32(made, length=strategy.length if carried else 1, form=strategy.form)
-    return made
 
 
 class _Maker(Protocol):
@@ -195,12 +163,14 @@ class _Maker(Protocol):
     def restore(self, leaves: Sequence[np.ndarray]) -> bool: ...
 
 
-def _only(found: list[Any]) -> Any:
-    if len(found) != 1:
+def _the_noise(state: Any) -> NoiseState:
+    noises: list[NoiseState] = []
+    _replace(state, lambda noise: noises.append(noise) or noise)  # type: ignore[func-returns-value]
+    if len(noises) != 1:
         raise ValueError(
-            f"state holds {len(found)} NoiseStates where one is needed: pass the state of one process with one fedmf aggregator"
+            f"state holds {len(noises)} NoiseStates where one is needed: pass the state of one process with one fedmf aggregator"
         )
-    return found[0]
+    return noises[0]
 
 
 def _replace(value: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
@@ -217,6 +187,18 @@ def _replace(value: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
         parts = {field.name: _replace(getattr(value, field.name), change) for field in attrs.fields(type(value))}
         return attrs.evolve(value, **parts)
     return value
+
+
+def _zeros(rows: int, *, size: int, mapped: bool, folder: str | pathlib.Path | None) -> np.ndarray:
+    """Float32 (rows, size) in memory, or in a file without a name that only this process can read."""
+    if not mapped:
+        return np.zeros((rows, size), np.float32)
+    if folder is not None:
+        pathlib.Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        # Now, and not as a bus error in the middle of the run.
+        os.posix_fallocate(file.fileno(), 0, 4 * rows * size)
+        return np.memmap(file, np.float32, "r+", shape=(rows, size))
 
 
 def _drawn(width: int, together: int, key: Any, first: Any, start: Any) -> Any:
@@ -238,15 +220,9 @@ class _Tiles:
         self.key, self.size, self.shown = key, size, False
 
     def __iter__(self) -> Iterator[slice]:
-        for start in range(0, self.size, TILE):
-            yield slice(start, min(start + TILE, self.size))
-
-    def watched(self) -> Iterator[slice]:
-        """The tiles, with a bar for whoever asked to see one."""
-        tiles = -(-self.size // TILE)
-        yield from progress_bar.bar(
-            self, desc="noise", total=tiles, unit="tile", leave=False, delay=3, disable=not self.shown
-        )
+        """The tiles, with a progress bar if it is to be shown."""
+        tiles = [slice(start, min(start + TILE, self.size)) for start in range(0, self.size, TILE)]
+        yield from progress_bar.bar(tiles, desc="noise", unit="tile", leave=False, delay=3, disable=not self.shown)
 
     def draw(self, first: int, count: int, tile: slice, out: np.ndarray) -> None:
         """Rows first .. first + count - 1 of Z in `tile` into out, float32 (count, coordinates)."""
@@ -260,57 +236,75 @@ class _Tiles:
             row += together
 
 
-class _Carried:
-    """[X_b; S_(b+1)] = M_b [Z_b; S_b] on tiles."""
+class _Recurrent:
+    """[X_b; S_(b+1)] = M_b [Z_b; S_b] on tiles, in an array that holds X_b and the states before and after it.
 
-    def __init__(self, strategy: NoiseStrategy, tiles: _Tiles) -> None:
-        assert strategy.form is not None
-        self._form, self._tiles = strategy.form, tiles
-        L, r = strategy.length, strategy.width
-        self._block, self._made = 0, False  # of `_start`; whether `_rows` and `_end` are there
-        self._rows = np.zeros((L, tiles.size), np.float32)
-        self._start, self._end = np.zeros((2, r, tiles.size), np.float32)
+    A block writes to other places than it reads from: one that was interrupted is made again from its state. A rolling state is the last
+    r rows of N Z, so the array is a ring of L + r of them; another one alternates between two places of its own.
+    """
+
+    def __init__(self, form: BlockForm, tiles: _Tiles, array: Callable[[int], np.ndarray]) -> None:
+        self._form, self._tiles = form, tiles
+        self._array = array(form.length + form.width * (1 if form.rolling else 2))
+        self._block, self._made = 0, False
+
+    def _places(self, b: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows of the array that hold X_b, S_b and S_(b+1)."""
+        L, r = self._form.length, self._form.width
+        if self._form.rolling:
+            s, back = b * L, np.arange(1, r + 1)
+            return tuple(rounds % (L + r) for rounds in (s + np.arange(L), s - back, s + L - back))  # type: ignore[return-value]
+        states = L + np.arange(2 * r).reshape(2, r)
+        return np.arange(L), states[b % 2], states[(b + 1) % 2]
 
     def row(self, t: int) -> np.ndarray:
         block, phase = divmod(t, self._form.length)
         if block < self._block:
             self._block, self._made = 0, False
-            self._start[:] = 0
+            self._array[self._places(0)[1]] = 0
         while self._block < block or not self._made:
             if self._made:
-                self._start, self._end = self._end, self._start
                 self._block, self._made = self._block + 1, False
             self._make()
-        return self._rows[phase].copy()
+        return np.array(self._array[self._places(block)[0][phase]])
 
     def _make(self) -> None:
-        L, r = self._form.length, self._form.width
-        M = self._form.matrix(self._block).astype(np.float32)
-        stacked, product = np.empty((2, L + r, min(TILE, self._tiles.size)), np.float32)
+        L, r, b = self._form.length, self._form.width, self._block
+        block, state, after = self._places(b)
+        # What is written: a rolling state consists of the block's rows and of rows that stay where they are.
+        written = block if self._form.rolling else np.concatenate([block, after])
+        M = self._form.matrix(b)[: len(written)].astype(np.float32)
+        side = min(TILE, self._tiles.size)
+        stacked, product = np.empty((L + r, side), np.float32), np.empty((len(written), side), np.float32)
         for tile in self._tiles:
-            count = tile.stop - tile.start
-            now, out = stacked[:, :count], product[:, :count]
-            self._tiles.draw(self._block * L, L, tile, now[:L])
-            now[L:] = self._start[:, tile]
-            np.matmul(M, now, out=out)
-            self._rows[:, tile], self._end[:, tile] = out[:L], out[L:]
+            inputs, out = stacked[:, : tile.stop - tile.start], product[:, : tile.stop - tile.start]
+            self._tiles.draw(b * L, L, tile, inputs[:L])
+            for i, place in enumerate(state):
+                inputs[L + i] = self._array[place, tile]
+            np.matmul(M, inputs, out=out)
+            for i, place in enumerate(written):
+                self._array[place, tile] = out[i]
         self._made = True
 
     def snapshot(self) -> list[np.ndarray]:
-        return [np.array([self._block, self._form.length], np.int64), self._start]
+        if self._form.width > MAX_COMPRESSED_ROWS:
+            return []
+        return [np.array([self._block, self._form.length], np.int64), self._array[self._places(self._block)[1]]]
 
     def restore(self, leaves: Sequence[np.ndarray]) -> bool:
-        if len(leaves) != 2 or leaves[1].shape != self._start.shape or int(leaves[0][1]) != self._form.length:
+        if len(leaves) != 2 or leaves[1].shape != (self._form.width, self._tiles.size):
             return False
-        block, start = int(leaves[0][0]), leaves[1]
-        # What the rows of the state mean may depend on who found the form: its basis comes from a singular value decomposition.
+        (block, length), state = leaves[0].tolist(), leaves[1]
+        if length != self._form.length:
+            return False
+        # A state that these draws do not explain would be continued into other noise: it is compared on some coordinates.
         tile = slice(0, min(_COMPARED, self._tiles.size))
         expected = self._state_before(block, tile)
         scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
-        if not float(np.abs(start[:, tile] - expected).max(initial=0.0)) <= _SAME * scale:  # negated for a NaN
+        if not float(np.abs(state[:, tile] - expected).max(initial=0.0)) <= _TOLERANCE * scale:  # negated for a NaN
             return False
         self._block, self._made = block, False
-        self._start[:] = start
+        self._array[self._places(block)[1]] = state
         return True
 
     def _state_before(self, block: int, tile: slice) -> np.ndarray:
@@ -323,39 +317,34 @@ class _Carried:
         return S
 
 
-class _Redrawn:
-    """L rows at a time, contracted from all the draws up to them; kept in memory or in a file."""
+class _Regenerated:
+    """L rows at a time, contracted from all the draws up to them."""
 
-    def __init__(self, strategy: NoiseStrategy, tiles: _Tiles, matrix: np.ndarray, file: TileFile | None) -> None:
-        self._tiles, self._length, self._matrix, self._file = tiles, strategy.length, matrix, file
-        self._held = range(0)
-        self._rows = np.zeros((strategy.length if file is None else 0, tiles.size), np.float32)
+    def __init__(self, matrix: np.ndarray, tiles: _Tiles, rows: np.ndarray) -> None:
+        self._matrix, self._tiles, self._rows = matrix, tiles, rows
+        self._made = range(0)
 
     def row(self, t: int) -> np.ndarray:
-        if t not in self._held:
+        if t not in self._made:
             self._make(t)
-        place = t - self._held.start
-        return self._rows[place].copy() if self._file is None else self._file.row(place, len(self._held))
+        return np.array(self._rows[t - self._made.start])
 
     def _make(self, t: int) -> None:
         """Row t and those behind it. The products are the same whichever row is asked for first."""
-        self._held = range(0)  # until it is done: an interrupt must not leave half a block
-        together = min(ROWS_TOGETHER, self._length)
+        self._made = range(0)  # until it is done: an interrupt must not leave half a block
+        together = min(ROWS_TOGETHER, len(self._rows))
         start = t // together * together
-        end = min(start + self._length, len(self._matrix))
+        end = min(start + len(self._rows), len(self._matrix))
         N = self._matrix[start:end, :end].astype(np.float32)
         drawn, product = (np.empty((rows, min(TILE, self._tiles.size)), np.float32) for rows in (end, together))
-        for tile in self._tiles.watched():
+        for tile in self._tiles:
             z, count = drawn[:, : tile.stop - tile.start], tile.stop - tile.start
             self._tiles.draw(0, end, tile, z)
-            rows = self._rows[: len(N), tile] if self._file is None else z[start:]
-            for i in reversed(range(start, end, together)):  # a row of z is written over when only later rows needed it
+            for i in range(start, end, together):
                 stop = min(i + together, end)
-                out = product[: stop - i, :count]
-                rows[i - start : stop - start] = np.matmul(N[i - start : stop - start, :stop], z[:stop], out=out)
-            if self._file is not None:
-                self._file.write(tile, 0, rows)
-        self._held = range(start, end)
+                out = np.matmul(N[i - start : stop - start, :stop], z[:stop], out=product[: stop - i, :count])
+                self._rows[i - start : stop - start, tile] = out
+        self._made = range(start, end)
 
     def snapshot(self) -> list[np.ndarray]:
         return []

@@ -1,15 +1,13 @@
 """Rows of N Z on tensors: a pure step from one round to the next, for any TensorFlow graph.
 
-Three strategies keep the state that passes through a graph small (a multiple of the model, never bands x model):
-  carried    [x_t; S_(t+1)] = M_t [z_t; S_t], state: the few rows S that the future needs of the past (`fedmf.noise.blocks`).
-  redrawn    every L rounds the next L rows are contracted from redrawn z, so that drawing is paid once a block.
+Two strategies keep the state that passes through a graph small:
+  recurrent    [x_t; S_(t+1)] = M_t [z_t; S_t], state: the few rows S that the future needs of the past (`fedmf.noise.blocks`).
   precomputed  row t is made by the host and put in the state before round t; see `fedmf.federated.noise.host`.
-All write the same rows for the same key, up to float32 rounding: those of `NoiseStream.causal`.
+Both write the same rows for the same key, up to float32 rounding: those of `NoiseStream.causal`.
 """
 
 import dataclasses
 import hashlib
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,16 +16,10 @@ import tensorflow as tf
 
 from fedmf.federated.noise.source import Draw, noise_key, source_of_key
 from fedmf.noise.blocks import BlockForm
-from fedmf.noise.float32_check import check_float32
-from fedmf.noise.strategies import graph_strategies
+from fedmf.noise.strategies import choose_graph_strategy
 from fedmf.noise.stream import NoiseStream
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import mechanism_digest
-
-# A choice that costs more than this is worth a word.
-_SLOW_SECONDS = 3.0
-# Rows drawn side by side while a block is contracted.
-_DRAWN_TOGETHER = 8
 
 
 class NoiseState(NamedTuple):
@@ -89,7 +81,7 @@ class NoiseRows:
       size: coordinates in a row, d.
       noise_seed: non-negative int. It makes the key of `initial_state`; a state goes on with the key it holds.
       mark: the plan's, of `plan_mark`; a state holds `state_mark` of it.
-      strategy: one of GRAPH_STRATEGIES; None takes the choice of `fedmf.noise.strategies.graph_strategies`.
+      strategy: one of GRAPH_STRATEGIES; None is "recurrent".
       source: (key, size) -> draw; see `source_of_key`.
       state_rows: rows of model size kept between rounds.
 
@@ -107,18 +99,9 @@ class NoiseRows:
     _form: BlockForm | None = dataclasses.field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        chosen = graph_strategies(self.stream, self.size, self.strategy)[0]
-        if self.strategy is None and chosen.seconds(self.size) > _SLOW_SECONDS:
-            warnings.warn(
-                f"making this noise in the graph will take about {chosen.seconds(self.size):.0f} s a round on average "
-                f"({chosen.reason}): use noise_strategy='precomputed' with federated.HostNoise, which is faster",
-                stacklevel=3,
-            )
+        chosen = choose_graph_strategy(self.stream, self.size, self.strategy)
         for name, value in (("strategy", chosen.name), ("state_rows", chosen.width), ("_form", chosen.form)):
             object.__setattr__(self, name, value)
-        if chosen.name != "precomputed":  # rows that the host makes, it has checked
-            causal = self.stream.causal()
-            check_float32(causal.as_contraction() if chosen.name == "regenerated" else causal, form=chosen.form)
 
     def initial_state(self) -> NoiseState:
         """State before round 0."""
@@ -134,103 +117,48 @@ class NoiseRows:
         """Row `state.next_round` of N Z at unit standard deviation, float32 (size,), and the state after it.
 
         Raises:
-          tf.errors.InvalidArgumentError: when executed past the last round, in any strategy; with a state of another plan or
+          tf.errors.InvalidArgumentError: when executed past the last round, in either strategy; with a state of another plan or
             strategy; or with no row handed in, or one of another round. In round 0 that makes the row NaN. XLA drops these checks
             (jit_compile=True): there the row is NaN.
         """
         in_time = state.next_round < self.stream.rounds
         ours = tf.equal(state.mechanism, self._mark_of_state())
-        handed = tf.equal(state.made_for, state.next_round) if self.strategy == "precomputed" else tf.constant(True)
-        checks = [
-            tf.debugging.assert_equal(condition, True, message=message)
-            for condition, message in (
-                (
-                    in_time,
-                    f"the noise was planned for rounds={self.stream.rounds}: fit and calibrate a longer mechanism to train on",
-                ),
-                (
-                    ours,
-                    "the state's noise is that of another mechanism, noise scale, clip norm or noise_strategy, with which noise could "
-                    "come again that was seen: make the aggregator as it was when the state was made "
-                    f"(here noise_strategy={self.strategy!r}, {self.state_rows} rows)",
-                ),
-                (
-                    # TFF asks for a result of the initial state when it initialises, to learn its type: that one is NaN, no error.
-                    handed | tf.equal(state.next_round, 0),
-                    "no noise was handed in for this round: call process.next(noise.hand_in(state), ...) with a HostNoise",
-                ),
-            )
-        ]
-        with tf.control_dependencies([check for check in checks if check is not None]):
+        handed_in = tf.equal(state.made_for, state.next_round) | (self.strategy != "precomputed")
+        # TFF asks for a result of the initial state when it initialises, to learn its type: that one is NaN, no error.
+        messages = {
+            f"the noise was planned for rounds={self.stream.rounds}: fit and calibrate a longer mechanism to train on": in_time,
+            "the state's noise is that of another mechanism, noise scale, clip norm or noise_strategy, with which noise could come again "
+            "that was seen: make the aggregator as it was when the state was made "
+            f"(here noise_strategy={self.strategy!r}, {self.state_rows} rows)": ours,
+            "no noise was handed in for this round: call process.next(noise.hand_in(state), ...) with a HostNoise": handed_in
+            | tf.equal(state.next_round, 0),
+        }
+        asserts = [tf.debugging.assert_equal(holds, True, message=text) for text, holds in messages.items()]
+        with tf.control_dependencies([check for check in asserts if check is not None]):
             t = tf.identity(state.next_round)
-        draw = self.source(state.key, self.size)
-        if self.strategy == "recurrent":
-            row, rows = self._carry(draw, t, state.rows)
-        elif self.strategy == "regenerated":
-            row, rows = self._from_block(draw, t, state.rows)
-        else:
-            row, rows = state.rows[0], state.rows
-        row = tf.where(in_time & ours & handed, row, float("nan"))
+        row, rows = (state.rows[0], state.rows) if self._form is None else self._recur(self._form, state, t)
+        row = tf.where(in_time & ours & handed_in, row, float("nan"))
         return row, NoiseState(state.key, t + 1, tf.constant(-1, tf.int32), state.mechanism, rows)
 
     def _mark_of_state(self) -> Any:
         return tf.constant(state_mark(self.mark, str(self.strategy), self.state_rows), tf.uint64)
 
-    def _carry(self, draw: Draw, t: Any, rows: Any) -> tuple[Any, Any]:
-        form = self._form
-        assert form is not None
-        now = draw(t)[None]
-        recurrence = self.stream.recurrence
-        if recurrence is not None:
-            # The new state is the new row and all but the oldest of the others: a copy, not a product.
-            table = np.hstack([np.ones((len(recurrence), 1)), -recurrence[:, 1:]]) / recurrence[:, :1]
-            weights = tf.constant(table, tf.float32)[tf.minimum(t, len(table) - 1)]
-            row = weights[0] * now
-            if form.width == 0:
-                return row[0], rows
-            row += tf.linalg.matvec(rows, weights[1:], transpose_a=True)[None]
-            return row[0], tf.concat([row, rows[:-1]], axis=0)
+    def _recur(self, form: BlockForm, state: NoiseState, t: Any) -> tuple[Any, Any]:
         table = self._table(form)
-        M = tf.constant(table, tf.float32)[tf.minimum(t, len(table) - 1)]
-        out = tf.matmul(M, tf.concat([now, rows], axis=0))
-        return out[0], out[1:]
+        M, z = tf.constant(table, tf.float32)[tf.minimum(t, len(table) - 1)], self.source(state.key, self.size)(t)
+        if not form.rolling:
+            out = tf.matmul(M, tf.concat([z[None], state.rows], axis=0))
+            return out[0], out[1:]
+        row = M[0, 0] * z
+        if form.width == 0:
+            return row, state.rows
+        # The new state is the new row and all but the oldest of the others: a copy, not a product.
+        row += tf.linalg.matvec(state.rows, M[0, 1:], transpose_a=True)
+        return row, tf.concat([row[None], state.rows[:-1]], axis=0)
 
     def _table(self, form: BlockForm) -> np.ndarray:
-        """M_t, (rounds, 1 + width, 1 + width), up to the first round from which on they are all the same."""
-        last, buffers = form.rounds - 1, self.stream.buffers
-        if buffers is not None:
-            window = buffers.window.shape[1]
-            changing = [np.flatnonzero((a != a[-1]).any(axis=1)) for a in (buffers.window, buffers.read)]
-            changing += [np.flatnonzero((buffers.write != buffers.write[-1]).any(axis=1)) + window]
-            last = min(last, max([window, *(int(rounds[-1]) + 1 for rounds in changing if len(rounds))]))
-        return np.stack([form.matrix(t) for t in range(last + 1)])
-
-    def _from_block(self, draw: Draw, t: Any, rows: Any) -> tuple[Any, Any]:
-        length = self.state_rows
-        phase = t % length
-        rows = tf.cond(tf.equal(phase, 0), lambda: self._contract(draw, t // length), lambda: rows)
-        rows.set_shape([length, self.size])
-        return rows[phase], rows
-
-    def _contract(self, draw: Draw, block: Any) -> Any:
-        """Rows block * L .. block * L + L - 1, float32 (L, size)."""
-        length, together = self.state_rows, _DRAWN_TOGETHER
-        noising = self.stream.causal().as_contraction().contraction
-        assert noising is not None
-        n = len(noising)
-        blocks, chunks = -(-n // length), -(-n // together)
-        padded = np.zeros((blocks * length, chunks * together), np.float32)
-        padded[:n, :n] = noising
-        coefficients = tf.constant(padded)
-        start = block * length
-
-        def body(chunk: Any, total: Any) -> tuple[Any, Any]:
-            first = chunk * together
-            drawn = tf.stack([draw(first + i) for i in range(together)])
-            part = tf.slice(coefficients, [start, first], [length, together])
-            return chunk + 1, total + tf.matmul(part, drawn)
-
-        zero = tf.zeros([length, self.size], tf.float32)
-        # N is lower-triangular: the block ends with the draw of its last round.
-        stop = tf.minimum((start + length - 1) // together + 1, chunks)
-        return tf.while_loop(lambda c, _: c < stop, body, (tf.constant(0), zero), parallel_iterations=1)[1]
+        """M_t, (rounds, 1 + width, 1 + width), or its first rows if the state is rolling; up to the first round from which on they are the same."""
+        matrices = [form.matrix(t)[: 1 if form.rolling else None] for t in range(form.rounds)]
+        while len(matrices) > 1 and np.array_equal(matrices[-1], matrices[-2]):
+            del matrices[-1]
+        return np.stack(matrices)
