@@ -30,11 +30,10 @@ from fedmf.cli.options import (
 @click.option(
     "--parameters", type=int, default=4_050_748, show_default=True, help="Size of the model that --explain is about."
 )
-@click.option("--noise-memory", type=float, default=1.5, show_default=True, help="GB that --explain may plan with.")
 @click.option(
-    "--noise-disk",
+    "--noise-memory",
     type=float,
-    help="GB of disk that --explain may plan with.  [default: two thirds of what is free here]",
+    help="GB that --explain may plan with.  [default: a quarter of the memory]",
 )
 @json_option
 def calibrate(
@@ -43,8 +42,7 @@ def calibrate(
     rdp: bool,
     explain: bool,
     parameters: int,
-    noise_memory: float,
-    noise_disk: float | None,
+    noise_memory: float | None,
     as_json: bool,
     **target: Any,
 ) -> None:
@@ -59,15 +57,12 @@ def calibrate(
     from fedmf.noise import strategies
 
     with arguments_checked():
-        memory = gigabytes("noise_memory", noise_memory)
-        disk = (
-            strategies.room_for_noise(pathlib.Path.cwd()) if noise_disk is None else gigabytes("noise_disk", noise_disk)
-        )
+        memory = None if noise_memory is None else gigabytes("noise_memory", noise_memory)
         plan = plan_from(mechanism_file, **target)
         host, graph = [], []
         if explain:
             stream = plan.mechanism.stream().causal()
-            host = strategies.host_strategies(stream, parameters, memory, disk)
+            host = strategies.host_strategies(stream, parameters, memory_bytes=memory, folder=pathlib.Path.cwd())
             graph = strategies.graph_strategies(stream, parameters)
     from fedmf.privacy.statement import calibrate_command
 

@@ -28,10 +28,9 @@ from fedmf.cli.stopped import training
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in --out.")
 @noise_seed_option
-@click.option("--noise-strategy", help="How noise is made ahead: carried, redrawn or spilled.  [default: the cheapest]")
-@click.option("--noise-memory", type=float, help="GB of memory that the noise may take.  [default: 1.5]")
+@click.option("--noise-strategy", help="How noise is made: recurrent or regenerated.  [default: the cheaper]")
 @click.option(
-    "--noise-disk", type=float, help="GB that a file of noise may take.  [default: two thirds of what is free]"
+    "--noise-memory", type=float, help="GB that noise takes before it is on disk.  [default: a quarter of the memory]"
 )
 @click.option("--threads", type=int, help="Most threads that compute.  [default: one on each processor]")
 @click.option("--workers", help="With --execution tff-remote: host:port,host:port of `fedmf worker`s.")
@@ -45,7 +44,6 @@ def train(
     noise_seed: int | str | None,
     noise_strategy: str | None,
     noise_memory: float | None,
-    noise_disk: float | None,
     threads: int | None,
     workers: str | None,
     quiet: bool,
@@ -79,7 +77,6 @@ def train(
         if noise_strategy is not None:
             checks.one_of("noise_strategy", noise_strategy, HOST_STRATEGIES)
         memory = None if noise_memory is None else gigabytes("noise_memory", noise_memory)
-        disk = None if noise_disk is None else gigabytes("noise_disk", noise_disk)
         if resume:
             values = read_config_file(RunFolder.open(out).path / "config.json") | values
         config = config_from_mapping(values | given, "the command line" if config_file is None else str(config_file))
@@ -97,7 +94,6 @@ def train(
             resume=resume,
             noise_strategy=noise_strategy,
             noise_memory=memory,
-            noise_disk=disk,
             threads=threads,
             workers=addresses or None,
             progress=not quiet,

@@ -31,8 +31,6 @@ _PRODUCTS_A_DRAW, _CONTRACTED_A_DRAW = 300.0, 600.0
 _COPY, _FILE, _PASSED = 0.2, 0.4, 5.0
 # Compressing a noising matrix takes about so many seconds for 2052 rounds, growing as n^3. It is done where it saves more.
 _DRAW_SECONDS, _COMPRESS_SECONDS = 1.1e-8, 5.0
-# A strategy that needs less memory is taken where it costs at most this many times as much.
-_FRUGAL = 1.25
 # State rows of a compressed matrix, and rounds up to which the rows of N are written out.
 MAX_COMPRESSED_ROWS = 64
 _MAX_CONTRACTED_ROUNDS = 4096
@@ -84,7 +82,7 @@ def default_memory() -> int:
 
 
 def default_disk(folder: str | pathlib.Path | None) -> int:
-    """Bytes that a memory map in `folder` may take: two thirds of what is free. The folder need not exist; None is that of temporary files."""
+    """Bytes that a memory map in `folder` may take: two thirds of what is free. It need not exist; None is that of temporary files."""
     path = pathlib.Path(tempfile.gettempdir() if folder is None else folder).absolute()
     return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free * 2 // 3
 
@@ -174,7 +172,7 @@ def graph_strategies(stream: NoiseStream, size: int, name: str | None = None) ->
         rows = min(widest, stream.rounds if name else MAX_STATE_BYTES // _row_bytes(size))
         form = block_form(stream, length=1, most_width=rows)
         if form is None:
-            reason = f"rounds share more of the past than the {rows} rows that a state may have"
+            reason = f"it has no recurrence of at most {rows} rows, which a state may have"
             strategies.append(NoiseStrategy(name="recurrent", possible=False, reason=reason))
         else:
             cost = 1 + (1 + form.width) ** 2 / _PRODUCTS_A_DRAW + _PASSED * form.width
@@ -276,7 +274,7 @@ def _recurrent(stream: NoiseStream, room: _Room, compress: bool) -> NoiseStrateg
         most_width=MAX_COMPRESSED_ROWS if contraction else None,
     )
     if form is None:
-        return impossible(reason=f"rounds share more than {MAX_COMPRESSED_ROWS} rows of the past")
+        return impossible(reason=f"it has no recurrence of at most {MAX_COMPRESSED_ROWS} rows")
     r, lengths = form.width, [form.length]
     if not contraction:  # blocks of one length: a short last block would read as much for fewer rounds
         lengths = sorted({-(-n // -(-n // length)) for length in _BLOCK_LENGTHS})
@@ -295,7 +293,7 @@ def _recurrent(stream: NoiseStream, room: _Room, compress: bool) -> NoiseStrateg
         scratch = 8 * side * min(room.size, TILE)
         ways += room.place(way, side if form.rolling else side + r, scratch, (_FILE - _COPY) * (passed / length + 1))
     if not ways:
-        return impossible(reason=f"needs {(2 * r + 1) * _row_bytes(room.size) / 1e6:.0f} MB of memory or disk")
+        return impossible(reason=f"needs {(2 * r + 1) * _row_bytes(room.size) / 1e6:.3g} MB of memory or disk")
     best = min(ways, key=_price)
     form = form if best.length == form.length else block_form(stream, length=best.length)
     return dataclasses.replace(best, form=form)
@@ -309,8 +307,9 @@ def _regenerated(stream: NoiseStream, room: _Room) -> NoiseStrategy:
     scratch = 4 * (n + ROWS_TOGETHER) * min(room.size, TILE)
     ways = []
     for most in ((room.memory - scratch) // row, room.disk // row):
-        if most >= 1:
-            length = _frugal_length(n, min(n, most))
+        # A recurrence has a map of its history, which is smaller than one of the whole run.
+        if most >= 1 and (stream.contraction is not None or not ways):
+            length = _block_length(n, min(n, most))
             blocks = -(-n // length)
             reason = (
                 f"every {length} rounds all earlier draws are made again" if blocks > 1 else "the whole run at once"
@@ -318,21 +317,13 @@ def _regenerated(stream: NoiseStream, room: _Room) -> NoiseStrategy:
             way = NoiseStrategy(name="regenerated", length=length, cost=_redrawing(blocks, n), reason=reason)
             ways += room.place(way, length, scratch, 2 * _FILE)
     if not ways:
-        return impossible(reason=f"needs {(scratch + row) / 1e6:.0f} MB")
+        return impossible(reason=f"needs {(scratch + row) / 1e6:.3g} MB")
     return min(ways, key=_price)
 
 
 def _redrawing(blocks: int, n: int) -> float:
     """Draws a round; block j of `blocks` draws j blocks of rows."""
     return (blocks + 1) / 2 + n / 2 / _CONTRACTED_A_DRAW
-
-
-def _frugal_length(n: int, longest: int) -> int:
-    """Rounds of a block, at most `longest`: somewhat fewer where that costs little."""
-    blocks = fewest = -(-n // _block_length(n, longest))
-    while _redrawing(blocks + 1, n) <= _FRUGAL * _redrawing(fewest, n) and blocks < n:
-        blocks += 1
-    return _block_length(n, max(-(-n // blocks), min(longest, ROWS_TOGETHER)))
 
 
 def _block_length(n: int, longest: int) -> int:

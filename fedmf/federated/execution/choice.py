@@ -43,7 +43,6 @@ def build_execution(
     *,
     noise_strategy: str | None = None,
     noise_memory: int | None = None,
-    noise_disk: int | None = None,
     noise_folder: str | pathlib.Path | None = None,
     client_work: str | None = None,
     threads: int | None = None,
@@ -53,8 +52,7 @@ def build_execution(
 
     Args:
       task, plan, config, noise_seed: of the run.
-      noise_strategy, noise_memory, noise_disk, noise_folder: how noise is made, as `HostNoise` explains its strategy, memory_bytes,
-        disk_bytes and folder.
+      noise_strategy, noise_memory, noise_folder: how noise is made, as `HostNoise` explains its strategy, memory_bytes and folder.
       client_work: see `FastExecution`; the others take no notice of it.
       threads: clients that train side by side in this process or its worker; see `limited_threads` for the rest.
       workers: connected, for tff-remote.
@@ -72,7 +70,6 @@ def build_execution(
         noise_seed=noise_seed,
         strategy=noise_strategy,
         memory_bytes=noise_memory,
-        disk_bytes=noise_disk,
         folder=noise_folder,
     )
     if config.execution == "fast":

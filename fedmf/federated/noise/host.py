@@ -35,8 +35,8 @@ _COMPARED, _TOLERANCE = 16, 1e-3
 class HostNoise:
     """The rows of N Z for one run, made a block ahead and handed into the state of a query with noise_strategy="precomputed".
 
-    The same (seed, round) gives the same row whatever the strategy, up to float32 rounding, and whatever ran before. Within one strategy
-    it does so bit for bit.
+    The same (seed, round) gives the same row whatever ran before, bit for bit within one strategy and block length, and up to float32
+    rounding otherwise.
 
     Args:
       plan: of the run, the aggregator's; its mechanism says what noise is made.

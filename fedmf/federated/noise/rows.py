@@ -157,7 +157,7 @@ class NoiseRows:
         return row, tf.concat([row[None], state.rows[:-1]], axis=0)
 
     def _table(self, form: BlockForm) -> np.ndarray:
-        """M_t, (rounds, 1 + width, 1 + width), or its first rows if the state is rolling; up to the first round from which on they are the same."""
+        """M_t, (rounds, 1 + width, 1 + width), or its first row where the state is rolling; without the last rounds if all have one M."""
         matrices = [form.matrix(t)[: 1 if form.rolling else None] for t in range(form.rounds)]
         while len(matrices) > 1 and np.array_equal(matrices[-1], matrices[-2]):
             del matrices[-1]

@@ -18,13 +18,12 @@ from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.federated.execution.choice import Execution, build_execution, parameters
 from fedmf.federated.execution.remote_workers import WorkersLost, connected
 from fedmf.federated.execution.threads import limited_threads
-from fedmf.federated.noise.host import form_made
 from fedmf.federated.noise.source import check_noise_seed
 from fedmf.federated.task import Examples, Task
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.model_check import check_model
 from fedmf.federated.training.run_setup import check_plan, reopen_run, write_setup
-from fedmf.noise.strategies import DEFAULT_MEMORY, NoiseStrategy, choose_host_strategy, room_for_noise, short_of_disk
+from fedmf.noise.strategies import NoiseStrategy, choose_host_strategy
 from fedmf.noise.stream import NoiseStream
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.plan import Plan
@@ -56,7 +55,6 @@ def train(
     resume: bool = False,
     noise_strategy: str | None = None,
     noise_memory: int | None = None,
-    noise_disk: int | None = None,
     threads: int | None = None,
     workers: str | Sequence[str] | None = None,
     progress: bool = True,
@@ -73,10 +71,10 @@ def train(
       noise_seed: a non-negative int, or "os" for one from the operating system. Needed unless `resume`; kept in private/.
       plan: a plan of your own in place of the one `config` describes; must have its rounds and participation.
       resume: go on from the newest checkpoint.
-      noise_strategy: how the host makes the noise, "recurrent", "regenerated" or "spilled"; None chooses. Another one may be named at a
+      noise_strategy: how the host makes the noise, "recurrent" or "regenerated"; None chooses. Another one may be named at a
         resume: the noise is the same to float32 rounding.
-      noise_memory: bytes that the noise may take in memory; None for 1.5 GB.
-      noise_disk: bytes that a file of noise may take; None for two thirds of what is free in `folder`.
+      noise_memory: bytes that the noise may take in memory, and is in a memory map in private/ beyond; None for a quarter of the
+        machine's memory.
       threads: limit on the threads of this process and of the TFF worker it starts; None for one on each processor. See docs/remote.md
         for what it limits and what may differ by float32 rounding.
       workers: with execution="tff-remote", "host:port,host:port" or a sequence of "host:port".
@@ -93,21 +91,19 @@ def train(
       WorkersLost: a worker does not answer at the start, or none is left; the run can be resumed.
     """
     addresses = worker_addresses(workers, config.execution)
-    noise_disk = room_for_noise(pathlib.Path(folder) / "private") if noise_disk is None else noise_disk
     with never_lost(), limited_threads(threads), connected(addresses) as remote:
         made = functools.partial(
             build_execution,
             noise_strategy=noise_strategy,
             noise_memory=noise_memory,
-            noise_disk=noise_disk,
             threads=threads,
             workers=remote,
         )
         strategy_of = functools.partial(
             choose_host_strategy,
-            memory_bytes=DEFAULT_MEMORY if noise_memory is None else noise_memory,
+            memory_bytes=noise_memory,
+            folder=pathlib.Path(folder) / "private",
             name=noise_strategy,
-            disk_bytes=noise_disk,
         )
         return _train(task, config, folder, noise_seed, plan, resume, strategy_of, made, progress, on_round)
 
@@ -140,7 +136,7 @@ def _train(
     controller_of(task, config, plan, seed)
     # These refuse before the folder exists.
     stream = plan.mechanism.stream().causal()
-    form_made(stream, strategy_of(stream, parameters(task, config)))
+    strategy_of(stream, parameters(task, config))
     with RunFolder(folder).locked():
         run_folder = RunFolder.create(folder)
         write_setup(run_folder, task, config, plan, seed, given=given)
@@ -166,9 +162,6 @@ def _run(
         execution.noise.show_progress()
     if progress and chosen.disk:
         print(f"noise: {chosen.reason}, {chosen.disk / 1e9:.1f} GB in {folder.path / 'private'}", file=sys.stderr)
-    short = short_of_disk(chosen, plan.mechanism.stream().causal(), execution.noise.size)
-    if progress and short:
-        print(f"noise: {short}", file=sys.stderr)
     if progress and execution.slow:
         print(f"clients: {execution.slow}", file=sys.stderr)
     controller = controller_of(task, config, plan, seed, checkpoint.ledger if checkpoint else None)

@@ -59,7 +59,7 @@ def without_gradients(count):
     return np.zeros([count, FEATURES], np.float32), np.zeros([count, 1], np.float32)
 
 
-@pytest.mark.parametrize(("strategy", "eagerly"), [("recurrent", False), ("recurrent", True), ("regenerated", False)])
+@pytest.mark.parametrize(("strategy", "eagerly"), [("recurrent", False), ("recurrent", True)])
 def test_every_step_of_fit_adds_its_own_row_of_the_plan(strategy, eagerly):
     plan, model = make_plan(), make_model()
     model.layers[1].trainable = False

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.federated.training import loop
 from fedmf.noise.strategies import HOST_STRATEGIES
 from tests.federated.run_small import config
 from tests.federated.training.test_loop import train, weights_of
@@ -48,25 +47,20 @@ def test_the_strategies_can_be_told_apart_by_nothing_but_rounding(tmp_path, whol
         assert_close(other, whole)
 
 
-def test_a_file_on_disk_is_told(tmp_path, capsys):
-    train(tmp_path / "run", config(min_sep=3), noise_strategy="spilled", progress=True)
-    assert "noise: the last 2 rows are kept in a private file" in capsys.readouterr().err
-    private = tmp_path / "run" / "private"
-    assert {path.name for path in private.iterdir()} == {"noise_seed", "noise_history", "noise_history.json"}
-    assert all(path.stat().st_mode & 0o077 == 0 for path in private.iterdir())
-
-
-def test_too_little_disk_is_told(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(loop, "short_of_disk", lambda chosen, stream, size: f"{chosen.name}, {stream.rounds} rounds")
-    train(tmp_path / "quiet", config(min_sep=3))
+def test_rows_on_disk_are_told_and_leave_nothing(tmp_path, capsys, whole):
+    train(tmp_path / "quiet", config(min_sep=3), progress=True)
     assert "noise:" not in capsys.readouterr().err
-    train(tmp_path / "told", config(min_sep=3), noise_strategy="regenerated", progress=True)
-    assert f"noise: regenerated, {config().rounds} rounds" in capsys.readouterr().err
+    # One byte less than the arrays for blocks of one round: 2 * 3 rows to work on, 3 to keep.
+    memory = 4 * 9 * sum(w.size for w in whole) - 1
+    run = train(tmp_path / "run", config(min_sep=3), noise_strategy="recurrent", noise_memory=memory, progress=True)
+    assert "rows carry what the future needs of the past, in a private memory map" in capsys.readouterr().err
+    assert {path.name for path in (tmp_path / "run" / "private").iterdir()} == {"noise_seed"}
+    assert_close(weights_of(run), whole)
 
 
 def test_impossible_strategies_are_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(ValueError, match="noise_strategy='spilled' cannot make this noise"):
-        train(tmp_path / "run", config(family="identity"), noise_strategy="spilled")
+    with pytest.raises(ValueError, match="noise_strategy='recurrent' cannot make this noise"):
+        train(tmp_path / "run", config(min_sep=3), noise_strategy="recurrent", noise_memory=1000)
     assert not (tmp_path / "run").exists()
 
 
