@@ -70,7 +70,7 @@ def sensitivity_of_nonnegative(C, participation) -> float:
     return float(np.sqrt(max(squares)))
 
 
-def simulated_loss_score(mechanism, workload, sensitivity_squared, claimed_loss, rng, samples=4000, scale=1.0) -> float:
+def simulated_loss_score(mechanism, workload, sensitivity_squared, claimed_loss, rng, samples, scale=1.0) -> float:
     """How many standard errors the simulated loss is from the claimed one; `scale` spoils the noise for negative
     controls.
 

@@ -3,6 +3,8 @@
 Seeds are fixed, so that a test always passes or always fails; the rates say how surprising a failure would be.
 """
 
+import itertools
+
 import numpy as np
 import scipy.stats
 
@@ -85,3 +87,44 @@ def p_of_count(count, trials, share) -> float:
     """Two-sided p-value of a binomial count."""
     tails = scipy.stats.binom.cdf(count, trials, share), scipy.stats.binom.sf(count - 1, trials, share)
     return float(min(1.0, 2 * min(tails)))
+
+
+def preferring_the_first(places, weight, size=1) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities of all sets of `size` of so many places: uniform, and with `weight` times the others' chance for the first."""
+    sets = list(itertools.combinations(range(places), size))
+    weights = np.ones(places)
+    weights[0] = weight
+
+    def probability(drawn):
+        left, product = weights.sum(), 1.0
+        for place in drawn:
+            product *= weights[place] / left
+            left -= weights[place]
+        return product
+
+    truth = np.array([sum(map(probability, itertools.permutations(s))) for s in sets])
+    return np.full(len(sets), 1 / len(sets)), truth
+
+
+def draws_that_see(claimed, truth, rate=FALSE_POSITIVE_RATE) -> int:
+    """Draws with which Pearson's test of probabilities sees that they are others."""
+    distance = float(((truth - claimed) ** 2 / claimed).sum())
+    return trials_that_see(lambda draws: missed_by_chi_square(draws * distance, len(claimed) - 1, rate))
+
+
+def unrelated(a, b, departure) -> bool:
+    """Whether the correlation of two samples is within its limits; a correlation of `departure` would not be."""
+    assert missed_by_correlation(len(a), departure) <= MISS_RATE, "too few trials for this departure"
+    return bool(scipy.stats.pearsonr(a, b)[1] > FALSE_POSITIVE_RATE)
+
+
+def distributed(values, distribution, departure) -> bool:
+    """Whether values pass a Kolmogorov-Smirnov test; those of a distribution further than `departure` would not."""
+    assert missed_by_distance(len(values), departure) <= MISS_RATE, "too few trials for this departure"
+    return bool(scipy.stats.kstest(values, distribution).pvalue > FALSE_POSITIVE_RATE)
+
+
+def counted(count, trials, share, departure) -> bool:
+    """Whether a count fits its share; it would not if the share were `departure`."""
+    assert missed_by_count(trials, share, departure) <= MISS_RATE, "too few trials for this departure"
+    return p_of_count(count, trials, share) > FALSE_POSITIVE_RATE

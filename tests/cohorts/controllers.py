@@ -9,9 +9,6 @@ from hypothesis import strategies as st
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
 from fedmf.participation.schema import Participation
 
-# Of every statistical test that uses it: the chance, at most, that it fails although the code is right.
-FALSE_POSITIVE_RATE = 1e-6
-
 
 @st.composite
 def settings_of_controllers(draw):

@@ -17,7 +17,7 @@ from fedmf.cohorts.availability import (
 )
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.participation.schema import Participation
-from tests.cohorts.controllers import FALSE_POSITIVE_RATE
+from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, counted, distributed, missed_by_chi_square, unrelated
 
 CLIENTS = np.arange(20_000)
 NEVER_OUT = Window(start=0, end=24, inside=1, outside=0)
@@ -56,17 +56,18 @@ class TestEveryModel:
 class TestIndependent:
     def test_a_coin_for_every_client_and_round(self):
         came = np.stack([Independent(probability=0.4, seed=3).available(t, CLIENTS[:2000]) for t in range(200)])
-        assert scipy.stats.binomtest(int(came.sum()), came.size, 0.4).pvalue > FALSE_POSITIVE_RATE
-        by_client = ((came.sum(axis=0) - 80) ** 2).sum() / (200 * 0.24)
-        by_round = ((came.sum(axis=1) - 800) ** 2).sum() / (2000 * 0.24)
-        assert scipy.stats.chi2.sf(by_client, 2000) > FALSE_POSITIVE_RATE
-        assert scipy.stats.chi2.cdf(by_client, 2000) > FALSE_POSITIVE_RATE
-        assert scipy.stats.chi2.sf(by_round, 200) > FALSE_POSITIVE_RATE
+        assert counted(came.sum(), came.size, 0.4, departure=0.41)
+        for axis in (0, 1):
+            trials, groups = came.shape[axis], came.shape[1 - axis]
+            statistic = ((came.sum(axis=axis) - 0.4 * trials) ** 2).sum() / (trials * 0.24)
+            # Clients, or rounds, of which half come with probability 0.45 and half with 0.35 would be seen.
+            assert missed_by_chi_square(came.size * 0.05**2 / 0.24, groups) <= MISS_RATE
+            assert scipy.stats.chi2.sf(statistic, groups) > FALSE_POSITIVE_RATE
+            assert scipy.stats.chi2.cdf(statistic, groups) > FALSE_POSITIVE_RATE
 
     def test_seeds_differ(self):
         first, second = (Independent(probability=0.4, seed=s).available(0, CLIENTS) for s in (1, 2))
-        table = [[(first & second).sum(), (first & ~second).sum()], [(~first & second).sum(), (~first & ~second).sum()]]
-        assert scipy.stats.chi2_contingency(table)[1] > FALSE_POSITIVE_RATE
+        assert unrelated(first, second, departure=0.07)
 
     @pytest.mark.parametrize(("probability", "share"), [(0.0, 0.0), (1, 1.0)])
     def test_the_ends(self, probability, share):
@@ -83,7 +84,7 @@ class TestDiurnal:
         model = MODELS["one zone"]
         for hour, expected in ((3, 0.7 * 0.8 * 0.85), (12, 0.35 * 0.6 * 0.55), (20, 0.35 * 0.6 * 0.85)):
             shares = model.available(24 + hour, CLIENTS)
-            assert scipy.stats.binomtest(int(shares.sum()), len(CLIENTS), expected).pvalue > FALSE_POSITIVE_RATE
+            assert counted(shares.sum(), len(CLIENTS), expected, departure=1.2 * expected)
 
     def test_a_night_is_one_night(self):
         # Inside of all windows a client stays available or not from before midnight to the morning; the next night is another.
@@ -91,15 +92,13 @@ class TestDiurnal:
         hours = [model.available(24 + hour, CLIENTS) for hour in (23, 24, 26, 30)]
         assert all((other == hours[0]).all() for other in hours[1:])
         next_night = model.available(48 + 23, CLIENTS)
-        table = [[(hours[0] & next_night).sum(), (hours[0] & ~next_night).sum()],
-                 [(~hours[0] & next_night).sum(), (~hours[0] & ~next_night).sum()]]  # fmt: skip
-        assert scipy.stats.chi2_contingency(table)[1] > FALSE_POSITIVE_RATE
+        assert unrelated(hours[0], next_night, departure=0.07)
+        assert not unrelated(hours[0], np.where(CLIENTS % 8, next_night, hours[0]), departure=0.07)
 
     def test_by_day_every_round_is_another_coin(self):
         model = MODELS["one zone"]
         first, second = model.available(36, CLIENTS), model.available(37, CLIENTS)
-        table = [[(first & second).sum(), (first & ~second).sum()], [(~first & second).sum(), (~first & ~second).sum()]]
-        assert scipy.stats.chi2_contingency(table)[1] > FALSE_POSITIVE_RATE
+        assert unrelated(first, second, departure=0.07)
 
     def test_time_zones_by_share_and_phases(self):
         zones = ((-8, 0.25), (0, 0.5), (5.5, 0.25))
@@ -107,9 +106,9 @@ class TestDiurnal:
         hours = model.local_hours(4, CLIENTS)  # 8 hours UTC
         for offset, share in zones:
             near = np.abs(hours - 8 - offset) <= 1
-            assert scipy.stats.binomtest(int(near.sum()), len(CLIENTS), share).pvalue > FALSE_POSITIVE_RATE
+            assert counted(near.sum(), len(CLIENTS), share, departure=1.15 * share)
             phases = (hours[near] - 8 - offset + 1) / 2
-            assert scipy.stats.kstest(phases, "uniform").pvalue > FALSE_POSITIVE_RATE
+            assert distributed(phases, "uniform", departure=0.08)
         assert np.allclose(model.local_hours(10, CLIENTS), hours + 3)
 
     def test_a_window_of_the_whole_day_and_one_of_none(self):

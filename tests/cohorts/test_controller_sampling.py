@@ -14,8 +14,12 @@ from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
-from tests.cohorts.controllers import FALSE_POSITIVE_RATE
 from tests.oracles import allowed_sets
+from tests.power import (
+    FALSE_POSITIVE_RATE,
+    draws_that_see,
+    preferring_the_first,
+)
 
 SCHEMES = {
     "poisson": CyclicPoisson(population=60, cohort_size=6, groups=3),
@@ -89,10 +93,11 @@ class TestEveryScheme:
 
 
 class TestPoisson:
-    """Every test with a p-value fails for right code with probability FALSE_POSITIVE_RATE."""
+    """So many rounds that cohort sizes tell a probability of 0.35 from one of 0.3; the other mistakes below are larger."""
 
     scheme = SCHEMES["poisson"]  # 20 clients a part, q = 0.3
-    rounds = 1500
+    _likely = scipy.stats.binom.pmf(np.arange(2, 11), 20, [[0.3], [0.35]])
+    rounds = 3 * draws_that_see(*np.column_stack([_likely, 1 - _likely.sum(axis=1)]), FALSE_POSITIVE_RATE / 4)
 
     def matrix(self, **more):
         """(rounds of part 0, clients of part 0), bool."""
@@ -130,20 +135,20 @@ class TestPoisson:
         {
             "fixed size": ("fixed", "sizes"),
             "probability of cohort over population": (0.1, "frequencies"),
-            "a twelfth too likely": (0.325, "sizes"),
+            "a sixth too likely": (0.35, "sizes"),
             "clients in pairs": ("pairs", "pairs"),
             "the round before again": ("again", "rounds"),
         }.values(),
     )
     def test_mistakes_are_caught(self, mistake, caught):
         rng = np.random.default_rng(8)
-        u = rng.random((1000, 20))
+        u = rng.random((self.rounds // 3, 20))
         if mistake == "fixed":
             came = u.argsort(axis=1).argsort(axis=1) < 6
         elif mistake == "pairs":
             came = np.repeat(u[:, :10], 2, axis=1) < 0.3
         elif mistake == "again":
-            came = np.repeat(u[:500], 2, axis=0) < 0.3
+            came = np.repeat(u[::2], 2, axis=0)[: len(u)] < 0.3
         else:
             came = u < mistake
         assert self.p_values(came, 0.3)[caught] < FALSE_POSITIVE_RATE / 4
@@ -184,7 +189,9 @@ class TestPoisson:
 class TestFixedSize:
     def test_uniform_subsets_of_the_part(self):
         scheme = CyclicFixedSize(population=10, cohort_size=2, groups=2)
-        cohorts = drawn(controller_of(scheme, rounds=3000))
+        cohorts = drawn(
+            controller_of(scheme, rounds=2 * draws_that_see(*preferring_the_first(5, 1.5, 2), FALSE_POSITIVE_RATE / 2))
+        )
         for part in (0, 1):
             _, counts = np.unique(np.array(cohorts[part::2]), axis=0, return_counts=True)
             assert len(counts) == 10  # of 2 out of 5

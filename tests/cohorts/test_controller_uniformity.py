@@ -1,3 +1,5 @@
+"""Whoever may come is drawn uniformly: each test names the departure that it would see, and plays as often as that needs."""
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -8,11 +10,26 @@ from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.draws import EpochOrder, Parts, Pool
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
-from tests.cohorts.controllers import FALSE_POSITIVE_RATE
+from tests.power import (
+    FALSE_POSITIVE_RATE,
+    counted,
+    distributed,
+    draws_that_see,
+    missed_by_chi_square,
+    preferring_the_first,
+    trials_that_see,
+    unrelated,
+)
+
+PREFERENCE = 1.5
+
+
+def draws_that_see_a_preference(places, size=1):
+    return draws_that_see(*preferring_the_first(places, PREFERENCE, size))
 
 
 class TestUniformity:
-    """Chi-square over the cohorts of many seeds; each test fails for right code with probability FALSE_POSITIVE_RATE."""
+    """Chi-square over the cohorts of so many seeds that one client of PREFERENCE times the others' weight is seen."""
 
     def test_over_pairs_of_the_first_round(self):
         # All 15 cohorts of 2 out of 6: uniform over the sets and not only over the clients.
@@ -46,8 +63,8 @@ class TestUniformity:
         assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
 
     def test_a_preference_is_seen(self):
-        # Negative control: the same test on draws in which client 0 has one and a half times the others' weight.
-        weights = np.array([1.5, 1, 1, 1, 1, 1])
+        # Negative control: the same test on draws in which client 0 is preferred.
+        weights = np.array([PREFERENCE, 1, 1, 1, 1, 1])
         counts = self._sets(
             lambda seed: np.random.default_rng(seed).choice(6, size=2, replace=False, p=weights / weights.sum())
         )
@@ -56,15 +73,19 @@ class TestUniformity:
     def test_rounds_are_independent(self):
         # Whether client 0 comes in round 0 says nothing of round 1 when every round is allowed.
         everyone = Participation(rounds=2, schema="every_round")
-        table = np.zeros((2, 2))
-        for seed in range(3000):
+        came = np.zeros((2, 3000))
+        for seed in range(came.shape[1]):
             controller = ParticipationController(everyone, population=4, cohort_size=2, seed=seed)
-            table[int(0 in controller.cohort(0)), int(0 in controller.cohort(1))] += 1
-        assert scipy.stats.chi2_contingency(table)[1] > FALSE_POSITIVE_RATE
+            came[:, seed] = [0 in controller.cohort(t) for t in range(2)]
+        assert unrelated(*came, departure=0.2)
+        # Negative control: a quarter of the rounds are the round before.
+        came[1, ::4] = came[0, ::4]
+        assert not unrelated(*came, departure=0.2)
 
     @staticmethod
-    def _sets(cohort_of_seed, seeds=4000):
-        _, counts = np.unique([sorted(cohort_of_seed(seed)) for seed in range(seeds)], axis=0, return_counts=True)
+    def _sets(cohort_of_seed):
+        cohorts = [sorted(cohort_of_seed(seed)) for seed in range(draws_that_see_a_preference(6, 2))]
+        _, counts = np.unique(cohorts, axis=0, return_counts=True)
         return counts
 
 
@@ -106,6 +127,13 @@ def p_value_of_uniform_subsets(draws, eligible):
     return scipy.stats.chi2.sf(statistic * (1 - 1 / len(eligible)), len(eligible) - 1)
 
 
+def draws_of(eligible, size=60):
+    """So many that one client in twenty, drawn twice as often, is seen by the test above."""
+    ratio = np.where(np.arange(len(eligible)) % 20 == 0, 2.0, 1.0)
+    distance = ((ratio / ratio.mean() - 1) ** 2).sum() * size / (len(eligible) - size)
+    return trials_that_see(lambda draws: missed_by_chi_square(draws * distance, len(eligible) - 1))
+
+
 POPULATION = 40_000
 ELIGIBLE = {
     "most": np.flatnonzero(np.arange(POPULATION) % 10 != 3),
@@ -120,14 +148,15 @@ class TestWithoutListingEverybody:
     @pytest.mark.parametrize("eligible", ELIGIBLE.values(), ids=ELIGIBLE)
     def test_uniform(self, eligible):
         pool = pool_of(POPULATION, eligible)
-        draws = [pool.draw(np.random.default_rng(seed), 60) for seed in range(600)]
+        draws = [pool.draw(np.random.default_rng(seed), 60) for seed in range(draws_of(eligible))]
         assert p_value_of_uniform_subsets(draws, eligible) > FALSE_POSITIVE_RATE
 
     def test_uniform_over_sets(self, monkeypatch):
         # All 10 cohorts of 2 out of the 5 that may come, and not only the clients.
         monkeypatch.setattr(cohort_draws, "SMALL", 0)
         pool = pool_of(7, [0, 2, 3, 5, 6])
-        draws = [sorted(pool.draw(np.random.default_rng(seed), 2)) for seed in range(4000)]
+        seeds = range(draws_that_see_a_preference(5, 2))
+        draws = [sorted(pool.draw(np.random.default_rng(seed), 2)) for seed in seeds]
         _, counts = np.unique(draws, axis=0, return_counts=True)
         assert len(counts) == 10
         assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
@@ -135,7 +164,8 @@ class TestWithoutListingEverybody:
     def test_the_smallest_of_those_picked_is_caught(self):
         # Negative control: the mistake of cutting off after sorting, which prefers small indices.
         eligible = ELIGIBLE["most"]
-        draws = [np.unique(np.random.default_rng(seed).choice(eligible, 75, replace=False))[:60] for seed in range(600)]
+        seeds = range(draws_of(eligible))
+        draws = [np.unique(np.random.default_rng(seed).choice(eligible, 75, replace=False))[:60] for seed in seeds]
         assert p_value_of_uniform_subsets(draws, eligible) < FALSE_POSITIVE_RATE
 
     def test_one_client_in_twenty_preferred_twice_is_caught(self):
@@ -143,7 +173,7 @@ class TestWithoutListingEverybody:
         weights = np.where(np.arange(len(eligible)) % 20 == 0, 2.0, 1.0)
         draws = [
             np.random.default_rng(seed).choice(eligible, 60, replace=False, p=weights / weights.sum())
-            for seed in range(600)
+            for seed in range(draws_of(eligible))
         ]
         assert p_value_of_uniform_subsets(draws, eligible) < FALSE_POSITIVE_RATE
 
@@ -191,26 +221,31 @@ class TestWithoutListingEverybody:
                     [(eligible & low).sum() / 100, (eligible & ~low).sum() / 100],
                 ]
         share = counts[1, 0] / counts[1].sum()
-        assert scipy.stats.binomtest(int(counts[0, 0]), int(counts[0].sum()), share).pvalue > FALSE_POSITIVE_RATE
+        assert counted(counts[0, 0], counts[0].sum(), share, departure=1.06 * share)
+        assert not counted(1.06 * counts[0, 0], counts[0].sum(), share, departure=1.06 * share)
 
 
 class TestOrders:
     def test_every_place_is_uniform(self):
         # Client 3's place in the order of 8, of which 6 are dealt out.
-        places = []
-        for seed in range(4000):
+        claimed = np.array([1, 1, 1, 1, 1, 1, 2]) / 8
+        truth = np.array([PREFERENCE, *(claimed[1:] * 8 * (8 - PREFERENCE) / 7)]) / 8  # the first place preferred
+        places, seeds = [], draws_that_see(claimed, truth)
+        for seed in range(seeds):
             order = EpochOrder(population=8, cohort_size=2, epoch=3, seed=seed)
             dealt = np.concatenate([order.batch(t) for t in range(3)])
             assert len(set(dealt.tolist())) == 6
             places.append(np.flatnonzero(dealt == 3)[0] if 3 in dealt else 6)
         observed = np.bincount(places, minlength=7)
-        assert scipy.stats.chisquare(observed, 4000 * np.array([1, 1, 1, 1, 1, 1, 2]) / 8).pvalue > FALSE_POSITIVE_RATE
+        assert scipy.stats.chisquare(observed, seeds * claimed).pvalue > FALSE_POSITIVE_RATE
+        assert scipy.stats.chisquare(seeds * truth, seeds * claimed).pvalue < FALSE_POSITIVE_RATE
 
     def test_few_places_of_many_clients(self):
         order = EpochOrder(population=10**6, cohort_size=100, epoch=20, seed=1)
         dealt = np.concatenate([order.batch(t) for t in range(20)])
         assert len(np.unique(dealt)) == 2000
-        assert scipy.stats.kstest(dealt / 10**6, "uniform").pvalue > FALSE_POSITIVE_RATE
+        assert distributed(dealt / 10**6, "uniform", departure=0.15)
+        assert not distributed((dealt / 10**6) ** 2, "uniform", departure=0.15)  # at most 0.25 away
         assert (order.batch(23) == order.batch(3)).all()
 
     @pytest.mark.parametrize("groups", [1, 2, 3])
@@ -229,7 +264,7 @@ class TestOrders:
 
     def test_the_place_in_a_new_epoch_is_uniform(self):
         places = []
-        for seed in range(3000):
+        for seed in range(draws_that_see_a_preference(4)):
             order = EpochOrder(population=8, cohort_size=2, epoch=4, seed=seed, reshuffle=True)
             first = order.batch(0)[0]
             places.append(next(i for i in range(4) if first in order.batch(4 + i)))

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
-import scipy.stats
 
 from fedmf.cohorts import keyed_random
-from tests.cohorts.controllers import FALSE_POSITIVE_RATE
+from tests.power import distributed, unrelated
 
 CLIENTS = np.arange(200_000)
 
@@ -16,7 +15,7 @@ class TestQuality:
     """Each test fails for independent uniform numbers with probability FALSE_POSITIVE_RATE."""
 
     def test_uniform(self):
-        assert scipy.stats.kstest(draws(1, 2, 3), "uniform").pvalue > FALSE_POSITIVE_RATE
+        assert distributed(draws(1, 2, 3), "uniform", departure=0.015)
 
     @pytest.mark.parametrize(
         ("first", "second"),
@@ -24,39 +23,32 @@ class TestQuality:
         ids=["rounds", "seeds", "purposes"],
     )
     def test_keys_are_unrelated(self, first, second):
-        assert abs(self.correlation(draws(*first), draws(*second))) < self.threshold(len(CLIENTS))
+        assert unrelated(draws(*first), draws(*second), departure=0.025)
 
     @pytest.mark.parametrize("lag", [1, 2, 64, 1000])
     def test_clients_are_unrelated(self, lag):
         u = draws(9, 1, 1)
-        assert abs(self.correlation(u[:-lag], u[lag:])) < self.threshold(len(u) - lag)
+        assert unrelated(u[:-lag], u[lag:], departure=0.025)
 
     def test_a_round_of_many_keys(self):
         # One client over many rounds, as its coins are used.
         u = np.array([draws(4, 1, t + 1, columns=(np.array([7]),))[0] for t in range(5000)])
-        assert scipy.stats.kstest(u, "uniform").pvalue > FALSE_POSITIVE_RATE
-        assert abs(self.correlation(u[:-1], u[1:])) < self.threshold(len(u) - 1)
+        assert distributed(u, "uniform", departure=0.08)
+        assert unrelated(u[:-1], u[1:], departure=0.15)
 
     def test_both_columns_count(self):
         days = np.arange(40)
         grid = draws(1, 1, columns=(np.repeat(np.arange(500), 40), np.tile(days, 500))).reshape(500, 40)
         assert len(np.unique(grid)) == grid.size
         for a, b in ((grid[:, :-1], grid[:, 1:]), (grid[:-1], grid[1:])):
-            assert abs(self.correlation(a.ravel(), b.ravel())) < self.threshold(a.size)
+            assert unrelated(a.ravel(), b.ravel(), departure=0.075)
 
     def test_the_tests_see_a_counter(self):
         # Negative control: a plain counter is uniform, and its neighbours are not unrelated.
         counter = (CLIENTS * 0.6180339887498949) % 1
-        assert scipy.stats.kstest(counter, "uniform").pvalue > FALSE_POSITIVE_RATE
-        assert abs(self.correlation(counter[:-2], counter[2:])) > self.threshold(len(counter) - 2)
-
-    @staticmethod
-    def correlation(a, b):
-        return np.corrcoef(a, b)[0, 1]
-
-    @staticmethod
-    def threshold(n):
-        return scipy.stats.norm.isf(FALSE_POSITIVE_RATE / 2) / np.sqrt(n)
+        assert distributed(counter, "uniform", departure=0.015)
+        assert not unrelated(counter[:-2], counter[2:], departure=0.025)
+        assert not distributed(counter**1.05, "uniform", departure=0.015)
 
 
 def test_a_part_is_answered_as_in_the_whole():

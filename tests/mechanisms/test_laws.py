@@ -5,6 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 import scipy.linalg
+import scipy.stats
 
 from fedmf.mechanisms import NoiseStream, load_mechanism
 from fedmf.mechanisms.error import loss, per_round_error, rmse
@@ -14,6 +15,7 @@ from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
 from tests.mechanisms.registry import every_mechanism
 from tests.oracles import attained_sensitivity, sensitivity_of_nonnegative, simulated_loss_score
+from tests.power import FALSE_POSITIVE_RATE, MISS_RATE
 
 SIZES = pytest.mark.parametrize("rounds", [1, 2, 7, 12, 70])  # 70 is more than one block of a contraction
 
@@ -165,16 +167,20 @@ def test_sensitivity_is_never_below_what_contributions_attain(build, participati
 
 @every_mechanism
 def test_loss_is_what_simulation_finds(build):
-    # False-positive rate: |score| > 5.5 has probability 4e-8 for a normal score; the simulated mean of 4000 squared
-    # norms is normal to good accuracy. Negative controls: noise of 2/3 or 3/2 of the scale must be found out.
+    # The mean of so many squared norms is normal to good accuracy. Its standard error is at most sqrt(2 / samples) of the loss, since
+    # tr(M^2) <= tr(M)^2, so that noise of 2/3 or 3/2 of the scale is found out.
+    samples, limit = 4000, scipy.stats.norm.isf(FALSE_POSITIVE_RATE / 2)
+    for scale in (2 / 3, 3 / 2):
+        shift = abs(scale**2 - 1) / np.sqrt(2 / samples)
+        assert scipy.stats.norm.sf((shift - limit) / scale**2) <= MISS_RATE
     mechanism, workload = build(12), momentum_sgd(12, momentum=0.5)
     participation = Participation(rounds=12, schema="min_sep", min_sep=4)
     squared = sensitivity(mechanism, participation).value ** 2
     claimed = loss(mechanism, workload, participation)
     rng = np.random.default_rng(20)
-    assert abs(simulated_loss_score(mechanism, workload, squared, claimed, rng)) < 5.5
+    assert abs(simulated_loss_score(mechanism, workload, squared, claimed, rng, samples)) < limit
     for scale in (2 / 3, 3 / 2):
-        assert abs(simulated_loss_score(mechanism, workload, squared, claimed, rng, scale=scale)) > 5.5
+        assert abs(simulated_loss_score(mechanism, workload, squared, claimed, rng, samples, scale)) > limit
 
 
 @every_mechanism

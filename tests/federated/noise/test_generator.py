@@ -62,6 +62,7 @@ def test_neighbouring_counters_are_not_taken_for_one_another():
 
 def test_nothing_is_larger_than_the_generator_can_make():
     # A row of 2^25 coordinates: a true Gaussian has 0.45 beyond this on average; what counts is that the limit is nearly reached.
+    # None beyond 5 has a chance of exp(-19).
     largest = np.abs(gaussian_source(1, 2**25)(0).numpy()).max()
     assert 5.0 < largest <= np.float32(LARGEST) * (1 + 1e-6)
 
