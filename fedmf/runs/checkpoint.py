@@ -1,20 +1,15 @@
-"""What a run goes on from after a stop, as a file."""
+"""What a run goes on from after a stop, as an .npz file without pickles."""
 
 import dataclasses
-import hashlib
 import json
 import pathlib
-import zipfile
 from collections.abc import Sequence
 from typing import BinaryIO
 
 import numpy as np
 
+from fedmf.mechanisms.read_errors import READ_ERRORS
 from fedmf.participation.ledger import ParticipationLedger
-
-_MAGIC = b"fedmf checkpoint 1\n"
-_DIGEST = hashlib.sha256().digest_size
-_READ_AT_ONCE = 2**22
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +29,7 @@ class Checkpoint:
     ledger: ParticipationLedger
 
     def write(self, out: BinaryIO) -> None:
-        """Magic line, SHA-256 of the rest, the rest: an .npz without pickles. No leaf is copied as a whole.
+        """Writes the arrays one by one: no leaf is copied as a whole.
 
         Args:
           out: an empty file that can be sought.
@@ -51,68 +46,30 @@ class Checkpoint:
             cohorts = [of(t) for t in range(len(self.ledger))]
             arrays[f"{name}_lengths"] = np.array([len(c) for c in cohorts], np.int64)
             arrays[f"{name}_clients"] = np.concatenate([*cohorts, np.zeros(0, np.int64)])
-        header = {
-            "rounds_done": self.rounds_done,
-            "config_digest": self.config_digest,
-            "cohort_size": self.ledger.cohort_size,
-        }
-        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-        out.write(_MAGIC + bytes(_DIGEST))
-        body = _Hashed(out)
-        with zipfile.ZipFile(body, "w") as archive:  # type: ignore[call-overload]
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
-        out.seek(len(_MAGIC))
-        out.write(body.hash.digest())
+        header = [self.rounds_done, self.config_digest, self.ledger.cohort_size, len(self.state)]
+        np.savez(out, header=np.array(json.dumps(header)), **arrays)
 
     @staticmethod
-    def read(source: BinaryIO, path: pathlib.Path, *, with_state: bool = True) -> "Checkpoint":
+    def read(path: pathlib.Path) -> "Checkpoint":
         """The inverse of `write`.
 
-        Args:
-          source: the file, at its beginning.
-          path: its name, for the error.
-          with_state: whether to read the state; it is checked anyway.
-
         Raises:
-          ValueError: it is not a whole checkpoint.
+          ValueError: it is not a whole checkpoint. Every entry has a checksum.
         """
-        magic, digest = source.read(len(_MAGIC)), source.read(_DIGEST)
-        body = hashlib.sha256()
-        while part := source.read(_READ_AT_ONCE):
-            body.update(part)
-        if magic != _MAGIC or body.digest() != digest:
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                rounds_done, config_digest, cohort_size, leaves = json.loads(arrays["header"].item())
+                state = [arrays[f"state_{i}"] for i in range(leaves)]
+                cohorts, selected = (
+                    np.split(arrays[f"{name}_clients"], np.cumsum(arrays[f"{name}_lengths"]))[:-1]
+                    for name in ("cohort", "selected")
+                )
+            ledger = ParticipationLedger(cohort_size=cohort_size)
+            for achieved, planned in zip(cohorts, selected, strict=True):
+                ledger.append(achieved, selected=planned)
+        except READ_ERRORS as error:
             raise ValueError(
-                f"checkpoint {path} is damaged or half-written ({source.tell()} bytes): delete this file to resume from the one before it"
-            )
-        source.seek(len(magic) + len(digest))
-        with np.load(source, allow_pickle=False) as arrays:
-            header = json.loads(arrays["header"].tobytes())
-            leaves = sum(name.startswith("state_") for name in arrays.files) if with_state else 0
-            state = [arrays[f"state_{i}"] for i in range(leaves)]
-            cohorts, selected = (
-                np.split(arrays[f"{name}_clients"], np.cumsum(arrays[f"{name}_lengths"]))[:-1]
-                for name in ("cohort", "selected")
-            )
-        ledger = ParticipationLedger(cohort_size=header["cohort_size"])
-        for achieved, planned in zip(cohorts, selected, strict=True):
-            ledger.append(achieved, selected=planned)
-        return Checkpoint(
-            rounds_done=header["rounds_done"], config_digest=header["config_digest"], state=state, ledger=ledger
-        )
-
-
-class _Hashed:
-    """Writes on to a file. It offers no seeking, and so an archive is written into it in one pass."""
-
-    def __init__(self, out: BinaryIO) -> None:
-        self.hash = hashlib.sha256()
-        self._out = out
-
-    def write(self, data: bytes) -> int:
-        self.hash.update(data)
-        return self._out.write(data)
-
-    def flush(self) -> None:
-        self._out.flush()
+                f"checkpoint {path} is damaged or half-written ({path.stat().st_size} bytes): delete this file to resume from the one "
+                "before it"
+            ) from error
+        return Checkpoint(rounds_done=rounds_done, config_digest=config_digest, state=state, ledger=ledger)

@@ -9,7 +9,7 @@ run/
   timings.jsonl        seconds of every round; not reproducible, hence apart; mode 0600
   participation.csv    (round, client), written at every checkpoint; mode 0600
   selected.csv         beside it where selected clients failed to report: everybody who was selected
-  result.json          written last: test metrics, achieved guarantee; mode 0600
+  result.json          test metrics, achieved guarantee, SHA-256 of the files above it; mode 0600
   checkpoints/         round-000020.ckpt: everything a resume needs
   private/noise_seed   secret; do not publish
 """
@@ -30,6 +30,7 @@ from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig, config_from_mapping
 
 _KEPT_CHECKPOINTS = 2
+_SUMMED_UP = ("config.json", "plan.json", "mechanism.npz", "metrics.jsonl", "participation.csv", "selected.csv")
 # What a run writes beside its folders and config.json.
 _WRITTEN = (
     "plan.json statement.md mechanism.npz metrics.jsonl timings.jsonl participation.csv selected.csv result.json model.npz "
@@ -149,11 +150,8 @@ class RunFolder:
         """Rounds of the newest checkpoint, by its name; 0 before the first."""
         return max((int(path.stem[6:]) for path in self._checkpoints()), default=0)
 
-    def load_checkpoint(self, *, state: bool = True) -> Checkpoint | None:
+    def load_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint; None before the first.
-
-        Args:
-          state: read its state too, which may be gigabytes; without it is empty.
 
         Raises:
           ValueError: it is damaged, or belongs to another run.
@@ -161,8 +159,7 @@ class RunFolder:
         paths = self._checkpoints()
         if not paths:
             return None
-        with open(paths[-1], "rb") as source:
-            checkpoint = Checkpoint.read(source, paths[-1], with_state=state)
+        checkpoint = Checkpoint.read(paths[-1])
         if checkpoint.config_digest != self.digest():
             raise ValueError(
                 f"checkpoint {paths[-1]} belongs to another run (its config, plan, mechanism or noise seed differs): move it out of the "
@@ -198,9 +195,20 @@ class RunFolder:
             yield write
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Writes name.json atomically; a result is for nobody else's eyes."""
+        """Writes name.json atomically. A result is readable by its owner alone, and ends with the digests of the files it sums up."""
+        if name == "result":
+            content = content | {"sha256": digests(self.path)}
         mode = 0o600 if name == "result" else 0o644
         write_atomically(self.path / f"{name}.json", json.dumps(content, indent=2) + "\n", mode=mode)
+
+
+def digests(folder: pathlib.Path) -> dict[str, str]:
+    """Name -> SHA-256, hexadecimal, of the files of a finished run that an audit rests on."""
+    return {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in _SUMMED_UP
+        if (folder / name).exists()
+    }
 
 
 def _rows_of(path: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:

@@ -1,9 +1,12 @@
 """Where a run's remote workers are: host:port, checked before anything is started."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
-_WAY_OUT = "give host:port,host:port such as 10.0.0.2:8000,10.0.0.3:8000"
+_HINT = "give host:port,host:port such as 10.0.0.2:8000,10.0.0.3:8000"
+# An IPv6 host is in brackets.
+_ADDRESS = re.compile(r"(?:\[[^\s/\[\]@,]*:[^\s/\[\]@,]*\]|[^\s/\[\]@,:]+):([1-9][0-9]{0,4})")
 
 
 def worker_addresses(workers: Any, execution: str) -> tuple[str, ...]:
@@ -21,34 +24,21 @@ def worker_addresses(workers: Any, execution: str) -> tuple[str, ...]:
     >>> worker_addresses(None, "fast")
     ()
     """
-    if workers is None:
-        if execution == "tff-remote":
-            raise ValueError(f"workers is missing, which execution=tff-remote needs: {_WAY_OUT}")
+    if workers is None and execution != "tff-remote":
         return ()
     if execution != "tff-remote":
         raise ValueError(
             f"workers={workers!r} belongs to execution=tff-remote, not to execution={execution}: leave it out"
         )
-    if not isinstance(workers, str | Sequence):
-        raise TypeError(f"workers={workers!r} is a {type(workers).__name__}, not addresses: {_WAY_OUT}")
-    found = tuple(map(_address, workers.split(",") if isinstance(workers, str) else workers))
-    if not found:
-        raise ValueError(f"workers={workers!r} names no worker: {_WAY_OUT}")
-    for i, address in enumerate(found):
-        if address in found[:i]:
+    if not workers and (workers is None or isinstance(workers, str | Sequence)):
+        raise ValueError(f"workers={workers!r} names no worker, which execution=tff-remote needs: {_HINT}")
+    if not isinstance(workers, str | Sequence) or not all(isinstance(address, str) for address in workers):
+        raise TypeError(f"workers={workers!r} is not addresses: {_HINT}")
+    addresses = tuple(text.strip() for text in (workers.split(",") if isinstance(workers, str) else workers))
+    for i, address in enumerate(addresses):
+        match = _ADDRESS.fullmatch(address)
+        if match is None or int(match[1]) > 65535:
+            raise ValueError(f"workers holds {address!r}, which is not host:port: {_HINT}")
+        if address in addresses[:i]:
             raise ValueError(f"workers names {address} twice: a worker takes one share of a round")
-    return found
-
-
-def _address(text: Any) -> str:
-    if not isinstance(text, str):
-        raise TypeError(f"workers holds {text!r}, a {type(text).__name__}, not an address: {_WAY_OUT}")
-    text = text.strip()
-    host, _, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    name = host[1:-1] if bracketed else host
-    if not name or any(c.isspace() or c in "/[]@," for c in name) or (":" in name) != bracketed:
-        raise ValueError(f"workers holds {text!r}, which is not host:port: {_WAY_OUT}")
-    if not (port.isascii() and port.isdigit() and len(port) < 6 and 1 <= int(port) <= 65535) or port.startswith("0"):
-        raise ValueError(f"workers holds {text!r}, whose port is not a whole number in 1..65535: {_WAY_OUT}")
-    return text
+    return addresses

@@ -1,113 +1,296 @@
-"""The audit of a run folder, and the statement of the finished run."""
+"""The audit of a run folder, finished or not, and the statement of the finished run."""
 
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
+import fedmf
 from fedmf.files import write_atomically
 from fedmf.mechanisms import DenseMechanism
+from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.statement import as_text
 from fedmf.runs.audit import audit_run, run_statement_values, write_final_statement
-from fedmf.runs.folder import Run
-from tests.cli.test_commands import fedmf, refused
-from tests.runs.test_folder import CONFIG, new_run
+from fedmf.runs.checkpoint import Checkpoint
+from fedmf.runs.config import TrainConfig
+from fedmf.runs.folder import Run, RunFolder
+from tests.cli.test_commands import fedmf as command
+from tests.cli.test_commands import refused
 
 VERSIONS = {"fedmf": "0.1.0", "python": "3.11.7"}
+COHORT = 4
+CONFIG = TrainConfig(
+    rounds=12, cohort_size=COHORT, schema="fixed_epoch", min_sep=3, family="identity", epsilon=4.887, checkpoint_every=6
+)
+PLAN = CONFIG.plan()
+
+
+def folder_of(path, *, config=CONFIG, plan=PLAN, given=False, cohorts=None, recorded=12, run=12):
+    """A folder as `federated.train` leaves it after `run` rounds, the first `recorded` of which are in a checkpoint."""
+    folder = RunFolder.create(path)
+    plan.mechanism.save(path / "mechanism.npz")
+    task = {"task": {"name": "x", "clients": 12}, "versions": VERSIONS}
+    folder.write_json("plan", plan.summary() | {"given": given} | task)
+    write_atomically(path / "statement.md", plan.statement())
+    write_atomically(path / "private" / "noise_seed", "17\n", mode=0o600)
+    write_atomically(path / "config.json", config.to_json())
+    if cohorts is None:
+        cohorts = [np.arange(COHORT) + t % 3 * COHORT for t in range(12)]
+    ledger = ParticipationLedger(cohort_size=COHORT, cohorts=cohorts)
+    state = [np.zeros(3, np.float32)]
+    folder.save_checkpoint(
+        Checkpoint(rounds_done=recorded, config_digest=folder.digest(), state=state, ledger=ledger.first(recorded))
+    )
+    with folder.rows("metrics") as write:
+        for t in range(run):
+            # The row has the float32 that TensorFlow had.
+            write({"round": t, "clients": len(cohorts[t]), "noise_stddev": float(np.float32(plan.stddev))})
+    if run == recorded == config.rounds:
+        folder.write_json("result", {"participation": ledger.observed().summary()})
+    return path
 
 
 @pytest.fixture
-def run(tmp_path):
-    """A run that was never trained: its participation is what a controller could have handed out."""
-    folder = new_run(tmp_path / "run")
-    described = {"task": {"name": "x", "clients": 500}, "versions": VERSIONS}
-    folder.write_json("plan", CONFIG.plan().summary() | described)
-    n, b = CONFIG.rounds, CONFIG.participation().min_sep
-    rows = "".join(
-        f"{t},{t % b * CONFIG.cohort_size + place}\n" for t in range(n) for place in range(CONFIG.cohort_size)
+def finished(tmp_path):
+    return folder_of(tmp_path / "run")
+
+
+@pytest.fixture
+def interrupted(tmp_path):
+    """Killed after 11 rounds, with a checkpoint of 6."""
+    return folder_of(tmp_path / "run", recorded=6, run=11)
+
+
+def changed(path, **changes):
+    content = json.loads(path.read_text())
+    write_atomically(path, json.dumps(content | changes))
+
+
+def rows_changed(run, change):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    write_atomically(run / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in change(rows)))
+
+
+class TestRoundsBeyondTheRecord:
+    def test_are_not_counted_as_nothing(self, interrupted):
+        audit = audit_run(interrupted)
+        assert audit.observed.rounds == 6
+        assert audit.epsilon == PLAN.epsilon
+        assert audit.rho == PLAN.rho
+        assert audit.contradictions == ()
+        assert audit.unrecorded.startswith("rounds 6 to 10 are not in the record of participations")
+        assert "resume the run, and audit it when it is done" in audit.unrecorded
+
+    def test_are_named_on_the_command_line_and_in_the_statement(self, interrupted, tmp_path):
+        out = tmp_path / "statement.md"
+        said = dict(
+            line.split(maxsplit=1) for line in command("audit", interrupted, "--statement", out).stdout.splitlines()
+        )
+        assert said["epsilon_achieved"] == said["epsilon_planned"]
+        assert said["not_in_the_record"].startswith("rounds 6 to 10 are not")
+        assert said["keeps_to_the_plan"] == "yes, as far as it is recorded"
+        text = " ".join(out.read_text().replace("\n> ", " ").split())
+        assert "**Not all is recorded.** Rounds 6 to 10 are not in the record of participations" in text
+        assert "and, as said above, for the rounds that are not in the record, the same noise gives" in text
+        assert "**Not all is recorded.**" in audit_run(interrupted).statement()
+        shown = json.loads(command("audit", interrupted, "--json").stdout)
+        assert shown["epsilon_achieved"] == PLAN.epsilon
+        assert shown["not_in_the_record"] == audit_run(interrupted).unrecorded
+
+    def test_one_alone(self, tmp_path):
+        audit = audit_run(folder_of(tmp_path / "run", recorded=6, run=7))
+        assert audit.unrecorded.startswith("round 6 is not in the record of participations, and counts")
+
+    def test_nobody_in_the_record_is_not_nobody_in_the_run(self, interrupted):
+        write_atomically(interrupted / "participation.csv", "round,client\n")
+        assert audit_run(interrupted).epsilon == PLAN.epsilon
+
+    def test_without_clients_hide_nothing(self, tmp_path):
+        cohorts = [np.arange(COHORT) + t % 3 * COHORT for t in range(12)]
+        cohorts[6] = cohorts[5] = cohorts[7] = np.zeros(0, np.int64)
+        audit = audit_run(folder_of(tmp_path / "run", cohorts=cohorts, recorded=6, run=8))
+        assert audit.unrecorded is None
+        assert (audit.observed.rounds, audit.observed.empty_rounds) == (8, 3)
+
+    def test_after_a_broken_plan_may_be_anything(self, tmp_path):
+        cohorts = [np.arange(COHORT) for _ in range(12)]
+        audit = audit_run(folder_of(tmp_path / "run", cohorts=cohorts, recorded=6, run=11))
+        every = fedmf.Participation(rounds=12, schema="every_round")
+        of_all = fedmf.sensitivity(PLAN.mechanism, every).value
+        assert audit.contradictions
+        assert audit.achieved.sensitivity.value == of_all
+        assert audit.achieved.stddev == pytest.approx(PLAN.stddev, rel=1e-12)
+        assert "as if every client had taken part in every round" in audit.unrecorded
+
+    def test_with_sampling_rest_on_no_chance(self, tmp_path):
+        config = dataclasses.replace(
+            CONFIG, family="banded", bands=2, sampling="poisson", population=12, schema="min_sep", min_sep=None
+        )
+        plan = config.plan()
+        cohorts = [np.arange(t % 2, 4, 2) for t in range(12)]
+        audit = audit_run(folder_of(tmp_path / "run", config=config, plan=plan, cohorts=cohorts, recorded=6, run=11))
+        assert audit.epsilon == plan.unamplified_epsilon
+        assert audit.amplified_epsilon == plan.epsilon
+
+    def test_there_are_none_after_ctrl_c(self, tmp_path):
+        run = folder_of(tmp_path / "run", recorded=6, run=6)
+        assert audit_run(run).unrecorded is None
+        assert audit_run(run).epsilon < PLAN.epsilon
+        assert json.loads(command("audit", run, "--json").stdout)["not_in_the_record"] is None
+        assert "not_in_the_record" not in command("audit", run).stdout
+
+    def test_a_record_may_be_ahead_of_the_metrics(self, tmp_path):
+        # A damaged checkpoint was deleted, the run resumed from the one before and was killed.
+        run = folder_of(tmp_path / "run", recorded=9, run=9)
+        rows_changed(run, lambda rows: rows[:7])
+        assert audit_run(run).observed.rounds == 9
+        assert audit_run(run).unrecorded is None
+
+
+class TestFilesThatChanged:
+    @pytest.mark.parametrize(
+        "name", ["config.json", "plan.json", "mechanism.npz", "metrics.jsonl", "participation.csv"]
     )
-    write_atomically(folder.path / "participation.csv", "round,client\n" + rows)
-    write_atomically(folder.path / "metrics.jsonl", "".join(f'{{"round": {t}}}\n' for t in range(n)))
-    folder.write_json("result", {})
-    return folder.path
+    def test_after_the_run_are_refused_by_name(self, finished, name):
+        assert audit_run(finished).epsilon == pytest.approx(4.887, rel=1e-6)
+        content = (finished / name).read_bytes()
+        # A change that can be read as something else: a row less, another number, or bytes that an archive does not look at.
+        change = {
+            "metrics.jsonl": lambda b: b[: b.rindex(b"{")],
+            "participation.csv": lambda b: b.replace(b"\n4,7\n", b"\n4,8\n"),
+        }
+        change |= {"plan.json": lambda b: b.replace(b'"given": false', b'"given": true ')}
+        (finished / name).write_bytes(change.get(name, lambda b: b + b"\n")(content))
+        refused(
+            "audit",
+            finished,
+            status=1,
+            words=[f"{name} changed after the run had finished", "put the run's own files back"],
+        )
+
+    def test_one_that_came_later(self, finished):
+        write_atomically(finished / "selected.csv", "round,client\n0,9\n")
+        with pytest.raises(ValueError, match="selected.csv changed"):
+            audit_run(finished)
+
+    def test_a_folder_without_its_private_files_and_checkpoints(self, finished):
+        for path in [finished / "private" / "noise_seed", *(finished / "checkpoints").iterdir()]:
+            path.unlink()
+        assert audit_run(finished).contradictions == ()
+
+    def test_noise_of_another_mechanism(self, interrupted):
+        DenseMechanism(matrix=2 * PLAN.mechanism.encoder()).save(interrupted / "mechanism.npz")
+        with pytest.raises(ValueError, match=r"plan.json records noise of standard deviation .*mechanism.npz needs"):
+            audit_run(interrupted)
+
+    @pytest.mark.parametrize("change", [{"noise_multiplier": None}, {"participation": {"rounds": 3}}, {"delta": -1}])
+    def test_a_damaged_plan(self, interrupted, change):
+        changed(interrupted / "plan.json", **change)
+        with pytest.raises(ValueError, match=r"plan.json is damaged"):
+            audit_run(interrupted)
 
 
-def test_the_final_statement(run):
-    write_final_statement(run)
-    values = json.loads((run / "final_statement.json").read_text())
-    plan = CONFIG.plan()
-    assert values["subject"] == "run"
-    assert values["guarantee"]["epsilon"] == plan.epsilon
-    assert values["observed"]["min_separation"] == plan.participation.min_sep
-    assert values["observed"]["population"] == 500
-    assert values["observed"]["short_rounds"] == values["observed"]["empty_rounds"] == 0
-    assert values["contradictions"] == []
-    assert values["versions"] == VERSIONS
-    assert values["commands"][0].startswith("fedmf train --config config.json")
-    assert values["pretraining"].startswith("none")
-    assert (run / "final_statement.md").read_text() == as_text(values, ".md")
+class TestTheFinalStatement:
+    def test_of_a_run(self, finished):
+        write_final_statement(finished)
+        values = json.loads((finished / "final_statement.json").read_text())
+        assert values["subject"] == "run"
+        assert values["guarantee"]["epsilon"] == PLAN.epsilon
+        assert values["observed"]["min_separation"] == PLAN.participation.min_sep
+        assert values["observed"]["population"] == 12
+        assert values["observed"]["short_rounds"] == values["observed"]["empty_rounds"] == 0
+        assert values["contradictions"] == []
+        assert values["versions"] == VERSIONS
+        assert values["commands"][0].startswith("fedmf train --config config.json")
+        assert values["pretraining"].startswith("none")
+        assert (finished / "final_statement.md").read_text() == as_text(values, ".md")
+
+    def test_the_noise_that_ran_counts_and_not_what_the_config_asks_for(self, tmp_path):
+        plan = dataclasses.replace(PLAN, noise_multiplier=PLAN.noise_multiplier / 2)
+        run = folder_of(tmp_path / "run", plan=plan, given=True)
+        assert plan.epsilon > 1.5 * PLAN.epsilon
+        write_final_statement(run)
+        values = json.loads((run / "final_statement.json").read_text())
+        assert values["guarantee"]["epsilon"] == plan.epsilon
+        assert f"--noise-multiplier {plan.noise_multiplier!r} " in values["commands"][0]
+        shown = json.loads(command("audit", run, "--json").stdout)
+        assert shown["epsilon_planned"] == shown["epsilon_achieved"] == plan.epsilon
+
+    def test_without_noise_epsilon_is_infinite(self, tmp_path):
+        run = folder_of(tmp_path / "run", plan=dataclasses.replace(PLAN, noise_multiplier=0.0), given=True)
+        said = dict(line.split(maxsplit=1) for line in command("audit", run).stdout.splitlines())
+        assert said["epsilon_planned"] == said["epsilon_achieved"] == said["rho_achieved"] == "infinite"
+        assert json.loads(command("audit", run, "--json").stdout)["epsilon_achieved"] is None
+
+    def test_the_command_line(self, finished, tmp_path):
+        out = tmp_path / "statement.md"
+        shown = json.loads(command("audit", finished, "--statement", out, "--json").stdout)
+        assert shown["contradictions"] == []
+        loaded = Run.load(finished)
+        assert out.read_text() == as_text(run_statement_values(loaded, audit_run(loaded)), ".md")
+        refused("audit", finished, "--statement", tmp_path / "x.txt", words=["does not end in .md or .json"])
+        for name in ("participation.csv", "result.json"):
+            (finished / name).unlink()
+        refused("audit", finished, status=1, words=["has no participation.csv yet"])
 
 
-def test_rounds_after_the_last_checkpoint_are_not_called_empty(run):
-    # A run that was stopped: metrics of every round, participation up to the checkpoint.
-    (run / "result.json").unlink()
-    rows = (run / "participation.csv").read_text().splitlines(keepends=True)
-    last = CONFIG.rounds - 2
-    write_atomically(run / "participation.csv", "".join(r for r in rows if not r.startswith(f"{CONFIG.rounds - 1},")))
-    assert audit_run(run).observed.rounds == last + 1
-    assert audit_run(run).observed.empty_rounds == 0
+class Crash(Exception):
+    pass
 
 
-def weaker(run, part=0.5):
-    """As if the run had been given a plan of its own, of half the noise that its config asks for."""
-    plan = CONFIG.plan()
-    plan = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * part)
-    described = {name: json.loads((run / "plan.json").read_text())[name] for name in ("task", "versions")}
-    write_atomically(run / "plan.json", json.dumps(plan.summary() | described | {"given": True}))
-    return plan
+KINDS = {
+    "banded": {},
+    "no noise": {"family": "none", "noise_multiplier": None},
+    "epochs": {"schema": "fixed_epoch", "min_sep": 3, "family": "dense", "noise_multiplier": None, "epsilon": 8.0},
+    "simulated": {"claimed_cohort": 40, "noise_multiplier": None, "epsilon": 8.0},
+    "dropout": {"dropout": 0.6, "availability": "independent:0.5"},
+    "sampled": {"bands": 2, "sampling": "poisson", "population": 12, "cohort_size": 1, "min_sep": None, "dropout": 0.3},
+}
 
 
-def test_the_noise_that_ran_counts_and_not_what_the_config_asks_for(run):
-    plan = weaker(run)
-    assert plan.epsilon > 1.5 * CONFIG.plan().epsilon
-    assert audit_run(run).planned.epsilon == plan.epsilon
-    write_final_statement(run)
-    values = json.loads((run / "final_statement.json").read_text())
-    assert values["guarantee"]["epsilon"] == plan.epsilon
-    assert f"--noise-multiplier {plan.noise_multiplier!r} " in values["commands"][0]
-    shown = json.loads(fedmf("audit", run, "--json").stdout)
-    assert shown["epsilon_planned"] == shown["epsilon_achieved"] == plan.epsilon
+@pytest.mark.tensorflow
+class TestRunsThatWereTrained:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_agree_with_themselves_interrupted_resumed_and_finished(self, tmp_path, kind):
+        from fedmf import federated
+        from tests.federated.run_small import config
+        from tests.federated.small_task import small_task
 
+        settings = config(checkpoint_every=2, **KINDS[kind])
 
-def test_without_noise_the_audit_says_that_epsilon_is_infinite(run):
-    weaker(run, part=0.0)
-    said = dict(line.split(maxsplit=1) for line in fedmf("audit", run).stdout.splitlines())
-    assert said["epsilon_planned"] == said["epsilon_achieved"] == said["rho_achieved"] == "infinite"
-    assert "epsilon_achieved_of_all_clients" not in said
-    assert json.loads(fedmf("audit", run, "--json").stdout)["epsilon_achieved"] is None
+        def crash(t):
+            if t == 4:
+                raise Crash
 
+        arguments = {"folder": tmp_path / "run", "progress": False}
+        with pytest.raises(Crash):
+            federated.train(small_task(), settings, noise_seed=9, on_round=crash, **arguments)
+        audit = audit_run(tmp_path / "run")
+        assert audit.contradictions == ()
+        if json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[4])["clients"]:
+            assert audit.unrecorded.startswith("round 4 is not")
+            assert audit.epsilon == audit.planned.unamplified_epsilon
+        federated.train(small_task(), settings, resume=True, **arguments)
+        audit = audit_run(tmp_path / "run")
+        assert (audit.contradictions, audit.unrecorded, audit.observed.rounds) == ((), None, 6)
+        final = json.loads((tmp_path / "run" / "final_statement.json").read_text())
+        if settings.claimed_cohort is None:
+            assert final["achieved"]["rho"] == audit.values()["rho_achieved"]
+        else:
+            assert final["achieved"] is audit.values()["rho_achieved"] is None
+            said = command("audit", tmp_path / "run").stdout
+            assert "not known: the run that the simulation stands for was not observed" in said
+            assert "_achieved" not in said
 
-def test_noise_of_another_mechanism_is_refused(run):
-    plan = CONFIG.plan()
-    twice = DenseMechanism(matrix=2 * plan.mechanism.encoder())
-    twice.save(run / "mechanism.npz")
-    with pytest.raises(ValueError, match=r"plan.json records noise of standard deviation .*mechanism.npz needs"):
-        audit_run(run)
+    def test_with_a_plan_of_their_own(self, tmp_path):
+        from fedmf import federated
+        from tests.federated.run_small import config
+        from tests.federated.small_task import small_task
 
-
-@pytest.mark.parametrize("change", [{"noise_multiplier": None}, {"participation": {"rounds": 3}}, {"delta": -1}])
-def test_a_damaged_plan_is_refused(run, change):
-    write_atomically(run / "plan.json", json.dumps(json.loads((run / "plan.json").read_text()) | change))
-    with pytest.raises(ValueError, match=r"plan.json is damaged"):
-        audit_run(run)
-
-
-def test_the_command_line(run, tmp_path):
-    out = tmp_path / "statement.md"
-    shown = json.loads(fedmf("audit", run, "--statement", out, "--json").stdout)
-    assert shown["contradictions"] == []
-    loaded = Run.load(run)
-    assert out.read_text() == as_text(run_statement_values(loaded, audit_run(loaded)), ".md")
-    refused("audit", run, "--statement", tmp_path / "x.txt", words=["does not end in .md or .json"])
-    (run / "participation.csv").unlink()
-    refused("audit", run, status=1, words=["has no participation.csv yet"])
+        plan = dataclasses.replace(config().plan(), noise_multiplier=2.5, delta=1e-5)
+        run = federated.train(small_task(), config(), folder=tmp_path / "run", noise_seed=9, plan=plan, progress=False)
+        audit = audit_run(run)
+        assert (audit.contradictions, audit.planned.noise_multiplier) == ((), 2.5)
+        # What was added is what the plan says, to the rounding of float32.
+        assert [row["noise_stddev"] for row in run.metrics] == pytest.approx([plan.stddev] * 6, rel=1e-6)

@@ -1,6 +1,5 @@
 import dataclasses
 import errno
-import io
 import json
 import os
 import pathlib
@@ -14,56 +13,15 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from fedmf.files import write_atomically
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
+from tests.runs.test_checkpoint import checkpoint, written
 
-PATH = pathlib.Path("runs/x/checkpoints/round-000003.ckpt")
-STATE = [
-    np.arange(6, dtype=np.float32).reshape(2, 3) - 2.5,
-    np.array([-(2**31), 7], np.int32),
-    np.array(True),
-    np.array(3.5, np.float32),
-    np.array(2**62, np.int64),
-    np.zeros((0, 4), np.float32),
-    np.array([np.nan, -0.0, np.inf, 5e-324]),
-]
 CONFIG = TrainConfig(rounds=8, min_sep=4, family="identity", epsilon=8.0)
-
-
-def checkpoint(rounds_done=3, digest="d", state=STATE):
-    cohorts = [np.array([5, 1]), np.array([], np.int64), np.array([2])]
-    ledger = ParticipationLedger(cohort_size=2, cohorts=cohorts)
-    return Checkpoint(rounds_done=rounds_done, config_digest=digest, state=state, ledger=ledger)
-
-
-def as_bytes(made):
-    out = io.BytesIO()
-    made.write(out)
-    return out.getvalue()
-
-
-def from_bytes(data):
-    return Checkpoint.read(io.BytesIO(data), PATH)
-
-
-def assert_same(one, other):
-    assert (one.rounds_done, one.config_digest) == (other.rounds_done, other.config_digest)
-    assert one.ledger.cohort_size == other.ledger.cohort_size
-    assert len(one.ledger) == len(other.ledger)
-    for t in range(len(one.ledger)):
-        assert one.ledger.cohort(t).tolist() == other.ledger.cohort(t).tolist()
-    assert len(one.state) == len(other.state)
-    for a, b in zip(one.state, other.state, strict=True):
-        a, b = np.asarray(a), np.asarray(b)
-        # Bit for bit: NaNs and signed zeros compare as bytes.
-        assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
 
 
 def new_run(path):
@@ -80,85 +38,6 @@ def new_run(path):
 
 def files(path):
     return {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()}
-
-
-class TestCheckpointBytes:
-    def test_every_kind_of_leaf(self):
-        assert_same(from_bytes(as_bytes(checkpoint())), checkpoint())
-
-    @settings(deadline=None, max_examples=60)
-    @given(
-        st.lists(
-            hnp.arrays(
-                st.sampled_from(["float32", "float64", "int32", "int64", "uint8", "bool", "complex64", ">f4"]),
-                hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
-            ),
-            max_size=12,
-        )
-    )
-    def test_any_leaves(self, state):
-        made = checkpoint(state=state)
-        assert_same(from_bytes(as_bytes(made)), made)
-
-    def test_order_of_many_leaves(self):
-        # state_10 sorts before state_2 as text.
-        made = checkpoint(state=[np.array(i) for i in range(25)])
-        assert [int(leaf) for leaf in from_bytes(as_bytes(made)).state] == list(range(25))
-
-    def test_before_the_first_round(self):
-        made = dataclasses.replace(checkpoint(), ledger=ParticipationLedger(cohort_size=4), state=[], rounds_done=0)
-        assert_same(from_bytes(as_bytes(made)), made)
-
-    @pytest.mark.parametrize("leaf", [np.array([None]), np.array(["a", 1], object), np.zeros(2, "V2")])
-    def test_what_could_not_be_read_back_is_not_written(self, leaf):
-        with pytest.raises(TypeError, match="state_1 holds .* plain numeric arrays only"):
-            as_bytes(checkpoint(state=[np.zeros(2), leaf]))
-
-
-class TestDamage:
-    """Every damage is refused with the path in the message; none is ever read as something else."""
-
-    data = as_bytes(checkpoint())
-
-    def refused(self, damaged):
-        with pytest.raises(ValueError, match="damaged or half-written") as caught:
-            from_bytes(damaged)
-        message = str(caught.value)
-        assert str(PATH) in message
-        assert f"({len(damaged)} bytes)" in message
-        assert "delete this file" in message
-        assert "\n" not in message
-
-    def test_truncation_at_every_length(self):
-        for length in range(len(self.data)):
-            self.refused(self.data[:length])
-
-    def test_single_bit_flips(self):
-        # Every bit of the first and last 200 bytes, where the structure is, and 2000 elsewhere.
-        bits = 8 * len(self.data)
-        chosen = {*range(1600), *range(bits - 1600, bits), *random.Random(1).sample(range(bits), 2000)}
-        for bit in chosen:
-            damaged = bytearray(self.data)
-            damaged[bit // 8] ^= 1 << bit % 8
-            self.refused(bytes(damaged))
-
-    def test_a_byte_too_many(self):
-        self.refused(self.data + b"\0")
-        self.refused(self.data * 2)
-
-    def test_blocks_of_zeros_as_left_by_a_crashed_disk(self):
-        for start in range(0, len(self.data) - 512, 256):
-            self.refused(self.data[:start] + bytes(512) + self.data[start + 512 :])
-
-    def test_not_a_checkpoint(self):
-        for data in (
-            b"",
-            b"\x93NUMPY",
-            b"PK\x03\x04" * 40,
-            b"fedmf checkpoint 1\n",
-            b"fedmf checkpoint 2\n" + self.data[19:],
-        ):
-            self.refused(data)
 
 
 # Writes checkpoints and rows without pause; says "ready" once two are there.
@@ -198,7 +77,7 @@ class TestKilled:
             kept = folder._checkpoints()
             assert 2 <= len(kept) <= 3
             for path in kept:  # whichever is there is whole
-                found = from_bytes(path.read_bytes())
+                found = Checkpoint.read(path)
                 assert int(path.stem[6:]) == found.rounds_done == len(found.ledger)
                 assert (found.state[0] == found.rounds_done).all()
             newest = folder.load_checkpoint()
@@ -220,8 +99,9 @@ class TestKilled:
     def test_a_writer_without_atomicity_is_caught(self, tmp_path):
         # Negative control: writing in place, stopped half-way, is what the checks above would see and refuse.
         folder = new_run(tmp_path / "run")
-        data = as_bytes(checkpoint(digest=folder.digest()))
-        (folder.path / "checkpoints" / "round-000003.ckpt").write_bytes(data[: len(data) // 2])
+        path = folder.path / "checkpoints" / "round-000003.ckpt"
+        data = written(path, checkpoint(digest=folder.digest()))
+        path.write_bytes(data[: len(data) // 2])
         with pytest.raises(ValueError, match="half-written"):
             folder.load_checkpoint()
 
@@ -411,7 +291,9 @@ class TestLoad:
         assert run.statement == CONFIG.plan().statement()
         np.testing.assert_array_equal(run.noising, np.eye(8))
         folder.write_json("result", {"test": {}})
-        assert Run.load(str(folder.path)).result == {"test": {}}
+        result = Run.load(str(folder.path)).result
+        assert result["test"] == {}
+        assert set(result["sha256"]) == {"config.json", "plan.json", "mechanism.npz", "metrics.jsonl"}
 
     def test_the_seed_of_the_noise_is_in_no_released_file(self, tmp_path):
         folder = new_run(tmp_path / "run")
@@ -461,3 +343,22 @@ class TestLoad:
         folder = new_run(tmp_path / "run")
         (folder.path / "statement.md").write_bytes(b"\xff\xfe")
         self.refused(folder.path, "incomplete or damaged")
+
+
+@pytest.mark.parametrize("left_open", [False, True])
+def test_who_took_part_is_as_secret_as_the_checkpoint(tmp_path, left_open):
+    folder = new_run(tmp_path / "run")
+    participation = [folder.path / "participation.csv", folder.path / "selected.csv"]
+    if left_open:  # by an earlier version
+        for path in participation:
+            write_atomically(path, "round,client\n")
+    ledger = ParticipationLedger(cohort_size=2)
+    ledger.append(np.array([4]), selected=np.array([4, 5]))
+    mask = os.umask(0)
+    try:
+        folder.save_checkpoint(dataclasses.replace(checkpoint(digest=folder.digest()), ledger=ledger, rounds_done=1))
+    finally:
+        os.umask(mask)
+    assert [path.read_text() for path in participation] == ["round,client\n0,4\n", "round,client\n0,4\n0,5\n"]
+    (saved,) = (folder.path / "checkpoints").iterdir()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in [saved, *participation]} == {0o600}
