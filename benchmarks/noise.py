@@ -1,188 +1,291 @@
 """What a row of correlated noise costs, side by side with one iid Gaussian vector from the same generator.
 
-    make bench-noise                                   all rows at full size; takes about an hour
-    python -m benchmarks.noise --row dense             some rows; may be repeated
-    python -m benchmarks.noise --engine host           one engine; may be repeated
-    python -m benchmarks.noise --rounds 24 --size 1000 a check of this program, measures nothing
+    make bench-noise                              all rows at full size; takes about an hour
+    python -m benchmarks.noise --case dense       some rows
 
-Engines
+Ways to make a row:
   host   rows made ahead by the host, `fedmf.federated.HostNoise`: what our own training loops use.
-  graph  rows made in the graph with the state by value, `NoiseRows`: what a TFF pipeline of one's own uses by default.
+  graph  rows made in the graph with the state by value, `NoiseRows`: what a TFF pipeline of one's own uses by default, where it can.
   tfp    TensorFlow Privacy's tree aggregation (TreeResidualSumQuery) with its own generator.
 
-Each row of the table runs in a process of its own, one after the other. "ms" is per round, the median of repetitions, of the whole
-block of rounds that is made together and holds the round named: a round that makes a block pays for the others of it. "x iid" is
-that over the median time of one iid vector by the row's own generator, drawn in the same process before and after each repetition.
-Memory is the peak of resident memory, set-up included, over what the process needs with TensorFlow, the mechanism and one vector
-drawn. "state" is what passes through the graph by value.
+Each row of the table runs in a process of its own. n = 2052 rounds, k = 6, min_sep = 342, d = 4,050,000 coordinates. "ms" is the time of a
+row: the median over blocks of rounds made together, from the second block on. "ms, last" is that of the last block, where it costs more
+than others. "x iid" is the time over that of one iid vector by the row's own generator, drawn in the same process before each block.
+Memory is the peak of resident memory, set-up included, over what the process needs with TensorFlow, the mechanism and one vector.
 """
 
+import abc
 import contextlib
 import ctypes
+import functools
 import gc
-import json
 import pathlib
-import resource
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from typing import Any
+import warnings
+from typing import Any, NamedTuple
 
-import click
+import fedmf
+from benchmarks.core import MIB, memory_bytes, table, timed
 
-from benchmarks.noise_cases import CASES, ROUNDS, TFP_CASES, timed_rounds
-from benchmarks.noise_engines import ENGINES, Engine
-from fedmf.noise.strategies import GRAPH_STRATEGIES, HOST_STRATEGIES
-
-MIB = 2**20
-SIZE = 4_050_000
-# A measurement is repeated until it has lasted so long, or so many times.
+ROUNDS, MIN_SEP, SIZE = 2052, 342, 4_050_000
+SMALL_ROUNDS, SMALL_SIZE = 48, 1000
+_SEED = 1  # of noise that protects nothing
+# A measurement is repeated until it has lasted so many seconds, or so many times.
 _SECONDS, _REPETITIONS, _DRAWS = 2.0, 7, 5
+# Rounds timed together where no block is made: enough to average over what even and odd rounds of a tree cost.
+_WINDOW = 8
 
 
-def resident() -> tuple[int, int]:
-    """This process's resident memory and its peak, in bytes."""
-    try:
-        status = pathlib.Path("/proc/self/status").read_text()
-    except OSError:  # not Linux: the peak since the beginning
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak, peak
-    fields = dict(line.split(":", 1) for line in status.splitlines())
-    return int(fields["VmRSS"].split()[0]) * 1024, int(fields["VmHWM"].split()[0]) * 1024
+class Mechanism(NamedTuple):
+    """One mechanism as it is fitted for use: arguments of `fedmf.fit`. Bands shrink with the rounds of a small run."""
+
+    family: str
+    options: dict[str, Any]
+    schema: str = "min_sep"
+
+
+MECHANISMS = {
+    "identity": Mechanism("identity", {}),
+    "banded, 8 bands": Mechanism("banded", {"bands": 8, "tolerance": 1e-3}),
+    "banded, 32 bands": Mechanism("banded", {"bands": 32, "tolerance": 1e-3}),
+    "banded, 342 bands": Mechanism("banded", {"bands": 342, "tolerance": 1e-3}),
+    "dense": Mechanism("dense", {"tolerance": 2e-3}, "fixed_epoch"),
+    "tree, online": Mechanism("tree", {"decoder": "online"}),
+    "tree, full": Mechanism("tree", {"decoder": "full"}),
+    "blt, 4 buffers": Mechanism("blt", {"buffers": 4}),
+    "low_rank": Mechanism("low_rank", {}),
+    "toeplitz, 342 bands": Mechanism("toeplitz", {"bands": 342, "coefficients": "sqrt"}),
+    "toeplitz, full": Mechanism("toeplitz", {"coefficients": "sqrt"}),
+    "fft": Mechanism("fft", {}),
+}
+# Mechanisms whose state is small enough to pass through a graph by value.
+IN_GRAPH = ("identity", "banded, 8 bands", "tree, online", "tree, full", "blt, 4 buffers")
+# Honaker's estimator from below, the plain tree, and one that is restarted each epoch.
+TFP: dict[str, dict[str, Any]] = {
+    "efficient tree / tfp": {"use_efficient": True},
+    "plain tree / tfp": {"use_efficient": False},
+    "efficient tree, restarts / tfp": {"use_efficient": True, "restart_every": MIN_SEP},
+}
+
+
+@functools.cache
+def plan_of(name: str, rounds: int) -> fedmf.Plan:
+    """A mechanism of the table under six participations; full-size fits come from fedmf's cache after the first time.
+
+    The noise is as small as rounding.
+    """
+    family, options, schema = MECHANISMS[name]
+    if "bands" in options:
+        options = options | {"bands": max(2, options["bands"] * rounds // ROUNDS)}
+    participation = fedmf.Participation(rounds=rounds, schema=schema, min_sep=rounds * MIN_SEP // ROUNDS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of bands or tolerances; the cost is the subject here
+        mechanism = fedmf.fit(fedmf.prefix_sum(rounds), participation, family=family, **options)
+    return fedmf.Plan(
+        mechanism=mechanism, participation=participation, noise_multiplier=1e-6, clip_norm=1.0, delta=1e-6
+    )
+
+
+class Engine(abc.ABC):
+    """One way to make the rows of one mechanism; the constructor makes all that is no part of the noise.
+
+    Attributes:
+      strategy: in words.
+      length: rounds that are made together.
+      grows: whether late blocks cost more.
+      disk, state: bytes on disk, and bytes of state that pass through the graph by value.
+    """
+
+    strategy, length, grows, disk, state = "tree", _WINDOW, False, 0, 0
+
+    @abc.abstractmethod
+    def __init__(self, name: str, rounds: int, size: int) -> None: ...
+
+    @abc.abstractmethod
+    def draw(self) -> None:
+        """One iid vector, by the generator that the rows are made of."""
+
+    @abc.abstractmethod
+    def set_up(self) -> None:
+        """What a run does once before round 0."""
+
+    @abc.abstractmethod
+    def run(self, rounds: range) -> None:
+        """Makes rows, one after the other."""
+
+
+class Host(Engine):
+    """`fedmf.federated.HostNoise`; the rows come out as numpy arrays."""
+
+    def __init__(self, name: str, rounds: int, size: int) -> None:
+        self._plan, self._size, self._iid = plan_of(name, rounds), size, iid(size)
+
+    def draw(self) -> None:
+        """See `Engine`."""
+        self._iid()
+
+    def set_up(self) -> None:
+        """Chooses the strategy."""
+        from fedmf.federated.noise.host import HostNoise
+
+        # At toy size all noise fits into memory and would be regenerated.
+        strategy = "recurrent" if self._size < SIZE and self._plan.mechanism.family != "dense" else None
+        self._noise = HostNoise(self._plan, self._size, noise_seed=_SEED, strategy=strategy)
+        chosen = self._noise.strategy
+        self.strategy, self.length, self.disk, self.state = chosen.name, chosen.length, chosen.disk, 4 * self._size
+        self.grows = chosen.name == "regenerated"
+
+    def run(self, rounds: range) -> None:
+        """See `Engine`."""
+        for t in rounds:
+            self._noise.row(t)
+
+
+class Graph(Engine):
+    """`fedmf.federated.noise.NoiseRows` in a tf.function."""
+
+    def __init__(self, name: str, rounds: int, size: int) -> None:
+        self._stream, self._size, self._iid = plan_of(name, rounds).mechanism.stream(), size, iid(size)
+
+    def draw(self) -> None:
+        """See `Engine`."""
+        self._iid()
+
+    def set_up(self) -> None:
+        """Chooses the strategy and traces a round."""
+        import tensorflow as tf
+
+        from fedmf.federated.noise.rows import NoiseRows
+
+        noise = NoiseRows(stream=self._stream, size=self._size, noise_seed=_SEED)
+        self.strategy, self.state = str(noise.strategy), 4 * noise.state_rows * self._size
+        self._next, self._state = tf.function(noise.next), noise.initial_state()
+        self._next(self._state)
+
+    def run(self, rounds: range) -> None:
+        """See `Engine`."""
+        for _ in rounds:
+            _, self._state = self._next(self._state)
+
+
+class Tfp(Engine):
+    """TensorFlow Privacy's TreeResidualSumQuery, whose result is a round's noise; its rows cost more in later rounds than timed here."""
+
+    def __init__(self, name: str, rounds: int, size: int) -> None:
+        import tensorflow as tf
+
+        from fedmf.federated.tff import tfp
+
+        self._options, self._specs, self._zeros = TFP[name], tf.TensorSpec([size], tf.float32), tf.zeros([size])
+        self._generator = tfp.tree_aggregation.GaussianNoiseGenerator(1.0, self._specs, seed=_SEED)
+        self._one, self._generated = tf.function(self._generator.next), self._generator.initialize()
+        self.state = 4 * size * (1 + self._options.get("restart_every", rounds).bit_length())  # at most
+
+    def draw(self) -> None:
+        """See `Engine`."""
+        _, self._generated = self._one(self._generated)
+
+    def set_up(self) -> None:
+        """Builds the query and traces a round."""
+        import tensorflow as tf
+
+        from fedmf.federated.tff import tfp
+
+        query: Any = tfp.TreeResidualSumQuery(
+            self._specs, self._generator, lambda record, _: record, 1.0, use_efficient=self._options["use_efficient"]
+        )
+        if "restart_every" in self._options:
+            indicator = tfp.restart_query.PeriodicRoundRestartIndicator(self._options["restart_every"])
+            query = tfp.RestartQuery(query, indicator)
+        self._query = query  # a tf.function of a method does not keep its object alive
+        self._next = tf.function(query.get_noised_result, reduce_retracing=True)
+        self._state = query.initial_global_state()
+        self._next(self._zeros, self._state)
+
+    def run(self, rounds: range) -> None:
+        """See `Engine`."""
+        for _ in rounds:
+            _, self._state, _ = self._next(self._zeros, self._state)
+
+
+def iid(size: int) -> Any:
+    """() -> one iid vector of our generator, in a tf.function."""
+    from fedmf.federated.noise.source import gaussian_source
+    from fedmf.federated.tensorflow_import import import_tensorflow
+
+    import_tensorflow()
+    import tensorflow as tf
+
+    return functools.partial(tf.function(gaussian_source(_SEED, size)), tf.constant(0))
 
 
 def forget_peak() -> int:
-    """Starts the peak anew, where the system can; returns the resident bytes, without what only the allocator still holds."""
+    """Starts the peak of memory anew; returns the resident bytes, without what only the allocator still holds."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
-    try:
-        pathlib.Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return resident()[1]
-    return resident()[0]
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    return memory_bytes(field="VmRSS")
 
 
-def timed(run: Callable[[], Any]) -> float:
-    """Seconds of one call."""
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+CASES: dict[str, tuple[type[Engine], str]] = {
+    **{f"{name} / host": (Host, name) for name in MECHANISMS},
+    **{f"{name} / graph": (Graph, name) for name in IN_GRAPH},
+    **{name: (Tfp, name) for name in TFP},
+}
 
 
-def measure(engine: Engine, rounds: int) -> dict[str, Any]:
-    """Times `engine` here, at three rounds of `rounds`."""
+def measure(case: tuple[type[Engine], str], small: bool) -> dict[str, Any]:
+    """Times one way to make the rows of one mechanism here."""
+    rounds, size = (SMALL_ROUNDS, SMALL_SIZE) if small else (ROUNDS, SIZE)
+    kind, name = case
+    engine = kind(name, rounds, size)
     engine.draw()
-    draws = [timed(engine.draw) for _ in range(_DRAWS)]
     before = forget_peak()
     setup = timed(engine.set_up)
-    milliseconds: list[float] = []
-    blocks: list[tuple[int, int]] = []
-    for t in timed_rounds(rounds):
-        first, length = engine.block(t)
-        if (first, length) in blocks:  # the whole run, which takes minutes
-            milliseconds.append(milliseconds[blocks.index((first, length))])
-            continue
-        times: list[float] = []
-        while len(times) < 1 or (len(times) < _REPETITIONS and sum(times) < _SECONDS):
-            draws += [timed(engine.draw) for _ in range(_DRAWS)]
-            engine.jump(first)
-            times.append(timed(lambda first=first, length=length: engine.run(first, length)))  # type: ignore[misc]
-        draws += [timed(engine.draw) for _ in range(_DRAWS)]
-        milliseconds.append(1000 * statistics.median(times) / length)
-        blocks.append((first, length))
+    starts = range(0, rounds, engine.length)
+    draws: list[float] = []
+    seconds: list[float] = []
+
+    def block(start: int) -> float:
+        draws.extend(timed(engine.draw) for _ in range(_DRAWS))
+        made = range(start, min(start + engine.length, rounds))
+        return timed(lambda: engine.run(made)) / len(made)
+
+    for start in starts:
+        seconds.append(block(start))
+        if len(seconds) > _REPETITIONS or (len(seconds) > 1 and sum(seconds) * engine.length > _SECONDS):
+            break
+    row = statistics.median(seconds[1:] or seconds)
+    last = block(starts[-1]) if engine.grows and len(starts) > 1 else row
+    vector = statistics.median(draws)
     return {
-        "strategy": engine.strategy,
-        "block": max(length for _, length in blocks),
-        "milliseconds": milliseconds,
-        "iid_milliseconds": 1000 * statistics.median(draws),
-        "iid_spread": statistics.quantiles(draws, n=10)[8] / statistics.median(draws),
-        "memory": resident()[1] - before,
-        "disk": engine.disk(),
-        "state": engine.state_bytes(),
-        "setup_seconds": setup,
+        "strategy": f"{engine.strategy} ({engine.length})",
+        "ms": 1000 * row,
+        "last": 1000 * last,
+        "iid": 1000 * vector,
+        "ratio": row / vector,
+        "last_ratio": last / vector,
+        "memory": (memory_bytes() - before) / MIB,
+        "disk": engine.disk / MIB,
+        "state": engine.state / MIB,
+        "setup": setup,
     }
 
 
-def line(*cells: str) -> str:
-    """One row of the table."""
-    widths = (30, 7, 20, 9, 9, 9, 8, 8, 8, 8, 10, 10, 11, 10, 6)
-    return "".join(f"{c:<{w}}" if i < 3 else f"{c:>{w}}" for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
-
-
-def header(rounds: int) -> str:
-    """The table's first line."""
-    at = [str(t) for t in timed_rounds(rounds)]
-    return line(
-        "mechanism", "engine", "strategy (block)", *(f"ms@{t}" for t in at), "iid ms", *(f"x@{t}" for t in at),
-        "peak MiB", "disk MiB", "state MiB", "set-up s", "goal",
-    )  # fmt: skip
-
-
-def row(name: str, engine: str, goal: float | None, found: dict[str, Any]) -> str:
-    """One measured row."""
-    iid = found["iid_milliseconds"]
-    return line(
-        name, engine, f"{found['strategy']} ({found['block']})", *(f"{ms:.1f}" for ms in found["milliseconds"]), f"{iid:.1f}",
-        *(f"{ms / iid:.2f}" for ms in found["milliseconds"]), f"{found['memory'] / MIB:.0f}", f"{found['disk'] / MIB:.0f}",
-        f"{found['state'] / MIB:.0f}", f"{found['setup_seconds']:.1f}", "" if goal is None else f"{goal:g}",
-    )  # fmt: skip
-
-
-@click.command()
-@click.option("--row", "names", multiple=True, help="A mechanism of the table; may be repeated.")
-@click.option("--engine", "engines", multiple=True, type=click.Choice(list(ENGINES)), help="May be repeated.")
-@click.option(
-    "--strategy",
-    type=click.Choice(sorted({*HOST_STRATEGIES, *GRAPH_STRATEGIES})),
-    help="A noise strategy in place of the chosen one; of one engine.",
-)
-@click.option("--rounds", default=ROUNDS, show_default=True, help="n.")
-@click.option("--size", type=click.IntRange(min=1), default=SIZE, show_default=True, help="d, coordinates of a row.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each row in place of the table.")
-@click.option("--here", is_flag=True, hidden=True, help="Measure in this process: what the table's child processes do.")
-def main(
-    names: tuple[str, ...],
-    engines: tuple[str, ...],
-    strategy: str | None,
-    rounds: int,
-    size: int,
-    as_json: bool,
-    here: bool,
-) -> None:
-    """Print the table."""
-    known = [case.name for case in (*CASES, *TFP_CASES)]
-    for name in names:
-        if name not in known:
-            raise click.UsageError(f"row={name!r} is unknown: choose one of {'; '.join(known)}")
-    if rounds < 24:
-        raise click.UsageError(f"rounds={rounds} is too few for six epochs: use at least 24")
-    jobs = [
-        (case, engine)
-        for engine in engines or ENGINES
-        for case in (TFP_CASES if engine == "tfp" else CASES)
-        if not names or case.name in names
-    ]
-    if here:
-        case, engine = jobs[0]
-        print(json.dumps(measure(ENGINES[engine](case, rounds, size, strategy), rounds)))
-        return
-    if not as_json:
-        print(header(rounds), flush=True)
-    for case, engine in jobs:
-        command = [sys.executable, "-m", "benchmarks.noise", "--here", "--row", case.name, "--engine", engine]
-        command += ["--rounds", str(rounds), "--size", str(size)]
-        command += ["--strategy", strategy] if strategy else []
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            print(f"{case.name}, {engine} failed: {(done.stderr.strip().splitlines() or ['killed'])[-1]}", flush=True)
-            continue
-        found = json.loads(done.stdout.splitlines()[-1])
-        told = json.dumps({"row": case.name, "engine": engine} | found)
-        print(told if as_json else row(case.name, engine, case.goal, found), flush=True)
-
+COLUMNS = {
+    "strategy (block)": "{strategy}",
+    "ms": "{ms:.1f}",
+    "ms, last": "{last:.1f}",
+    "iid ms": "{iid:.1f}",
+    "x iid": "{ratio:.2f}",
+    "x, last": "{last_ratio:.2f}",
+    "peak MiB": "{memory:.0f}",
+    "disk MiB": "{disk:.0f}",
+    "state MiB": "{state:.0f}",
+    "set-up s": "{setup:.1f}",
+}
+main = table("noise", CASES, measure, COLUMNS, __doc__)
 
 if __name__ == "__main__":
     main()
