@@ -72,6 +72,27 @@ class Certificate:
         return cls(**numbers, participation=participation)
 
 
+def certify(
+    loss: float, lower_bound: float, iterations: int, seconds: float, *, participation: Participation | None = None
+) -> Certificate:
+    """A Certificate; a bound that exceeds the loss by rounding is set to the loss.
+
+    Raises:
+      ArithmeticError: the bound exceeds the loss by more than rounding can explain.
+    """
+    if lower_bound > loss * (1.0 + 1e-9):
+        raise ArithmeticError(
+            f"lower bound {lower_bound} exceeds the loss {loss}: the workload is too ill-conditioned to certify"
+        )
+    return Certificate(
+        loss=loss,
+        lower_bound=min(lower_bound, loss),
+        iterations=iterations,
+        seconds=seconds,
+        participation=participation,
+    )
+
+
 def check_certificate(certificate: Any, certificate_reason: Any) -> None:
     """Raises unless there is either a certificate or a reason for having none."""
     if certificate is not None and not isinstance(certificate, Certificate):

@@ -1,8 +1,11 @@
 """Factorizations that other programs have written, checked on the way in."""
 
+import math
 import os
 import pathlib
 import zipfile
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -13,7 +16,6 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.dense.mechanism import DenseMechanism
 from fedmf.mechanisms.explicit import ExplicitMechanism
 from fedmf.mechanisms.read_errors import READ_ERRORS
-from fedmf.mechanisms.tensor_proto import parse_tensor
 from fedmf.workloads import Workload
 
 # What others call the matrices in an .npz archive; the papers' public code says W and H for B and C.
@@ -21,17 +23,18 @@ _ENCODERS = ("encoder", "C", "c", "H", "h", "h_matrix")
 _DECODERS = ("decoder", "B", "b", "W", "w", "w_matrix")
 # The papers' public code writes a folder of two files, each one serialized TensorProto of doubles.
 _ENCODER_FILE, _DECODER_FILE = "h_matrix_tensor_pb", "w_matrix_tensor_pb"
-# Entries this small, relative to the largest, are rounding of whoever computed the matrices.
+# Entries this small, relative to the largest, are rounding errors of the other program.
 _ROUNDING = 1e-8
+# The kinds of numbers in TensorFlow's types.proto that are read.
+_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<f8")}
 
 
 def load_factorization(path: str | os.PathLike[str], *, workload: Workload | None = None) -> Mechanism:
     """Reads an encoder C, and a decoder B if there is one, from another program's files, and makes a mechanism of them.
 
-    Nothing is believed: the matrices must be finite, B C must be lower-triangular and invertible, and equal to the
-    workload if one is given; `fedmf.sensitivity` then computes from C what others scale it to, so that a file in which C
-    is ten times too large does not get a tenth of the noise. Without B, N is the inverse of C, or its pseudo-inverse if C
-    has more rows than rounds; with B it is A^-1 B.
+    The matrices must be finite, and B C lower-triangular, invertible and equal to the workload if one is given. The scale
+    of C is not trusted: `fedmf.sensitivity` computes from C itself. Without B, N is the inverse of C, or its
+    pseudo-inverse if C has more rows than rounds; with B it is A^-1 B.
 
     Args:
       path: one of
@@ -166,3 +169,54 @@ def _lower_triangular(name: str, A: np.ndarray) -> np.ndarray:
             f"need the later round {column}"
         )
     return np.tril(A)
+
+
+def parse_tensor(message: bytes) -> np.ndarray:
+    """The array of a serialized TensorProto of floats or doubles, as float64; what tf.io.serialize_tensor writes.
+
+    TensorFlow has a parser of its own, but mechanisms are read without TensorFlow.
+
+    Raises:
+      ValueError: the bytes are no such message, are cut off, or hold another kind of tensor.
+
+    >>> parse_tensor(b"\x08\x02\x12\x04\x12\x02\x08\x01\x22\x08" + np.float64(0.5).tobytes())
+    array([0.5])
+    """
+    fields = dict(_fields(message))  # 1: data type, 2: shape, 4: the numbers
+    if fields.get(1) not in _DTYPES:
+        raise ValueError(f"a tensor of data type {fields.get(1)}; only float (1) and double (2) are read")
+    dtype, content = _DTYPES[fields[1]], fields.get(4)
+    # In the shape each dimension is a message in field 2, which has the size in field 1 or, where it is 0, nothing.
+    shape = [dict(_fields(value)).get(1, 0) for field, value in _fields(fields.get(2)) if field == 2]
+    if not isinstance(content, bytes) or len(content) != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"a tensor of shape {shape} whose numbers are missing, cut off or not in tensor_content")
+    return np.frombuffer(content, dtype).astype(np.float64).reshape(shape)
+
+
+def _fields(message: Any) -> Iterator[tuple[int, Any]]:
+    """(number, value) of the fields of a protocol-buffer message: numbers of wire type 0 and bytes of wire type 2."""
+    if not isinstance(message, bytes):
+        raise ValueError("no serialized tensor")
+    place = 0
+
+    def varint() -> int:
+        nonlocal place
+        value = shift = 0
+        while place < len(message) and shift < 64:
+            byte = message[place]
+            value |= (byte & 127) << shift
+            place, shift = place + 1, shift + 7
+            if byte < 128:
+                return value
+        raise ValueError("a serialized tensor that is cut off")
+
+    while place < len(message):
+        key = varint()
+        value = varint()
+        if key & 7 == 0:
+            yield key >> 3, value
+        elif key & 7 == 2 and place + value <= len(message):
+            place += value
+            yield key >> 3, message[place - value : place]
+        else:
+            raise ValueError("no serialized tensor, or one that is cut off")

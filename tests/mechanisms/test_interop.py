@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedmf.mechanisms import DenseMechanism, ExplicitMechanism, IdentityMechanism, TreeMechanism, load_factorization
+from fedmf.mechanisms.interop import parse_tensor
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.mechanisms.tensor_proto import parse_tensor
 from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
 

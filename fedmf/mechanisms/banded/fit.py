@@ -9,10 +9,8 @@ from fedmf import checks
 from fedmf.mechanisms.banded.loss import BandedLoss, DenseLoss, banded_loss, clear_outside
 from fedmf.mechanisms.banded.mechanism import BandedMechanism
 from fedmf.mechanisms.banded.recursion import rows_of_columns
-from fedmf.mechanisms.banded.start import toeplitz_start
-from fedmf.mechanisms.certificate import Certificate
+from fedmf.mechanisms.certificate import Certificate, certify
 from fedmf.mechanisms.family import Family, register
-from fedmf.mechanisms.fitting.certify import certify
 from fedmf.mechanisms.fitting.lbfgs import minimise
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 from fedmf.participation.schema import Participation
@@ -24,6 +22,8 @@ from fedmf.workloads import Workload
 _SLOW, _CHECK_GROWTH, _FIRST_CHECK, _LATEST_FIRST_CHECK = 0.03, 2.0, 8, 64
 # Unit of the logarithms of norms among the variables: L-BFGS took 122, 70, 177 steps with 0.1, 0.3, 1 (516 rounds).
 _NORM_UNIT = 0.3
+# Of the start: the most steps, and the relative decrease in a step below which it is good enough.
+_MAX_START_STEPS, _START_DECREASE = 60, 1e-4
 
 
 def fit_banded(
@@ -180,6 +180,53 @@ def _epochs(participation: Participation, bands: int) -> Participation | None:
             f"equal_norms=False is for: leave max_participations out, or pass equal_norms=True"
         )
     return Participation(rounds=n, schema="fixed_epoch", min_sep=b, max_participations=k)
+
+
+def toeplitz_start(workload: Workload, bands: int) -> np.ndarray:
+    """Coefficients c of a Toeplitz C, float64 (bands,), c[0] = 1, that is good for `workload` with columns of one norm.
+
+    Of a workload with banded inverse a typical row of that is taken for all rounds, and the coefficients minimise
+    |c|^2 ||A C^-1||_F^2. Otherwise, and where such a workload grows without bound, they are those of (1 - x)^(-1/2),
+    the square root of the prefix sums.
+
+    >>> from fedmf.workloads import identity
+    >>> abs(toeplitz_start(identity(8), 2)[1]) < 1e-3
+    True
+    """
+    lags = np.arange(1, bands)
+    square_root = np.cumprod((2 * lags - 1) / (2 * lags))
+    rows = workload.inverse_diagonals
+    if rows is None or bands == 1:
+        return np.append(1.0, square_root)
+    import scipy.signal
+
+    n, p = rows.shape
+    typical = np.median(rows[p - 1 :] / rows[p - 1 :, :1], axis=0)
+    impulse = np.zeros(n)
+    impulse[0] = 1.0
+    A = scipy.signal.lfilter([1.0], typical, impulse)
+    remaining = np.arange(n, 0, -1.0)  # the coefficient of lag s stands in n - s entries
+
+    def log_loss(free: np.ndarray) -> tuple[float, np.ndarray]:
+        c = np.append(1.0, free)
+        with np.errstate(all="ignore"):
+            B = scipy.signal.lfilter([1.0], c, A)
+            BC = scipy.signal.lfilter([1.0], c, B)
+            loss, weighted = float(remaining @ B**2), remaining * B
+            if not np.isfinite(loss * float(np.abs(BC).max())):
+                return np.inf, np.zeros_like(free)
+            along = -2.0 * np.array([weighted[o:] @ BC[: n - o] for o in range(1, bands)])
+        return float(np.log(loss * (c @ c))), along / loss + 2.0 * free / (c @ c)
+
+    found = square_root
+    if np.isfinite(log_loss(found)[0]):
+        before = np.inf
+        for step, (ahead, value) in enumerate(minimise(log_loss, square_root)):
+            found = ahead
+            if step >= _MAX_START_STEPS or before - value < _START_DECREASE:
+                break
+            before = value
+    return np.append(1.0, found)
 
 
 class _Columns:

@@ -13,7 +13,6 @@ from fedmf.mechanisms.banded.recursion import (
     is_precise,
     rows_of_columns,
 )
-from fedmf.mechanisms.fitting.certify import dual_bound
 from fedmf.workloads import Workload
 
 # Blocks smaller than this cost more in calls than they save in arithmetic.
@@ -164,6 +163,30 @@ class DenseLoss:
         across, along = padded.strides
         view = np.lib.stride_tricks.as_strided(padded, (self.n, self.bands), (across + along, along))
         return padded.T[: self.n], view
+
+
+def dual_bound(A: np.ndarray, U: np.ndarray) -> float | None:
+    """A lower bound on tr(A^T A X^-1) over positive-definite X with tr(U X) = tr(U); None for an indefinite U.
+
+    For any such X, tr(A^T A X^-1) + tr(U X) >= 2 tr((A U A^T)^(1/2)), whose right side is the minimum of the left
+    over all positive-definite X. With tr(U X) = tr(U) this bounds the loss by 2 T - tr(U), T = tr((A U A^T)^(1/2)). U
+    may be scaled freely, and the best scale, (T / tr U)^2, gives T^2 / tr(U). For diagonal U this is Denisov et al.
+    2022, Eq. 8.
+
+    tr(U X) = tr(U) for every X with unit diagonal if U is diagonal; and for every such X with `bands` bands if U is
+    zero at 0 < |i - j| < bands.
+
+    Args:
+      A: workload, (n, n).
+      U: symmetric, (n, n).
+    """
+    factor, info = scipy.linalg.lapack.dpotrf(U, lower=True, clean=True)
+    if info != 0:
+        return None
+    # T is the sum of singular values of A U^(1/2); from the eigenvalues of A U A^T half the digits of the small ones
+    # would be lost.
+    T = float(scipy.linalg.svdvals(A @ factor, overwrite_a=True, check_finite=False).sum())
+    return T * T / float(np.trace(U))
 
 
 def clear_outside(columns: np.ndarray) -> np.ndarray:

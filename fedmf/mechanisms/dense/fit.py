@@ -6,12 +6,12 @@ import time
 import numpy as np
 
 from fedmf import checks
+from fedmf.mechanisms.certificate import certify
 from fedmf.mechanisms.dense.ascent import Ascent, decoder
 from fedmf.mechanisms.dense.classes import Classes
 from fedmf.mechanisms.dense.dual import EqualNormsDual, PairsDual
 from fedmf.mechanisms.dense.mechanism import DenseMechanism
 from fedmf.mechanisms.family import Family, register
-from fedmf.mechanisms.fitting.certify import certify
 from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation

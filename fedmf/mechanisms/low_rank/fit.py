@@ -8,11 +8,11 @@ import scipy.linalg
 
 from fedmf import checks
 from fedmf.mechanisms.banded.mechanism import diagonals_of
+from fedmf.mechanisms.certificate import certify
 from fedmf.mechanisms.dense.ascent import Ascent
 from fedmf.mechanisms.dense.classes import Classes
 from fedmf.mechanisms.dense.dual import PairsDual
 from fedmf.mechanisms.family import Family, register
-from fedmf.mechanisms.fitting.certify import certify
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 from fedmf.mechanisms.low_rank.mechanism import LowRankMechanism
 from fedmf.noise.stream import lower_inverse

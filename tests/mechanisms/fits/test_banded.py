@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmf.mechanisms.banded import fit as banded_fit
-from fedmf.mechanisms.banded.fit import _Columns
+from fedmf.mechanisms.banded.bound import SymmetricBand, block_product
+from fedmf.mechanisms.banded.fit import _Columns, toeplitz_start
 from fedmf.mechanisms.banded.loss import DenseLoss, StructuredLoss, banded_loss
 from fedmf.mechanisms.banded.recursion import columns_of_rows
-from fedmf.mechanisms.banded.start import toeplitz_start
-from fedmf.mechanisms.banded.symmetric_band import SymmetricBand, block_product
 from fedmf.mechanisms.error import loss, rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import sensitivity

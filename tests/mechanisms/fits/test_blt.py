@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmf.mechanisms import BLTMechanism
-from fedmf.mechanisms.blt.fit import _positions, _Problem, _workload_poles
-from fedmf.mechanisms.blt.time_grid import time_grid
+from fedmf.mechanisms.blt.fit import _positions, _Problem, _workload_poles, time_grid
 from fedmf.mechanisms.error import loss, max_error, rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import sensitivity

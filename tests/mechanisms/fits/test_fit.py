@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
+from fedmf.mechanisms.banded.loss import dual_bound
+from fedmf.mechanisms.certificate import certify
 from fedmf.mechanisms.error import loss, rmse
 from fedmf.mechanisms.fit import fit
-from fedmf.mechanisms.fitting.certify import certify, dual_bound
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
