@@ -9,8 +9,8 @@ import click
 from fedmf.cli.audit import audit
 from fedmf.cli.calibrate import calibrate
 from fedmf.cli.data import data
-from fedmf.cli.mechanism import fit
-from fedmf.cli.options import Interrupted
+from fedmf.cli.errors import Interrupted, one_line
+from fedmf.cli.fit import fit
 from fedmf.cli.plan import plan
 from fedmf.cli.run import demo, report, train
 from fedmf.cli.stopped import no_half_archives
@@ -70,21 +70,17 @@ def _status(arguments: list[str] | None, interrupted: Callable[[], int]) -> int:
     except click.ClickException as error:
         if debug and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
-        error.show()
-        return error.exit_code
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            error.show()
+            return error.exit_code
+        return _said(f"error: {' '.join(error.format_message().split())}", error.exit_code)
     except Exception as error:
         if debug:
             traceback.print_exc()
         if type(error).__name__ == "InterruptedRun":
             return _said(str(error), interrupted())
-        expected = isinstance(error, (ValueError, TypeError, OSError, ImportError))
-        hint = "" if expected or debug else " (unexpected: --debug shows where)"
-        return _said(f"error: {_one_line(error)}{hint}", 1)
+        return _said(f"error: {one_line(error)}{'' if debug else ' (unexpected: --debug shows where)'}", 1)
     return 0
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _said(message: str, status: int) -> int:

@@ -1,6 +1,5 @@
 """fedmf audit: the guarantee of a run after the fact, of fedmf's or of another system's log; and of the noise that a mechanism makes."""
 
-import os
 import pathlib
 import shlex
 import sys
@@ -9,13 +8,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmf.cli.audit_mechanism import mechanism
-from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, sampling_options, show, writable
+from fedmf.cli.errors import Group, arguments_checked
+from fedmf.cli.options import (
+    COUNT,
+    EXISTING_FILE,
+    PATH,
+    Gigabytes,
+    OutputFile,
+    json_option,
+    plan_from,
+    plan_options,
+    sampling_options,
+    show,
+)
 
 if TYPE_CHECKING:
     from fedmf.audits.guarantee import Audit
 
 
-class _RunByDefault(click.Group):
+class _RunByDefault(Group):
     """`fedmf audit FOLDER` is `fedmf audit run FOLDER`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -37,19 +48,15 @@ def audit() -> None:
     """
 
 
-_STATEMENTS = (".md", ".json")
 _statement_option = click.option(
     "--statement",
-    type=click.Path(path_type=pathlib.Path),
+    type=OutputFile(".md", ".json"),
     help="Also write the privacy statement, to a file that ends in .md or .json.",
-)
-_pretraining_option = click.option(
-    "--pretraining", help="For the statement: what the model was trained on before, in a few words."
 )
 
 
 @audit.command()
-@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=pathlib.Path))
+@click.argument("run_folder", metavar="RUN", type=PATH)
 @_statement_option
 @json_option
 def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool) -> None:
@@ -66,7 +73,6 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
     from fedmf.runs.folder import Run, RunFolder
 
     with arguments_checked():
-        writable("statement", statement, *_STATEMENTS)
         RunFolder.open(run_folder)
     loaded = Run.load(run_folder)
     result = audit_run(loaded)
@@ -76,28 +82,29 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
 
 
 @audit.command()
-@click.argument("log_file", metavar="LOG", type=click.Path(path_type=pathlib.Path))
-@click.argument("mechanism_file", metavar="MECHANISM", type=click.Path(path_type=pathlib.Path))
+@click.argument("log_file", metavar="LOG", type=PATH)
+@click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
 @sampling_options
 @click.option("--client-column", default="client", show_default=True, help="Column of clients: whole numbers or texts.")
 @click.option("--round-column", default="round", show_default=True, help="Column of rounds.")
-@click.option("--first-round", type=int, default=0, show_default=True, help="Number of the first round in the log.")
-@click.option("--rounds-run", type=int, help="Rounds after which the run ended, if not all of the plan's.")
+@click.option("--first-round", type=click.IntRange(0), default=0, show_default=True, help="Number of the first round.")
+@click.option("--rounds-run", type=COUNT, help="Rounds after which the run ended, if not all of the plan's.")
 @click.option(
     "--duplicates",
+    type=click.Choice(["refuse", "once"]),
     default="refuse",
     show_default=True,
-    help="Rows that are there twice: refuse, or count them once.",
+    help="Rows that are there twice.",
 )
-@click.option("--memory", type=float, default=1.0, show_default=True, help="GB that sorting may take.")
+@click.option("--memory", type=Gigabytes(), default=1.0, show_default=True, help="GB that sorting may take.")
 @click.option(
     "--folder",
-    type=click.Path(path_type=pathlib.Path),
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=pathlib.Path),
     help="For temporary files, as large as the log.  [default: the system's]",
 )
 @_statement_option
-@_pretraining_option
+@click.option("--pretraining", help="For the statement: what the model was trained on before, in a few words.")
 @json_option
 def log(
     log_file: pathlib.Path,
@@ -107,7 +114,7 @@ def log(
     first_round: int,
     rounds_run: int | None,
     duplicates: str,
-    memory: float,
+    memory: int,
     folder: pathlib.Path | None,
     statement: pathlib.Path | None,
     pretraining: str | None,
@@ -126,27 +133,19 @@ def log(
       fedmf audit log log.parquet banded.npz --rounds 2052 --min-sep 400 --noise-multiplier 1.2 --clip-norm 0.5 \\
         --client-column device --round-column t --first-round 1 --statement statement.md
     """
-    columns: dict[str, Any] = {"client_column": client_column, "round_column": round_column, "first_round": first_round}
-    columns["rounds_run"] = rounds_run
+    from fedmf.audits.guarantee import audit_log
+    from fedmf.privacy.statement import plan_command_options
+
+    columns: dict[str, Any] = {"client_column": client_column, "round_column": round_column}
+    columns |= {"first_round": first_round, "rounds_run": rounds_run}
     with arguments_checked():
-        writable("statement", statement, *_STATEMENTS)
-        if folder is not None and not folder.is_dir():
-            raise ValueError(f"folder={str(folder)!r} does not exist: create it, or choose another")
-        if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
-            raise ValueError(f"folder={str(folder)!r} is a folder that you may not write to: choose another")
-        if not 0 < memory < 1e6:
-            raise ValueError(f"memory={memory} must be gigabytes, such as 1.0")
-        plan = plan_from(mechanism_file, **target)
-        from fedmf.audits.guarantee import audit_log
-
-        result = audit_log(log_file, plan, duplicates=duplicates, memory=int(memory * 1e9), folder=folder, **columns)
+        plan = plan_from(mechanism_file, target)
+        result = audit_log(log_file, plan, duplicates=duplicates, memory=memory, folder=folder, **columns)
     if statement is not None:
-        from fedmf.privacy.statement import plan_command_options
-
         files = [shlex.quote(path.name) for path in (log_file, mechanism_file)]
-        named = columns | {"duplicates": duplicates, "pretraining": pretraining, "statement": statement.name}
+        chosen = columns | {"duplicates": duplicates, "pretraining": pretraining, "statement": statement.name}
         words = [
-            f"--{k.replace('_', '-')} {shlex.quote(str(value))}" for k, value in named.items() if value is not None
+            f"--{k.replace('_', '-')} {shlex.quote(str(value))}" for k, value in chosen.items() if value is not None
         ]
         commands = [" ".join(["fedmf audit log", *files, *plan_command_options(plan), *words])]
         _write(statement, result.statement_values(subject="log", pretraining=pretraining, commands=commands))

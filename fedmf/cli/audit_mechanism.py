@@ -1,4 +1,4 @@
-"""fedmf audit mechanism: the audit of the noise that a mechanism really makes."""
+"""fedmf audit mechanism: of the noise that a mechanism really makes."""
 
 import contextlib
 import dataclasses
@@ -9,24 +9,42 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.options import arguments_checked, json_option, plan_from, plan_options, show
+from fedmf.cli.errors import Command, arguments_checked
+from fedmf.cli.options import COUNT, EXISTING_FILE, json_option, plan_from, plan_options, quiet_option, show
 
 if TYPE_CHECKING:
     from fedmf.audits.noise import Finding
     from fedmf.federated.audit import MechanismAudit
 
 
-@click.command()
-@click.argument("mechanism_file", metavar="MECHANISM", type=click.Path(path_type=pathlib.Path))
+@click.command(cls=Command)
+@click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
-@click.option("--coordinates", type=int, help="Entries of the model, each a sample of the noise.  [default: enough]")
-@click.option("--trials", type=int, default=20_000, show_default=True, help="Of the distinguishing game; 0 for none.")
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same findings.")
+@click.option("--coordinates", type=COUNT, help="Entries of the model, each a sample of the noise.  [default: enough]")
+@click.option(
+    "--trials",
+    type=click.IntRange(0),
+    default=20_000,
+    show_default=True,
+    help="Of the distinguishing game; 0 for none.",
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=1, show_default=True, help="The same seed gives the same findings."
+)
 @click.option("--false-positive-rate", type=float, default=1e-6, show_default=True, help="Of the whole audit.")
-@click.option("--quiet", is_flag=True, help="No progress bar.")
+@quiet_option
 @json_option
-def mechanism(mechanism_file: pathlib.Path, quiet: bool, as_json: bool, **options: Any) -> None:
-    """Run the query of an aggregator and test that what it releases is what its plan claims. Exit status 1 if it is not.
+def mechanism(
+    mechanism_file: pathlib.Path,
+    coordinates: int | None,
+    trials: int,
+    seed: int,
+    false_positive_rate: float,
+    quiet: bool,
+    as_json: bool,
+    **target: Any,
+) -> None:
+    """Run the aggregator and test that what it releases is what its plan claims. Exit status 1 if it is not.
 
     Two runs of all rounds without clients, one of them stopped and resumed, test the noise's covariance; a game with and without
     the worst client tests the guarantee. docs/audit.md says what is tested and what can be seen.
@@ -35,9 +53,8 @@ def mechanism(mechanism_file: pathlib.Path, quiet: bool, as_json: bool, **option
     Example:
       fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8
     """
-    chosen = {name: options.pop(name) for name in ("coordinates", "trials", "seed", "false_positive_rate")}
     with arguments_checked():
-        plan = plan_from(mechanism_file, **options)
+        plan = plan_from(mechanism_file, target)
     from fedmf.federated.audit import audit_mechanism
     from fedmf.terminal import progress_bar
 
@@ -46,37 +63,45 @@ def mechanism(mechanism_file: pathlib.Path, quiet: bool, as_json: bool, **option
 
         def progress(done: int, total: int) -> None:
             nonlocal bar
-            if bar is None:  # refused arguments leave no bar behind
-                hidden = quiet or as_json
+            if bar is None:  # made no earlier: arguments that are refused leave no bar behind
                 bar = until_done.enter_context(
-                    progress_bar.bar(desc="audit", unit="round", total=total, disable=hidden)
+                    progress_bar.bar(desc="audit", unit="round", total=total, disable=quiet or as_json)
                 )
             bar.update(done - bar.n)
 
-        result = audit_mechanism(plan, progress=progress, **chosen)
+        result = audit_mechanism(
+            plan,
+            seed=seed,
+            coordinates=coordinates,
+            trials=trials,
+            false_positive_rate=false_positive_rate,
+            progress=progress,
+        )
     if as_json:
-        show(_as_values(result), as_json)
+        show(_values(result), as_json)
     else:
         click.echo(_table(result))
     if not result.verdict.consistent:
         sys.exit(1)
 
 
-def _as_values(result: "MechanismAudit") -> dict[str, Any]:
-    verdict, game = result.verdict, None
-    if result.game is not None:
-        # Its findings are among the audit's; an infinite epsilon is null.
-        game = {name: value for name, value in dataclasses.asdict(result.game).items() if name != "findings"}
-        game["epsilon_claimed"] = game["epsilon_claimed"] if math.isfinite(game["epsilon_claimed"]) else None
-    findings = [dataclasses.asdict(f) | {"consistent": f.p_value >= verdict.threshold} for f in verdict.findings]
+def _values(result: "MechanismAudit") -> dict[str, Any]:
+    verdict, game = result.verdict, None if result.game is None else dataclasses.asdict(result.game)
+    if game is not None:
+        del game["findings"]  # they are among the audit's
+        if not math.isfinite(game["epsilon_claimed"]):
+            game["epsilon_claimed"] = None
     return {
-        "consistent": verdict.consistent,
+        "consistent": result.verdict.consistent,
         "rounds": result.rounds,
         "coordinates": result.coordinates,
         "trials": result.trials,
         "false_positive_rate": verdict.false_positive_rate,
         "threshold": verdict.threshold,
-        "findings": findings,
+        "findings": [
+            dataclasses.asdict(finding) | {"consistent": finding.p_value >= verdict.threshold}
+            for finding in verdict.findings
+        ],
         "game": game,
     }
 
@@ -86,14 +111,15 @@ def _table(result: "MechanismAudit") -> str:
     lines = [f"{'test':<86} {'statistic':>9} {'p-value':>9}  verdict"]
     least: dict[str, Finding] = {}
     for finding in verdict.findings:
-        # Of the two runs, the one that is less likely; --json has both.
+        # The less likely of the two runs; --json has both.
         name = finding.name.partition(": ")[2] if finding.name.startswith("run ") else finding.name
         kind = name.partition(", the ")[0]
         if kind not in least or finding.p_value < least[kind].p_value:
             least[kind] = dataclasses.replace(finding, name=name)
     for finding in least.values():
         word = "ok" if finding.p_value >= verdict.threshold else "CONTRADICTS THE CLAIM"
-        lines.append(f"{finding.name:<86} {finding.statistic:>9.4g} {finding.p_value:9.2g}  {word}")
+        p_value = f"{finding.p_value:9.2g}" if finding.p_value > 1e-300 else " < 1e-300"
+        lines.append(f"{finding.name:<86} {finding.statistic:>9.4g} {p_value}  {word}")
     if game is not None:
         percent = f"{100 * game.confidence:g}%"
         lines += [
@@ -104,7 +130,6 @@ def _table(result: "MechanismAudit") -> str:
             f"  epsilon           claimed {game.epsilon_claimed:.4g}, proved at {percent} to be at least {game.epsilon_lower:.3f}; "
             f"so many trials can be expected to prove {game.epsilon_expected:.3f}",
         ]
-    rate = f"false-positive rate {verdict.false_positive_rate:g}: a p-value below {verdict.threshold:.2g} contradicts"
     word = "consistent with the claim" if verdict.consistent else "NOT WHAT THE PLAN CLAIMS"
-    lines += ["", f"{word} ({len(verdict.findings)} tests, {rate})"]
-    return "\n".join(lines)
+    rate = f"false-positive rate {verdict.false_positive_rate:g}: a p-value below {verdict.threshold:.2g} contradicts"
+    return "\n".join([*lines, "", f"{word} ({len(verdict.findings)} tests, {rate})"])

@@ -7,9 +7,11 @@ from typing import Any
 
 import click
 
+from fedmf.cli.errors import Command, arguments_checked
 from fedmf.cli.options import (
-    arguments_checked,
-    gigabytes,
+    COUNT,
+    EXISTING_FILE,
+    Gigabytes,
     json_option,
     plan_from,
     plan_options,
@@ -19,8 +21,8 @@ from fedmf.cli.options import (
 )
 
 
-@click.command()
-@click.argument("mechanism_file", metavar="MECHANISM", type=click.Path(path_type=pathlib.Path))
+@click.command(cls=Command)
+@click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
 @sampling_options
 @simulation_options
@@ -28,12 +30,10 @@ from fedmf.cli.options import (
 @click.option("--rdp", is_flag=True, help="Renyi accounting as well, which older literature reports.")
 @click.option("--explain", is_flag=True, help="Print how training would make the noise, what that costs, and why.")
 @click.option(
-    "--parameters", type=int, default=4_050_748, show_default=True, help="Size of the model that --explain is about."
+    "--parameters", type=COUNT, default=4_050_748, show_default=True, help="Size of the model that --explain is about."
 )
 @click.option(
-    "--noise-memory",
-    type=float,
-    help="GB that --explain may plan with.  [default: a quarter of the memory]",
+    "--noise-memory", type=Gigabytes(), help="GB that --explain may plan with.  [default: a quarter of the memory]"
 )
 @json_option
 def calibrate(
@@ -42,7 +42,7 @@ def calibrate(
     rdp: bool,
     explain: bool,
     parameters: int,
-    noise_memory: float | None,
+    noise_memory: int | None,
     as_json: bool,
     **target: Any,
 ) -> None:
@@ -55,60 +55,50 @@ def calibrate(
       fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --sampling poisson --population 64000 --cohort-size 1000
     """
     from fedmf.noise import strategies
+    from fedmf.privacy.statement import calibrate_command
 
     with arguments_checked():
-        memory = None if noise_memory is None else gigabytes("noise_memory", noise_memory)
-        plan = plan_from(mechanism_file, **target)
+        plan = plan_from(mechanism_file, target)
         host, graph = [], []
         if explain:
             stream = plan.mechanism.stream().causal()
-            host = strategies.host_strategies(stream, parameters, memory_bytes=memory, folder=pathlib.Path.cwd())
+            host = strategies.host_strategies(stream, parameters, memory_bytes=noise_memory, folder=pathlib.Path.cwd())
             graph = strategies.graph_strategies(stream, parameters)
-    from fedmf.privacy.statement import calibrate_command
-
-    command = calibrate_command(plan, shlex.quote(mechanism_file.name), rdp=rdp)
-    said: dict[str, Any] = {"rdp": rdp, "commands": [command]}
+    extras: dict[str, Any] = {
+        "rdp": rdp,
+        "commands": [calibrate_command(plan, shlex.quote(mechanism_file.name), rdp=rdp)],
+    }
     if statement and not as_json:
-        click.echo(plan.statement(**said))
-        if explain:
-            _explain(parameters, host, graph)
-        return
-    summary = plan.summary()
-    if rdp:
-        summary["rdp_epsilon"] = plan.rdp_epsilon if math.isfinite(plan.rdp_epsilon) else None
-    if statement:
-        summary |= {"statement": plan.statement(**said), "statement_values": plan.statement_values(**said)}
-    if explain and as_json:
-        summary["noise_strategies"] = [way.summary() for way in host]
-        summary["graph_noise_strategies"] = [way.summary() for way in graph]
-    if not as_json:
-        sensitivity = summary.pop("sensitivity")
-        summary["sensitivity"] = f"{sensitivity['value']:.6g} ({'exact' if sensitivity['exact'] else 'upper bound'})"
-        for name in ("participation", "certificate", "simulated_cohort", "claimed_cohort"):
-            summary.pop(name)
-        if plan.simulated_cohort is not None:
-            summary["simulated"] = (
-                f"{plan.simulated_cohort} clients a round for a claimed cohort of {plan.claimed_cohort}"
-            )
-        sampling = summary.pop("sampling")
-        if sampling is not None:
-            summary |= {
-                name: sampling[name] for name in ("scheme", "groups", "probability", "per_query_noise_multiplier")
-            }
-            summary["unamplified_epsilon"] = sampling["unamplified_epsilon"]
-    show(summary, as_json)
+        click.echo(plan.statement(**extras))
+    else:
+        summary = plan.summary()
+        if rdp:
+            summary["rdp_epsilon"] = plan.rdp_epsilon if math.isfinite(plan.rdp_epsilon) else None
+        if statement:
+            summary |= {"statement": plan.statement(**extras), "statement_values": plan.statement_values(**extras)}
+        if explain and as_json:
+            summary["noise_strategies"] = [strategy.summary() for strategy in host]
+            summary["graph_noise_strategies"] = [strategy.summary() for strategy in graph]
+        show(summary if as_json else _for_people(summary), as_json)
     if explain and not as_json:
-        _explain(parameters, host, graph)
+        click.echo(
+            f"\nNoise for {parameters:,} parameters, the choice first. Cost: of a round on average over the run, in draws of one\n"
+            "vector of independent Gaussians of that size. Block: rounds made at a time. Kept: rows of model size between blocks.\n\n"
+            f"Made ahead by the host (fedmf train, federated.HostNoise):\n{strategies.explain(host)}\n\n"
+            f"In the graph (the default of federated.dp_aggregator in other pipelines):\n{strategies.explain(graph)}"
+        )
 
 
-def _explain(parameters: int, host: list[Any], graph: list[Any]) -> None:
-    from fedmf.noise import strategies
-
-    click.echo(
-        f"\nNoise for {parameters:,} parameters, the choice first. Cost: of a round on average over the run, in draws of one\n"
-        "vector of independent Gaussians of that size. Block: rounds made at a time. Kept: rows of model size between blocks.\n"
-    )
-    click.echo(f"Made ahead by the host (fedmf train, federated.HostNoise):\n{strategies.explain(host)}\n")
-    click.echo(
-        f"In the graph (the default of federated.dp_aggregator in other pipelines):\n{strategies.explain(graph)}"
-    )
+def _for_people(summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary of a plan without what its command line says, and with no values inside others."""
+    sensitivity, sampling = summary["sensitivity"], summary["sampling"]
+    simulated, claimed = summary["simulated_cohort"], summary["claimed_cohort"]
+    left_out = ("participation", "certificate", "simulated_cohort", "claimed_cohort", "sampling", "sensitivity")
+    values = {name: value for name, value in summary.items() if name not in left_out}
+    values["sensitivity"] = f"{sensitivity['value']:.6g} ({'exact' if sensitivity['exact'] else 'upper bound'})"
+    if simulated is not None:
+        values["simulated"] = f"{simulated} clients a round for a claimed cohort of {claimed}"
+    if sampling is not None:
+        names = ("scheme", "groups", "probability", "per_query_noise_multiplier", "unamplified_epsilon")
+        values |= {name: sampling[name] for name in names}
+    return values

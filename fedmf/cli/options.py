@@ -1,13 +1,14 @@
-"""Options made from dataclasses, and arguments turned into objects with exit status 2 when they do not fit."""
+"""Options that several commands have, and the values they turn into."""
 
-import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
-import tempfile
+import secrets
+import sys
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,82 +16,161 @@ import click
 if TYPE_CHECKING:
     from fedmf.privacy.plan import Plan
     from fedmf.privacy.sampling import Sampling
+    from fedmf.workloads import Workload
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_MAX_SEED_DIGITS = 4000  # Python's int() reads no longer texts
+_WORKLOADS = ("prefix_sum", "momentum_sgd", "identity")
+
+COUNT = click.IntRange(min=1)
+PATH = click.Path(path_type=pathlib.Path)
+EXISTING = click.Path(exists=True, path_type=pathlib.Path)
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=pathlib.Path)
+# A share from 0 to 1.
+SHARE = click.FloatRange(0, 1)
 
 
-_MAX_DIGITS = 4000  # Python reads no longer ones
+class OneOf(click.Choice[str]):
+    """One of the names that a function returns. It is called when they are needed: `fedmf --help` must not import them."""
+
+    def __init__(self, names: Callable[[], typing.Iterable[str]]) -> None:
+        self._names = names
+        self.case_sensitive = True
+
+    @functools.cached_property
+    def choices(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The names."""
+        return tuple(self._names())
 
 
-class BadArgument(click.UsageError):
-    """An argument that cannot work: one sentence, exit status 2, no usage text in front of it."""
+class OutputFile(click.ParamType[pathlib.Path]):
+    """A path that can be written to, with one of these suffixes. It is tried before minutes of work, not after."""
 
-    def show(self, file: Any = None) -> None:
-        """Prints the sentence."""
-        click.echo(f"fedmf: error: {self.message}", err=True, file=file)
+    name = "file"
 
+    def __init__(self, *suffixes: str) -> None:
+        self.suffixes = suffixes
 
-class Interrupted(Exception):
-    """Ctrl-C has ended a command that can say more than that: what is kept, and how to go on."""
-
-
-@contextlib.contextmanager
-def arguments_checked() -> Iterator[None]:
-    """Errors inside are the arguments' fault."""
-    try:
-        yield
-    except (ValueError, TypeError, FileNotFoundError) as error:
-        raise BadArgument(" ".join(str(error).split())) from error
-
-
-def writable(name: str, path: pathlib.Path | None, *suffixes: str) -> None:
-    """Refuses a file that cannot be written, before minutes of work; None is no file.
-
-    Raises:
-      ValueError: it ends in none of the suffixes, is a folder, or is in one that does not exist or may not be written to.
-    """
-    if path is None:
-        return
-    if path.suffix not in suffixes:
-        ends = " or ".join(suffixes)
-        raise ValueError(f"{name}={str(path)!r} does not end in {ends}: the suffix says what is written")
-    if path.is_dir():
-        raise ValueError(f"{name}={str(path)!r} is a folder: name a file")
-    if not path.parent.is_dir():
-        raise ValueError(f"{name}={str(path)!r} is in a folder that does not exist: create it, or choose another")
-    try:  # as write_atomically will
-        tempfile.NamedTemporaryFile(prefix=f".{path.name}.{'0' * 16}", suffix=".part", dir=path.parent).close()
-    except OSError as error:
-        raise ValueError(f"{name}={str(path)!r} cannot be written ({error.strerror}): choose another") from error
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> pathlib.Path:
+        """Refuses another suffix, and a path at which no file can be made."""
+        path = pathlib.Path(value)
+        if path.suffix not in self.suffixes:
+            ends = " or ".join(self.suffixes)
+            self.fail(f"{str(path)!r} does not end in {ends}: the suffix says what is written", param, ctx)
+        trial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")  # as `write_atomically` names it
+        try:
+            if path.is_dir():
+                self.fail(f"{str(path)!r} is a folder: name a file", param, ctx)
+            trial.touch(exist_ok=False)
+            trial.unlink()
+        except OSError as error:
+            self.fail(f"{str(path)!r} cannot be written ({error.strerror}): choose another place", param, ctx)
+        return path
 
 
-def gigabytes(name: str, value: float) -> int:
-    """As bytes.
+class Gigabytes(click.FloatRange):
+    """A number of gigabytes, as bytes."""
 
-    Raises:
-      ValueError: not between 0 and a million.
-    """
-    if not 0 < value < 1e6:
-        raise ValueError(f"{name}={value} must be gigabytes, such as 1.5")
-    return int(value * 1e9)
+    name = "GB"
+
+    def __init__(self) -> None:
+        super().__init__(min=0, max=1e6, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The bytes."""
+        return int(super().convert(value, param, ctx) * 1e9)
 
 
-class _NumberOrNone(click.ParamType):
+class _NoiseSeed(click.ParamType[int | str]):
+    name = "integer|os"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value == "os":
+            return "os"
+        if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_SEED_DIGITS):
+            self.fail(
+                f"{value[:60]!r} must be a non-negative whole number of at most {_MAX_SEED_DIGITS} digits, or os to draw one",
+                param, ctx,
+            )  # fmt: skip
+        return int(value)
+
+
+class _NumberOrNone(click.ParamType[Any]):
     """A float, or `none` where the default is a number and None is a value of its own."""
 
     name = "float|none"
     NONE = object()
 
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        return self.NONE if value in ("none", self.NONE) else click.FLOAT.convert(value, parameter, context)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self.NONE if value in ("none", self.NONE) else click.FLOAT.convert(value, param, ctx)
 
 
-def options_given(flags: dict[str, Any]) -> dict[str, Any]:
-    """Of what `config_options` hands to a command, the options that were on the command line."""
-    given = {name: value for name, value in flags.items() if value is not None}
-    return {name: None if value is _NumberOrNone.NONE else value for name, value in given.items()}
+def together(*options: Decorator) -> Decorator:
+    """These options as one decorator."""
+    return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+def _schemas() -> tuple[str, ...]:
+    from fedmf.participation.schema import SCHEMAS
+
+    return SCHEMAS
+
+
+def _sampling_schemes() -> typing.Iterable[str]:
+    from fedmf.privacy.sampling import SCHEMES
+
+    return SCHEMES
+
+
+noise_seed_option = click.option(
+    "--noise-seed", type=_NoiseSeed(), help="Secret whole number, or os to draw one. Needed for a new run."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+quiet_option = click.option("--quiet", is_flag=True, help="No progress bar.")
+
+participation_options = together(
+    click.option("--rounds", type=COUNT, required=True, help="Rounds of training."),
+    click.option("--schema", type=OneOf(_schemas), default="min_sep", show_default=True, help="Who may come when."),
+    click.option("--min-sep", type=COUNT, help="Least number of rounds between two participations of a client."),
+    click.option("--max-participations", type=COUNT, help="Most participations of a client."),
+)
+sampling_option = click.option(
+    "--sampling", type=OneOf(_sampling_schemes), help="How clients are drawn at random, which amplifies the guarantee."
+)
+plan_options = together(
+    participation_options,
+    click.option("--epsilon", type=float, help="Privacy target; or give --noise-multiplier."),
+    click.option("--noise-multiplier", type=float, help="Noise of the whole run; or give --epsilon."),
+    click.option("--delta", type=float, default=1e-6, show_default=True, help="Failure probability."),
+    click.option("--clip-norm", type=float, default=1.0, show_default=True, help="L2 bound on a client's update."),
+)
+sampling_options = together(
+    sampling_option,
+    click.option("--population", type=COUNT, help="With --sampling: the number of clients."),
+    click.option("--cohort-size", type=COUNT, help="With --sampling: clients of a round."),
+    click.option(
+        "--groups",
+        type=COUNT,
+        help="With --sampling: parts of the population, drawn from in turn.  [default: the mechanism's bands]",
+    ),
+)
+simulation_options = together(
+    click.option("--simulated-cohort", type=COUNT, help="Clients a round that stand for --claimed-cohort."),
+    click.option(
+        "--claimed-cohort", type=COUNT, help="Clients a round of the claimed run, whose noise is scaled down."
+    ),
+)
+workload_options = together(
+    click.option(
+        "--workload", type=click.Choice(_WORKLOADS), default="prefix_sum", show_default=True, help="What errors count."
+    ),
+    click.option("--momentum", type=float, help="Of the momentum_sgd workload.  [default: 0.95]"),
+)
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """One option for every field of TrainConfig; the command's keyword arguments are for `options_given`."""
+    """One option for every field of TrainConfig; the command's keyword arguments are for `chosen_options`."""
     from fedmf.runs.config import TrainConfig
 
     for field in reversed(dataclasses.fields(TrainConfig)):
@@ -106,180 +186,101 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def config_values(path: pathlib.Path) -> dict[str, Any]:
-    """The options in a TOML or JSON file.
+def chosen_options(flags: dict[str, Any]) -> dict[str, Any]:
+    """Those of `config_options` that were on the command line."""
+    chosen = {name: value for name, value in flags.items() if value is not None}
+    return {name: None if value is _NumberOrNone.NONE else value for name, value in chosen.items()}
+
+
+def config_values(path: pathlib.Path | None) -> dict[str, Any]:
+    """The options in a TOML or JSON file; none without one.
 
     Raises:
-      FileNotFoundError, ValueError: naming the path.
+      ValueError: naming the path.
     """
     from fedmf.runs.config import read_config_file
 
-    # What is called neither is read as JSON, whose error would puzzle who wrote YAML.
-    if path.is_file() and path.suffix not in (".toml", ".json"):
+    if path is None:
+        return {}
+    if path.suffix not in (".toml", ".json"):  # else YAML would be refused as bad JSON
         raise ValueError(f"config={str(path)!r} ends in neither .toml nor .json: name a TOML or JSON file of options")
     return read_config_file(path)
 
 
-def _noise_seed(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
-    if value is None or value == "os":
-        return value
-    if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS):
-        raise click.BadParameter(
-            f"{value[:60]!r} must be a non-negative whole number of at most {_MAX_DIGITS} digits, or os to draw one"
-        )
-    return int(value)
+def workload_from(
+    name: str, momentum: float | None, rounds: int, warmup: float = 0.0, cooldown: float = 0.0
+) -> "Workload":
+    """The workload that `workload_options`, --warmup and --cooldown describe."""
+    import fedmf
+
+    if momentum is not None and name != "momentum_sgd":
+        raise ValueError(f"momentum={momentum} belongs to workload=momentum_sgd, not to workload={name}: leave it out")
+    scheduled = bool(warmup or cooldown)
+    rates = fedmf.WarmupCooldown(rounds=rounds, peak=1.0, warmup=warmup, cooldown=cooldown).learning_rates()
+    if name == "momentum_sgd":
+        return fedmf.momentum_sgd(rounds, 0.95 if momentum is None else momentum, rates if scheduled else None)
+    if name == "prefix_sum":
+        return fedmf.sgd(rates) if scheduled else fedmf.prefix_sum(rounds)
+    if scheduled:
+        raise ValueError(f"warmup={warmup} and cooldown={cooldown} do not suit workload=identity: leave them out")
+    return fedmf.identity(rounds)
 
 
-def noise_seed_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--noise-seed: a whole number, "os", or None."""
-    help = "Secret whole number, or os to draw one. Needed for a new run."
-    return click.option("--noise-seed", callback=_noise_seed, help=help)(command)
-
-
-def participation_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--rounds, --schema, --min-sep, --max-participations."""
-    options = (
-        click.option("--rounds", type=int, required=True, help="Rounds of training."),
-        click.option(
-            "--schema", default="min_sep", show_default=True, help="single, fixed_epoch, min_sep or every_round."
-        ),
-        click.option("--min-sep", type=int, help="Least number of rounds between two participations of a client."),
-        click.option("--max-participations", type=int, help="Most participations of a client."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Those of participation_options, --epsilon, --noise-multiplier, --delta and --clip-norm: the arguments of `plan_from`."""
-    options = (
-        participation_options,
-        click.option("--epsilon", type=float, help="Privacy target; or give --noise-multiplier."),
-        click.option("--noise-multiplier", type=float, help="Noise of the whole run; or give --epsilon."),
-        click.option("--delta", type=float, default=1e-6, show_default=True, help="Failure probability."),
-        click.option("--clip-norm", type=float, default=1.0, show_default=True, help="L2 bound on a client's update."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--sampling, --population, --cohort-size and --groups: more arguments of `plan_from`."""
-    options = (
-        click.option(
-            "--sampling",
-            help="Amplify by how clients are drawn: poisson, fixed_size, shuffle or reshuffle. Needs --population and --cohort-size.",
-        ),
-        click.option("--population", type=int, help="With --sampling: the number of clients."),
-        click.option("--cohort-size", type=int, help="With --sampling: clients of a round."),
-        click.option(
-            "--groups",
-            type=int,
-            help="With --sampling: parts of the population, each drawn from in its turn.  [default: the mechanism's bands]",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--simulated-cohort and --claimed-cohort: more arguments of `plan_from`."""
-    options = (
-        click.option(
-            "--simulated-cohort",
-            type=int,
-            help="Clients a round that stand for --claimed-cohort, with the noise scaled down.",
-        ),
-        click.option(
-            "--claimed-cohort", type=int, help="With --simulated-cohort: the clients a round of the claimed run."
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def plan_from(
-    mechanism_file: pathlib.Path,
-    *,
-    epsilon: float | None,
-    noise_multiplier: float | None,
-    delta: float,
-    clip_norm: float,
-    sampling: str | None = None,
-    population: int | None = None,
-    cohort_size: int | None = None,
-    groups: int | None = None,
-    simulated_cohort: int | None = None,
-    claimed_cohort: int | None = None,
-    **participation: Any,
-) -> "Plan":
-    """The plan that the options describe.
+def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan":
+    """The plan that `plan_options` describe, with `sampling_options` and `simulation_options` where the command has them.
 
     Raises:
       TypeError, ValueError, OSError: naming the argument that cannot work.
     """
     import fedmf
 
-    takes_part = fedmf.Participation(**participation)
+    participation = fedmf.Participation(
+        **{name: target[name] for name in ("rounds", "schema", "min_sep", "max_participations")}
+    )
+    epsilon, noise_multiplier = target["epsilon"], target["noise_multiplier"]
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(
             f"epsilon={epsilon} and noise_multiplier={noise_multiplier}: give exactly one, the other follows"
         )
-    scheme = _sampling(sampling, population, cohort_size, groups)
-    if (simulated_cohort is None) != (claimed_cohort is None):
-        raise ValueError(
-            f"simulated_cohort={simulated_cohort} and claimed_cohort={claimed_cohort}: give both, or neither to train the claimed run"
-        )
+    simulated, claimed = target.get("simulated_cohort"), target.get("claimed_cohort")
+    if (simulated is None) != (claimed is None):
+        raise ValueError(f"simulated_cohort={simulated} and claimed_cohort={claimed}: give both, or neither")
+    shared: Any = {name: target[name] for name in ("delta", "clip_norm")} | {"sampling": _sampling_from(target)}
     mechanism = fedmf.load_mechanism(mechanism_file)
     if epsilon is not None:
-        plan = fedmf.calibrate(
-            mechanism, takes_part, epsilon=epsilon, delta=delta, clip_norm=clip_norm, sampling=scheme
-        )
+        plan = fedmf.calibrate(mechanism, participation, epsilon=epsilon, **shared)
     else:
-        assert noise_multiplier is not None
-        plan = fedmf.Plan(
-            mechanism=mechanism,
-            participation=takes_part,
-            noise_multiplier=noise_multiplier,
-            delta=delta,
-            clip_norm=clip_norm,
-            sampling=scheme,
-        )
-    if simulated_cohort is not None and claimed_cohort is not None:
-        plan = plan.simulating(simulated=simulated_cohort, claimed=claimed_cohort)
+        plan = fedmf.Plan(mechanism=mechanism, participation=participation, noise_multiplier=noise_multiplier, **shared)
+    if simulated is not None and claimed is not None:
+        plan = plan.simulating(simulated=simulated, claimed=claimed)
     _ = plan.stddev  # refuses what float32 cannot hold
     return plan
 
 
-def _sampling(
-    sampling: str | None, population: int | None, cohort_size: int | None, groups: int | None
-) -> "Sampling | None":
-    """The scheme that --sampling, --population, --cohort-size and --groups name."""
-    from fedmf import checks
+def _sampling_from(target: Mapping[str, Any]) -> "Sampling | None":
     from fedmf.privacy.sampling import SCHEMES
 
-    if sampling is None:
-        for name, value in (("population", population), ("cohort_size", cohort_size), ("groups", groups)):
+    scheme = target.get("sampling")
+    values = {name: target.get(name) for name in ("population", "cohort_size", "groups")}
+    if scheme is None:
+        for name, value in values.items():
             if value is not None:
-                raise ValueError(f"{name}={value} belongs to sampling: leave it out, or give --sampling")
+                raise ValueError(f"{name}={value} belongs to --sampling: leave it out, or give --sampling")
         return None
-    checks.one_of("sampling", sampling, tuple(SCHEMES))
-    if population is None or cohort_size is None:
-        raise ValueError(
-            f"sampling={sampling} needs --population and --cohort-size, from which the probability follows"
-        )
-    return SCHEMES[sampling](population=population, cohort_size=cohort_size, groups=groups)
+    if values["population"] is None or values["cohort_size"] is None:
+        raise ValueError(f"sampling={scheme} needs --population and --cohort-size, from which the probability follows")
+    return SCHEMES[scheme](**values)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def status_line(label: str = "") -> Callable[[Any], None] | None:
+    """A function that shows how far a search is in one line of a terminal; None where there is no terminal."""
+    if not sys.stderr.isatty():
+        return None
+    return lambda progress: click.echo(f"\r\033[K{label}{progress}", nl=False, err=True)
 
 
 def show(values: dict[str, Any], as_json: bool) -> None:
-    """Prints a result: JSON, or one aligned line a value."""
+    """Prints a result: as JSON, or one aligned line a value."""
     if as_json:
         click.echo(json.dumps(values, indent=2))
         return

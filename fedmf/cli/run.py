@@ -8,33 +8,44 @@ from typing import Any
 
 import click
 
+from fedmf.cli.errors import Command, arguments_checked
 from fedmf.cli.options import (
-    arguments_checked,
+    COUNT,
+    EXISTING_FILE,
+    PATH,
+    Gigabytes,
+    OneOf,
+    chosen_options,
     config_options,
     config_values,
-    gigabytes,
     json_option,
     noise_seed_option,
-    options_given,
+    quiet_option,
     show,
 )
 from fedmf.cli.stopped import training
 
 
-@click.command()
-@click.option("--out", required=True, type=click.Path(path_type=pathlib.Path), help="Folder of the run.")
-@click.option(
-    "--config", "config_file", type=click.Path(path_type=pathlib.Path), help="TOML or JSON file of these options."
-)
+def _host_strategies() -> tuple[str, ...]:
+    from fedmf.noise.strategies import HOST_STRATEGIES
+
+    return HOST_STRATEGIES
+
+
+@click.command(cls=Command)
+@click.option("--out", required=True, type=PATH, help="Folder of the run.")
+@click.option("--config", "config_file", type=EXISTING_FILE, help="TOML or JSON file of these options.")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out.")
 @noise_seed_option
-@click.option("--noise-strategy", help="How noise is made: recurrent or regenerated.  [default: the cheaper]")
+@click.option("--noise-strategy", type=OneOf(_host_strategies), help="How noise is made.  [default: the cheaper]")
 @click.option(
-    "--noise-memory", type=float, help="GB that noise takes before it is on disk.  [default: a quarter of the memory]"
+    "--noise-memory",
+    type=Gigabytes(),
+    help="GB that noise takes before it is on disk.  [default: a quarter of the memory]",
 )
-@click.option("--threads", type=int, help="Most threads that compute.  [default: one on each processor]")
+@click.option("--threads", type=COUNT, help="Most threads that compute.  [default: one on each processor]")
 @click.option("--workers", help="With --execution tff-remote: host:port,host:port of `fedmf worker`s.")
-@click.option("--quiet", is_flag=True, help="No progress bar.")
+@quiet_option
 @config_options
 @json_option
 def train(
@@ -43,7 +54,7 @@ def train(
     resume: bool,
     noise_seed: int | str | None,
     noise_strategy: str | None,
-    noise_memory: float | None,
+    noise_memory: int | None,
     threads: int | None,
     workers: str | None,
     quiet: bool,
@@ -59,27 +70,18 @@ def train(
         --vocabulary-size 1000 --embedding-size 32 --lstm-size 64 --epsilon 8 --noise-seed os
       fedmf train --out runs/first --resume
     """
-    from fedmf import checks
-    from fedmf.noise.strategies import HOST_STRATEGIES
     from fedmf.runs.config import config_from_mapping, read_config_file
     from fedmf.runs.folder import RunFolder
     from fedmf.runs.worker_addresses import worker_addresses
 
     with arguments_checked():
-        if threads is not None:
-            checks.integer("threads", threads, low=1, hint="leave it out for one on each processor")
-        values = config_values(config_file) if config_file else {}
-        given = options_given(flags)
         if resume and noise_seed is not None:
-            raise ValueError("noise_seed: a resumed run keeps its own; leave out --noise-seed")
+            raise ValueError("noise_seed belongs to the run, which keeps its own: leave it out with --resume")
         if not resume and noise_seed is None:
-            raise ValueError("noise_seed is missing: give --noise-seed a secret whole number, or os to draw one")
-        if noise_strategy is not None:
-            checks.one_of("noise_strategy", noise_strategy, HOST_STRATEGIES)
-        memory = None if noise_memory is None else gigabytes("noise_memory", noise_memory)
-        if resume:
-            values = read_config_file(RunFolder.open(out).path / "config.json") | values
-        config = config_from_mapping(values | given, "the command line" if config_file is None else str(config_file))
+            raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one")
+        values = read_config_file(RunFolder.open(out).path / "config.json") if resume else {}
+        values |= config_values(config_file) | chosen_options(flags)
+        config = config_from_mapping(values, "the command line" if config_file is None else str(config_file))
         addresses = worker_addresses(workers, config.execution)
 
     from fedmf import federated
@@ -93,28 +95,25 @@ def train(
             noise_seed=noise_seed,
             resume=resume,
             noise_strategy=noise_strategy,
-            noise_memory=memory,
+            noise_memory=noise_memory,
             threads=threads,
             workers=addresses or None,
             progress=not quiet,
         )
     assert run.result is not None
     metric = run.plan["task"]["headline_metric"]
-    show(
-        {
-            "folder": str(run.path),
-            f"validation {metric}": run.result["validation"][metric],
-            f"test {metric}": run.result["test"][metric],
-            "epsilon": run.plan["epsilon"],
-            "delta": run.plan["delta"],
-        }
-        | (
-            {"simulated": f"{config.cohort_size} clients a round for a claimed cohort of {config.claimed_cohort}"}
-            if config.claimed_cohort
-            else {"achieved epsilon": run.result["achieved"]["epsilon"]}
-        ),
-        as_json,
-    )
+    values = {
+        "folder": str(run.path),
+        f"validation {metric}": run.result["validation"][metric],
+        f"test {metric}": run.result["test"][metric],
+        "epsilon": run.plan["epsilon"],
+        "delta": run.plan["delta"],
+    }
+    if config.claimed_cohort:
+        values["simulated"] = f"{config.cohort_size} clients a round for a claimed cohort of {config.claimed_cohort}"
+    else:
+        values["achieved epsilon"] = run.result["achieved"]["epsilon"]
+    show(values, as_json)
 
 
 @contextlib.contextmanager
@@ -144,10 +143,8 @@ def _dry_rounds_counted() -> Iterator[None]:
                 click.echo(f"fedmf: warning: {dry[0]}{rest}", err=True)
 
 
-@click.command()
-@click.option(
-    "--out", default="demo", show_default=True, type=click.Path(path_type=pathlib.Path), help="Folder to write."
-)
+@click.command(cls=Command)
+@click.option("--out", default="demo", show_default=True, type=PATH, help="Folder to write.")
 @click.option(
     "--seed", "seeds", multiple=True, type=int, default=(1,), help="Repeat for several sets of runs.  [default: 1]"
 )
@@ -169,9 +166,9 @@ def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: boo
         show(result, as_json)
 
 
-@click.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=pathlib.Path))
-@click.option("--out", required=True, type=click.Path(path_type=pathlib.Path), help="Folder to write.")
+@click.command(cls=Command)
+@click.argument("runs", nargs=-1, required=True, type=PATH)
+@click.option("--out", required=True, type=PATH, help="Folder to write.")
 @click.option("--title", default="fedmf report", show_default=True, help="Title of the report.")
 def report(runs: tuple[pathlib.Path, ...], out: pathlib.Path, title: str) -> None:
     """Write one HTML report of several runs.

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from fedmf.cli.options import BadArgument, Interrupted
+from fedmf.cli.errors import BadArgument, Interrupted, one_line
 
 if TYPE_CHECKING:
     from fedmf.federated import Task
@@ -47,14 +47,14 @@ def training(out: pathlib.Path, *, resume: bool) -> Iterator[Callable[["Task"], 
     except OSError as error:
         if error.errno in _FULL:
             way_on = "nothing in the folder has changed" if others else _way_on(out)
-            raise OSError(f"{_one_line(error)}: make room; {way_on}") from error
+            raise OSError(f"{one_line(error)}: make room; {way_on}") from error
         if begun or not isinstance(error, FileNotFoundError):
             raise
-        raise BadArgument(_one_line(error)) from error
+        raise BadArgument(one_line(error)) from error
     except (ValueError, TypeError) as error:
         if begun:
             raise
-        raise BadArgument(_one_line(error)) from error
+        raise BadArgument(one_line(error)) from error
 
 
 def _way_on(out: pathlib.Path) -> str:
@@ -65,19 +65,6 @@ def _way_on(out: pathlib.Path) -> str:
     saved = RunFolder(out).saved_rounds()
     rounds = f"{saved} round{'' if saved == 1 else 's'}" if saved else "no round"
     return f"{rounds} of the run {'is' if saved < 2 else 'are'} saved in {out}: go on with --resume"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-@contextlib.contextmanager
-def file_named(path: pathlib.Path) -> Iterator[None]:
-    """Around the writing of `path`: an error of the system says which file it was."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 @contextlib.contextmanager

@@ -6,20 +6,23 @@ from typing import Any
 
 import click
 
+from fedmf.cli.errors import Command, Interrupted, arguments_checked
 from fedmf.cli.options import (
-    Interrupted,
-    arguments_checked,
+    COUNT,
+    EXISTING_FILE,
+    PATH,
+    chosen_options,
     config_options,
     config_values,
     json_option,
     noise_seed_option,
-    options_given,
+    quiet_option,
     show,
 )
 
 
-@click.command()
-@click.option("--out", required=True, type=click.Path(path_type=pathlib.Path), help="Folder of the sweep.")
+@click.command(cls=Command)
+@click.option("--out", required=True, type=PATH, help="Folder of the sweep.")
 @click.option(
     "--vary",
     "varied",
@@ -29,24 +32,24 @@ from fedmf.cli.options import (
 @click.option(
     "--config",
     "config_file",
-    type=click.Path(path_type=pathlib.Path),
+    type=EXISTING_FILE,
     help="TOML or JSON file of options; those that are lists vary.",
 )
 @noise_seed_option
-@click.option("--jobs", type=int, default=1, show_default=True, help="Runs at a time; each needs its own memory.")
+@click.option("--jobs", type=COUNT, default=1, show_default=True, help="Runs at a time; each needs its own memory.")
 @click.option(
     "--threads",
-    type=int,
+    type=COUNT,
     help="Most threads that compute in one run.  [default: the processors, divided among the jobs]",
 )
 @click.option(
     "--smoothed-over",
-    type=int,
+    type=click.IntRange(0),
     default=0,
     help="Rounds at the end whose validations are averaged to choose the best by (the banded paper: 400).  [default: the last one]",
 )
 @click.option("--dry-run", is_flag=True, help="Name the runs and how far each is, and train nothing.")
-@click.option("--quiet", is_flag=True, help="No progress bar.")
+@quiet_option
 @config_options
 @json_option
 def sweep(
@@ -71,33 +74,25 @@ def sweep(
         --epsilon 8 --rounds 20 --cohort-size 20 --min-sep 10 --loss masked --vocabulary-size 500 --embedding-size 16 --lstm-size 32 \\
         --max-sentences 16 --validation-sentences 500 --test-sentences 500 --noise-seed os --jobs 2
     """
-    from fedmf import checks
     from fedmf.experiments import sweep as driver
     from fedmf.experiments import sweep_grid as grid
 
     with arguments_checked():
-        checks.integer("jobs", jobs, low=1, hint="use a positive whole number")
-        if threads is not None:
-            checks.integer("threads", threads, low=1, hint="leave it out to divide the processors among the jobs")
-        checks.integer("smoothed_over", smoothed_over, low=0, hint="give rounds at the end, or leave it out")
         if noise_seed is None and not dry_run:
-            raise ValueError(
-                "noise_seed is missing: give --noise-seed a secret whole number, or os to draw one for every run"
-            )
-        fixed = config_values(config_file) if config_file else {}
+            raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one for every run")
+        fixed = config_values(config_file)
         lists = {name: fixed.pop(name) for name in tuple(fixed) if isinstance(fixed[name], list)}
-        given: dict[str, list[Any]] = {}
+        from_vary: dict[str, list[Any]] = {}
         for text in varied:
-            name, tried = grid.varied_values(text)
-            if name in given:
-                raise ValueError(f"vary names {name} twice: give all its values at once")
-            given[name] = tried
+            name, values = grid.varied_values(text)
+            if name in from_vary:
+                raise ValueError(f"--vary names {name} twice: give all its values at once")
+            from_vary[name] = values
         # The command line wins over the file.
-        single = options_given(flags)
-        lists = {name: tried for name, tried in lists.items() if name not in single} | given
-        fixed = {name: value for name, value in fixed.items() if name not in given} | single
-        configs = grid.sweep_configs(fixed, lists)
-        configs = driver.in_folder(out, configs)
+        single = chosen_options(flags)
+        lists = {name: values for name, values in lists.items() if name not in single} | from_vary
+        fixed = {name: value for name, value in fixed.items() if name not in from_vary} | single
+        configs = driver.in_folder(out, grid.sweep_configs(fixed, lists))
     if dry_run:
         show({name: driver.state(out, name) for name in configs}, as_json)
         return

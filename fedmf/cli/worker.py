@@ -2,12 +2,13 @@
 
 import click
 
-from fedmf.cli.options import arguments_checked
+from fedmf.cli.errors import Command
+from fedmf.cli.options import COUNT
 
 
-@click.command()
-@click.option("--port", type=int, required=True, help="Port to listen on.")
-@click.option("--threads", type=int, help="Most threads that compute.  [default: one on each processor]")
+@click.command(cls=Command)
+@click.option("--port", type=click.IntRange(1, 65535), required=True, help="Port to listen on.")
+@click.option("--threads", type=COUNT, help="Most threads that compute.  [default: one on each processor]")
 def worker(port: int, threads: int | None) -> None:
     """Run TFF's worker here, for `fedmf train --execution tff-remote` elsewhere. Ctrl-C ends it.
 
@@ -24,16 +25,10 @@ def worker(port: int, threads: int | None) -> None:
     import pathlib
     import socket
 
-    from fedmf import checks
-
-    with arguments_checked():
-        checks.integer("port", port, low=1, high=65535, hint="use a free one such as 8000")
-        if threads is not None:
-            checks.integer("threads", threads, low=1, hint="leave it out for one on each processor")
-    found = importlib.util.find_spec("tensorflow_federated")  # without importing it, which takes ten seconds
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec("tensorflow_federated")  # without importing it, which takes ten seconds
+    if package is None or package.origin is None:
         raise ImportError("fedmf worker needs TensorFlow Federated: run `make setup` in the checkout")
-    binary = pathlib.Path(found.origin).parent / "data" / "worker_binary"
+    binary = pathlib.Path(package.origin).parent / "data" / "worker_binary"
     with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as probe:
         # TFF's worker itself stays alive and silent where it cannot listen.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

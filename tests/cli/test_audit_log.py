@@ -1,23 +1,13 @@
 """`fedmf audit log` and statements of runs: what users and scripts see."""
 
 import json
-import os
 import shlex
-import warnings
 
 import pytest
 
-from fedmf.privacy.gaussian import gaussian_epsilon
-from tests.cli.test_commands import fedmf, refused
+from tests.cli.program import fedmf, refused
 
 PLAN = ["--rounds", 12, "--min-sep", 4, "--epsilon", 8]
-
-
-@pytest.fixture(scope="module")
-def identity(tmp_path_factory):
-    path = tmp_path_factory.mktemp("mechanisms") / "identity.npz"
-    fedmf("fit", "--rounds", 12, "--min-sep", 4, "--family", "identity", "--out", path)
-    return path
 
 
 @pytest.fixture
@@ -28,12 +18,6 @@ def log(tmp_path):
 
 
 COLUMNS = ["--client-column", "device", "--round-column", "t", "--first-round", 1]
-
-
-def test_help_has_an_example():
-    text = fedmf("audit", "log", "--help").stdout
-    assert "Usage: fedmf audit log" in text
-    assert "Example:\n" in text
 
 
 def test_planned_beside_achieved(log, identity, tmp_path):
@@ -99,53 +83,9 @@ def test_a_broken_plan_is_exit_status_1_after_all_is_written(log, identity, tmp_
     assert len(shown["contradictions"]) == 1
 
 
-@pytest.mark.parametrize("noise_multiplier", [0.029, 0.03, 0.031])
-def test_very_large_epsilons_warn_of_nothing(noise_multiplier):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        assert gaussian_epsilon(noise_multiplier, 1e-6) > 1 / noise_multiplier**2 / 2
-
-
-def test_a_folder_that_cannot_be_written_to(log, identity, tmp_path, monkeypatch):
-    (tmp_path / "ro").mkdir()
-    monkeypatch.setattr(os, "access", lambda path, mode, **options: not mode & os.W_OK)  # tests may run as root
-    options = [*PLAN, *COLUMNS, "--folder", tmp_path / "ro"]
-    refused("audit", "log", log, identity, *options, words=["folder=", "that you may not write to: choose another"])
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--epsilon", 8], "no column 'client'"),
-        (["--epsilon", 8, *COLUMNS[:4]], "line 13 of log"),
-        (["--epsilon", 8, *COLUMNS, "--first-round", -1], "first_round=-1"),
-        (["--epsilon", 8, *COLUMNS, "--duplicates", "x"], "duplicates='x'"),
-        (["--epsilon", 8, *COLUMNS, "--memory", 0], "memory=0.0 must be gigabytes"),
-        (["--epsilon", 8, *COLUMNS, "--memory", 0.1], "allow 256 MB or more"),
-        (["--epsilon", 8, *COLUMNS, "--statement", "x.txt"], "statement='x.txt' does not end in .md or .json"),
-        (["--epsilon", 8, *COLUMNS, "--statement", "no/such/x.md"], "folder that does not exist"),
-        (["--epsilon", 8, *COLUMNS, "--sampling", "x"], "sampling='x'"),
-        (["--epsilon", 8, *COLUMNS, "--sampling", "poisson"], "needs --population and --cohort-size"),
-        (["--epsilon", 8, *COLUMNS, "--population", 9], "population=9 belongs to sampling"),
-        (COLUMNS, "give exactly one"),
-    ],
-    ids=lambda v: "" if isinstance(v, str) else " ".join(map(str, v))[-40:],
-)
-def test_refusals_are_one_sentence(log, identity, options, words):
-    refused("audit", "log", log, identity, "--rounds", 12, "--min-sep", 4, *options, words=[words])
-
-
 def test_nothing_is_written_for_a_log_that_is_none(tmp_path, identity):
     bad, out = tmp_path / "bad.csv", tmp_path / "statement.md"
     bad.write_text("client,round\nann,1\nann,x\n")
     refused("audit", "log", bad, identity, *PLAN, "--statement", out, words=["line 3", "'x'"])
     refused("audit", "log", tmp_path / "none.csv", identity, *PLAN, words=["none.csv does not exist"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.csv"]
-
-
-def test_calibrate_with_sampling_and_rdp(identity):
-    scheme = ["--sampling", "poisson", "--population", 400, "--cohort-size", 4, "--rdp"]
-    shown = json.loads(fedmf("calibrate", identity, *PLAN, *scheme, "--json").stdout)
-    assert shown["epsilon"] <= 8 < shown["sampling"]["unamplified_epsilon"]
-    assert shown["rdp_epsilon"] > 0
-    assert "CyclicPoisson" in fedmf("calibrate", identity, *PLAN, *scheme).stdout

@@ -1,0 +1,185 @@
+"""Wrong calls of every command: one sentence in the words of the command line, exit status 2, and nothing left behind."""
+
+import inspect
+import os
+import re
+import shlex
+
+import click
+import pytest
+
+import fedmf
+from fedmf.cli import cli
+from fedmf.cli.errors import with_option_names
+from tests.cli.program import refused
+
+PLAN = "MECHANISM --rounds 12 --min-sep 4"
+RUN = "train --out r --rounds 4 --min-sep 2 --noise-seed 1"
+
+# A call, and the words its error must have: the option, the value, the way out. MECHANISM is a file for 12 rounds.
+WRONG_CALLS = {
+    "nonsense": ["nonsense"],
+    "fit --rounds 8 --min-sep 2 --out x.npz --family fourier": ["--family", "fourier", "banded"],
+    "fit --rounds 8 --min-sep 2 --out x.npz --schema sometimes": ["--schema", "sometimes", "min_sep"],
+    "fit --rounds 8 --out x.npz --min-sep 0": ["--min-sep", "0"],
+    "fit --rounds 8 --out x.npz --min-sep 9": ["--min-sep 9", "1..8"],
+    "fit --rounds 8 --out x.npz": ["--min-sep (not given)", "1..8"],
+    "fit --rounds 8 --out x.npz --min-sep 2 --bands 9": ["--bands 9"],
+    "fit --rounds 8 --out x.npz --min-sep 2 --bands 0": ["--bands 0"],
+    "fit --rounds 8 --out x.npz --min-sep 2 --max-participations 5": ["--max-participations 5", "4"],
+    "fit --rounds 8 --out x.npz --min-sep 2 --family tree --bands 2": ["--bands 2", "--family tree", "--decoder"],
+    "fit --rounds 8 --out x.npz --min-sep 2 --family blt --nu 0.1": ["--nu 0.1", "--family blt", "--buffers"],
+    "fit --rounds 8 --out x.npz --min-sep 2 --bands 3 --no-equal-norms": ["--bands 3", "--min-sep 2", "--equal-norms"],
+    "fit --rounds 0 --min-sep 1 --out x.npz": ["--rounds", "0"],
+    "fit --rounds 4294967296 --min-sep 1 --family blt --out x.npz": ["--rounds 4294967296", "100000000"],
+    "fit --rounds many --out x.npz": ["--rounds", "many"],
+    "fit --rounds 8": ["--out"],
+    "fit --rounds 8 --min-sep 2 --show --out x.png": ["--out", "x.png", "does not end in .npz"],
+    "fit --rounds 8 --min-sep 2 --out absent/x.npz": ["--out", "absent/x.npz", "choose another place"],
+    "fit --rounds 8 --min-sep 2 --out x.npz --stamp-decoder restarted": ["--stamp-decoder restarted", "give --stamps"],
+    "fit --rounds 8 --min-sep 2 --out x.npz --stamps 5": ["--stamps 5", "--rounds 8"],
+    "fit --rounds 8 --min-sep 2 --out x.npz --momentum 0.5": ["--momentum 0.5", "momentum_sgd"],
+    "fit --rounds 8 --min-sep 2 --out x.npz --workload medians": ["--workload", "medians", "prefix_sum"],
+    "fit --rounds 8 --min-sep 2 --out x.npz --workload identity --warmup 0.5": ["--warmup 0.5", "--workload identity"],
+    "fit --rounds 8 --min-sep 2 --out x.npz --matrices absent.npz": ["absent.npz"],
+    "fit --rounds 8 --min-sep 2 --out x.npz --matrices . --stamps 2": ["--matrices", "--stamps"],
+    "calibrate absent.npz --rounds 12 --min-sep 4 --epsilon 8": ["MECHANISM", "absent.npz"],
+    f"calibrate {PLAN}": ["--epsilon (not given)", "--noise-multiplier (not given)", "exactly one"],
+    f"calibrate {PLAN} --epsilon 8 --noise-multiplier 1": ["--epsilon 8.0", "--noise-multiplier 1.0", "exactly one"],
+    f"calibrate {PLAN} --epsilon 8 --explain --noise-memory 0": ["--noise-memory", "0"],
+    f"calibrate {PLAN} --epsilon 8 --clip-norm 1e300": ["--clip-norm 1e+300", "beyond the range of float32"],
+    f"calibrate {PLAN} --epsilon 8 --simulated-cohort 4": ["--simulated-cohort 4", "--claimed-cohort (not given)"],
+    f"calibrate {PLAN} --epsilon 8 --simulated-cohort 9 --claimed-cohort 9": ["--simulated-cohort 9", "--claimed-cohort 9"],
+    f"calibrate {PLAN} --epsilon 8 --sampling x": ["--sampling", "poisson"],
+    f"calibrate {PLAN} --epsilon 8 --sampling poisson": ["--population", "--cohort-size"],
+    f"calibrate {PLAN} --epsilon 8 --population 9": ["--population 9", "--sampling"],
+    "calibrate MECHANISM --rounds 13 --min-sep 4 --epsilon 8": ["12 rounds", "13"],
+    f"plan learning-rate {PLAN} --epsilon 8 --cohort-size 0": ["--cohort-size", "0"],
+    "plan bands --rounds 8 --population 9 --cohort-size 2 --epsilon 1 --bands 2,x": ["--bands", "'x'"],
+    "plan bands --rounds 8 --population 9 --cohort-size 2 --epsilon 1 --bands 9": ["--bands"],
+    "plan bands --rounds 8 --population 9 --cohort-size 20 --epsilon 1": ["--cohort-size 20", "--population 9"],
+    "plan participation --rounds 8 --population 9 --cohort-size 2 --no-search": ["--min-sep", "--no-search"],
+    "plan participation --rounds 8 --population 9 --cohort-size 2 --dropout 2": ["--dropout", "2"],
+    "plan participation --rounds 8 --population 9 --cohort-size 2 --groups 2": ["--groups 2", "--sampling"],
+    "plan participation --rounds 8 --population 9 --cohort-size 2 --availability never": ["--availability never"],
+    "plan participation --rounds 8 --population 9 --cohort-size 12": ["--cohort-size 12", "--population 9"],
+    "data synth --clients 0 --out x.sqlite": ["--clients", "0"],
+    "data synth --clients 4 --words 258 --out x.sqlite": ["--words", "258"],
+    f"{RUN} --epsilon 8 --noise-seed ²": ["--noise-seed", "'²' must be a non-negative whole number"],
+    f"{RUN} --epsilon 8 --noise-seed -3": ["--noise-seed", "-3"],
+    f"{RUN} --epsilon 8 --noise-seed {'1' * 5000}": ["at most 4000 digits"],
+    f"{RUN} --epsilon 8 --config .": ["--config"],
+    f"{RUN} --epsilon 8 --config absent.toml": ["--config", "absent.toml"],
+    "train --out r --epsilon 8": ["--noise-seed is missing"],
+    f"{RUN} --resume": ["--noise-seed", "--resume"],
+    f"{RUN} --epsilon 8 --noise-multiplier 1": ["--epsilon 8", "--noise-multiplier 1", "give one"],
+    f"{RUN}": ["--family banded", "--noise-multiplier"],
+    f"{RUN} --family none --epsilon 8": ["--family none"],
+    f"{RUN} --epsilon 8 --family foo": ["--family", "foo"],
+    f"{RUN} --epsilon nan": ["--epsilon"],
+    f"{RUN} --epsilon 8 --delta 1": ["--delta 1"],
+    f"{RUN} --epsilon 8 --clip-norm inf": ["--clip-norm inf"],
+    f"{RUN} --epsilon 8 --lstm-size 0": ["--lstm-size", "0"],
+    f"{RUN} --epsilon 8 --claimed-cohort 4": ["--claimed-cohort 4", "--cohort-size 100"],
+    f"{RUN} --epsilon 8 --sampling poisson": ["--sampling poisson", "population"],
+    f"{RUN} --epsilon 8 --zeroing-norm nothing": ["--zeroing-norm", "nothing"],
+    f"{RUN} --epsilon 8 --threads 0": ["--threads", "0"],
+    f"{RUN} --epsilon 8 --noise-strategy fastest": ["--noise-strategy", "fastest"],
+    "sweep --out s --noise-seed 1 --epsilon 8 --vary speed=1,2": ["speed"],
+    "sweep --out s --noise-seed 1 --epsilon 8 --vary seed=1 --vary seed=2": ["--vary", "seed"],
+    "sweep --out s --epsilon 8 --vary seed=1,2": ["--noise-seed is missing"],
+    "sweep --out s --epsilon 8 --vary seed=1,2 --jobs 0": ["--jobs", "0"],
+    "worker --port 0": ["--port", "0"],
+    "report . --out report": ["holds no run"],
+    "audit .": ["holds no run"],
+    "audit run . --json": ["holds no run"],
+    "audit": ["RUN"],
+    f"audit log absent.csv {PLAN} --epsilon 8": ["absent.csv"],
+    f"audit log absent.csv {PLAN} --epsilon 8 --duplicates x": ["--duplicates", "refuse", "once"],
+    f"audit log absent.csv {PLAN} --epsilon 8 --memory 0": ["--memory", "0"],
+    f"audit log absent.csv {PLAN} --epsilon 8 --first-round -1": ["--first-round", "-1"],
+    f"audit log absent.csv {PLAN} --epsilon 8 --folder absent": ["--folder", "absent"],
+    f"audit log absent.csv {PLAN} --epsilon 8 --statement x.txt": ["--statement", "x.txt", ".md or .json"],
+    f"audit mechanism {PLAN}": ["--epsilon (not given)"],
+    f"audit mechanism {PLAN} --epsilon 8 --trials -1": ["--trials", "-1"],
+    f"audit mechanism {PLAN} --epsilon 8 --seed -1": ["--seed", "-1"],
+}  # fmt: skip
+
+
+def python_names(text):
+    """What of this text is the name of a Python argument: `name=`, or an option's name with underscores; values in quotes are neither."""
+    names = {
+        p.name
+        for c in commands()
+        for p in c.get_params(click.Context(c))
+        if isinstance(p, click.Option) and "_" in p.name
+    }
+    names |= {name for name in inspect.signature(fedmf.TrainConfig).parameters if "_" in name}
+    words = re.sub(r"'[^']*'|--schema \w+|--vary \S+|one of [\w, ]+", "", text)
+    return re.findall(r"(?<![\w./-])[a-z]\w*(?==)", words) + [
+        w for w in re.findall(r"(?<![-\w])\w+", words) if w in names
+    ]
+
+
+def commands(group=cli):
+    for command in group.commands.values():
+        yield from commands(command) if isinstance(command, click.Group) else [command]
+
+
+@pytest.mark.parametrize("call", WRONG_CALLS, ids=lambda call: call[:70])
+def test_a_wrong_call_is_one_sentence_about_its_options(call, identity, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = refused(*shlex.split(call.replace("MECHANISM", str(identity))), words=WRONG_CALLS[call])
+    assert python_names(line) == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_python_names_are_seen():
+    assert python_names("min_sep=9 does not suit") == ["min_sep", "min_sep"]
+    assert python_names("leave max_participations out") == ["max_participations"]
+    assert python_names("--schema min_sep is not one of single, min_sep; 'min_sep'") == []
+
+
+def test_every_command_is_called_wrongly():
+    called = {tuple(call.split()[: 2 if call.split()[0] in ("plan", "data", "audit") else 1]) for call in WRONG_CALLS}
+    missing = [command.name for command in commands() if not any(command.name in words for words in called)]
+    assert missing == ["demo", "info"]  # which have nothing to refuse that needs no data
+
+
+@pytest.mark.parametrize(
+    ("call", "option"),
+    [
+        ("fit --rounds 10 --family foo", "--family"),
+        ("fit --family foo --rounds 0", "--family"),
+        ("fit --rounds 0 --family foo", "--rounds"),
+        ("fit --schema foo --out absent/x.npz", "--schema"),
+        ("fit --out absent/x.npz --schema foo", "--out"),
+    ],
+)
+def test_the_first_mistake_that_was_typed_is_reported(call, option):
+    refused(*call.split(), words=[f"Invalid value for '{option}'"])
+
+
+def test_arguments_are_named_as_options():
+    options = [
+        click.Option([name]) for name in ("--min-sep", "--schema", "--nu", "--out", "--equal-norms/--no-equal-norms")
+    ]
+    for message, expected in {
+        "min_sep=9 must be in 1..4: lower min_sep": "--min-sep 9 must be in 1..4: lower --min-sep",
+        "schema='min_sep' needs min_sep=None": "--schema min_sep needs --min-sep (not given)",
+        "min_sep=0: choose one of single, min_sep": "--min-sep 0: choose one of single, min_sep",
+        "equal_norms=False or equal_norms=True": "--no-equal-norms or --equal-norms",
+        "out='a b.npz' in /tmp/min_sep/x": "--out 'a b.npz' in /tmp/min_sep/x",
+        "nu is small, menu=1, x.nu=1": "nu is small, menu=1, x.nu=1",
+    }.items():
+        assert with_option_names(message, options) == expected
+
+
+@pytest.mark.parametrize("out", ["x" * 250 + ".npz", "file/x.npz"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_fit(out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("precious")
+    monkeypatch.setattr(fedmf, "fit", lambda *args, **options: pytest.fail("fitted"))
+    refused("fit", "--rounds", 8, "--min-sep", 2, "--out", out, words=["--out", "cannot be written"])
+    assert os.listdir(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_text() == "precious"
