@@ -22,8 +22,8 @@ from fedmf.runs.folder import Run
 
 WIDTH = 6.4  # inches; with 10-point type this stays legible on a page and on a phone
 _DPI = 220
-_INK = "#222222"
-_SOFT = "#6b6b6b"
+BLUE, RED, SOFT, _INK = "#1f5f8b", "#c1440e", "#6b6b6b", "#222222"
+DASHED = (0, (5, 3))
 _LABELLED_LINES = 6  # more get a legend
 _MAX_IN_LEGEND = 24  # of more the legend has the mechanisms alone
 _MARKED_POINTS = 6  # of a line; more speak for themselves
@@ -45,8 +45,8 @@ _STYLE = {
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.8,
     "text.color": _INK,
-    "xtick.color": _SOFT,
-    "ytick.color": _SOFT,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
     "xtick.labelcolor": _INK,
     "ytick.labelcolor": _INK,
     "xtick.labelsize": 9,
@@ -116,9 +116,14 @@ def legend_shape(labels: Sequence[str]) -> tuple[int, int]:
     return columns, -(-len(labels) // columns)
 
 
-def legend_below(ax: Axes, columns: int, *handles_and_labels: Sequence[Any]) -> None:
+def marker(values: Sequence[float]) -> str:
+    """The marker of a line through these values: a line of one point is invisible."""
+    return "o" if len(values) == 1 else ""
+
+
+def legend_below(ax: Axes, columns: int, *handles_and_labels: Sequence[Any], at: float = -0.16) -> None:
     """A legend under the label of the horizontal axis, for which `canvas` keeps room above its note."""
-    ax.legend(*handles_and_labels, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns)
+    ax.legend(*handles_and_labels, loc="upper center", bbox_to_anchor=(0.5, at), ncols=columns)
 
 
 def accuracy_plot(groups: Sequence[Group]) -> Plot:
@@ -145,7 +150,7 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
         ax.xaxis.set_major_locator(whole_steps(8))
         ax.set_xlim(0, max(run.config.rounds for run in runs))
         if not ends:
-            ax.text(0.5, 0.5, "no run has been validated yet", transform=ax.transAxes, ha="center", color=_SOFT)
+            ax.text(0.5, 0.5, "no run has been validated yet", transform=ax.transAxes, ha="center", color=SOFT)
             ax.set_yticks([])
         elif legend:
             lines = [Line2D([], [], color=group.color, linestyle=group.line) for group in named.values()]

@@ -5,7 +5,6 @@ import dataclasses
 
 import pytest
 
-from fedmf.cli.participation import _title
 from fedmf.reports import bands, groups, noise, participation, plots
 
 
@@ -26,7 +25,7 @@ def figures_fixture(monkeypatch):
 
 
 def _axes(figure):
-    return [ax for ax in figure.get_axes() if ax.get_title(loc="left")]
+    return [ax for ax in figure.get_axes() if ax.getparticipation.picture_title(loc="left")]
 
 
 def _shown(axis):
@@ -36,17 +35,22 @@ def _shown(axis):
     return [t.label1.get_text() for t in ticks if low <= t.get_loc() <= high and t.label1.get_text()]
 
 
+QUESTION = {
+    "population": 400, "cohort_size": 10, "availability": "independent:0.6", "sampling": None, "schema": "min_sep", "min_sep": 20,
+}  # fmt: skip
+
+
 def _forecast(rounds=1, **more):
     return {
-        "title": "A title", "note": "", "rounds": rounds, "dry": [], "pool": [10.0] * rounds, "pool_rounds": list(range(rounds)),
-        "cohorts": [1.0] * rounds, "histogram": {0: 0.9, 1: 0.1}, "max_participations": 1, "min_sep": 1, "largest_min_sep": 1,
+        **QUESTION, "simulated_population": 400, "rounds": rounds, "dry": [], "pool": [10.0] * rounds, "pool_rounds": list(range(rounds)),
+        "cohorts": [1.0] * rounds, "histogram": {0: 0.9, 1: 0.1}, "max_participations": 1, "largest_min_sep": 1,
         "tried": {1: None},
     } | more  # fmt: skip
 
 
 @pytest.mark.parametrize("pool", [[10.0], []])
 def test_one_round_is_a_point_and_ticks_are_whole(figures, pool):
-    participation.participation_picture(_forecast(pool=pool))
+    participation.participation_picture(_forecast(pool=pool, min_sep=1))
     over_rounds, _, search = _axes(figures[0])
     assert over_rounds.lines[0].get_marker() == "o"
     assert _shown(over_rounds.xaxis) == ["0"]
@@ -62,9 +66,9 @@ def test_many_rounds_are_a_line(figures):
 @pytest.mark.parametrize(
     ("tried", "names"),
     [
-        ({1: None}, ["no dry round"]),
-        ({3: 7}, ["first dry round"]),
-        ({1: None, 3: 7}, ["no dry round", "first dry round"]),
+        ({1: None}, ["no dry round", "1 can be held", "5 looked at"]),
+        ({3: 7}, ["first dry round", "1 can be held", "5 looked at"]),
+        ({1: None, 3: 7}, ["no dry round", "first dry round", "1 can be held", "5 looked at"]),
     ],
 )
 def test_the_legend_lists_what_is_there_and_covers_nothing(figures, tried, names):
@@ -77,13 +81,10 @@ def test_the_legend_lists_what_is_there_and_covers_nothing(figures, tried, names
 
 
 def test_titles_are_words_and_fit(figures):
-    values = {
-        "population": 400, "cohort_size": 10, "availability": "independent:0.6", "sampling": None, "schema": "min_sep", "min_sep": 20,
-    }  # fmt: skip
-    assert _title(values) == "400 clients, 10 a round, independent availability, min separation 20"
-    sampled = values | {"population": 10**7, "cohort_size": 6500, "availability": "always", "sampling": "poisson"}
-    assert _title(sampled).endswith("always available, poisson sampling, min separation 20")
-    participation.participation_picture(_forecast(title=_title(sampled)))
+    assert participation.picture_title(QUESTION) == "400 clients, 10 a round, independent availability, min separation 20"
+    sampled = QUESTION | {"population": 10**7, "cohort_size": 6500, "availability": "always", "sampling": "poisson"}
+    assert participation.picture_title(sampled).endswith("always available, poisson sampling, min separation 20")
+    participation.participation_picture(_forecast(**sampled, simulated_population=10**7))
     assert figures[0]._suptitle.get_window_extent().width < figures[0].bbox.width
 
 
@@ -129,8 +130,8 @@ def test_only_runs_of_one_kind_are_averaged(make_run, figures):
     first, second = figures[0].axes
     assert [bar.get_height() for bar in first.patches][:2] == [50, 10]
     assert [bar.get_height() for bar in second.patches][:2] == [390, 10]
-    assert first.get_title(loc="left").endswith("24 rounds with 5 of 60 clients")
-    assert second.get_title(loc="left").endswith("24 rounds with 20 of 400 clients")
+    assert first.getparticipation.picture_title(loc="left").endswith("24 rounds with 5 of 60 clients")
+    assert second.getparticipation.picture_title(loc="left").endswith("24 rounds with 20 of 400 clients")
     assert "Runs of other rounds, cohorts or populations are apart." in plot.caption
     assert "390 clients" in plot.alt
 
