@@ -14,6 +14,7 @@ from fedmf.cli.errors import with_option_names
 from tests.cli.program import refused
 
 PLAN = "MECHANISM --rounds 12 --min-sep 4"
+POOL = "plan participation --population 2000 --cohort-size 20 --rounds 120"
 RUN = "train --out r --rounds 4 --min-sep 2 --noise-seed 1"
 
 # A call, and the words its error must have: the option, the value, the way out. MECHANISM is a file for 12 rounds.
@@ -58,11 +59,23 @@ WRONG_CALLS = {
     "plan bands --rounds 8 --population 9 --cohort-size 2 --epsilon 1 --bands 2,x": ["--bands", "'x'"],
     "plan bands --rounds 8 --population 9 --cohort-size 2 --epsilon 1 --bands 9": ["--bands"],
     "plan bands --rounds 8 --population 9 --cohort-size 20 --epsilon 1": ["--cohort-size 20", "--population 9"],
-    "plan participation --rounds 8 --population 9 --cohort-size 2 --no-search": ["--min-sep", "--no-search"],
-    "plan participation --rounds 8 --population 9 --cohort-size 2 --dropout 2": ["--dropout", "2"],
-    "plan participation --rounds 8 --population 9 --cohort-size 2 --groups 2": ["--groups 2", "--sampling"],
-    "plan participation --rounds 8 --population 9 --cohort-size 2 --availability never": ["--availability never"],
-    "plan participation --rounds 8 --population 9 --cohort-size 12": ["--cohort-size 12", "--population 9"],
+    f"{POOL} --no-search": ["--min-sep", "--no-search"],
+    f"{POOL} --min-sep 200": ["--min-sep 200", "1..120"],
+    f"{POOL} --min-sep 110": ["--min-sep 110", "exceeds --population 2000", "lower --min-sep to at most 100"],
+    f"{POOL} --availability sometimes": ["--availability sometimes is unknown"],
+    f"{POOL} --availability independent:0": ["cannot be filled in every round", "lower --cohort-size"],
+    f"{POOL} --dropout 1.2": ["--dropout", "1.2"],
+    f"{POOL} --sampling poisson": ["--sampling poisson", "--groups (not given)"],
+    f"{POOL} --groups 2": ["--groups 2", "--sampling (not given)"],
+    f"{POOL} --sampling poisson --groups 2 --min-sep 3": ["leave them out"],
+    f"{POOL} --sampling poisson --groups 101": ["101 groups", "lower --cohort-size"],
+    f"{POOL} --sampling shuffle --groups 5 --availability diurnal": ["use CyclicPoisson"],
+    f"{POOL} --schema fixed_epoch": ["--min-sep (not given)", "fixed_epoch"],
+    f"{POOL} --simulated-cohort 30": ["--simulated-cohort 30"],
+    f"{POOL} --cohort-size 2001": ["--cohort-size 2001", "--population 2000"],
+    f"{POOL} --population {10**26}": [f"--population {10**26}", "1..1000000000"],
+    f"{POOL} --rounds {10**23}": [f"--rounds {10**23}"],
+    f"{POOL} --rounds {10**11} --min-sep 2 --no-search": ["--rounds 100000000000"],
     "data synth --clients 0 --out x.sqlite": ["--clients", "0"],
     "data synth --clients 4 --words 258 --out x.sqlite": ["--words", "258"],
     f"{RUN} --epsilon 8 --noise-seed ²": ["--noise-seed", "'²' must be a non-negative whole number"],

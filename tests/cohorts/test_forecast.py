@@ -10,8 +10,8 @@ from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.forecast import Size, first_dry_round, forecast, largest_min_sep
 from fedmf.participation.schema import Participation
 from fedmf.privacy.sampling import CyclicPoisson, CyclicShuffle
-from tests.cli.test_commands import fedmf
-from tests.cli.test_commands import refused as refused_by_fedmf
+from tests.cli.program import fedmf
+from tests.cli.program import refused as refused_by_fedmf
 
 SMALL = ["--population", "2000", "--cohort-size", "20", "--rounds", "120"]
 
@@ -209,41 +209,3 @@ class TestCommand:
         text = call(*SMALL, *more, "--out", tmp_path / "who.png")
         assert "most participations" in text
         assert (tmp_path / "who.png").stat().st_size > 10_000
-
-    @pytest.mark.parametrize(
-        ("arguments", "words"),
-        [
-            (["--population", 10, "--cohort-size", 20, "--rounds", 5], ["cohort_size=20 is larger than population=10"]),
-            ([*SMALL, "--min-sep", 200], ["min_sep=200 must be in 1..120"]),
-            ([*SMALL, "--min-sep", 110], ["exceeds population=2000", "lower min_sep to at most 100"]),
-            ([*SMALL, "--min-sep", 0], ["min_sep=0 must be in 1..120"]),
-            ([*SMALL, "--availability", "independent:2"], ["probability=2 is not a probability"]),
-            ([*SMALL, "--availability", "sometimes"], ["availability='sometimes' is unknown"]),
-            ([*SMALL, "--availability", "independent:0"], ["cannot be filled in every round", "lower --cohort-size"]),
-            ([*SMALL, "--dropout", "1.2"], ["dropout=1.2 is not a probability"]),
-            ([*SMALL, "--sampling", "poisson"], ["needs --groups"]),
-            ([*SMALL, "--sampling", "dice", "--groups", 2], ["sampling='dice' is unknown"]),
-            ([*SMALL, "--sampling", "poisson", "--groups", 2, "--min-sep", 3], ["leave them out"]),
-            ([*SMALL, "--sampling", "poisson", "--groups", 101], ["groups"]),
-            ([*SMALL, "--groups", 3], ["belongs to --sampling"]),
-            ([*SMALL, "--sampling", "shuffle", "--groups", 5, "--availability", "diurnal"], ["use CyclicPoisson"]),
-            ([*SMALL, "--schema", "fixed_epoch"], ["min_sep=None", "fixed_epoch"]),
-            ([*SMALL, "--no-search"], ["needs --min-sep"]),
-            ([*SMALL, "--out", "who.pdf"], ["does not end in .png"]),
-            ([*SMALL, "--simulated-cohort", 30], ["simulated_cohort=30"]),
-            (
-                ["--population", 10**26, "--cohort-size", 20, "--rounds", 5],
-                [f"population={10**26} must be in 1..1000000000"],
-            ),
-            (
-                ["--population", 40, "--cohort-size", 20, "--rounds", 10**23],
-                [f"rounds={10**23} must be in 1..10000000"],
-            ),
-            (
-                ["--population", 40, "--cohort-size", 2, "--rounds", 10**11, "--min-sep", 2, "--no-search"],
-                ["rounds=100000000000"],
-            ),
-        ],
-    )
-    def test_bad_arguments(self, arguments, words):
-        refused(*arguments, words=words)

@@ -25,7 +25,7 @@ def figures_fixture(monkeypatch):
 
 
 def _axes(figure):
-    return [ax for ax in figure.get_axes() if ax.getparticipation.picture_title(loc="left")]
+    return [ax for ax in figure.get_axes() if ax.get_title(loc="left")]
 
 
 def _shown(axis):
@@ -81,7 +81,9 @@ def test_the_legend_lists_what_is_there_and_covers_nothing(figures, tried, names
 
 
 def test_titles_are_words_and_fit(figures):
-    assert participation.picture_title(QUESTION) == "400 clients, 10 a round, independent availability, min separation 20"
+    assert (
+        participation.picture_title(QUESTION) == "400 clients, 10 a round, independent availability, min separation 20"
+    )
     sampled = QUESTION | {"population": 10**7, "cohort_size": 6500, "availability": "always", "sampling": "poisson"}
     assert participation.picture_title(sampled).endswith("always available, poisson sampling, min separation 20")
     participation.participation_picture(_forecast(**sampled, simulated_population=10**7))
@@ -130,8 +132,8 @@ def test_only_runs_of_one_kind_are_averaged(make_run, figures):
     first, second = figures[0].axes
     assert [bar.get_height() for bar in first.patches][:2] == [50, 10]
     assert [bar.get_height() for bar in second.patches][:2] == [390, 10]
-    assert first.getparticipation.picture_title(loc="left").endswith("24 rounds with 5 of 60 clients")
-    assert second.getparticipation.picture_title(loc="left").endswith("24 rounds with 20 of 400 clients")
+    assert first.get_title(loc="left").endswith("24 rounds with 5 of 60 clients")
+    assert second.get_title(loc="left").endswith("24 rounds with 20 of 400 clients")
     assert "Runs of other rounds, cohorts or populations are apart." in plot.caption
     assert "390 clients" in plot.alt
 
