@@ -2,32 +2,30 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import re
 import tomllib
+import typing
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from fedmf import checks
 from fedmf.cohorts.availability import availability_from_text
-from fedmf.cohorts.devices import DeviceBehavior
+from fedmf.cohorts.devices import probability
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import FAMILIES, families_with, fitted_families
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
-from fedmf.participation.schema import Participation
+from fedmf.participation.schema import SCHEMAS, Participation
 from fedmf.privacy.gaussian import check_delta, check_epsilon
 from fedmf.privacy.plan import Plan, calibrate
 from fedmf.privacy.sampling import SCHEMES, Sampling
 from fedmf.schedule import WarmupCooldown
 from fedmf.workloads import Workload, prefix_sum
-
-_EXECUTIONS = ("fast", "tff", "tff-remote")
-_LOSSES = ("published", "masked")
-_DECODERS = ("online", "full")
-_COLUMN_NORMS = ("equal", "free")
 
 
 def families() -> tuple[str, ...]:
@@ -48,9 +46,32 @@ def families_taking(field: str) -> tuple[str, ...]:
     return families()
 
 
-def _option(default: Any, help: str) -> Any:
-    """A field with the text that `fedmf train --help` shows for it."""
-    return dataclasses.field(default=default, metadata={"help": help})
+def _option(default: Any, help: str, check: Callable[[str, Any], Any]) -> Any:
+    """A field, the text that `fedmf train --help` shows for it, and the check that returns its value in the field's own type."""
+    return dataclasses.field(default=default, metadata={"help": help, "check": check})
+
+
+def _whole(default: int | None, help: str, *, low: int = 1) -> Any:
+    hint = f"use a {'positive' if low else 'non-negative'} whole number"
+    return _option(default, help, lambda name, value: checks.integer(name, value, low=low, hint=hint))
+
+
+def _real(default: float | None, help: str, *, zero: bool = False, below: float = math.inf) -> Any:
+    hint = f"use a finite {'non-negative' if zero else 'positive'} number"
+    return _option(default, help, lambda name, value: checks.positive(name, value, hint, below=below, zero=zero))
+
+
+def _choice(default: str | None, help: str, choices: Callable[[], Iterable[str]]) -> Any:
+    return _option(default, help, lambda name, value: checks.one_of(name, value, tuple(choices())))
+
+
+def _text(default: str | None, help: str) -> Any:
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a str: pass it as text")
+        return value
+
+    return _option(default, help, check)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,113 +88,95 @@ class TrainConfig:
     """
 
     # Data and model
-    data: str | None = _option(None, "StackOverflow SQLite file; by default the one in TFF's own cache.")
-    vocabulary_size: int = _option(10_000, "Most frequent words kept.")
-    sequence_length: int = _option(20, "Words of a sentence that are predicted.")
-    max_sentences: int = _option(256, "Sentences a client trains on at most.")
-    batch_size: int = _option(16, "Sentences in a client's batch.")
-    embedding_size: int = _option(96, "Width of the embedding and of the projection.")
-    lstm_size: int = _option(670, "Units of the LSTM layer.")
-    loss: str = _option("published", "published: mean over all positions, as in the papers; masked: without padding.")
-    validation_sentences: int = _option(10_000, "Sentences of the validation set.")
-    test_sentences: int | None = _option(None, "Limit on the sentences of the test set; by default all.")
+    data: str | None = _text(None, "StackOverflow SQLite file; by default the one in TFF's own cache.")
+    vocabulary_size: int = _whole(10_000, "Most frequent words kept.")
+    sequence_length: int = _whole(20, "Words of a sentence that are predicted.")
+    max_sentences: int = _whole(256, "Sentences a client trains on at most.")
+    batch_size: int = _whole(16, "Sentences in a client's batch.")
+    embedding_size: int = _whole(96, "Width of the embedding and of the projection.")
+    lstm_size: int = _whole(670, "Units of the LSTM layer.")
+    loss: str = _choice(
+        "published",
+        "published: mean over all positions, as in the papers; masked: without padding.",
+        lambda: ("published", "masked"),
+    )
+    validation_sentences: int = _whole(10_000, "Sentences of the validation set.")
+    test_sentences: int | None = _whole(None, "Limit on the sentences of the test set; by default all.")
 
     # Who takes part
-    rounds: int = _option(2052, "Rounds of training.")
-    cohort_size: int = _option(100, "Clients that train in a round.")
-    claimed_cohort: int | None = _option(
+    rounds: int = _whole(2052, "Rounds of training.")
+    cohort_size: int = _whole(100, "Clients that train in a round.")
+    claimed_cohort: int | None = _whole(
         None,
         "Estimate a cohort of this many clients from cohort_size simulated ones, with the noise scaled down (papers: 1000 from 100).",
     )
-    schema: str = _option("min_sep", "single, fixed_epoch, min_sep or every_round.")
-    min_sep: int | None = _option(None, "Least number of rounds between two participations of a client.")
-    max_participations: int | None = _option(None, "Most participations of a client.")
-    sampling: str | None = _option(
-        None, "Amplify by how clients are drawn: poisson, fixed_size, shuffle or reshuffle. Needs population."
+    schema: str = _choice("min_sep", "single, fixed_epoch, min_sep or every_round.", lambda: SCHEMAS)
+    min_sep: int | None = _whole(None, "Least number of rounds between two participations of a client.")
+    max_participations: int | None = _whole(None, "Most participations of a client.")
+    sampling: str | None = _choice(
+        None,
+        "Amplify by how clients are drawn: poisson, fixed_size, shuffle or reshuffle. Needs population.",
+        lambda: SCHEMES,
     )
-    population: int | None = _option(None, "With sampling: the number of clients of the data.")
-    availability: str = _option(
+    population: int | None = _whole(None, "With sampling: the number of clients of the data.")
+    availability: str = _text(
         "always", "Who checks in: always, independent:0.3, or diurnal with its options (docs/participation.md)."
     )
-    dropout: float = _option(0.0, "Probability that a selected client fails to report.")
+    dropout: float = _option(0.0, "Probability that a selected client fails to report.", probability)
 
     # Privacy
-    family: str = _option("banded", f"none (no noise), {', '.join(fitted_families())}, or file.")
-    mechanism: str | None = _option(None, "With family=file: a mechanism that `fedmf fit` wrote, with any options.")
-    bands: int | None = _option(None, "Bands of a banded (by default min_sep), toeplitz or low_rank mechanism.")
-    column_norms: str | None = _option(
+    family: str = _choice("banded", f"none (no noise), {', '.join(fitted_families())}, or file.", families)
+    mechanism: str | None = _text(None, "With family=file: a mechanism that `fedmf fit` wrote, with any options.")
+    bands: int | None = _whole(None, "Bands of a banded (by default min_sep), toeplitz or low_rank mechanism.")
+    column_norms: str | None = _choice(
         None,
         "Of a banded (by default equal) or dense (free) encoder. The papers' multi-epoch MF is dense with equal ones.",
+        lambda: ("equal", "free"),
     )
-    decoder: str = _option("online", "Decoder of the tree: online or full (less noise, more arithmetic).")
-    epsilon: float | None = _option(None, "Privacy target; or give noise_multiplier.")
-    noise_multiplier: float | None = _option(None, "Noise multiplier of the whole run; or give epsilon.")
-    delta: float = _option(1e-6, "Failure probability.")
-    clip_norm: float = _option(1.0, "L2 bound on a client's update.")
-    zeroing_norm: float | None = _option(100.0, "Updates with a larger entry count as zero; none for no limit.")
+    decoder: str = _choice(
+        "online", "Decoder of the tree: online or full (less noise, more arithmetic).", lambda: ("online", "full")
+    )
+    epsilon: float | None = _real(None, "Privacy target; or give noise_multiplier.")
+    noise_multiplier: float | None = _real(None, "Noise multiplier of the whole run; or give epsilon.", zero=True)
+    delta: float = _real(1e-6, "Failure probability.")
+    clip_norm: float = _real(1.0, "L2 bound on a client's update.")
+    zeroing_norm: float | None = _real(100.0, "Updates with a larger entry count as zero; none for no limit.")
 
     # Optimisation
-    client_learning_rate: float = _option(1.0, "SGD on the clients, one local epoch.")
-    server_learning_rate: float = _option(1.0, "Peak of the server's schedule.")
-    server_momentum: float = _option(0.95, "Momentum of the server.")
-    warmup: float = _option(0.15, "Share of rounds in which the server's rate rises from 0.05 of its peak.")
-    cooldown: float = _option(0.25, "Share of rounds in which it falls back to 0.05 of its peak.")
+    client_learning_rate: float = _real(1.0, "SGD on the clients, one local epoch.")
+    server_learning_rate: float = _real(1.0, "Peak of the server's schedule.")
+    server_momentum: float = _real(0.95, "Momentum of the server.", zero=True, below=1)
+    warmup: float = _real(0.15, "Share of rounds in which the server's rate rises from 0.05 of its peak.", zero=True)
+    cooldown: float = _real(0.25, "Share of rounds in which it falls back to 0.05 of its peak.", zero=True)
 
     # The run
-    seed: int = _option(
-        0, "Of the initial model, the cohorts and the order of examples. The noise has a seed of its own."
+    seed: int = _whole(
+        0, "Of the initial model, the cohorts and the order of examples. The noise has a seed of its own.", low=0
     )
-    evaluate_every: int = _option(20, "Rounds between validations.")
-    checkpoint_every: int = _option(20, "Rounds between checkpoints.")
-    execution: str = _option(
-        "fast", "fast: our loop on one machine; tff: TFF's own learning process; tff-remote: that on other machines."
+    evaluate_every: int = _whole(20, "Rounds between validations.")
+    checkpoint_every: int = _whole(20, "Rounds between checkpoints.")
+    execution: str = _choice(
+        "fast",
+        "fast: our loop on one machine; tff: TFF's own learning process; tff-remote: that on other machines.",
+        lambda: ("fast", "tff", "tff-remote"),
     )
 
     def __post_init__(self) -> None:
-        whole = (
-            "vocabulary_size sequence_length max_sentences batch_size embedding_size lstm_size validation_sentences "
-            "test_sentences rounds cohort_size claimed_cohort min_sep max_participations population bands evaluate_every checkpoint_every"
-        )
-        for name in ("data", "mechanism"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a str: pass the path as text")
-        optional = {field.name for field in dataclasses.fields(self) if field.default is None}
-        for name in whole.split():
-            value = getattr(self, name)
-            if value is not None or name not in optional:
-                number = checks.integer(name, value, low=1, hint="use a positive whole number")
-                object.__setattr__(self, name, number)  # a plain int, also of numpy's: the config is kept as JSON
-        seed = checks.integer("seed", self.seed, low=0, hint="use a non-negative whole number")
-        object.__setattr__(self, "seed", seed)
-        # None is a value of its own for these: no zeroing.
-        optional |= {"zeroing_norm"}
-        real = (
-            "epsilon noise_multiplier delta clip_norm zeroing_norm client_learning_rate server_learning_rate "
-            "server_momentum warmup cooldown"
-        )
-        may_be_zero = {"noise_multiplier", "server_momentum", "warmup", "cooldown"}
-        for name in real.split():
-            value = getattr(self, name)
-            if value is not None or name not in optional:
-                kind = "non-negative" if name in may_be_zero else "positive"
-                real_number = checks.real(name, value, hint=f"use a finite {kind} number")
-                if real_number < 0 or (real_number == 0 and name not in may_be_zero):
-                    raise ValueError(f"{name}={value} must be {kind}: use a finite {kind} number")
-                object.__setattr__(self, name, real_number)
+        for field in dataclasses.fields(self):
+            value, check = getattr(self, field.name), field.metadata["check"]
+            if value is not None or type(None) not in typing.get_args(field.type):
+                # A plain number, also of numpy's: the config is stored as JSON.
+                object.__setattr__(self, field.name, check(field.name, value))
         # What the plan would refuse is refused here, before the minutes that fitting takes.
         check_delta(self.delta)
         if self.epsilon is not None:
             check_epsilon(self.epsilon)
-        if self.server_momentum >= 1:
-            raise ValueError(f"server_momentum={self.server_momentum} must be below 1: use a number such as 0.95")
         if self.claimed_cohort is not None and self.claimed_cohort <= self.cohort_size:
             raise ValueError(
                 f"claimed_cohort={self.claimed_cohort} must be above cohort_size={self.cohort_size}, which stands for it: "
                 "leave claimed_cohort out to train the cohort itself"
             )
         if self.column_norms is not None:
-            checks.one_of("column_norms", self.column_norms, _COLUMN_NORMS)
             usual = self.family in FAMILIES and FAMILIES[self.family].options.get("equal_norms")
             if usual and usual.default == (self.column_norms == "equal"):
                 object.__setattr__(self, "column_norms", None)  # one mechanism has one configuration
@@ -189,13 +192,6 @@ class TrainConfig:
             raise ValueError(
                 f"bands={self.bands} must be at most rounds={self.rounds}: a matrix of that size has no more diagonals"
             )
-        for name, choices in (
-            ("family", families()),
-            ("execution", _EXECUTIONS),
-            ("loss", _LOSSES),
-            ("decoder", _DECODERS),
-        ):
-            checks.one_of(name, getattr(self, name), choices)
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise ValueError(
                 f"epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier} are both given: give one, the other follows"
@@ -209,7 +205,6 @@ class TrainConfig:
                 f"family={self.family} needs a privacy target: give epsilon (such as 8) or noise_multiplier"
             )
         availability_from_text(self.availability)
-        DeviceBehavior(dropout=self.dropout)
         self._check_sampling()
         self.participation()
         self.server_schedule()
@@ -221,7 +216,6 @@ class TrainConfig:
                     f"population={self.population} belongs to sampling: leave it out, or give sampling=poisson"
                 )
             return
-        checks.one_of("sampling", self.sampling, tuple(SCHEMES))
         if self.population is None:
             raise ValueError(f"sampling={self.sampling} needs population, the number of clients of the data")
         if self.family == "banded" and self.bands is None:
