@@ -13,6 +13,7 @@ from fedmf.mechanisms.certificate import Certificate, certify
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.lbfgs import minimise
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
+from fedmf.mechanisms.toeplitz.mechanism import inverse_series
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
@@ -202,9 +203,7 @@ def toeplitz_start(workload: Workload, bands: int) -> np.ndarray:
 
     n, p = rows.shape
     typical = np.median(rows[p - 1 :] / rows[p - 1 :, :1], axis=0)
-    impulse = np.zeros(n)
-    impulse[0] = 1.0
-    A = scipy.signal.lfilter([1.0], typical, impulse)
+    A = inverse_series(typical, n)
     remaining = np.arange(n, 0, -1.0)  # the coefficient of lag s stands in n - s entries
 
     def log_loss(free: np.ndarray) -> tuple[float, np.ndarray]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import time
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from fedmf.mechanisms.blt.mechanism import BLTMechanism
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.descent import Descent, descend
 from fedmf.mechanisms.fitting.progress import Stopping
-from fedmf.mechanisms.toeplitz.fit import OBJECTIVES, certificate_of, toeplitz_inverse
+from fedmf.mechanisms.toeplitz.fit import OBJECTIVES, certified, toeplitz_inverse
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
@@ -48,33 +47,22 @@ def fit_blt(
     buffers = checks.integer("buffers", buffers, low=1, high=32, hint="a round of noise costs that many model sizes")
     checks.one_of("objective", objective, OBJECTIVES)
     n = workload.rounds
-    began = time.perf_counter()
     # n - 1 coefficients are free, and d poles and d zeros are 2 d numbers.
-    d = min(buffers, max(1, n // 2))
-    problem = _Problem(toeplitz_inverse(workload), participation, d, objective)
-    found: Descent | None = None
+    problem = _Problem(toeplitz_inverse(workload), participation, min(buffers, max(1, n // 2)), objective)
+    best: Descent | None = None
     for start in problem.starts():
-        steps = 0 if found is None else found.iterations
-        if found is not None and (found.interrupted or steps >= stopping.max_iterations):
+        steps = 0 if best is None else best.iterations
+        if best is not None and (best.interrupted or steps >= stopping.max_iterations):
             break
-        ended = descend(problem.log_loss, start, stopping.after(steps), problem.bounds())
-        better = ended if found is None or ended.loss < found.loss else found
-        found = dataclasses.replace(ended, point=better.point, loss=better.loss, iterations=steps + ended.iterations)
-    assert found is not None
-    places = 1.0 / (1.0 + np.exp(_positions(found.point)))
-    decays, inverse_decays = places[0::2], places[1::2]
-    mechanism = BLTMechanism(rounds=n, decays=decays, inverse_decays=inverse_decays)
-    certificate, reason = certificate_of("blt", workload, participation, objective, mechanism, found.iterations, began)
-    if not found.converged:
-        stopping.warn(
-            "blt",
-            iterations=found.iterations,
-            gap=None,  # that of the certificate is against all encoders
-            interrupted=found.interrupted,
-        )
-    return BLTMechanism(
-        rounds=n, decays=decays, inverse_decays=inverse_decays, certificate=certificate, certificate_reason=reason
-    )
+        descent = descend(problem.log_loss, start, stopping.after(steps), problem.bounds())
+        if best is not None:
+            better = min(best, descent, key=lambda ended: ended.loss)
+            descent = dataclasses.replace(best.then(descent), point=better.point, loss=better.loss)
+        best = descent
+    assert best is not None
+    places = 1.0 / (1.0 + np.exp(_positions(best.point)))
+    mechanism = BLTMechanism(rounds=n, decays=places[0::2], inverse_decays=places[1::2])
+    return certified(mechanism, workload, participation, objective, best, stopping)
 
 
 def _positions(variables: np.ndarray) -> np.ndarray:

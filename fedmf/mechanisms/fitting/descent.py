@@ -1,6 +1,7 @@
 """The descent of fits that have few variables: L-BFGS on the logarithm of a loss, until it no longer pays."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,13 +14,19 @@ _WINDOW = 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Descent:
-    """Where a descent ended: the best point, its loss, the steps taken, and why it ended."""
+    """Where a descent ended: the best point, its loss, the steps and the seconds taken, and why it ended."""
 
     point: np.ndarray
     loss: float
     iterations: int
+    seconds: float
     converged: bool
     interrupted: bool
+
+    def then(self, later: "Descent") -> "Descent":
+        """This descent and one after it, as one that ends where the later one did."""
+        steps, seconds = self.iterations + later.iterations, self.seconds + later.seconds
+        return dataclasses.replace(later, iterations=steps, seconds=seconds)
 
 
 class _Finished(Exception):
@@ -47,9 +54,12 @@ def descend(
     # Imported here because it is slow to import, and `fedmf --help` must not wait for it.
     from scipy import optimize as scipy_optimize
 
+    began = time.perf_counter()
     best_point, best, iterations = start, log_loss(start)[0], 0
     if not len(start):
-        return Descent(point=start, loss=float(np.exp(best)), iterations=0, converged=True, interrupted=False)
+        return Descent(
+            point=start, loss=float(np.exp(best)), iterations=0, seconds=0.0, converged=True, interrupted=False
+        )
     losses = [best]
 
     def evaluate(point: np.ndarray) -> tuple[float, np.ndarray]:
@@ -88,5 +98,10 @@ def descend(
         raise_if_interruptible()
         converged, interrupted = False, True
     return Descent(
-        point=best_point, loss=float(np.exp(best)), iterations=iterations, converged=converged, interrupted=interrupted
+        point=best_point,
+        loss=float(np.exp(best)),
+        iterations=iterations,
+        seconds=time.perf_counter() - began,
+        converged=converged,
+        interrupted=interrupted,
     )

@@ -71,7 +71,9 @@ class Stopping:
             progress=None if progress is None else lambda step, loss, gap: progress(steps + step, loss, gap),
         )
 
-    def warn(self, family: str, *, iterations: int, gap: float | None, interrupted: bool = False) -> None:
+    def warn(
+        self, family: str, *, iterations: int, gap: float | None, interrupted: bool = False, stacklevel: int = 4
+    ) -> None:
         """Warns, at the caller of `fedmf.fit`, that a fit ended above its tolerance; gap is None where nothing certifies it."""
         stopped_short.set(True)
         if interrupted:
@@ -86,7 +88,7 @@ class Stopping:
             f"the {family} fit {'was interrupted' if interrupted else 'stopped'} after {iterations} steps {reached} "
             f"tolerance={self.tolerance:g}: {hint}",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
 
 

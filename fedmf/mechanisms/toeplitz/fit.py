@@ -1,17 +1,16 @@
 """Toeplitz encoders for a workload: closed forms, and banded coefficients optimised for it."""
 
 import dataclasses
-import time
+from typing import Any
 
 import numpy as np
 
 from fedmf import checks
-from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.certificate import Certificate, certify
+from fedmf.mechanisms.certificate import certify
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.descent import Descent, descend
 from fedmf.mechanisms.fitting.progress import Stopping
-from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
+from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism, inverse_series
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
@@ -60,72 +59,53 @@ def fit_toeplitz(
     """
     kind = checks.one_of("coefficients", coefficients, COEFFICIENTS)
     checks.one_of("objective", objective, OBJECTIVES)
-    nu = _checked_nu(kind, nu)
+    damping = _damping(kind, nu)
     n = workload.rounds
+
+    def closed_form(**column: Any) -> ToeplitzMechanism:
+        return ToeplitzMechanism(
+            rounds=n, certificate_reason=f"{_CLOSED_FORMS[kind]} a closed form, not optimised", **column
+        )
+
     if kind == "one_step":
         if bands is not None:
             raise ValueError(
                 f"bands={bands!r} does not suit coefficients='one_step', which mixes two draws: leave it out"
             )
-        window = np.array([1.0, -float(nu or 0.0)])[:n]
-        return ToeplitzMechanism(rounds=n, noising_window=window, certificate_reason=_REASONS[kind])
-    default = n if kind in ("sqrt", "nu") else min(participation.min_sep, _MAX_BANDS)
-    bands = checks.integer(
-        "bands",
-        default if bands is None else bands,
-        low=1,
-        high=n,
-        hint="it counts coefficients, at most one a round",
-    )
+        return closed_form(noising_window=np.array([1.0, -damping])[:n])
+    if bands is None:
+        bands = n if kind in ("sqrt", "nu") else min(participation.min_sep, _MAX_BANDS)
+    bands = checks.integer("bands", bands, low=1, high=n, hint="it counts coefficients, at most one a round")
     if kind == "nu":
-        c = power_series(np.array([1.0, float(nu or 0.0) - 1.0]), -0.5, bands)
-        return ToeplitzMechanism(rounds=n, coefficients=c, certificate_reason=_REASONS[kind])
+        return closed_form(coefficients=power_series(np.array([1.0, damping - 1.0]), -0.5, bands))
     inverse = toeplitz_inverse(workload)
     if kind == "sqrt":
-        c = power_series(inverse, -0.5, bands)
-        return ToeplitzMechanism(rounds=n, coefficients=c, certificate_reason=_REASONS[kind])
+        return closed_form(coefficients=power_series(inverse, -0.5, bands))
     if kind == "inverse_sqrt":
-        window = power_series(inverse, 0.5, bands)
-        return ToeplitzMechanism(rounds=n, noising_window=window, certificate_reason=_REASONS[kind])
-    began = time.perf_counter()
-    c, found = _optimized(inverse, participation, bands, objective, stopping)
-    certificate, reason = certificate_of(
-        "toeplitz",
-        workload,
-        participation,
-        objective,
-        ToeplitzMechanism(rounds=n, coefficients=c),
-        found.iterations,
-        began,
-    )
-    if not found.converged:
-        stopping.warn(
-            "toeplitz",
-            iterations=found.iterations,
-            gap=None,  # that of the certificate is against all encoders
-            interrupted=found.interrupted,
-        )
-    return ToeplitzMechanism(rounds=n, coefficients=c, certificate=certificate, certificate_reason=reason)
+        return closed_form(noising_window=power_series(inverse, 0.5, bands))
+    c, descent = _optimized(inverse, participation, bands, objective, stopping)
+    mechanism = ToeplitzMechanism(rounds=n, coefficients=c)
+    return certified(mechanism, workload, participation, objective, descent, stopping)
 
 
-_REASONS = {
-    "sqrt": "the square root of the workload is a closed form (for prefix sums the smallest largest error of any Toeplitz "
-    "encoder under a single participation), not optimised",
-    "nu": "damped coefficients are a closed form, not optimised",
-    "inverse_sqrt": "the banded inverse square root is a closed form, not optimised",
-    "one_step": "the one-step correlation is a closed form, not optimised",
+# What a mechanism without a certificate says of itself.
+_CLOSED_FORMS = {
+    "sqrt": "the square root of the workload (for prefix sums the smallest largest error of any Toeplitz encoder under a "
+    "single participation) is",
+    "nu": "damped coefficients are",
+    "inverse_sqrt": "the banded inverse square root is",
+    "one_step": "the one-step correlation is",
 }
 
 
-def _checked_nu(kind: str, nu: float | None) -> float | None:
-    if kind not in ("nu", "one_step"):
-        if nu is not None:
-            raise ValueError(
-                f"nu={nu!r} does not suit coefficients={kind!r}: leave it out, or choose 'nu' or 'one_step'"
-            )
-        return None
+def _damping(kind: str, nu: float | None) -> float:
+    """The checked nu; 0 for coefficients that have none."""
+    damped = kind in ("nu", "one_step")
+    if (nu is not None) != damped:
+        hint = "choose a damping in [0, 1)" if damped else "leave it out, or choose 'nu' or 'one_step'"
+        raise ValueError(f"nu={nu!r} does not suit coefficients={kind!r}: {hint}")
     if nu is None:
-        raise ValueError(f"nu=None does not suit coefficients={kind!r}: choose a damping in [0, 1)")
+        return 0.0
     nu = checks.real("nu", nu, hint="choose a damping in [0, 1)")
     if not 0.0 <= nu < 1.0:
         raise ValueError(f"nu={nu} is outside [0, 1): choose a damping such as 0.01")
@@ -166,32 +146,38 @@ def power_series(polynomial: np.ndarray, exponent: float, count: int) -> np.ndar
     return np.array(f)
 
 
-def certificate_of(
-    family: str,
+def certified(
+    mechanism: Any,
     workload: Workload,
     participation: Participation,
     objective: str,
-    mechanism: Mechanism,
-    iterations: int,
-    began: float,
-) -> tuple[Certificate | None, str]:
-    """The certificate of an optimised Toeplitz fit against all encoders, or the reason for none."""
-    if objective == "max":
-        return None, f"the {family} fit minimised the largest error, and certificates bound the total squared error"
-    if participation.max_participations > 1:
-        return (
-            None,
-            f"no lower bound for {family} encoders under several participations is known: compare with family='dense'",
+    descent: Descent,
+    stopping: Stopping,
+) -> Any:
+    """An optimised Toeplitz mechanism with its certificate against all encoders, or the reason for none."""
+    if not descent.converged:  # the gap of the certificate says nothing about that: it is against all encoders
+        stopping.warn(
+            mechanism.family, iterations=descent.iterations, gap=None, interrupted=descent.interrupted, stacklevel=5
         )
-    if workload.coefficients is None or not (workload.coefficients == 1.0).all():
-        return None, "a lower bound at any number of rounds is known for prefix sums only: compare with family='dense'"
-    n = workload.rounds
+    n, reason = workload.rounds, ""
+    if objective == "max":
+        reason = (
+            f"the {mechanism.family} fit minimised the largest error, and certificates bound the total squared error"
+        )
+    elif participation.max_participations > 1:
+        reason = (
+            f"no lower bound for {mechanism.family} encoders under several participations is known: compare with "
+            "family='dense'"
+        )
+    elif workload.coefficients is None or not (workload.coefficients == 1.0).all():
+        reason = "a lower bound at any number of rounds is known for prefix sums only: compare with family='dense'"
+    if reason:
+        return dataclasses.replace(mechanism, certificate_reason=reason)
     c, noise = mechanism.toeplitz_coefficients(), mechanism.noising_coefficients()
-    assert c is not None
-    assert noise is not None
     # fedmf.loss: c is the largest column, and the t-th entry of the first column of A N is in n - t rows.
     loss = float(c @ c) * float(np.arange(n, 0, -1.0) @ np.square(np.cumsum(noise)))
-    return certify(loss, prefix_sum_bound(n), iterations, time.perf_counter() - began), ""
+    certificate = certify(loss, prefix_sum_bound(n), descent.iterations, descent.seconds)
+    return dataclasses.replace(mechanism, certificate=certificate, certificate_reason="")
 
 
 def prefix_sum_bound(n: int) -> float:
@@ -222,13 +208,13 @@ def _optimized(
     """
     problem = _Problem(inverse, participation, bands, objective, decreasing=True)
     roughly = stopping.tolerance if problem.overlapping else max(stopping.tolerance, _ROUGHLY)
-    found = descend(problem.log_loss, problem.start(), stopping.after(0, tolerance=roughly), [(0.0, None)] * bands)
-    c, steps = problem.coefficients(found.point)[0], found.iterations
-    if problem.overlapping or found.interrupted or steps >= stopping.max_iterations or bands == 1:
-        return c, found
+    first = descend(problem.log_loss, problem.start(), stopping.after(0, tolerance=roughly), [(0.0, None)] * bands)
+    c = problem.coefficients(first.point)[0]
+    if problem.overlapping or first.interrupted or first.iterations >= stopping.max_iterations or bands == 1:
+        return c, first
     problem = _Problem(inverse, participation, bands, objective, decreasing=False)
-    found = descend(problem.log_loss, c[1:], stopping.after(steps))
-    return problem.coefficients(found.point)[0], dataclasses.replace(found, iterations=steps + found.iterations)
+    second = descend(problem.log_loss, c[1:], stopping.after(first.iterations))
+    return problem.coefficients(second.point)[0], first.then(second)
 
 
 class _Problem:
@@ -281,23 +267,19 @@ class _Problem:
         if not self.overlapping:  # each coefficient in as many columns as have a row for it
             times = np.minimum(k, -(-(n - np.arange(self.bands)) // b)) if k > 1 else np.ones(self.bands)
             return float(times @ (c * c)), 2.0 * times * c
-        starts = range(0, k * b, b)
-        total = np.zeros(min(n, (k - 1) * b + self.bands))
-        if k * b >= n:
-            rows = np.zeros((-(-n // b), b))
-            rows.ravel()[: self.bands] = c
-            total = np.cumsum(rows, axis=0).ravel()[:n]
-            rows.ravel()[:n] = total
-            rows.ravel()[n:] = 0.0
-            gradient = np.cumsum(rows[::-1], axis=0)[::-1].ravel()[: self.bands]
-            return float(total @ total), 2.0 * gradient
-        for start in starts:
-            total[start : start + self.bands] += c[: len(total) - start]
-        gradient = np.zeros(self.bands)
-        for start in starts:
-            seen = total[start : start + self.bands]
-            gradient[: len(seen)] += seen
-        return float(total @ total), 2.0 * gradient
+        length = min(n, (k - 1) * b + self.bands)
+        rows = np.zeros((-(-length // b), b))
+        rows.ravel()[: self.bands] = c
+
+        def sums_of_k(rows: np.ndarray) -> np.ndarray:
+            sums = np.cumsum(rows, axis=0)
+            sums[k:] -= sums[:-k].copy()
+            return sums
+
+        total = sums_of_k(rows)
+        total.ravel()[length:] = 0.0
+        gradient = sums_of_k(total[::-1])[::-1].ravel()[: self.bands]
+        return float(np.vdot(total, total)), 2.0 * gradient
 
     def _squared_error(self, c: np.ndarray) -> tuple[float, np.ndarray]:
         """The weighted sum of e_t^2 for A N = e(x) = a(x) / c(x), and its gradient.
@@ -310,9 +292,7 @@ class _Problem:
         denominator = np.convolve(self.inverse, c)
         while True:
             T = self.horizon
-            impulse = np.zeros(T)
-            impulse[0] = 1.0
-            e = scipy.signal.lfilter([1.0], denominator, impulse)
+            e = inverse_series(denominator, T)
             if not np.abs(e).max() <= _UNSTABLE * np.abs(e[: self.bands]).max():
                 return np.inf, c  # a zero of c inside the unit circle: N grows without end
             last = e[-max(T // 4, 1) :]
