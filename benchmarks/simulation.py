@@ -102,7 +102,7 @@ def read(kind: str, child: Any) -> dict[str, float]:
     line = child.stdout.readline()
     if not line:
         raise click.ClickException(f"{kind} ended: {child.stderr.read()[-2000:]}")
-    return json.loads(line)  # type: ignore[no-any-return]
+    return json.loads(line)
 
 
 def measure(kinds: tuple[str, ...], model: str, clients: int, passes: int, threads: int | None) -> Rounds:
