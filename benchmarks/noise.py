@@ -32,7 +32,7 @@ SMALL_ROUNDS, SMALL_SIZE = 48, 1000
 _SEED = 1  # of noise that protects nothing
 # A measurement is repeated until it has lasted so many seconds, or so many times.
 _SECONDS, _REPETITIONS, _DRAWS = 2.0, 7, 5
-# Rounds timed together where no block is made: enough to average over what even and odd rounds of a tree cost.
+# Rounds timed together where blocks are shorter: enough to average over what even and odd rounds of a tree cost.
 _WINDOW = 8
 
 
@@ -243,18 +243,19 @@ def measure(case: tuple[type[Engine], str], small: bool) -> dict[str, Any]:
     engine.draw()
     before = forget_peak()
     setup = timed(engine.set_up)
-    starts = range(0, rounds, engine.length)
+    step = engine.length * -(-_WINDOW // engine.length)
+    starts = range(0, rounds, step)
     draws: list[float] = []
     seconds: list[float] = []
 
     def block(start: int) -> float:
         draws.extend(timed(engine.draw) for _ in range(_DRAWS))
-        made = range(start, min(start + engine.length, rounds))
+        made = range(start, min(start + step, rounds))
         return timed(lambda: engine.run(made)) / len(made)
 
     for start in starts:
         seconds.append(block(start))
-        if len(seconds) > _REPETITIONS or (len(seconds) > 1 and sum(seconds) * engine.length > _SECONDS):
+        if len(seconds) > _REPETITIONS or (len(seconds) > 1 and sum(seconds) * step > _SECONDS):
             break
     row = statistics.median(seconds[1:] or seconds)
     last = block(starts[-1]) if engine.grows and len(starts) > 1 else row
