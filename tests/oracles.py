@@ -1,5 +1,6 @@
 """Slow, independent answers that know only definitions; nothing here calls the code it checks."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -26,6 +27,7 @@ def allowed_sets(participation) -> list[tuple[int, ...]]:
     return allowed
 
 
+@functools.cache
 def maximal_sets(participation) -> list[tuple[int, ...]]:
     """The allowed sets that no other allowed set contains."""
     allowed = [frozenset(taken) for taken in allowed_sets(participation)]
@@ -39,22 +41,20 @@ def attained_sensitivity(C, participation, rng, starts=4, sweeps=200) -> float:
     rounds it nearly always ends at the global maximum.
     """
     best = 0.0
-    for taken in maximal_sets(participation):
-        columns = C[:, list(taken)]
-        X = columns.T @ columns
-        for _ in range(starts):
-            G = rng.standard_normal((len(taken), len(taken)))
-            G /= np.linalg.norm(G, axis=1, keepdims=True)
-            for _ in range(sweeps):
-                before = G.copy()
-                for i in range(len(taken)):
-                    direction = X[i] @ G - X[i, i] * G[i]
-                    length = np.linalg.norm(direction)
-                    if length > 0.0:
-                        G[i] = direction / length
-                if np.abs(G - before).max() < 1e-12:
-                    break
-            best = max(best, float(np.linalg.norm(columns @ G)))
+    for size, group in itertools.groupby(sorted(maximal_sets(participation), key=len), key=len):
+        columns = C[:, list(group)].transpose(1, 0, 2)[:, None]  # (sets, 1, m, size)
+        X = columns.swapaxes(-1, -2) @ columns
+        G = rng.standard_normal((len(X), starts, size, size))
+        G /= np.linalg.norm(G, axis=-1, keepdims=True)
+        for _ in range(sweeps):
+            before = G.copy()
+            for i in range(size):
+                direction = (X[..., i : i + 1, :] @ G)[..., 0, :] - X[..., i, i, None] * G[..., i, :]
+                length = np.linalg.norm(direction, axis=-1, keepdims=True)
+                G[..., i, :] = np.where(length > 0.0, direction / np.where(length > 0.0, length, 1.0), G[..., i, :])
+            if np.abs(G - before).max() < 1e-12:
+                break
+        best = max(best, float(np.linalg.norm(columns @ G, axis=(-2, -1)).max()))
     return best
 
 
