@@ -33,7 +33,7 @@ def round_of(task: Any, aggregator: Any, noise: Any) -> Callable[[], float]:
     """() -> seconds of one round of a training process of its own, with the row at hand; the next call goes on from there."""
     import tensorflow as tf
 
-    from fedmf.federated.execution.choice import tff_model
+    from fedmf.federated.execution.tff import tff_model
     from fedmf.federated.tff import tff
 
     process = tff.learning.algorithms.build_unweighted_fed_avg(

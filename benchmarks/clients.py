@@ -41,8 +41,9 @@ def with_keras_lstm(model: Any) -> Any:
 def random_sentences(model: str, clients: int, *, count: int | None = None, keras_lstm: bool = False) -> Any:
     """The task: `count` sentences a client; with Keras's own LSTM layer if so chosen."""
     from fedmf import federated
-    from fedmf.tasks.stackoverflow import compiled, preprocessing
     from fedmf.tasks.stackoverflow import model as next_word
+    from fedmf.tasks.stackoverflow import preprocessing
+    from fedmf.tasks.stackoverflow.compiled import compiled_epoch
 
     sizes = MODELS[model]
 
@@ -65,5 +66,5 @@ def random_sentences(model: str, clients: int, *, count: int | None = None, kera
         metrics=next_word.make_metrics("published", preprocessing.SpecialIds(sizes["vocabulary_size"])),
         headline_metric="accuracy",
         batch_size=BATCH,
-        local_epoch=compiled.compiled_epoch(**sizes, loss="published", batch_size=BATCH),
+        compiled_epoch=compiled_epoch(**sizes, loss="published", batch_size=BATCH),
     )

@@ -2,7 +2,6 @@
 
 import sys
 import traceback
-from collections.abc import Callable
 
 import click
 
@@ -16,6 +15,7 @@ from fedmf.cli.run import demo, report, train
 from fedmf.cli.stopped import no_half_archives
 from fedmf.cli.sweep import sweep
 from fedmf.cli.worker import worker
+from fedmf.terminal import interrupts
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -42,31 +42,26 @@ def main(arguments: list[str] | None = None) -> None:
     Ctrl-C is such a signal (130), SIGTERM (143) and SIGHUP (129) are taken for it. Errors are one sentence on standard error; --debug
     adds the traceback.
     """
-    from fedmf.terminal.interrupts import like_ctrl_c
-
-    with like_ctrl_c() as signal_that_came, no_half_archives():
-        status = _status(arguments, lambda: 128 + signal_that_came())
+    with interrupts.handled(*interrupts.ENDING_SIGNALS), no_half_archives():
+        status = _status(arguments)
     if status:
         sys.exit(status)
 
 
-def _status(arguments: list[str] | None, interrupted: Callable[[], int]) -> int:
+def _status(arguments: list[str] | None) -> int:
     """Runs the command, and prints what ended it. No error outlives this, nor what hangs on one."""
-    from fedmf.terminal.interrupts import never_lost
-
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     # Accepted anywhere on the line, as users try it there.
     arguments = [a for a in arguments if a != "--debug"]
     try:
-        with never_lost():
-            cli.main(args=arguments, prog_name="fedmf", standalone_mode=False)
+        cli.main(args=arguments, prog_name="fedmf", standalone_mode=False)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except (click.Abort, KeyboardInterrupt):
-        return _said("interrupted", interrupted())
+        return _said("interrupted", _interrupted())
     except Interrupted as stop:
-        return _said(f"interrupted: {stop}", interrupted())
+        return _said(f"interrupted: {stop}", _interrupted())
     except click.ClickException as error:
         if debug and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
@@ -78,9 +73,13 @@ def _status(arguments: list[str] | None, interrupted: Callable[[], int]) -> int:
         if debug:
             traceback.print_exc()
         if type(error).__name__ == "InterruptedRun":
-            return _said(str(error), interrupted())
+            return _said(str(error), _interrupted())
         return _said(f"error: {one_line(error)}{'' if debug else ' (unexpected: --debug shows where)'}", 1)
     return 0
+
+
+def _interrupted() -> int:
+    return 128 + interrupts.first_received()
 
 
 def _said(message: str, status: int) -> int:

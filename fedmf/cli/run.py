@@ -87,9 +87,9 @@ def train(
     from fedmf import federated
     from fedmf.tasks import task_from_config
 
-    with _dry_rounds_counted(), training(out, resume=resume) as begins:
+    with _dry_rounds_counted(), training(out, resume=resume) as begin:
         run = federated.train(
-            begins(task_from_config(config, progress=not quiet)),
+            task_from_config(config, progress=not quiet),
             config,
             folder=out,
             noise_seed=noise_seed,
@@ -99,6 +99,7 @@ def train(
             threads=threads,
             workers=addresses or None,
             progress=not quiet,
+            on_start=begin,
         )
     assert run.result is not None
     metric = run.plan["task"]["headline_metric"]

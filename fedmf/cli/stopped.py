@@ -1,45 +1,36 @@
 """What a command says that was stopped: by Ctrl-C, by a full disk, or before its first round."""
 
 import contextlib
-import dataclasses
 import errno
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedmf.cli.errors import BadArgument, Interrupted, one_line
-
-if TYPE_CHECKING:
-    from fedmf.federated import Task
-    from fedmf.federated.task import Examples
 
 # No room on the disk, in the user's quota, and in what `ulimit -f` allows.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def training(out: pathlib.Path, *, resume: bool) -> Iterator[Callable[["Task"], "Task"]]:
-    """Around the making of a task and its training in `out`; yields what the task has to go through on its way.
+def training(out: pathlib.Path, *, resume: bool) -> Iterator[Callable[[], None]]:
+    """Around the making of a task and its training in `out`; yields the training's `on_start`.
 
     Raises:
-      BadArgument: for an error of the inputs before the first round asks for a client's examples. The same error later is a failed run.
+      BadArgument: for an error of the inputs before the first round. The same error later is a failed run.
       Interrupted: for Ctrl-C that the training itself has not answered.
       OSError: for a full disk.
     """
     others = not resume and (out / "config.json").exists()  # somebody else's run, which will be refused
     begun = False
 
-    def begins(task: "Task") -> "Task":
-        def client_examples(client_id: str) -> "Examples":
-            nonlocal begun
-            begun = True
-            return task.client_examples(client_id)
-
-        return dataclasses.replace(task, client_examples=client_examples)
+    def begin() -> None:
+        nonlocal begun
+        begun = True
 
     try:
-        yield begins
+        yield begin
     except KeyboardInterrupt:
         if others:
             raise

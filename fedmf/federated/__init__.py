@@ -7,19 +7,19 @@ import_tensorflow()
 from fedmf.federated.aggregation.aggregator import dp_aggregator  # noqa: E402
 from fedmf.federated.aggregation.keras_optimizer import keras_optimizer  # noqa: E402
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery  # noqa: E402
-from fedmf.federated.execution import workers  # noqa: E402, F401  (ends TFF's workers at exit)
+from fedmf.federated.execution.base import RunOptions  # noqa: E402
 from fedmf.federated.execution.remote_workers import WorkersLost  # noqa: E402
 from fedmf.federated.noise.host import HostNoise  # noqa: E402
-from fedmf.federated.task import ClientEpoch, LocalEpoch, Task  # noqa: E402
+from fedmf.federated.task import CompiledEpoch, Task  # noqa: E402
 from fedmf.federated.training.loop import InterruptedRun, train  # noqa: E402
 from fedmf.federated.training.server_optimizer import ScheduledSGDM  # noqa: E402
 
 __all__ = [
-    "ClientEpoch",
+    "CompiledEpoch",
     "HostNoise",
     "InterruptedRun",
-    "LocalEpoch",
     "MatrixFactorizationQuery",
+    "RunOptions",
     "ScheduledSGDM",
     "Task",
     "WorkersLost",

@@ -1,4 +1,4 @@
-"""What a training task is to the training loop: clients, their examples, a model and how it is judged. It knows no privacy."""
+"""`Task`: clients, their examples, a model and how it is judged. It knows no privacy."""
 
 import collections
 import dataclasses
@@ -11,11 +11,17 @@ import numpy as np
 Examples = tuple[np.ndarray, np.ndarray]
 
 
-class ClientEpoch(Protocol):
-    """An epoch of one client of a round, see `LocalEpoch`."""
+class CompiledEpoch(Protocol):
+    """A client's local epoch without automatic differentiation, for a model whose speed is worth it."""
 
     def __call__(
-        self, x: np.ndarray, y: np.ndarray, *, learning_rate: float, update: Sequence[np.ndarray], stop: np.ndarray
+        self,
+        weights: Sequence[np.ndarray],
+        x: np.ndarray,
+        y: np.ndarray,
+        learning_rate: float,
+        update: Sequence[np.ndarray],
+        /,
     ) -> float:
         """One epoch of SGD over the examples in their order, in the task's batches, the last of which may be short.
 
@@ -23,24 +29,13 @@ class ClientEpoch(Protocol):
         nothing but `update`; and may be called from several threads at once, which it should let run side by side.
 
         Args:
+          weights: the model's trainable weights, float32 and contiguous.
           x, y: int32 (m, length), contiguous.
           learning_rate: of SGD.
           update: arrays like the weights that the weights before less the weights after are written to.
-          stop: int32 (1,); once it is not 0 the call may return early, whatever it has written.
 
         Returns:
           The sum over batches of the loss before the step times the batch's examples.
-        """
-
-
-class LocalEpoch(Protocol):
-    """A client's epoch written by hand, for a model whose speed is worth it."""
-
-    def __call__(self, weights: Sequence[np.ndarray]) -> ClientEpoch:
-        """The epoch of all clients of a round. Called once a round, so that what they share is prepared once.
-
-        Args:
-          weights: the model's trainable weights, float32 and contiguous; nobody writes to them while the epoch is in use.
         """
 
 
@@ -65,8 +60,8 @@ class Task:
       headline_metric: the metric that reports show.
       batch_size: examples in a client's batch.
       data_version: another text whenever the data are others, so that a resume on them is refused; "" says nothing.
-      local_epoch: () -> the same training of a client written by hand, or None where this machine cannot run it. Only the fast
-        execution uses it; without it, and for None, clients train by automatic differentiation of `build_model`.
+      compiled_epoch: () -> the same training of a client without automatic differentiation, or None where this machine cannot run
+        it. Only the fast execution uses it; without it clients train by automatic differentiation of `build_model`.
     """
 
     name: str
@@ -80,7 +75,7 @@ class Task:
     headline_metric: str
     batch_size: int
     data_version: str = ""
-    local_epoch: Callable[[], LocalEpoch | None] | None = None
+    compiled_epoch: Callable[[], CompiledEpoch | None] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.client_ids):
@@ -93,3 +88,23 @@ class Task:
             )
         if self.batch_size < 1:
             raise ValueError(f"batch_size={self.batch_size} must be a positive integer")
+
+    def checked(self, examples: Examples, origin: str) -> Examples:
+        """`examples`, which must be two int32 arrays of one shape (m, length).
+
+        Raises:
+          TypeError: of another dtype; casting would change features without a word.
+          ValueError: of another shape.
+        """
+        dtypes = [getattr(part, "dtype", type(part).__name__) for part in examples]
+        if dtypes != [np.int32, np.int32]:
+            raise TypeError(
+                f"task {self.name!r}: the examples of {origin} are {' and '.join(map(str, dtypes))}, and tasks take int32 sequences "
+                "only: turn them into ids"
+            )
+        x, y = examples
+        if x.ndim != 2 or x.shape != y.shape:
+            raise ValueError(
+                f"task {self.name!r}: the examples of {origin} have the shapes {x.shape} and {y.shape} instead of one (m, length)"
+            )
+        return x, y

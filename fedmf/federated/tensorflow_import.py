@@ -1,13 +1,12 @@
 """Imports TensorFlow without its start-up chatter, and with its errors."""
 
 import contextlib
-import gc
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
 
-from fedmf.terminal.interrupts import not_swallowed
+from fedmf.terminal import interrupts
 
 
 @contextlib.contextmanager
@@ -29,18 +28,6 @@ def _stderr_held_back() -> Iterator[None]:
             os.close(saved)
 
 
-@contextlib.contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Keeps the garbage collector off: there is nothing to collect, and jax runs Python in each collection, where a Ctrl-C is lost."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def import_tensorflow() -> None:
     """Imports TensorFlow, TensorFlow Privacy and TensorFlow Federated once.
 
@@ -54,9 +41,11 @@ def import_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         quiet = contextlib.nullcontext() if chosen or "tensorflow" in sys.modules else _stderr_held_back()
-        with quiet, _nothing_collected(), not_swallowed():
+        with quiet:
             from fedmf.federated import tff  # noqa: F401
+        interrupts.check()
     except ImportError as error:
+        interrupts.check()
         raise ImportError(
             f"fedmf.federated needs TensorFlow, TensorFlow Federated 0.87 and TensorFlow Privacy ({error}): "
             "run `make setup` in the checkout, or install requirements.lock with pip --no-deps"

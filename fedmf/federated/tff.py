@@ -3,7 +3,6 @@
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 from tensorflow_federated.proto.v0 import executor_pb2, executor_pb2_grpc
-from tensorflow_federated.python.core.impl.executor_stacks import executor_factory
 from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
 
-__all__ = ["dp_optimizer_keras", "executor_factory", "executor_pb2", "executor_pb2_grpc", "tff", "tfp"]
+__all__ = ["dp_optimizer_keras", "executor_pb2", "executor_pb2_grpc", "tff", "tfp"]

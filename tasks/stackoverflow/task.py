@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from fedmf.federated.task import Examples, Task
-from fedmf.tasks.stackoverflow import compiled, data, model, vocabulary
+from fedmf.tasks.stackoverflow import data, model, vocabulary
+from fedmf.tasks.stackoverflow.compiled import compiled_epoch
 from fedmf.tasks.stackoverflow.preprocessing import Preprocessor
 from fedmf.terminal import progress_bar
 
@@ -151,7 +152,7 @@ def stackoverflow_task(
         metrics=model.make_metrics(loss, preprocessor.ids),
         headline_metric="accuracy",
         batch_size=batch_size,
-        local_epoch=compiled.compiled_epoch(
+        compiled_epoch=compiled_epoch(
             vocabulary_size=vocabulary_size,
             embedding_size=embedding_size,
             lstm_size=lstm_size,

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from fedmf.federated.training import loop
+from fedmf.federated.training.run_setup import RunSetup
 from fedmf.mechanisms import IdentityMechanism
 from fedmf.runs.folder import RunFolder
 from tests.cli.program import SECRET, TRAIN, fedmf, refused
@@ -81,7 +82,7 @@ def test_a_full_disk_says_what_is_saved(corpus, tmp_path, monkeypatch):
         raise FULL
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "write_setup", full)
+        patch.setattr(RunSetup, "write", full)
         refused(
             *command,
             status=1,
@@ -101,9 +102,9 @@ def test_ctrl_c_before_the_first_round_says_how_to_go_on(corpus, tmp_path, monke
 
     command = ["train", "--data", corpus, "--out", tmp_path / "run", *TRAIN]
     again = "fedmf: interrupted: the run had not begun: give the same command again"
-    for early in ("check_model", "write_setup"):
+    for place, early in ((loop, "check_model"), (RunSetup, "write")):
         with monkeypatch.context() as patch:
-            patch.setattr(loop, early, pressed)
+            patch.setattr(place, early, pressed)
             assert fedmf(*command, status=130).stderr.strip() == again
     refused(*resume(tmp_path / "run"), words=["holds no run yet", "without --resume"])
     with monkeypatch.context() as patch:

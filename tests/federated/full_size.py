@@ -26,7 +26,7 @@ ROUNDS, MIN_SEP = 2052, 342
 
 
 def make_task(cohort_size: int, sentences: int) -> federated.Task:
-    """The papers' model on random sentences; the client work is the hand-written epoch's where there is a compiler."""
+    """The papers' model on random sentences; the client work is the compiled epoch's where there is a compiler."""
 
     def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(sum(name.encode()))
@@ -44,7 +44,7 @@ def make_task(cohort_size: int, sentences: int) -> federated.Task:
         metrics=make_metrics("published", SpecialIds(10_000)),
         headline_metric="accuracy",
         batch_size=16,
-        local_epoch=compiled_epoch(
+        compiled_epoch=compiled_epoch(
             vocabulary_size=10_000, embedding_size=96, lstm_size=670, loss="published", batch_size=16
         ),
     )

@@ -1,26 +1,64 @@
-"""What every execution is: `Execution`, a pure state machine over rounds; and what they share."""
+"""`Execution`, a pure state machine over rounds, and `RunOptions`, how this machine runs it."""
 
 import abc
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from fedmf import checks
 from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import Examples
 from fedmf.federated.training.server_optimizer import ScheduledSGDM
 from fedmf.runs.config import TrainConfig
 
+CLIENT_WORK = ("compiled", "autodiff")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How this machine trains: all of it leaves the model as it is, to float32 rounding.
+
+    Attributes:
+      noise_strategy: how the host makes the noise, as `HostNoise` names it; None chooses. A resume may name another one.
+      noise_memory: bytes that the noise may take in memory, and is in a memory map in private/ beyond; None for a quarter of the
+        machine's memory.
+      threads: limit on the threads of this process and of the TFF worker it starts; None for one on each processor. docs/remote.md says
+        what it limits.
+      workers: with execution="tff-remote", "host:port,host:port" or a sequence of "host:port".
+      client_work: with execution="fast", "compiled" trains clients by the task's `compiled_epoch`, "autodiff" by its Keras model; None
+        takes the former where there is one.
+      progress: show a progress bar with rounds, clients/s, time left and the latest metrics.
+      on_start: called before the first round of this process; errors before that are of the inputs.
+      on_round: called with t after round t; an exception it raises stops the run like a crash.
+    """
+
+    noise_strategy: str | None = None
+    noise_memory: int | None = None
+    threads: int | None = None
+    workers: str | Sequence[str] | None = None
+    client_work: str | None = None
+    progress: bool = True
+    on_start: Callable[[], None] | None = None
+    on_round: Callable[[int], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads is not None:
+            checks.integer("threads", self.threads, low=1, hint="use None for one on each processor")
+        if self.client_work is not None:
+            checks.one_of("client_work", self.client_work, CLIENT_WORK)
+
 
 class Execution(abc.ABC):
     """init / next over an opaque state; `leaves` and `from_leaves` carry it through a checkpoint bit for bit.
 
-    The noise is made by the host and handed into the state; a round of any number may be asked for, but rounds in order are fast.
+    The noise is made by the host and handed into the state. Any round may be asked for; rounds in order are fast.
     """
 
     noise: HostNoise
-    slow = ""  # why rounds take longer than they might on another machine, for whoever watches
+    slow = ""  # a sentence for the terminal: why rounds take longer than they might
 
     @abc.abstractmethod
     def init(self) -> Any:
@@ -39,7 +77,7 @@ class Execution(abc.ABC):
         """The global model's trainable weights."""
 
     def leaves(self, state: Any) -> list[np.ndarray]:
-        """The state as numpy arrays in a fixed order, and after it what the noise goes on from."""
+        """The state as numpy arrays in a fixed order, then the snapshot of the noise."""
         return [np.asarray(leaf) for leaf in tf.nest.flatten(state)] + self.noise.snapshot()
 
     def from_leaves(self, leaves: Sequence[np.ndarray]) -> Any:
@@ -65,10 +103,10 @@ def server_optimizer(config: TrainConfig) -> ScheduledSGDM:
     return ScheduledSGDM(config.server_schedule().learning_rates(), momentum=config.server_momentum)
 
 
-def released_numbers(released: Mapping[str, Any]) -> dict[str, float]:
-    """The query's metrics but those that a row of metrics.jsonl has already."""
+def query_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The query's metrics in a row of metrics.jsonl."""
     return {
-        "clip_fraction": float(released["clip_fraction"]),
-        "zeroed": int(released["zeroed"]),
-        "noise_stddev": float(released["noise_stddev"]),
+        "clip_fraction": float(metrics["clip_fraction"]),
+        "zeroed": int(metrics["zeroed"]),
+        "noise_stddev": float(metrics["noise_stddev"]),
     }

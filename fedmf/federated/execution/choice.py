@@ -1,4 +1,4 @@
-"""How a round is executed: pure state machines over the same task, plan, cohorts and examples.
+"""The execution that a config names: pure state machines over the same task, plan, cohorts and examples.
 
 fast        our loop in this process: client work outside TFF's executor, the mean by the same DPQuery as in TFF.
 tff         TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C++ runtime.
@@ -9,25 +9,14 @@ import pathlib
 
 import numpy as np
 
-from fedmf.federated.execution.base import Execution
+from fedmf.federated.execution.base import Execution, RunOptions
 from fedmf.federated.execution.in_process import FastExecution
-from fedmf.federated.execution.remote import RemoteTffExecution
-from fedmf.federated.execution.remote_workers import RemoteWorkers
-from fedmf.federated.execution.tff import TffExecution, tff_model
+from fedmf.federated.execution.remote_workers import LocalWorker, RemoteWorkers
+from fedmf.federated.execution.tff import RemoteTffExecution, TffExecution
 from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import Task
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
-
-__all__ = [
-    "Execution",
-    "FastExecution",
-    "RemoteTffExecution",
-    "TffExecution",
-    "build_execution",
-    "parameters",
-    "tff_model",
-]
 
 
 def parameters(task: Task, config: TrainConfig) -> int:
@@ -41,39 +30,30 @@ def build_execution(
     config: TrainConfig,
     noise_seed: int,
     *,
-    noise_strategy: str | None = None,
-    noise_memory: int | None = None,
-    noise_folder: str | pathlib.Path | None = None,
-    client_work: str | None = None,
-    threads: int | None = None,
+    options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
     workers: RemoteWorkers | None = None,
+    noise_folder: str | pathlib.Path | None = None,
 ) -> Execution:
     """The execution that `config.execution` names.
 
     Args:
       task, plan, config, noise_seed: of the run.
-      noise_strategy, noise_memory, noise_folder: how noise is made, as `HostNoise` explains its strategy, memory_bytes and folder.
-      client_work: see `FastExecution`; the others take no notice of it.
-      threads: clients that train side by side in this process or its worker; see `limited_threads` for the rest.
-      workers: connected, for tff-remote.
-
-    Raises:
-      ValueError: tff-remote without workers.
+      options: how this machine runs it.
+      workers: connected; needed for "tff-remote". "tff" starts one that ends with the execution where this is None.
+      noise_folder: private folder for a memory map of noise; None for one that ends with the execution.
     """
-    if (workers is None) == (config.execution == "tff-remote"):
-        raise ValueError(
-            f"workers={workers} do not go with execution={config.execution}: tff-remote needs them, no other takes them"
-        )
     noise = HostNoise(
         plan,
         parameters(task, config),
         noise_seed=noise_seed,
-        strategy=noise_strategy,
-        memory_bytes=noise_memory,
+        strategy=options.noise_strategy,
+        memory_bytes=options.noise_memory,
         folder=noise_folder,
     )
     if config.execution == "fast":
-        return FastExecution(task, plan, config, noise, noise_seed, client_work=client_work, threads=threads)
-    if workers is not None:
-        return RemoteTffExecution(task, plan, config, noise, noise_seed, workers)
-    return TffExecution(task, plan, config, noise, noise_seed, threads=threads)
+        return FastExecution(task, plan, config, noise, noise_seed, options)
+    if config.execution == "tff":
+        return TffExecution(task, plan, config, noise, noise_seed, workers or LocalWorker(options.threads))
+    if workers is None:
+        raise ValueError("workers is None, which execution=tff-remote needs: connect some")
+    return RemoteTffExecution(task, plan, config, noise, noise_seed, workers)

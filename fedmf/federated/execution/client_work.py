@@ -1,4 +1,4 @@
-"""What clients do in a round of the fast execution: a local epoch each, whose clipped updates are summed in the cohort's order."""
+"""Client work of the fast execution: a local epoch for each client, whose clipped updates are summed in the cohort's order."""
 
 import abc
 import collections
@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery
-from fedmf.federated.execution.c_library import room
-from fedmf.federated.task import Examples, LocalEpoch, Task
+from fedmf.federated.task import CompiledEpoch, Examples, Task
 from fedmf.runs.config import TrainConfig
+from fedmf.terminal import interrupts
 
 
 class ClientWork(abc.ABC):
@@ -53,6 +53,7 @@ class AutodiffClients(ClientWork):
         """See `ClientWork.add`."""
         loss = 0.0
         for x, y in cohort:
+            interrupts.check()
             total, client_loss = self._client(list(weights), total, *_in_batches(x, y, self._task.batch_size))
             loss += float(client_loss)
         return total, loss
@@ -77,15 +78,14 @@ class AutodiffClients(ClientWork):
 
 
 class CompiledClients(ClientWork):
-    """For a task with a `local_epoch`: clients train side by side, each on one thread; their updates are added in the cohort's order."""
+    """For a task with a `compiled_epoch`: clients train side by side, each on one thread; updates are added in the cohort's order."""
 
     def __init__(
         self,
-        epoch: LocalEpoch,
+        epoch: CompiledEpoch,
         config: TrainConfig,
         query: MatrixFactorizationQuery,
         specs: Sequence[Any],
-        *,
         threads: int | None,
     ) -> None:
         self._epoch, self._rate = epoch, config.client_learning_rate
@@ -99,36 +99,41 @@ class CompiledClients(ClientWork):
 
     def add(self, weights: Sequence[Any], total: Any, cohort: Sequence[Examples]) -> tuple[Any, float]:
         """See `ClientWork.add`."""
-        epoch = self._epoch([np.ascontiguousarray(w) for w in weights])
-        stop = np.zeros(1, np.int32)
+        weights = [np.ascontiguousarray(w) for w in weights]
         free, waiting = list(self._updates), collections.deque[tuple[Any, _Update]]()
-        loss, following = 0.0, 0
+        clients, loss = iter(cohort), 0.0
         try:
             for _ in cohort:
-                while free and following < len(cohort):
-                    x, y = (np.ascontiguousarray(part) for part in cohort[following])
+                while free and (examples := next(clients, None)) is not None:
+                    x, y = (np.ascontiguousarray(part) for part in examples)
                     update = free.pop()
-                    job = self._pool.submit(epoch, x, y, learning_rate=self._rate, update=update.arrays, stop=stop)
-                    waiting.append((job, update))
-                    following += 1
+                    waiting.append((self._pool.submit(self._epoch, weights, x, y, self._rate, update.arrays), update))
                 job, update = waiting.popleft()
                 loss += job.result()
                 total = self._sum(total, update.tensors)
                 free.append(update)
+                interrupts.check()
         finally:
-            # After Ctrl-C: whoever trains ends with the batch, so that nobody writes into an update of the next round.
-            stop[0] = 1
+            # After an error: no client of this round writes into an update of the next.
             concurrent.futures.wait([job for job, _ in waiting if not job.cancel()])
         return total, loss
 
 
 class _Update:
-    """Room for one client's update: arrays that are written to, and the same memory as tensors."""
+    """One client's update as arrays to be written, and the same memory as tensors."""
 
     def __init__(self, specs: Sequence[Any]) -> None:
-        # TensorFlow takes memory over where it begins on a cache line.
-        self.arrays = [room(spec.shape.num_elements()).reshape(spec.shape) for spec in specs]
+        # TensorFlow shares memory that begins on a cache line.
+        self.arrays = [aligned_buffer(spec.shape.num_elements()).reshape(spec.shape) for spec in specs]
         self.tensors = [tf.experimental.dlpack.from_dlpack(array.__dlpack__()) for array in self.arrays]
+
+
+def aligned_buffer(floats: int) -> np.ndarray:
+    """Zeros, float32 (floats,), that begin on a cache line."""
+    line = 64
+    buffer = np.zeros(floats + line // 4, np.float32)
+    start = -buffer.ctypes.data % line // 4
+    return buffer[start : start + floats]
 
 
 def _specs_of(query: MatrixFactorizationQuery) -> Any:

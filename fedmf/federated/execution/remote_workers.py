@@ -1,14 +1,14 @@
-"""TFF's worker processes on other machines: connections that notice a lost worker, and work that goes on without it.
+"""Connections to TFF's worker processes that notice a lost worker, and work that goes on without it.
 
-TFF's own contexts try a lost worker again without end (tensorflow_federated/python/common_libs/retrying.py). Here each call either
-answers or ends with `WorkerLost`, and what the worker was doing is done again by another one. All of it are pure functions of values
-that this process holds, so that a second time gives the same.
+TFF's own contexts retry a lost worker forever. Here each call answers or raises `WorkerLost`, and another worker does the work again. All
+work is a pure function of values that this process holds: the second time gives the same bits.
 """
 
 import concurrent.futures
 import contextlib
 import functools
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -19,23 +19,22 @@ from typing import Any, TypeVar
 import grpc
 import tqdm
 
+from fedmf.federated.execution.workers import start_worker
 from fedmf.federated.tff import executor_pb2, executor_pb2_grpc, tff
+from fedmf.terminal import interrupts
 
 T = TypeVar("T")
-# As in TFF's executor_factory.py: one message is at most 2 GB.
-_MESSAGE_BYTES = 2 * 1000 * 1000 * 1000
+MAX_MESSAGE_BYTES = 2 * 1000 * 1000 * 1000  # as TFF's executor_factory.py has it
 _CHANNEL = (
-    ("grpc.max_message_length", _MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
-    ("grpc.max_send_message_length", _MESSAGE_BYTES),
-    ("grpc.enable_http_proxy", 0),  # a web proxy in the environment is not for these
+    ("grpc.max_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
 )
 CONNECT_SECONDS = 10.0
-# A call that has not answered for this long has its worker asked, by a TCP connection, whether it is there at all: a machine that loses
-# its power says nothing. (gRPC's own keep-alive is refused by TFF's worker when it comes more often than every five minutes.)
-_ASK_SECONDS, _ASK_TIMES = 10.0, 3
-_BACK_SECONDS = 0.5
-# A worker that was started again does not know the values that it is asked for.
+# After this long without an answer a TCP connection asks whether the machine is there: one without power says nothing. TFF's worker
+# refuses gRPC's keep-alive when it comes more often than every five minutes.
+_PING_SECONDS, MAX_UNANSWERED_PINGS = 10.0, 3
 _LOST = {
     grpc.StatusCode.UNAVAILABLE: "the connection broke",
     grpc.StatusCode.FAILED_PRECONDITION: "it has been started again",
@@ -44,7 +43,7 @@ _LOST = {
 
 
 class WorkerLost(ConnectionError):
-    """One worker does not answer; raised inside this module's work only."""
+    """One worker does not answer; raised and caught in this module."""
 
 
 class WorkersLost(ConnectionError):
@@ -52,12 +51,12 @@ class WorkersLost(ConnectionError):
 
 
 class _Stub(tff.framework.RemoteExecutorStub):
-    """TFF's calls to one worker. Once one of them has found it lost, they all raise WorkerLost."""
+    """TFF's calls to one worker. After the first that finds it lost, all raise WorkerLost."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._channel = grpc.insecure_channel(address, _CHANNEL)
-        self._calls = executor_pb2_grpc.ExecutorGroupStub(self._channel)
+        self._methods = executor_pb2_grpc.ExecutorGroupStub(self._channel)
         self._running: set[Any] = set()
         self.lost: str | None = None
 
@@ -67,79 +66,63 @@ class _Stub(tff.framework.RemoteExecutorStub):
         request.cardinalities.add(cardinality=0).placement.uri = tff.CLIENTS.uri
         try:
             grpc.channel_ready_future(self._channel).result(timeout=seconds)
-            executor = self._calls.GetExecutor(request, timeout=seconds).executor
-            self._calls.DisposeExecutor(executor_pb2.DisposeExecutorRequest(executor=executor), timeout=seconds)
+            executor = self._methods.GetExecutor(request, timeout=seconds).executor
+            self._methods.DisposeExecutor(executor_pb2.DisposeExecutorRequest(executor=executor), timeout=seconds)
         except grpc.FutureTimeoutError:
             raise self._lose("no TFF worker answers there") from None
         except grpc.RpcError as error:
             raise self._lose(f"what answers there is not TFF's worker: {error.code().name}") from error
 
-    def end(self, why: str) -> None:
-        """Cancels the calls that are under way; from any thread."""
-        self.lost = self.lost or why
+    def end(self, reason: str) -> None:
+        """Cancels running calls; from any thread."""
+        self.lost = self.lost or reason
         for call in list(self._running):
             call.cancel()
         self._channel.close()
 
-    def _lose(self, why: str) -> WorkerLost:
-        self.lost = self.lost or why
+    def _lose(self, reason: str) -> WorkerLost:
+        self.lost = self.lost or reason
         return WorkerLost(self._address)
 
-    def _call(self, method: Any, request: Any) -> Any:
+    def _call(self, method: str, request: Any) -> Any:
         if self.lost is not None:
             raise WorkerLost(self._address)
         try:
-            call = method.future(request)
-        except ValueError as error:  # the channel was closed, by `end`
+            call = getattr(self._methods, method).future(request)
+        except ValueError as error:  # `end` closed the channel
             raise self._lose("the connection was closed") from error
         self._running.add(call)
-        silent = 0
+        unanswered = 0
         try:
-            while silent < _ASK_TIMES:
+            while unanswered < MAX_UNANSWERED_PINGS:
                 try:
-                    return call.result(timeout=_ASK_SECONDS)
+                    return call.result(timeout=_PING_SECONDS)
                 except grpc.FutureTimeoutError:
-                    silent = 0 if listens(self._address, _ASK_SECONDS) else silent + 1
+                    unanswered = 0 if listens(self._address, _PING_SECONDS) else unanswered + 1
             raise self._lose("its machine does not answer any more")
         except grpc.FutureCancelledError:
             raise self._lose("its work was cancelled") from None
         except grpc.RpcError as error:
-            why = _LOST.get(error.code())
-            if why is None:
+            if error.code() not in _LOST:
                 raise
-            raise self._lose(why) from error
+            raise self._lose(_LOST[error.code()]) from error
         finally:
             self._running.discard(call)
             call.cancel()
 
-    def get_executor(self, request: Any) -> Any:
-        return self._call(self._calls.GetExecutor, request)
-
-    def create_value(self, request: Any) -> Any:
-        return self._call(self._calls.CreateValue, request)
-
-    def create_struct(self, request: Any) -> Any:
-        return self._call(self._calls.CreateStruct, request)
-
-    def create_call(self, request: Any) -> Any:
-        return self._call(self._calls.CreateCall, request)
-
-    def create_selection(self, request: Any) -> Any:
-        return self._call(self._calls.CreateSelection, request)
-
-    def compute(self, request: Any) -> Any:
-        return self._call(self._calls.Compute, request)
-
-    def dispose(self, request: Any) -> Any:
-        self._clear(self._calls.Dispose, request)
-
-    def dispose_executor(self, request: Any) -> Any:
-        self._clear(self._calls.DisposeExecutor, request)
-
-    def _clear(self, method: Any, request: Any) -> None:
-        """What a lost worker held is gone with it, and the garbage collector, which calls this, has nobody to tell."""
+    def _dispose(self, method: str, request: Any) -> None:
+        """The garbage collector calls this; what a lost worker held is gone with it."""
         with contextlib.suppress(WorkerLost):
             self._call(method, request)
+
+    get_executor = functools.partialmethod(_call, "GetExecutor")
+    create_value = functools.partialmethod(_call, "CreateValue")
+    create_struct = functools.partialmethod(_call, "CreateStruct")
+    create_call = functools.partialmethod(_call, "CreateCall")
+    create_selection = functools.partialmethod(_call, "CreateSelection")
+    compute = functools.partialmethod(_call, "Compute")
+    dispose = functools.partialmethod(_dispose, "Dispose")
+    dispose_executor = functools.partialmethod(_dispose, "DisposeExecutor")
 
 
 class _Worker:
@@ -150,16 +133,16 @@ class _Worker:
         self._start()
 
     def _start(self) -> None:
-        stub = self._stub = _Stub(self.address)
+        stub = self.stub = _Stub(self.address)
         self._executors: weakref.WeakSet[Any] = weakref.WeakSet()
         self.tried = time.monotonic()
 
         def executor(cardinalities: Any) -> Any:
-            # TFF's default lets twenty values of the model's size pile up in the worker before it tells it to drop them.
-            made = tff.framework.RemoteExecutor(stub, dispose_batch_size=1)
-            made.set_cardinalities({tff.CLIENTS: 0} | cardinalities)
-            self._executors.add(made)
-            return made
+            # TFF's default keeps twenty values of the model's size in the worker before it drops them.
+            remote = tff.framework.RemoteExecutor(stub, dispose_batch_size=1)
+            remote.set_cardinalities({tff.CLIENTS: 0} | cardinalities)
+            self._executors.add(remote)
+            return remote
 
         self._context = tff.framework.SyncExecutionContext(
             executor_fn=tff.framework.ResourceManagingExecutorFactory(executor),
@@ -168,40 +151,31 @@ class _Worker:
             transform_result=tff.tensorflow.transform_result,
         )
 
-    @property
-    def lost(self) -> str | None:
-        """Why it is lost, if it is."""
-        return self._stub.lost
-
     def connect(self, seconds: float) -> bool:
         """Whether it answers in time."""
         with contextlib.suppress(WorkerLost):
-            self._stub.connect(seconds)
-        return self.lost is None
+            self.stub.connect(seconds)
+        return self.stub.lost is None
 
-    def back(self) -> bool:
-        """Whether a lost worker answers again. Nothing that it knew before is used."""
+    def reconnect(self) -> bool:
+        """Whether a lost worker answers again; values that it held before are not used."""
         self.tried = time.monotonic()
-        if not listens(self.address, _BACK_SECONDS):
+        if not listens(self.address, 0.5):
             return False
-        self._stub.end("replaced")
+        self.stub.end("replaced")
         self._start()
         return self.connect(CONNECT_SECONDS)
 
     def run(self, job: Callable[[], T]) -> T:
-        """The job's value, with its TFF computations on this worker. TFF's contexts are each thread's own: no other run sees this one."""
+        """The job's value, with its TFF computations on this worker. TFF's contexts are each thread's own."""
         with tff.framework.get_context_stack().install(self._context):
             return job()
-
-    def end(self, why: str) -> None:
-        """Ends what is under way."""
-        self._stub.end(why)
 
     def close(self) -> None:
         """Frees what the worker holds for this run."""
         for executor in list(self._executors):
             executor.close()
-        self.end("the run has ended")
+        self.stub.end("the run has ended")
 
 
 class RemoteWorkers:
@@ -209,18 +183,19 @@ class RemoteWorkers:
 
     Args:
       addresses: host:port of each.
+      seconds: within which each must answer; None for CONNECT_SECONDS.
 
     Raises:
-      WorkersLost: no TFF worker answers at one of them within ten seconds.
+      WorkersLost: no TFF worker answers at one of them in time.
     """
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], seconds: float | None = None) -> None:
+        seconds = CONNECT_SECONDS if seconds is None else seconds
         compile_function = _compiled_once()
         self._workers = [_Worker(address, compile_function) for address in addresses]
         self._pool = concurrent.futures.ThreadPoolExecutor(len(addresses), "worker")
-        answers = list(self._pool.map(lambda worker: worker.connect(CONNECT_SECONDS), self._workers))
-        if not all(answers):
-            silent = [f"{worker.address} ({worker.lost})" for worker in self._workers if worker.lost]
+        if not all(list(self._pool.map(lambda worker: worker.connect(seconds), self._workers))):
+            silent = [f"{worker.address} ({worker.stub.lost})" for worker in self._workers if worker.stub.lost]
             self.close()
             raise WorkersLost(
                 f"cannot reach {', '.join(silent)}: start one there with `fedmf worker --port`, or leave the address out of workers"
@@ -230,13 +205,11 @@ class RemoteWorkers:
         return len(self._workers)
 
     def run(self, job: Callable[[], T]) -> T:
-        """One job, on any worker."""
+        """The value of one job, on any worker."""
         return self.run_all([job])[0]
 
     def run_all(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
-        """The jobs' values in their order, each made on some worker; side by side where there are as many.
-
-        The job of a worker that is lost is done again, by another one or by the same one started again.
+        """The jobs' values in their order, side by side where there are as many workers. The job of a lost worker is done again.
 
         Raises:
           WorkersLost: none is left, or they are lost again and again. Errors of a job itself pass through.
@@ -244,35 +217,38 @@ class RemoteWorkers:
         done: dict[int, T] = {}
         losses = 0
         while len(done) < len(jobs):
-            left = [i for i in range(len(jobs)) if i not in done]
             ready = self._ready()
             if not ready or losses > 3 * len(self._workers):
-                names = ", ".join(f"{w.address} ({w.lost or 'lost again and again'})" for w in self._workers)
+                names = ", ".join(f"{w.address} ({w.stub.lost or 'lost again and again'})" for w in self._workers)
                 raise WorkersLost(
                     f"no worker is left of {names}: start them again with `fedmf worker --port`, then --resume"
                 )
-            # zip's shorter side: one job for a worker at a time.
+            left = [i for i in range(len(jobs)) if i not in done]
             running = {self._pool.submit(w.run, jobs[i]): (i, w) for i, w in zip(left, ready, strict=False)}
-            try:
-                concurrent.futures.wait(running)
-            except BaseException:  # Ctrl-C: nobody waits for these calls any more
-                for worker in self._workers:
-                    worker.end("the run was interrupted")
-                raise
+            self._wait(running)
             for future, (i, worker) in running.items():
                 try:
                     done[i] = future.result()
                 except WorkerLost:
                     losses += 1
-                    _tell(f"worker {worker.address} is lost ({worker.lost}); what it was doing is done again")
+                    _tell(f"worker {worker.address} is lost ({worker.stub.lost}); its work is done again")
         return [done[i] for i in range(len(jobs))]
+
+    def _wait(self, running: Any) -> None:
+        try:
+            while concurrent.futures.wait(running, timeout=0.2).not_done:
+                interrupts.check()
+        except BaseException:
+            for worker in self._workers:
+                worker.stub.end("the run was interrupted")
+            raise
 
     def _ready(self) -> list[_Worker]:
         """The workers that answer; a lost one is asked again every ten seconds, or at once if there is no other."""
-        ready = [worker for worker in self._workers if worker.lost is None]
+        ready = [worker for worker in self._workers if worker.stub.lost is None]
         for worker in self._workers:
             due = not ready or time.monotonic() - worker.tried > CONNECT_SECONDS
-            if worker.lost is not None and due and worker.back():
+            if worker.stub.lost is not None and due and worker.reconnect():
                 _tell(f"worker {worker.address} is back")
                 ready.append(worker)
         return ready
@@ -284,13 +260,32 @@ class RemoteWorkers:
         self._pool.shutdown(wait=False)
 
 
+class LocalWorker(RemoteWorkers):
+    """A worker on this machine, started for this run and ended with it."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._process, address = start_worker(threads)
+        weakref.finalize(self, _end, self._process)
+        super().__init__([address], seconds=60.0)
+
+    def close(self) -> None:
+        """Ends the connection and the worker."""
+        super().close()
+        _end(self._process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
 @contextlib.contextmanager
-def connected(addresses: Sequence[str]) -> Iterator[RemoteWorkers | None]:
-    """RemoteWorkers for the block, None for no addresses."""
-    if not addresses:
+def connected(execution: str, addresses: Sequence[str], threads: int | None) -> Iterator[RemoteWorkers | None]:
+    """The workers of an execution for the block; None for "fast", which needs none."""
+    if execution == "fast":
         yield None
         return
-    workers = RemoteWorkers(addresses)
+    workers = LocalWorker(threads) if execution == "tff" else RemoteWorkers(addresses)
     try:
         yield workers
     finally:

@@ -1,6 +1,5 @@
-"""Rounds in TFF: its stock build_unweighted_fed_avg with our aggregator, in its own C++ runtime."""
+"""Rounds in TFF: its stock build_unweighted_fed_avg with our aggregator, in TFF's C++ workers here or on other machines."""
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -8,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.aggregation.aggregator import dp_aggregator
-from fedmf.federated.execution.base import Execution, released_numbers, server_optimizer
-from fedmf.federated.execution.workers import guard_workers, keep_freed_memory
+from fedmf.federated.execution.base import Execution, query_metrics, server_optimizer
+from fedmf.federated.execution.remote_workers import RemoteWorkers
 from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import Examples, Task
 from fedmf.federated.tff import tff
@@ -20,29 +19,19 @@ T = TypeVar("T")
 
 
 class TffExecution(Execution):
-    """TFF's own federated averaging; the worker processes it starts are stopped with this one, however this one ends.
+    """TFF's own federated averaging on one worker.
 
     Args:
       task, plan, config: of the run.
       noise: made with the same plan and noise_seed.
       noise_seed: non-negative int.
-      threads: clients that train side by side, in a worker process of this execution's own; None for TFF's default context, without a
-        limit. What TensorFlow does within a client is limited by `limited_threads` around `init`.
+      workers: connected; the caller closes them.
     """
 
     def __init__(
-        self,
-        task: Task,
-        plan: Plan,
-        config: TrainConfig,
-        noise: HostNoise,
-        noise_seed: int,
-        *,
-        threads: int | None = None,
+        self, task: Task, plan: Plan, config: TrainConfig, noise: HostNoise, noise_seed: int, workers: RemoteWorkers
     ) -> None:
-        keep_freed_memory()
-        guard_workers()
-        self._task, self._config, self.noise = task, config, noise
+        self._task, self.noise, self._workers = task, noise, workers
         self._initial = [v.numpy() for v in task.build_model(config.seed).trainable_variables]
         aggregator = dp_aggregator(
             plan,
@@ -58,26 +47,15 @@ class TffExecution(Execution):
             model_aggregator=aggregator,
         )
         self._state: Any = None
-        self._context: Any = None
-        if threads is not None:
-            self._context = tff.backends.native.create_sync_local_cpp_execution_context(
-                max_concurrent_computation_calls=threads
-            )
-
-    def _run(self, job: Callable[[], T]) -> T:
-        """The job's value; its TFF computations run where this execution runs them. TFF's contexts are each thread's own."""
-        stack = tff.framework.get_context_stack()
-        with contextlib.nullcontext() if self._context is None else stack.install(self._context):
-            return job()
 
     def _round(self, state: Any, data: list[Any]) -> Any:
-        return self._run(lambda: self._process.next(state, data))
+        return self._workers.run(lambda: self._process.next(state, data))
 
     def init(self) -> Any:
         """TFF's state with our initial weights, the same as the fast path's."""
         if self._state is None:
             model = tff.learning.models.ModelWeights(trainable=self._initial, non_trainable=[])
-            self._state = self._run(lambda: self._process.set_model_weights(self._process.initialize(), model))
+            self._state = self._workers.run(lambda: self._process.set_model_weights(self._process.initialize(), model))
         return self._state
 
     def next(self, state: Any, cohort: Sequence[Examples]) -> tuple[Any, dict[str, float]]:
@@ -86,17 +64,56 @@ class TffExecution(Execution):
         output = self._round(self.noise.hand_in(state), data)
         train = output.metrics["client_work"]["train"]
         examples = int(train["num_examples"])
-        released = output.metrics["aggregator"]["dp_query_metrics"]
         row = {"examples": examples, "train_loss": float(train["loss"]) if examples else 0.0}
-        return output.state, row | released_numbers(released)
+        return output.state, row | query_metrics(output.metrics["aggregator"]["dp_query_metrics"])
 
     def weights(self, state: Any) -> list[np.ndarray]:
         """See `Execution.weights`."""
-        return [np.asarray(w) for w in self._run(lambda: self._process.get_model_weights(state)).trainable]
+        weights = self._workers.run(lambda: self._process.get_model_weights(state))
+        return [np.asarray(w) for w in weights.trainable]
+
+
+class RemoteTffExecution(TffExecution):
+    """The same process, with the clients of a round shared out to several workers.
+
+    Each worker sums the updates of its share; one adds the shares in their order and does the server's work. TFF splits the process at
+    its only aggregation (compile_to_mergeable_comp_form). A share is a fixed part of the cohort: a round in which a worker was lost has
+    the same result bit for bit. Another number of workers adds in another order, and differs by float32 rounding.
+    """
+
+    def __init__(
+        self, task: Task, plan: Plan, config: TrainConfig, noise: HostNoise, noise_seed: int, workers: RemoteWorkers
+    ) -> None:
+        super().__init__(task, plan, config, noise, noise_seed, workers)
+        self._form = tff.backends.native.compile_to_mergeable_comp_form(self._process.next)
+
+    def _round(self, state: Any, data: list[Any]) -> Any:
+        def summed(share: Sequence[Any]) -> Callable[[], Any]:
+            return lambda: self._form.up_to_merge(state, list(share))
+
+        def added(total: Any, other: Any) -> Callable[[], Any]:
+            return lambda: self._form.merge(total, other)
+
+        total, *others = self._workers.run_all([summed(share) for share in shares(data, len(self._workers))])
+        for other in others:
+            total = self._workers.run(added(total, other))
+        return self._workers.run(lambda: self._form.after_merge((state, []), total))
+
+
+def shares(data: Sequence[T], count: int) -> list[Sequence[T]]:
+    """`data` in at most `count` parts in order, of sizes that differ by one at most; a single empty part if there is none.
+
+    >>> shares([1, 2, 3, 4, 5], 2), shares([1], 3), shares([], 2)
+    ([[1, 2, 3], [4, 5]], [[1]], [[]])
+    """
+    parts = max(1, min(count, len(data)))
+    size, longer = divmod(len(data), parts)
+    ends = [size * (i + 1) + min(i + 1, longer) for i in range(parts)]
+    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def tff_model(task: Task, seed: int, sequence_length: int) -> tff.learning.models.VariableModel:
-    """The task's model and loss as TFF wants them."""
+    """The task's model and loss as a TFF model."""
 
     class TaskLoss(tf.keras.losses.Loss):
         def __init__(self) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from fedmf import checks
-
 # Read by TensorFlow when it starts, also in TFF's worker, which inherits the environment.
 _OF_TENSORFLOW = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
@@ -21,7 +19,7 @@ def limited_threads(threads: int | None) -> Iterator[None]:
     are not counted. Clients that train side by side are limited by the executions themselves.
 
     Raises:
-      TypeError, ValueError: not a positive int; or TensorFlow has already started with another number.
+      ValueError: TensorFlow has already started with another number.
 
     >>> with limited_threads(None):
     ...     pass
@@ -29,7 +27,6 @@ def limited_threads(threads: int | None) -> Iterator[None]:
     if threads is None:
         yield
         return
-    threads = checks.integer("threads", threads, low=1, hint="use None for one on each processor")
     try:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads)
@@ -39,22 +36,15 @@ def limited_threads(threads: int | None) -> Iterator[None]:
             "or leave threads out"
         ) from error
     saved = {name: os.environ.get(name) for name in _OF_TENSORFLOW}
-    os.environ.update(dict.fromkeys(_OF_TENSORFLOW, str(threads)))
-    try:
-        with _linear_algebra_limited(threads):
+    with contextlib.ExitStack() as limits:
+        with contextlib.suppress(ImportError):
+            import threadpoolctl
+
+            limits.enter_context(threadpoolctl.threadpool_limits(limits=threads))
+        os.environ.update(dict.fromkeys(_OF_TENSORFLOW, str(threads)))
+        try:
             yield
-    finally:
-        for name, value in saved.items():
-            if value is None:
+        finally:
+            for name, value in saved.items():
                 os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def _linear_algebra_limited(threads: int) -> contextlib.AbstractContextManager[object]:
-    try:
-        import threadpoolctl
-    except ImportError:
-        return contextlib.nullcontext()
-    limits: contextlib.AbstractContextManager[object] = threadpoolctl.threadpool_limits(limits=threads)
-    return limits
+                os.environ.update({} if value is None else {name: value})

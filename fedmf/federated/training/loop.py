@@ -1,39 +1,28 @@
-"""The training loop: cohort, examples, one round, metrics, checkpoint; and again from where it stopped."""
+"""The training loop: cohort, client work, noisy mean, server step, metrics, checkpoint; and again from where it stopped."""
 
-import dataclasses
-import functools
-import hashlib
 import pathlib
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedmf.cohorts.availability import availability_from_text
-from fedmf.cohorts.controller import ParticipationController
-from fedmf.cohorts.devices import DeviceBehavior
-from fedmf.federated.execution.choice import Execution, build_execution, parameters
-from fedmf.federated.execution.remote_workers import WorkersLost, connected
+from fedmf.federated.execution.base import RunOptions
+from fedmf.federated.execution.choice import build_execution
+from fedmf.federated.execution.remote_workers import RemoteWorkers, WorkersLost, connected
 from fedmf.federated.execution.threads import limited_threads
-from fedmf.federated.noise.source import check_noise_seed
 from fedmf.federated.task import Examples, Task
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.model_check import check_model
-from fedmf.federated.training.run_setup import check_plan, reopen_run, write_setup
-from fedmf.noise.strategies import NoiseStrategy, choose_host_strategy
-from fedmf.noise.stream import NoiseStream
-from fedmf.participation.ledger import ParticipationLedger
+from fedmf.federated.training.run_setup import RunSetup, controller_of, new_run, reopen_run
 from fedmf.privacy.plan import Plan
 from fedmf.runs.audit import write_final_statement
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.runs.worker_addresses import worker_addresses
-from fedmf.terminal import progress_bar
-from fedmf.terminal.interrupts import never_lost, not_swallowed
+from fedmf.terminal import interrupts, progress_bar
 
 _ALL_ZEROED = (
     "every client of a round was zeroed, and the model got noise alone: no update is finite, or none has all entries within "
@@ -53,33 +42,20 @@ def train(
     noise_seed: int | str | None = None,
     plan: Plan | None = None,
     resume: bool = False,
-    noise_strategy: str | None = None,
-    noise_memory: int | None = None,
-    threads: int | None = None,
-    workers: str | Sequence[str] | None = None,
-    progress: bool = True,
-    on_round: Callable[[int], None] | None = None,
+    **options: Any,
 ) -> Run:
     """Trains `task` as `config` says, and leaves a run folder behind.
 
     The same config, noise seed, threads and software give the same metrics and weights, bit for bit, interrupted or not.
 
     Args:
-      task: from `tasks`.
+      task: one of fedmf.tasks, or your own.
       config: everything but the noise seed.
       folder: the run's folder; new without `resume`, an existing run's with it.
       noise_seed: a non-negative int, or "os" for one from the operating system. Needed unless `resume`; kept in private/.
       plan: a plan of your own in place of the one `config` describes; must have its rounds and participation.
       resume: go on from the newest checkpoint.
-      noise_strategy: how the host makes the noise, "recurrent" or "regenerated"; None chooses. Another one may be named at a
-        resume: the noise is the same to float32 rounding.
-      noise_memory: bytes that the noise may take in memory, and is in a memory map in private/ beyond; None for a quarter of the
-        machine's memory.
-      threads: limit on the threads of this process and of the TFF worker it starts; None for one on each processor. See docs/remote.md
-        for what it limits and what may differ by float32 rounding.
-      workers: with execution="tff-remote", "host:port,host:port" or a sequence of "host:port".
-      progress: show a progress bar with rounds, clients/s, time left and the latest metrics.
-      on_round: called with t after round t is done; an exception it raises stops the run like a crash.
+      options: of `RunOptions`, such as threads=2 or progress=False.
 
     Returns:
       The finished run.
@@ -87,246 +63,173 @@ def train(
     Raises:
       TypeError, ValueError: before anything is trained, for inputs that cannot give the guarantee asked for, a folder that holds another
         run, a damaged checkpoint.
-      InterruptedRun: after Ctrl-C, once the last complete round is safely on disk.
+      InterruptedRun: after Ctrl-C, once the last complete round is safely on disk. A second Ctrl-C stops at once.
       WorkersLost: a worker does not answer at the start, or none is left; the run can be resumed.
     """
-    addresses = worker_addresses(workers, config.execution)
-    with never_lost(), limited_threads(threads), connected(addresses) as remote:
-        made = functools.partial(
-            build_execution,
-            noise_strategy=noise_strategy,
-            noise_memory=noise_memory,
-            threads=threads,
-            workers=remote,
-        )
-        strategy_of = functools.partial(
-            choose_host_strategy,
-            memory_bytes=noise_memory,
-            folder=pathlib.Path(folder) / "private",
-            name=noise_strategy,
-        )
-        return _train(task, config, folder, noise_seed, plan, resume, strategy_of, made, progress, on_round)
-
-
-def _train(
-    task: Task,
-    config: TrainConfig,
-    folder: str | pathlib.Path,
-    noise_seed: int | str | None,
-    plan: Plan | None,
-    resume: bool,
-    strategy_of: Callable[[NoiseStream, int], NoiseStrategy],
-    made: Callable[..., Execution],
-    progress: bool,
-    on_round: Callable[[int], None] | None,
-) -> Run:
-    check_model(task, config)
-    if resume:
-        run_folder = RunFolder.open(folder)
+    machine = RunOptions(**options)
+    addresses = worker_addresses(machine.workers, config.execution)
+    with limited_threads(machine.threads), connected(config.execution, addresses, machine.threads) as workers:
+        check_model(task, config)
+        setup = None if resume else new_run(task, config, folder, noise_seed, plan, machine)
+        run_folder = RunFolder.open(folder) if setup is None else setup.folder
         with run_folder.locked():
-            plan, seed = reopen_run(task, config, run_folder, plan)
-            _run(task, config, run_folder, plan, seed, made, progress, on_round, run_folder.load_checkpoint())
-        return Run.load(folder)
-    seed = check_noise_seed(noise_seed)
-    if config.sampling is None:
-        _controller(task, config)  # refuses an impossible participation before a long fit, and before the folder exists
-    given = plan is not None
-    plan = config.plan(config.fit(show_progress=progress)) if plan is None else plan
-    check_plan(plan, config)
-    controller_of(task, config, plan, seed)
-    # These refuse before the folder exists.
-    stream = plan.mechanism.stream().causal()
-    strategy_of(stream, parameters(task, config))
-    with RunFolder(folder).locked():
-        run_folder = RunFolder.create(folder)
-        write_setup(run_folder, task, config, plan, seed, given=given)
-        _run(task, config, run_folder, plan, seed, made, progress, on_round, None)
+            if setup is None:
+                setup = reopen_run(task, config, run_folder, plan)
+            else:
+                setup.write()
+            _Training(setup, machine, workers).run()
     return Run.load(folder)
 
 
-def _run(
-    task: Task,
-    config: TrainConfig,
-    folder: RunFolder,
-    plan: Plan,
-    seed: int,
-    made: Callable[..., Execution],
-    progress: bool,
-    on_round: Callable[[int], None] | None,
-    checkpoint: Checkpoint | None,
-) -> None:
-    with not_swallowed():
-        execution = made(task, plan, config, seed, noise_folder=folder.path / "private")
-    chosen = execution.noise.strategy
-    if progress:
-        execution.noise.show_progress()
-    if progress and chosen.disk:
-        print(f"noise: {chosen.reason}, {chosen.disk / 1e9:.1f} GB in {folder.path / 'private'}", file=sys.stderr)
-    if progress and execution.slow:
-        print(f"clients: {execution.slow}", file=sys.stderr)
-    controller = controller_of(task, config, plan, seed, checkpoint.ledger if checkpoint else None)
-    state = execution.from_leaves(checkpoint.state) if checkpoint else execution.init()
-    done = checkpoint.rounds_done if checkpoint else 0
-    checkpoint = None  # it holds rows of noise, hundreds of megabytes
-    _loop(task, config, plan, folder, execution, controller, state, done, progress, on_round)
+class _Training:
+    """A run under way: `state` is that after `done` rounds."""
 
-
-def _controller(task: Task, config: TrainConfig, **options: Any) -> ParticipationController:
-    arguments: dict[str, Any] = {
-        "participation": config.participation(),
-        "population": len(task.client_ids),
-        "cohort_size": config.cohort_size,
-        "seed": config.seed,
-        "availability": availability_from_text(config.availability),
-        "behavior": DeviceBehavior(dropout=config.dropout, seed=config.seed),
-    }
-    arguments |= options
-    return ParticipationController(arguments.pop("participation"), **arguments)
-
-
-def controller_of(
-    task: Task, config: TrainConfig, plan: Plan, noise_seed: int, ledger: ParticipationLedger | None = None
-) -> ParticipationController:
-    """The controller of a run. With sampling it is seeded by the secret seed: who knows the sample owes nothing to amplification.
-
-    Raises:
-      ValueError: the task has another number of clients than the sampling, or what the controller refuses.
-    """
-    if plan.sampling is None:
-        return _controller(task, config, ledger=ledger)
-    if len(task.client_ids) != plan.sampling.population:
-        raise ValueError(
-            f"population={plan.sampling.population} but the data has {len(task.client_ids)} clients: set population to that, on which "
-            "the amplification depends"
+    def __init__(self, setup: RunSetup, options: RunOptions, workers: RemoteWorkers | None) -> None:
+        task, config, folder = setup.task, setup.config, setup.folder
+        self.task, self.config, self.folder, self.plan, self.options = task, config, folder, setup.plan, options
+        self.execution = build_execution(
+            task,
+            setup.plan,
+            config,
+            setup.noise_seed,
+            options=options,
+            workers=workers,
+            noise_folder=folder.path / "private",
         )
-    drawn = dataclasses.replace(plan.sampling, cohort_size=config.cohort_size)
-    secret = hashlib.sha256(f"fedmf cohorts {noise_seed}".encode()).digest()
-    participation = drawn.participation(config.rounds)
-    return _controller(
-        task,
-        config,
-        participation=participation,
-        sampling=drawn,
-        seed=int.from_bytes(secret[:16], "big"),
-        ledger=ledger,
-    )
+        checkpoint = folder.load_checkpoint()
+        ledger = None if checkpoint is None else checkpoint.ledger
+        self.controller = controller_of(task, config, setup.plan, setup.noise_seed, ledger)
+        self.state = self.execution.init() if checkpoint is None else self.execution.from_leaves(checkpoint.state)
+        self.done = self.saved = 0 if checkpoint is None else checkpoint.rounds_done
+        self.evaluator = Evaluator(task, config)
+        self.validation: dict[str, float] = {}
+        self.digest = folder.digest()
+        if options.progress:
+            self._announce()
 
-
-def _loop(
-    task: Task,
-    config: TrainConfig,
-    plan: Plan,
-    folder: RunFolder,
-    execution: Execution,
-    controller: ParticipationController,
-    state: Any,
-    done: int,
-    progress: bool,
-    on_round: Callable[[int], None] | None,
-) -> None:
-    evaluator = Evaluator(task, config)
-    saved = done
-    folder.truncate_rows(done)
-    digest = folder.digest()
-    started = time.perf_counter()
-
-    def save(rounds_done: int, state: Any) -> None:
-        ledger = controller.ledger.first(rounds_done)
-        leaves = execution.leaves(state)
-        folder.save_checkpoint(Checkpoint(rounds_done=rounds_done, config_digest=digest, state=leaves, ledger=ledger))
-
-    bar = progress_bar.bar(total=config.rounds, initial=done, unit="round", desc=config.family, disable=not progress)
-    validation: dict[str, float] = {}
-    with bar, folder.rows("metrics") as metric_row, folder.rows("timings") as timing_row:
+    def run(self) -> None:
+        """Trains the rounds that are left, and writes the result."""
+        config, folder = self.config, self.folder
+        folder.truncate_rows(self.done)
+        started = time.perf_counter()
+        hidden = not self.options.progress
+        self.bar = progress_bar.bar(
+            total=config.rounds, initial=self.done, unit="round", desc=config.family, disable=hidden
+        )
+        if self.options.on_start is not None:
+            self.options.on_start()
         try:
-            for t in range(done, config.rounds):
-                with not_swallowed():
-                    began = time.perf_counter()
-                    cohort = controller.cohort(t)
-                    examples = [client_examples(task, config, t, int(client)) for client in cohort]
-                    new_state, metrics = execution.next(state, examples)
-                    row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
-                    if len(cohort) and metrics.get("zeroed") == len(cohort):
-                        warnings.warn(_ALL_ZEROED.format(config.zeroing_norm), stacklevel=2)
-                    if (t + 1) % config.evaluate_every == 0 or t + 1 == config.rounds:
-                        validation = evaluator(execution.weights(new_state), "validation")
-                        row["validation"] = validation
-                    seconds = time.perf_counter() - began
-                    metric_row(row)
-                    timing_row({"round": t, "seconds": round(seconds, 4)})
-                    state, done = new_state, t + 1
-                    bar.set_postfix(_latest(task, row, validation, len(cohort) / seconds), refresh=False)
-                    bar.update()
-                    if done % config.checkpoint_every == 0 or done == config.rounds:
-                        save(done, state)
-                        saved = done
-                    if on_round is not None:
-                        on_round(t)
+            with (
+                interrupts.deferred(),
+                self.bar,
+                folder.rows("metrics") as self.metric_row,
+                folder.rows("timings") as self.timing_row,
+            ):
+                for t in range(self.done, config.rounds):
+                    self._round(t)
+                    interrupts.check()
         except (KeyboardInterrupt, WorkersLost) as stop:
-            if done > saved:
-                if progress:
-                    print(f"\nstopping: saving round {done}", file=sys.stderr, flush=True)
-                save(done, state)
-            if isinstance(stop, WorkersLost):
-                raise WorkersLost(f"{stop}; {done} of {config.rounds} rounds are saved in {folder.path}") from stop
-            raise InterruptedRun(
-                f"interrupted after {done} of {config.rounds} rounds, all saved in {folder.path}: go on with --resume"
-            ) from None
-    weights = execution.weights(state)
-    np.savez(folder.path / "model.npz", **{f"weight_{i}": w for i, w in enumerate(weights)})
-    _write_result(task, config, plan, folder, controller, evaluator, weights, time.perf_counter() - started)
+            self._stop(stop)
+        self._write_result(time.perf_counter() - started)
 
+    def _round(self, t: int) -> None:
+        config, began = self.config, time.perf_counter()
+        cohort = self.controller.cohort(t)
+        examples = [client_examples(self.task, config, t, int(client)) for client in cohort]
+        state, metrics = self.execution.next(
+            self.state, examples
+        )  # client work, noisy mean of the updates, server step
+        row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
+        if len(cohort) and metrics.get("zeroed") == len(cohort):
+            warnings.warn(_ALL_ZEROED.format(config.zeroing_norm), stacklevel=4)
+        if (t + 1) % config.evaluate_every == 0 or t + 1 == config.rounds:
+            row["validation"] = self.validation = self.evaluator(self.execution.weights(state), "validation")
+        self._record(row, time.perf_counter() - began)
+        self.state, self.done = state, t + 1
+        if self.done % config.checkpoint_every == 0 or self.done == config.rounds:
+            self._save()
+        if self.options.on_round is not None:
+            self.options.on_round(t)
 
-def _latest(task: Task, row: dict[str, Any], validation: dict[str, float], speed: float) -> dict[str, str]:
-    shown = {"clients/s": f"{speed:.1f}", "loss": f"{row['train_loss']:.3f}"}
-    if validation:
-        shown[task.headline_metric] = f"{validation[task.headline_metric]:.4f}"
-    return shown
+    def _record(self, row: dict[str, Any], seconds: float) -> None:
+        self.metric_row(row)
+        self.timing_row({"round": row["round"], "seconds": round(seconds, 4)})
+        latest = {"clients/s": f"{row['clients'] / seconds:.1f}", "loss": f"{row['train_loss']:.3f}"}
+        headline = self.task.headline_metric
+        if self.validation:
+            latest[headline] = f"{self.validation[headline]:.4f}"
+        self.bar.set_postfix(latest, refresh=False)
+        self.bar.update()
 
+    def _save(self) -> None:
+        self.folder.save_checkpoint(
+            Checkpoint(
+                rounds_done=self.done,
+                config_digest=self.digest,
+                state=self.execution.leaves(self.state),
+                ledger=self.controller.ledger.first(self.done),
+            )
+        )
+        self.saved = self.done
 
-def _write_result(
-    task: Task,
-    config: TrainConfig,
-    plan: Plan,
-    folder: RunFolder,
-    controller: ParticipationController,
-    evaluator: Evaluator,
-    weights: list[np.ndarray],
-    seconds: float,
-) -> None:
-    audit = controller.audit(plan)
-    achieved = audit.achieved
-    # Our controller drew as the plan's sampling says; a ledger alone could not show it.
-    epsilon = audit.epsilon if audit.amplified_epsilon is None else audit.amplified_epsilon
-    folder.write_json(
-        "result",
-        {
-            "validation": evaluator(weights, "validation"),
-            "test": evaluator(weights, "test"),
-            "participation": {
-                "population": controller.population,
-                "cohort_size": controller.cohort_size,
-                **audit.observed.summary(),
-                "histogram": {str(count): clients for count, clients in audit.observed.histogram.items()},
+    def _stop(self, stop: BaseException) -> None:
+        """Saves the last complete round and raises what the caller of `train` sees."""
+        if self.done > self.saved:
+            if self.options.progress:
+                print(f"\nstopping: saving round {self.done}", file=sys.stderr, flush=True)
+            self._save()
+        done = f"{self.done} of {self.config.rounds} rounds"
+        if isinstance(stop, WorkersLost):
+            raise WorkersLost(f"{stop}; {done} are saved in {self.folder.path}") from stop
+        raise InterruptedRun(
+            f"interrupted after {done}, all saved in {self.folder.path}: go on with --resume"
+        ) from None
+
+    def _announce(self) -> None:
+        noise, private = self.execution.noise, self.folder.path / "private"
+        noise.show_progress()
+        strategy = noise.strategy
+        if strategy.disk:
+            print(f"noise: {strategy.reason}, {strategy.disk / 1e9:.1f} GB in {private}", file=sys.stderr)
+        if self.execution.slow:
+            print(f"clients: {self.execution.slow}", file=sys.stderr)
+
+    def _write_result(self, seconds: float) -> None:
+        weights = self.execution.weights(self.state)
+        np.savez(self.folder.path / "model.npz", **{f"weight_{i}": w for i, w in enumerate(weights)})
+        audit = self.controller.audit(self.plan)
+        # Our controller drew as the plan's sampling says; a ledger alone could not show it.
+        epsilon = audit.epsilon if audit.amplified_epsilon is None else audit.amplified_epsilon
+        achieved = {
+            "epsilon": epsilon if np.isfinite(epsilon) else None,
+            "unamplified_epsilon": audit.epsilon if np.isfinite(audit.epsilon) else None,
+            "rho": audit.rho if np.isfinite(audit.rho) else None,
+            "sensitivity": audit.achieved.sensitivity.value if audit.achieved else 0.0,
+        }
+        participation = {
+            "population": self.controller.population,
+            "cohort_size": self.controller.cohort_size,
+            **audit.observed.summary(),
+            "histogram": {str(count): clients for count, clients in audit.observed.histogram.items()},
+        }
+        self.folder.write_json(
+            "result",
+            {
+                "validation": self.evaluator(weights, "validation"),
+                "test": self.evaluator(weights, "test"),
+                "participation": participation,
+                "claimed_cohort": self.plan.claimed_cohort,
+                # Nobody observed the run that a simulation stands for.
+                "achieved": achieved if self.plan.claimed_cohort is None else None,
+                "seconds": round(seconds, 1),
             },
-            "claimed_cohort": plan.claimed_cohort,
-            # Nobody observed the run that a simulation stands for.
-            "achieved": None
-            if plan.claimed_cohort is not None
-            else {
-                "epsilon": epsilon if np.isfinite(epsilon) else None,
-                "unamplified_epsilon": audit.epsilon if np.isfinite(audit.epsilon) else None,
-                "rho": audit.rho if np.isfinite(audit.rho) else None,
-                "sensitivity": achieved.sensitivity.value if achieved else 0.0,
-            },
-            "seconds": round(seconds, 1),
-        },
-    )
-    write_final_statement(folder.path, audit)
+        )
+        write_final_statement(self.folder.path, audit)
 
 
 def client_examples(task: Task, config: TrainConfig, t: int, client: int) -> Examples:
     """The client's examples in the order of round t: a pure function of (config.seed, t, client)."""
-    x, y = task.client_examples(task.client_ids[client])
+    name = task.client_ids[client]
+    x, y = task.checked(task.client_examples(name), f"client {name!r}")
     order = np.random.default_rng(np.random.SeedSequence([config.seed, 2, t, client])).permutation(len(x))
-    return x[order].astype(np.int32, copy=False), y[order].astype(np.int32, copy=False)
+    return x[order], y[order]

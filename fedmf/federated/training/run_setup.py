@@ -1,14 +1,23 @@
-"""What a run folder has before round 0, and what a resume compares with it."""
+"""`RunSetup`, what a run is before round 0, made anew or from its folder; refuses what cannot give the guarantee."""
 
 import dataclasses
+import hashlib
 import pathlib
 import reprlib
 from typing import Any
 
+from fedmf.cohorts.availability import availability_from_text
+from fedmf.cohorts.controller import ParticipationController
+from fedmf.cohorts.devices import DeviceBehavior
+from fedmf.federated.execution.base import RunOptions
+from fedmf.federated.execution.choice import parameters
+from fedmf.federated.noise.source import check_noise_seed
 from fedmf.federated.task import Task
 from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.error import rmse
+from fedmf.noise.strategies import choose_host_strategy
+from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import installed_versions, mechanism_digest
 from fedmf.runs.audit import recorded_plan
@@ -16,8 +25,119 @@ from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSetup:
+    """Task, config, plan and noise seed of a run, and its folder.
+
+    Attributes:
+      plan_given: the plan is the caller's and not the config's.
+    """
+
+    task: Task
+    config: TrainConfig
+    plan: Plan
+    noise_seed: int
+    folder: RunFolder
+    plan_given: bool
+
+    def write(self) -> None:
+        """Writes everything that is known before round 0; config.json last, because it makes the folder a run."""
+        folder, plan = RunFolder.create(self.folder.path), self.plan
+        plan.mechanism.save(folder.path / "mechanism.npz")
+        workload = self.config.workload()
+        folder.write_json(
+            "plan",
+            plan.summary()
+            | {
+                "given": self.plan_given,
+                "task": _task_summary(self.task),
+                "workload": workload.name,
+                "rmse": rmse(plan.mechanism, workload, plan.participation),
+                "versions": installed_versions(),
+            },
+        )
+        write_atomically(folder.path / "statement.md", plan.statement(population=len(self.task.client_ids)))
+        write_atomically(folder.path / "private" / "noise_seed", f"{self.noise_seed}\n", mode=0o600)
+        write_atomically(folder.path / "config.json", self.config.to_json())
+
+
+def new_run(
+    task: Task,
+    config: TrainConfig,
+    folder: str | pathlib.Path,
+    noise_seed: int | str | None,
+    plan: Plan | None,
+    options: RunOptions,
+) -> RunSetup:
+    """The setup of a new run; nothing is written.
+
+    Raises:
+      TypeError, ValueError: for whatever would stop it before the first round.
+    """
+    seed = check_noise_seed(noise_seed)
+    if config.sampling is None:
+        controller_of(task, config)  # refuses an impossible participation before a long fit
+    task.checked(task.evaluation_examples("validation"), "the validation split")
+    task.checked(task.client_examples(task.client_ids[0]), f"client {task.client_ids[0]!r}")
+    plan_given = plan is not None
+    if plan is None:
+        plan = config.plan(config.fit(show_progress=options.progress))
+    check_plan(plan, config)
+    controller_of(task, config, plan, seed)
+    _check_noise(plan, parameters(task, config), options, pathlib.Path(folder))
+    return RunSetup(
+        task=task, config=config, plan=plan, noise_seed=seed, folder=RunFolder(folder), plan_given=plan_given
+    )
+
+
+def _check_noise(plan: Plan, size: int, options: RunOptions, folder: pathlib.Path) -> None:
+    """Refuses noise for which there is no room, or that float32 does not hold."""
+    choose_host_strategy(
+        plan.mechanism.stream().causal(),
+        size,
+        memory_bytes=options.noise_memory,
+        folder=folder / "private",
+        name=options.noise_strategy,
+    )
+
+
+def controller_of(
+    task: Task,
+    config: TrainConfig,
+    plan: Plan | None = None,
+    noise_seed: int = 0,
+    ledger: ParticipationLedger | None = None,
+) -> ParticipationController:
+    """The controller of a run. With sampling it is seeded by the secret seed: amplification needs a sample that nobody knows.
+
+    Raises:
+      ValueError: the task has another number of clients than the sampling, or what the controller refuses.
+    """
+    sampling = None if plan is None else plan.sampling
+    participation, seed = config.participation(), config.seed
+    if sampling is not None:
+        if len(task.client_ids) != sampling.population:
+            raise ValueError(
+                f"population={sampling.population} but the data has {len(task.client_ids)} clients: set population to that, on which "
+                "the amplification depends"
+            )
+        sampling = dataclasses.replace(sampling, cohort_size=config.cohort_size)
+        participation = sampling.participation(config.rounds)
+        seed = int.from_bytes(hashlib.sha256(f"fedmf cohorts {noise_seed}".encode()).digest()[:16], "big")
+    return ParticipationController(
+        participation,
+        population=len(task.client_ids),
+        cohort_size=config.cohort_size,
+        seed=seed,
+        sampling=sampling,
+        ledger=ledger,
+        availability=availability_from_text(config.availability),
+        behavior=DeviceBehavior(dropout=config.dropout, seed=config.seed),
+    )
+
+
 def check_plan(plan: Plan, config: TrainConfig) -> None:
-    """Refuses a plan that is not of the run that the config describes.
+    """Refuses a plan for another run than the config's.
 
     Raises:
       TypeError, ValueError: saying where they differ, or that float32 cannot hold the noise's scale.
@@ -31,11 +151,13 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
         raise ValueError(
             f"plan is for {plan.participation} but the config trains {config.participation()}: calibrate the plan for the run"
         )
-    asked, given = config.sampling_scheme(), plan.sampling
-    if (asked is None) != (given is None) or (
-        asked is not None and given is not None and dataclasses.replace(given, groups=None) != asked
+    wanted, planned = config.sampling_scheme(), plan.sampling
+    if (wanted is None) != (planned is None) or (
+        wanted is not None and planned is not None and dataclasses.replace(planned, groups=None) != wanted
     ):
-        raise ValueError(f"plan has sampling={given} but the config asks for {asked}: calibrate the plan for the run")
+        raise ValueError(
+            f"plan has sampling={planned} but the config asks for {wanted}: calibrate the plan for the run"
+        )
     if plan.simulated_cohort not in (None, config.cohort_size):
         raise ValueError(
             f"plan simulates simulated_cohort={plan.simulated_cohort} clients a round but the config trains cohort_size="
@@ -58,89 +180,53 @@ def _task_summary(task: Task) -> dict[str, Any]:
     }
 
 
-def write_setup(folder: RunFolder, task: Task, config: TrainConfig, plan: Plan, seed: int, *, given: bool) -> None:
-    """Everything that is known before round 0; config.json last, because it makes the folder a run.
-
-    Args:
-      folder, task, config: of the run.
-      plan: what it will add as noise.
-      seed: of that noise.
-      given: the plan is the caller's and not the config's.
-    """
-    plan.mechanism.save(folder.path / "mechanism.npz")
-    workload = config.workload()
-    folder.write_json(
-        "plan",
-        plan.summary()
-        | {
-            "given": given,
-            "task": _task_summary(task),
-            "workload": workload.name,
-            "rmse": rmse(plan.mechanism, workload, plan.participation),
-            "versions": installed_versions(),
-        },
-    )
-    write_atomically(folder.path / "statement.md", plan.statement(population=len(task.client_ids)))
-    write_atomically(folder.path / "private" / "noise_seed", f"{seed}\n", mode=0o600)
-    write_atomically(folder.path / "config.json", config.to_json())
+def _changes(new: dict[str, Any], old: dict[str, Any]) -> str:
+    changed = [name for name in new if new[name] != old.get(name)]
+    return ", ".join(f"{name}={new[name]!r} (the run has {old.get(name)!r})" for name in changed)
 
 
-def reopen_run(task: Task, config: TrainConfig, folder: RunFolder, plan: Plan | None) -> tuple[Plan, int]:
-    """The plan and the noise seed with which a run goes on.
+def reopen_run(task: Task, config: TrainConfig, folder: RunFolder, plan: Plan | None) -> RunSetup:
+    """The setup with which a run goes on. Resumed rounds repeat their noise: on other data the difference of the two releases would be
+    free of it.
 
     Raises:
-      ValueError: it was begun with another config, plan or mechanism, or on other data.
+      ValueError: the run was begun with another config, plan or mechanism, or on other data.
     """
     run = Run.load(folder.path)
+    cannot = f"cannot resume {folder.path}"
     # Where the data lie may change; what they are is compared below.
-    if dataclasses.replace(run.config, data=config.data) != config:
-        changed = [
-            f"{f.name}={getattr(config, f.name)!r} (the run has {getattr(run.config, f.name)!r})"
-            for f in dataclasses.fields(config)
-            if f.name != "data" and getattr(config, f.name) != getattr(run.config, f.name)
-        ]
+    changes = _changes(dataclasses.asdict(config) | {"data": None}, dataclasses.asdict(run.config) | {"data": None})
+    if changes:
+        raise ValueError(f"{cannot} with another config: {changes}; start a new folder for that")
+    recorded = run.plan["task"]
+    if recorded != _task_summary(task):
+        changes = _changes(_task_summary(task), recorded if isinstance(recorded, dict) else {})
         raise ValueError(
-            f"cannot resume {folder.path} with another config: {', '.join(changed)}; start a new folder for that"
+            f"{cannot} on other data: {changes or 'its plan.json describes more'}; start a new folder for that"
         )
-    _check_same_task(run, task)
     stored = load_mechanism(folder.path / "mechanism.npz")
     if stored.rounds != config.rounds:
         raise ValueError(
-            f"cannot resume {folder.path}: its mechanism.npz has {stored.rounds} rounds where its config.json has {config.rounds}; put "
-            "back the mechanism.npz that the run was begun with"
+            f"{cannot}: its mechanism.npz has {stored.rounds} rounds where its config.json has {config.rounds}; put back the "
+            "mechanism.npz that the run was begun with"
         )
+    plan_given = plan is not None
     if plan is None:
         plan = recorded_plan(run) if run.plan.get("given") else config.plan(stored)
     other = any(run.plan[key] != value for key, value in plan.summary().items())
     if other or mechanism_digest(plan.mechanism) != mechanism_digest(stored):
         raise ValueError(
-            f"cannot resume {folder.path} with another plan: its plan.json or mechanism.npz differs; start a new folder for that"
+            f"{cannot} with another plan: its plan.json or mechanism.npz differs; start a new folder for that"
         )
-    return plan, _kept_seed(folder.path / "private" / "noise_seed")
+    seed = _stored_seed(folder.path / "private" / "noise_seed")
+    return RunSetup(task=task, config=config, plan=plan, noise_seed=seed, folder=folder, plan_given=plan_given)
 
 
-def _check_same_task(run: Run, task: Task) -> None:
-    """Raises unless the run was begun on this task: resumed rounds repeat their noise, and on other data the difference of the two
-    releases would be free of it."""
-    recorded, given = run.plan["task"], _task_summary(task)
-    if recorded == given:
-        return
-    of_run = recorded if isinstance(recorded, dict) else {}
-    changed = [
-        f"{name}={given[name]!r} (the run has {of_run.get(name)!r})"
-        for name in given
-        if given[name] != of_run.get(name)
-    ]
-    raise ValueError(
-        f"cannot resume {run.path} on other data: {', '.join(changed) or 'its plan.json describes more'}; start a new folder for that"
-    )
-
-
-def _kept_seed(path: pathlib.Path) -> int:
+def _stored_seed(path: pathlib.Path) -> int:
     """The noise seed that the run was begun with.
 
     Raises:
-      ValueError: it is not there, or is none. The message says nothing of what the file holds, and no other error is behind it.
+      ValueError: it is missing or damaged. The message quotes nothing of the file, and no other error is its context.
     """
     wrong = "is damaged: it must hold one whole number"
     try:
@@ -153,7 +239,7 @@ def _kept_seed(path: pathlib.Path) -> int:
         wrong = f"cannot be read ({error.strerror})"
     except ValueError:  # bytes that are no text, or more digits than Python reads
         pass
-    # Not within the except clauses: what was raised there would be this error's context, and may quote the seed.
+    # Outside the except clauses: an error caught there would be this one's context, and may quote the seed.
     raise ValueError(
-        f"the noise seed {path} {wrong}; without it nobody can make the same noise again: put the run's own back, or start a new folder"
+        f"the noise seed {path} {wrong}; without it the noise cannot be made again: put the run's own back, or start a new folder"
     )

@@ -1,9 +1,10 @@
-"""The fast execution with hand-written client work: the same model as stock TFF, repeatable, resumable, and quick to stop."""
+"""The fast execution with compiled client work: the same model as stock TFF, repeatable, resumable, and quick to stop."""
 
 import dataclasses
+import functools
 import os
 import pathlib
-import re
+import signal
 import threading
 import time
 
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 from fedmf import federated
-from fedmf.federated.execution.choice import FastExecution, build_execution
+from fedmf.federated.execution.base import RunOptions
+from fedmf.federated.execution.choice import build_execution
+from fedmf.terminal import interrupts
 from tests.federated.run_small import config
 
 pytestmark = pytest.mark.tensorflow
@@ -32,7 +35,7 @@ def tasks(tmp_path_factory):
         )
         for loss in ("masked", "published")
     }
-    if made["masked"].local_epoch() is None:
+    if made["masked"].compiled_epoch() is None:
         pytest.skip("no C compiler")
     return made
 
@@ -45,7 +48,7 @@ def task(tasks):
 def run(task, settings, *, rounds=6, state=None, first=0, **options):
     """Weights and rows of metrics after some rounds, noise on; and the execution and its state."""
     plan = settings.plan()
-    execution = build_execution(task, plan, settings, 9, **options)
+    execution = build_execution(task, plan, settings, 9, options=RunOptions(**options))
     state = execution.init() if state is None else execution.from_leaves(state)
     rows = []
     for t in range(first, rounds):
@@ -75,7 +78,7 @@ def test_the_same_model_as_stock_tff(tasks, loss):
 def test_the_same_model_as_automatic_differentiation(task):
     settings = config(client_learning_rate=1.0)
     hand, _, _ = run(task, settings)
-    keras, _, _ = run(task, settings, client_work="differentiated")
+    keras, _, _ = run(task, settings, client_work="autodiff")
     for a, b in zip(hand, keras, strict=True):
         np.testing.assert_allclose(a, b, atol=3e-6)
 
@@ -93,10 +96,9 @@ def test_threads_change_no_bit_and_a_run_resumes(task, threads):
 def execution_of(task, epoch, **options):
     """A fast execution whose clients train by `epoch`, and its first state."""
     settings = config()
-    made = dataclasses.replace(task, local_epoch=lambda: lambda weights: epoch)
-    execution = build_execution(made, settings.plan(), settings, 9, **options)
-    assert isinstance(execution, FastExecution)
-    assert execution.client_work == "hand_written"
+    with_epoch = dataclasses.replace(task, compiled_epoch=lambda: epoch)
+    execution = build_execution(with_epoch, settings.plan(), settings, 9, options=RunOptions(**options))
+    assert execution.client_work == "compiled"
     return execution, execution.init()
 
 
@@ -105,7 +107,7 @@ def test_updates_are_summed_in_the_cohort_s_order(task):
     rng = np.random.default_rng(1)
     shift = {count: float(10.0 ** rng.uniform(-6, 0)) for count in range(1, 9)}
 
-    def epoch(x, y, *, learning_rate, update, stop, slow):
+    def epoch(weights, x, y, rate, update, slow):
         time.sleep(0.05 * (len(x) % 3 if slow else 0))
         for part in update:
             part[...] = shift[len(x)]
@@ -114,68 +116,32 @@ def test_updates_are_summed_in_the_cohort_s_order(task):
     cohort = [(np.ones((count, 5), np.int32),) * 2 for count in shift]
     sums = []
     for slow, threads in ((False, 1), (True, 4)):
-        execution, state = execution_of(
-            task, lambda *args, slow=slow, **options: epoch(*args, slow=slow, **options), threads=threads
-        )
+        execution, state = execution_of(task, functools.partial(epoch, slow=slow), threads=threads)
         sums.append(execution.weights(execution.next(state, cohort)[0]))
     for a, b in zip(*sums, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_ctrl_c_and_errors_stop_the_other_clients(task):
-    running, stopped = threading.Event(), threading.Event()
+def test_ctrl_c_stops_between_clients_and_waits_for_those_that_train(task):
+    started, ended = [], []
 
-    def epoch(x, y, *, learning_rate, update, stop):
+    def epoch(weights, x, y, rate, update):
+        started.append(len(x))
         if len(x) == 1:
-            running.wait(10)
-            raise KeyboardInterrupt
-        running.set()
-        for _ in range(1000):
-            if stop[0]:
-                stopped.set()
-                return 0.0
-            time.sleep(0.01)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.1)
+        ended.append(len(x))
         return 0.0
 
     execution, state = execution_of(task, epoch, threads=2)
-    cohort = [(np.ones((count, 5), np.int32),) * 2 for count in (1, 2, 2, 2)]
-    with pytest.raises(KeyboardInterrupt):
+    cohort = [(np.ones((count, 5), np.int32),) * 2 for count in (1, 2, 2, 2, 2, 2, 2, 2)]
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
         execution.next(state, cohort)
-    assert stopped.is_set()
+    assert 1 in started
+    assert len(started) < len(cohort)
+    assert sorted(started) == sorted(ended)
     # What was started before is over: the next round is undisturbed.
     assert execution.next(state, [])[1]["examples"] == 0
-
-
-@pytest.mark.parametrize("floats", [0, 1, 1000, 2**20 - 1, 2**20, 3_000_001])
-def test_room(floats):
-    from fedmf.federated.execution.c_library import room
-
-    held = room(floats)
-    assert (held.shape, held.dtype) == ((floats,), np.float32)
-    assert not floats or held.ctypes.data % 64 == 0  # nothing has no place
-    assert held.flags.writeable
-    assert not held.any()
-    held[...] = 1.0  # all of it is there
-
-
-@pytest.mark.skipif(not pathlib.Path("/proc/self/smaps").exists(), reason="Linux tells what memory is like")
-@pytest.mark.parametrize(("floats", "huge"), [(2**19, False), (3_000_001, True)])
-def test_large_room_is_memory_that_huge_pages_are_for(floats, huge):
-    from fedmf.federated.execution.c_library import room
-
-    if not pathlib.Path("/sys/kernel/mm/transparent_hugepage").exists():
-        pytest.skip("a kernel without huge pages")
-    held = room(floats)
-    address = held.ctypes.data + held.nbytes // 2
-    # A line "from-to rwxp ..." for each piece of memory, and lines about it; p is private, hg "huge pages wanted".
-    pieces = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", pathlib.Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
-    for piece in filter(None, pieces):
-        first, last = (int(end, 16) for end in piece.split(" ", 1)[0].split("-"))
-        if first <= address < last:
-            assert piece.split()[1] == "rw-p"
-            assert (" hg" in piece.rpartition("VmFlags:")[2]) == huge
-            return
-    pytest.fail("the room is nowhere")
 
 
 def test_an_update_and_its_tensors_are_the_same_memory():
@@ -195,55 +161,34 @@ def test_an_update_and_its_tensors_are_the_same_memory():
             np.testing.assert_array_equal(more, np.full(shape, value + 1.0))
 
 
-def test_arguments_are_checked(task):
-    settings = config()
-    with pytest.raises(ValueError, match="client_work='cuda' must be one of hand_written, differentiated"):
-        build_execution(task, settings.plan(), settings, 9, client_work="cuda")
+def test_options_are_checked():
+    with pytest.raises(ValueError, match="client_work='cuda'"):
+        RunOptions(client_work="cuda")
     with pytest.raises(ValueError, match="threads=0"):
-        build_execution(task, settings.plan(), settings, 9, threads=0)
+        RunOptions(threads=0)
+    for threads in (1.5, "2", True):
+        with pytest.raises(TypeError, match="threads="):
+            RunOptions(threads=threads)
 
 
-def test_without_a_compiler_the_keras_model_trains(task, monkeypatch, tmp_path):
-    from fedmf.federated.execution import c_library
-
-    monkeypatch.setenv(c_library.COMPILER_VARIABLE, "")
-    source = tmp_path / "one.c"
-    source.write_text("int one(void) { return 1; }\n")
-    assert c_library.library(source) is None
-    without = dataclasses.replace(task, local_epoch=lambda: None)
+def test_without_a_compiler_the_keras_model_trains(task):
+    without = dataclasses.replace(task, compiled_epoch=lambda: None)
     settings = config()
     execution = build_execution(without, settings.plan(), settings, 9)
-    assert execution.client_work == "differentiated"
+    assert execution.client_work == "autodiff"
     assert "install a C compiler, or name one in FEDMF_CC" in execution.slow
-    for told in (dataclasses.replace(task, local_epoch=None), task):
-        assert not build_execution(told, settings.plan(), settings, 9, client_work="differentiated").slow
+    autodiff, compiled = RunOptions(client_work="autodiff"), RunOptions(client_work="compiled")
+    for quiet in (dataclasses.replace(task, compiled_epoch=None), task):
+        assert not build_execution(quiet, settings.plan(), settings, 9, options=autodiff).slow
     with pytest.raises(ValueError, match="it may need a C compiler"):
-        build_execution(without, settings.plan(), settings, 9, client_work="hand_written")
+        build_execution(without, settings.plan(), settings, 9, options=compiled)
 
 
-def test_a_library_is_compiled_once_and_by_content(monkeypatch, tmp_path):
-    from fedmf.federated.execution import c_library
-
-    if c_library.compiler() is None:
-        pytest.skip("no C compiler")
-    monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "cache"))
-    for number in (1, 2):
-        source = tmp_path / f"{number}" / "number.c"
-        source.parent.mkdir()
-        source.write_text(f"int number(void) {{ return {number}; }}\n")
-        assert c_library.library(source).number() == number
-    assert len(list((tmp_path / "cache").iterdir())) == 2
-    broken = tmp_path / "broken.c"
-    broken.write_text("this is not C\n")
-    assert c_library.library(broken) is None
-    assert len(list((tmp_path / "cache").iterdir())) == 2
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 3])
 def test_so_many_clients_train_side_by_side(task, threads):
     lock, running, most = threading.Lock(), 0, 0
 
-    def epoch(x, y, *, learning_rate, update, stop):
+    def epoch(weights, x, y, rate, update):
         nonlocal running, most
         with lock:
             running += 1
@@ -255,10 +200,8 @@ def test_so_many_clients_train_side_by_side(task, threads):
             running -= 1
         return 0.0
 
-    settings = config()
-    watched = dataclasses.replace(task, local_epoch=lambda: lambda weights: epoch)
-    execution = build_execution(watched, settings.plan(), settings, 9, threads=threads)
-    execution.next(execution.init(), [task.client_examples(name) for name in task.client_ids[:9]])
+    execution, state = execution_of(task, epoch, threads=threads)
+    execution.next(state, [task.client_examples(name) for name in task.client_ids[:9]])
     assert most == threads
 
 

@@ -18,18 +18,6 @@ pytestmark = pytest.mark.tensorflow
 ROOT = pathlib.Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("threads", [0, -1])
-def test_a_limit_is_positive(threads):
-    with pytest.raises(ValueError, match=f"threads={threads}"), limited_threads(threads):
-        pass
-
-
-@pytest.mark.parametrize("threads", [1.5, "2", True])
-def test_a_limit_is_whole(threads):
-    with pytest.raises(TypeError, match="threads="), limited_threads(threads):
-        pass
-
-
 def test_no_limit_changes_nothing():
     before = dict(os.environ)
     with limited_threads(None):

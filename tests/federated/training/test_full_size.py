@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 import fedmf
-from fedmf.federated.execution.c_library import compiler
+from fedmf.tasks.stackoverflow.compiled.c_library import compiler
 from tests.federated import full_size
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]

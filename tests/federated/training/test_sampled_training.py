@@ -8,7 +8,7 @@ import pytest
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.training.loop import controller_of
+from fedmf.federated.training.run_setup import controller_of
 from fedmf.reports import write_report
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task

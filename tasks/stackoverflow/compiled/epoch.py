@@ -1,0 +1,93 @@
+"""`next_word.c` as a `Task.compiled_epoch`."""
+
+import ctypes
+import functools
+import pathlib
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fedmf.federated.execution.client_work import aligned_buffer
+from fedmf.federated.task import CompiledEpoch
+from fedmf.tasks.stackoverflow.compiled.c_library import library, pointer
+
+_SOURCE = pathlib.Path(__file__).with_name("next_word.c")
+_LONG, _POINTER = ctypes.c_long, ctypes.c_void_p
+_Sizes, _Tensors = ctypes.c_long * 5, ctypes.c_void_p * 8
+_thread = threading.local()
+
+
+@functools.cache
+def _functions() -> ctypes.CDLL | None:
+    functions = library(_SOURCE)
+    if functions is not None:
+        functions.next_word_arena.restype = _LONG
+        functions.next_word_arena.argtypes = (_LONG,) * 5
+        functions.next_word_epoch.restype = ctypes.c_double
+        functions.next_word_epoch.argtypes = (
+            *(_POINTER,) * 4, _LONG, _POINTER, ctypes.c_int, ctypes.c_float, _POINTER,
+        )  # fmt: skip
+    return functions
+
+
+def compiled_epoch(
+    *, vocabulary_size: int, embedding_size: int, lstm_size: int, loss: str, batch_size: int
+) -> Callable[[], CompiledEpoch | None]:
+    """The `Task.compiled_epoch` of a task with `model.build_model` of these sizes and `model.make_loss(loss)`.
+
+    The sum of the loss and the update agree with the Keras model's to float32 rounding, not to the bit. Without a C compiler there is no
+    such epoch.
+    """
+    sizes = (vocabulary_size + 4, embedding_size, lstm_size)
+    shapes = tensor_shapes(*sizes)
+
+    def epoch(
+        weights: Sequence[np.ndarray],
+        x: np.ndarray,
+        y: np.ndarray,
+        learning_rate: float,
+        update: Sequence[np.ndarray],
+        /,
+    ) -> float:
+        functions = _functions()
+        assert functions is not None
+        for name, arrays in (("weights", weights), ("update", update)):
+            if [array.shape for array in arrays] != shapes:
+                raise ValueError(f"{name} must have the shapes {shapes}: found {[array.shape for array in arrays]}")
+        if x.shape != y.shape:
+            raise ValueError(f"x and y must have one shape: found {x.shape} and {y.shape}")
+        for ids in (x, y):
+            if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < sizes[0]:
+                raise ValueError(f"ids of words must be in 0 .. {sizes[0] - 1}: found {ids.min()} .. {ids.max()}")
+        all_sizes = (*sizes, x.shape[1], batch_size)
+        arena = _arena(int(functions.next_word_arena(*all_sizes)))
+        return float(
+            functions.next_word_epoch(
+                _Tensors(*(pointer(w) for w in weights)),
+                _Tensors(*(pointer(u, written=True) for u in update)),
+                pointer(x, np.int32),
+                pointer(y, np.int32),
+                len(x),
+                _Sizes(*all_sizes),
+                loss == "masked",
+                learning_rate,
+                pointer(arena, written=True),
+            )
+        )
+
+    return lambda: None if _functions() is None else epoch
+
+
+def tensor_shapes(classes: int, width: int, units: int) -> list[tuple[int, ...]]:
+    """Shapes of the trainable weights of `model.build_model`, in its order."""
+    lstm = [(width, 4 * units), (units, 4 * units), (4 * units,)]
+    return [(classes, width), *lstm, (units, width), (width,), (width, classes), (classes,)]
+
+
+def _arena(floats: int) -> np.ndarray:
+    """Memory to work in, one for each thread."""
+    if not hasattr(_thread, "arena") or _thread.arena.size < floats:
+        _thread.arena = aligned_buffer(floats)
+    arena: np.ndarray = _thread.arena
+    return arena

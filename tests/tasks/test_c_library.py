@@ -1,0 +1,48 @@
+"""The library that the machine's compiler makes."""
+
+import os
+import shutil
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+from fedmf.tasks.stackoverflow.compiled import c_library  # noqa: E402
+
+
+@pytest.fixture
+def source(tmp_path):
+    if c_library.compiler() is None:
+        pytest.skip("no C compiler")
+    path = tmp_path / "source" / "number.c"
+    path.parent.mkdir()
+    path.write_text("int number(void) { return 1; }\n")
+    return path
+
+
+def test_it_is_compiled_once_and_by_content(monkeypatch, tmp_path, source):
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("FEDMF_CACHE", str(cache))
+    assert c_library.library(source).number() == 1
+    other = source.with_name("other.c")
+    shutil.copy(source, other)
+    (source.parent / "number.h").write_text("")
+    assert c_library.library(other).number() == 1
+    assert len(list(cache.iterdir())) == 2
+    broken = tmp_path / "broken.c"
+    broken.write_text("this is not C\n")
+    assert c_library.library(broken) is None
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_without_a_compiler_there_is_none(monkeypatch, source):
+    monkeypatch.setenv(c_library.COMPILER_VARIABLE, "")
+    assert c_library.library(source) is None
+
+
+@pytest.mark.parametrize("cache", ["", "file/cache"])
+def test_a_cache_that_cannot_be_written_is_none(cache, monkeypatch, tmp_path, source):
+    """As a home folder that is not writable: that is no reason to say that a compiler is missing."""
+    (tmp_path / "file").write_text("")  # nobody makes a folder in it, not even root
+    monkeypatch.setenv("FEDMF_CACHE", cache and os.path.join(tmp_path, cache))
+    assert c_library.library(source).number() == 1
