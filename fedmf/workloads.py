@@ -9,7 +9,7 @@ import numpy as np
 from fedmf import checks
 
 # Losses are squares of entries, and steps of fits squares of those.
-_LARGEST = 1e75
+_MAX_MAGNITUDE = 1e75
 
 
 @final
@@ -45,18 +45,18 @@ class Workload:
     name: str
     rounds: int
     inverse_diagonals: np.ndarray | None
-    __array_ufunc__ = None  # numpy leaves `workload @ array` to us, which refuse it
+    __array_ufunc__ = None  # so that `workload @ array` is refused
 
     def __init__(self, name: str, matrix: np.ndarray | Sequence[Sequence[float]]) -> None:
-        given = checks.lower_triangular("matrix", matrix)
-        zeros = np.flatnonzero(np.diagonal(given) == 0.0)
+        array = checks.lower_triangular("matrix", matrix)
+        zeros = np.flatnonzero(np.diagonal(array) == 0.0)
         if len(zeros):
             t = int(zeros[0])
             raise ValueError(
                 f"matrix[{t}, {t}]=0.0 makes the workload singular: give every round a non-zero weight on its own input"
             )
-        _check_scale("matrix", given, np.diagonal(given))
-        self._set(name, checks.frozen(given), None)
+        _check_scale("matrix", array, np.diagonal(array))
+        self._set(name, checks.frozen(array), None)
 
     @classmethod
     def from_inverse(cls, name: str, inverse_diagonals: np.ndarray | Sequence[Sequence[float]]) -> "Workload":
@@ -107,8 +107,8 @@ class Workload:
             assert self.inverse_diagonals is not None
             checks.fits_in_memory(f"the matrix of workload {self.name!r}", (self.rounds, self.rounds))
             self.__dict__["_matrix"] = checks.frozen(_solve_banded(self.inverse_diagonals))
-        found: np.ndarray = self.__dict__["_matrix"]
-        return found
+        matrix: np.ndarray = self.__dict__["_matrix"]
+        return matrix
 
     @property
     def coefficients(self) -> np.ndarray | None:
@@ -125,9 +125,7 @@ class Workload:
             return None
         import scipy.signal
 
-        impulse = np.zeros(self.rounds)
-        impulse[0] = 1.0
-        return np.asarray(scipy.signal.lfilter([1.0], rows[-1], impulse))
+        return np.asarray(scipy.signal.lfilter([1.0], rows[-1], np.eye(1, self.rounds)[0]))
 
     def __matmul__(self, other: "Workload") -> "Workload":
         """The workload A_self A_other: what `self` makes of the outputs of `other`."""
@@ -242,10 +240,10 @@ def momentum_sgd(
 def _check_scale(name: str, matrix: np.ndarray, diagonal: np.ndarray) -> None:
     """Raises unless the largest entry and the smallest on the diagonal are within 1e-75 to 1e75."""
     largest, smallest = float(np.abs(matrix).max()), float(np.abs(diagonal).min())
-    if largest > _LARGEST or smallest < 1.0 / _LARGEST:
+    if largest > _MAX_MAGNITUDE or smallest < 1.0 / _MAX_MAGNITUDE:
         raise ValueError(
             f"{name} has entries from {smallest:.3g} on its diagonal to {largest:.3g}: float64 holds the squares of "
-            f"those within {1.0 / _LARGEST:g} to {_LARGEST:g} only, so give the workload, or the learning rates, another unit"
+            f"those within {1.0 / _MAX_MAGNITUDE:g} to {_MAX_MAGNITUDE:g} only, so give the workload, or the learning rates, another unit"
         )
 
 

@@ -71,9 +71,16 @@ class Mechanism(abc.ABC):
     def noising(self) -> np.ndarray:
         """N, float64 (rounds, m), with N C = I, a new array."""
 
-    @abc.abstractmethod
     def stream(self) -> NoiseStream:
-        """The recipe that makes rows of N Z from independent draws."""
+        """The recipe that makes rows of N Z from independent draws.
+
+        By default the rows of a banded C as a recurrence (banded paper, App. J, Alg. 9), otherwise the rows of N.
+        """
+        rows = self.banded_rows()
+        if rows is not None:
+            return NoiseStream(rounds=self.rounds, sources=self.rounds, recurrence=rows)
+        N = self.noising()
+        return NoiseStream(rounds=self.rounds, sources=N.shape[1], contraction=N)
 
     def banded_rows(self) -> np.ndarray | None:
         """C by rows, float64 (rounds, bands), [t, j] = C[t, t - j], where C is square and banded; otherwise None.

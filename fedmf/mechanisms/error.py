@@ -11,7 +11,7 @@ from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
-_ROUNDS_SOLVED_AT_ONCE = 256
+_MAX_ROUNDS_SOLVED_AT_ONCE = 256
 
 
 def loss(mechanism: Any, workload: Workload, participation: Participation) -> float:
@@ -131,5 +131,5 @@ def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
         squares = squared_row_norms_of_inverse(checks.banded_product(rows, inverse))
         if is_precise(squares, rows, inverse):
             return squares
-        parts = np.array_split(np.arange(len(rows)), -(-len(rows) // _ROUNDS_SOLVED_AT_ONCE))
+        parts = np.array_split(np.arange(len(rows)), -(-len(rows) // _MAX_ROUNDS_SOLVED_AT_ONCE))
         return np.concatenate([squared_rows_by_solving(rows, inverse, part) for part in parts])

@@ -1,4 +1,4 @@
-"""Any factorization at all, given by its two matrices."""
+"""Any factorization, as its two matrices."""
 
 import dataclasses
 from typing import ClassVar, final
@@ -8,13 +8,12 @@ import numpy as np
 from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import Family, register
-from fedmf.noise.stream import NoiseStream
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ExplicitMechanism(Mechanism):
-    """A mechanism from elsewhere: C (m, n) of any shape with m >= n, and any N (n, m) with N C = I.
+    """Matrices of any origin: C (m, n) of any shape with m >= n, and any N (n, m) with N C = I.
 
     Attributes:
       encoder_matrix: C, float64 (m, rounds). Kept as a read-only copy.
@@ -68,14 +67,5 @@ class ExplicitMechanism(Mechanism):
         """N, float64 (rounds, m)."""
         return self.noising_matrix.copy()
 
-    def stream(self) -> NoiseStream:
-        """The rows of N."""
-        return NoiseStream(rounds=self.rounds, sources=self.noising_matrix.shape[1], contraction=self.noising_matrix)
 
-
-register(
-    Family(
-        mechanism=ExplicitMechanism,
-        label="Explicit matrices",
-    )
-)
+register(Family(mechanism=ExplicitMechanism, label="Explicit matrices"))

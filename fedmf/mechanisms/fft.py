@@ -10,7 +10,6 @@ from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping
-from fedmf.noise.stream import NoiseStream
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
@@ -72,10 +71,6 @@ class FFTMechanism(Mechanism):
         # App. K, Prop. K.2: pinv(C_F) = (C_F^T C_F)^-1 C_F^T. Odd frequencies alone are a unitary map of n points, up to
         # scale, and there |Sigma| >= 1: C^T C >= I / 2 with eigenvalues of at most n, safe for a Cholesky factor.
         return scipy.linalg.cho_solve(scipy.linalg.cho_factor(C.T @ C), C.T)
-
-    def stream(self) -> NoiseStream:
-        """The rows of N over 2 * rounds sources."""
-        return NoiseStream(rounds=self.rounds, sources=2 * self.rounds, contraction=self.noising())
 
 
 def _root_of_circulant(n: int) -> np.ndarray:

@@ -56,8 +56,8 @@ def fit(
         toeplitz and blt the progress below which to stop. None: the family's default, 1e-8 to 1e-3.
       max_iterations: steps after which to stop anyway. None: the family's default, mostly 1000.
       progress: called with (iteration, loss, gap or None) after each step.
-      cache: a fit that took more than a tenth of a second is kept on disk under a hash of all that decides it, and read
-        from there the next time. True: in $FEDMF_CACHE, or else in fedmf in the user's cache folder; a path: in that
+      cache: a fit that took more than a tenth of a second is stored on disk under a hash of everything that
+        decides it, and read from there the next time. True: in $FEDMF_CACHE, or else in fedmf in the user's cache folder; a path: in that
         folder; False, or True with FEDMF_CACHE set to nothing: not at all.
       **options: of that family.
 
@@ -96,12 +96,12 @@ def fit(
     if folder is None:
         return record.fit(workload, participation, stopping, **options)
     decides = {**options, "tolerance": stopping.tolerance, "max_iterations": stopping.max_iterations}
-    kept = fits.entry(folder, workload, participation, family, decides)
-    mechanism = fits.recall(kept, workload.rounds)
+    path = fits.cached_path(folder, workload, participation, family, decides)
+    mechanism = fits.read(path, workload.rounds)
     if mechanism is None:
         stopped_short.set(False)
         began = time.perf_counter()
         mechanism = record.fit(workload, participation, stopping, **options)
-        if time.perf_counter() - began > fits.WORTH_KEEPING and not stopped_short.get():
-            fits.keep(kept, mechanism)
+        if time.perf_counter() - began > fits.MIN_SECONDS and not stopped_short.get():
+            fits.write(path, mechanism)
     return mechanism

@@ -9,7 +9,6 @@ from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping
-from fedmf.noise.stream import NoiseStream
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
@@ -63,10 +62,6 @@ class IdentityMechanism(Mechanism):
         column[0] = 1.0
         return column
 
-    def stream(self) -> NoiseStream:
-        """A recurrence without history: x_t = z_t."""
-        return NoiseStream(rounds=self.rounds, sources=self.rounds, recurrence=np.ones((self.rounds, 1)))
-
 
 def fit_identity(workload: Workload, participation: Participation, stopping: Stopping) -> IdentityMechanism:
     """Independent noise, whatever the workload."""
@@ -74,11 +69,4 @@ def fit_identity(workload: Workload, participation: Participation, stopping: Sto
     return IdentityMechanism(rounds=workload.rounds)
 
 
-register(
-    Family(
-        mechanism=IdentityMechanism,
-        fit=fit_identity,
-        label="DP-FedAvg",
-        color="#c1440e",
-    )
-)
+register(Family(mechanism=IdentityMechanism, fit=fit_identity, label="DP-FedAvg", color="#c1440e"))

@@ -92,10 +92,10 @@ def _read(source: pathlib.Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _named(archive: np.lib.npyio.NpzFile, names: tuple[str, ...]) -> np.ndarray | None:
-    found = [name for name in names if name in archive.files]
-    if len(found) > 1:
-        raise ValueError(f"the archive holds {' and '.join(found)}: keep one of them")
-    return np.asarray(archive[found[0]]) if found else None
+    present = [name for name in names if name in archive.files]
+    if len(present) > 1:
+        raise ValueError(f"the archive holds {' and '.join(present)}: keep one of them")
+    return np.asarray(archive[present[0]]) if present else None
 
 
 def _mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | None) -> Mechanism:

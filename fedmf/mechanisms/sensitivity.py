@@ -33,11 +33,11 @@ _SPECTRAL_AND_SUMS = (
     "smaller of |X| sums (banded paper, Prop. E.1) and k times the spectral norm (multi-epoch paper, Thm. 2.1)"
 )
 _ALIGNMENT = "largest sum of X_ij <u_i, u_j> over unit vectors, a semidefinite program and its dual (fedmf.mechanisms.vector_bound)"
-_ROWS_AT_ONCE = 512
+_MAX_ROWS_AT_ONCE = 512
 # Powers of two up to which an encoder's entries are squared as they are.
-_LARGEST_EXPONENT = 100
+_MAX_EXPONENT_BITS = 100
 # Rounds up to which an upper bound for a Toeplitz encoder is compared with those of its matrix.
-_TRIED_DENSE = 1024
+_MAX_ROUNDS_TRIED_DENSE = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +84,9 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
     coefficients = toeplitz() if callable(toeplitz) else None
     if coefficients is not None:
         known = _rescaled(_toeplitz, coefficients, participation)
-        if known.exact or participation.rounds > _TRIED_DENSE:
+        if known.exact or participation.rounds > _MAX_ROUNDS_TRIED_DENSE:
             return known
-        return min(known, sensitivity(encoder_or_mechanism.encoder(), participation), key=lambda found: found.value)
+        return min(known, sensitivity(encoder_or_mechanism.encoder(), participation), key=lambda bound: bound.value)
     banded = getattr(encoder_or_mechanism, "banded_rows", None)
     rows = banded() if callable(banded) else None
     if rows is not None:
@@ -109,11 +109,11 @@ def _rescaled(
 ) -> Sensitivity:
     """method(entries, participation), where squares neither underflow (a sensitivity of 0 would be no noise) nor overflow."""
     exponent = int(np.frexp(max(entries.max(), -entries.min()))[1])
-    if abs(exponent) <= _LARGEST_EXPONENT:
+    if abs(exponent) <= _MAX_EXPONENT_BITS:
         return method(entries, participation)
-    found = method(np.ldexp(entries, -exponent), participation)  # exact: a power of two
+    scaled = method(np.ldexp(entries, -exponent), participation)  # exact: a power of two
     with np.errstate(over="ignore"):  # to infinity, which is on the safe side
-        return dataclasses.replace(found, value=float(np.ldexp(found.value, exponent)))
+        return dataclasses.replace(scaled, value=float(np.ldexp(scaled.value, exponent)))
 
 
 def _dense(C: np.ndarray, participation: Participation) -> Sensitivity:
@@ -185,8 +185,8 @@ def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
         ends = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
         sums[1:, :-1] += ends[:-1, 1:]
         sums = sums.reshape(-1, b)
-    found = sums.ravel()[:n]
-    return float(found @ found)
+    total = sums.ravel()[:n]
+    return float(total @ total)
 
 
 def _banded(rows: np.ndarray, participation: Participation) -> Sensitivity:
@@ -220,8 +220,8 @@ def _banded(rows: np.ndarray, participation: Participation) -> Sensitivity:
         return _root(apart, True, "Alg. 5 of the banded paper (Thm. 2): exact, X has at most min_sep bands")
     # Alg. 4 of the banded paper (Thm. 3) over rows of |X| cut to their band, i - bands + 1 .. i + bands - 1.
     row_sums = np.empty(n)
-    for first in range(0, n, _ROWS_AT_ONCE):
-        here = np.arange(first, min(first + _ROWS_AT_ONCE, n))
+    for first in range(0, n, _MAX_ROWS_AT_ONCE):
+        here = np.arange(first, min(first + _MAX_ROWS_AT_ONCE, n))
         near = np.zeros((len(here), 2 * bands - 1))
         for m, X in gram.items():
             near[:, bands - 1 + m] = np.where(here + m < n, np.abs(X[here]), 0.0)
@@ -292,7 +292,7 @@ def _min_sep(C: np.ndarray, b: int, k: int) -> Sensitivity:
     lag = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
     magnitudes[(lag > 0) & (lag < b)] = 0.0
     row_sums = np.concatenate(
-        [_largest_separated_sums(magnitudes[i : i + _ROWS_AT_ONCE], b, k) for i in range(0, n, _ROWS_AT_ONCE)]
+        [_largest_separated_sums(magnitudes[i : i + _MAX_ROWS_AT_ONCE], b, k) for i in range(0, n, _MAX_ROWS_AT_ONCE)]
     )
     bound = float(_largest_separated_sums(row_sums[None, :], b, k)[0])
     # Multi-epoch paper, Thm. 2.1, with the largest eigenvalue of all of X above that of each pattern's submatrix. It

@@ -10,7 +10,7 @@ from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.storage import mechanism_of
-from fedmf.noise.stream import NoiseStream, check_left_inverse
+from fedmf.noise.stream import check_left_inverse
 
 DECODERS = ("optimal", "restarted")
 
@@ -98,13 +98,6 @@ class StampedMechanism(Mechanism):
         """N, float64 (rounds, times * m), of one block for each part."""
         return self._repeated("noising matrix", self._noising_of_part())
 
-    def stream(self) -> NoiseStream:
-        """The part's own recurrence started anew in every part, or else the rows of N."""
-        if self.banded_rows() is not None:
-            return NoiseStream(rounds=self.rounds, sources=self.rounds, recurrence=self.banded_rows())
-        N = self.noising()
-        return NoiseStream(rounds=self.rounds, sources=N.shape[1], contraction=N)
-
     def banded_rows(self) -> np.ndarray | None:
         """The part's banded rows again and again: they are zero before its first round."""
         rows = self.part.banded_rows()
@@ -135,15 +128,7 @@ class StampedMechanism(Mechanism):
     def _repeated(self, what: str, block: np.ndarray) -> np.ndarray:
         m, n = block.shape
         checks.fits_in_memory(f"the {what} of a mechanism stamped {self.times} times", (self.times * m, self.times * n))
-        whole = np.zeros((self.times * m, self.times * n))
-        for i in range(self.times):
-            whole[i * m : (i + 1) * m, i * n : (i + 1) * n] = block
-        return whole
+        return np.asarray(scipy.linalg.block_diag(*[block] * self.times))
 
 
-register(
-    Family(
-        mechanism=StampedMechanism,
-        label="Stamped",
-    )
-)
+register(Family(mechanism=StampedMechanism, label="Stamped"))

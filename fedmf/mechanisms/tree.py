@@ -12,7 +12,6 @@ from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.mechanisms.stamped import stamp
-from fedmf.noise.stream import NoiseStream
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
@@ -97,11 +96,6 @@ class TreeMechanism(Mechanism):
             return scipy.linalg.cho_solve(scipy.linalg.cho_factor(C.T @ C), C.T)
         B = _estimates_from_below(self.rounds, self.completion)
         return np.diff(B, axis=0, prepend=0.0)
-
-    def stream(self) -> NoiseStream:
-        """The rows of N over the tree's nodes."""
-        N = self.noising()
-        return NoiseStream(rounds=self.rounds, sources=N.shape[1], contraction=N)
 
 
 def fit_tree(

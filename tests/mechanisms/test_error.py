@@ -64,7 +64,7 @@ def test_long_recursions_run_in_parts(monkeypatch):
     whole = squared_row_norms_of_inverse(rows)
     np.testing.assert_allclose(whole, np.square(np.linalg.inv(matrix_of(rows))).sum(axis=1), rtol=1e-9)
     for rounds in (1, 32, 64, 100, 499, 500):
-        monkeypatch.setattr(recursion, "_ROUNDS_AT_ONCE", rounds)
+        monkeypatch.setattr(recursion, "_MAX_ROUNDS_AT_ONCE", rounds)
         np.testing.assert_allclose(squared_row_norms_of_inverse(rows), whole, rtol=1e-12)
 
 

@@ -66,7 +66,7 @@ def test_series_divided_by_fft_agree_with_division_term_by_term(monkeypatch):
     c = np.cumprod(np.concatenate([[1.0], (2 * np.arange(1, 5000) - 1) / (2 * np.arange(1, 5000))]))
     direct = inverse_series(c, 5000)
     short = inverse_series(c[:3], 1000)
-    monkeypatch.setattr(mechanism, "_DIRECT", 0)
+    monkeypatch.setattr(mechanism, "_MAX_DIRECT_MULTIPLICATIONS", 0)
     np.testing.assert_allclose(inverse_series(c[:3], 1000), short, atol=1e-14)
     np.testing.assert_allclose(inverse_series(c, 5000), direct, atol=1e-14)
     np.testing.assert_allclose(inverse_series(2.0 * c[:1], 3), [0.5, 0.0, 0.0], atol=1e-16)

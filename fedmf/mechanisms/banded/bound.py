@@ -11,7 +11,7 @@ _MAX_CORRECTIONS, _MAX_STEPS = 5, 60
 # Shares of the gap aimed at that may be left to the residual of conjugate gradients, first and then.
 _RESIDUALS = (0.3, 0.1)
 # A gap this many times the one aimed at is not worth a second correction.
-_FAR = 30.0
+_MAX_GAP_RATIO = 30.0
 
 Blocks = tuple[np.ndarray, np.ndarray]
 
@@ -120,10 +120,10 @@ def banded_bound(
         a = loss - float(np.vdot(gram[0], MD[0]) + np.vdot(gram[1], MD[1][:-1]))
         a -= float(np.vdot(gram[1].transpose(0, 2, 1), MD[-1][1:]))
         S = float(_class_maxima(band.row_sums(*U) - np.abs(diagonal) + diagonal, classes).sum())
-        found = a * a / S if a > 0.0 and np.isfinite(S) else -np.inf
-        worth_going_on = found > best and loss - found < 0.9 * (loss - best)
-        best = max(best, found)
-        if not worth_going_on or not tolerance * best < loss - best < _FAR * tolerance * best:
+        bound = a * a / S if a > 0.0 and np.isfinite(S) else -np.inf
+        worth_going_on = bound > best and loss - bound < 0.9 * (loss - best)
+        best = max(best, bound)
+        if not worth_going_on or not tolerance * best < loss - best < _MAX_GAP_RATIO * tolerance * best:
             break
     return best
 
@@ -142,10 +142,10 @@ def _negative_gradient(C: Blocks, P: Blocks, gradient: list[np.ndarray]) -> list
         M[t] = 0.5 * (block + block.T)
         if t + 1 < len(M):
             below[t] = inverses[t + 1] @ (T[1][t] - C[1][t] @ M[t])
-    found = [M, below]
+    blocks = [M, below]
     for q in (2, 3):
-        found.append(inverses[q:] @ (T[q] - C[1][q - 1 :] @ found[-1][:-1]))
-    return found
+        blocks.append(inverses[q:] @ (T[q] - C[1][q - 1 :] @ blocks[-1][:-1]))
+    return blocks
 
 
 def _solve(

@@ -18,8 +18,7 @@ from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
 # A certificate costs as much as tens of steps. It is computed where the last quarter of the steps lowered the loss by
-# less than this share of the gap aimed at, or where nobody looked since half as many steps; between these steps for the
-# first time.
+# less than a share of the tolerance, and at twice as many steps as the last one; the first between these two steps.
 _SLOW, _CHECK_GROWTH, _FIRST_CHECK, _LATEST_FIRST_CHECK = 0.03, 2.0, 8, 64
 # Unit of the logarithms of norms among the variables: L-BFGS took 122, 70, 177 steps with 0.1, 0.3, 1 (516 rounds).
 _NORM_UNIT = 0.3
@@ -43,7 +42,7 @@ def fit_banded(
     equal_norms=False: over C of sensitivity 1 under (k, b)-participation, that is "fixed_epoch" with the min_sep b and
     the max_participations k of `participation` (App. B): with bands <= b, Prop. B.1 (which states the squared
     sensitivity) makes this the constraint that the squared column norms of the rounds i, i + b, i + 2b, ... sum to at
-    most 1. Under "min_sep" the same matrix is given, as in the paper; its sensitivity there is larger than 1. For a
+    most 1. Under "min_sep" the matrix is the same, as in the paper; its sensitivity there is larger than 1. For a
     single participation, and k = 1, this is the problem with equal norms.
 
     With X = C^T C both problems are convex, so that L-BFGS cannot end in a poor local optimum. The variables are the
@@ -100,7 +99,7 @@ def _descend(
     stopping: Stopping,
     began: float,
 ) -> BandedMechanism:
-    """The fit with a given way to compute losses; ArithmeticError where that is not precise."""
+    """The fit with one way to compute losses; ArithmeticError where that is not precise."""
     columns = _Columns(toeplitz_start(workload, bands), workload.rounds, None if under is None else under.min_sep)
     x = np.zeros(columns.size)
     with np.errstate(all="ignore"):
@@ -141,7 +140,7 @@ def _descend(
         raise_if_interruptible()
         interrupted = True
     if interrupted and certificate is not None:
-        # Who interrupts does not want to wait: the last bound holds for the last step too.
+        # Another bound would take long. The last one holds for the last step too.
         seconds = time.perf_counter() - began
         certificate = certify(value * unit, certificate.lower_bound, iterations, seconds, participation=under)
     elif certificate is None or certified_at != iterations:
@@ -217,15 +216,15 @@ def toeplitz_start(workload: Workload, bands: int) -> np.ndarray:
             along = -2.0 * np.array([weighted[o:] @ BC[: n - o] for o in range(1, bands)])
         return float(np.log(loss * (c @ c))), along / loss + 2.0 * free / (c @ c)
 
-    found = square_root
-    if np.isfinite(log_loss(found)[0]):
+    free = square_root
+    if np.isfinite(log_loss(free)[0]):
         before = np.inf
         for step, (ahead, value) in enumerate(minimise(log_loss, square_root)):
-            found = ahead
+            free = ahead
             if step >= _MAX_START_STEPS or before - value < _START_DECREASE:
                 break
             before = value
-    return np.append(1.0, found)
+    return np.append(1.0, free)
 
 
 class _Columns:

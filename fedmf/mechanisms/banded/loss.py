@@ -16,7 +16,7 @@ from fedmf.mechanisms.banded.recursion import (
 from fedmf.workloads import Workload
 
 # Blocks smaller than this cost more in calls than they save in arithmetic.
-_SMALLEST_BLOCK = 64
+_MIN_BLOCK_ROUNDS = 64
 
 
 class BandedLoss(Protocol):
@@ -94,7 +94,7 @@ class DenseLoss:
 
     def __init__(self, A: np.ndarray, bands: int) -> None:
         self.A, self.n, self.bands = A, A.shape[0], bands
-        size = max(bands - 1, _SMALLEST_BLOCK)
+        size = max(bands - 1, _MIN_BLOCK_ROUNDS)
         self.blocks = [slice(first, min(first + size, self.n)) for first in range(0, self.n, size)]
 
     def evaluate(self, columns: np.ndarray) -> tuple[float, np.ndarray]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
-from fedmf.noise.stream import NoiseStream, banded_matrix, check_recurrence, inverse_of_banded
+from fedmf.noise.stream import banded_matrix, check_recurrence, inverse_of_banded
 
 
 @final
@@ -63,10 +63,6 @@ class BandedMechanism(Mechanism):
         """N = C^-1, float64 (rounds, rounds), lower-triangular."""
         checks.fits_in_memory("the noising matrix", (self.rounds, self.rounds))
         return inverse_of_banded(self.diagonals)
-
-    def stream(self) -> NoiseStream:
-        """C's rows as a recurrence (banded paper, App. J, Alg. 9)."""
-        return NoiseStream(rounds=self.rounds, sources=self.rounds, recurrence=self.diagonals)
 
     def banded_rows(self) -> np.ndarray:
         """The diagonals."""

@@ -16,11 +16,11 @@ import numpy as np
 import scipy.linalg
 
 # Blocks smaller than this cost more in calls than they save in arithmetic.
-_SMALLEST_BLOCK = 32
+_MIN_BLOCK_ROUNDS = 32
 # Rounds whose blocks are held at once where only errors are wanted.
-_ROUNDS_AT_ONCE = 32_768
+_MAX_ROUNDS_AT_ONCE = 32_768
 # Rounds in which the recursion is compared with solves, and how far it may be off.
-_SAMPLED_ROUNDS, _PRECISE = 33, 1e-6
+_SAMPLED_ROUNDS, _MAX_RELATIVE_ERROR = 33, 1e-6
 
 
 def columns_of_rows(rows: np.ndarray) -> np.ndarray:
@@ -48,7 +48,7 @@ def rows_of_columns(columns: np.ndarray) -> np.ndarray:
 
 def block_length(n: int, bands: int) -> int:
     """Rounds in a block, for a matrix of so many bands: at least bands - 1."""
-    return min(n, max(bands - 1, _SMALLEST_BLOCK))
+    return min(n, max(bands - 1, _MIN_BLOCK_ROUNDS))
 
 
 def blocks_of(columns: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -110,7 +110,7 @@ def is_precise(squares: np.ndarray, rows: np.ndarray, inverse: np.ndarray) -> bo
     sample = np.unique(np.linspace(0, len(squares) - 1, _SAMPLED_ROUNDS).round().astype(np.int64))
     solved = squared_rows_by_solving(rows, inverse, sample)
     # Written so that a NaN is imprecise.
-    return bool((np.abs(squares[sample] - solved) <= _PRECISE * solved).all())
+    return bool((np.abs(squares[sample] - solved) <= _MAX_RELATIVE_ERROR * solved).all())
 
 
 def squared_row_norms_of_inverse(rows: np.ndarray) -> np.ndarray:
@@ -121,7 +121,7 @@ def squared_row_norms_of_inverse(rows: np.ndarray) -> np.ndarray:
     """
     n, bands = rows.shape
     length = block_length(n, bands)
-    part = -(-_ROUNDS_AT_ONCE // length) * length
+    part = -(-_MAX_ROUNDS_AT_ONCE // length) * length
     norms = np.empty(n)
     known: np.ndarray | None = None  # the covariance of the last block before this part
     for first in range(0, n, part):

@@ -55,25 +55,25 @@ class Classes:
 
     def gram_blocks(self, V: np.ndarray, weights: np.ndarray) -> Blocks:
         """The diagonal blocks of V diag(weights) V^T, for V of shape (n, m)."""
-        found = []
+        diagonal = []
         for rows, classes, size in self.groups:
             part = V[rows].reshape(classes, size, -1)
             if size == 1:
-                found.append(np.einsum("cim,cim,m->ci", part, part, weights)[:, :, None])
+                diagonal.append(np.einsum("cim,cim,m->ci", part, part, weights)[:, :, None])
             else:
-                found.append((part * weights) @ part.transpose(0, 2, 1))
-        return found
+                diagonal.append((part * weights) @ part.transpose(0, 2, 1))
+        return diagonal
 
     def blocks(self, M: np.ndarray) -> Blocks:
         """The diagonal blocks of M, (n, n), copied."""
-        found = []
+        diagonal = []
         for rows, classes, size in self.groups:
             block = np.empty((classes, size, size))
             for c in range(classes):
                 at = slice(rows.start + c * size, rows.start + (c + 1) * size)
                 block[c] = M[at, at]
-            found.append(block)
-        return found
+            diagonal.append(block)
+        return diagonal
 
     def clear_pairs(self, M: np.ndarray) -> None:
         """Sets M[i, j] = 0 for distinct i, j of one class, in place."""

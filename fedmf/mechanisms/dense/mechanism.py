@@ -7,7 +7,7 @@ import numpy as np
 
 from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
-from fedmf.noise.stream import NoiseStream, check_left_inverse, lower_inverse
+from fedmf.noise.stream import check_left_inverse, lower_inverse
 
 
 @final
@@ -54,7 +54,3 @@ class DenseMechanism(Mechanism):
     def noising(self) -> np.ndarray:
         """N = C^-1, float64 (rounds, rounds), lower-triangular; ValueError if float64 has too few digits for it."""
         return check_left_inverse(lower_inverse(self.matrix), self.matrix)
-
-    def stream(self) -> NoiseStream:
-        """The rows of N: a dense C leaves no shorter recipe."""
-        return NoiseStream(rounds=self.rounds, sources=self.rounds, contraction=self.noising())

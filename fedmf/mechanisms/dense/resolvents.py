@@ -22,9 +22,9 @@ from fedmf.mechanisms.dense.classes import Blocks, Classes, inverted, transposed
 # Relative accuracy of the rational function: far below any tolerance, so that line searches see a smooth function.
 _ACCURACY = 1e-11
 # Blocks smaller than this cost more in calls than they save in arithmetic.
-_SMALLEST_BLOCK = 8
+_MIN_BLOCK_ROUNDS = 8
 # Above this many rounds in a block, relative to all, the eigendecomposition is no slower.
-_LARGEST_BLOCK = 1.0 / 20.0
+_MAX_BLOCK_SHARE = 1.0 / 20.0
 
 
 class Resolvents:
@@ -42,7 +42,7 @@ class Resolvents:
         ends = np.arange(classes.count)
         folded = np.where(ends % 2 == 0, ends // 2, classes.count - 1 - ends // 2)
         self._chunks = [folded[i : i + chunk] for i in range(0, classes.count, chunk)]
-        rounds = [np.concatenate([np.arange(c, n, classes.count) for c in found]) for found in self._chunks]
+        rounds = [np.concatenate([np.arange(c, n, classes.count) for c in chunk]) for chunk in self._chunks]
 
         def coupling(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
             apart = np.abs(rows[:, None] - columns)
@@ -58,8 +58,8 @@ class Resolvents:
         if inverse_diagonals is None:
             return None
         n, p = inverse_diagonals.shape
-        chunk = max(2 * (p - 1), -(-_SMALLEST_BLOCK // classes.largest))
-        if chunk * classes.largest > n * _LARGEST_BLOCK:
+        chunk = max(2 * (p - 1), -(-_MIN_BLOCK_ROUNDS // classes.largest))
+        if chunk * classes.largest > n * _MAX_BLOCK_SHARE:
             return None
         return cls(inverse_diagonals, classes, chunk)
 
@@ -69,10 +69,10 @@ class Resolvents:
         Hs = [h[c] for h in H for c in range(len(h))]
         U = [h @ h.T for h in Hs]
         forward: list[np.ndarray] = []
-        for i, found in enumerate(self._chunks):
+        for i, chunk in enumerate(self._chunks):
             block = np.broadcast_to(self._own[i], (len(shifts), *self._own[i].shape)).copy()
             start = 0
-            for c in found:
+            for c in chunk:
                 at = slice(start, start + len(U[c]))
                 block[:, at, at] += shifts[:, None, None] * U[c]
                 start = at.stop

@@ -1,4 +1,4 @@
-"""Fits on disk, by content: the same question asked again is answered from a file."""
+"""Fits on disk: a fit whose inputs were fitted before is read from a file named by their hash."""
 
 import dataclasses
 import functools
@@ -17,12 +17,12 @@ from fedmf.workloads import Workload
 
 # The sources that decide what a fit gives, below fedmf/
 _SOURCES = ("checks.py", "workloads.py", "participation/*.py", "noise/*.py", "mechanisms/**/*.py")
-# Fits faster than this many seconds are not worth a file.
-WORTH_KEEPING = 0.1
+# Fits that take less are not stored.
+MIN_SECONDS = 0.1
 
 
 def folder(choice: bool | str | os.PathLike[str]) -> pathlib.Path | None:
-    """The folder that `fit(..., cache=choice)` keeps fits in: for True $FEDMF_CACHE, or else fedmf in the user's cache folder.
+    """The folder of `fit(..., cache=choice)`: for True $FEDMF_CACHE, or else fedmf in the user's cache folder.
 
     None for False, and for True where $FEDMF_CACHE is set to nothing.
     """
@@ -33,7 +33,7 @@ def folder(choice: bool | str | os.PathLike[str]) -> pathlib.Path | None:
     return cache_folder() if choice else None
 
 
-def entry(
+def cached_path(
     cache: pathlib.Path, workload: Workload, participation: Participation, family: str, options: dict[str, Any]
 ) -> pathlib.Path:
     """The file of one fit: its name is a hash of everything that decides the outcome, this code included.
@@ -41,7 +41,7 @@ def entry(
     The workload counts by its numbers, not by its name.
     """
     content = workload.matrix if workload.inverse_diagonals is None else workload.inverse_diagonals
-    question = {
+    inputs = {
         "code": _code(),
         "family": family,
         "options": options,
@@ -52,12 +52,12 @@ def entry(
             hashlib.sha256(content.tobytes()).hexdigest(),
         ],
     }
-    text = json.dumps(question, sort_keys=True, default=repr)
+    text = json.dumps(inputs, sort_keys=True, default=repr)
     return cache / f"{family}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
 
 
-def recall(path: pathlib.Path, rounds: int) -> Mechanism | None:
-    """The mechanism kept in `path`, or None where there is none of so many rounds; a damaged file is one fit lost."""
+def read(path: pathlib.Path, rounds: int) -> Mechanism | None:
+    """The mechanism in `path`; None where there is none of so many rounds, or the file is damaged."""
     try:
         mechanism = load_mechanism(path)
     except (OSError, ValueError):
@@ -65,14 +65,14 @@ def recall(path: pathlib.Path, rounds: int) -> Mechanism | None:
     return mechanism if mechanism.rounds == rounds else None
 
 
-def keep(path: pathlib.Path, mechanism: Mechanism) -> None:
+def write(path: pathlib.Path, mechanism: Mechanism) -> None:
     """Writes the mechanism, whole or not at all: of two processes that fit the same, one file remains and either is right."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         mechanism.save(path)
     except OSError as error:
         warnings.warn(
-            f"the fit could not be kept in cache={str(path.parent)!r} ({error})", RuntimeWarning, stacklevel=3
+            f"the fit could not be stored in cache={str(path.parent)!r} ({error})", RuntimeWarning, stacklevel=3
         )
 
 

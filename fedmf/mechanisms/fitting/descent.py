@@ -9,7 +9,7 @@ import numpy as np
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 
 # Converged when this many steps together lowered the loss by less than the tolerance.
-_WINDOW = 10
+_WINDOW_STEPS = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ def descend(
       stopping: the descent has converged when ten steps together lower the loss by less than the share tolerance.
       bounds: a pair for each variable, None where it has none.
 
-    >>> found = descend(lambda x: (float(x @ x), 2 * x), np.ones(2), Stopping(tolerance=1e-9, max_iterations=99))
-    >>> found.converged, round(found.loss, 9)
+    >>> descent = descend(lambda x: (float(x @ x), 2 * x), np.ones(2), Stopping(tolerance=1e-9, max_iterations=99))
+    >>> descent.converged, round(descent.loss, 9)
     (True, 1.0)
     """
     # Imported here because it is slow to import, and `fedmf --help` must not wait for it.
@@ -77,7 +77,7 @@ def descend(
         losses.append(best)
         if stopping.progress is not None:
             stopping.progress(iterations, float(np.exp(best)), None)
-        if len(losses) > _WINDOW and losses[-1 - _WINDOW] - losses[-1] < stopping.tolerance:
+        if len(losses) > _WINDOW_STEPS and losses[-1 - _WINDOW_STEPS] - losses[-1] < stopping.tolerance:
             raise _Finished
 
     converged, interrupted = True, False
@@ -91,7 +91,7 @@ def descend(
             callback=step,
             options={"maxiter": stopping.max_iterations, "maxfun": 10**9, "maxcor": 20, "ftol": 0.0, "gtol": 0.0},
         )
-        converged = iterations < stopping.max_iterations  # otherwise the line search found nothing lower
+        converged = iterations < stopping.max_iterations  # otherwise no lower point on the line
     except _Finished:
         pass
     except KeyboardInterrupt:

@@ -10,9 +10,9 @@ Function = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 # Armijo's condition: the share of the predicted decrease that a step must keep.
 _DECREASE = 1e-4
-_SMALLEST_STEP = 1e-12
+_MIN_STEP = 1e-12
 # Vectors kept, and the number of variables beyond which only half as many fit comfortably in memory.
-_MEMORY, _MANY = 20, 1_500_000
+_MEMORY, _MAX_VARIABLES = 20, 1_500_000
 
 
 def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray, float]]:
@@ -31,7 +31,7 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
     """
     x = start
     value, gradient = function(x)
-    memory = _MEMORY if x.size <= _MANY else _MEMORY // 2
+    memory = _MEMORY if x.size <= _MAX_VARIABLES else _MEMORY // 2
     pairs: collections.deque[tuple[np.ndarray, np.ndarray, float]] = collections.deque(maxlen=memory)
     while True:
         direction = _two_loops(gradient, pairs)
@@ -44,13 +44,13 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
             value_ahead, gradient_ahead = function(ahead)
             if value_ahead < value and value_ahead <= value + _DECREASE * length * slope:
                 break
-            # The minimum of the parabola through what is known, kept within bounds; NaN and infinity shorten tenfold.
+            # The minimum of the parabola through the known values, clipped; NaN and infinity shorten tenfold.
             excess = value_ahead - value - length * slope
             parabola = -length * slope / (2.0 * excess) if 0.0 < excess < np.inf else 0.1
             length *= min(max(parabola, 0.1), 0.5)
-            if length < _SMALLEST_STEP:
+            if length < _MIN_STEP:
                 break
-        if length < _SMALLEST_STEP:
+        if length < _MIN_STEP:
             if not pairs:
                 return
             pairs.clear()  # once more along the gradient, before giving up

@@ -1,4 +1,4 @@
-"""What a long fit shows while it runs, and says when it stops short."""
+"""When fits stop, what they show while they run, and how Ctrl-C ends them."""
 
 import contextlib
 import contextvars
@@ -12,7 +12,7 @@ from fedmf.terminal import progress_bar
 # Called with (step, loss, gap or None) after each step of a fit.
 Progress = Callable[[int, float, float | None], None]
 
-# Whether the fit that runs has ended above its tolerance: such an answer is not kept for the next who asks.
+# Whether the running fit has ended above its tolerance: the cache does not store such an answer.
 stopped_short: contextvars.ContextVar[bool] = contextvars.ContextVar("stopped_short", default=False)
 
 
@@ -25,7 +25,7 @@ _interruptible: contextvars.ContextVar[bool] = contextvars.ContextVar("interrupt
 
 @contextlib.contextmanager
 def interruptible_fits() -> Iterator[None]:
-    """Inside, Ctrl-C ends a fit with KeyboardInterrupt: for work that goes on with its answer, and must not go on with half of one."""
+    """Inside, Ctrl-C ends a fit with KeyboardInterrupt: for work that must not go on with an unfinished fit."""
     token = _interruptible.set(True)
     try:
         yield
@@ -34,17 +34,17 @@ def interruptible_fits() -> Iterator[None]:
 
 
 def raise_if_interruptible() -> None:
-    """For who has caught a KeyboardInterrupt to keep what a fit has reached: goes on with it inside `interruptible_fits`."""
+    """Raises the KeyboardInterrupt again inside `interruptible_fits`; elsewhere the fit returns the best so far."""
     if _interruptible.get():
         raise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stopping:
-    """When a fit stops, and who watches it.
+    """When a fit stops, and what watches it.
 
     Attributes:
-      tolerance: positive; what it bounds, a family's fit says.
+      tolerance: positive; the fit of a family says what it bounds.
       max_iterations: steps after which to stop in any case.
       progress: called with (step, loss, gap or None) after each step, or None.
     """

@@ -83,8 +83,7 @@ def fit_low_rank(
             gap = None
             if sweep >= next_check or sweep == stopping.max_iterations:
                 next_check = max(sweep + 1, int(sweep * _CHECK_GROWTH))
-                found = approximation.iterate()
-                best = min(best, found, key=lambda iterate: iterate.loss)
+                best = min(best, approximation.iterate(), key=lambda iterate: iterate.loss)
                 gap = best.loss / lower_bound - 1.0
             if stopping.progress is not None:
                 stopping.progress(steps + sweep, best.loss, gap)

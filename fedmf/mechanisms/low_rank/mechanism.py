@@ -53,22 +53,22 @@ class LowRankMechanism(Mechanism):
 
     def __post_init__(self) -> None:
         names = ("diagonals", "left", "right", "inverse_workload")
-        found = {name: checks.array(name, getattr(self, name), ndim=2) for name in names}
-        n = found["diagonals"].shape[0]
-        for name, array in found.items():
+        arrays = {name: checks.array(name, getattr(self, name), ndim=2) for name in names}
+        n = arrays["diagonals"].shape[0]
+        for name, array in arrays.items():
             if array.shape[0] != n:
                 raise ValueError(f"{name} has {array.shape[0]} rows and diagonals has {n}: pass one for each round")
-            object.__setattr__(self, name, checks.frozen(array))
+            self._set(**{name: array})
         for name in ("diagonals", "inverse_workload"):
-            bands = found[name].shape[1]
-            if bands > n or np.triu(found[name][:bands], 1).any():
+            bands = arrays[name].shape[1]
+            if bands > n or np.triu(arrays[name][:bands], 1).any():
                 raise ValueError(f"{name} reaches before round 0: use at most {n} columns, with [t, j] = 0 for j > t")
-        positive = found["diagonals"][:, 0] * found["inverse_workload"][:, 0] > 0.0
+        positive = arrays["diagonals"][:, 0] * arrays["inverse_workload"][:, 0] > 0.0
         if not positive.all():
             t = int(np.argmin(positive))
             raise ValueError(
-                f"diagonals[{t}, 0]={found['diagonals'][t, 0]} and inverse_workload[{t}, 0]="
-                f"{found['inverse_workload'][t, 0]} give N no positive diagonal: choose the sign of A[{t}, {t}] for both"
+                f"diagonals[{t}, 0]={arrays['diagonals'][t, 0]} and inverse_workload[{t}, 0]="
+                f"{arrays['inverse_workload'][t, 0]} give N no positive diagonal: choose the sign of A[{t}, {t}] for both"
             )
         if self.left.shape != self.right.shape:
             raise ValueError(f"left has shape {self.left.shape} and right has {self.right.shape}: pass the same rank")

@@ -16,14 +16,14 @@ from fedmf.workloads import Workload
 
 OBJECTIVES = ("mean", "max")
 COEFFICIENTS = ("optimized", "sqrt", "nu", "inverse_sqrt", "one_step")
-# Bands of an optimised encoder, and window of an inverse square root, unless they are given: at most so many.
+# The default number of bands of an optimised encoder, and of the window of an inverse square root, is at most this.
 _MAX_BANDS = 256
 # The first rounds are followed until the response is within this share of the constant it settles at.
 _SETTLED = 1e-7
 # A response that grows so much beyond its first rounds is unstable.
 _UNSTABLE = 1e12
-# Share by which ten steps lower the loss when the first, cautious stage of a fit ends.
-_ROUGHLY = 1e-4
+# The tolerance of the first, cautious stage of a fit.
+_FIRST_TOLERANCE = 1e-4
 
 
 def fit_toeplitz(
@@ -201,13 +201,13 @@ def _optimized(
     objective: str,
     stopping: Stopping,
 ) -> tuple[np.ndarray, Descent]:
-    """The best c found, c_0 = 1, and how the descent ended.
+    """The best c, with c_0 = 1, and how the descent ended.
 
-    First among non-increasing c, all of whose zeros are outside the unit circle (Enestroem-Kakeya), so that no step can
-    make N unstable; then, where the sensitivity allows any c, from there on among all.
+    The first stage is over non-increasing c, whose zeros are all outside the unit circle (Enestroem-Kakeya): no step makes
+    N unstable. Where the sensitivity of any c is known, a second stage goes on from there over all c.
     """
     problem = _Problem(inverse, participation, bands, objective, decreasing=True)
-    roughly = stopping.tolerance if problem.overlapping else max(stopping.tolerance, _ROUGHLY)
+    roughly = stopping.tolerance if problem.overlapping else max(stopping.tolerance, _FIRST_TOLERANCE)
     first = descend(problem.log_loss, problem.start(), stopping.after(0, tolerance=roughly), [(0.0, None)] * bands)
     c = problem.coefficients(first.point)[0]
     if problem.overlapping or first.interrupted or first.iterations >= stopping.max_iterations or bands == 1:

@@ -11,7 +11,7 @@ from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream, check_left_inverse
 
 # Multiplications up to which a series is divided term by term, which is the most accurate way; beyond it by FFT.
-_DIRECT = 10**9
+_MAX_DIRECT_MULTIPLICATIONS = 10**9
 
 
 @final
@@ -59,14 +59,14 @@ class ToeplitzMechanism(Mechanism):
             raise ValueError("coefficients and noising_window are both given or both missing: pass exactly one of them")
         for name in ("coefficients", "noising_window"):
             if getattr(self, name) is not None:
-                given = checks.array(name, getattr(self, name), ndim=1)
-                if len(given) > self.rounds:
+                column = checks.array(name, getattr(self, name), ndim=1)
+                if len(column) > self.rounds:
                     raise ValueError(
-                        f"{name} has length {len(given)}: rounds={self.rounds} have at most as many, drop the others"
+                        f"{name} has length {len(column)}: rounds={self.rounds} have at most as many, drop the others"
                     )
-                if given[0] <= 0.0:
-                    raise ValueError(f"{name}[0]={given[0]} is on the main diagonal: make it positive")
-                object.__setattr__(self, name, checks.frozen(given))
+                if column[0] <= 0.0:
+                    raise ValueError(f"{name}[0]={column[0]} is on the main diagonal: make it positive")
+                self._set(**{name: column})
         super().__post_init__()
 
     @property
@@ -90,10 +90,7 @@ class ToeplitzMechanism(Mechanism):
             none = np.zeros((n, 0))
             buffers = Buffers(window=window, read=none, write=none, decay=np.zeros(0))
             return NoiseStream(rounds=n, sources=n, buffers=buffers)
-        rows = self.banded_rows()
-        if rows is not None:
-            return NoiseStream(rounds=n, sources=n, recurrence=rows)
-        return NoiseStream(rounds=n, sources=n, contraction=self.noising())
+        return super().stream()
 
     def banded_rows(self) -> np.ndarray | None:
         """C by rows, where it has fewer bands than rounds (or one round); otherwise None."""
@@ -140,7 +137,7 @@ def inverse_series(series: np.ndarray, n: int) -> np.ndarray:
     import scipy.signal
 
     series = series[:n]
-    if n * len(series) <= _DIRECT:
+    if n * len(series) <= _MAX_DIRECT_MULTIPLICATIONS:
         impulse = np.zeros(n)
         impulse[0] = 1.0
         return np.asarray(scipy.signal.lfilter([1.0], series, impulse))

@@ -19,7 +19,7 @@ SINGLE = Participation(rounds=24, schema="single")
 
 @pytest.fixture(autouse=True)
 def _everything_is_worth_keeping(monkeypatch):
-    monkeypatch.setattr(fits, "WORTH_KEEPING", 0.0)
+    monkeypatch.setattr(fits, "MIN_SECONDS", 0.0)
 
 
 def files(folder):
@@ -83,7 +83,7 @@ def test_fits_that_stopped_short_are_not_kept(tmp_path):
 
 
 def test_quick_fits_are_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(fits, "WORTH_KEEPING", 1e9)
+    monkeypatch.setattr(fits, "MIN_SECONDS", 1e9)
     steps_of(tmp_path)
     assert files(tmp_path) == []
 
@@ -102,7 +102,7 @@ def test_where_fits_are_kept(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_costs_a_warning_only(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.warns(RuntimeWarning, match="could not be kept in cache=") as caught:
+    with pytest.warns(RuntimeWarning, match="could not be stored in cache=") as caught:
         mechanism, steps = steps_of(tmp_path / "file" / "below")
     assert caught[0].filename == __file__
     assert steps > 0
@@ -127,7 +127,7 @@ def test_a_mechanism_of_its_own_is_not_confused(tmp_path):
 
 def test_two_processes_at_once(tmp_path):
     script = (
-        "import sys, fedmf; from fedmf.mechanisms.fitting import cache; cache.WORTH_KEEPING = 0.0\n"
+        "import sys, fedmf; from fedmf.mechanisms.fitting import cache; cache.MIN_SECONDS = 0.0\n"
         "p = fedmf.Participation(rounds=24, schema='single')\n"
         "for bands in (2, 3, 4, 5, 6): print(fedmf.fit(fedmf.prefix_sum(24), p, bands=bands, cache=sys.argv[1]).bands)"
     )
