@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 import fedmf
 from fedmf import checks
-from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, ToeplitzMechanism, TreeMechanism
+from fedmf.mechanisms import BandedMechanism, IdentityMechanism, ToeplitzMechanism, TreeMechanism
 from fedmf.mechanisms.banded import recursion
 from fedmf.mechanisms.banded.recursion import (
     NoiseRecursion,
-    blocks_of,
     columns_of_blocks,
     columns_of_rows,
     is_precise,
@@ -66,17 +65,6 @@ def test_long_recursions_run_in_parts(monkeypatch):
     for rounds in (1, 32, 64, 100, 499, 500):
         monkeypatch.setattr(recursion, "_MAX_ROUNDS_AT_ONCE", rounds)
         np.testing.assert_allclose(squared_row_norms_of_inverse(rows), whole, rtol=1e-12)
-
-
-def test_blocks():
-    columns = columns_of_rows(banded_rows(10, 3, 1))
-    D, E = blocks_of(columns, 4)
-    padded = np.eye(12)
-    padded[:10, :10] = matrix_of(rows_of_columns(columns))
-    assert np.array_equal(
-        np.block([[D[0], np.zeros((4, 8))], [E[0], D[1], np.zeros((4, 4))], [np.zeros((4, 4)), E[1], D[2]]]), padded
-    )
-    assert np.array_equal(columns_of_blocks([D, E], 10, 3), columns)
 
 
 WORKLOADS = [
@@ -178,13 +166,6 @@ def test_known_errors():
     assert fedmf.last_error is last_error
 
 
-def test_errors_scale_with_the_sensitivity():
-    mechanism, participation = IdentityMechanism(rounds=12), Participation(rounds=12, schema="min_sep", min_sep=3)
-    for measure in (max_error, last_error, rmse):
-        once, often = measure(mechanism, prefix_sum(12), single(12)), measure(mechanism, prefix_sum(12), participation)
-        np.testing.assert_allclose(often, 2.0 * once)
-
-
 @pytest.mark.parametrize("measure", [loss, rmse, per_round_error, max_error, last_error])
 def test_bad_arguments(measure):
     with pytest.raises(TypeError, match=r"workload is of type ndarray: pass a fedmf\.Workload"):
@@ -195,9 +176,8 @@ def test_bad_arguments(measure):
 
 def test_noise_that_explodes_is_refused():
     mechanism = ToeplitzMechanism(rounds=800, coefficients=[1.0, 3.0])  # N has entries of 3^799
-    for measure in (loss, rmse, per_round_error, max_error, last_error):
-        with pytest.raises(ValueError, match="grows beyond what float64 holds"):
-            measure(mechanism, prefix_sum(800), single(800))
+    with pytest.raises(ValueError, match="grows beyond what float64 holds"):
+        loss(mechanism, prefix_sum(800), single(800))
 
 
 def test_many_rounds_need_no_dense_matrix():
@@ -221,9 +201,3 @@ def test_many_rounds_need_no_dense_matrix():
 def test_an_encoder_is_no_mechanism():
     with pytest.raises(TypeError, match=r"mechanism is a ndarray: pass a mechanism.*fedmf\.fit"):
         rmse(np.eye(3), prefix_sum(3), single(3))
-
-
-def test_dense_mechanisms_keep_the_dense_path():
-    C = np.tril(np.random.default_rng(0).uniform(0.1, 0.2, (6, 6))) + np.eye(6)
-    expected = np.linalg.norm(prefix_sum(6).matrix @ np.linalg.inv(C), axis=1) * np.linalg.norm(C, axis=0).max()
-    np.testing.assert_allclose(per_round_error(DenseMechanism(matrix=C), prefix_sum(6), single(6)), expected)

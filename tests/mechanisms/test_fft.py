@@ -47,14 +47,6 @@ def test_many_rounds_keep_all_digits():
     assert np.abs(mechanism.noising() @ mechanism.encoder() - np.eye(1000)).max() < 1e-12
 
 
-@pytest.mark.parametrize("workload", [prefix_sum(20), momentum_sgd(20)], ids=["prefix_sum", "momentum_sgd"])
-def test_optimal_beats_plain(workload):
-    plain, optimal = (
-        loss(FFTMechanism(rounds=20, decoder=name), workload, single(20)) for name in ("plain", "optimal")
-    )
-    assert optimal < plain
-
-
 @SIZES
 def test_error_in_closed_form(n):
     # Multi-epoch paper, Eq. 45: the norm of the spectrum is n plus 1 / sin(pi k / 2n) over the n odd k below 2n (Eq. 46 is

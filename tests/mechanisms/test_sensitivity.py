@@ -171,13 +171,6 @@ def test_a_mechanism_is_judged_by_its_encoder():
     np.testing.assert_allclose(sensitivity(Liar(), participation).value, 10.0 * np.sqrt(2.0))
 
 
-def test_scaling_the_encoder_scales_the_sensitivity():
-    participation = Participation(rounds=8, schema="min_sep", min_sep=3)
-    tree = TreeMechanism(rounds=8)
-    whole = sensitivity(tree, participation).value
-    np.testing.assert_allclose(sensitivity(tree.encoder() / 10.0, participation).value, whole / 10.0)
-
-
 def test_method_names_its_source():
     participation = Participation(rounds=6, schema="min_sep", min_sep=2)
     assert "Alg. 5" in sensitivity(np.eye(6), participation).method

@@ -5,7 +5,6 @@ from fedmf.mechanisms import (
     BandedMechanism,
     DenseMechanism,
     FFTMechanism,
-    IdentityMechanism,
     StampedMechanism,
     TreeMechanism,
     load_mechanism,
@@ -25,13 +24,6 @@ RECTANGULAR = [
 ]
 RECTANGULAR_PARTS = pytest.mark.parametrize("part", RECTANGULAR, ids=["tree", "completed tree", "fft"])
 BANDED = BandedMechanism(diagonals=[[1.0, 0.0], [1.5, 0.5], [1.0, 0.25]])
-
-
-@RECTANGULAR_PARTS
-def test_encoder_is_the_kronecker_product(part):
-    mechanism = stamp(part, 3)
-    assert mechanism.rounds == 15
-    assert np.array_equal(mechanism.encoder(), np.kron(np.eye(3), part.encoder()))
 
 
 @RECTANGULAR_PARTS
@@ -87,14 +79,6 @@ def test_every_family_can_be_stamped(build, tmp_path):
     assert np.array_equal(load_mechanism(tmp_path / "stamped").noising(), mechanism.noising())
 
 
-def test_one_stamp_is_the_part():
-    part = RECTANGULAR[0]
-    mechanism = stamp(part, 1, decoder="restarted")
-    assert np.array_equal(mechanism.encoder(), part.encoder())
-    assert np.array_equal(mechanism.noising(), part.noising())
-    assert stamp(IdentityMechanism(rounds=1), 1).rounds == 1
-
-
 def test_a_client_of_one_part_sees_one_part():
     part = TreeMechanism(rounds=4)
     single = [Participation(rounds=n, schema="single") for n in (4, 12)]
@@ -115,24 +99,3 @@ def test_files_nest(tmp_path):
     assert (loaded.times, loaded.decoder, loaded.part.times, loaded.part.decoder) == (3, "restarted", 2, "optimal")
     assert loaded.part.part.certificate == inner.certificate
     assert np.array_equal(loaded.encoder(), mechanism.encoder())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "says"),
-    [
-        ((np.eye(2), 2), TypeError, "mechanism is a ndarray: pass a mechanism"),
-        ((BANDED, 0), ValueError, "times=0 must be at least 1"),
-        ((BANDED, 2.0), TypeError, "times=2.0 is a float"),
-        ((BANDED, True), TypeError, "times=True"),
-        ((BANDED, 2, "online"), ValueError, "decoder='online' is unknown: choose one of optimal, restarted"),
-    ],
-)
-def test_bad_input(arguments, error, says):
-    with pytest.raises(error, match=says):
-        stamp(*arguments)
-
-
-def test_too_many_rounds_for_dense_matrices_are_refused():
-    mechanism = stamp(TreeMechanism(rounds=512), 1000)
-    with pytest.raises(ValueError, match="GiB"):
-        mechanism.encoder()

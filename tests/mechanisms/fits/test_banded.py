@@ -262,17 +262,9 @@ def test_without_equal_norms_once_is_the_problem_with_them():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match=r"bands=5 is above min_sep=4.*bands <= 4"):
-        fit(prefix_sum(12), epochs(12, 4), bands=5, equal_norms=False)
     fewer = Participation(rounds=12, schema="fixed_epoch", min_sep=4, max_participations=2)
     with pytest.raises(ValueError, match=r"max_participations=2 is less than the 3 that fit.*leave"):
         fit(prefix_sum(12), fewer, bands=4, equal_norms=False)
-    with pytest.raises(TypeError, match="equal_norms=1 is a int"):
-        fit(prefix_sum(12), epochs(12, 4), equal_norms=1)
-    with pytest.raises(ValueError, match=r"bands=13 must be in 1\.\.12"):
-        fit(prefix_sum(12), epochs(12, 4), bands=13)
-    with pytest.raises(ValueError, match=r"bands=0 must be in 1\.\.12"):
-        fit(prefix_sum(12), epochs(12, 4), bands=0)
     n = 1_000_000  # bands=min_sep by default, which is rounds here: it must not begin
     with pytest.raises(ValueError, match=r"bands=1000000 would take .* GiB.*toeplitz or blt.*few bands"):
         fit(prefix_sum(n), Participation(rounds=n, schema="single"))

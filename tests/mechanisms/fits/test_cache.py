@@ -109,22 +109,6 @@ def test_a_folder_that_cannot_be_written_costs_a_warning_only(tmp_path):
     assert mechanism.rounds == 24
 
 
-def test_a_full_disk_leaves_no_part_of_a_file(tmp_path, monkeypatch):
-    def fails(file, **entries):
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("fedmf.mechanisms.base.np.savez", fails)
-    with pytest.warns(RuntimeWarning, match="No space left"):
-        steps_of(tmp_path)
-    assert files(tmp_path) == []
-
-
-def test_a_mechanism_of_its_own_is_not_confused(tmp_path):
-    IdentityMechanism(rounds=24).save(tmp_path / "identity-0.npz")
-    assert steps_of(tmp_path)[1] > 0
-
-
 def test_two_processes_at_once(tmp_path):
     script = (
         "import sys, fedmf; from fedmf.mechanisms.fitting import cache; cache.MIN_SECONDS = 0.0\n"

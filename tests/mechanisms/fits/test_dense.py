@@ -272,12 +272,6 @@ def test_badly_scaled_workloads(b, smallest, tolerance):
 @pytest.mark.parametrize(
     ("participation", "options", "error", "match"),
     [
-        (
-            Participation(rounds=6, schema="fixed_epoch", min_sep=2, max_participations=2),
-            {},
-            ValueError,
-            "leave max_part",
-        ),
         (epochs(6, 2), {"equal_norms": "yes"}, TypeError, "pass True or False"),
         (epochs(30_000, 1000), {}, ValueError, "GiB"),
     ],

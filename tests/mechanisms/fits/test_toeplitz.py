@@ -202,20 +202,9 @@ def test_certificates_are_given_where_a_bound_is_known():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"bands": 9}, ValueError, "bands=9 must be in 1..8"),
-        ({"bands": 0}, ValueError, "bands=0"),
-        ({"bands": 2.0}, TypeError, "bands=2.0"),
-        ({"objective": "median"}, ValueError, "objective='median'"),
-        ({"coefficients": "cube"}, ValueError, "coefficients='cube'"),
-        ({"coefficients": "nu"}, ValueError, "nu=None"),
-        ({"coefficients": "one_step"}, ValueError, "nu=None"),
-        ({"coefficients": "nu", "nu": 1.0}, ValueError, "nu=1.0 is outside"),
         ({"coefficients": "nu", "nu": -0.1}, ValueError, "nu=-0.1 is outside"),
         ({"coefficients": "nu", "nu": "a"}, TypeError, "nu='a'"),
-        ({"nu": 0.1}, ValueError, "nu=0.1 does not suit"),
         ({"coefficients": "one_step", "nu": 0.1, "bands": 2}, ValueError, "bands=2 does not suit"),
-        ({"tolerance": 0.0}, ValueError, "tolerance=0.0"),
-        ({"max_iterations": 0}, ValueError, "max_iterations=0"),
     ],
 )
 def test_bad_options(options, error, words):
