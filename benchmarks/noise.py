@@ -9,9 +9,10 @@ Ways to make a row:
   tfp    TensorFlow Privacy's tree aggregation (TreeResidualSumQuery) with its own generator.
 
 Each row of the table runs in a process of its own. n = 2052 rounds, k = 6, min_sep = 342, d = 4,050,000 coordinates. "ms" is the time of a
-row: the median over blocks of rounds made together, from the second block on. "ms, last" is that of the last block, where it costs more
-than others. "x iid" is the time over that of one iid vector by the row's own generator, drawn in the same process before each block.
-Memory is the peak of resident memory, set-up included, over what the process needs with TensorFlow, the mechanism and one vector.
+row: the median over blocks of rounds made together, once the rows kept from block to block are there. "ms, last" is that of the last block,
+where it costs more than others. "x iid" is the time over that of one iid vector by the row's own generator, drawn in the same process
+before each block. Memory is the peak of resident memory, set-up included, over what the process needs with TensorFlow, the mechanism and
+one vector.
 """
 
 import abc
@@ -92,11 +93,12 @@ class Engine(abc.ABC):
     Attributes:
       strategy: in words.
       length: rounds that are made together.
+      history: rounds until the rows that are kept are all there.
       grows: whether late blocks cost more.
       disk, state: bytes on disk, and bytes of state that pass through the graph by value.
     """
 
-    strategy, length, grows, disk, state = "tree", _WINDOW, False, 0, 0
+    strategy, length, history, grows, disk, state = "tree", _WINDOW, 1, False, 0, 0
 
     @abc.abstractmethod
     def __init__(self, name: str, rounds: int, size: int) -> None: ...
@@ -133,7 +135,7 @@ class Host(Engine):
         self._noise = HostNoise(self._plan, self._size, noise_seed=_SEED, strategy=strategy)
         chosen = self._noise.strategy
         self.strategy, self.length, self.disk, self.state = chosen.name, chosen.length, chosen.disk, 4 * self._size
-        self.grows = chosen.name == "regenerated"
+        self.grows, self.history = chosen.name == "regenerated", max(1, chosen.width)
 
     def run(self, rounds: range) -> None:
         """See `Engine`."""
@@ -254,10 +256,12 @@ def measure(case: tuple[type[Engine], str], small: bool) -> dict[str, Any]:
         return timed(lambda: engine.run(made)) / len(made)
 
     for start in starts:
-        seconds.append(block(start))
-        if len(seconds) > _REPETITIONS or (len(seconds) > 1 and sum(seconds) * step > _SECONDS):
+        taken = block(start)
+        if start >= engine.history or start == starts[-1]:
+            seconds.append(taken)
+        if len(seconds) == _REPETITIONS or sum(seconds) * step > _SECONDS:
             break
-    row = statistics.median(seconds[1:] or seconds)
+    row = statistics.median(seconds)
     last = block(starts[-1]) if engine.grows and len(starts) > 1 else row
     vector = statistics.median(draws)
     return {
