@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from fedmf.noise import float32_check
 from fedmf.noise.blocks import block_form
 from fedmf.noise.buffers import Buffers
 from fedmf.noise.float32_check import check_float32
@@ -37,8 +38,10 @@ def test_every_mechanism_is_held_in_blocks(build, length):
     check_float32(stream, block_form(stream, length=length))
 
 
-def test_blocks_are_tried_as_they_are_run():
-    """Float32 holds this recurrence row by row, but not its blocks of rows, the inverse of a part of C."""
+def test_blocks_are_tried_as_they_are_run(monkeypatch):
+    """Float32 holds this recurrence row by row (3e-4), but not its blocks of rows, the inverse of a part of C: 8e-4 to 2.3e-3 there,
+    as the processor's kernels sum."""
+    monkeypatch.setattr(float32_check, "_TOLERANCE", 5e-4)
     C = np.tile([[0.26, 0.05, 0.03], [0.59, 0.08, -0.85]], (24, 1))
     C[:3] = np.tril(C[:3])
     stream = NoiseStream(rounds=48, sources=48, recurrence=C)
