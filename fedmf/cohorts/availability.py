@@ -14,8 +14,8 @@ from fedmf.cohorts import keyed_random
 from fedmf.cohorts.devices import probability
 
 _INDEPENDENT, _PLACE, _NIGHT, _AWAKE = 201, 202, 203, 204
-# Clients handled at a time, so that the arrays stay in the processor's cache.
-_AT_ONCE = 1 << 15
+# The arrays of so many clients stay in the processor's cache.
+_BLOCK_CLIENTS = 1 << 15
 
 
 @runtime_checkable
@@ -27,7 +27,7 @@ class Availability(Protocol):
         ...
 
 
-# The older form: round -> boolean mask (population,). It costs work proportional to the population in every round.
+# round -> boolean mask (population,). Costs work proportional to the population in every round.
 MaskOfRound = Callable[[int], np.ndarray]
 
 
@@ -129,18 +129,17 @@ class Diurnal:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, low in (("rounds_per_day", 0.0), ("phase_hours", -1.0), ("start_hour", -1.0)):
-            number = checks.real(name, getattr(self, name), hint="use a number, see fedmf.cohorts.availability.Diurnal")
-            if number <= low if name == "rounds_per_day" else not 0 <= number <= 24:
-                raise ValueError(
-                    f"{name}={number:g} must be {'above 0' if name == 'rounds_per_day' else 'from 0 to 24 hours'}: use such a number"
-                )
+        for name in ("rounds_per_day", "phase_hours", "start_hour"):
+            if name == "rounds_per_day":
+                number = checks.positive(name, self.rounds_per_day, "use the number of rounds of training in 24 hours")
+            else:
+                number = checks.real(name, getattr(self, name), hint="use hours from 0 to 24")
+                if not 0 <= number <= 24:
+                    raise ValueError(f"{name}={number:g} must be from 0 to 24 hours: use such a number")
             object.__setattr__(self, name, number)
         zones = tuple((float(offset), probability("share of a time zone", share)) for offset, share in self.time_zones)
-        if not zones or not math.isclose(total := sum(share for _, share in zones), 1.0, abs_tol=1e-6):
-            raise ValueError(
-                f"time_zones={self.time_zones} have shares that add up to {total if zones else 0:g}: make them add up to 1"
-            )
+        if not math.isclose(sum(share for _, share in zones), 1.0, abs_tol=1e-6):
+            raise ValueError(f"time_zones={self.time_zones} have shares that do not add up to 1: make them do so")
         if any(not -24 <= offset <= 24 for offset, _ in zones):
             raise ValueError(f"time_zones={self.time_zones} must be from -24 to 24 hours from UTC: use such offsets")
         object.__setattr__(self, "time_zones", zones)
@@ -166,8 +165,8 @@ class Diurnal:
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Bool (clients,): a coin a day for each window, and one a round outside of them."""
         result = np.zeros(len(clients), bool)
-        for start in range(0, len(clients), _AT_ONCE):
-            part = clients[start : start + _AT_ONCE]
+        for start in range(0, len(clients), _BLOCK_CLIENTS):
+            part = clients[start : start + _BLOCK_CLIENTS]
             result[start + self._those_available(t, part)] = True
         return result
 
@@ -194,39 +193,39 @@ class Diurnal:
 
 
 class MaskAvailability:
-    """The older form as a model: a pure function of the round that returns a mask of shape (population,), asked once a round."""
+    """A pure function of the round that returns a mask of shape (population,), asked once a round."""
 
     def __init__(self, mask: MaskOfRound, population: int) -> None:
         self._mask_of_round, self._population = mask, population
-        self._kept: tuple[int, np.ndarray] | None = None
+        self._last: tuple[int, np.ndarray] | None = None
 
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Entries of the mask; ValueError for another shape or type."""
-        if self._kept is None or self._kept[0] != t:
+        if self._last is None or self._last[0] != t:
             mask = np.asarray(self._mask_of_round(t))
             if mask.shape != (self._population,) or mask.dtype != bool:
                 raise ValueError(
                     f"availability({t}) gave {mask.dtype} of shape {mask.shape}: "
                     f"it must give a boolean mask of shape ({self._population},)"
                 )
-            self._kept = t, mask.copy()
-        return self._kept[1][clients]
+            self._last = t, mask.copy()
+        return self._last[1][clients]
 
 
-def availability_model(given: Any, population: int) -> Availability:
+def availability_model(availability: Any, population: int) -> Availability:
     """The model that an argument `availability` means: None, a model, or a function of the round that returns a mask.
 
     Raises:
       TypeError: it is none of these.
     """
-    if given is None:
+    if availability is None:
         return Always()
-    if isinstance(given, Availability) and not inspect.isclass(given):
-        return given
-    if callable(given) and not inspect.isclass(given):
-        return MaskAvailability(given, population)
+    if isinstance(availability, Availability) and not inspect.isclass(availability):
+        return availability
+    if callable(availability) and not inspect.isclass(availability):
+        return MaskAvailability(availability, population)
     raise TypeError(
-        f"availability={given!r} must be None, a model of fedmf.cohorts.availability, or a function of the round that returns a mask"
+        f"availability={availability!r} must be None, a model of fedmf.cohorts.availability, or a function of the round that returns a mask"
     )
 
 
@@ -235,8 +234,7 @@ def availability_from_text(text: str) -> Availability:
 
     Args:
       text: "always"; "independent:0.3" or "independent:probability=0.3,seed=1"; "diurnal" or
-        "diurnal:rounds_per_day=24,phase_hours=2,start_hour=6,seed=1,time_zones=-8@0.3/1@0.7,charging=22-7@0.8/0.1", with idle and
-        unmetered like charging: from-to@inside/outside.
+        "diurnal:rounds_per_day=24,phase_hours=2,start_hour=6,seed=1". Other time zones and windows are set in Python.
 
     Raises:
       TypeError: not a text.
@@ -248,58 +246,30 @@ def availability_from_text(text: str) -> Availability:
     if not isinstance(text, str):
         raise TypeError(f"availability={text!r} must be a text such as 'always', 'independent:0.3' or 'diurnal'")
     name, _, rest = text.partition(":")
-    models: dict[str, type[Always] | type[Independent] | type[Diurnal]] = {
-        "always": Always,
-        "independent": Independent,
-        "diurnal": Diurnal,
-    }
-    if name not in models:
+    if name not in _MODELS:
         raise ValueError(f"availability={text!r} is unknown: use always, independent:PROBABILITY or diurnal")
-    if name == "independent" and rest and "=" not in rest.partition(",")[0]:
+    model, options = _MODELS[name]
+    if name == "independent" and "=" not in rest.partition(",")[0]:
         rest = f"probability={rest}"
-    known = [field.name for field in dataclasses.fields(models[name])]
     values: dict[str, Any] = {}
     for part in rest.split(",") if rest else ():
-        option, equals, value = part.partition("=")
-        if not equals or option not in known or option in values:
-            takes = f"once each of {', '.join(known)}" if known else "no options"
-            raise ValueError(f"availability={text!r} has {part!r}: {name} takes {takes}, as in name=value")
+        option, _, value = part.partition("=")
         try:
-            values[option] = _PARSERS.get(option, float)(value)
-        except (ValueError, TypeError):
-            raise ValueError(
-                f"availability={text!r} has {option}={value!r}, which cannot be read: write it as {_FORMS.get(option, 'a number')}"
-            ) from None
-        if isinstance(values[option], dict):
-            values[option] = Window(**values[option])
-    if name == "independent" and "probability" not in values:
-        raise ValueError(f"availability={text!r} names no probability: write independent:0.3")
+            values[option] = options[option](value)
+        except (KeyError, ValueError):
+            takes = " and ".join(f"{known}=NUMBER" for known in options) or "no options"
+            raise ValueError(f"availability={text!r} has {part!r}: {name} takes {takes}, separated by commas") from None
     try:
-        return models[name](**values)
+        return model(**values)
     except ValueError as error:
         raise ValueError(f"availability={text!r}: {error}") from None
 
 
-def _time_zones(text: str) -> tuple[tuple[float, float], ...]:
-    pairs = (part.split("@") for part in text.split("/"))
-    return tuple((float(offset), float(share)) for offset, share in pairs)
-
-
-def _window(text: str) -> dict[str, float]:
-    hours, _, chances = text.partition("@")
-    numbers = [float(hour) for hour in hours.split("-")] + [float(chance) for chance in chances.split("/")]
-    return dict(zip(("start", "end", "inside", "outside"), numbers, strict=True))
-
-
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "seed": int,
-    "time_zones": _time_zones,
-    **dict.fromkeys(("charging", "idle", "unmetered"), _window),
-}
-_FORMS = {
-    "seed": "a whole number",
-    "time_zones": "hours@share/hours@share",
-    **dict.fromkeys(("charging", "idle", "unmetered"), "from-to@inside/outside, hours and probabilities"),
+# Models that a text can name, and the options that are numbers.
+_MODELS: dict[str, tuple[type[Always] | type[Independent] | type[Diurnal], dict[str, type[int] | type[float]]]] = {
+    "always": (Always, {}),
+    "independent": (Independent, {"probability": float, "seed": int}),
+    "diurnal": (Diurnal, {"rounds_per_day": float, "phase_hours": float, "start_hour": float, "seed": int}),
 }
 
 

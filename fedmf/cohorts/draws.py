@@ -10,11 +10,10 @@ _ORDER, _DRAW = 0, 1
 
 # Up to so many clients a scan is as quick as anything.
 SMALL = 1 << 14
-# Cost of asking one client picked at random, and of asking a eligible one for its availability, in units of a scanned one. From
-# measurements; they decide how a cohort is found and never which cohorts are likely.
-_PICKED, _ASKED = 20, 25
+# Asking one client picked at random costs as much as scanning so many. Decides how a cohort is found, never which cohorts are likely.
+_SCANS_PER_PICK = 20
 # Clients picked and scanned at a time: bounds on the memory.
-_AT_ONCE, _SCANNED_AT_ONCE = 1 << 16, 1 << 20
+_BATCH_CLIENTS, _SCAN_CLIENTS = 1 << 16, 1 << 20
 
 
 def draw_generator(seed: int, t: int) -> np.random.Generator:
@@ -49,13 +48,12 @@ class Pool:
         if self.population <= SMALL:
             return self._scan(rng, size)
         chosen = np.zeros(0, np.int64)
-        picked = 0
-        rested_share = new_share = 1.0
+        picked, new_share = 0, 1.0
         while len(chosen) < size:
             expected = (size - len(chosen)) / new_share
-            if (picked + expected) * _PICKED > self.population * (1 + _ASKED * rested_share):
+            if (picked + expected) * _SCANS_PER_PICK > self.population:
                 return self._scan(rng, size)
-            batch = min(int(1.1 * expected) + 64, _AT_ONCE)
+            batch = min(int(1.1 * expected) + 64, _BATCH_CLIENTS)
             candidates = rng.integers(0, self.population, batch)
             eligible = candidates[self.eligible(candidates)]
             found = np.concatenate([chosen, eligible[self.available(eligible)]])
@@ -63,15 +61,14 @@ class Pool:
             first = np.unique(found, return_index=True)[1]
             first.sort()
             new_share = (len(first) - len(chosen) + 1) / (batch + 2)
-            rested_share = (len(eligible) + 1) / (batch + 2)
             chosen = found[first]
             picked += batch
         return chosen[:size]
 
     def _scan(self, rng: np.random.Generator, size: int) -> np.ndarray:
         found = []
-        for start in range(0, self.population, _SCANNED_AT_ONCE):
-            eligible = self.eligible_between(start, min(start + _SCANNED_AT_ONCE, self.population))
+        for start in range(0, self.population, _SCAN_CLIENTS):
+            eligible = self.eligible_between(start, min(start + _SCAN_CLIENTS, self.population))
             found.append(eligible[self.available(eligible)])
         everybody = np.concatenate(found)
         return everybody if len(everybody) <= size else rng.choice(everybody, size, replace=False)

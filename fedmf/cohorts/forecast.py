@@ -6,23 +6,20 @@ share.
 
 import dataclasses
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedmf import checks
-from fedmf.cohorts.availability import Availability
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
-from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.sampling import Sampling
 
-# Simulated unless more is asked for: clients, and clients a round. With fewer, chance makes pools run dry that would not.
-_CLIENTS, _COHORT = 200_000, 100
+# Simulated by default: with fewer clients, chance makes pools run dry that would not.
+_SIMULATED_CLIENTS, _SIMULATED_COHORT = 200_000, 100
 _POOLS_SHOWN = 200
-# Of what is simulated: a byte or two for each client, some for each round.
 _MAX_CLIENTS, _MAX_ROUNDS = 1_000_000_000, 10_000_000
 
 
@@ -43,7 +40,11 @@ class Size:
 
     population: int
     cohort_size: int
-    simulated_cohort: int | None = None
+    simulated_cohort: int = None  # type: ignore[assignment]
+
+    if TYPE_CHECKING:  # an int after construction
+
+        def __init__(self, *, population: int, cohort_size: int, simulated_cohort: int | None = None) -> None: ...
 
     def __post_init__(self) -> None:
         hint = "use the number of clients"
@@ -55,21 +56,16 @@ class Size:
             )
         simulated = self.simulated_cohort
         if simulated is None:
-            simulated = min(cohort, max(_COHORT, round(cohort * _CLIENTS / population)))
-        simulated = checks.integer(
-            "simulated_cohort",
-            simulated,
-            low=1,
-            high=cohort,
-            hint="use at most the cohort size, or leave it out",
-        )
+            simulated = min(cohort, max(_SIMULATED_COHORT, round(cohort * _SIMULATED_CLIENTS / population)))
+        hint = "use at most the cohort size, or leave it out"
+        simulated = checks.integer("simulated_cohort", simulated, low=1, high=cohort, hint=hint)
         for name, value in (("population", population), ("cohort_size", cohort), ("simulated_cohort", simulated)):
             object.__setattr__(self, name, value)
 
     @property
     def simulated_population(self) -> int:
         """Clients of the simulation: as many for one client of the cohort as in the population asked about."""
-        return self.population * (self.simulated_cohort or 1) // self.cohort_size
+        return self.population * self.simulated_cohort // self.cohort_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +76,7 @@ class Forecast:
       size: of the population, and of the simulated one.
       participation: what was enforced.
       sizes: clients that took part in each round of the simulation, int64 (rounds,).
-      dry: rounds in which fewer than the cohort were eligible and available, bool (rounds,); none with Poisson sampling.
+      dry: rounds in which fewer than the cohort were eligible and available, bool (rounds,); none where cohorts vary in size by design.
       pool_rounds: some rounds, int64.
       pool: eligible and available clients in those, over the cohort size; empty where a scheme or an order draws.
       histogram: participations -> share of all clients, 0 participations included.
@@ -100,20 +96,16 @@ class Forecast:
 
     def values(self) -> dict[str, Any]:
         """Everything in plain JSON types."""
-        asked, simulated = self.size, self.size.simulated_cohort or 1
-        selected_share = self.sizes / simulated
+        size, cohorts = self.size, self.sizes / self.size.simulated_cohort
         return {
-            "population": asked.population,
-            "cohort_size": asked.cohort_size,
-            "simulated_population": asked.simulated_population,
-            "simulated_cohort_size": simulated,
-            "rounds": self.participation.rounds,
-            "schema": self.participation.schema,
-            "min_sep": self.participation.min_sep,
-            "max_participations": self.participation.max_participations,
+            "population": size.population,
+            "cohort_size": size.cohort_size,
+            "simulated_population": size.simulated_population,
+            "simulated_cohort_size": size.simulated_cohort,
+            **dataclasses.asdict(self.participation),
             "dry_rounds": int(self.dry.sum()),
-            "mean_cohort": float(selected_share.mean()) * asked.cohort_size,
-            "smallest_cohort": float(selected_share.min()) * asked.cohort_size,
+            "mean_cohort": float(cohorts.mean()) * size.cohort_size,
+            "smallest_cohort": float(cohorts.min()) * size.cohort_size,
             "min_separation_observed": self.observed.min_separation,
             "max_participations_observed": self.observed.max_participations,
             "min_separation_of_the_well_behaved": self.well_behaved.min_separation,
@@ -122,49 +114,42 @@ class Forecast:
             "dry": np.flatnonzero(self.dry).tolist(),
             "pool_rounds": self.pool_rounds.tolist(),
             "pool": self.pool.tolist(),
-            "cohorts": selected_share.tolist(),
+            "cohorts": cohorts.tolist(),
         }
 
 
-def refuse_impossible(
-    participation: Participation,
-    size: Size,
-    *,
-    availability: Availability | None = None,
-    sampling: Sampling | None = None,
-    behavior: DeviceBehavior | None = None,
-) -> None:
+def refuse_impossible(participation: Participation, size: Size, **options: Any) -> None:
     """Raises TypeError or ValueError where a controller would, in the numbers that are asked about and not in the simulated ones."""
-    ParticipationController(
-        participation,
-        population=size.population,
-        cohort_size=size.cohort_size,
-        seed=0,
-        availability=availability,
-        sampling=sampling,
-        behavior=behavior,
-    )
+    checks.integer("rounds", participation.rounds, low=1, high=_MAX_ROUNDS, hint="pass the number of rounds")
+    sizes = {"population": size.population, "cohort_size": size.cohort_size}
+    ParticipationController(participation, **{"seed": 0, **sizes, **options})
+
+
+def _rounds_played(controller: ParticipationController) -> Iterator[int]:
+    """Draws round after round and yields its index."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PoolRanDryWarning)
+        for t in range(controller.participation.rounds):
+            controller.cohort(t)
+            yield t
 
 
 def forecast(
     participation: Participation,
     size: Size,
     *,
-    availability: Availability | None = None,
     sampling: Sampling | None = None,
-    behavior: DeviceBehavior | None = None,
-    seed: int = 0,
     progress: Callable[[int], None] | None = None,
+    **options: Any,
 ) -> Forecast:
     """Runs the controller through all rounds without training.
 
     Args:
       participation: what to enforce.
       size: of the population.
-      availability, behavior: as of the controller.
       sampling: as of the controller, for the population that is asked about.
-      seed: of the simulated cohorts.
       progress: called with every round that is done.
+      **options: seed (by default 0), availability and behavior of the controller.
 
     Raises:
       TypeError, ValueError: those of the controller.
@@ -173,46 +158,36 @@ def forecast(
     >>> int(run.dry.sum()), run.observed.min_separation, run.observed.max_participations
     (0, 5, 4)
     """
-    assert size.simulated_cohort is not None
-    _check_rounds(participation.rounds)
+    refuse_impossible(participation, size, sampling=sampling, **options)
     simulated: dict[str, Any] = {"population": size.simulated_population, "cohort_size": size.simulated_cohort}
-    more: dict[str, Any] = {"seed": seed, "availability": availability, "behavior": behavior}
-    refuse_impossible(participation, size, sampling=sampling, availability=availability, behavior=behavior)
     scheme = None if sampling is None else dataclasses.replace(sampling, **simulated)
-    controller = ParticipationController(participation, sampling=scheme, **simulated, **more)
-    rounds = participation.rounds
-    shown = np.unique(np.linspace(0, rounds - 1, min(rounds, _POOLS_SHOWN)).round().astype(np.int64))
-    from_pool = sampling is None and participation.schema != "fixed_epoch"
-    pool: list[float] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PoolRanDryWarning)
-        for t in range(rounds):
-            if from_pool and t == shown[len(pool)]:
-                pool.append(float(controller.eligible(t).sum()) / size.simulated_cohort)
-                shown = shown if len(pool) < len(shown) else np.append(shown, rounds)
-            controller.cohort(t)
-            if progress is not None:
-                progress(t)
-    ledger = controller.ledger
-    times = ledger.observed().histogram
-    never = size.simulated_population - sum(times.values())
+    controller = ParticipationController(participation, **{"seed": 0, "sampling": scheme, **simulated, **options})
+    rounds, ledger = participation.rounds, controller.ledger
+    pool = {}
+    if sampling is None and participation.schema != "fixed_epoch":
+        pool = dict.fromkeys(np.linspace(0, rounds - 1, min(rounds, _POOLS_SHOWN)).round().astype(int).tolist(), 0.0)
+    if pool:
+        pool[0] = float(controller.eligible(0).sum()) / size.simulated_cohort
+    for t in _rounds_played(controller):
+        if t + 1 in pool:
+            pool[t + 1] = float(controller.eligible(t + 1).sum()) / size.simulated_cohort
+        if progress is not None:
+            progress(t)
+    observed = ledger.observed()
+    clients = size.simulated_population
+    times = {0: clients - observed.clients, **observed.histogram}
     selected = np.array([len(ledger.selected(t)) for t in range(rounds)])
-    varies = ledger.cohort_size is None
     return Forecast(
         size=size,
         participation=participation,
-        sizes=np.array([len(ledger.cohort(t)) for t in range(rounds)]),
-        dry=np.zeros(rounds, bool) if varies else selected < size.simulated_cohort,
-        pool_rounds=shown[: len(pool)],
-        pool=np.array(pool),
-        histogram={k: n / size.simulated_population for k, n in sorted(({**times, 0: never}).items()) if n},
-        observed=ledger.observed(),
+        sizes=observed.cohort_sizes,
+        dry=selected < (0 if ledger.cohort_size is None else size.simulated_cohort),
+        pool_rounds=np.array(list(pool), np.int64),
+        pool=np.array(list(pool.values())),
+        histogram={k: n / clients for k, n in times.items() if n},
+        observed=observed,
         well_behaved=ledger.well_behaved().observed(),
     )
-
-
-def _check_rounds(rounds: int) -> int:
-    return checks.integer("rounds", rounds, low=1, high=_MAX_ROUNDS, hint="pass the number of rounds")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -231,21 +206,15 @@ class Search:
 
 
 def largest_min_sep(
-    size: Size,
-    *,
-    rounds: int,
-    availability: Availability | None = None,
-    seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    size: Size, *, rounds: int, progress: Callable[[int], None] | None = None, **options: Any
 ) -> Search:
     """The largest b with which no round of the simulation is dry, to 1%, by bisection. Devices obey.
 
     Args:
       size: of the population.
       rounds: of the run.
-      availability: as of the controller.
-      seed: of the simulated cohorts.
       progress: called with every b that was tried.
+      **options: seed (by default 0) and availability of the controller.
 
     Raises:
       TypeError, ValueError: those of the controller.
@@ -253,51 +222,21 @@ def largest_min_sep(
     >>> largest_min_sep(Size(population=60, cohort_size=10), rounds=20).min_sep
     6
     """
-    rounds = _check_rounds(rounds)
+    rounds = checks.integer("rounds", rounds, low=1, high=_MAX_ROUNDS, hint="pass the number of rounds")
     tried: dict[int, int | None] = {}
-
-    def holds(min_sep: int) -> bool:
-        tried[min_sep] = first_dry_round(size, rounds=rounds, min_sep=min_sep, availability=availability, seed=seed)
-        if progress is not None:
-            progress(min_sep)
-        return tried[min_sep] is None
-
     most = min(rounds, size.population // size.cohort_size)
     low, high = 0, most + 1
     while high - low > max(1, low // 100):
         middle = (low + high) // 2
-        if holds(middle):
-            low = middle
-        else:
-            high = middle
-    return Search(
-        min_sep=low or None,
-        too_large=high if high <= most else None,
-        tried=dict(sorted(tried.items())),
-    )
+        tried[middle] = _first_dry_round(size, Participation(rounds=rounds, schema="min_sep", min_sep=middle), options)
+        if progress is not None:
+            progress(middle)
+        low, high = (middle, high) if tried[middle] is None else (low, middle)
+    return Search(min_sep=low or None, too_large=high if high <= most else None, tried=dict(sorted(tried.items())))
 
 
-def first_dry_round(
-    size: Size,
-    *,
-    rounds: int,
-    min_sep: int,
-    availability: Availability | None = None,
-    seed: int = 0,
-) -> int | None:
-    """The first round in which fewer than the cohort are eligible and available with this min_sep; None if there is none."""
-    assert size.simulated_cohort is not None
-    controller = ParticipationController(
-        Participation(rounds=rounds, schema="min_sep", min_sep=min_sep),
-        population=size.simulated_population,
-        cohort_size=size.simulated_cohort,
-        seed=seed,
-        availability=availability,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PoolRanDryWarning)
-        for t in range(rounds):
-            controller.cohort(t)
-            if len(controller.ledger.selected(t)) < size.simulated_cohort:
-                return t
-    return None
+def _first_dry_round(size: Size, participation: Participation, options: dict[str, Any]) -> int | None:
+    simulated = {"population": size.simulated_population, "cohort_size": size.simulated_cohort}
+    controller = ParticipationController(participation, **{"seed": 0, **simulated, **options})
+    dry = (t for t in _rounds_played(controller) if len(controller.ledger.selected(t)) < size.simulated_cohort)
+    return next(dry, None)

@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedmf.cohorts.availability import Independent
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
@@ -202,27 +204,23 @@ class TestProcesses:
         assert printed(PYTHONHASHSEED="2") == first
 
 
-@pytest.mark.slow
-def test_a_hundred_million_clients_in_a_gigabyte():
-    # In a process of its own: the largest resident memory, with an order that takes four bytes a client.
-    # Not getrusage: its maximum begins with what the process that made this one held.
-    program = """
-import pathlib
-from fedmf.cohorts.availability import Diurnal
-from fedmf.cohorts.controller import ParticipationController
-from fedmf.participation.schema import Participation
+def test_ten_million_clients_take_three_bytes_each_and_are_not_listed():
+    participation = Participation(rounds=1000, schema="min_sep", min_sep=500)
+    controller = ParticipationController(
+        participation, population=10**7, cohort_size=6500, seed=5, availability=Independent(probability=0.3, seed=1)
+    )
+    assert controller._after.nbytes + controller._count.nbytes == 3 * 10**7
+    before = tracemalloc_peak(lambda: [controller.cohort(t) for t in range(3)])
+    assert before < 2 * 10**7  # a mask and a list of everybody take 9 bytes a client
 
-size = {"population": 100_000_000, "cohort_size": 6500}
-for schema in ("min_sep", "fixed_epoch"):
-    participation = Participation(rounds=1000, schema=schema, min_sep=500)
-    controller = ParticipationController(participation, **size, seed=5, availability=Diurnal())
-    assert sum(len(controller.cohort(t)) for t in range(30)) > 30 * 500
-    assert controller._after.nbytes + controller._count.nbytes == 300_000_000
-status = pathlib.Path("/proc/self/status").read_text()
-print(next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")))
-"""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 10**9
+
+def tracemalloc_peak(call):
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 class TestDryPool:
