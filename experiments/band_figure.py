@@ -21,7 +21,7 @@ from fedmf.experiments.band_sweep import sweep
 from fedmf.experiments.table_cells import exit_status, fit
 from fedmf.files import write_atomically
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
-from fedmf.reports.plots import canvas
+from fedmf.reports.canvas import canvas
 
 ROUNDS, DELTA = 1024, 1e-6
 EPSILONS = tuple(2.0**i for i in range(-5, 5))

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedmf.experiments.sweep_results import Best, best_settings, tuned_fields, validation_of, varying
+from fedmf.reports.canvas import canvas, in_percent, legend_above
 from fedmf.reports.groups import Group, group_runs, simulation_note
-from fedmf.reports.plots import canvas, in_percent, legend_below, legend_shape
 from fedmf.reports.text import is_share, metric_name, plain
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
@@ -75,8 +75,7 @@ def _of_all_bands(line: Group, group: Sequence[Best]) -> Group:
 def _drawn(axis: str, title: str, lines: Sequence[Group], points: Sequence[_Points], runs: Sequence[Run]) -> bytes:
     """Lines of means over the seeds, with bars from the least to the largest; a line without a place on the axis is a level."""
     metric = runs[0].plan["task"]["headline_metric"]
-    columns, rows = legend_shape([line.label for line in lines])
-    with canvas(3.6 + 0.2 * rows, simulation_note(runs)) as (drawing, out):
+    with canvas(3.6, simulation_note(runs)) as (drawing, out):
         ax = drawing.subplots()
         for line, values in zip(lines, points, strict=True):
             style: dict[str, Any] = {"color": line.color, "linestyle": line.line, "label": line.label}
@@ -101,5 +100,5 @@ def _drawn(axis: str, title: str, lines: Sequence[Group], points: Sequence[_Poin
         ax.set_title(title.format(metric_name(metric)))
         if is_share(metric):
             in_percent(ax)
-        legend_below(ax, columns)
+        legend_above(drawing, *ax.get_legend_handles_labels())
     return out.getvalue()

@@ -1,7 +1,7 @@
 """Runs put together by what was run: a group is one mechanism with one configuration, over one or more seeds."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +46,11 @@ class Group:
         """The plan of the first run; the others' is the same."""
         return self.runs[0].plan
 
+    @property
+    def noising(self) -> np.ndarray:
+        """N, float64 (rounds, m)."""
+        return self.runs[0].noising
+
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """The groups, in the order in which `runs` names them first."""
@@ -60,50 +65,45 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     ]
 
 
-def distinct_mechanisms(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
-    """The private groups by noise structure: one entry for each different (sensitivity, N), with a label for it."""
+def _private_kinds(groups: Sequence[Group], scale: Callable[[Group], float]) -> list[list[Group]]:
+    """The private groups, those of the same N and the same `scale` together."""
     kinds: list[list[Group]] = []
     for group in groups:
-        if not group.private:
-            continue
-        for kind in kinds:
-            if group.plan["sensitivity"]["value"] == kind[0].plan["sensitivity"]["value"] and np.array_equal(
-                group.runs[0].noising, kind[0].runs[0].noising
-            ):
+        if group.private:
+            same = (k for k in kinds if scale(k[0]) == scale(group) and np.array_equal(k[0].noising, group.noising))
+            kind = next(same, None)
+            if kind is None:
+                kinds.append([group])
+            else:
                 kind.append(group)
-                break
-        else:
-            kinds.append([group])
+    return kinds
+
+
+def distinct_mechanisms(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
+    """The private groups by noise structure: one entry for each different (sensitivity, N), with a label for it."""
+    kinds = _private_kinds(groups, lambda group: group.plan["sensitivity"]["value"])
     names = [kind[0].mechanism for kind in kinds]
-    labels = []
-    for kind in kinds:
-        if len(kind) == 1 and (names.count(kind[0].mechanism) > 1 or kind[0].config.claimed_cohort is not None):
-            labels.append(kind[0].label)
-        elif names.count(kind[0].mechanism) == 1:
-            labels.append(kind[0].mechanism)  # the structure does not depend on epsilon
-        else:
-            labels.append(f"{kind[0].label} and {len(kind) - 1} more")
-    return list(zip(labels, kinds, strict=True))
+
+    def label(kind: list[Group]) -> str:
+        first = kind[0]
+        if len(kind) == 1 and first.config.claimed_cohort is not None:
+            return first.label
+        if names.count(first.mechanism) == 1:
+            return first.mechanism  # the structure does not depend on epsilon
+        return first.label + (f" and {len(kind) - 1} more" if len(kind) > 1 else "")
+
+    return [(label(kind), kind) for kind in kinds]
 
 
 def distinct_noise(groups: Sequence[Group]) -> list[Group]:
     """A private group for each different noise on the average update, labelled by what tells these apart."""
-    private = [group for group in groups if group.private]
-    kinds: list[Group] = []
-    for group in private:
-        if not any(_same_noise(group, kind) for kind in kinds):
-            kinds.append(group)
-    if len(kinds) == len(private):
-        return private
+    kinds = [kind[0] for kind in _private_kinds(groups, lambda g: g.plan["stddev"] / g.config.cohort_size)]
+    if len(kinds) == sum(group.private for group in groups):
+        return kinds
     tuned = {name: getattr(kinds[0].config, name) for name in TUNED}
     return group_runs(
         [dataclasses.replace(kind.runs[0], config=dataclasses.replace(kind.config, **tuned)) for kind in kinds]
     )
-
-
-def _same_noise(one: Group, other: Group) -> bool:
-    scales = {group.plan["stddev"] / group.config.cohort_size for group in (one, other)}
-    return len(scales) == 1 and np.array_equal(one.runs[0].noising, other.runs[0].noising)
 
 
 def validation_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
@@ -133,34 +133,34 @@ def final_metric(run: Run, split: str) -> float | None:
     return float(values[-1]) if split == "validation" and len(values) else None
 
 
-def rounds_done(run: Run) -> int:
-    """Rounds of which a metrics row exists."""
-    return run.metrics[-1]["round"] + 1 if run.metrics else 0
-
-
 def unfinished(run: Run) -> str:
     """How far an unfinished run came; empty for a finished one."""
     if run.result is not None:
         return ""
-    done = rounds_done(run)
-    return f"unfinished after round {done} of {run.config.rounds}" if done else "unfinished: no round is complete yet"
+    if not run.metrics:
+        return "unfinished: no round is complete yet"
+    return f"unfinished after round {run.metrics[-1]['round'] + 1} of {run.config.rounds}"
+
+
+def planned_participation(run: Run) -> dict[str, Any]:
+    """What the controller guarantees; of a sampled run the plan's own is a unit of noise, and no limit."""
+    sampling = run.plan.get("sampling")
+    planned: dict[str, Any] = sampling["guaranteed_participation"] if sampling else run.plan["participation"]
+    return planned
 
 
 def simulation_note(runs: Sequence[Run]) -> str:
     """What a table or plot that shows `runs` must say about claimed cohorts; empty if every run is what it claims."""
-    pairs = {
-        (run.config.cohort_size, run.config.claimed_cohort) for run in runs if run.config.claimed_cohort is not None
-    }
-    if not pairs:
+    simulated = [run.config for run in runs if run.config.claimed_cohort is not None]
+    if not simulated:
         return ""
-    simulated = sum(run.config.claimed_cohort is not None for run in runs)
-    which = "" if simulated == len(runs) else f" in {simulated} of {len(runs)} runs, marked “simulates” in the tables"
+    some = f" in {len(simulated)} of {len(runs)} runs, marked “simulates” in the tables"
     cohorts = "; ".join(
         f"{count:,} clients a round were simulated to estimate a cohort of {claimed:,} "
         f"(noise scaled by {count:,}/{claimed:,})"
-        for count, claimed in sorted(pairs)
+        for count, claimed in sorted({(config.cohort_size, config.claimed_cohort or 0) for config in simulated})
     )
     return (
-        f"Simulation{which}: {cohorts}. The epsilon shown is that of the claimed cohort; "
+        f"Simulation{some if len(simulated) < len(runs) else ''}: {cohorts}. The epsilon shown is that of the claimed cohort; "
         "the models trained here do not have it."
     )

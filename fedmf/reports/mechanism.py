@@ -1,12 +1,10 @@
 """One mechanism as a picture: its matrices and the error it leaves in each round."""
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import StrMethodFormatter
 
-from fedmf.reports.noise import heat_map, shared_norm, ticks
-from fedmf.reports.plots import canvas
-
-_COLOR = "#1b5e9b"
+from fedmf.reports.canvas import BLUE, SOFT, canvas, marker, whole_steps
+from fedmf.reports.heat_map import draw_color_bar, draw_heat_map, shared_norm, without_specks
 
 
 def mechanism_picture(
@@ -20,43 +18,26 @@ def mechanism_picture(
       noising: N, (n, m), scaled by the sensitivity; None as encoder.
       errors: standard deviation of each round's error at noise multiplier 1 and clip norm 1, (n,).
     """
-    pictured = encoder is not None and noising is not None
-    with canvas(6.3 if pictured else 3.2, "") as (figure, out):
+    panels = []
+    if encoder is not None and noising is not None:
+        panels = [
+            (encoder, "encoder C", "round", "released row"),
+            (noising, "noising N", "noise source", "round"),
+            (encoder.T @ encoder, "gram X = CᵀC", "round", "round"),
+        ]
+    with canvas(6.3 if panels else 3.2, "") as (figure, png):
         figure.suptitle(title, fontsize=10.5, fontweight="bold")
-        if encoder is not None and noising is not None:
-            axes = figure.subplots(2, 2)
-            panels = (
-                (axes[0, 0], encoder, "encoder C", ("round", "released row")),
-                (axes[0, 1], noising, "noising N", ("noise source", "round")),
-                (axes[1, 0], encoder.T @ encoder, "gram X = CᵀC", ("round", "round")),
-            )
-            for ax, matrix, name, (across, down) in panels:
-                # Rounding leaves specks where an entry is 0, which a logarithmic scale must not show.
-                norm = shared_norm([matrix])
-                heat_map(ax, np.where(np.abs(matrix) < 1e-12 * np.abs(matrix).max(), 0.0, matrix), norm)
-                ax.set_title(name)
-                ax.set_xlabel(across)
-                ax.set_ylabel(down)
-                bar = figure.colorbar(ax.images[0], ax=ax, shrink=0.9, aspect=24, pad=0.02)
-                places, tick_names = ticks(norm)
-                bar.set_ticks(places, labels=tick_names)
-                bar.ax.tick_params(labelsize=7)
-                bar.ax.minorticks_off()
-                bar.outline.set_linewidth(0.5)
-            ax = axes[1, 1]
-        else:
-            ax = figure.subplots()
-        n = len(errors)
+        *maps, ax = figure.subplots(2, 2).flat if panels else [figure.subplots()]
+        for heat_map, (matrix, name, across, down) in zip(maps, panels, strict=True):
+            norm = shared_norm([matrix])
+            draw_heat_map(heat_map, without_specks(matrix), norm)
+            heat_map.set(title=name, xlabel=across, ylabel=down)
+            draw_color_bar(figure, [heat_map], norm)
         rmse = float(np.sqrt(np.mean(np.square(errors))))
-        ax.axhline(rmse, color="#9a9a9a", linewidth=0.9, linestyle="--")
-        # A single round is a point, not a line; jagged lines of many rounds must not fill the panel.
-        ax.plot(np.arange(n), errors, color=_COLOR, linewidth=1.0, marker="o" if n == 1 else "")
-        ax.set_title(f"error by round (rmse {rmse:.4g})")
-        ax.set_xlabel("round")
-        ax.set_ylabel("standard deviation")
+        ax.axhline(rmse, color=SOFT, linewidth=0.9, linestyle="--")
+        ax.plot(errors, color=BLUE, linewidth=1.0, marker=marker(errors))
+        ax.set(title=f"error by round (rmse {rmse:.4g})", xlabel="round", ylabel="standard deviation")
         ax.set_ylim(bottom=0)
-        if n == 1:
-            ax.set_xlim(-0.5, 0.5)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5, min_n_ticks=1))
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda t, _: f"{t:,.0f}"))
-    return out.getvalue()
+        ax.xaxis.set_major_locator(whole_steps(5))
+        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    return png.getvalue()

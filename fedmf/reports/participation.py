@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from fedmf.reports.plots import BLUE, DASHED, RED, SOFT, canvas, legend_below, marker, whole_steps
+from fedmf.reports.canvas import BLUE, DASHED, RED, SOFT, canvas, marker, whole_steps
 
 _MAX_SEPARATE_BARS = 24
 _MAX_LABELLED_BARS = 10
@@ -117,6 +117,6 @@ def _draw_search(ax: Axes, forecast: dict[str, Any]) -> None:
     ax.set_ylabel("round")
     ax.set_xlim(0, 1.06 * max(*tried, planned))
     ax.set_ylim(0, 1.08 * n)
-    legend_below(ax, 2, at=-0.24)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2)  # below: points and lines can be anywhere
     for axis in (ax.xaxis, ax.yaxis):
         _count_rounds(axis, 6)

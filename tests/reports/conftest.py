@@ -1,5 +1,6 @@
 """Runs that were never trained: real plans, mechanisms, cohorts and statements; accuracy curves from a formula."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -10,7 +11,7 @@ import pytest
 
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.mechanisms.error import rmse
-from fedmf.reports import plots
+from fedmf.reports import bands, canvas, noise, participation, plots
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
 
@@ -83,8 +84,24 @@ def make_run(family, *, seed=0, stop=None, task="stackoverflow_nwp", description
 def _coarse_plots():
     """Same layout, fewer pixels: drawing is most of the time of these tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "_DPI", 60)
+        patch.setattr(canvas, "_DPI", 60)
         yield
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Every figure that is drawn, after it was laid out."""
+    drawn, draw = [], canvas.canvas
+
+    @contextlib.contextmanager
+    def watched(*size_and_note):
+        with draw(*size_and_note) as (figure, png):
+            yield figure, png
+        drawn.append(figure)
+
+    for module in (plots, noise, participation, bands):
+        monkeypatch.setattr(module, "canvas", watched)
+    return drawn
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,11 @@
 """Grouping, numbers, label placing and the noise that plots show."""
 
-import contextlib
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fedmf.reports import groups, noise, plots, tables, text
+from fedmf.reports import groups, heat_map, noise, plots, tables, text
 
 
 def test_seeds_of_one_config_are_one_group(demo_runs):
@@ -28,21 +24,6 @@ def test_many_groups_of_a_family_differ_in_colour_or_line(make_run):
     grouped = groups.group_runs([make_run("tree", epsilon=float(epsilon)) for epsilon in range(1, 7)])
     assert len({(group.color, str(group.line)) for group in grouped}) == 6
     assert len({group.label for group in grouped}) == 6
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """The figures that were drawn, as matplotlib has them."""
-    found, canvas = [], plots.canvas
-
-    @contextlib.contextmanager
-    def watched(*size_and_note):
-        with canvas(*size_and_note) as (figure, out):
-            found.append(figure)
-            yield figure, out
-
-    monkeypatch.setattr(plots, "canvas", watched)
-    return found
 
 
 def test_the_axis_of_a_share_does_not_run_below_0(make_run, figures):
@@ -101,26 +82,10 @@ def test_correlation_of_independent_and_of_silent_rounds():
 
 
 def test_pooling_keeps_a_thin_diagonal():
-    pooled = noise.pool(-np.eye(2052), 500)
+    pooled = heat_map.pool(-np.eye(2052), 500)
     assert pooled.shape == (500, 500)
     assert (np.diag(pooled) == -1).all()
-    assert np.array_equal(noise.pool(np.eye(3), 500), np.eye(3))
-
-
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 0.1)), min_size=1, max_size=8))
-def test_labels_never_overlap_and_stay_inside(labels):
-    wanted, sizes = zip(*labels, strict=True)
-    places = plots.spread(wanted, sizes)
-    order = np.argsort(places)
-    for below, above in itertools.pairwise(order):
-        assert places[above] - places[below] >= (sizes[above] + sizes[below]) / 2 - 1e-6
-    for place, size in zip(places, sizes, strict=True):
-        assert place - size / 2 >= -1e-6
-        assert place + size / 2 <= 1 + 1e-6
-
-
-def test_labels_with_room_stay_where_they_are():
-    assert plots.spread([0.8, 0.2], [0.1, 0.1]) == [0.8, 0.2]
+    assert np.array_equal(heat_map.pool(np.eye(3), 500), np.eye(3))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +125,7 @@ def test_a_legend_does_not_lie_under_the_note(make_run, figures):
     runs = [make_run("banded", server_learning_rate=rate, claimed_cohort=1000) for rate in rates]
     plots.accuracy_plot(groups.group_runs(runs))
     (figure,) = figures
-    (legend,) = [*figure.legends, *filter(None, [ax.get_legend() for ax in figure.axes])]
+    (legend,) = figure.legends
     (note,) = figure.texts
     box = legend.get_window_extent()
     assert not box.overlaps(note.get_window_extent())
@@ -174,7 +139,7 @@ def test_a_legend_of_very_many_runs_names_the_mechanisms(make_run, figures):
     grouped = groups.group_runs(runs)
     plot = plots.accuracy_plot(grouped)
     (figure,) = figures
-    legend = figure.axes[0].get_legend()
+    (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["Tree (full Honaker)", "Banded (8 bands)", "DP-FedAvg"]
     firsts = [next(group for group in grouped if group.config.family == family) for family in families]
     assert [line.get_color() for line in legend.get_lines()] == [group.color for group in firsts]
