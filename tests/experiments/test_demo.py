@@ -49,17 +49,6 @@ def test_two_seeds_and_a_report(tiny, tmp_path, capfd, monkeypatch):
     assert again["accuracy"] == main_json["accuracy"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"), [(["--epsilon", "0"], "epsilon=0.0"), (["--seed", "1", "--seed", "-1"], "seed=-1")]
-)
-def test_arguments_are_refused_before_anything_is_written(tmp_path, capfd, words, said):
-    with pytest.raises(SystemExit) as stop:
-        main(["demo", "--out", str(tmp_path / "demo"), *words])
-    assert stop.value.code == 2
-    assert said in capfd.readouterr().err
-    assert not (tmp_path / "demo").exists()
-
-
 def test_ctrl_c_and_the_same_command_again_by_another_path(tiny, tmp_path, capfd, monkeypatch):
     from fedmf import federated
 
