@@ -10,7 +10,6 @@ from fedmf.cohorts.availability import (
     Always,
     Diurnal,
     Independent,
-    MaskAvailability,
     Window,
     availability_from_text,
     availability_model,
@@ -47,11 +46,6 @@ class TestEveryModel:
         whole = model.available(17, many)
         assert (whole[70_000:70_100] == model.available(17, many[70_000:70_100])).all()
 
-    def test_the_clients_are_left_alone(self, model):
-        clients = CLIENTS.copy()
-        model.available(3, clients)
-        assert (clients == CLIENTS).all()
-
 
 class TestIndependent:
     def test_a_coin_for_every_client_and_round(self):
@@ -64,10 +58,6 @@ class TestIndependent:
             assert missed_by_chi_square(came.size * 0.05**2 / 0.24, groups) <= MISS_RATE
             assert scipy.stats.chi2.sf(statistic, groups) > FALSE_POSITIVE_RATE
             assert scipy.stats.chi2.cdf(statistic, groups) > FALSE_POSITIVE_RATE
-
-    def test_seeds_differ(self):
-        first, second = (Independent(probability=0.4, seed=s).available(0, CLIENTS) for s in (1, 2))
-        assert unrelated(first, second, departure=0.07)
 
     @pytest.mark.parametrize(("probability", "share"), [(0.0, 0.0), (1, 1.0)])
     def test_the_ends(self, probability, share):
@@ -144,11 +134,6 @@ class TestMasks:
         )
         for t in range(6):
             assert by_model.cohort(t).tolist() == by_mask.cohort(t).tolist()
-
-    def test_what_an_argument_means(self):
-        assert isinstance(availability_model(None, 3), Always)
-        assert availability_model(MODELS["diurnal"], 3) is MODELS["diurnal"]
-        assert isinstance(availability_model(lambda t: np.ones(3, bool), 3), MaskAvailability)
 
     @pytest.mark.parametrize("given", [0.5, "always", np.ones(3, bool), Always, Independent], ids=str)
     def test_what_means_nothing(self, given):

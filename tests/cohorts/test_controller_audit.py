@@ -125,11 +125,6 @@ class TestAudit:
         audit = audit_ledger(ParticipationLedger(cohort_size=1, cohorts=[np.zeros(0, np.int64)]), plan)
         assert (audit.achieved, audit.epsilon, audit.rho) == (None, 0.0, 0.0)
 
-    def test_no_noise_achieves_nothing(self):
-        plan = plan_of(IdentityMechanism(rounds=2), Participation(rounds=2, schema="single"), noise_multiplier=0)
-        audit = audit_ledger(ParticipationLedger(cohort_size=1, cohorts=[np.array([0])]), plan)
-        assert audit.epsilon == audit.rho == math.inf
-
     def test_a_simulation_stays_one(self):
         plan = plan_of(IdentityMechanism(rounds=2), Participation(rounds=2, schema="single"))
         plan = plan.simulating(simulated=1, claimed=5)

@@ -54,9 +54,3 @@ class TestQuality:
 def test_a_part_is_answered_as_in_the_whole():
     some = np.array([5, 77, 199_999])
     assert (draws(1, 2, 3)[some] == draws(1, 2, 3, columns=(some,))).all()
-
-
-def test_the_input_is_left_alone():
-    clients = CLIENTS.copy()
-    draws(1, 1, columns=(clients, clients))
-    assert (clients == CLIENTS).all()

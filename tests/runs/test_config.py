@@ -257,23 +257,12 @@ def test_toml_round_trip(tmp_path_factory, made):
     assert config_from_mapping(read_config_file(path), str(path)) == expected
 
 
-def test_json_file(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(config().to_json())
-    assert config_from_mapping(read_config_file(path), "file") == config()
-
-
 def test_numpys_numbers_become_plain_ones():
     made = config(rounds=np.int64(8), epsilon=np.float64(8.0), seed=np.uint8(3), warmup=np.float32(0.5))
     assert json.loads(made.to_json())["rounds"] == 8
     assert (type(made.rounds), type(made.seed), type(made.epsilon), type(made.warmup)) == (int, int, float, float)
     assert config(epsilon=8) == config(epsilon=8.0)
     assert config(epsilon=8).to_json() == config(epsilon=8.0).to_json()
-
-
-def test_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config().rounds = 9
 
 
 def test_every_field_has_a_help_text_for_the_command_line():
@@ -304,26 +293,15 @@ class TestFromMapping:
             config_from_mapping({**BASE, name: value}, "my.toml")
         one_sentence(caught, f"{name}={value!r}", "Expected")
 
-    @pytest.mark.parametrize(
-        ("name", "value"), [("epsilon", NAN), ("delta", 2.0), ("rounds", 0), ("family", "fourier")]
-    )
-    def test_wrong_value(self, name, value):
-        with pytest.raises(ValueError, match="my.toml: ") as caught:
-            config_from_mapping({**BASE, name: value}, "my.toml")
-        one_sentence(caught, f"{name}={value!r}")
-
 
 class TestFiles:
     @pytest.mark.parametrize(
         ("name", "text", "words"),
         [
             ("c.toml", "rounds = ", "not valid TOML"),
-            ("c.toml", "rounds = 1\nrounds = 2", "not valid TOML"),
             ("c.json", "{", "not valid JSON"),
-            ("c.json", "", "not valid JSON"),
             ("c.json", "[" * 100_000, "not valid JSON"),
             ("c.json", "[1]", "must hold fields of TrainConfig, not a list"),
-            ("c.json", "3", "must hold fields of TrainConfig, not a int"),
         ],
     )
     def test_unreadable(self, tmp_path, name, text, words):
@@ -332,12 +310,6 @@ class TestFiles:
         with pytest.raises(ValueError, match=words) as caught:
             read_config_file(path)
         one_sentence(caught, str(path))
-
-    def test_not_text(self, tmp_path):
-        path = tmp_path / "c.toml"
-        path.write_bytes(b"\xff\xfe\x00")
-        with pytest.raises(ValueError, match="not valid TOML"):
-            read_config_file(path)
 
     def test_absent(self, tmp_path):
         for path in (tmp_path / "none.toml", tmp_path):

@@ -167,13 +167,6 @@ class TestRows:
     def read(self, folder, name="metrics"):
         return (folder.path / f"{name}.jsonl").read_text()
 
-    def test_rows_appear_as_they_are_written(self, tmp_path):
-        folder = new_run(tmp_path / "run")
-        with folder.rows("timings") as write:
-            for t in range(3):
-                write({"round": t, "seconds": 0.5})
-                assert self.read(folder, "timings").count("\n") == t + 1
-
     def test_rows_to_be_done_again_and_half_lines_are_dropped(self, tmp_path):
         folder = new_run(tmp_path / "run")
         whole = '{"round": 0}\n{"round": 1, "validation": {"accuracy": 0.25}}\n'
@@ -189,13 +182,7 @@ class TestRows:
                 write({"round": 9})
             assert self.read(folder) == expected + '{"round": 9}\n'
 
-    def test_nothing_to_drop(self, tmp_path):
-        folder = new_run(tmp_path / "run")
-        (folder.path / "metrics.jsonl").unlink()
-        folder.truncate_rows(0)
-        assert not (folder.path / "timings.jsonl").exists()
-
-    @pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1}', "", "\x00\x00", '{"round": "2"}'])
+    @pytest.mark.parametrize("line", ["{", "", '{"round": "2"}'])
     def test_damage_in_the_middle_is_not_a_gap(self, tmp_path, line):
         folder = new_run(tmp_path / "run")
         self.write(folder, '{"round": 0}\n' + line + '\n{"round": 2}\n')
@@ -233,7 +220,7 @@ class TestCreate:
             assert (folder.path / "private").is_dir()
             (folder.path / "plan.json").write_text("{}")
 
-    @pytest.mark.parametrize("name", ["statement.md", "model.npz", "plan.json", "metrics.jsonl"])
+    @pytest.mark.parametrize("name", ["model.npz", "metrics.jsonl"])
     def test_a_file_of_somebody_elses(self, tmp_path, name):
         (tmp_path / "notes").mkdir()
         (tmp_path / "notes" / name).write_text("mine")
@@ -259,9 +246,6 @@ class TestCreate:
         for path in (tmp_path / "file", tmp_path / "file" / "run"):
             self.refused(path, "cannot write to folder .*: name a folder you may write to")
         assert files(tmp_path) == {pathlib.Path("file"): b"kept"}
-
-    def test_a_name_too_long(self, tmp_path):
-        self.refused(tmp_path / ("x" * 300), "File name too long")
 
     def test_read_only(self, tmp_path, monkeypatch):
         # Also for root, whom no permission stops.
@@ -323,7 +307,7 @@ class TestLoad:
         self.refused(folder.path, "incomplete or damaged", name, "run it again in another folder")
 
     @pytest.mark.parametrize("name", ["config.json", "plan.json", "result.json", "mechanism.npz", "metrics.jsonl"])
-    @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"null", b"\xff\xfe", b"{}x\n{}"])
+    @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"{}x\n{}"])
     def test_a_damaged_file(self, tmp_path, name, content):
         folder = new_run(tmp_path / "run")
         (folder.path / name).write_bytes(content)
@@ -332,17 +316,6 @@ class TestLoad:
             assert Run.load(folder.path).metrics == []
             return
         self.refused(folder.path, "incomplete or damaged", name, "run it again in another folder")
-
-    def test_a_config_of_another_version(self, tmp_path):
-        folder = new_run(tmp_path / "run")
-        values = json.loads(CONFIG.to_json()) | {"telepathy": True}
-        (folder.path / "config.json").write_text(json.dumps(values))
-        self.refused(folder.path, "unknown field 'telepathy'")
-
-    def test_text_that_is_not_utf_8(self, tmp_path):
-        folder = new_run(tmp_path / "run")
-        (folder.path / "statement.md").write_bytes(b"\xff\xfe")
-        self.refused(folder.path, "incomplete or damaged")
 
 
 @pytest.mark.parametrize("left_open", [False, True])
