@@ -58,7 +58,8 @@ def fit(
       progress: called with (iteration, loss, gap or None) after each step.
       cache: a fit that took more than a tenth of a second is stored on disk under a hash of everything that
         decides it, and read from there the next time. True: in $FEDMF_CACHE, or else in fedmf in the user's cache folder; a path: in that
-        folder; False, or True with FEDMF_CACHE set to nothing: not at all.
+        folder; False, or True with FEDMF_CACHE set to nothing: not at all. Fits of families registered outside fedmf are
+        not stored.
       **options: of that family.
 
     Raises:
@@ -93,7 +94,7 @@ def fit(
         progress=progress,
     )
     folder = fits.folder(cache)
-    if folder is None:
+    if folder is None or not record.fit.__module__.startswith("fedmf."):  # the hash covers the code of fedmf only
         return record.fit(workload, participation, stopping, **options)
     decides = {**options, "tolerance": stopping.tolerance, "max_iterations": stopping.max_iterations}
     path = fits.cached_path(folder, workload, participation, family, decides)

@@ -8,9 +8,9 @@ import scipy.linalg
 
 from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.error import loss
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping
-from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.mechanisms.stamped import stamp
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
@@ -132,11 +132,9 @@ def fit_tree(
             f"restarts={restarts} does not cut {n} rounds into equal parts: choose {below} or {above}, or another "
             f"number of rounds, such as {n - n % restarts}"
         )
-    if completion is not None:
-        checks.one_of("completion", completion, COMPLETIONS)
     per_part = n // restarts
     if completion is not None:
-        completions = [completion]
+        completions = [checks.one_of("completion", completion, COMPLETIONS)]
     elif per_part & (per_part - 1) == 0 or n > _MAX_ROUNDS_COMPARED:
         completions = ["none"]  # a power of two has nothing to complete
     else:
@@ -146,12 +144,9 @@ def fit_tree(
         part = TreeMechanism(rounds=per_part, decoder=decoder, completion=completion)
         return part if restarts == 1 else stamp(part, restarts, decoder="restarted")
 
-    def loss(mechanism: Mechanism) -> float:
-        AN = workload.matrix @ mechanism.noising()
-        return sensitivity(mechanism, participation).value ** 2 * float(np.einsum("ij,ij->", AN, AN))
-
-    mechanisms = [tree(name) for name in completions]
-    return mechanisms[0] if len(mechanisms) == 1 else min(mechanisms, key=loss)
+    if len(completions) == 1:
+        return tree(completions[0])
+    return min(map(tree, completions), key=lambda mechanism: loss(mechanism, workload, participation))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,11 +14,8 @@ Progress = Callable[[int, float, float | None], None]
 
 # Whether the running fit has ended above its tolerance: the cache does not store such an answer.
 stopped_short: contextvars.ContextVar[bool] = contextvars.ContextVar("stopped_short", default=False)
-
-
 # Whether Ctrl-C has ended a fit, whose answer is then the best so far.
 interrupted_fit: contextvars.ContextVar[bool] = contextvars.ContextVar("interrupted_fit", default=False)
-
 # Whether Ctrl-C ends a fit with KeyboardInterrupt, in place of the answer it has reached.
 _interruptible: contextvars.ContextVar[bool] = contextvars.ContextVar("interruptible", default=False)
 
