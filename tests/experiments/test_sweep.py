@@ -231,10 +231,6 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     corpus, out = str(tmp_path / "corpus.sqlite"), tmp_path / "sweep"
     main(["data", "synth", "--clients", "12", "--sentences-per-client", "12", "--out", corpus, "--quiet"])
     command = [*COMMAND, "--data", corpus, "--out", str(out)]
-    status, states, _ = answer([*command, "--dry-run", "--json"], capfd)
-    assert status == 0
-    assert list(json.loads(states).values()) == ["not begun"] * 4
-    assert not out.exists()
     status, result, said = answer([*command, "--noise-seed", "os", "--jobs", "2", "--json"], capfd)
     assert status == 0, said
     result = json.loads(result)
