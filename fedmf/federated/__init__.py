@@ -5,7 +5,8 @@ from fedmf.federated.tensorflow_import import import_tensorflow
 import_tensorflow()
 
 from fedmf.federated.aggregation.aggregator import dp_aggregator  # noqa: E402
-from fedmf.federated.aggregation.keras_optimizer import keras_optimizer  # noqa: E402
+from fedmf.federated.aggregation.check_process import check_process  # noqa: E402
+from fedmf.federated.aggregation.keras_optimizer import keras_fit, keras_optimizer  # noqa: E402
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery  # noqa: E402
 from fedmf.federated.execution.base import RunOptions  # noqa: E402
 from fedmf.federated.execution.remote_workers import WorkersLost  # noqa: E402
@@ -23,7 +24,9 @@ __all__ = [
     "ScheduledSGDM",
     "Task",
     "WorkersLost",
+    "check_process",
     "dp_aggregator",
+    "keras_fit",
     "keras_optimizer",
     "train",
 ]

@@ -1,5 +1,6 @@
 """`dp_aggregator`: the plan as a tff.aggregators.UnweightedAggregationFactory, for any TFF process that takes one."""
 
+import hashlib
 import reprlib
 from typing import Any
 
@@ -13,29 +14,15 @@ from fedmf.federated.tff import tff
 from fedmf.privacy.plan import Plan
 
 
-def mean_query(
-    plan: Plan,
-    record_specs: Any,
-    *,
-    clients_per_round: int,
-    noise_seed: int | str,
-    zeroing_norm: float | None,
-    noise_strategy: str | None = None,
-    count_metrics: bool = True,
-    entry_rounding: float = 0.0,
-) -> MatrixFactorizationQuery:
-    """The query whose result is (sum of clipped updates + noise) / clients_per_round; both execution paths run exactly this."""
+def mean_query(plan: Plan, record_specs: Any, *, clients_per_round: int, **options: Any) -> MatrixFactorizationQuery:
+    """The query whose result is (sum of clipped updates + noise) / clients_per_round; both execution paths run exactly this.
+
+    Args:
+      plan, record_specs, options: as of `MatrixFactorizationQuery`.
+      clients_per_round: the fixed divisor.
+    """
     check_clients_per_round(plan, clients_per_round)
-    return MatrixFactorizationQuery(
-        plan,
-        record_specs,
-        noise_seed=noise_seed,
-        zeroing_norm=zeroing_norm,
-        noise_strategy=noise_strategy,
-        divisor=clients_per_round,
-        count_metrics=count_metrics,
-        entry_rounding=entry_rounding,
-    )
+    return MatrixFactorizationQuery(plan, record_specs, divisor=clients_per_round, **options)
 
 
 def check_clients_per_round(plan: Plan, clients_per_round: Any) -> None:
@@ -49,46 +36,49 @@ def check_clients_per_round(plan: Plan, clients_per_round: Any) -> None:
 
 
 class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory):
-    """Factory behind `dp_aggregator`."""
+    """Factory behind `dp_aggregator`, whose arguments it takes."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        clients_per_round: int,
-        noise_seed: int | str,
-        zeroing_norm: float | None,
-        noise_strategy: str | None,
-        secure_sum: bool,
-        count_metrics: bool,
-    ) -> None:
+    def __init__(self, plan: Plan, noise_seed: int | str, secure_sum: bool, **options: Any) -> None:
         if not isinstance(plan, Plan):
             raise TypeError(f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate")
-        check_clients_per_round(plan, clients_per_round)
-        self._plan = plan
-        self._clients_per_round = clients_per_round
-        # "os" is drawn when a process is made, so that two processes of one factory do not share their noise.
+        check_clients_per_round(plan, options["clients_per_round"])
+        check_zeroing_norm(options["zeroing_norm"])
+        self._plan, self._options, self._secure_sum = plan, options, secure_sum
+        # "os" is drawn when a process is made.
         self._noise_seed = "os" if isinstance(noise_seed, str) and noise_seed == "os" else check_noise_seed(noise_seed)
-        self._zeroing_norm = check_zeroing_norm(zeroing_norm)
-        self._noise_strategy = noise_strategy
-        self._secure_sum = secure_sum
-        self._count_metrics = count_metrics
+        self._created = 0
 
     def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-        """The aggregation process for updates of `value_type`, a TFF tensor or structure of float tensors."""
+        """The aggregation process for updates of `value_type`, a TFF tensor or structure of float tensors.
+
+        The first process has the noise of noise_seed, each later one noise of its own: two parts of a model that shared their noise would
+        give away the difference of their updates.
+        """
         specs = tff.types.structure_from_tensor_type_tree(lambda t: tf.TensorSpec(t.shape, t.dtype), value_type)
         sums = SecureSampleSum(self._plan.clip_norm) if self._secure_sum else None
         query = mean_query(
             self._plan,
             specs,
-            clients_per_round=self._clients_per_round,
-            noise_seed=self._noise_seed,
-            zeroing_norm=self._zeroing_norm,
-            noise_strategy=self._noise_strategy,
-            count_metrics=self._count_metrics,
+            noise_seed=self._noise_seed
+            if self._noise_seed == "os"
+            else seed_of_process(self._noise_seed, self._created),
             entry_rounding=0.0 if sums is None else sums.entry_rounding,
+            **self._options,
         )
-        return tff.aggregators.DifferentiallyPrivateFactory(query, sums).create(value_type)
+        process = tff.aggregators.DifferentiallyPrivateFactory(query, sums).create(value_type)
+        self._created += 1
+        return process
+
+
+def seed_of_process(noise_seed: int, number: int) -> int:
+    """The noise seed of the process that a factory makes after `number` others: noise_seed itself of the first one.
+
+    >>> seed_of_process(7, 0), seed_of_process(7, 1) == seed_of_process(7, 2)
+    (7, False)
+    """
+    if number == 0:
+        return noise_seed
+    return int.from_bytes(hashlib.sha256(f"fedmf process {number} of noise seed {noise_seed}".encode()).digest())
 
 
 def dp_aggregator(
@@ -112,17 +102,19 @@ def dp_aggregator(
         this are all summed, each for at most clip_norm as ever: the mean is then larger, the guarantee the same, and the metric
         `clients` says how many there were. With no clients the result is noise / clients_per_round.
       noise_seed: non-negative int; secret in a real deployment, never used for two runs. "os" draws one from the operating system
-        for each process that is created; initialise such a process once, and keep its state secret: it holds the key.
+        for each process that is created; initialise such a process once, and keep its state secret: it holds the key. With an int a
+        second process of one factory has noise of its own, too; a `HostNoise` for it is made with `HostNoise.for_state`.
       zeroing_norm: updates whose l-infinity norm exceeds it count as zero (multi-epoch paper, Sec. 5: 100); None for no limit. NaN
         and infinities always count as zero.
-      noise_strategy: how noise is made from round to round, see `fedmf.federated.noise`; None chooses.
+      noise_strategy: "recurrent", in the graph, or "precomputed", a row handed in each round by a `HostNoise`; None is the former.
       secure_sum: sum with tff.aggregators.SecureSumFactory, on integers of 32 bits. Updates are clipped so much lower (5e-7 of
         clip_norm at 4 million parameters) that rounding to them cannot lift one over clip_norm.
       count_metrics: report how many updates of the last round were summed, clipped and zeroed. These are exact and NOT covered by
         the guarantee: in a real deployment pass False, or keep the metrics as secret as the updates.
 
     Returns:
-      A factory for tff.learning.algorithms.build_unweighted_fed_avg(model_aggregator=...) or any process of your own.
+      A factory for tff.learning.algorithms.build_unweighted_fed_avg(model_aggregator=...), FedProx, FedSGD or a process of your own.
+      `federated.check_process` refuses a built process that aggregates anything else of the clients, as Mime does.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.

@@ -10,13 +10,13 @@ _CHUNK = 32
 
 # How much less than clip_norm a record is scaled to, so that no rounding lifts it over clip_norm. Proof, with u = 2^-24 for float32
 # and n entries in all (float64 leaves: the same with u = 2^-53):
-# - r, the computed root of the sum of K squares: each square is off by a factor 1 + u at most, each of the K - 1 additions by
-#   another, in whatever order they are made, and the root by 4u (Eigen's root is a reciprocal and a Newton step). All terms are
-#   non-negative, so the true norm of the chunk is at most r (1 + (K/2 + 4) u), to first order. Rows are added up in float64.
+# - q, the computed sum of K squares: each square is off by a factor 1 + u at most, and each of the K - 1 additions by another, in
+#   whatever order they are made. All terms are non-negative, so the true sum is at most q (1 + K u), to first order, and the true norm of
+#   the chunk at most sqrt(q) (1 + K/2 u). Chunks are added up in float64, and the root is taken there.
 # - Numbers below 2^-126 may count as 0: the sum of squares lacks 2 n 2^-126 at most. The quick way is taken only where the norm that
 #   is compared with is at least 1e-15 sqrt(n), of whose square that is a part of 3e-8.
 # - The factor is rounded to float32 (u), and so is the product with each entry (u).
-# In all (32/2 + 6) u + 1.5e-8 = 1.33e-6 of the norm. The careful way rounds in float64 and once to float32.
+# In all (32/2 + 2) u + 1.5e-8 = 1.09e-6 of the norm. The careful way rounds in float64 and once to float32.
 ROUNDING_MARGIN = 1.5e-6
 _LEAST_NORM_OF_AN_ENTRY = 1e-15
 
@@ -82,9 +82,8 @@ def _norm(leaves: list[Any]) -> Any:
         whole = entries.shape[0] // _CHUNK * _CHUNK
         for part in (tf.reshape(entries[:whole], [-1, _CHUNK]), entries[None, whole:]):
             if part.shape.num_elements():
-                # One pass over the entries: TensorFlow squares, adds and takes the root in one kernel.
-                roots = tf.math.reduce_euclidean_norm(part, axis=1)
-                squared += tf.reduce_sum(tf.square(tf.cast(roots, tf.float64)))
+                # Not TensorFlow's norm, which is one kernel but has none under XLA.
+                squared += tf.reduce_sum(tf.cast(tf.reduce_sum(tf.square(part), axis=1), tf.float64))
     return tf.sqrt(squared)
 
 

@@ -5,9 +5,11 @@ the state of the first step would be a constant of the graph and every step woul
 Here the same attribute is a property over tf.Variables.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from fedmf import checks
@@ -15,12 +17,25 @@ from fedmf.federated.aggregation.query import MatrixFactorizationQuery, QuerySta
 from fedmf.federated.tff import dp_optimizer_keras
 from fedmf.privacy.plan import Plan
 
+# In names of its variables, and of the operations that update its moving averages.
+_BATCH_NORMALIZATION = re.compile(r"batch_?norm|moving_(mean|variance)|AssignMovingAvg", re.IGNORECASE)
+
+
+def _refuse_batch_normalization(parts: Iterable[Any]) -> None:
+    for part in parts:
+        if _BATCH_NORMALIZATION.search(part.name):
+            raise ValueError(
+                f"{part.name!r} is a part of batch normalisation, which mixes the examples of a batch, so that clipping each "
+                "one bounds nothing: use LayerNormalization or GroupNormalization"
+            )
+
 
 class _StateInVariables:
     """Mixed in before TensorFlow Privacy's optimiser class."""
 
     _variables_of_state: QueryState | None = None
     _dp_sum_query: MatrixFactorizationQuery
+    _private: tuple[Any, ...] = ()  # the gradients that were clipped and noised and not applied yet
 
     @property
     def _global_state(self) -> QueryState:
@@ -57,6 +72,9 @@ class _StateInVariables:
                 "the loss is one number for the whole batch, but each example is clipped on its own: compile the model with a loss of "
                 "reduction=tf.keras.losses.Reduction.NONE"
             )
+        if not tf.executing_eagerly():
+            operations = tf.compat.v1.get_default_graph().get_operations()
+            _refuse_batch_normalization(step for step in operations if "AssignMovingAvg" in step.name)
         parent: Any = super()
         gradients = parent._compute_gradients(loss, var_list, grad_loss, tape)
         # TensorFlow Privacy divides by the number of examples in this batch, the query by the planned one: the latter alone is right,
@@ -69,8 +87,30 @@ class _StateInVariables:
             "same batch_size, or make the plan and the optimiser for the larger one",
         )
         with tf.control_dependencies([] if check is None else [check]):
-            examples = tf.identity(examples)
-        return [(gradient * tf.cast(examples, gradient.dtype), variable) for gradient, variable in gradients]
+            # XLA drops the check (jit_compile=True): there the gradient is NaN.
+            factor = tf.where(examples <= planned, tf.cast(examples, tf.float32), float("nan"))
+        gradients = [(gradient * tf.cast(factor, gradient.dtype), variable) for gradient, variable in gradients]
+        self._private = tuple(gradient for gradient, _ in gradients)
+        return gradients
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **options: Any) -> Any:
+        """Applies the gradients that `minimize` has just clipped and noised, once; Keras calls it.
+
+        Raises:
+          ValueError: for any other gradients.
+        """
+        pairs = list(grads_and_vars)
+        private, self._private = self._private, ()
+        if (
+            not private
+            or len(pairs) != len(private)
+            or any(gradient is not ours for (gradient, _), ours in zip(pairs, private, strict=True))
+        ):
+            raise ValueError(
+                "apply_gradients was called with gradients that are neither clipped nor noised: call optimizer.minimize(losses, variables, "
+                "tape=tape) with one loss for each example, or model.fit"
+            )
+        return super().apply_gradients(pairs, *args, **options)  # type: ignore[misc]
 
     def get_gradients(self, loss: Any, params: Any) -> Any:
         """Refused: TensorFlow 1 graphs."""
@@ -101,11 +141,14 @@ def keras_optimizer(
     """A Keras optimiser that clips every example's gradient and adds row t of the plan's noise in step t, under model.fit too.
 
     A step is a round of the plan, an example is a client, and the update is (sum of clipped gradients + noise) / batch_size, also in a
-    last batch that is smaller. The plan's participation is about steps: with the data in the same order in every epoch
-    (model.fit(shuffle=False), after one shuffle before training) and batches that divide them, an example comes back after exactly
-    len(data) / batch_size steps, as `fixed_epoch` and `min_sep` want it. Keras' own shuffle between epochs breaks them.
+    last batch that is smaller. The plan's participation is about steps: with the data in the same order in every epoch, an example comes
+    back after exactly ceil(len(data) / batch_size) steps, as `fixed_epoch` and `min_sep` want it. `keras_fit` trains so, and refuses data,
+    epochs and layers that do not follow the plan.
 
-    Models with batch normalisation mix examples and cannot be trained this way. One device only.
+    Refused in any use: more steps than rounds, a larger batch, gradients of one's own, and batch normalisation where its variables are seen
+    (by their names here, and when a step is traced). Nobody checks under model.fit and in a loop of one's own: which examples a step has
+    and when they come back (Keras shuffles them anew in each epoch unless it is told shuffle=False), whether the loss of an example depends
+    on others, and layers that keep something from batch to batch. One device only.
 
     Args:
       plan: what to run; the number of rounds is that of steps, at least those of the training.
@@ -113,7 +156,7 @@ def keras_optimizer(
       batch_size: the fixed divisor.
       noise_seed: non-negative int, or "os"; see `MatrixFactorizationQuery`. Checkpoints hold the noise's key: keep them secret.
       zeroing_norm: an example whose gradient has an entry above it counts as zero; None for no limit.
-      noise_strategy: see `fedmf.federated.noise`; "precomputed" is not available here.
+      noise_strategy: None or "recurrent"; "precomputed" is not available here.
       optimizer_class: one of tf.keras.optimizers.legacy; None for SGD.
       **options: of that class, such as learning_rate and momentum.
 
@@ -131,7 +174,7 @@ def keras_optimizer(
       >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[3])])
       >>> optimizer = federated.keras_optimizer(plan, model.trainable_variables, batch_size=5, noise_seed=3, learning_rate=0.1)
       >>> model.compile(optimizer, tf.keras.losses.MeanSquaredError(reduction=tf.keras.losses.Reduction.NONE))
-      >>> _ = model.fit(np.ones([20, 3]), np.ones([20, 1]), batch_size=5, epochs=2, shuffle=False, verbose=0)
+      >>> _ = federated.keras_fit(model, np.ones([20, 3]), np.ones([20, 1]), epochs=2, shuffle_seed=1, verbose=0)
       >>> optimizer.metrics()["rounds_done"]
       8
     """
@@ -147,13 +190,13 @@ def keras_optimizer(
                 f"{name}={options[name]!r}: every example is clipped on its own, and every step is a round; leave it out"
             )
     if noise_strategy == "precomputed":
-        raise ValueError(
-            "noise_strategy='precomputed' needs a host between the steps: leave it out, or use 'carried' or 'redrawn'"
-        )
+        raise ValueError("noise_strategy='precomputed' needs a host between the steps: leave it out")
     if tf.distribute.has_strategy():
         raise ValueError(
             "tf.distribute strategies are not supported: every device would add the noise of the whole step"
         )
+    variables = list(variables)
+    _refuse_batch_normalization(variables)
     query = MatrixFactorizationQuery(
         plan,
         [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables],
@@ -164,3 +207,54 @@ def keras_optimizer(
     )
     private = dp_optimizer_keras.make_keras_generic_optimizer_class(parent)
     return type(f"CorrelatedNoise{parent.__name__}", (_StateInVariables, private), {})(query, **options)
+
+
+def keras_fit(model: Any, x: Any, y: Any, *, epochs: int, shuffle_seed: int, **options: Any) -> Any:
+    """Trains a compiled model as the plan of its `keras_optimizer` says: one shuffle, then every epoch in that order.
+
+    Training goes on in the optimiser's next round. A run that is continued needs the same data and shuffle_seed as before: whether they are
+    is not checked.
+
+    Args:
+      model: compiled with `keras_optimizer` and a loss of one number for each example.
+      x, y: arrays or structures of arrays; their first axis counts examples.
+      epochs: how often each example takes part from now on.
+      shuffle_seed: non-negative int that decides the order; it need not be secret.
+      **options: of model.fit, such as callbacks, verbose and validation_data.
+
+    Returns:
+      The history of model.fit.
+
+    Raises:
+      TypeError, ValueError: another optimiser; layers that mix examples; a plan with sampling; steps or participations that the plan does
+        not allow; options that change the order.
+    """
+    optimizer = model.optimizer
+    if not isinstance(optimizer, _StateInVariables):
+        raise TypeError(f"model is compiled with {optimizer!r}: compile it with federated.keras_optimizer(...)")
+    for name in ("batch_size", "shuffle", "steps_per_epoch", "initial_epoch", "validation_split"):
+        if name in options:
+            raise TypeError(f"{name}={options[name]!r}: the plan decides the order and size of batches; leave it out")
+    _refuse_batch_normalization(model.variables)
+    checks.integer("epochs", epochs, low=1, hint="it is how often each example takes part")
+    plan, batch_size = optimizer._dp_sum_query.plan, int(optimizer._dp_sum_query.divisor)
+    if plan.sampling is not None:
+        raise ValueError(
+            "plan.sampling is not None, but keras_fit trains on all examples in a fixed order: use a plan without sampling"
+        )
+    x, y = tf.nest.map_structure(np.asarray, (x, y))
+    counts = {len(leaf) for leaf in tf.nest.flatten((x, y))}
+    if len(counts) != 1:
+        raise ValueError(f"x and y have {sorted(counts)} examples: give arrays of equal length")
+    examples = counts.pop()
+    steps, done = -(-examples // batch_size), int(optimizer._global_state.noise.next_round)
+    end = done + epochs * steps
+    if done % steps or any(not plan.participation.allows(range(first, end, steps)) for first in (0, steps - 1)):
+        raise ValueError(
+            f"epochs={epochs} of {examples} examples in batches of {batch_size} after {done} steps: an example takes part every {steps} "
+            f"steps, {end // steps} times, which the plan does not allow: it is for {plan.participation}"
+        )
+    seed = checks.integer("shuffle_seed", shuffle_seed, low=0, hint="it decides the order of the examples")
+    order = np.random.default_rng(seed).permutation(examples)
+    x, y = tf.nest.map_structure(lambda leaf: leaf[order], (x, y))
+    return model.fit(x, y, batch_size=batch_size, epochs=epochs, shuffle=False, **options)

@@ -61,13 +61,12 @@ def test_zero_updates_come_out_as_the_plans_noise_row_for_row(build):
 
 def test_as_a_weighted_factory_every_client_has_the_same_weight():
     once = fedmf.Participation(rounds=2, schema="single")
-    factory = federated.dp_aggregator(
-        make_plan(fedmf.fit(fedmf.prefix_sum(2), once, family="identity")), clients_per_round=2, noise_seed=2
-    )
+    plan = make_plan(fedmf.fit(fedmf.prefix_sum(2), once, family="identity"))
+    factory = lambda: federated.dp_aggregator(plan, clients_per_round=2, noise_seed=2)  # noqa: E731
     updates = [collections.OrderedDict(w=np.full([2, 3], x, np.float32), b=np.float32(0)) for x in (0.01, 0.05)]
-    expected = factory.create(TYPE)
+    expected = factory().create(TYPE)
     expected = expected.next(expected.initialize(), updates).result
-    weighted = tff.aggregators.as_weighted_aggregator(factory).create(TYPE, tff.to_type(np.float32))
+    weighted = tff.aggregators.as_weighted_aggregator(factory()).create(TYPE, tff.to_type(np.float32))
     found = weighted.next(weighted.initialize(), updates, [np.float32(1), np.float32(100)]).result
     np.testing.assert_array_equal(flat(found), flat(expected))
 
@@ -220,12 +219,17 @@ def test_the_query_alone_in_tffs_own_factory():
     assert output.measurements["dp_query_metrics"]["clip_fraction"] == 1.0
 
 
-def test_seeds_of_the_operating_system_are_new_for_each_process_and_live_in_its_state():
+@pytest.mark.parametrize("noise_seed", ["os", 3])
+def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state(noise_seed):
+    """Two parts of one model with the same noise would give away the difference of their updates."""
     plan = make_plan(fedmf.fit(fedmf.prefix_sum(4), fedmf.Participation(rounds=4, schema="single"), family="identity"))
-    factory = federated.dp_aggregator(plan, clients_per_round=1, noise_seed="os")
+    make = lambda: federated.dp_aggregator(plan, clients_per_round=1, noise_seed=noise_seed)  # noqa: E731
+    factory = make()
     one, other = factory.create(TYPE), factory.create(TYPE)
     first, state = run(one, 2)
     assert not np.isclose(first, run(other, 2)[0]).any()
+    # Negative control: the first process of another factory has the noise of the seed, where that is a number.
+    assert np.array_equal(run(make().create(TYPE), 2)[0], first) == (noise_seed != "os")
     # A restored state goes on with its own key, in whatever process.
     np.testing.assert_array_equal(run(other, 2, state=state)[0], run(one, 2, state=state)[0])
 

@@ -60,6 +60,19 @@ MIXED = [
 ]
 
 
+@pytest.mark.parametrize("scale", [1e-30, 0.1, 1.0, 30.0, 1e30])
+def test_compiled_by_xla_the_bound_is_the_same(scale):
+    """XLA has no kernel for TensorFlow's own norm on CPU, and may add in another order."""
+    compiled = tf.function(lambda x: zero_and_clip([x], clip_norm=1.0, zeroing_norm=100.0), jit_compile=True)
+    x = scale * np.random.default_rng(1).uniform(-1, 1, 10_007).astype(np.float32)
+    out = compiled(tf.constant(x))
+    assert norm(exact(out.record)) <= 1
+    if scale < 100:
+        factor = min(1.0, (1 - ROUNDING_MARGIN) / norm(x.astype(np.float64).tolist()))
+        np.testing.assert_allclose(out.record[0], factor * x, rtol=2e-6, atol=TINY)
+    assert (int(out.zeroed), int(out.clipped)) == (int(scale > 100), int(0.1 <= scale <= 100))
+
+
 @settings(deadline=None, max_examples=200)
 @given(
     values=numbers(),

@@ -107,6 +107,125 @@ def test_a_larger_batch_than_planned_is_refused(eagerly):
         np.testing.assert_array_equal(one, other)
 
 
+def compiled_model(*, extra=(), plan=None, batch_size=BATCH, **options):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=[FEATURES]), *extra, tf.keras.layers.Dense(1)])
+    optimizer = federated.keras_optimizer(
+        make_plan() if plan is None else plan, model.trainable_variables, batch_size=batch_size, noise_seed=5
+    )
+    model.compile(optimizer, EACH, **options)
+    return model
+
+
+def test_gradients_that_are_neither_clipped_nor_noised_are_refused_every_time():
+    model, (x, y) = compiled_model(), without_gradients(BATCH)
+    optimizer, variables = model.optimizer, model.trainable_variables
+
+    def step(private):
+        with tf.GradientTape(persistent=True) as tape:
+            losses = EACH(y + 1, model(x))
+        if private:
+            optimizer.minimize(losses, variables, tape=tape)
+            return
+        gradients = tape.gradient(losses, variables)
+        with pytest.raises(ValueError, match="neither clipped nor noised: call optimizer.minimize"):
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    for private in (False, True, False, True, False):
+        before = model.get_weights()
+        step(private)
+        assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True)) == private
+    assert optimizer.metrics()["rounds_done"] == 2
+    with pytest.raises(ValueError, match="neither clipped nor noised"):
+        optimizer.apply_gradients([])
+    # Those of minimize count once.
+    with tf.GradientTape(persistent=True) as tape:
+        losses = EACH(y + 1, model(x))
+    private = optimizer._compute_gradients(losses, variables, tape=tape)
+    optimizer.apply_gradients(private)
+    with pytest.raises(ValueError, match="neither clipped nor noised"):
+        optimizer.apply_gradients(private)
+
+
+def test_batch_normalisation_is_refused_where_it_is_seen():
+    with pytest.raises(ValueError, match="batch_normalization.*mixes the examples of a batch"):
+        compiled_model(extra=[tf.keras.layers.BatchNormalization()])
+    hidden = compiled_model(extra=[tf.keras.layers.BatchNormalization(name="scale")])
+    with pytest.raises(ValueError, match="scale/AssignMovingAvg.* is a part of batch normalisation"):
+        hidden.fit(*without_gradients(BATCH), batch_size=BATCH, verbose=0)
+    with pytest.raises(ValueError, match="'scale/moving_mean:0' is a part of batch normalisation"):
+        federated.keras_fit(hidden, *without_gradients(12), epochs=1, shuffle_seed=1)
+    compiled_model(extra=[tf.keras.layers.LayerNormalization()]).fit(*without_gradients(4), batch_size=4, verbose=0)
+
+
+def test_keras_fit_follows_the_plan():
+    """Every example takes part once in three steps, in the same order in each epoch."""
+    model, seen = compiled_model(), []
+    x, y = np.zeros([10, FEATURES], np.float32), np.zeros([10, 1], np.float32)
+    x[:, 0] = np.arange(10)
+    record = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    fit_of_keras = model.fit
+    passed = {}
+    model.fit = lambda x, y, **options: passed.update(x=x, y=y, **options) or fit_of_keras(x, y, **options)
+    federated.keras_fit(model, x, y, epochs=1, shuffle_seed=1, verbose=0, callbacks=[record])
+    order = passed["x"][:, 0].astype(int)
+    assert sorted(order) == list(range(10))
+    assert list(order) != list(range(10))
+    assert (passed["shuffle"], passed["batch_size"], seen) == (False, BATCH, [0, 1, 2])
+    federated.keras_fit(model, x, y, epochs=1, shuffle_seed=1, verbose=0)
+    np.testing.assert_array_equal(passed["x"][:, 0], order)
+    assert model.optimizer.metrics()["rounds_done"] == 6
+    with pytest.raises(ValueError, match="3 times, which the plan does not allow"):
+        federated.keras_fit(model, x, y, epochs=1, shuffle_seed=1, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("examples", "epochs", "allowed"), [(10, 2, True), (12, 2, True), (5, 2, False), (5, 1, True), (10, 3, False)]
+)
+def test_keras_fit_refuses_what_the_plan_does_not_allow(examples, epochs, allowed):
+    """The plan is for two participations, exactly three steps apart."""
+    model = compiled_model(run_eagerly=True)
+    model.fit = lambda *data, **options: "trained"
+    arguments = {"epochs": epochs, "shuffle_seed": 1}
+    if allowed:
+        assert federated.keras_fit(model, *without_gradients(examples), **arguments) == "trained"
+    else:
+        with pytest.raises(ValueError, match="which the plan does not allow"):
+            federated.keras_fit(model, *without_gradients(examples), **arguments)
+
+
+def test_keras_fit_refuses_what_it_cannot_follow():
+    model, data = compiled_model(), without_gradients(12)
+    for error, words, options in (
+        (TypeError, "shuffle=True: the plan decides", {"shuffle": True}),
+        (TypeError, "batch_size=4", {"batch_size": 4}),
+        (ValueError, "epochs=0", {"epochs": 0}),
+        (ValueError, "shuffle_seed=-1", {"shuffle_seed": -1}),
+    ):
+        with pytest.raises(error, match=words):
+            federated.keras_fit(model, *data, **({"epochs": 1, "shuffle_seed": 1} | options))
+    with pytest.raises(ValueError, match=r"x and y have \[8, 12\] examples"):
+        federated.keras_fit(model, data[0], data[1][:8], epochs=1, shuffle_seed=1)
+    sampling = fedmf.CyclicPoisson(population=120, cohort_size=BATCH)
+    every = fedmf.Participation(rounds=STEPS, schema="every_round")
+    identity = fedmf.fit(fedmf.prefix_sum(STEPS), every, family="identity")
+    sampled = fedmf.calibrate(identity, every, epsilon=8.0, delta=1e-6, sampling=sampling)
+    with pytest.raises(ValueError, match="fixed order: use a plan without sampling"):
+        federated.keras_fit(compiled_model(plan=sampled), *data, epochs=1, shuffle_seed=1)
+    model.compile("sgd", EACH)
+    with pytest.raises(TypeError, match="compile it with federated.keras_optimizer"):
+        federated.keras_fit(model, *data, epochs=1, shuffle_seed=1)
+
+
+def test_compiled_by_xla_it_trains_and_a_larger_batch_gives_nan():
+    """XLA has no norm of TensorFlow's on CPU, and drops checks: what one would have stopped is NaN."""
+    model = compiled_model(jit_compile=True)
+    model.fit(*without_gradients(BATCH), batch_size=BATCH, verbose=0)
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+    assert model.optimizer.metrics()["rounds_done"] == 1
+    model.fit(*without_gradients(BATCH + 1), batch_size=BATCH + 1, verbose=0)
+    assert all(np.isnan(w).all() for w in model.get_weights())
+
+
 def test_tensorflow_privacys_own_optimiser_is_stopped_where_it_would_repeat_its_noise():
     plan, model = make_plan(), make_model()
     specs = [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables]
