@@ -305,7 +305,7 @@ def _regenerated(stream: NoiseStream, room: _Room) -> NoiseStrategy:
     if stream.contraction is None and n > _MAX_CONTRACTED_ROUNDS:
         return impossible(reason=f"{n} rounds: the rows of N are not written out beyond {_MAX_CONTRACTED_ROUNDS}")
     scratch = 4 * (n + ROWS_TOGETHER) * min(room.size, TILE)
-    ways = []
+    ways: list[NoiseStrategy] = []
     for most in ((room.memory - scratch) // row, room.disk // row):
         # A recurrence has a map of its history, which is smaller than one of the whole run.
         if most >= 1 and (stream.contraction is not None or not ways):

@@ -56,12 +56,13 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         """
         specs = tff.types.structure_from_tensor_type_tree(lambda t: tf.TensorSpec(t.shape, t.dtype), value_type)
         sums = SecureSampleSum(self._plan.clip_norm) if self._secure_sum else None
+        seed = self._noise_seed
+        if isinstance(seed, int):
+            seed = seed_of_process(seed, self._created)
         query = mean_query(
             self._plan,
             specs,
-            noise_seed=self._noise_seed
-            if self._noise_seed == "os"
-            else seed_of_process(self._noise_seed, self._created),
+            noise_seed=seed,
             entry_rounding=0.0 if sums is None else sums.entry_rounding,
             **self._options,
         )
