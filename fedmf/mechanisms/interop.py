@@ -15,7 +15,7 @@ from fedmf.mechanisms.banded.mechanism import BandedMechanism, diagonals_of
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.dense.mechanism import DenseMechanism
 from fedmf.mechanisms.explicit import ExplicitMechanism
-from fedmf.mechanisms.read_errors import READ_ERRORS
+from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.workloads import Workload
 
 # What others call the matrices in an .npz archive; the papers' public code says W and H for B and C.

@@ -2,17 +2,33 @@
 
 import os
 import pathlib
+import tokenize
 import zipfile
+import zlib
 
 import numpy as np
 
 from fedmf.mechanisms.base import FILE_FORMAT, FILE_VERSION, Mechanism
 from fedmf.mechanisms.certificate import Certificate, check_certificate
 from fedmf.mechanisms.family import FAMILIES
-from fedmf.mechanisms.read_errors import READ_ERRORS
 
 # Rounds of a Toeplitz mechanism that are checked when it is read.
 _MAX_PROBED_ROUNDS = 4096
+# What numpy and zipfile raise when they read a damaged .npy or .npz file.
+READ_ERRORS = (
+    OSError,
+    EOFError,
+    KeyError,
+    ValueError,
+    TypeError,
+    MemoryError,
+    NotImplementedError,  # a compression that zipfile does not know
+    RuntimeError,  # an archive that seems encrypted
+    SyntaxError,  # a header of .npy that is no Python literal
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:

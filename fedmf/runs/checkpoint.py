@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from fedmf.mechanisms.read_errors import READ_ERRORS
+from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.participation.ledger import ParticipationLedger
 
 
