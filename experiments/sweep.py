@@ -29,6 +29,7 @@ from fedmf.privacy.statement import mechanism_digest
 from fedmf.reports import write_report
 from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
 from fedmf.runs.folder import Run
+from fedmf.terminal import interrupts
 from fedmf.terminal.progress_bar import bar
 
 # What trains one run, without its arguments.
@@ -37,7 +38,7 @@ _POLL_SECONDS = 0.5
 _BAD_ARGUMENTS = 2  # exit status of `fedmf train` for inputs that no run can begin with
 
 
-class StoppedSweep(Exception):
+class StoppedSweep(interrupts.Interrupted):
     """Ctrl-C has ended a sweep; its runs have saved what they had."""
 
 
@@ -261,7 +262,8 @@ def _stopped_together(running: dict[str, "subprocess.Popen[bytes]"]) -> Iterator
             process.send_signal(signal.SIGINT)
         for process in running.values():
             process.wait()
-        raise StoppedSweep(f"{stopped} run{' is' if stopped == 1 else 's are'} stopped and saved") from None
+        stopped_runs = f"{stopped} run{' is' if stopped == 1 else 's are'} stopped and saved"
+        raise StoppedSweep(f"interrupted: {stopped_runs}: give the same command again to go on") from None
     finally:
         for process in running.values():
             if process.poll() is None:

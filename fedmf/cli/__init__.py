@@ -8,7 +8,7 @@ import click
 from fedmf.cli.audit import audit
 from fedmf.cli.calibrate import calibrate
 from fedmf.cli.data import data
-from fedmf.cli.errors import Interrupted, one_line
+from fedmf.cli.errors import one_line
 from fedmf.cli.fit import fit
 from fedmf.cli.plan import plan
 from fedmf.cli.run import demo, report, train
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _status(arguments: list[str] | None) -> int:
-    """Runs the command, and prints what ended it. No error outlives this, nor what hangs on one."""
+    """Runs the command, prints what ended it and returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     # Accepted anywhere on the line, as users try it there.
@@ -59,29 +59,23 @@ def _status(arguments: list[str] | None) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except (click.Abort, KeyboardInterrupt):
-        return _said("interrupted", _interrupted())
-    except Interrupted as stop:
-        return _said(f"interrupted: {stop}", _interrupted())
+        return _ended("interrupted", 128 + interrupts.first_received())
+    except interrupts.Interrupted as stop:
+        return _ended(str(stop), 128 + interrupts.first_received())
     except click.ClickException as error:
         if debug and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         if isinstance(error, click.exceptions.NoArgsIsHelpError):
             error.show()
             return error.exit_code
-        return _said(f"error: {' '.join(error.format_message().split())}", error.exit_code)
+        return _ended(f"error: {' '.join(error.format_message().split())}", error.exit_code)
     except Exception as error:
         if debug:
             traceback.print_exc()
-        if type(error).__name__ == "InterruptedRun":
-            return _said(str(error), _interrupted())
-        return _said(f"error: {one_line(error)}{'' if debug else ' (unexpected: --debug shows where)'}", 1)
+        return _ended(f"error: {one_line(error)}{'' if debug else ' (unexpected: --debug shows where)'}", 1)
     return 0
 
 
-def _interrupted() -> int:
-    return 128 + interrupts.first_received()
-
-
-def _said(message: str, status: int) -> int:
+def _ended(message: str, status: int) -> int:
     click.echo(f"fedmf: {message}", err=True)
     return status

@@ -16,10 +16,6 @@ class BadArgument(click.UsageError):
     """Arguments that cannot work: exit status 2."""
 
 
-class Interrupted(Exception):
-    """Ctrl-C has ended a command that can say more than that: what is kept, and how to go on."""
-
-
 @contextlib.contextmanager
 def arguments_checked() -> Iterator[None]:
     """Errors inside are the arguments' fault."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.errors import Command, Interrupted, arguments_checked
+from fedmf.cli.errors import Command, arguments_checked
 from fedmf.cli.options import (
     COUNT,
     EXISTING,
@@ -123,6 +123,7 @@ def fit(
     """
     import fedmf
     from fedmf.mechanisms.fitting.progress import interrupted_fit, shown
+    from fedmf.terminal.interrupts import Interrupted
 
     interrupted_fit.set(False)
     options = {name: value for name, value in family_options.items() if value is not None}
@@ -174,7 +175,9 @@ def fit(
         values["picture"] = str(_picture(mechanism, sensitivity.value, errors, A.name, out))
     show(values, as_json)
     if interrupted_fit.get():
-        raise Interrupted(f"{out} holds the best mechanism so far; the same command would fit it anew, to the end")
+        raise Interrupted(
+            f"interrupted: {out} holds the best mechanism so far; the same command would fit it anew, to the end"
+        )
 
 
 def _stamped(

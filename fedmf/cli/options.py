@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedmf.cli.errors import BadArgument, one_line, with_option_names
+
 if TYPE_CHECKING:
     from fedmf.privacy.plan import Plan
     from fedmf.privacy.sampling import Sampling
@@ -96,14 +98,25 @@ class _NoiseSeed(click.ParamType[int | str]):
         return int(value)
 
 
-class _NumberOrNone(click.ParamType[Any]):
-    """A float, or `none` where the default is a number and None is a value of its own."""
+class _ConfigField(click.ParamType[Any]):
+    """A field of TrainConfig by its own check. `none` is a value where the default is a number that can be left out."""
 
-    name = "float|none"
     NONE = object()
 
+    def __init__(self, field: "dataclasses.Field[Any]") -> None:
+        kinds = typing.get_args(field.type) or (field.type,)
+        (kind,) = (kind for kind in kinds if kind is not types.NoneType)
+        self._field, self._type = field, click.types.convert_type(kind)
+        self._has_none = types.NoneType in kinds and field.default is not None
+        self.name = self._type.name + "|none" * self._has_none
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return self.NONE if value in ("none", self.NONE) else click.FLOAT.convert(value, param, ctx)
+        if value is self.NONE or (self._has_none and value == "none"):
+            return self.NONE
+        try:
+            return self._field.metadata["check"](self._field.name, self._type.convert(value, param, ctx))
+        except (ValueError, TypeError) as error:
+            raise BadArgument(with_option_names(one_line(error), [param] if param else [])) from error
 
 
 def together(*options: Decorator) -> Decorator:
@@ -174,22 +187,15 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     from fedmf.runs.config import TrainConfig
 
     for field in reversed(dataclasses.fields(TrainConfig)):
-        kinds = [k for k in (typing.get_args(field.type) or (field.type,)) if k is not types.NoneType]
         default = "" if field.default is None else f"  [default: {field.default}]"
-        command = click.option(
-            f"--{field.name.replace('_', '-')}",
-            field.name,
-            type=_NumberOrNone() if types.NoneType in typing.get_args(field.type) and default else kinds[0],
-            default=None,
-            help=field.metadata["help"] + default,
-        )(command)
+        flag, help_text = f"--{field.name.replace('_', '-')}", field.metadata["help"] + default
+        command = click.option(flag, field.name, type=_ConfigField(field), default=None, help=help_text)(command)
     return command
 
 
 def chosen_options(flags: dict[str, Any]) -> dict[str, Any]:
     """Those of `config_options` that were on the command line."""
-    chosen = {name: value for name, value in flags.items() if value is not None}
-    return {name: None if value is _NumberOrNone.NONE else value for name, value in chosen.items()}
+    return {n: None if value is _ConfigField.NONE else value for n, value in flags.items() if value is not None}
 
 
 def config_values(path: pathlib.Path | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fedmf.cli.errors import BadArgument, Interrupted, one_line
+from fedmf.cli.errors import BadArgument, one_line
 
 # No room on the disk, in the user's quota, and in what `ulimit -f` allows.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -22,7 +22,9 @@ def training(out: pathlib.Path, *, resume: bool) -> Iterator[Callable[[], None]]
       Interrupted: for Ctrl-C that the training itself has not answered.
       OSError: for a full disk.
     """
-    others = not resume and (out / "config.json").exists()  # somebody else's run, which will be refused
+    from fedmf.terminal.interrupts import Interrupted
+
+    another_run = not resume and (out / "config.json").exists()  # which will be refused
     begun = False
 
     def begin() -> None:
@@ -32,13 +34,13 @@ def training(out: pathlib.Path, *, resume: bool) -> Iterator[Callable[[], None]]
     try:
         yield begin
     except KeyboardInterrupt:
-        if others:
+        if another_run:
             raise
-        raise Interrupted(_way_on(out)) from None
+        raise Interrupted(f"interrupted: {_how_to_go_on(out)}") from None
     except OSError as error:
         if error.errno in _FULL:
-            way_on = "nothing in the folder has changed" if others else _way_on(out)
-            raise OSError(f"{one_line(error)}: make room; {way_on}") from error
+            how_to_go_on = "nothing in the folder has changed" if another_run else _how_to_go_on(out)
+            raise OSError(f"{one_line(error)}: make room; {how_to_go_on}") from error
         if begun or not isinstance(error, FileNotFoundError):
             raise
         raise BadArgument(one_line(error)) from error
@@ -48,7 +50,7 @@ def training(out: pathlib.Path, *, resume: bool) -> Iterator[Callable[[], None]]
         raise BadArgument(one_line(error)) from error
 
 
-def _way_on(out: pathlib.Path) -> str:
+def _how_to_go_on(out: pathlib.Path) -> str:
     from fedmf.runs.folder import RunFolder
 
     if not (out / "config.json").exists():

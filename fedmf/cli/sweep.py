@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fedmf.cli.errors import Command, Interrupted, arguments_checked
+from fedmf.cli.errors import Command, arguments_checked
 from fedmf.cli.options import (
     COUNT,
     EXISTING_FILE,
@@ -96,18 +96,15 @@ def sweep(
     if dry_run:
         show({name: driver.state(out, name) for name in configs}, as_json)
         return
-    try:
-        result = driver.run_sweep(
-            out,
-            configs,
-            noise_seed=noise_seed,
-            jobs=jobs,
-            threads=threads,
-            progress=not quiet,
-            smoothed_over=smoothed_over,
-        )
-    except driver.StoppedSweep as stop:
-        raise Interrupted(f"{stop}: give the same command again to go on") from None
+    result = driver.run_sweep(
+        out,
+        configs,
+        noise_seed=noise_seed,
+        jobs=jobs,
+        threads=threads,
+        progress=not quiet,
+        smoothed_over=smoothed_over,
+    )
     if as_json:
         show(result, as_json)
     elif result["text"]:

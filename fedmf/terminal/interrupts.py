@@ -9,6 +9,12 @@ from typing import Any
 
 # Batch systems send SIGTERM before they kill; SIGHUP comes where a terminal or its connection is gone. Windows has neither.
 ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class Interrupted(Exception):
+    """Ctrl-C or its like has ended a job that says what is kept, and how to go on."""
+
+
 _received: list[int] = []  # signals since the outermost block of this module began
 _blocks = 0
 _deferring = 0

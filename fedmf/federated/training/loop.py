@@ -30,7 +30,7 @@ _ALL_ZEROED = (
 )
 
 
-class InterruptedRun(Exception):
+class InterruptedRun(interrupts.Interrupted):
     """Ctrl-C: the run has been checkpointed and can be resumed."""
 
 
