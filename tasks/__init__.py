@@ -1,30 +1,28 @@
-"""Training tasks: data, model and metrics. They know no privacy."""
+"""Training tasks: data, model and metrics. They know no privacy.
 
+A task is a folder here and a line of TASKS, which names a function of a `TrainConfig` and `progress` that returns a `Task`.
+"""
+
+import pkgutil
 from typing import TYPE_CHECKING
+
+from fedmf import checks
 
 if TYPE_CHECKING:
     from fedmf.federated.task import Task
     from fedmf.runs.config import TrainConfig
+
+TASKS = {
+    "stackoverflow_nwp": "fedmf.tasks.stackoverflow.task:task_from_config",
+}
 
 
 def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
     """The task that a config describes; imports TensorFlow. Reading shows progress bars where it takes long, or none.
 
     Raises:
-      FileNotFoundError, ValueError: the data file is absent or damaged, a size is out of range.
+      FileNotFoundError, ValueError: no such task, the data file is absent or damaged, a size is out of range.
     """
-    from fedmf.tasks.stackoverflow import stackoverflow_task
-
-    return stackoverflow_task(
-        config.data,
-        vocabulary_size=config.vocabulary_size,
-        sequence_length=config.sequence_length,
-        max_sentences=config.max_sentences,
-        batch_size=config.batch_size,
-        embedding_size=config.embedding_size,
-        lstm_size=config.lstm_size,
-        loss=config.loss,
-        validation_sentences=config.validation_sentences,
-        test_sentences=config.test_sentences,
-        progress=progress,
-    )
+    make = pkgutil.resolve_name(TASKS[checks.one_of("task", config.task, tuple(TASKS))])
+    task: Task = make(config, progress=progress)
+    return task

@@ -88,6 +88,7 @@ class TrainConfig:
     """
 
     # Data and model
+    task: str = _text("stackoverflow_nwp", "A task of fedmf.tasks.")
     data: str | None = _text(None, "StackOverflow SQLite file; by default the one in TFF's own cache.")
     vocabulary_size: int = _whole(10_000, "Most frequent words kept.")
     sequence_length: int = _whole(20, "Words of a sentence that are predicted.")

@@ -7,11 +7,13 @@ numeric strings with held-out users divisible by ten, test clients that are most
 """
 
 import contextlib
+import dataclasses
 import datetime
 import os
 import pathlib
 import sqlite3
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -29,74 +31,76 @@ _SENTENCES_PER_POST = 4.0
 _CLIENTS_PER_TRANSACTION = 200
 
 
-def _check(name: str, value: object, kind: type | tuple[type, ...], low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, kind):
-        wanted = "a number" if isinstance(kind, tuple) else "an integer"
-        raise TypeError(f"{name}={value!r} must be {wanted}, not {type(value).__name__}")
-    if not low <= value <= high:  # type: ignore[operator]
-        raise ValueError(f"{name}={value!r} must lie between {low} and {high}")
+def _within(low: float, high: float, default: Any = dataclasses.MISSING) -> Any:
+    return dataclasses.field(default=default, metadata={"range": (low, high)})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorpusOptions:
+    """A synthetic corpus; the same options give the same rows in the same order.
+
+    Attributes:
+      clients: number of users in the train split.
+      seed: draws users and sentences.
+      sentences_per_client: mean number of train sentences of a user (log-normal, at least 4); half of it in the test split.
+      vocabulary_size: number of words of the language, function words included.
+      topics: number of topics.
+      heldout_fraction: held-out users for each train user (real file: 0.11).
+      test_fraction: test users for each train user (real file: 0.6); four in five of them are train users too.
+    """
+
+    clients: int = _within(1, 100_000_000)
+    seed: int = _within(0, 2**63 - 1)
+    sentences_per_client: float = _within(4, 100_000, default=64.0)
+    vocabulary_size: int = _within(1, 10_000_000, default=1_000)
+    topics: int = _within(1, language.MAX_TOPICS, default=8)
+    heldout_fraction: float = _within(0, 10, default=0.11)
+    test_fraction: float = _within(0, 1.25, default=0.6)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, (low, high) = getattr(self, field.name), field.metadata["range"]
+            if isinstance(value, bool) or not isinstance(value, (int, float) if field.type is float else int):
+                raise TypeError(
+                    f"{field.name}={value!r} must be {'a number' if field.type is float else 'an integer'}, not {type(value).__name__}"
+                )
+            if not low <= value <= high:
+                raise ValueError(f"{field.name}={value!r} must lie between {low} and {high}")
 
 
 def write_synthetic_corpus(
-    path: str | os.PathLike[str],
-    *,
-    clients: int,
-    seed: int,
-    sentences_per_client: float = 64.0,
-    vocabulary_size: int = 1_000,
-    topics: int = 8,
-    heldout_fraction: float = 0.11,
-    test_fraction: float = 0.6,
-    overwrite: bool = False,
-    progress: bool = True,
+    path: str | os.PathLike[str], *, overwrite: bool = False, progress: bool = True, **options: Any
 ) -> pathlib.Path:
-    """Writes a synthetic StackOverflow corpus, any number of clients in bounded memory.
+    """Writes a synthetic StackOverflow corpus, any number of clients in bounded memory, and returns its path.
 
-    A user's sentences depend on (seed, user, vocabulary_size, topics, sentences_per_client) only. The file appears
-    under its name when it is complete; a killed writer leaves at most a hidden `.<name>.<process id>.partial`, which
-    the next writer of the same name removes.
+    A user's sentences depend on (seed, user, vocabulary_size, topics, sentences_per_client) only. The file appears under its name when it
+    is complete; a killed writer leaves a hidden `.<name>.<process id>.partial`, which the next writer of the same name removes.
 
     Args:
       path: file to write, such as "stackoverflow.sqlite"; its folder must exist.
-      clients: number of users in the train split.
-      seed: draws users and sentences; the same arguments give the same rows in the same order.
-      sentences_per_client: mean number of train sentences of a user (log-normal, at least 4); half of it in the test
-        split.
-      vocabulary_size: number of words of the language, function words included.
-      topics: number of topics, 1 to 16.
-      heldout_fraction: held-out users for each train user (real file: 0.11).
-      test_fraction: test users for each train user (real file: 0.6); four in five of them are train users too.
       overwrite: replace an existing file.
       progress: show a progress bar.
-
-    Returns:
-      The path written.
+      options: of `CorpusOptions`; clients and seed are needed.
 
     Raises:
-      TypeError: an argument of the wrong kind.
-      ValueError: an argument out of range, an existing file without `overwrite`, or a folder that cannot be written.
+      TypeError: an option of the wrong kind.
+      ValueError: an option out of range, an existing file without `overwrite`, or a folder that cannot be written.
     """
-    _check("clients", clients, int, 1, 100_000_000)
-    _check("seed", seed, int, 0, 2**63 - 1)
-    _check("sentences_per_client", sentences_per_client, (int, float), 4, 100_000)
-    _check("vocabulary_size", vocabulary_size, int, 1, 10_000_000)
-    _check("topics", topics, int, 1, language.MAX_TOPICS)
-    _check("heldout_fraction", heldout_fraction, (int, float), 0, 10)
-    _check("test_fraction", test_fraction, (int, float), 0, 1.25)
-    words = language.make_language(vocabulary_size, topics)
+    o = CorpusOptions(**options)
+    words = language.make_language(o.vocabulary_size, o.topics)
     path = pathlib.Path(path)
-    users = _users(clients, heldout_fraction, test_fraction)
+    users = _users(o.clients, o.heldout_fraction, o.test_fraction)
     total = sum(len(numbers) for numbers in users.values())
     with (
         _atomic_database(path, overwrite) as connection,
         progress_bar.bar(total=total, desc=f"writing {path.name}", unit="client", disable=not progress) as bar,
     ):
         for split in _SPLITS:
-            mean = sentences_per_client / 2 if split == "test" else sentences_per_client
+            mean = o.sentences_per_client / 2 if split == "test" else o.sentences_per_client
             for start in range(0, len(users[split]), _CLIENTS_PER_TRANSACTION):
                 block = users[split][start : start + _CLIENTS_PER_TRANSACTION]
                 for number in block:
-                    _write_client(connection, words, split, int(number), mean, seed)
+                    _write_client(connection, words, split, int(number), mean, o.seed)
                 connection.commit()
                 bar.update(len(block))
         # One index serves TFF's two queries: by client, and by client and split.

@@ -1,13 +1,17 @@
 """StackOverflow next-word prediction as a Task."""
 
 import collections
+import dataclasses
 import functools
 import os
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from fedmf import checks
 from fedmf.federated.task import Examples, Task
+from fedmf.runs.config import TrainConfig
 from fedmf.tasks.stackoverflow import data, model, vocabulary
 from fedmf.tasks.stackoverflow.compiled import compiled_epoch
 from fedmf.tasks.stackoverflow.preprocessing import Preprocessor
@@ -41,39 +45,11 @@ class _Cache:
         return x.astype(np.int32), y.astype(np.int32)  # copies: a caller that writes into them harms nobody
 
 
-def _positive(**arguments: int | None) -> None:
-    for name, value in arguments.items():
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name}={value!r} must be an integer, not {type(value).__name__}")
-        if value < 1:
-            raise ValueError(f"{name}={value} must be a positive integer")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StackOverflowOptions:
+    """Sizes of the task; the defaults are the published experiments'.
 
-
-def stackoverflow_task(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    vocabulary_size: int = 10_000,
-    sequence_length: int = 20,
-    max_sentences: int = 256,
-    batch_size: int = 16,
-    embedding_size: int = 96,
-    lstm_size: int = 670,
-    loss: str = "published",
-    validation_sentences: int = 10_000,
-    test_sentences: int | None = None,
-    max_clients: int | None = None,
-    progress: bool = True,
-) -> Task:
-    """The StackOverflow next-word task; the defaults are the published experiments'.
-
-    Validation is the first `validation_sentences` sentences of the test split, clients in TFF's order and all sentences
-    of each; test is what follows. A test split with fewer than twice as many sentences is cut in half, and the
-    description says so. The held-out split is not used.
-
-    Args:
-      path: TFF's stackoverflow.sqlite or a synthetic corpus; None for TFF's cache. Nothing is downloaded.
+    Attributes:
       vocabulary_size: words with an id of their own; the model has four classes more.
       sequence_length: words kept of a sentence.
       max_sentences: sentences kept of a train client.
@@ -82,25 +58,51 @@ def stackoverflow_task(
       lstm_size: width of the LSTM layer.
       loss: "published" or "masked", see `model.make_loss`.
       validation_sentences: size of the validation set.
-      test_sentences: at most so many sentences of the test set, None for all of them (16 million of the real file).
+      test_sentences: limit on the test set, None for all of it (16 million of the real file).
       max_clients: use only the first so many train clients in TFF's order.
-      progress: show progress bars.
+    """
 
-    Returns:
-      The task.
+    vocabulary_size: int = 10_000
+    sequence_length: int = 20
+    max_sentences: int = 256
+    batch_size: int = 16
+    embedding_size: int = 96
+    lstm_size: int = 670
+    loss: str = "published"
+    validation_sentences: int = 10_000
+    test_sentences: int | None = None
+    max_clients: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "loss" and not (value is None and field.default is None):
+                checks.integer(field.name, value, low=1, hint="use a positive whole number")
+
+
+def stackoverflow_task(path: str | os.PathLike[str] | None = None, *, progress: bool = True, **options: Any) -> Task:
+    """The StackOverflow next-word task.
+
+    Validation is the first `validation_sentences` sentences of the test split, clients in TFF's order and all sentences of each; test is
+    the rest. A test split with fewer than twice as many sentences is cut in half, and the description says so. The held-out split is not
+    used.
+
+    Args:
+      path: TFF's stackoverflow.sqlite or a synthetic corpus; None for TFF's cache. Nothing is downloaded.
+      progress: show progress bars.
+      options: of `StackOverflowOptions`.
 
     Raises:
       FileNotFoundError: no data file; the message says what to put where.
-      TypeError, ValueError: an argument of the wrong kind or out of range, a damaged file, or an empty test split.
+      TypeError, ValueError: an option of the wrong kind or out of range, a damaged file, or an empty test split.
     """
-    _positive(vocabulary_size=vocabulary_size, sequence_length=sequence_length, max_sentences=max_sentences)
-    _positive(batch_size=batch_size, embedding_size=embedding_size, lstm_size=lstm_size, max_clients=max_clients)
-    _positive(validation_sentences=validation_sentences, test_sentences=test_sentences)
-    loss_fn = model.make_loss(loss)
+    o = StackOverflowOptions(**options)
+    loss = model.make_loss(o.loss)
+    sizes = {name: getattr(o, name) for name in ("vocabulary_size", "embedding_size", "lstm_size")}
     corpus = data.open_corpus(path)
-    words = vocabulary.load_vocabulary(corpus.path, vocabulary_size, synthetic=corpus.synthetic, progress=progress)
-    preprocessor = Preprocessor(words.words, vocabulary_size, sequence_length)
-    client_ids = tuple(corpus.client_ids("train")[:max_clients])
+    words = vocabulary.load_vocabulary(corpus.path, o.vocabulary_size, synthetic=corpus.synthetic, progress=progress)
+    preprocessor = Preprocessor(words.words, o.vocabulary_size, o.sequence_length)
+    client_ids = tuple(corpus.client_ids("train")[: o.max_clients])
     known = frozenset(client_ids)
 
     total = sum(data.client_sizes(corpus.path, "test").values())
@@ -108,13 +110,13 @@ def stackoverflow_task(
         raise ValueError(
             f"{corpus.path} has a test split of {total} sentences: validation and test need at least one each"
         )
-    first = min(validation_sentences, total // 2)
-    last = total if test_sentences is None else min(total, first + test_sentences)
+    first = min(o.validation_sentences, total // 2)
+    last = total if o.test_sentences is None else min(total, first + o.test_sentences)
 
     def read(client_id: str) -> Examples:
         if client_id not in known:
             raise ValueError(f"client_id={client_id!r} is not a train client of this task: take one of client_ids")
-        return preprocessor.encode(corpus.sentences("train", client_id, max_sentences))
+        return preprocessor.encode(corpus.sentences("train", client_id, o.max_sentences))
 
     @functools.cache
     def evaluation_examples(split: str) -> Examples:
@@ -124,13 +126,15 @@ def stackoverflow_task(
         return _encode_slice(corpus, preprocessor, start, stop, progress)
 
     kind = "synthetic corpus" if corpus.synthetic else "StackOverflow file"
-    halved = f" (half of the test split: fewer than 2 x {validation_sentences})" if first < validation_sentences else ""
-    missing = f", only {len(words.words)} of them occur" if len(words.words) < vocabulary_size else ""
+    halved = (
+        f" (half of the test split: fewer than 2 x {o.validation_sentences})" if first < o.validation_sentences else ""
+    )
+    missing = f", only {len(words.words)} of them occur" if len(words.words) < o.vocabulary_size else ""
     # Without the file's name: a run may be resumed on the same data under another.
     description = (
         f"StackOverflow next-word prediction on the {kind}: {len(client_ids)} train clients of "
-        f"at most {max_sentences} sentences, {vocabulary_size} words{missing}, {words.source}; "
-        f"sequences of {sequence_length}; embedding {embedding_size}, LSTM {lstm_size}; {loss} loss; "
+        f"at most {o.max_sentences} sentences, {o.vocabulary_size} words{missing}, {words.source}; "
+        f"sequences of {o.sequence_length}; embedding {o.embedding_size}, LSTM {o.lstm_size}; {o.loss} loss; "
         f"{first} validation sentences{halved}, {last - first} test sentences"
     )
     return Task(
@@ -141,25 +145,21 @@ def stackoverflow_task(
         client_ids=client_ids,
         client_examples=_Cache(read, preprocessor.ids.classes),
         evaluation_examples=evaluation_examples,
-        build_model=functools.partial(
-            model.build_model,
-            vocabulary_size=vocabulary_size,
-            sequence_length=sequence_length,
-            embedding_size=embedding_size,
-            lstm_size=lstm_size,
-        ),
-        loss=loss_fn,
-        metrics=model.make_metrics(loss, preprocessor.ids),
+        build_model=functools.partial(model.build_model, sequence_length=o.sequence_length, **sizes),
+        loss=loss,
+        metrics=model.make_metrics(o.loss, preprocessor.ids),
         headline_metric="accuracy",
-        batch_size=batch_size,
-        compiled_epoch=compiled_epoch(
-            vocabulary_size=vocabulary_size,
-            embedding_size=embedding_size,
-            lstm_size=lstm_size,
-            loss=loss,
-            batch_size=batch_size,
-        ),
+        batch_size=o.batch_size,
+        compiled_epoch=compiled_epoch(**sizes, loss=o.loss, batch_size=o.batch_size),
     )
+
+
+def task_from_config(config: TrainConfig, *, progress: bool) -> Task:
+    """The task with the config's sizes."""
+    options = {
+        f.name: getattr(config, f.name) for f in dataclasses.fields(StackOverflowOptions) if f.name != "max_clients"
+    }
+    return stackoverflow_task(config.data, progress=progress, **options)
 
 
 def _encode_slice(corpus: data.Corpus, preprocessor: Preprocessor, start: int, stop: int, progress: bool) -> Examples:
