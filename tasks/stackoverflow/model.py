@@ -1,14 +1,16 @@
 """The next-word model of the published StackOverflow experiments, its two losses, and the metrics.
 
-At its full size: Embedding(10004, 96), LSTM(670), Dense(96), Dense(10004), with biases and untied, 4,050,748 parameters
-in 8 tensors.
+At full size: Embedding(10004, 96), LSTM(670), Dense(96), Dense(10004), with biases and untied, 4,050,748 parameters in 8 tensors.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
+from fedmf import checks
+from fedmf.tasks.stackoverflow.lstm import UnrolledLSTM
 from fedmf.tasks.stackoverflow.preprocessing import SpecialIds
 
 LOSSES = ("published", "masked")
@@ -22,34 +24,24 @@ def build_model(
     embedding_size: int = 96,
     lstm_size: int = 670,
 ) -> Any:
-    """An untrained next-word model.
+    """An untrained tf.keras.Model from (batch, sequence_length) int32 to logits (batch, sequence_length, V + 4) float32.
+
+    The initializers are Keras's defaults with seeds: the same seed gives the same weights whatever else the process has drawn. The LSTM is
+    Keras's with a cheaper backward pass (`lstm`). The embedding does not mask: the state runs over padding, which is behind the words.
 
     Args:
-      seed: draws the initial weights; the same seed gives the same weights whatever else the process has drawn.
+      seed: draws the initial weights.
       vocabulary_size: V; the model has V + 4 classes.
       sequence_length: words in, and predictions out.
       embedding_size: width of the embedding and of the projection.
       lstm_size: width of the LSTM layer.
-
-    Returns:
-      A tf.keras.Model from (batch, sequence_length) int32 to logits (batch, sequence_length, V + 4) float32. The
-      initializers are Keras's own defaults with seeds, the LSTM is Keras's with a cheaper backward pass (`lstm`); the
-      embedding does not mask, so the state runs over padding, and padding is behind the words.
     """
-    import tensorflow as tf
-
-    from fedmf.tasks.stackoverflow.lstm import UnrolledLSTM
-
     classes = SpecialIds(vocabulary_size).classes
     seeds = iter(np.random.SeedSequence(seed).generate_state(5).astype(np.int64).tolist())
-    initializers = tf.keras.initializers
+    initializers, layers = tf.keras.initializers, tf.keras.layers
     inputs = tf.keras.Input((sequence_length,), dtype=tf.int32, name="words")
-    hidden = tf.keras.layers.Embedding(
-        classes,
-        embedding_size,
-        embeddings_initializer=initializers.RandomUniform(-0.05, 0.05, seed=next(seeds)),
-        name="embedding",
-    )(inputs)
+    uniform = initializers.RandomUniform(-0.05, 0.05, seed=next(seeds))
+    hidden = layers.Embedding(classes, embedding_size, embeddings_initializer=uniform, name="embedding")(inputs)
     hidden = UnrolledLSTM(
         lstm_size,
         return_sequences=True,
@@ -57,25 +49,13 @@ def build_model(
         recurrent_initializer=initializers.Orthogonal(seed=next(seeds)),
         name="lstm",
     )(hidden)
-    hidden = tf.keras.layers.Dense(
-        embedding_size, kernel_initializer=initializers.GlorotUniform(seed=next(seeds)), name="projection"
-    )(hidden)
-    logits = tf.keras.layers.Dense(
-        classes, kernel_initializer=initializers.GlorotUniform(seed=next(seeds)), name="logits"
-    )(hidden)
-    return tf.keras.Model(inputs, logits, name="next_word")
-
-
-def _cross_entropy(labels: Any, logits: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    for name, width in (("projection", embedding_size), ("logits", classes)):
+        hidden = layers.Dense(width, kernel_initializer=initializers.GlorotUniform(seed=next(seeds)), name=name)(hidden)
+    return tf.keras.Model(inputs, hidden, name="next_word")
 
 
 def _loss_weights(kind: str, labels: Any, example_weights: Any) -> Any:
-    """float32 (batch, length): what each position counts in the mean."""
-    import tensorflow as tf
-
+    """float32 (batch, length): the weight of each position in the mean."""
     # Not `labels != 0`: in the graphs that TFF builds, that compares two objects, and every position counts.
     words = tf.cast(tf.not_equal(labels, 0), tf.float32)
     positions = tf.ones_like(words) if kind == "published" else words
@@ -83,61 +63,45 @@ def _loss_weights(kind: str, labels: Any, example_weights: Any) -> Any:
 
 
 def make_loss(kind: str) -> Callable[[Any, Any, Any], Any]:
-    """The mean cross-entropy that a client minimises.
+    """(labels, logits, example_weights) -> the mean cross-entropy that a client minimises, a scalar; 0 for a batch without weight.
 
     Args:
-      kind: "published" averages over all positions, padding included, as TFF's Keras wrapper did in the published
-        experiments because it drops the mask; the model then also learns to predict padding after the end, and a client
-        of short sentences takes smaller steps on words. "masked" averages over the positions whose label is not
-        padding.
-
-    Returns:
-      (labels, logits, example_weights) -> scalar float32; 0 for a batch without weight.
-
-    Raises:
-      ValueError: another kind.
+      kind: "published" averages over all positions, padding included, as TFF's Keras wrapper did in the published experiments because it
+        drops the mask. The model then also learns to predict padding after the end, and a client of short sentences takes smaller
+        steps on words. "masked" averages over the positions whose label is not padding.
     """
-    if kind not in LOSSES:
-        raise ValueError(
-            f"loss={kind!r} must be 'published' (the mean over all positions) or 'masked' (words and ends only)"
-        )
+    checks.one_of("loss", kind, LOSSES)
 
     def loss(labels: Any, logits: Any, example_weights: Any) -> Any:
-        import tensorflow as tf
-
         weights = _loss_weights(kind, labels, example_weights)
-        return tf.math.divide_no_nan(tf.reduce_sum(weights * _cross_entropy(labels, logits)), tf.reduce_sum(weights))
+        cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+        return tf.math.divide_no_nan(tf.reduce_sum(weights * cross_entropy), tf.reduce_sum(weights))
 
     return loss
 
 
 def make_metrics(kind: str, ids: SpecialIds) -> Callable[[Any, Any, Any], dict[str, tuple[Any, Any]]]:
-    """Metrics as (numerator, denominator), which add up over batches.
+    """(labels, logits, example_weights) -> metrics as (numerator, denominator), which add up over batches.
+
+    "accuracy" leaves out padding, out-of-vocabulary and end, as the papers report it; beside it are "accuracy_no_pad_no_oov",
+    "accuracy_no_pad" and "loss". A prediction is the largest of all V + 4 logits.
 
     Args:
       kind: the loss reported as "loss", see `make_loss`.
-      ids: which labels are special.
-
-    Returns:
-      (labels, logits, example_weights) -> {"accuracy": without padding, out-of-vocabulary and end, the one that the
-      papers report; "accuracy_no_pad_no_oov"; "accuracy_no_pad"; "loss"}. A prediction is the largest of all V + 4
-      logits.
+      ids: the special labels.
     """
-    make_loss(kind)
+    hidden = {
+        "accuracy": (ids.pad, ids.out_of_vocabulary, ids.end),
+        "accuracy_no_pad_no_oov": (ids.pad, ids.out_of_vocabulary),
+        "accuracy_no_pad": (ids.pad,),
+    }
 
     def metrics(labels: Any, logits: Any, example_weights: Any) -> dict[str, tuple[Any, Any]]:
-        import tensorflow as tf
-
         right = tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=labels.dtype), labels), tf.float32)
         result = {}
-        masked: tuple[tuple[str, tuple[int, ...]], ...] = (
-            ("accuracy", (ids.pad, ids.out_of_vocabulary, ids.end)),
-            ("accuracy_no_pad_no_oov", (ids.pad, ids.out_of_vocabulary)),
-            ("accuracy_no_pad", (ids.pad,)),
-        )
-        for name, hidden in masked:
+        for name, special in hidden.items():
             weights = tf.ones_like(right) * example_weights[:, None]
-            for label in hidden:
+            for label in special:
                 weights *= tf.cast(tf.not_equal(labels, label), tf.float32)
             result[name] = (tf.reduce_sum(weights * right), tf.reduce_sum(weights))
         weights = _loss_weights(kind, labels, example_weights)

@@ -16,64 +16,35 @@ PAD = 0
 
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
-    """Ids that stand for no word, for a vocabulary of `vocabulary_size` words."""
+    """Ids that stand for no word, for a vocabulary of `vocabulary_size` words; `classes` is the number of ids in all."""
 
     vocabulary_size: int
-
-    @property
-    def pad(self) -> int:
-        """Fills sentences up to the common length."""
-        return PAD
-
-    @property
-    def out_of_vocabulary(self) -> int:
-        """Any word outside the vocabulary."""
-        return self.vocabulary_size + 1
-
-    @property
-    def begin(self) -> int:
-        """Beginning of a sentence."""
-        return self.vocabulary_size + 2
-
-    @property
-    def end(self) -> int:
-        """End of a sentence that was not cut."""
-        return self.vocabulary_size + 3
-
-    @property
-    def classes(self) -> int:
-        """Number of ids in all."""
-        return self.vocabulary_size + 4
+    pad = PAD
+    out_of_vocabulary = property(lambda self: self.vocabulary_size + 1)
+    begin = property(lambda self: self.vocabulary_size + 2)
+    end = property(lambda self: self.vocabulary_size + 3)
+    classes = property(lambda self: self.vocabulary_size + 4)
 
 
 class Preprocessor:
-    """Turns sentences into (x, y); see the module's text for the recipe."""
+    """Sentences to (x, y); see the module's text for the recipe.
+
+    Args:
+      words: the most frequent words, most frequent first, at most `vocabulary_size` of them.
+      vocabulary_size: V; ids of words that do not exist stay unused: a model's size does not depend on the data.
+      length: words kept of a sentence.
+
+    Raises:
+      ValueError: too many words, or a word given twice.
+    """
 
     def __init__(self, words: Sequence[str], vocabulary_size: int, length: int = 20) -> None:
-        """Prepares the word table.
-
-        Args:
-          words: the most frequent words, most frequent first, at most `vocabulary_size` of them.
-          vocabulary_size: V; ids of words that do not exist stay unused, so that a model's size does not depend on the
-            data.
-          length: words kept of a sentence, at least 1.
-
-        Raises:
-          ValueError: a size out of range, too many words, or a word given twice.
-        """
-        if length < 1:
-            raise ValueError(f"length={length} must be a positive number of words")
-        if vocabulary_size < 1:
-            raise ValueError(f"vocabulary_size={vocabulary_size} must be a positive number of words")
-        if len(words) > vocabulary_size:
-            raise ValueError(
-                f"words has {len(words)} entries, more than vocabulary_size={vocabulary_size}: cut it first"
-            )
-        self.ids = SpecialIds(vocabulary_size)
-        self.length = length
+        self.ids, self.length = SpecialIds(vocabulary_size), length
         self._table = {word.encode(): index for index, word in enumerate(words, start=1)}
-        if len(self._table) != len(words):
-            raise ValueError("words names a word twice: each needs one id")
+        if len(self._table) != len(words) or len(words) > vocabulary_size:
+            raise ValueError(
+                f"words has {len(words)} entries for vocabulary_size={vocabulary_size}, or one of them twice: each needs one id"
+            )
 
     def encode(self, sentences: Iterable[bytes | str]) -> tuple[np.ndarray, np.ndarray]:
         """Encodes sentences.

@@ -54,8 +54,6 @@ def load_vocabulary(path: pathlib.Path, size: int, *, synthetic: bool, progress:
     Raises:
       ValueError: `size` is not positive, or TFF's word count file is not in its format.
     """
-    if size < 1:
-        raise ValueError(f"vocabulary_size={size} must be a positive number of words")
     published = path.with_suffix(".word_count")
     if path.name == data.FILE_NAME and not synthetic and published.exists():
         return Vocabulary(_read_counts(published, size), f"TFF's {published.name}")

@@ -69,6 +69,7 @@ WRONG_KINDS = {
     **dict.fromkeys(BAD_VALUES, ("8", None)),
     **dict.fromkeys(("family", "schema", "decoder", "loss", "execution", "availability"), (8, None)),
     "data": (8, ["a"]),
+    "task": (8, None),
     "mechanism": (8, ["a"]),
     "noise_multiplier": ("1", True),
     "sampling": (8, True),
@@ -93,6 +94,7 @@ def test_no_field_is_forgotten():
     assert set(WRONG_KINDS) == names
     assert set(BAD_VALUES) == names - {
         "data",
+        "task",
         "mechanism",
         "noise_multiplier",
     }  # noise_multiplier: below, without epsilon
@@ -272,7 +274,9 @@ def test_every_field_has_a_help_text_for_the_command_line():
 
 class TestFromMapping:
     def test_unknown_field(self):
-        with pytest.raises(ValueError, match="my.toml has an unknown field 'epsilno': the fields are data, ") as caught:
+        with pytest.raises(
+            ValueError, match="my.toml has an unknown field 'epsilno': the fields are task, data, "
+        ) as caught:
             config_from_mapping({"epsilno": 8}, "my.toml")
         assert "noise_multiplier" in str(caught.value)
 

@@ -75,7 +75,7 @@ def test_a_batch_without_weight_costs_nothing(kind, batch):
 
 
 def test_unknown_loss():
-    with pytest.raises(ValueError, match="loss='mean' must be 'published'"):
+    with pytest.raises(ValueError, match="loss='mean' is unknown: choose one of published, masked"):
         model.make_loss("mean")
 
 

@@ -72,15 +72,7 @@ def test_laws(sentences, length):
         assert [back.get(i) for i in row[:used]] == [word if word in WORDS else None for word in words[:length]]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((WORDS, 2), "more than vocabulary_size=2"),
-        ((WORDS, 0), "vocabulary_size=0"),
-        ((WORDS, 3, 0), "length=0"),
-        ((("a", "a"), 3), "names a word twice"),
-    ],
-)
-def test_bad_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Preprocessor(*arguments)
+@pytest.mark.parametrize("words", [(*WORDS, "dog"), ("a", "a")])
+def test_words_need_an_id_each(words):
+    with pytest.raises(ValueError, match="each needs one id"):
+        Preprocessor(words, 3)

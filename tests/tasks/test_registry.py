@@ -85,7 +85,7 @@ def test_folders_of_ones_own_named_tasks_and_experiments_are_left_alone(tmp_path
     small = "--validation-sentences 20 --test-sentences 20 --max-sentences 8 --evaluate-every 4"
     for command in (
         "demo --help",
-        "data synth --clients 20 --out c.sqlite --vocabulary-size 260 --quiet",
+        "data synth --clients 20 --out c.sqlite --quiet",
         f"{train} {small} {OPTIONS}",
     ):
         # As `python -m` does it: the working folder comes first.

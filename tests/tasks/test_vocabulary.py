@@ -119,8 +119,3 @@ def test_bad_word_count_file(tiny):
     (real.parent / "stackoverflow.word_count").write_text("the 9\nof\n")
     with pytest.raises(ValueError, match=r"stackoverflow\.word_count, line 2"):
         load(real)
-
-
-def test_size_must_be_positive(tiny):
-    with pytest.raises(ValueError, match="vocabulary_size=0"):
-        load(tiny, 0)

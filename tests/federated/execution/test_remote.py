@@ -155,8 +155,11 @@ def test_ctrl_c_does_not_wait_for_workers_that_do_not_answer(tmp_path):
 
 
 def test_a_machine_that_falls_silent_is_lost(monkeypatch):
-    monkeypatch.setattr(remote_workers, "_ASK_SECONDS", 0.2)
-    with local_workers(by_command=(False,)) as [worker], remote_workers.connected([worker.address]) as workers:
+    monkeypatch.setattr(remote_workers, "_PING_SECONDS", 0.2)
+    with (
+        local_workers(by_command=(False,)) as [worker],
+        remote_workers.connected("tff-remote", [worker.address], None) as workers,
+    ):
         worker.signal(signal.SIGSTOP)
         # The kernel of this machine still takes connections for the stopped process; that of a lost machine does not.
         monkeypatch.setattr(remote_workers, "listens", lambda address, seconds: False)
@@ -171,7 +174,10 @@ def test_errors_of_the_computation_are_not_a_lost_worker():
             return tf.constant(1)
 
     right = tff.tensorflow.computation(lambda: 1)
-    with local_workers(by_command=(False,)) as [worker], remote_workers.connected([worker.address]) as workers:
+    with (
+        local_workers(by_command=(False,)) as [worker],
+        remote_workers.connected("tff-remote", [worker.address], None) as workers,
+    ):
         with pytest.raises(Exception, match="the assertion of the test"):
             workers.run(wrong)
         assert workers.run(right) == 1
@@ -250,4 +256,4 @@ def test_a_port_in_use_is_one_sentence():
             [*COMMAND, "worker", "--port", port], capture_output=True, text=True, timeout=60, check=False
         )
     assert done.returncode == 1
-    assert f"port={port} is not free" in done.stderr
+    assert f"port {port} is not free" in done.stderr

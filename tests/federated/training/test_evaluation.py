@@ -14,7 +14,7 @@ from tests.federated.small_task import CLASSES, LENGTH, small_task  # noqa: E402
 
 def evaluated(bytes_, monkeypatch, examples=40):
     """Metrics of the small task's first weights, and the sizes of the batches."""
-    monkeypatch.setattr(evaluation, "_BYTES", bytes_)
+    monkeypatch.setattr(evaluation, "MAX_OUTPUT_BYTES", bytes_)
     small, sizes = small_task(), []
 
     def metrics(labels, logits, weights):
