@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-# The largest single dense array that is made without asking: 20,000 rounds.
+# The largest single dense array: of 20,000 rounds.
 MAX_BYTES = 8 * 20_000**2
 # The longest run: one vector over its rounds takes 0.8 GB.
 MAX_ROUNDS = 100_000_000
@@ -50,14 +50,14 @@ def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
 def array(name: str, value: Any, *, ndim: int) -> np.ndarray:
     """Returns `value` as a float64 array of `ndim` non-empty axes and finite entries; a copy, or `value` itself."""
     try:
-        given = np.asarray(value)
+        entries = np.asarray(value)
     except ValueError as error:  # numpy's refusal of ragged nested lists
         raise TypeError(f"{name} is not a rectangular array of numbers: pass a {ndim}-D numpy array") from error
-    if given.dtype.kind not in "iuf":
-        raise TypeError(f"{name} holds {given.dtype} entries, not real numbers: pass a {ndim}-D array of floats")
-    if given.ndim != ndim or 0 in given.shape:
-        raise ValueError(f"{name} has shape {given.shape}: pass a {ndim}-D array with no empty axis")
-    converted = given.astype(np.float64, copy=False)
+    if entries.dtype.kind not in "iuf":
+        raise TypeError(f"{name} holds {entries.dtype} entries, not real numbers: pass a {ndim}-D array of floats")
+    if entries.ndim != ndim or 0 in entries.shape:
+        raise ValueError(f"{name} has shape {entries.shape}: pass a {ndim}-D array with no empty axis")
+    converted = entries.astype(np.float64, copy=False)
     if not np.isfinite(converted).all():
         position = tuple(int(axis[0]) for axis in np.nonzero(~np.isfinite(converted)))
         raise ValueError(f"{name}{list(position)}={converted[position]} is not finite: replace it by a finite number")

@@ -124,7 +124,7 @@ def read_log(
             f"log {path} could not be sorted in temporary files ({str(error).splitlines()[0]}): name a folder with more room"
         ) from error
     except RuntimeError as error:
-        if "interrupted" in str(error).lower():  # what DuckDB makes of Ctrl-C
+        if "interrupted" in str(error).lower():  # how DuckDB reports Ctrl-C
             raise KeyboardInterrupt from error
         raise
     with path.open("rb") as content:
@@ -283,9 +283,8 @@ class _Source:
         return True
 
     def _view(self, db: "duckdb.DuckDBPyConnection", table: str, row: str, client: str, t: str) -> None:
-        db.execute(f"CREATE VIEW source AS SELECT {client} AS client, CAST({t} AS VARCHAR) AS round FROM {table}")
         db.execute(
-            f"CREATE VIEW numbered AS SELECT {row} AS row, {client} AS client, CAST({t} AS VARCHAR) AS round FROM {table}"
+            f"CREATE VIEW source AS SELECT {row} AS row, {client} AS client, CAST({t} AS VARCHAR) AS round FROM {table}"
         )
 
     def _check_columns(self, names: list[str]) -> None:
@@ -304,7 +303,7 @@ class _Source:
     def _refuse_row(self, db: "duckdb.DuckDBPyConnection", client_read: str) -> NoReturn:
         db.execute("SET preserve_insertion_order = true")
         row, client, t = db.execute(
-            f"SELECT row, client, round FROM numbered WHERE {client_read} IS NULL OR {self._round_read()} IS NULL ORDER BY row LIMIT 1"
+            f"SELECT row, client, round FROM source WHERE {client_read} IS NULL OR {self._round_read()} IS NULL ORDER BY row LIMIT 1"
         ).fetchall()[0]
         where = f"{self._line(row)} of log {self.path}"
         for column, value in ((self.client_column, client), (self.round_column, t)):
@@ -328,7 +327,7 @@ class _Source:
         ).fetchall()[0]
         seen = _AS_SEEN if isinstance(client, str) else "client"
         rows = db.execute(
-            f"SELECT row FROM numbered WHERE {seen} = ? AND {self._round_read()} = ? ORDER BY row LIMIT 2", [client, t]
+            f"SELECT row FROM source WHERE {seen} = ? AND {self._round_read()} = ? ORDER BY row LIMIT 2", [client, t]
         ).fetchall()
         raise ValueError(
             f"log {self.path} has {repeated} rows twice, such as client {str(client)[:80]!r} in round {t}, "

@@ -1,4 +1,4 @@
-"""When devices check in: models that answer for the clients they are asked about, and keep nothing for any client."""
+"""Models of when devices check in, without memory for any client."""
 
 import dataclasses
 import inspect
@@ -183,11 +183,11 @@ class Diurnal:
             chance *= np.where(within, 1.0, window.outside)
         left = np.flatnonzero(keyed_random.uniform(keyed_random.key(self.seed, _AWAKE, t + 1), clients) < chance)
         for number, (within, day, window) in enumerate(zip(inside, days, windows, strict=True), start=1):
-            asked = left[within[left]]
+            nightly = left[within[left]]
             night = keyed_random.key(self.seed, _NIGHT, number)
-            coins = keyed_random.uniform(night, clients[asked], day[asked].astype(np.int64))
+            coins = keyed_random.uniform(night, clients[nightly], day[nightly].astype(np.int64))
             holds = ~within
-            holds[asked] = coins < window.inside
+            holds[nightly] = coins < window.inside
             left = left[holds[left]]
         return left
 

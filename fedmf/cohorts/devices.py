@@ -1,4 +1,4 @@
-"""What devices do with a participation that was planned: drop out, deviate, come a little early. For simulations."""
+"""Simulated devices that drop out, deviate from what they were told, or come a little early."""
 
 import dataclasses
 
@@ -7,18 +7,18 @@ import numpy as np
 from fedmf import checks
 from fedmf.cohorts import keyed_random
 
-_DROPOUT, _DISOBEDIENT, _EARLY = 101, 102, 103
+_DROPOUT, _NONCOMPLIANT, _EARLY = 101, 102, 103
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceBehavior:
-    """Departures from what the controller asks of devices. Every one is off unless it is asked for.
+    """Departures from what the controller tells devices. All are off by default.
 
-    Pure functions of (seed, client, round): nothing is kept for a client.
+    Pure functions of (seed, client, round), without memory for any client.
 
     Attributes:
-      dropout: probability that a client that was selected contributes nothing. Its timer starts all the same and its
-        participation counts, since a device cannot know whether its report arrived; the guarantee never gets worse by that.
+      dropout: probability that a selected client contributes nothing. Its timer starts and its participation counts all the same, since a
+        device cannot know whether its report arrived. The guarantee never gets worse by that.
       noncompliant_fraction: share of clients that check in whatever their timer and their limit say.
       timer_jitter: timers fire early by 0 to so many rounds, drawn anew for every wait of a client.
       seed: of these choices.
@@ -57,7 +57,7 @@ class DeviceBehavior:
 
     def noncompliant(self, clients: np.ndarray) -> np.ndarray:
         """Which of the clients, int64 (clients,), deviate: bool (clients,)."""
-        return keyed_random.uniform(keyed_random.key(self.seed, _DISOBEDIENT), clients) < self.noncompliant_fraction
+        return keyed_random.uniform(keyed_random.key(self.seed, _NONCOMPLIANT), clients) < self.noncompliant_fraction
 
     def rounds_early(self, clients: np.ndarray, last: np.ndarray) -> np.ndarray:
         """By how much the timers that were started in rounds `last` fire early: int64 (clients,) in 0..timer_jitter."""

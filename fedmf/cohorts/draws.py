@@ -23,7 +23,7 @@ def draw_generator(seed: int, t: int) -> np.random.Generator:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pool:
-    """Whom a round may draw from, as questions, so that nobody has to be listed.
+    """The clients that a round may draw from, as questions: nobody has to be listed.
 
     Attributes:
       population: clients 0 .. population - 1.
@@ -40,10 +40,9 @@ class Pool:
     def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """A uniform subset of `size` of the clients that are eligible and available; all of them where they are fewer. int64, unsorted.
 
-        Clients are picked at random and kept if they may come, until there are `size` different ones: the first `size` different
-        elements of an independent uniform sequence are a uniform subset. Where few of the picked may come, everybody is asked instead,
-        and the cohort drawn anew from those who may. That choice looks at numbers of clients only and not at which they are, so that it
-        leaves the draw uniform.
+        Picks clients at random, until `size` different ones may come: the first `size` different elements of an independent uniform
+        sequence are a uniform subset. Where few of the picked may come, asks everybody instead and draws anew. That choice looks at
+        numbers of clients and not at which they are: the draw stays uniform.
         """
         if self.population <= SMALL:
             return self._scan(rng, size)
@@ -56,21 +55,21 @@ class Pool:
             batch = min(int(1.1 * expected) + 64, _BATCH_CLIENTS)
             candidates = rng.integers(0, self.population, batch)
             eligible = candidates[self.eligible(candidates)]
-            found = np.concatenate([chosen, eligible[self.available(eligible)]])
+            pool = np.concatenate([chosen, eligible[self.available(eligible)]])
             # The first appearance of each, in the order in which they were picked.
-            first = np.unique(found, return_index=True)[1]
+            first = np.unique(pool, return_index=True)[1]
             first.sort()
             new_share = (len(first) - len(chosen) + 1) / (batch + 2)
-            chosen = found[first]
+            chosen = pool[first]
             picked += batch
         return chosen[:size]
 
     def _scan(self, rng: np.random.Generator, size: int) -> np.ndarray:
-        found = []
+        blocks = []
         for start in range(0, self.population, _SCAN_CLIENTS):
             eligible = self.eligible_between(start, min(start + _SCAN_CLIENTS, self.population))
-            found.append(eligible[self.available(eligible)])
-        everybody = np.concatenate(found)
+            blocks.append(eligible[self.available(eligible)])
+        everybody = np.concatenate(blocks)
         return everybody if len(everybody) <= size else rng.choice(everybody, size, replace=False)
 
 

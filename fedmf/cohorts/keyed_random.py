@@ -1,4 +1,4 @@
-"""Random numbers that are a function of a key and of whole numbers, so that nothing has to be kept for each client.
+"""Random numbers that are a function of a key and of whole numbers, without memory for any client.
 
 The generator is not cryptographic. It serves simulations of availability and behavior, never noise.
 """

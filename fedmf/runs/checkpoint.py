@@ -1,4 +1,4 @@
-"""What a run goes on from after a stop, as an .npz file without pickles."""
+"""The state from which a run is resumed, as an .npz file without pickles."""
 
 import dataclasses
 import json

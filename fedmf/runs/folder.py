@@ -1,4 +1,4 @@
-"""What a run leaves on disk, how it gets there safely, and how reports read it.
+"""The folder of a run: written safely, read by reports and audits.
 
 run/
   config.json          TrainConfig
@@ -49,7 +49,7 @@ class RunFolder:
         """Makes the folder.
 
         Raises:
-          ValueError: it holds a run already, or what is left of one, or cannot be written to.
+          ValueError: it holds a run already, the remains of one, or other files of these names; or it cannot be written to.
         """
         folder = RunFolder(path)
         try:
@@ -60,7 +60,7 @@ class RunFolder:
                 raise ValueError(
                     f"{folder.path} holds the remains of a run without its config.json: name another folder, or empty this one"
                 )
-            if not (folder.path / "private").exists():  # else it is what a run that was stopped at once has left
+            if not (folder.path / "private").exists():  # else a run was stopped there at once
                 for name in _WRITTEN:
                     if (folder.path / name).exists():
                         raise ValueError(
@@ -79,10 +79,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Inside, nobody else trains in this folder, which is made if it is not there. A process that dies leaves no lock behind.
+        """Holds a lock on the folder, which is made if it is missing. A process that dies leaves no lock behind.
 
         Raises:
-          ValueError: somebody does, or it cannot be made.
+          ValueError: another process holds it, or the folder cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ class RunFolder:
         return folder
 
     def digest(self) -> str:
-        """Hash of what must not change between start and resume: config, plan, mechanism and noise seed."""
+        """Hash of config, plan, mechanism and noise seed, which a resume must not change."""
         parts = ["config.json", "plan.json", "mechanism.npz", "private/noise_seed"]
         return hashlib.sha256(b"\0".join((self.path / part).read_bytes() for part in parts)).hexdigest()
 
@@ -126,7 +126,7 @@ class RunFolder:
         """Writes it, then drops all but the newest two."""
         folder = self.path / "checkpoints"
         folder.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it to make room
-        # First what belongs to it, which a resume from it does not write again.
+        # First the rows that belong to the checkpoint: a resume from it does not write them again.
         for name in ("metrics.jsonl", "timings.jsonl"):
             if (self.path / name).exists():
                 with open(self.path / name, "rb") as rows:
@@ -176,8 +176,8 @@ class RunFolder:
         for name in ("metrics.jsonl", "timings.jsonl"):
             path = self.path / name
             if path.exists():
-                kept = [line for line, row in _rows_of(path) if row["round"] < rounds_done]
-                write_atomically(path, "".join(line + "\n" for line in kept), mode=0o600)
+                lines = [line for line, row in _rows_of(path) if row["round"] < rounds_done]
+                write_atomically(path, "".join(line + "\n" for line in lines), mode=0o600)
 
     @contextlib.contextmanager
     def rows(self, name: str) -> Iterator[Any]:
@@ -245,7 +245,7 @@ class Run:
 
     Attributes:
       path: its folder.
-      config: what was asked for.
+      config: its TrainConfig.
       plan: `Plan.summary()` with "task", "versions" and "rmse" beside it.
       metrics: rows of metrics.jsonl: {"round": t, "clients": c, "examples": e, "train_loss": x, "validation": {...} or absent}.
       timings: rows of timings.jsonl: {"round": t, "seconds": s}.
