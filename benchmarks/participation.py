@@ -63,9 +63,9 @@ def controller_of(case: Case, small: bool) -> ParticipationController:
     options: dict[str, Any] = {"population": population, "cohort_size": cohort}
     sampling: CyclicPoisson | CyclicShuffle | None = None
     if case.schema == "poisson":
-        sampling = CyclicPoisson(**options, groups=min_sep)
+        sampling = CyclicPoisson(**options, partitions=min_sep)
     elif case.schema == "shuffle":
-        sampling = CyclicShuffle(**options, groups=min_sep, reshuffle=True)
+        sampling = CyclicShuffle(**options, partitions=min_sep, reshuffle=True)
     if sampling is not None:
         participation = sampling.participation(rounds)
     else:

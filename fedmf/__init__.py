@@ -16,8 +16,9 @@ from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.privacy.bands import choose_bands
+from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.learning_rate import effective_rmse, predicted_learning_rate
-from fedmf.privacy.plan import Plan, calibrate
+from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from fedmf.runs.audit import audit_run
 from fedmf.runs.config import TrainConfig

@@ -6,12 +6,9 @@ as planned, together with what in the record speaks against its sampling scheme.
 """
 
 import dataclasses
-import math
 import os
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from fedmf import checks
 from fedmf.audits.log import ParticipationLog, read_log
@@ -19,12 +16,8 @@ from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
-from fedmf.privacy import statement as _statement
-from fedmf.privacy.plan import Plan
-from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
-
-# The chance, at most, that a run that was sampled as planned is said to contradict its sampling.
-FALSE_POSITIVE_RATE = 1e-6
+from fedmf.privacy.plan import Plan, finite
+from fedmf.privacy.statement import markdown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,17 +63,77 @@ class Audit:
         return min(self.planned.epsilon, self.epsilon)
 
     def statement(self, **options: Any) -> str:
-        """The privacy statement of what was run, as Markdown; options are those of `fedmf.privacy.statement.audit_values`."""
-        return _statement.as_text(self.statement_values(**options), ".md")
+        """The privacy statement of what was run, as Markdown; options of `statement_values`."""
+        return markdown(self.statement_values(**options))
 
-    def statement_values(self, **options: Any) -> dict[str, Any]:
-        """The same as plain JSON types, at full precision."""
-        values = _statement.audit_values(self, **options)
-        return values if self.unrecorded is None else values | {"unrecorded": self.unrecorded}
+    def statement_values(
+        self, *, subject: str = "run", cohort_size: int | None = None, population: int | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """The statement of what was planned, run and observed, in plain JSON types and at full precision.
+
+        "achieved" is null where nobody took part, and of a simulation, whose claimed run was not observed.
+
+        Args:
+          subject: "run" of fedmf, or "log" of another system.
+          cohort_size, population: of the run, where they are known.
+          **options: those of `Plan.statement_values`.
+        """
+        values = self.planned.statement_values(population=population, **options)
+        observed, log, sampling = self.observed, self.log, self.planned.sampling
+        achieved = self._achieved_values()
+        if achieved is not None:
+            achieved["epsilon_if_sampled_as_planned"] = finite(self.amplified_epsilon)
+        if self.contradictions and self.achieved is not None:
+            values["group_privacy"] = [] if self.planned.claimed_cohort else self.achieved.group_values()
+        if self.unrecorded is not None:
+            values["unrecorded"] = self.unrecorded
+        varies = sampling is not None and sampling.independent
+        return values | {
+            "subject": subject,
+            "observed": {
+                "rounds": observed.rounds,
+                "participations": observed.participations,
+                "clients": observed.clients,
+                "population": population,
+                "cohort_size": cohort_size,
+                "min_separation": observed.min_separation,
+                "max_participations": observed.max_participations,
+                "short_rounds": None if cohort_size is None or varies else observed.short_rounds,
+                "empty_rounds": observed.empty_rounds,
+                "smallest_cohort": int(min(observed.cohort_sizes, default=0)),
+                "largest_cohort": int(max(observed.cohort_sizes, default=0)),
+                "log": None
+                if log is None
+                else {
+                    "name": log.name,
+                    "bytes": log.size,
+                    "sha256": log.sha256,
+                    "rows": log.rows,
+                    "duplicates_counted_once": log.duplicates,
+                },
+            },
+            "achieved": achieved,
+            "contradictions": list(self.contradictions),
+            "noncompliant": None if self.everyone is None else self._noncompliant_values(self.everyone),
+        }
+
+    def _achieved_values(self) -> dict[str, Any] | None:
+        if self.achieved is None or self.planned.claimed_cohort is not None:
+            return None
+        return self.achieved.guarantee_values()
+
+    def _noncompliant_values(self, everyone: "Audit") -> dict[str, Any]:
+        """What clients that were known to deviate did, and the guarantee of all clients together."""
+        return {
+            "clients": everyone.observed.clients - self.observed.clients,
+            "min_separation": everyone.observed.min_separation,
+            "max_participations": everyone.observed.max_participations,
+            "achieved_by_all": everyone._achieved_values(),
+        }
 
     def values(self) -> dict[str, Any]:
         """Planned and achieved in plain JSON types; an infinite epsilon is null, and so is all that a simulation achieves."""
-        p = self.planned.guaranteed_participation
+        p = self.planned.participation
         planned, achieved = _numbers(self.planned), _numbers(self.achieved)
         of_all = None if self.everyone is None else self.everyone.epsilon
         if self.planned.claimed_cohort is not None:
@@ -108,19 +161,14 @@ class Audit:
             "contradictions": list(self.contradictions),
             "not_in_the_record": self.unrecorded,
             "claimed_cohort": self.planned.claimed_cohort,
-            "epsilon_achieved_of_all_clients": None if of_all is None else _finite(of_all),
+            "epsilon_achieved_of_all_clients": finite(of_all),
         }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _numbers(plan: Plan | None) -> dict[str, float | None]:
     if plan is None:
         return {"sensitivity": 0.0, "epsilon": 0.0, "rho": 0.0}
-    s = sensitivity(plan.mechanism, plan.guaranteed_participation) if plan.sampling else plan.sensitivity
-    return {"sensitivity": s.value, "epsilon": _finite(plan.epsilon), "rho": _finite(plan.rho)}
+    return {"sensitivity": plan.sensitivity.value, "epsilon": finite(plan.epsilon), "rho": finite(plan.rho)}
 
 
 def audit_ledger(ledger: ParticipationLedger, plan: Plan) -> Audit:
@@ -193,12 +241,13 @@ def _audited(stats: ParticipationStats, plan: Plan) -> Audit:
     if plan.claimed_cohort is not None:
         achieved = _within_bounds(plan, stats)
     else:
-        achieved = _accounted(plan, stats.within(plan.guaranteed_participation))
-    if stats.keeps_to(plan.guaranteed_participation):
+        achieved = _accounted(plan, stats.within(plan.participation))
+    if stats.keeps_to(plan.participation):
         # The planned guarantee holds; rounding in a second way of computing the same sensitivity must not deny it.
-        multiplier = max(achieved.noise_multiplier, plan.unamplified_noise_multiplier)
+        multiplier = max(achieved.noise_multiplier, plan.noise_multiplier)
         achieved = dataclasses.replace(achieved, noise_multiplier=multiplier)
-    contradictions = (*_broken(stats, plan.guaranteed_participation), *_unsampled(stats, plan))
+    undrawn = [] if plan.sampling is None else plan.sampling.contradictions(stats, plan.mechanism.rounds)
+    contradictions = (*_broken(stats, plan.participation), *undrawn)
     return Audit(planned=plan, observed=stats, achieved=achieved, contradictions=contradictions)
 
 
@@ -210,7 +259,7 @@ def with_unrecorded(audit: Audit, rounds: Sequence[int], hint: str) -> Audit:
     """
     if not rounds:
         return audit
-    kept = audit.observed.keeps_to(audit.planned.guaranteed_participation)
+    kept = audit.observed.keeps_to(audit.planned.participation)
     assumed = (
         "as much as the plan allows"
         if kept
@@ -233,7 +282,7 @@ def named(rounds: Sequence[int]) -> str:
 
 
 def _within_bounds(plan: Plan, stats: ParticipationStats) -> Plan:
-    if stats.keeps_to(plan.guaranteed_participation):
+    if stats.keeps_to(plan.participation):
         return plan.without_amplification()
     return _accounted(plan, Participation(rounds=plan.participation.rounds, schema="every_round"))
 
@@ -268,50 +317,3 @@ def _broken(stats: ParticipationStats, p: Participation) -> list[str]:
                 "that were planned"
             )
     return broken
-
-
-def _unsampled(stats: ParticipationStats, plan: Plan) -> list[str]:
-    """What shows that clients were not drawn as the plan's sampling says. Too few say nothing: those drawn may drop out."""
-    from scipy import stats as distributions
-
-    sampling = plan.sampling
-    if sampling is None:
-        return []
-    found = []
-    if stats.clients > sampling.population:
-        found.append(f"{stats.clients} clients took part where the population is {sampling.population}")
-    largest = int(stats.cohort_sizes.max())
-    if not isinstance(sampling, CyclicPoisson) and largest > sampling.cohort_size:
-        found.append(f"a round has {largest} clients where {sampling.cohort_size} were to be drawn")
-    if isinstance(sampling, CyclicShuffle) and sampling.groups is not None:
-        off = sum(count for gap, count in stats.separations.items() if gap % sampling.groups)
-        if off and sampling.reshuffle:  # one order for all epochs is a fixed_epoch, which `_broken` checks
-            found.append(
-                f"{off} separations of two rounds of one client are no multiples of {sampling.groups}, so that those clients left their "
-                "part of the population"
-            )
-    if not isinstance(sampling, CyclicPoisson | CyclicFixedSize):
-        return found
-    assert sampling.groups is not None
-    q, n = sampling.probability, plan.mechanism.rounds
-    times = sampling.compositions(n)
-    # Upper bounds on the tails of what is binomial: the largest part, all rounds of the plan, all clients.
-    tests = [
-        (
-            stats.max_participations,
-            sampling.population * distributions.binom.sf(stats.max_participations - 1, times, q),
-            "a client took part {} times",
-        )
-    ]
-    if isinstance(sampling, CyclicPoisson):
-        part = -(-sampling.population // sampling.groups)
-        sizes = distributions.binom.sf(np.unique(stats.cohort_sizes)[-1] - 1, part, q)
-        tests.append((largest, stats.rounds * float(sizes), "a round has {} clients"))
-        total = distributions.binom.sf(stats.participations - 1, part * stats.rounds, q)
-        tests.append((stats.participations, float(total), "there are {} participations"))
-    for count, p_value, words in tests:
-        if p_value < FALSE_POSITIVE_RATE / 3:
-            found.append(
-                f"{words.format(count)}, which sampling with probability {q:.6g} gives with probability at most {max(p_value, 1e-300):.2g}"
-            )
-    return found

@@ -134,7 +134,6 @@ def log(
         --client-column device --round-column t --first-round 1 --statement statement.md
     """
     from fedmf.audits.guarantee import audit_log
-    from fedmf.privacy.statement import plan_command_options
 
     columns: dict[str, Any] = {"client_column": client_column, "round_column": round_column}
     columns |= {"first_round": first_round, "rounds_run": rounds_run}
@@ -147,7 +146,7 @@ def log(
         words = [
             f"--{k.replace('_', '-')} {shlex.quote(str(value))}" for k, value in chosen.items() if value is not None
         ]
-        commands = [" ".join(["fedmf audit log", *files, *plan_command_options(plan), *words])]
+        commands = [" ".join(["fedmf audit log", *files, *plan.command_options(), *words])]
         _write(statement, result.statement_values(subject="log", pretraining=pretraining, commands=commands))
     _show(result, as_json)
 

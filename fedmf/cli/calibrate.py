@@ -52,10 +52,9 @@ def calibrate(
     Example:
       fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --statement
       fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --explain
-      fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --sampling poisson --population 64000 --cohort-size 1000
+      fedmf calibrate banded.npz --rounds 256 --epsilon 8 --sampling poisson --population 64000 --cohort-size 1000
     """
     from fedmf.noise import strategies
-    from fedmf.privacy.statement import calibrate_command
 
     with arguments_checked():
         plan = plan_from(mechanism_file, target)
@@ -66,7 +65,7 @@ def calibrate(
             graph = strategies.graph_strategies(stream, parameters)
     extras: dict[str, Any] = {
         "rdp": rdp,
-        "commands": [calibrate_command(plan, shlex.quote(mechanism_file.name), rdp=rdp)],
+        "commands": [plan.calibrate_command(shlex.quote(mechanism_file.name), rdp=rdp)],
     }
     if statement and not as_json:
         click.echo(plan.statement(**extras))
@@ -99,6 +98,5 @@ def _for_people(summary: dict[str, Any]) -> dict[str, Any]:
     if simulated is not None:
         values["simulated"] = f"{simulated} clients a round for a claimed cohort of {claimed}"
     if sampling is not None:
-        names = ("scheme", "groups", "probability", "per_query_noise_multiplier", "unamplified_epsilon")
-        values |= {name: sampling[name] for name in names}
+        values |= sampling
     return values

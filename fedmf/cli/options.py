@@ -163,7 +163,7 @@ sampling_options = together(
     click.option("--population", type=COUNT, help="With --sampling: the number of clients."),
     click.option("--cohort-size", type=COUNT, help="With --sampling: clients of a round."),
     click.option(
-        "--groups",
+        "--partitions",
         type=COUNT,
         help="With --sampling: parts of the population, drawn from in turn.  [default: the mechanism's bands]",
     ),
@@ -240,9 +240,10 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
     """
     import fedmf
 
-    participation = fedmf.Participation(
-        **{name: target[name] for name in ("rounds", "schema", "min_sep", "max_participations")}
-    )
+    limits = {name: target[name] for name in ("rounds", "schema", "min_sep", "max_participations")}
+    # A sampling scheme decides what clients keep to.
+    decided = target.get("sampling") is not None and limits["min_sep"] is None and limits["schema"] == "min_sep"
+    participation = None if decided else fedmf.Participation(**limits)
     epsilon, noise_multiplier = target["epsilon"], target["noise_multiplier"]
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(
@@ -253,6 +254,8 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
         raise ValueError(f"simulated_cohort={simulated} and claimed_cohort={claimed}: give both, or neither")
     shared: Any = {name: target[name] for name in ("delta", "clip_norm")} | {"sampling": _sampling_from(target)}
     mechanism = fedmf.load_mechanism(mechanism_file)
+    if limits["rounds"] != mechanism.rounds:
+        raise ValueError(f"mechanism has {mechanism.rounds} rounds but rounds={limits['rounds']}: fit it for the rounds of the run")
     if epsilon is not None:
         plan = fedmf.calibrate(mechanism, participation, epsilon=epsilon, **shared)
     else:
@@ -264,18 +267,16 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
 
 
 def _sampling_from(target: Mapping[str, Any]) -> "Sampling | None":
-    from fedmf.privacy.sampling import SCHEMES
+    from fedmf.privacy.sampling import scheme_from
 
-    scheme = target.get("sampling")
-    values = {name: target.get(name) for name in ("population", "cohort_size", "groups")}
-    if scheme is None:
-        for name, value in values.items():
-            if value is not None:
-                raise ValueError(f"{name}={value} belongs to --sampling: leave it out, or give --sampling")
-        return None
-    if values["population"] is None or values["cohort_size"] is None:
-        raise ValueError(f"sampling={scheme} needs --population and --cohort-size, from which the probability follows")
-    return SCHEMES[scheme](**values)
+    name = target.get("sampling")
+    settings = {setting: target.get(setting) for setting in ("population", "cohort_size", "partitions")}
+    if name is not None:
+        return scheme_from(name, **settings)
+    for setting, value in settings.items():
+        if value is not None:
+            raise ValueError(f"{setting}={value} belongs to --sampling: leave it out, or give --sampling")
+    return None
 
 
 def status_line(label: str = "") -> Callable[[Any], None] | None:

@@ -35,7 +35,7 @@ _MAX_ROWS = 12
     help="always, independent:0.3 or diurnal; diurnal:rounds_per_day=24,phase_hours=2 and so on.",
 )
 @sampling_option
-@click.option("--groups", type=COUNT, help="Parts of the population with --sampling: the mechanism's bands.")
+@click.option("--partitions", type=COUNT, help="Parts of the population with --sampling: the mechanism's bands.")
 @click.option("--dropout", type=SHARE, default=0.0, help="Probability that a selected client contributes nothing.")
 @click.option("--noncompliant-fraction", type=SHARE, default=0.0, help="Clients that ignore timer and limit.")
 @click.option("--timer-jitter", type=click.IntRange(0), default=0, help="Rounds by which timers may fire early.")
@@ -53,7 +53,7 @@ def participation(
     cohort_size: int,
     availability: str,
     sampling: str | None,
-    groups: int | None,
+    partitions: int | None,
     dropout: float,
     noncompliant_fraction: float,
     timer_jitter: int,
@@ -72,7 +72,7 @@ def participation(
     \b
     Example:
       fedmf plan participation --population 10000000 --cohort-size 6500 --rounds 2000 --min-sep 300 --availability diurnal --out who.png
-      fedmf plan participation --population 342000 --cohort-size 1000 --rounds 2052 --sampling poisson --groups 9
+      fedmf plan participation --population 342000 --cohort-size 1000 --rounds 2052 --sampling poisson --partitions 9
     """
     from fedmf.cohorts.availability import availability_from_text
     from fedmf.cohorts.devices import DeviceBehavior
@@ -85,7 +85,7 @@ def participation(
         behavior = DeviceBehavior(
             dropout=dropout, noncompliant_fraction=noncompliant_fraction, timer_jitter=timer_jitter, seed=seed
         )
-        scheme = _scheme(sampling, groups, population, cohort_size)
+        scheme = _scheme(sampling, partitions, population, cohort_size)
         planned = _planned(scheme, limits)
         largest = None
         if search and scheme is None and limits["schema"] == "min_sep":
@@ -118,16 +118,14 @@ def participation(
     show(values if as_json else _for_people(values), as_json)
 
 
-def _scheme(sampling: str | None, groups: int | None, population: int, cohort_size: int) -> "Sampling | None":
-    from fedmf.privacy.sampling import SCHEMES
+def _scheme(sampling: str | None, partitions: int | None, population: int, cohort_size: int) -> "Sampling | None":
+    from fedmf.privacy.sampling import scheme_from
 
-    if (sampling is None) != (groups is None):
-        raise ValueError(
-            f"sampling={sampling} and groups={groups}: give both, groups as the mechanism has bands, or neither"
-        )
-    return (
-        None if sampling is None else SCHEMES[sampling](population=population, cohort_size=cohort_size, groups=groups)
-    )
+    if sampling is not None:
+        return scheme_from(sampling, population=population, cohort_size=cohort_size, partitions=partitions)
+    if partitions is not None:
+        raise ValueError(f"partitions={partitions} belongs to --sampling: leave it out, or give --sampling poisson")
+    return None
 
 
 def _planned(scheme: "Sampling | None", limits: dict[str, Any]) -> "Participation | None":
@@ -138,7 +136,7 @@ def _planned(scheme: "Sampling | None", limits: dict[str, Any]) -> "Participatio
         min_sep, most = limits["min_sep"], limits["max_participations"]
         if min_sep is not None or most is not None:
             raise ValueError(
-                f"min_sep={min_sep} and max_participations={most} follow from --sampling and --groups: leave them out"
+                f"min_sep={min_sep} and max_participations={most} follow from --sampling: leave them out"
             )
         return scheme.participation(limits["rounds"])
     if limits["min_sep"] is None and limits["schema"] == "min_sep":

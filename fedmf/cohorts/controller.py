@@ -10,11 +10,12 @@ from fedmf import checks
 from fedmf.audits.guarantee import Audit, audit_ledger
 from fedmf.cohorts.availability import Always, Availability, MaskOfRound, availability_model
 from fedmf.cohorts.devices import DeviceBehavior
-from fedmf.cohorts.draws import EpochOrder, Parts, Pool, draw_generator
+from fedmf.cohorts.draws import Pool
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
-from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle, Sampling
+from fedmf.privacy.sampling import Sampling
+from fedmf.privacy.sampling.draws import Draws, EpochOrder, draw_generator
 
 
 class PoolRanDryWarning(UserWarning):
@@ -35,12 +36,13 @@ class ParticipationController:
     Args:
       participation: the schema to enforce.
       population: number of clients, indices 0 .. population - 1.
-      cohort_size: clients a round; with CyclicPoisson their expected number.
+      cohort_size: clients a round; their expected number where a sampling scheme draws them independently.
       seed: of the draw; recorded, independent of the noise seed. With `sampling` it is as secret as the noise seed: who knows who
         was drawn owes nothing to sampling.
       availability: a model of `fedmf.cohorts.availability`; or a pure function of the round that returns a boolean mask of shape
-        (population,); None means always available. With sampling only CyclicPoisson can have one: whoever is away is not replaced.
-      sampling: a scheme of `fedmf.privacy.sampling` with its groups set, for a guarantee that is amplified by it.
+        (population,); None means always available. With sampling it needs a scheme of independent draws: clients that are away are not
+        replaced.
+      sampling: a scheme of `fedmf.privacy.sampling` with its partitions set, for a guarantee that is amplified by it.
       reshuffle: go through the whole population once an epoch of floor(population / cohort_size) rounds, in a new order each epoch.
         Rounds of one client can then be next to each other: this is outside of the (k, b) analysis, and needs a participation
         with min_sep=1.
@@ -85,18 +87,18 @@ class ParticipationController:
         if behavior is not None and not isinstance(behavior, DeviceBehavior):
             raise TypeError(f"behavior={behavior!r} must be a fedmf.cohorts.devices.DeviceBehavior or None")
         self.sampling, self.reshuffle, self.behavior = sampling, reshuffle, behavior or DeviceBehavior()
-        self._order, self._parts = self._scheme()
+        self._draws = self._scheme()
         # The round after the last participation; 0 is never.
         self._after = np.zeros(self.population, np.min_scalar_type(participation.rounds))
         self._count = np.zeros(self.population, np.min_scalar_type(participation.max_participations))
         self._counted = 0
-        varies = isinstance(sampling, CyclicPoisson)
+        varies = sampling is not None and sampling.independent
         self.ledger = ParticipationLedger(cohort_size=None if varies else self.cohort_size)
         if ledger is not None:
             self._go_on_from(ledger)
 
-    def _scheme(self) -> tuple[EpochOrder | None, Parts | None]:
-        """The order or the partition that cohorts come from; both None where a pool of eligible clients is drawn from."""
+    def _scheme(self) -> Draws | None:
+        """What cohorts come from; None where a pool of eligible clients is drawn from."""
         if self.sampling is not None:
             return self._sampling_scheme(self.sampling)
         p, size = self.participation, self.cohort_size
@@ -105,38 +107,35 @@ class ParticipationController:
                 f"cohort_size={size} is larger than population={self.population}: lower cohort_size to at most {self.population}"
             )
         if self.reshuffle:
-            dealt = CyclicShuffle(population=self.population, cohort_size=size, groups=1, reshuffle=True)
-            if not _covers(p, dealt.participation(p.rounds)):
-                most = dealt.participation(p.rounds).max_participations
+            epoch = self.population // size
+            most = math.ceil(p.rounds / epoch)
+            any_rounds = Participation(rounds=p.rounds, schema="min_sep", min_sep=1, max_participations=most)
+            if not _covers(p, any_rounds):
                 raise ValueError(
                     f"reshuffle=True can bring a client back in the very next round, {most} times in all, which is outside of the (k, b) "
                     f"analysis of {p}: leave reshuffle out, or plan with "
                     f'Participation(rounds={p.rounds}, schema="min_sep", min_sep=1, max_participations={most})'
                 )
             self._refuse_timers("reshuffle=True")
-            return self._epoch_order(epoch=dealt.epoch, reshuffle=True), None
+            return self._epoch_order(epoch=epoch, reshuffle=True)
         self._refuse_impossible()
         if p.schema == "fixed_epoch":
             self._refuse_timers('schema="fixed_epoch"')
-            return self._epoch_order(epoch=p.min_sep), None
+            return self._epoch_order(epoch=p.min_sep)
         if self.behavior.timer_jitter >= p.min_sep:
             raise ValueError(
                 f"timer_jitter={self.behavior.timer_jitter} leaves nothing of min_sep={p.min_sep}: use at most {p.min_sep - 1}"
             )
-        return None, None
+        return None
 
-    def _sampling_scheme(self, sampling: Any) -> tuple[EpochOrder | None, Parts | None]:
-        if not isinstance(sampling, CyclicPoisson | CyclicFixedSize | CyclicShuffle):
+    def _sampling_scheme(self, sampling: Any) -> Draws:
+        if not isinstance(sampling, Sampling):
             raise TypeError(f"sampling={sampling!r} must be a scheme of fedmf.privacy.sampling, or None")
         for name in ("population", "cohort_size"):
             if getattr(sampling, name) != getattr(self, name):
                 raise ValueError(
                     f"{name}={getattr(self, name)} but the sampling has {name}={getattr(sampling, name)}: make them agree"
                 )
-        if sampling.groups is None:
-            raise ValueError(
-                "sampling has groups=None: set them to the mechanism's bands with sampling.in_groups(bands)"
-            )
         kept = sampling.participation(self.participation.rounds)
         if not _covers(self.participation, kept):
             raise ValueError(
@@ -144,21 +143,18 @@ class ParticipationController:
                 f"sampling.participation({self.participation.rounds}) as the participation"
             )
         name = type(sampling).__name__
+        draws = sampling.draws(self.seed)
         if self.reshuffle:
             raise ValueError(
                 "reshuffle=True and a sampling are two orders: leave reshuffle out, or use CyclicShuffle(reshuffle=True)"
             )
         self._refuse_timers(f"sampling={name}(...)")
-        if not isinstance(sampling, CyclicPoisson) and (
-            not isinstance(self.availability, Always) or self.behavior.dropout > 0
-        ):
+        if not sampling.independent and (not isinstance(self.availability, Always) or self.behavior.dropout > 0):
             raise ValueError(
                 f"{name} draws a fixed number whoever is available, and from fewer clients each would be likelier than its guarantee "
                 "assumes: use CyclicPoisson, or leave out availability and dropout"
             )
-        if isinstance(sampling, CyclicShuffle):
-            return self._epoch_order(epoch=sampling.epoch, reshuffle=sampling.reshuffle, groups=sampling.groups), None
-        return None, Parts(population=self.population, groups=sampling.groups)
+        return draws
 
     def _epoch_order(self, **of: Any) -> EpochOrder:
         return EpochOrder(population=self.population, cohort_size=self.cohort_size, seed=self.seed, **of)
@@ -214,10 +210,8 @@ class ParticipationController:
                     f"ledger's round {t} has {len(cohort)} clients, cohort_size={self.cohort_size}: {another}"
                 )
             may = self._may_come(t, cohort)
-            if self._order is not None:
-                may &= np.isin(cohort, self._order.batch(t))
-            if self._parts is not None:
-                may &= self._parts.holds(t, cohort)
+            if self._draws is not None:
+                may &= self._draws.can_draw(t, cohort)
             if not may.all():
                 raise ValueError(
                     f"ledger's round {t} has client {cohort[~may][0]}, who may not take part then under {p} with seed={self.seed}: "
@@ -278,7 +272,7 @@ class ParticipationController:
         return mask
 
     def cohort(self, t: int) -> np.ndarray:
-        """The clients of round t: int64, sorted, at most cohort_size except with CyclicPoisson.
+        """The clients of round t: int64, sorted, at most cohort_size unless a sampling scheme draws them independently.
 
         A pure function of (seed, t) and the ledger so far. Rounds are asked for in order; a round already handed out is answered
         again from the ledger.
@@ -289,7 +283,7 @@ class ParticipationController:
 
         Warns:
           PoolRanDryWarning: fewer than cohort_size clients were eligible and available. The divisor of the mean stays the fixed
-            cohort size, so the guarantee is untouched. Never with CyclicPoisson, whose cohorts vary in size.
+            cohort size, so the guarantee is untouched. Never with independent draws, whose cohorts vary in size.
         """
         t = checks.integer("t", t, low=0, hint="ask for a round of the run, from 0 on")
         if t < len(self.ledger):
@@ -315,29 +309,20 @@ class ParticipationController:
 
     def _drawn(self, t: int) -> tuple[np.ndarray, np.ndarray]:
         """The clients that are selected for round t, and those of them that are available."""
-        rng = draw_generator(self.seed, t)
-        if self._parts is not None:
-            assert isinstance(self.sampling, CyclicPoisson | CyclicFixedSize)
-            if isinstance(self.sampling, CyclicPoisson):
-                drawn = self._parts.poisson(rng, t, self.sampling.probability)
-            else:
-                drawn = self._parts.subset(rng, t, self.cohort_size)
-            # The partition alone keeps the separation; this guards against what was recorded from outside.
+        if self._draws is not None:
+            drawn = self._draws.clients(t)
+            # Schemes with parts keep the separation alone; this guards against what was recorded from outside.
             drawn = drawn[self._may_come(t, drawn)]
-            # Nobody replaces those who are away: a client's probability of taking part may only fall.
-            return drawn, drawn[self._available(t, drawn)]
-        if self._order is not None:
-            turn = self._order.batch(t)
-            turn = turn[self._may_come(t, turn)]
-            turn = turn[self._available(t, turn)]
-            return turn, turn
+            there = drawn[self._available(t, drawn)]
+            # Nobody replaces clients of a sample that are away: a client's probability of taking part may only fall.
+            return (there if self.sampling is None else drawn), there
         pool = Pool(
             population=self.population,
             eligible=lambda clients: self._may_come(t, clients),
             eligible_between=lambda start, stop: self._may_come_between(t, start, stop),
             available=lambda clients: self._available(t, clients),
         )
-        drawn = pool.draw(rng, self.cohort_size)
+        drawn = pool.draw(draw_generator(self.seed, t), self.cohort_size)
         return drawn, drawn
 
     def _record(self, cohort: np.ndarray, selected: np.ndarray) -> None:

@@ -160,7 +160,7 @@ def forecast(
     """
     refuse_impossible(participation, size, sampling=sampling, **options)
     simulated: dict[str, Any] = {"population": size.simulated_population, "cohort_size": size.simulated_cohort}
-    scheme = None if sampling is None else dataclasses.replace(sampling, **simulated)
+    scheme = None if sampling is None else sampling.resized(**simulated)
     controller = ParticipationController(participation, **{"seed": 0, "sampling": scheme, **simulated, **options})
     rounds, ledger = participation.rounds, controller.ledger
     pool = {}

@@ -11,8 +11,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fedmf import checks
-from fedmf.privacy.gaussian import MAX_EPSILON, MIN_DELTA, check_delta, check_epsilon, gaussian_delta, gaussian_epsilon
-from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle, Sampling
+from fedmf.privacy.gaussian import (
+    MAX_EPSILON,
+    MIN_DELTA,
+    check_delta,
+    check_epsilon,
+    gaussian_delta,
+    gaussian_epsilon,
+    loss_scale,
+)
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -48,18 +55,20 @@ def sampled_gaussian_epsilon(noise_multiplier: float, delta: float, *, probabili
         return gaussian_epsilon(noise_multiplier / math.sqrt(k), delta)
     if noise_multiplier == 0 or delta < MIN_COMPOSED_DELTA:
         return math.inf
-    inverse = 1 / noise_multiplier
-    scale = inverse * inverse / 2 + 5 * inverse
+    scale = loss_scale(noise_multiplier)
     if scale > MAX_EPSILON:
         return math.inf
+    if k * q <= delta:
+        return 0.0  # without the rounds in which a client is drawn its runs are the same; it is drawn at all with probability k q at most
     # dp_accounting rounds losses up, so that a coarse grid can only overstate epsilon: by about k / 16 times the square of interval over
     # the whole loss's deviation. A grid as fine as that asks for takes 1e-5 to 1e-4 of epsilon; a fixed 1e-4 took 30% of small ones and
     # many seconds for large ones. Coarse grids are cheap, so epsilon is found by refining. An epsilon that is nothing beside the loss of
     # one release would take more points than there is memory for: there the last step overstates it, by up to 2e-4 at 2052 releases.
-    share, interval = min(1e-3, 6e-3 / math.sqrt(k)), 1e-3 * scale
+    # Where a client is hardly ever drawn each point costs the same and less depends on it.
+    share, interval, finest = min(1e-3, 6e-3 / math.sqrt(k)), 1e-3 * scale, 3e-6 if k * q > 100 * delta else 3e-5
     while True:
         epsilon = float(_sampled_accountant(noise_multiplier, q, k, interval).get_epsilon(delta - _COMPOSITION_ERROR))
-        wanted = max(share * epsilon, 3e-6 * scale)
+        wanted = max(share * epsilon, finest * scale)
         if interval <= 2 * wanted:
             return epsilon
         # Powers of two, so that other deltas find the same accountants.
@@ -108,7 +117,11 @@ def least_noise_multiplier(epsilon_of: Callable[[float], float], epsilon: float,
                 f"epsilon={epsilon} cannot be reached with noise multipliers below 1e6: ask for a larger epsilon or delta"
             )
     lower = upper / 2
-    while epsilon_of(lower) <= epsilon:
+    while (reached := epsilon_of(lower)) <= epsilon:
+        if lower < 0.1 and reached == 0:
+            raise ValueError(
+                "delta is at least the probability that a given client is ever drawn, and no noise at all would do: lower delta below it"
+            )
         lower, upper = lower / 2, lower
 
     def excess(log_sigma: float) -> float:
@@ -218,37 +231,6 @@ def _composed(epsilon: float, delta: float, times: int, remaining: float) -> flo
     if remaining < MIN_COMPOSED_DELTA / 2:
         return math.inf
     return float(one.self_compose(times).get_epsilon_for_delta(remaining - _COMPOSITION_ERROR))
-
-
-def amplified_epsilon(sampling: Sampling, noise_multiplier: float, rounds: int, delta: float) -> float:
-    """Epsilon of a run of a banded mechanism with this sampling (banded paper, Thm. 4); infinite where no amplification is proven.
-
-    Args:
-      sampling: with its groups, at least the bands of the mechanism.
-      noise_multiplier: stddev over the largest column norm of the encoder, for unit clip norm.
-
-    >>> poisson = CyclicPoisson(population=342_000, cohort_size=1000, groups=64)
-    >>> round(amplified_epsilon(poisson, 0.43490 * 6**0.5, 2052, 1e-6), 1)  # banded paper, Table 5
-    8.0
-    """
-    if isinstance(sampling, CyclicPoisson):
-        return sampled_gaussian_epsilon(
-            noise_multiplier, delta, probability=sampling.probability, compositions=sampling.compositions(rounds)
-        )
-    if isinstance(sampling, CyclicFixedSize):
-        assert sampling.groups is not None
-        return fixed_size_gaussian_epsilon(
-            noise_multiplier,
-            delta,
-            sample_size=sampling.cohort_size,
-            part=sampling.population // sampling.groups,
-            compositions=sampling.compositions(rounds),
-        )
-    assert isinstance(sampling, CyclicShuffle)
-    epochs = sampling.epochs(rounds)
-    if epochs > 1 and not sampling.reshuffle:
-        return math.inf  # one order for all epochs: what the first reveals of it is known in the second
-    return shuffled_gaussian_epsilon(noise_multiplier, delta, positions=sampling.positions, epochs=epochs)
 
 
 def group_epsilon(

@@ -268,7 +268,7 @@ class _Question:
             mechanism = fit(self.workload, self._once, family="banded", bands=b)
         if b * self.cohort_size >= self.population:
             return self._unamplified(mechanism, b, "banded")
-        scheme = CyclicPoisson(population=self.population, cohort_size=self.cohort_size, groups=b)
+        scheme = CyclicPoisson(population=self.population, cohort_size=self.cohort_size, partitions=b)
         q, k = scheme.probability, scheme.compositions(n)
         if self.delta < MIN_COMPOSED_DELTA:
             raise ValueError(

@@ -49,6 +49,12 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     return float(special.ndtr(a - b) - math.exp(epsilon + special.log_ndtr(-a - b)))
 
 
+def loss_scale(noise_multiplier: float) -> float:
+    """The largest privacy loss of note of one Gaussian release: five standard deviations above its mean."""
+    inverse = 1 / noise_multiplier
+    return inverse * inverse / 2 + 5 * inverse  # products and not powers: they overflow to infinity instead of raising
+
+
 @functools.lru_cache(maxsize=256)
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     """Smallest epsilon the PLD accountant proves for one Gaussian release with sensitivity 1; a pessimistic (upper) value.
@@ -66,9 +72,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
     if noise_multiplier == 0:
         return math.inf
-    # The largest privacy loss of note. Products and not powers: they overflow to infinity instead of raising.
-    inverse = 1 / noise_multiplier
-    scale = inverse * inverse / 2 + 5 * inverse
+    scale = loss_scale(noise_multiplier)
     if scale > MAX_EPSILON:
         return math.inf
     # The grid is coarser than 1e-4 only where that would need hundreds of thousands of points, and finer only where losses

@@ -2,30 +2,24 @@
 
 One run of any mechanism is one Gaussian mechanism on C x, released once (Denisov et al. 2022, Thm. 2.1: adaptive inputs
 included), so it is accounted as ONE GaussianDpEvent whose noise multiplier is stddev / (sensitivity * clip_norm). Where clients are
-sampled, a banded mechanism is a sequence of Gaussian queries on samples instead (banded paper, Thm. 4; `fedmf.privacy.amplification`).
+sampled, the scheme may prove a smaller epsilon (`fedmf.privacy.sampling`).
 """
 
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.privacy import statement as _statement
-from fedmf.privacy.amplification import (
-    MIN_COMPOSED_DELTA,
-    amplified_epsilon,
-    group_epsilon,
-    least_noise_multiplier,
-    rdp_epsilon,
-)
-from fedmf.privacy.gaussian import MIN_DELTA, check_delta, gaussian_epsilon, gaussian_noise_multiplier
-from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle, Sampling
+from fedmf.privacy.amplification import group_epsilon, rdp_epsilon
+from fedmf.privacy.gaussian import check_delta, gaussian_epsilon
+from fedmf.privacy.sampling import Sampling
+from fedmf.privacy.sampling.base import column_norm
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -33,8 +27,10 @@ if TYPE_CHECKING:
 # dp_accounting takes most of a second to import, so that `fedmf --help` waits for it nowhere: functions import it.
 
 # A row of N has at least the norm 1 / sensitivity, because row t of N times column t of C is 1.
-_LARGEST_SCALE = 1e30
+_MAX_SENSITIVITY = 1e30
 _FLOAT32_NORMAL = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
+# Users with so many devices are given a guarantee of their own.
+_DEVICES = (2, 3, 5)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,15 +39,14 @@ class Plan:
 
     Attributes:
       mechanism: the noise's correlation.
-      participation: what the controller enforces and the guarantee assumes; same number of rounds as the mechanism. With sampling it
-        only fixes the unit of noise_multiplier, and the guarantee assumes `sampling.participation(rounds)`.
-      noise_multiplier: stddev over sensitivity and clip_norm: without sampling, of one GaussianDpEvent for the whole run; 0 means no
-        noise and no privacy (epsilon is infinite).
+      participation: what every client keeps to and the guarantee assumes; same number of rounds as the mechanism. With sampling it is
+        left out: the plan takes what clients keep to with the scheme.
+      noise_multiplier: stddev over sensitivity and clip_norm, of one GaussianDpEvent for the whole run; 0 means no noise and no privacy
+        (epsilon is infinite). Sampling amplifies what it guarantees.
       clip_norm: L2 bound on one client's update in one round.
-      delta: in [1e-15, 1); at least 1e-10 with CyclicPoisson and CyclicShuffle.
-      sampling: a scheme of `fedmf.privacy.sampling` for a mechanism with a lower-triangular encoder; None for no amplification.
-        Its groups are
-        the mechanism's bands where it does not name more.
+      delta: in [1e-15, 1); at least 1e-10 with most sampling schemes.
+      sampling: a scheme of `fedmf.privacy.sampling`, in as many partitions as the mechanism has bands where it names none; None for no
+        amplification.
       simulated_cohort, claimed_cohort: set only by `simulating`, else both None.
 
     Raises:
@@ -67,7 +62,7 @@ class Plan:
     """
 
     mechanism: Mechanism
-    participation: Participation
+    participation: Participation = None  # type: ignore[assignment]  # with sampling; never None once made
     noise_multiplier: float
     clip_norm: float
     delta: float
@@ -76,45 +71,72 @@ class Plan:
     claimed_cohort: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mechanism, Mechanism):
+        mechanism = self.mechanism
+        if not isinstance(mechanism, Mechanism):
             raise TypeError(
-                f"mechanism={self.mechanism!r} must be a Mechanism: make one with fedmf.fit or fedmf.load_mechanism"
+                f"mechanism={mechanism!r} must be a Mechanism: make one with fedmf.fit or fedmf.load_mechanism"
             )
-        if not isinstance(self.participation, Participation):
-            raise TypeError(f"participation={self.participation!r} must be a fedmf.Participation")
-        if self.mechanism.rounds != self.participation.rounds:
+        if self.sampling is not None and not isinstance(self.sampling, Sampling):
+            raise TypeError(
+                f"sampling={self.sampling!r} must be None or a scheme of fedmf.privacy.sampling such as fedmf.CyclicPoisson"
+            )
+        sampling = None if self.sampling is None else self.sampling.for_mechanism(mechanism)
+        keeps_to = None if sampling is None else sampling.participation(mechanism.rounds)
+        p = keeps_to if self.participation is None and keeps_to is not None else self.participation
+        if not isinstance(p, Participation):
+            raise TypeError(f"participation={p!r} must be a fedmf.Participation")
+        if mechanism.rounds != p.rounds:
             raise ValueError(
-                f"mechanism has {self.mechanism.rounds} rounds but participation has {self.participation.rounds}: "
-                "fit the mechanism for the rounds of the run"
+                f"mechanism has {mechanism.rounds} rounds but participation has {p.rounds}: fit the mechanism for the rounds of the run"
             )
-        if self.sampling is not None:
-            object.__setattr__(self, "sampling", _fitting(self.sampling, self.mechanism))
-        sigma = checks.positive(
-            "noise_multiplier", self.noise_multiplier, "use a number such as 0.65, or 0 for no privacy", zero=True
-        )
-        object.__setattr__(self, "noise_multiplier", sigma)
-        hint = "use the L2 bound on a client's update, such as 1.0; the guarantee assumes one for the whole run, not an adaptive one"
-        clip = checks.positive("clip_norm", self.clip_norm, hint)
-        object.__setattr__(self, "clip_norm", clip)
-        object.__setattr__(self, "delta", check_delta(self.delta))
-        if isinstance(self.sampling, CyclicPoisson | CyclicShuffle) and self.delta < MIN_COMPOSED_DELTA:
-            raise ValueError(
-                f"delta={self.delta} is too small for amplification by sampling, which is accounted to {MIN_COMPOSED_DELTA}: use that, or "
-                "leave sampling out"
-            )
+        checked: dict[str, Any] = {
+            "sampling": sampling,
+            "participation": p,
+            "noise_multiplier": checks.positive(
+                "noise_multiplier", self.noise_multiplier, "use a number such as 0.65, or 0 for no privacy", zero=True
+            ),
+            "clip_norm": checks.positive(
+                "clip_norm",
+                self.clip_norm,
+                "use the L2 bound on a client's update, such as 1.0; the guarantee assumes one for the whole run, not an adaptive one",
+            ),
+            "delta": check_delta(self.delta),
+        }
         if (self.simulated_cohort is None) != (self.claimed_cohort is None):
             raise ValueError(
                 "simulated_cohort and claimed_cohort go together: use plan.simulating(simulated=..., claimed=...)"
             )
-        if self.simulated_cohort is not None and self.claimed_cohort is not None:
-            for name, cohort in (("simulated", self.simulated_cohort), ("claimed", self.claimed_cohort)):
-                number = checks.integer(name, cohort, low=1, hint="use a number of clients a round")
-                object.__setattr__(self, f"{name}_cohort", number)
-            if self.simulated_cohort >= self.claimed_cohort:
+        if self.claimed_cohort is not None:
+            for name in ("simulated", "claimed"):
+                cohort = getattr(self, f"{name}_cohort")
+                checked[f"{name}_cohort"] = checks.integer(name, cohort, low=1, hint="use a number of clients a round")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Raises where arguments do not go with each other."""
+        scheme, claimed = self.sampling, self.claimed_cohort
+        if scheme is not None:
+            keeps_to = scheme.participation(self.mechanism.rounds)
+            if self.participation != keeps_to:
                 raise ValueError(
-                    f"simulated={self.simulated_cohort} must be below claimed={self.claimed_cohort}: "
-                    "a simulation stands for a larger cohort; to train the claimed cohort itself leave both out"
+                    f"{self.participation} is not what {scheme} keeps to: leave it out, or pass {keeps_to}"
                 )
+            if self.delta < scheme.min_delta:
+                raise ValueError(
+                    f"delta={self.delta} is too small for amplification by sampling, accounted to {scheme.min_delta}: use that, or "
+                    "leave sampling out"
+                )
+            if claimed is not None and scheme.cohort_size != claimed:
+                raise ValueError(
+                    f"sampling has cohort_size={scheme.cohort_size} but claimed={claimed}: sample the claimed cohort"
+                )
+        if claimed is not None and self.simulated_cohort is not None and self.simulated_cohort >= claimed:
+            raise ValueError(
+                f"simulated={self.simulated_cohort} must be below claimed={claimed}: "
+                "a simulation stands for a larger cohort; to train the claimed cohort itself leave both out"
+            )
 
     @functools.cached_property
     def sensitivity(self) -> Sensitivity:
@@ -136,7 +158,7 @@ class Plan:
           ValueError: float32, in which noise is made, would make it or a row of N 0 or infinite: a guarantee without noise.
         """
         scale = self.sensitivity.value
-        if self.noise_multiplier > 0 and not 1 / _LARGEST_SCALE <= scale <= _LARGEST_SCALE:
+        if self.noise_multiplier > 0 and not 1 / _MAX_SENSITIVITY <= scale <= _MAX_SENSITIVITY:
             raise ValueError(
                 f"mechanism has sensitivity {scale:g}, and rows of noise about as small or large, beyond what float32 holds: divide its "
                 "encoder by that"
@@ -150,83 +172,46 @@ class Plan:
             )
         return stddev
 
-    @functools.cached_property
-    def column_norm(self) -> float:
-        """Largest column norm of the encoder: the sensitivity of a single participation, exact."""
-        return sensitivity(self.mechanism, Participation(rounds=self.mechanism.rounds, schema="single")).value
+    @property
+    def unit_noise(self) -> float:
+        """Standard deviation of Z for unit clip norm, of the claimed run: what sampling schemes account."""
+        return self.noise_multiplier * self.sensitivity.value
 
     @property
     def per_query_noise_multiplier(self) -> float:
-        """Noise multiplier of each of the sampled queries (banded paper, Thm. 4); without sampling that of the one event."""
-        if self.sampling is None:
-            return self.noise_multiplier
-        return self.noise_multiplier * self.sensitivity.value / self.column_norm
-
-    @functools.cached_property
-    def unamplified_noise_multiplier(self) -> float:
-        """Of one Gaussian event for the whole run if whoever is drawn were known: what holds with certainty, of `enforced`."""
-        if self.sampling is None or self.guaranteed_participation == self.participation:
-            return self.noise_multiplier
-        return (
-            self.noise_multiplier
-            * self.sensitivity.value
-            / sensitivity(self.mechanism, self.guaranteed_participation).value
-        )
+        """Noise multiplier of one sampled query (banded paper, Thm. 4); without sampling that of the run."""
+        return self.noise_multiplier if self.sampling is None else self.unit_noise / column_norm(self.mechanism)
 
     def without_amplification(self) -> "Plan":
-        """The same noise as a plan without sampling: what it guarantees when who is drawn is known."""
-        if self.sampling is None:
-            return self
-        sigma = self.unamplified_noise_multiplier
-        return dataclasses.replace(
-            self, participation=self.guaranteed_participation, noise_multiplier=sigma, sampling=None
-        )
-
-    @property
-    def guaranteed_participation(self) -> Participation:
-        """What no client may break: the sampling scheme's participation, or without one `participation`."""
-        return self.participation if self.sampling is None else self.sampling.participation(self.mechanism.rounds)
+        """The same noise as a plan without sampling: what it guarantees when it is known who is drawn."""
+        return dataclasses.replace(self, sampling=None)
 
     @property
     def event(self) -> "dp_accounting.DpEvent":
-        """The whole run as one event.
-
-        CyclicPoisson: for add/remove, which is zero-out there. CyclicFixedSize: for replacing a record, hence half the multiplier.
-        CyclicShuffle: dp_accounting has no such event; the unamplified one.
-        """
+        """The whole run as one event: that of the sampling scheme where dp_accounting has it, else the unamplified Gaussian."""
         import dp_accounting
 
         if self.noise_multiplier == 0:
             return dp_accounting.NonPrivateDpEvent()
-        sampling, sigma = self.sampling, self.per_query_noise_multiplier
-        if isinstance(sampling, CyclicPoisson):
-            one = dp_accounting.PoissonSampledDpEvent(sampling.probability, dp_accounting.GaussianDpEvent(sigma))
-            return dp_accounting.SelfComposedDpEvent(one, sampling.compositions(self.mechanism.rounds))
-        if isinstance(sampling, CyclicFixedSize):
-            assert sampling.groups is not None
-            one = dp_accounting.SampledWithoutReplacementDpEvent(
-                sampling.population // sampling.groups, sampling.cohort_size, dp_accounting.GaussianDpEvent(sigma / 2)
-            )
-            return dp_accounting.SelfComposedDpEvent(one, sampling.compositions(self.mechanism.rounds))
-        return dp_accounting.GaussianDpEvent(self.unamplified_noise_multiplier)
+        sampled = None if self.sampling is None else self.sampling.event(self.mechanism, self.unit_noise)
+        return dp_accounting.GaussianDpEvent(self.noise_multiplier) if sampled is None else sampled
 
     @property
     def epsilon(self) -> float:
-        """Under the zero-out relation; an upper value. PLD accounting, and RDP for samples of fixed size."""
+        """Under the zero-out relation; an upper value. PLD accounting, or that of the sampling scheme where it is less."""
         return self.epsilon_at(self.delta)
 
     def epsilon_at(self, delta: float) -> float:
         """Epsilon at another delta in [1e-15, 1)."""
-        unamplified = gaussian_epsilon(self.unamplified_noise_multiplier, check_delta(delta))
-        if self.sampling is None:
+        unamplified = gaussian_epsilon(self.noise_multiplier, check_delta(delta))
+        if self.sampling is None or self.noise_multiplier == 0:
             return unamplified
-        sigma = self.per_query_noise_multiplier
-        return min(unamplified, amplified_epsilon(self.sampling, sigma, self.mechanism.rounds, delta))
+        return min(unamplified, self.sampling.epsilon(self.mechanism, self.unit_noise, delta))
 
     @property
     def unamplified_epsilon(self) -> float:
         """Epsilon that does not rest on the secrecy of who is drawn; without sampling the same as `epsilon`."""
-        return gaussian_epsilon(self.unamplified_noise_multiplier, self.delta)
+        return gaussian_epsilon(self.noise_multiplier, self.delta)
 
     @property
     def rdp_epsilon(self) -> float:
@@ -239,7 +224,7 @@ class Plan:
         >>> round(plan.epsilon, 2), round(plan.rdp_epsilon, 2)
         (3.44, 3.69)
         """
-        return rdp_epsilon(self.event, self.delta, replaces=isinstance(self.sampling, CyclicFixedSize))
+        return rdp_epsilon(self.event, self.delta, replaces=self.sampling is not None and self.sampling.replaces)
 
     def group_epsilon(self, devices: int) -> float:
         """Epsilon at the plan's delta for a user with several devices, each a client of its own.
@@ -247,20 +232,18 @@ class Plan:
         Without sampling the sensitivity is `devices` times as large, exactly; with sampling the general bound is taken where it is less.
         """
         g = checks.integer("devices", devices, low=1, hint="count the clients of one user")
-        together = gaussian_epsilon(self.unamplified_noise_multiplier / g, self.delta)
-        scheme, sigma, rounds = self.sampling, self.per_query_noise_multiplier, self.mechanism.rounds
-        if scheme is None:
+        together = gaussian_epsilon(self.noise_multiplier / g, self.delta)
+        if self.sampling is None or self.noise_multiplier == 0:
             return together
-        least = MIN_DELTA if isinstance(scheme, CyclicFixedSize) else MIN_COMPOSED_DELTA
-        amplified = group_epsilon(lambda d: amplified_epsilon(scheme, sigma, rounds, d), self.delta, g, least=least)
-        return min(together, amplified)
+        one = functools.partial(self.sampling.epsilon, self.mechanism, self.unit_noise)
+        return min(together, group_epsilon(one, self.delta, g, least=self.sampling.min_delta))
 
     @property
     def rho(self) -> float:
         """rho-zCDP of the run: 1 / (2 noise_multiplier^2) (Bun and Steinke 2016, Prop. 1.6). Sampling does not lower it."""
         if self.noise_multiplier == 0:
             return math.inf
-        inverse = 1 / self.unamplified_noise_multiplier
+        inverse = 1 / self.noise_multiplier
         return inverse * inverse / 2
 
     def simulating(self, *, simulated: int, claimed: int) -> "Plan":
@@ -272,17 +255,6 @@ class Plan:
         """
         return dataclasses.replace(self, simulated_cohort=simulated, claimed_cohort=claimed)
 
-    def statement(self, **options: Any) -> str:
-        """The privacy statement in the structure of the banded paper's Appendix K.1, as Markdown.
-
-        Options are those of `fedmf.privacy.statement.plan_values`: rdp, pretraining, population, commands, versions.
-        """
-        return _statement.privacy_statement(self, **options)
-
-    def statement_values(self, **options: Any) -> dict[str, Any]:
-        """The same in plain JSON types, at full precision."""
-        return _statement.plan_values(self, **options)
-
     def summary(self) -> dict[str, Any]:
         """The plan in plain JSON types, for the run folder and for `--json`."""
         certificate = self.mechanism.certificate
@@ -291,114 +263,134 @@ class Plan:
             "rounds": self.mechanism.rounds,
             "bands": self.mechanism.bands,
             "participation": dataclasses.asdict(self.participation),
-            "sampling": _sampling_summary(self),
+            "sampling": self._sampling_facts({"unamplified_epsilon": finite(self.unamplified_epsilon)}),
             "clip_norm": self.clip_norm,
             "noise_multiplier": self.noise_multiplier,
             "sensitivity": dataclasses.asdict(self.sensitivity),
             "stddev": self.stddev,
-            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "epsilon": finite(self.epsilon),
             "delta": self.delta,
-            "rho": self.rho if math.isfinite(self.rho) else None,
+            "rho": finite(self.rho),
             "neighbouring_relation": "zero-out",
             "simulated_cohort": self.simulated_cohort,
             "claimed_cohort": self.claimed_cohort,
             "certificate": dataclasses.asdict(certificate) if certificate else None,
         }
 
+    def _sampling_facts(self, more: dict[str, Any]) -> dict[str, Any] | None:
+        if self.sampling is None:
+            return None
+        facts = self.sampling.facts(self.mechanism.rounds)
+        return facts | {"per_query_noise_multiplier": self.per_query_noise_multiplier} | more
 
-def _fitting(sampling: Any, mechanism: Mechanism) -> Sampling:
-    """`sampling` with its groups, if the mechanism is one that it amplifies (banded paper, Thm. 4)."""
-    if not isinstance(sampling, CyclicPoisson | CyclicFixedSize | CyclicShuffle):
-        raise TypeError(
-            f"sampling={sampling!r} must be None, fedmf.CyclicPoisson, fedmf.CyclicFixedSize or fedmf.CyclicShuffle"
-        )
-    bands = _proven_bands(mechanism)
-    if sampling.groups is None:
-        return sampling.in_groups(bands)
-    if sampling.groups < bands:
-        raise ValueError(
-            f"sampling has groups={sampling.groups} but the mechanism has {bands} bands, so that two rounds of one client would meet in a "
-            "row of C x: leave groups out, or fit a mechanism of fewer bands"
-        )
-    return sampling
+    def guarantee_values(self) -> dict[str, Any]:
+        """Epsilon, delta and rho, and what they were computed from, in plain JSON types; an infinite epsilon is null."""
+        return {
+            "epsilon": finite(self.epsilon),
+            "delta": self.delta,
+            "rho": finite(self.rho),
+            "unamplified_epsilon": finite(self.unamplified_epsilon),
+            "noise_multiplier": self.noise_multiplier,
+            "sensitivity": self.sensitivity.value,
+            "sensitivity_exact": self.sensitivity.exact,
+            "sensitivity_method": self.sensitivity.method,
+        }
+
+    def group_values(self) -> list[dict[str, Any]]:
+        """The guarantee of users of several devices: a sum of g clients is g times as sensitive, so that rho grows by g^2."""
+        return [
+            {
+                "devices": g,
+                "epsilon": finite(self.group_epsilon(g)),
+                "delta": self.delta,
+                "rho": finite(g * g * self.rho),
+            }
+            for g in _DEVICES
+        ]
+
+    def statement(self, **options: Any) -> str:
+        """The privacy statement in the structure of the banded paper's Appendix K.1, as Markdown; options of `statement_values`."""
+        return _statement.markdown(self.statement_values(**options))
+
+    def statement_values(
+        self,
+        *,
+        rdp: bool = False,
+        pretraining: str | None = None,
+        population: int | None = None,
+        commands: Sequence[str] | None = None,
+        versions: dict[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Every fact of the statement, in plain JSON types and at full precision; an infinite epsilon is null.
+
+        Args:
+          rdp: Renyi accounting as well, which older literature reports.
+          pretraining: data on which the model was trained before, in a few words, and whether it is public; a text that begins with
+            "none" says that there was none; None says nothing.
+          population: clients that there are, where they are known: a simulation says whether the run that it stands for could have them.
+          commands: that make what is stated again; None for those that follow from the plan.
+          versions: of packages; None for those installed here.
+        """
+        p, scheme, claimed = self.participation, self.sampling, self.claimed_cohort
+        # Cohorts of min_sep rounds in a row have no client in common, and nobody is in more than max_participations of all.
+        needed = max((claimed or 0) * p.min_sep, -(-(claimed or 0) * p.rounds // p.max_participations))
+        guarantee = self.guarantee_values() | ({"rdp_epsilon": finite(self.rdp_epsilon)} if rdp else {})
+        return {
+            "format": _statement.FORMAT,
+            "subject": "plan",
+            "dp_setting": "central",
+            "simulation": None
+            if claimed is None
+            else {
+                "simulated_cohort": self.simulated_cohort,
+                "claimed_cohort": claimed,
+                "population_needed": needed,
+                "population": population,
+            },
+            "pretraining": pretraining,
+            "output": {"rounds": self.mechanism.rounds, "released": "all privatised aggregates"},
+            "unit_of_privacy": "client",
+            "neighbouring_relation": "zero-out",
+            "mechanism": {
+                "family": self.mechanism.family,
+                "rounds": self.mechanism.rounds,
+                "bands": self.mechanism.bands,
+                "sha256": _statement.mechanism_digest(self.mechanism),
+            },
+            "participation": dataclasses.asdict(p),
+            "sampling": self._sampling_facts(
+                {} if scheme is None else scheme.statement(self.mechanism, self.unit_noise)
+            ),
+            "clip_norm": self.clip_norm,
+            "stddev": self.stddev,
+            "guarantee": guarantee,
+            "group_privacy": self.group_values(),
+            "not_covered": list(_statement.NOT_COVERED),
+            "commands": [self.calibrate_command(rdp=rdp)] if commands is None else list(commands),
+            "versions": _statement.installed_versions() if versions is None else dict(versions),
+        }
+
+    def calibrate_command(self, mechanism: str = "mechanism.npz", *, rdp: bool = False) -> str:
+        """The command that prints the statement of this plan again."""
+        return " ".join(["fedmf calibrate", mechanism, *self.command_options(), "--statement", *["--rdp"] * rdp])
+
+    def command_options(self) -> list[str]:
+        """Command-line options that describe the plan, all of it but the mechanism."""
+        p, scheme = self.participation, self.sampling
+        options: dict[str, Any] = {"rounds": p.rounds}
+        if scheme is None:
+            options["schema"] = p.schema
+            if p.schema in ("min_sep", "fixed_epoch"):
+                options |= {"min-sep": p.min_sep, "max-participations": p.max_participations}
+        options |= {"noise-multiplier": self.noise_multiplier, "delta": self.delta, "clip-norm": self.clip_norm}
+        if self.claimed_cohort is not None:
+            options |= {"simulated-cohort": self.simulated_cohort, "claimed-cohort": self.claimed_cohort}
+        if scheme is not None:
+            # Also what follows from the mechanism: the guarantee depends on it, and what is left out is not checked.
+            options |= scheme.command_options
+        return [f"--{name} {value}" for name, value in options.items()]
 
 
-def _proven_bands(mechanism: Mechanism) -> int:
-    """Bands of a lower-triangular encoder, from its entries and not from what it says of itself."""
-    banded = getattr(mechanism, "banded_rows", None)
-    rows = banded() if callable(banded) else None
-    if rows is not None:
-        return int(rows.shape[1])
-    C = mechanism.encoder()
-    n = mechanism.rounds
-    if C.shape != (n, n) or np.triu(C, 1).any():
-        raise ValueError(
-            f"family={mechanism.family} has no square lower-triangular encoder, which amplification by sampling needs: use banded, "
-            "identity, toeplitz or dense, or leave sampling out"
-        )
-    lags = np.subtract.outer(np.arange(n), np.arange(n))[C != 0]
-    return int(lags.max(initial=0)) + 1
-
-
-def _sampling_summary(plan: Plan) -> dict[str, Any] | None:
-    if plan.sampling is None:
-        return None
-    return {
-        "scheme": type(plan.sampling).__name__,
-        **dataclasses.asdict(plan.sampling),
-        "probability": None if isinstance(plan.sampling, CyclicShuffle) else plan.sampling.probability,
-        "per_query_noise_multiplier": plan.per_query_noise_multiplier,
-        "guaranteed_participation": dataclasses.asdict(plan.guaranteed_participation),
-        "unamplified_epsilon": plan.unamplified_epsilon if math.isfinite(plan.unamplified_epsilon) else None,
-    }
-
-
-def calibrate(
-    mechanism: Mechanism,
-    participation: Participation,
-    *,
-    epsilon: float,
-    delta: float,
-    clip_norm: float = 1.0,
-    sampling: Sampling | None = None,
-) -> Plan:
-    """The least noise that gives (epsilon, delta) for the whole run, never weaker than asked; see `Plan.epsilon`.
-
-    Args:
-      mechanism: from `fit` or `load_mechanism`.
-      participation: what the controller will enforce.
-      epsilon: target, positive and below 5000.
-      delta: target, in [1e-15, 1).
-      clip_norm: L2 bound on one client's update in one round.
-      sampling: how clients are drawn, where that amplifies the guarantee; None for what holds however they are drawn.
-
-    Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
-
-    Example:
-      >>> import fedmf
-      >>> one_epoch = fedmf.Participation(rounds=8, schema="single")
-      >>> mechanism = fedmf.fit(fedmf.prefix_sum(8), one_epoch, family="tree")
-      >>> plan = fedmf.calibrate(mechanism, one_epoch, epsilon=2.0, delta=1e-6)
-      >>> round(plan.noise_multiplier, 5), round(plan.sensitivity.value, 3), plan.epsilon <= 2.0
-      (2.23048, 2.0, True)
-    """
-    plan = Plan(
-        mechanism=mechanism,
-        participation=participation,
-        noise_multiplier=gaussian_noise_multiplier(epsilon, delta),
-        clip_norm=clip_norm,
-        delta=delta,
-        sampling=sampling,
-    )
-    if plan.sampling is None:
-        return plan
-    # In units of the sampled queries' multiplier: enough without amplification, and with it.
-    unamplified = plan.noise_multiplier * sensitivity(mechanism, plan.guaranteed_participation).value / plan.column_norm
-    scheme, rounds = plan.sampling, mechanism.rounds
-
-    def epsilon_of(sigma: float) -> float:
-        return 0.0 if sigma >= unamplified else amplified_epsilon(scheme, sigma, rounds, delta)
-
-    sigma = min(unamplified, least_noise_multiplier(epsilon_of, epsilon))
-    return dataclasses.replace(plan, noise_multiplier=sigma * plan.column_norm / plan.sensitivity.value)
+def finite(value: float | None) -> float | None:
+    """`value`, or None, which is JSON's null, where it is infinite."""
+    return value if value is not None and math.isfinite(value) else None

@@ -181,11 +181,7 @@ def _participation_head(group: Group, runs: Sequence[Run]) -> Cell:
 
 
 def _participation_cells(group: Group, run: Run) -> list[Cell]:
-    sampling = run.plan.get("sampling")
-    planned, epsilon = (
-        sampling["guaranteed_participation"] if sampling else run.plan["participation"],
-        run.plan["epsilon"],
-    )
+    planned, epsilon = run.plan["participation"], run.plan["epsilon"]
     separation, most = f"planned {planned['min_sep']:,}", f"planned {planned['max_participations']:,}"
     promise = f"planned {significant(epsilon)}" if epsilon is not None else ""
     if promise and run.config.claimed_cohort is not None:

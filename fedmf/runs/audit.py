@@ -10,7 +10,8 @@ from fedmf.mechanisms import load_mechanism
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
-from fedmf.privacy.statement import as_text, calibrate_command
+from fedmf.privacy.sampling import scheme_from_facts
+from fedmf.privacy.statement import as_text
 from fedmf.runs.folder import Run, digests
 
 FINAL_STATEMENT = "final_statement"
@@ -47,8 +48,8 @@ def _record(run: Run) -> ParticipationLedger:
     path = run.path / "participation.csv"
     if not path.exists():
         raise ValueError(f"{run.path} has no participation.csv yet: it is written with the first checkpoint")
-    # Cohorts of Poisson sampling vary in size by design.
-    cohort_size = None if run.config.sampling == "poisson" else run.config.cohort_size
+    scheme = run.config.sampling_scheme()
+    cohort_size = None if scheme is not None and scheme.independent else run.config.cohort_size
     try:
         # After a resume from an older checkpoint it may have more rounds than metrics.jsonl.
         ledger = ParticipationLedger.from_csv(path.read_text(), rounds=run.config.rounds, cohort_size=cohort_size)
@@ -70,10 +71,9 @@ def recorded_plan(run: Run) -> Plan:
     Raises:
       ValueError: plan.json and mechanism.npz do not belong together.
     """
-    mechanism, recorded, sampling = load_mechanism(run.path / "mechanism.npz"), run.plan, run.config.sampling_scheme()
+    mechanism, recorded = load_mechanism(run.path / "mechanism.npz"), run.plan
     try:
-        if sampling is not None:
-            sampling = sampling.in_groups(recorded["sampling"]["groups"])
+        sampling = None if recorded["sampling"] is None else scheme_from_facts(recorded["sampling"])
         plan = Plan(
             mechanism=mechanism,
             participation=Participation(**recorded["participation"]),
@@ -104,7 +104,7 @@ def run_statement_values(run: Run, audit: Audit, **options: Any) -> dict[str, An
     Args:
       run: the run.
       audit: from `audit_run`, or of the controller that served the run.
-      **options: those of `fedmf.privacy.statement.plan_values`, in place of what the run says of itself.
+      **options: those of `Plan.statement_values`, in place of what the run says of itself.
     """
     known: dict[str, Any] = {
         "cohort_size": run.config.cohort_size,
@@ -113,7 +113,7 @@ def run_statement_values(run: Run, audit: Audit, **options: Any) -> dict[str, An
         "versions": run.plan["versions"],
         # The config of a run with a plan of its caller's says nothing of its noise.
         "commands": [
-            calibrate_command(audit.planned, "RUN/mechanism.npz")
+            audit.planned.calibrate_command("RUN/mechanism.npz")
             if run.plan.get("given")
             else "fedmf train --config config.json --out RUN --noise-seed os",
             "fedmf audit RUN --statement statement.md",

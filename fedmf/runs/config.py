@@ -23,7 +23,7 @@ from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
 from fedmf.participation.schema import SCHEMAS, Participation
 from fedmf.privacy.gaussian import check_delta, check_epsilon
 from fedmf.privacy.plan import Plan, calibrate
-from fedmf.privacy.sampling import SCHEMES, Sampling
+from fedmf.privacy.sampling import SCHEMES, Sampling, scheme_from
 from fedmf.schedule import WarmupCooldown
 from fedmf.workloads import Workload, prefix_sum
 
@@ -217,28 +217,28 @@ class TrainConfig:
                     f"population={self.population} belongs to sampling: leave it out, or give sampling=poisson"
                 )
             return
-        if self.population is None:
-            raise ValueError(f"sampling={self.sampling} needs population, the number of clients of the data")
+        self.sampling_scheme()
+        if self.min_sep is not None or self.max_participations is not None or self.schema != "min_sep":
+            raise ValueError(
+                f"sampling={self.sampling} decides how far apart clients take part: leave out min_sep={self.min_sep}, "
+                f"max_participations={self.max_participations} and schema={self.schema}"
+            )
         if self.family == "banded" and self.bands is None:
             raise ValueError(
                 f"sampling={self.sampling} needs bands, on which the amplification depends: `fedmf plan bands` finds the best number"
             )
-        self.sampling_scheme()
 
     def sampling_scheme(self) -> Sampling | None:
-        """How clients of the claimed run are drawn; its groups follow from the mechanism."""
-        if self.sampling is None or self.population is None:
+        """How clients of the claimed run are drawn; its partitions follow from the mechanism."""
+        if self.sampling is None:
             return None
-        scheme = SCHEMES[self.sampling](population=self.population, cohort_size=self.claimed_cohort or self.cohort_size)
-        assert isinstance(scheme, Sampling)
-        return scheme
+        cohort_size = self.claimed_cohort or self.cohort_size
+        return scheme_from(self.sampling, population=self.population, cohort_size=cohort_size)
 
     def participation(self) -> Participation:
-        """The schema that the controller enforces and the plan assumes; with sampling only the unit of the noise multiplier, by default
-        that of a client that takes part once in an epoch, as in the banded paper's Table 5.
-        """
+        """What clients keep to and the mechanism is fitted for; with sampling, where the plan has the scheme's, that of a fixed order."""
         scheme = self.sampling_scheme()
-        if scheme is not None and self.min_sep is None and self.schema == "min_sep":
+        if scheme is not None:
             epoch = min(self.rounds, scheme.population // scheme.cohort_size)
             return Participation(rounds=self.rounds, schema="fixed_epoch", min_sep=epoch)
         return Participation(
@@ -288,6 +288,7 @@ class TrainConfig:
     def plan(self, mechanism: Mechanism | None = None) -> Plan:
         """Calibrates `mechanism`, by default the fitted one."""
         mechanism = self.fit() if mechanism is None else mechanism
+        scheme = self.sampling_scheme()
         if self.epsilon is not None:
             plan = calibrate(
                 mechanism,
@@ -295,16 +296,16 @@ class TrainConfig:
                 epsilon=self.epsilon,
                 delta=self.delta,
                 clip_norm=self.clip_norm,
-                sampling=self.sampling_scheme(),
+                sampling=scheme,
             )
         else:
             plan = Plan(
                 mechanism=mechanism,
-                participation=self.participation(),
+                participation=self.participation() if scheme is None else None,  # type: ignore[arg-type]
                 noise_multiplier=self.noise_multiplier or 0.0,
                 clip_norm=self.clip_norm,
                 delta=self.delta,
-                sampling=self.sampling_scheme(),
+                sampling=scheme,
             )
         if self.claimed_cohort is not None:
             plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)

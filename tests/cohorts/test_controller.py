@@ -148,8 +148,8 @@ from fedmf.privacy.sampling import CyclicPoisson, CyclicShuffle
 
 warnings.simplefilter("ignore")
 size = {"population": 30_000, "cohort_size": 40}
-poisson = CyclicPoisson(**size, groups=4)
-shuffle = CyclicShuffle(**size, groups=5, reshuffle=True)
+poisson = CyclicPoisson(**size, partitions=4)
+shuffle = CyclicShuffle(**size, partitions=5, reshuffle=True)
 for participation, more in (
     (Participation(rounds=12, schema="min_sep", min_sep=4),
      {"availability": Diurnal(), "behavior": DeviceBehavior(dropout=0.1, noncompliant_fraction=0.1, timer_jitter=1)}),

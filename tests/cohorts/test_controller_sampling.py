@@ -22,10 +22,10 @@ from tests.power import (
 )
 
 SCHEMES = {
-    "poisson": CyclicPoisson(population=60, cohort_size=6, groups=3),
-    "fixed size": CyclicFixedSize(population=61, cohort_size=6, groups=3),
-    "shuffle": CyclicShuffle(population=62, cohort_size=6, groups=5),
-    "reshuffle": CyclicShuffle(population=62, cohort_size=6, groups=5, reshuffle=True),
+    "poisson": CyclicPoisson(population=60, cohort_size=6, partitions=3),
+    "fixed size": CyclicFixedSize(population=61, cohort_size=6, partitions=3),
+    "shuffle": CyclicShuffle(population=62, cohort_size=6, partitions=5),
+    "reshuffle": CyclicShuffle(population=62, cohort_size=6, partitions=5, reshuffle=True),
 }
 
 
@@ -48,8 +48,8 @@ def schemes(draw):
     population = draw(st.integers(groups * size, 40))
     if kind is CyclicShuffle:
         population = draw(st.integers(1, 4)) * groups * size + draw(st.integers(0, size - 1))
-        return kind(population=population, cohort_size=size, groups=groups, reshuffle=draw(st.booleans()))
-    return kind(population=population, cohort_size=size, groups=groups)
+        return kind(population=population, cohort_size=size, partitions=groups, reshuffle=draw(st.booleans()))
+    return kind(population=population, cohort_size=size, partitions=groups)
 
 
 class TestEveryScheme:
@@ -62,7 +62,7 @@ class TestEveryScheme:
         for t, cohort in enumerate(cohorts):
             for client in cohort.tolist():
                 # Everybody keeps its part, whatever the epoch.
-                assert part.setdefault(client, t % scheme.groups) == t % scheme.groups
+                assert part.setdefault(client, t % scheme.partitions) == t % scheme.partitions
         for client in range(scheme.population):
             assert kept.allows([t for t, cohort in enumerate(cohorts) if client in cohort])
 
@@ -180,7 +180,7 @@ class TestPoisson:
         assert controller.ledger.observed().short_rounds == 0
 
     def test_probability_one_is_everybody(self):
-        scheme = CyclicPoisson(population=12, cohort_size=4, groups=3)
+        scheme = CyclicPoisson(population=12, cohort_size=4, partitions=3)
         assert [cohort.tolist() for cohort in drawn(controller_of(scheme, rounds=4))] == [
             [0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11], [0, 3, 6, 9]
         ]  # fmt: skip
@@ -188,7 +188,7 @@ class TestPoisson:
 
 class TestFixedSize:
     def test_uniform_subsets_of_the_part(self):
-        scheme = CyclicFixedSize(population=10, cohort_size=2, groups=2)
+        scheme = CyclicFixedSize(population=10, cohort_size=2, partitions=2)
         cohorts = drawn(
             controller_of(scheme, rounds=2 * draws_that_see(*preferring_the_first(5, 1.5, 2), FALSE_POSITIVE_RATE / 2))
         )
@@ -250,7 +250,7 @@ class TestRefusals:
             ({"population": 61}, ValueError, ["population=61", "the sampling has population=60"]),
             ({"cohort_size": 5}, ValueError, ["cohort_size=5", "the sampling has cohort_size=6"]),
             ({"scheme": CyclicPoisson(population=60, cohort_size=6), "participation": Participation(rounds=4, schema="every_round")},
-             ValueError, ["groups=None", "in_groups(bands)"]),
+             ValueError, ["partitions=None", "in_partitions(bands)"]),
             ({"participation": Participation(rounds=40, schema="min_sep", min_sep=4)}, ValueError,
              ["min_sep=3", "sampling.participation(40)"]),
             ({"participation": Participation(rounds=40, schema="fixed_epoch", min_sep=3, max_participations=13)}, ValueError,

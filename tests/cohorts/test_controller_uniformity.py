@@ -7,9 +7,10 @@ import scipy.stats
 from fedmf.cohorts import draws as cohort_draws
 from fedmf.cohorts.availability import Independent
 from fedmf.cohorts.controller import ParticipationController
-from fedmf.cohorts.draws import EpochOrder, Parts, Pool
+from fedmf.cohorts.draws import Pool
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
+from fedmf.privacy.sampling.draws import EpochOrder, PartitionDraws
 from tests.power import (
     FALSE_POSITIVE_RATE,
     counted,
@@ -233,7 +234,7 @@ class TestOrders:
         places, seeds = [], draws_that_see(claimed, truth)
         for seed in range(seeds):
             order = EpochOrder(population=8, cohort_size=2, epoch=3, seed=seed)
-            dealt = np.concatenate([order.batch(t) for t in range(3)])
+            dealt = np.concatenate([order.clients(t) for t in range(3)])
             assert len(set(dealt.tolist())) == 6
             places.append(np.flatnonzero(dealt == 3)[0] if 3 in dealt else 6)
         observed = np.bincount(places, minlength=7)
@@ -242,40 +243,40 @@ class TestOrders:
 
     def test_few_places_of_many_clients(self):
         order = EpochOrder(population=10**6, cohort_size=100, epoch=20, seed=1)
-        dealt = np.concatenate([order.batch(t) for t in range(20)])
+        dealt = np.concatenate([order.clients(t) for t in range(20)])
         assert len(np.unique(dealt)) == 2000
         assert distributed(dealt / 10**6, "uniform", departure=0.15)
         assert not distributed((dealt / 10**6) ** 2, "uniform", departure=0.15)  # at most 0.25 away
-        assert (order.batch(23) == order.batch(3)).all()
+        assert (order.clients(23) == order.clients(3)).all()
 
     @pytest.mark.parametrize("groups", [1, 2, 3])
     def test_dealt_anew_within_the_parts(self, groups):
-        order = EpochOrder(population=50, cohort_size=4, epoch=12, seed=3, reshuffle=True, groups=groups)
-        epochs = [[order.batch(12 * e + i) for i in range(12)] for e in range(4)]
+        order = EpochOrder(population=50, cohort_size=4, epoch=12, seed=3, reshuffle=True, partitions=groups)
+        epochs = [[order.clients(12 * e + i) for i in range(12)] for e in range(4)]
         for epoch in epochs[1:]:
             assert [b.tolist() for b in epoch] != [b.tolist() for b in epochs[0]]
             for part in range(groups):
                 same = [np.sort(np.concatenate(e[part::groups])).tolist() for e in (epochs[0], epoch)]
                 assert same[0] == same[1]
         # Not one after the other, but asked for at once: the same.
-        again = EpochOrder(population=50, cohort_size=4, epoch=12, seed=3, reshuffle=True, groups=groups)
-        assert (again.batch(40) == epochs[3][4]).all()
-        assert (again.batch(2) == epochs[0][2]).all()
+        again = EpochOrder(population=50, cohort_size=4, epoch=12, seed=3, reshuffle=True, partitions=groups)
+        assert (again.clients(40) == epochs[3][4]).all()
+        assert (again.clients(2) == epochs[0][2]).all()
 
     def test_the_place_in_a_new_epoch_is_uniform(self):
         places = []
         for seed in range(draws_that_see_a_preference(4)):
             order = EpochOrder(population=8, cohort_size=2, epoch=4, seed=seed, reshuffle=True)
-            first = order.batch(0)[0]
-            places.append(next(i for i in range(4) if first in order.batch(4 + i)))
+            first = order.clients(0)[0]
+            places.append(next(i for i in range(4) if first in order.clients(4 + i)))
         assert scipy.stats.chisquare(np.bincount(places, minlength=4)).pvalue > FALSE_POSITIVE_RATE
 
 
-class TestParts:
-    @pytest.mark.parametrize(("population", "groups"), [(10, 3), (12, 4), (5, 5), (7, 1)])
-    def test_a_partition(self, population, groups):
-        parts = Parts(population=population, groups=groups)
-        members = [parts.members(t, np.arange(parts.size(t))) for t in range(groups)]
-        assert sorted(np.concatenate(members).tolist()) == list(range(population))
-        for t in range(2 * groups):
-            assert np.flatnonzero(parts.holds(t, np.arange(population))).tolist() == members[t % groups].tolist()
+@pytest.mark.parametrize(("population", "partitions"), [(10, 3), (12, 4), (5, 5), (7, 1)])
+def test_parts_are_a_partition(population, partitions):
+    everybody = np.arange(population)
+    members = [everybody[everybody % partitions == part] for part in range(partitions)]
+    for t in range(2 * partitions):
+        part = members[t % partitions]
+        draws = PartitionDraws(population=population, partitions=partitions, seed=0, size=len(part))
+        assert sorted(draws.clients(t).tolist()) == part.tolist() == np.flatnonzero(draws.can_draw(t, everybody)).tolist()

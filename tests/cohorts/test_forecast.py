@@ -79,7 +79,7 @@ class TestForecast:
         assert run.observed.max_participations == max(run.histogram) == 2
 
     def test_poisson_rounds_are_never_dry(self):
-        scheme = CyclicPoisson(population=2000, cohort_size=20, groups=4)
+        scheme = CyclicPoisson(population=2000, cohort_size=20, partitions=4)
         run = forecast(
             scheme.participation(80),
             Size(population=2000, cohort_size=20),
@@ -92,7 +92,8 @@ class TestForecast:
 
     @pytest.mark.parametrize(
         "scheme",
-        [CyclicPoisson(population=10**6, cohort_size=1000, groups=9), CyclicShuffle(population=10**6 + 3, cohort_size=1000, groups=8)],
+        [CyclicPoisson(population=10**6, cohort_size=1000, partitions=9),
+         CyclicShuffle(population=10**6 + 3, cohort_size=1000, partitions=8)],
         ids=["poisson", "shuffle"],
     )  # fmt: skip
     def test_a_scheme_in_a_smaller_population(self, scheme):
@@ -190,10 +191,10 @@ class TestCommand:
             ["--min-sep", 30, "--no-search", "--max-participations", 3],
             ["--min-sep", 30, "--no-search", "--noncompliant-fraction", "0.3"],
             ["--min-sep", 30, "--no-search", "--timer-jitter", 4, "--dropout", "0.1"],
-            ["--sampling", "poisson", "--groups", 5, "--availability", "diurnal:rounds_per_day=24"],
-            ["--sampling", "fixed_size", "--groups", 5],
-            ["--sampling", "shuffle", "--groups", 5],
-            ["--sampling", "reshuffle", "--groups", 5],
+            ["--sampling", "poisson", "--partitions", 5, "--availability", "diurnal:rounds_per_day=24"],
+            ["--sampling", "fixed_size", "--partitions", 5],
+            ["--sampling", "shuffle", "--partitions", 5],
+            ["--sampling", "reshuffle", "--partitions", 5],
         ],
         ids=str,
     )

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -6,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-import fedmf
 from fedmf.mechanisms import BandedMechanism, IdentityMechanism, TreeMechanism
 from fedmf.participation.schema import Participation
 from fedmf.privacy import amplification
@@ -20,8 +20,9 @@ from fedmf.privacy.amplification import (
     sampled_gaussian_noise_multiplier,
     shuffled_gaussian_epsilon,
 )
+from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
-from fedmf.privacy.plan import Plan, calibrate
+from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 
 
@@ -184,30 +185,26 @@ def banded(bands, n=24, uneven=0.0):
     return BandedMechanism(diagonals=diagonals)
 
 
-def sampled(mechanism, sampling, participation=ONCE, **options):
+def sampled(mechanism, sampling, participation=None, **options):
     return calibrate(mechanism, participation, epsilon=2.0, delta=1e-6, sampling=sampling, **options)
 
 
-def test_noise_does_not_depend_on_the_participation_that_its_multiplier_is_measured_in():
+def test_the_plan_guarantees_what_the_scheme_keeps_to():
     scheme = CyclicPoisson(population=1000, cohort_size=20)
-    units = [
-        ONCE,
-        Participation(rounds=24, schema="min_sep", min_sep=6),
-        Participation(rounds=24, schema="every_round"),
-    ]
-    plans = [sampled(banded(4, uneven=0.3), scheme, unit) for unit in units]
-    assert len({round(plan.noise_multiplier, 6) for plan in plans}) == 3
-    for plan in plans[1:]:
-        assert plan.stddev == pytest.approx(plans[0].stddev, rel=1e-9)
-        assert plan.epsilon == pytest.approx(plans[0].epsilon, rel=1e-9)
-        assert plan.rho == pytest.approx(plans[0].rho, rel=1e-9)
+    kept = Participation(rounds=24, schema="fixed_epoch", min_sep=4)
+    plans = [sampled(banded(4, uneven=0.3), scheme, p) for p in (None, ONCE, kept)]
+    assert [plan.participation for plan in plans] == [kept] * 3
+    assert len({plan.noise_multiplier for plan in plans}) == 1
+    with pytest.raises(ValueError, match="is not what CyclicPoisson") as caught:
+        dataclasses.replace(plans[0], participation=ONCE)
+    assert f"pass {kept}" in str(caught.value)
 
 
 def test_event_is_that_of_example_f1():
     import dp_accounting
 
     plan = sampled(banded(4, uneven=0.3), CyclicPoisson(population=1000, cohort_size=20))
-    assert plan.sampling.groups == 4
+    assert plan.sampling.partitions == 4
     largest = np.linalg.norm(plan.mechanism.encoder(), axis=0).max()
     sigma = plan.stddev / largest
     assert plan.per_query_noise_multiplier == pytest.approx(sigma, rel=1e-12)
@@ -219,30 +216,17 @@ def test_event_is_that_of_example_f1():
     assert plan.rdp_epsilon >= plan.epsilon * (1 - 1e-3)
 
 
-def test_what_holds_with_certainty_is_the_unamplified_plan_of_the_scheme():
+def test_without_amplification_the_noise_is_that_of_one_gaussian():
     plan = sampled(banded(4), CyclicPoisson(population=1000, cohort_size=20))
-    assert plan.guaranteed_participation == Participation(rounds=24, schema="fixed_epoch", min_sep=4)
-    plain = Plan(
-        mechanism=plan.mechanism,
-        participation=plan.guaranteed_participation,
-        noise_multiplier=plan.stddev / fedmf.sensitivity(plan.mechanism, plan.guaranteed_participation).value,
-        clip_norm=1.0,
-        delta=1e-6,
-    )
-    assert plan.unamplified_epsilon == pytest.approx(plain.epsilon, rel=1e-9)
-    assert plan.rho == pytest.approx(plain.rho, rel=1e-12)
-    assert plan.epsilon <= 2.0 < plan.unamplified_epsilon
-    without_amplification = plan.without_amplification()
-    assert without_amplification.stddev == pytest.approx(plan.stddev, rel=1e-12)
-    assert (without_amplification.sampling, without_amplification.epsilon) == (
-        None,
-        pytest.approx(plan.unamplified_epsilon, rel=1e-12),
-    )
+    plain = plan.without_amplification()
+    assert (plain.sampling, plain.participation, plain.stddev) == (None, plan.participation, plan.stddev)
+    assert plan.epsilon <= 2.0 < plan.unamplified_epsilon == plain.epsilon
+    assert plan.rho == plain.rho
 
 
 def test_the_known_mistake_claims_a_fraction_of_the_epsilon():
     # FACTS: q = cohort / population AND ceil(n / b) compositions; the theorem needs q = cohort * bands / population.
-    scheme = CyclicPoisson(population=1000, cohort_size=20, groups=4)
+    scheme = CyclicPoisson(population=1000, cohort_size=20, partitions=4)
     plan = sampled(banded(4), scheme)
     wrong = sampled_gaussian_epsilon(plan.per_query_noise_multiplier, 1e-6, probability=20 / 1000, compositions=6)
     assert wrong < 0.5 * plan.epsilon
@@ -277,7 +261,7 @@ def test_calibration_is_never_weaker_than_asked_nor_much_stronger(scheme):
 def test_one_order_for_several_epochs_is_not_amplified():
     several = sampled(banded(4), CyclicShuffle(population=160, cohort_size=20))  # an epoch of 8 rounds, three epochs
     assert several.epsilon == several.unamplified_epsilon
-    assert several.guaranteed_participation == Participation(rounds=24, schema="fixed_epoch", min_sep=8)
+    assert several.participation == Participation(rounds=24, schema="fixed_epoch", min_sep=8)
 
 
 def test_every_client_every_round_is_no_amplification():
@@ -297,7 +281,7 @@ def test_group_with_sampling_is_above_the_single_client():
     plan = sampled(banded(4), CyclicPoisson(population=1000, cohort_size=20))
     one, two, three = (plan.group_epsilon(g) for g in (1, 2, 3))
     assert one == pytest.approx(plan.epsilon, rel=1e-9)
-    assert 2 * one < two < three <= gaussian_epsilon(plan.unamplified_noise_multiplier / 3, 1e-6)
+    assert 2 * one < two < three <= gaussian_epsilon(plan.noise_multiplier / 3, 1e-6)
 
 
 @pytest.mark.parametrize(("sigma", "label"), [(0.341, 18.9), (0.682, 8.2), (1.364, 3.7), (2.728, 1.7), (5.456, 0.8)])
@@ -314,8 +298,8 @@ def test_renyi_accounting_gives_the_labels_of_denisov(sigma, label):
     ("mechanism", "scheme", "error", "words"),
     [
         (banded(4), "poisson", TypeError, ["sampling='poisson'", "fedmf.CyclicPoisson"]),
-        (banded(4), CyclicPoisson(population=1000, cohort_size=20, groups=3), ValueError, ["groups=3", "4 bands"]),
-        (banded(4), CyclicPoisson(population=60, cohort_size=20), ValueError, ["4 groups", "at most 3 bands"]),
+        (banded(4), CyclicPoisson(population=1000, cohort_size=20, partitions=3), ValueError, ["partitions=3", "4 bands"]),
+        (banded(4), CyclicPoisson(population=60, cohort_size=20), ValueError, ["4 partitions", "at most 3 bands"]),
         (TreeMechanism(rounds=24), CyclicPoisson(population=1000, cohort_size=2), ValueError, ["family=tree", "leave sampling out"]),
     ],
 )  # fmt: skip
@@ -334,8 +318,8 @@ def test_bands_are_read_from_the_entries():
             return banded(4).encoder()
 
     plan = Plan(
-        mechanism=Boasting(rounds=24), participation=ONCE, noise_multiplier=1.0, clip_norm=1.0, delta=1e-6,
+        mechanism=Boasting(rounds=24), noise_multiplier=1.0, clip_norm=1.0, delta=1e-6,
         sampling=CyclicPoisson(population=1000, cohort_size=2),
     )  # fmt: skip
     assert Boasting(rounds=24).bands == 1
-    assert plan.sampling.groups == 4
+    assert plan.sampling.partitions == 4

@@ -46,7 +46,8 @@ def test_rmse_is_that_of_the_noise_of_a_plan(choice):
     plan = fedmf.calibrate(mechanism, choice.participation, epsilon=2.0, delta=1e-6, clip_norm=0.5, sampling=sampling)
     noise = fedmf.prefix_sum(64).matrix @ mechanism.noising() * plan.stddev / 0.5
     assert row.rmse == pytest.approx(np.sqrt((noise**2).sum() / 64), rel=1e-4)
-    assert row.noise_multiplier == pytest.approx(plan.noise_multiplier, rel=1e-4)
+    unit = fedmf.sensitivity(mechanism, choice.participation).value
+    assert row.noise_multiplier == pytest.approx(plan.stddev / 0.5 / unit, rel=1e-4)
     assert row.per_query_noise_multiplier == pytest.approx(plan.per_query_noise_multiplier, rel=1e-4)
     assert row.effective_rmse == row.rmse / 20
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
 from fedmf.participation.schema import Participation
+from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.gaussian import MIN_DELTA, gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
-from fedmf.privacy.plan import Plan, calibrate
+from fedmf.privacy.plan import Plan
 from tests.paper_figures import BANDED_K1, BANDED_TABLE_4, BANDED_TABLE_4_MULTI_EPOCH
 
 SINGLE = Participation(rounds=4, schema="single")

@@ -13,8 +13,7 @@ from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
-from fedmf.privacy.statement import as_text, audit_values, mechanism_digest, plan_values
-from fedmf.privacy.statement_text import markdown
+from fedmf.privacy.statement import as_text, markdown, mechanism_digest
 
 TWICE = Participation(rounds=8, schema="min_sep", min_sep=4)
 
@@ -178,8 +177,8 @@ def two_bands(rounds):
 
 def sampled(kind=CyclicPoisson, **changes):
     given = {"population": 4000, "cohort_size": 20, **changes}
-    participation = Participation(rounds=64, schema="min_sep", min_sep=8)
-    return plan(participation, mechanism=two_bands(64), sampling=kind(**given), noise_multiplier=0.9)
+    scheme = kind(**given).in_partitions(2)
+    return plan(scheme.participation(64), mechanism=two_bands(64), sampling=scheme, noise_multiplier=0.45)
 
 
 def audited(folder):
@@ -193,14 +192,14 @@ def audited(folder):
 def golden_values(name, folder):
     if name == "audited":
         command = "fedmf audit log log.csv mechanism.npz --rounds 12 --min-sep 4 --noise-multiplier 1.5 --clip-norm 0.5"
-        return audit_values(audited(folder), subject="log", versions=VERSIONS, commands=[command])
+        return audited(folder).statement_values(subject="log", versions=VERSIONS, commands=[command])
     made = {
         "planned": lambda: plan(delta=1e-10),
         "simulated": lambda: plan(mechanism=TreeMechanism(rounds=8)).simulating(simulated=10, claimed=1000),
         "sampled": sampled,
     }[name]()
     pretraining = "public multilingual C4" if name == "planned" else None
-    return plan_values(made, versions=VERSIONS, pretraining=pretraining, rdp=name == "sampled")
+    return made.statement_values(versions=VERSIONS, pretraining=pretraining, rdp=name == "sampled")
 
 
 def close(one, other):
@@ -233,11 +232,11 @@ class TestValues:
 
     def test_the_plan_gives_the_same(self):
         made = plan()
-        assert made.statement() == markdown(plan_values(made)) == markdown(made.statement_values())
+        assert made.statement() == markdown(made.statement_values()) == markdown(made.statement_values())
 
     def test_full_precision(self):
         made = plan(noise_multiplier=1.23456789012345)
-        values = plan_values(made)
+        values = made.statement_values()
         assert values["guarantee"]["epsilon"] == made.epsilon
         assert values["guarantee"]["noise_multiplier"] == 1.23456789012345
         assert values["stddev"] == made.stddev
@@ -245,13 +244,13 @@ class TestValues:
 
     def test_group_privacy_is_that_of_a_smaller_multiplier(self):
         made = plan(noise_multiplier=6.0)
-        for row in plan_values(made)["group_privacy"]:
+        for row in made.statement_values()["group_privacy"]:
             alone = plan(noise_multiplier=6.0 / row["devices"])
             assert row["epsilon"] == pytest.approx(alone.epsilon, rel=1e-12)
             assert row["rho"] == pytest.approx(alone.rho, rel=1e-12)
 
     def test_no_noise(self):
-        values = plan_values(plan(noise_multiplier=0))
+        values = plan(noise_multiplier=0).statement_values()
         assert values["guarantee"]["epsilon"] is values["guarantee"]["rho"] is None
         json.dumps(values, allow_nan=False)
 
@@ -317,7 +316,7 @@ class TestSampled:
 
 class TestObserved:
     def test_the_log_is_named(self, tmp_path):
-        values = audit_values(audited(tmp_path), subject="log")
+        values = audited(tmp_path).statement_values(subject="log")
         assert values["observed"]["log"]["rows"] == 10
         assert values["observed"]["min_separation"] == 1
         assert values["observed"]["short_rounds"] is None

@@ -128,11 +128,7 @@ def test_a_simulated_run_is_marked_where_others_are_honest(make_run):
 
 def _amplified(run: Run) -> Run:
     """As a run whose clients were drawn at random, planned for epsilon 2 and 12.6 if the cohorts are known."""
-    sampling = {
-        "scheme": "CyclicPoisson",
-        "guaranteed_participation": run.plan["participation"],
-        "unamplified_epsilon": 12.6,
-    }
+    sampling = {"scheme": "CyclicPoisson", "unamplified_epsilon": 12.6}
     achieved = {"epsilon": 2.0, "unamplified_epsilon": 6.5, "rho": 2.9, "sensitivity": 1.0}
     return dataclasses.replace(
         run,

@@ -128,13 +128,6 @@ def test_kinds_beyond_the_last_panel_are_owned_up_to(make_run, figures):
     assert "Of 8 such kinds of runs the first 6 are shown." in plot.caption
 
 
-def test_the_limit_of_a_sampled_run_is_the_one_enforced(make_run, figures):
-    run = make_run("banded")
-    sampling = {"guaranteed_participation": run.plan["participation"] | {"max_participations": 2}}
-    plots.participation_plot([dataclasses.replace(run, plan=run.plan | {"sampling": sampling})])
-    assert figures[0].axes[0].get_xlabel().endswith("planned limit 2")
-
-
 def test_the_caption_says_what_shades_are_for(make_run):
     alone = plots.accuracy_plot(groups.group_runs([make_run("identity"), make_run("banded")]))
     several = plots.accuracy_plot(groups.group_runs([make_run("banded", epsilon=2.0), make_run("banded")]))

@@ -121,7 +121,7 @@ def controller_of(
                 f"population={sampling.population} but the data has {len(task.client_ids)} clients: set population to that, on which "
                 "the amplification depends"
             )
-        sampling = dataclasses.replace(sampling, cohort_size=config.cohort_size)
+        sampling = sampling.resized(cohort_size=config.cohort_size)
         participation = sampling.participation(config.rounds)
         seed = int.from_bytes(hashlib.sha256(f"fedmf cohorts {noise_seed}".encode()).digest()[:16], "big")
     return ParticipationController(
@@ -147,16 +147,14 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
             f"plan={reprlib.repr(plan)} must be a fedmf.Plan, or None for the one that the config describes"
         )
     _ = plan.stddev  # refuses what float32 cannot hold
-    if plan.participation != config.participation():
+    wanted = config.sampling_scheme()
+    if (None if plan.sampling is None else plan.sampling.as_configured()) != wanted:
+        raise ValueError(
+            f"plan has sampling={plan.sampling} but the config asks for {wanted}: calibrate the plan for the run"
+        )
+    if plan.sampling is None and plan.participation != config.participation():
         raise ValueError(
             f"plan is for {plan.participation} but the config trains {config.participation()}: calibrate the plan for the run"
-        )
-    wanted, planned = config.sampling_scheme(), plan.sampling
-    if (wanted is None) != (planned is None) or (
-        wanted is not None and planned is not None and dataclasses.replace(planned, groups=None) != wanted
-    ):
-        raise ValueError(
-            f"plan has sampling={planned} but the config asks for {wanted}: calibrate the plan for the run"
         )
     if plan.simulated_cohort not in (None, config.cohort_size):
         raise ValueError(

@@ -57,7 +57,7 @@ def test_poisson_run_keeps_to_its_parts_and_resumes_to_the_same(tmp_path, execut
         assert (whole.path / name).read_bytes() == (parts.path / name).read_bytes()
     rows = np.loadtxt(whole.path / "participation.csv", delimiter=",", skiprows=1, dtype=int)
     assert all(len(set(rows[rows[:, 1] == client, 0] % 2)) == 1 for client in np.unique(rows[:, 1]))
-    assert whole.plan["sampling"]["groups"] == 2
+    assert whole.plan["sampling"]["partitions"] == 2
     assert whole.plan["epsilon"] <= 20 < whole.plan["sampling"]["unamplified_epsilon"]
 
 

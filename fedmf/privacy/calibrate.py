@@ -1,0 +1,64 @@
+"""From a privacy target to the plan with the least noise that meets it."""
+
+import dataclasses
+
+from fedmf.mechanisms.base import Mechanism
+from fedmf.participation.schema import Participation
+from fedmf.privacy.amplification import least_noise_multiplier
+from fedmf.privacy.gaussian import check_epsilon, gaussian_noise_multiplier
+from fedmf.privacy.plan import Plan
+from fedmf.privacy.sampling import Sampling
+from fedmf.privacy.sampling.base import column_norm
+
+
+def calibrate(
+    mechanism: Mechanism,
+    participation: Participation | None,
+    *,
+    epsilon: float,
+    delta: float,
+    clip_norm: float = 1.0,
+    sampling: Sampling | None = None,
+) -> Plan:
+    """The least noise that gives (epsilon, delta) for the whole run, never weaker than asked; see `Plan.epsilon`.
+
+    Args:
+      mechanism: from `fit` or `load_mechanism`.
+      participation: what every client keeps to. With sampling the plan's is what the scheme keeps to, and this may be None.
+      epsilon: target, positive and below 5000.
+      delta: target, in [1e-15, 1).
+      clip_norm: L2 bound on one client's update in one round.
+      sampling: how clients are drawn, where that amplifies the guarantee; None for what holds however they are drawn.
+
+    Raises:
+      TypeError, ValueError: naming the argument, its value and what to do instead.
+
+    Example:
+      >>> import fedmf
+      >>> one_epoch = fedmf.Participation(rounds=8, schema="single")
+      >>> mechanism = fedmf.fit(fedmf.prefix_sum(8), one_epoch, family="tree")
+      >>> plan = fedmf.calibrate(mechanism, one_epoch, epsilon=2.0, delta=1e-6)
+      >>> round(plan.noise_multiplier, 5), round(plan.sensitivity.value, 3), plan.epsilon <= 2.0
+      (2.23048, 2.0, True)
+    """
+    # The multiplier that is enough without amplification.
+    plan = Plan(
+        mechanism=mechanism,
+        participation=participation if sampling is None else None,  # type: ignore[arg-type]
+        noise_multiplier=gaussian_noise_multiplier(epsilon, delta),
+        clip_norm=clip_norm,
+        delta=delta,
+        sampling=sampling,
+    )
+    scheme = plan.sampling
+    if scheme is None:
+        return plan
+    enough, target = plan.unit_noise, check_epsilon(epsilon)
+
+    def epsilon_of(noise: float) -> float:
+        return target / 2 if noise >= enough else scheme.epsilon(mechanism, noise, delta)
+
+    # In units of the largest column norm, in which the search knows what is little.
+    unit = column_norm(mechanism)
+    noise = unit * least_noise_multiplier(lambda sigma: epsilon_of(unit * sigma), target)
+    return dataclasses.replace(plan, noise_multiplier=min(enough, noise) / plan.sensitivity.value)

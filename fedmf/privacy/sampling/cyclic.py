@@ -1,0 +1,285 @@
+"""Cyclic sampling of a banded mechanism (banded paper, Sec. 5 and App. F): Poisson samples, and subsets of fixed size.
+
+The population is split into b parts D_0 .. D_(b-1), whatever the data, and round t draws from part t mod b only. With an encoder of at
+most b bands no row of C x depends on two rounds of one client. A run is then ceil(n / b) adaptive queries on one part, each of
+sensitivity max_i ||C e_i|| (Thm. 4). The schemes differ in how a round draws from its part.
+"""
+
+import abc
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.mechanisms.base import Mechanism
+from fedmf.participation.schema import Participation
+from fedmf.participation.stats import ParticipationStats
+from fedmf.privacy.amplification import fixed_size_gaussian_epsilon, sampled_gaussian_epsilon
+from fedmf.privacy.gaussian import MIN_DELTA
+from fedmf.privacy.rounding import down
+from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE, Sampling, column_norm
+from fedmf.privacy.sampling.draws import Draws, PartitionDraws
+
+if TYPE_CHECKING:
+    import dp_accounting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cyclic(Sampling):
+    """What the cyclic schemes have in common.
+
+    Attributes:
+      population: m, clients that can be drawn.
+      cohort_size: B, clients of a round; the expected number where the number is random.
+      partitions: b, parts of the population; None until a Plan sets it to the mechanism's bands.
+
+    Raises:
+      TypeError: an attribute that is no whole number.
+      ValueError: a cohort larger than the part that it is drawn from.
+    """
+
+    population: int
+    cohort_size: int
+    partitions: int | None = None
+
+    def __post_init__(self) -> None:
+        m = checks.integer("population", self.population, low=1, hint="use the number of clients")
+        B = checks.integer("cohort_size", self.cohort_size, low=1, hint="use the number of clients a round")
+        b = self.partitions
+        if b is not None:
+            b = checks.integer("partitions", b, low=1, hint="use the number of bands, or leave it out")
+        for name, value in (("population", m), ("cohort_size", B), ("partitions", b)):
+            object.__setattr__(self, name, value)
+        part = m // (b or 1)
+        if part < B:
+            ways = [
+                (part, f"lower cohort_size to at most {part}"),
+                (m // B, f"use a mechanism of at most {m // B} bands"),
+            ]
+            raise ValueError(
+                f"cohort_size={B} exceeds a part of population={m} in {b or 1} partitions, which has {part} clients: "
+                f"{''.join(f'{way}, or ' for most, way in ways if most)}raise the population to {B * (b or 1)}"
+            )
+
+    @property
+    def parts(self) -> int:
+        """b, once it is known."""
+        if self.partitions is None:
+            raise ValueError("partitions=None: a plan sets it to the mechanism's bands; or call in_partitions(bands)")
+        return self.partitions
+
+    def in_partitions(self, partitions: int) -> Self:
+        """The scheme with its number of parts."""
+        return dataclasses.replace(self, partitions=partitions)
+
+    def for_mechanism(self, mechanism: Mechanism) -> Self:
+        """The scheme in as many parts as the mechanism has bands, unless it has more."""
+        bands = _proven_bands(mechanism)
+        if self.partitions is None:
+            return self.in_partitions(bands)
+        if self.partitions < bands:
+            raise ValueError(
+                f"sampling has partitions={self.partitions} but the mechanism has {bands} bands, and two rounds of one client would meet "
+                "in a row of C x: leave partitions out, or fit a mechanism of fewer bands"
+            )
+        return self
+
+    def as_configured(self) -> Self:
+        """The scheme without its number of parts."""
+        return dataclasses.replace(self, partitions=None)
+
+    def participation(self, rounds: int) -> Participation:
+        """Rounds of one client are multiples of `partitions` apart."""
+        return Participation(rounds=rounds, schema="fixed_epoch", min_sep=min(self.parts, rounds))
+
+    def _in_words(self) -> str:
+        return (
+            f"The population of {self.population} clients is split into {self.parts} parts, whatever their data, and round t "
+            f"draws from part t mod {self.parts} only"
+        )
+
+
+def _proven_bands(mechanism: Mechanism) -> int:
+    """Bands of a lower-triangular encoder, from its entries and not from what it says of itself."""
+    rows = mechanism.banded_rows()
+    if rows is not None:
+        return int(rows.shape[1])
+    C = mechanism.encoder()
+    n = mechanism.rounds
+    if C.shape != (n, n) or np.triu(C, 1).any():
+        raise ValueError(
+            f"family={mechanism.family} has no square lower-triangular encoder, which amplification by sampling needs: use banded, "
+            "identity, toeplitz or dense, or leave sampling out"
+        )
+    return int((np.subtract.outer(np.arange(n), np.arange(n))[C != 0]).max(initial=0)) + 1
+
+
+class _RoundByRound(Cyclic):
+    """Schemes whose rounds draw independently of each other: a client is drawn in each of its rounds with one probability."""
+
+    @property
+    @abc.abstractmethod
+    def probability(self) -> float:
+        """The largest probability of any client to be drawn in a round of its part."""
+
+    def compositions(self, rounds: int) -> int:
+        """ceil(rounds / partitions): the rounds in which one client can be drawn (Thm. 4)."""
+        return -(-rounds // self.parts)
+
+    def facts(self, rounds: int) -> dict[str, Any]:
+        """Class, fields, probability, and compositions of one client."""
+        more = {"probability": self.probability, "compositions": self.compositions(rounds)}
+        return super().facts(rounds) | (more if self.partitions is not None else {})
+
+    def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
+        """Too many clients, or counts in the far tail of what the scheme draws."""
+        from scipy import stats
+
+        tests = self._tails(observed, stats.binom.sf)
+        # Upper bound on the chance of the largest count of any client, over all rounds of the plan.
+        most, q = observed.max_participations, self.probability
+        tail = self.population * stats.binom.sf(most - 1, self.compositions(rounds), q)
+        tests.insert(0, (f"a client took part {most} times", float(tail)))
+        return super().contradictions(observed, rounds) + [
+            f"{words}, which sampling with probability {q:.6g} gives with probability at most {max(tail, 1e-300):.2g}"
+            for words, tail in tests
+            if tail < FALSE_POSITIVE_RATE / 3
+        ]
+
+    def _tails(self, observed: ParticipationStats, upper_tail: Any) -> list[tuple[str, float]]:
+        """At most two further counts in words, each with an upper bound on the chance of one as large."""
+        return []
+
+    def _accounting(self, mechanism: Mechanism, noise: float) -> str:
+        return (
+            f"of the run as {self.compositions(mechanism.rounds)} adaptive queries on one of {self.parts} parts of the population "
+            "(Choquette-Choo et al. 2023, Theorem 4), each a Gaussian mechanism with noise multiplier "
+            f"{down(noise / column_norm(mechanism))}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CyclicPoisson(_RoundByRound, names={"poisson": {}}):
+    """Every client of the round's part takes part with probability q, independently (banded paper, Alg. 6 and Cor. F.1).
+
+    Cohorts vary in size; the divisor of the mean stays cohort_size.
+
+    >>> scheme = CyclicPoisson(population=342_000, cohort_size=1000).in_partitions(9)
+    >>> round(scheme.probability, 6), scheme.compositions(2052), scheme.participation(2052).min_sep
+    (0.026316, 228, 9)
+    """
+
+    independent: ClassVar[bool] = True
+
+    @property
+    def probability(self) -> float:
+        """q = cohort_size * partitions / population (Example F.1, where n and m are swapped).
+
+        The same for all clients, whatever the sizes of parts that cannot be equal: the guarantee asks for no more.
+        """
+        return self.cohort_size * self.parts / self.population
+
+    def event(self, mechanism: Mechanism, noise: float) -> "dp_accounting.DpEvent":
+        """For add/remove, which is zero-out for clients that are drawn independently."""
+        import dp_accounting
+
+        one = dp_accounting.GaussianDpEvent(noise / column_norm(mechanism))
+        sampled = dp_accounting.PoissonSampledDpEvent(self.probability, one)
+        return dp_accounting.SelfComposedDpEvent(sampled, self.compositions(mechanism.rounds))
+
+    def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
+        """By privacy loss distributions (banded paper, Cor. F.1)."""
+        k = self.compositions(mechanism.rounds)
+        sigma = noise / column_norm(mechanism)
+        return sampled_gaussian_epsilon(sigma, delta, probability=self.probability, compositions=k)
+
+    def draws(self, seed: int) -> Draws:
+        """Independent clients of the round's part."""
+        q = self.probability
+        return PartitionDraws(population=self.population, partitions=self.parts, seed=seed, probability=q)
+
+    def _tails(self, observed: ParticipationStats, upper_tail: Any) -> list[tuple[str, float]]:
+        # The largest part bounds them all.
+        part, largest = -(-self.population // self.parts), int(observed.cohort_sizes.max())
+        size = observed.rounds * float(upper_tail(largest - 1, part, self.probability))
+        total = float(upper_tail(observed.participations - 1, part * observed.rounds, self.probability))
+        return [(f"a round has {largest} clients", size), (f"there are {observed.participations} participations", total)]
+
+    def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
+        """Sentences for the privacy statement."""
+        return {
+            "adjacency": "The accountant of the sampled queries speaks of adding or removing a client. That is the same here: clients are "
+            "drawn independently, with a probability and a part of the population that depend on no other client, and the divisor is "
+            "fixed, so that zeroing a client out and removing it give the same two distributions of the output.",
+            "accounting": "Privacy loss distributions (the library dp-accounting) for (epsilon, delta), "
+            f"{self._accounting(mechanism, noise)} on a Poisson sample with probability "
+            f"{self.probability:.12g} (Corollary F.1)",
+            "drawing": f"{self._in_words()}: each client with probability {self.probability:.12g}, independently of all others and of "
+            "other rounds.",
+            # With a known number the sample is one of fixed size.
+            "secret": ", and so does how many are in any round",
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CyclicFixedSize(_RoundByRound, names={"fixed_size": {}}):
+    """A uniform subset of exactly cohort_size clients of the round's part, drawn anew each round (banded paper, Alg. 2).
+
+    >>> CyclicFixedSize(population=1000, cohort_size=10, partitions=3).probability  # 10 of 333
+    0.03003003003003003
+    """
+
+    replaces: ClassVar[bool] = True
+    min_delta: ClassVar[float] = MIN_DELTA
+
+    @property
+    def probability(self) -> float:
+        """cohort_size / floor(population / partitions): the largest probability of any client."""
+        return self.cohort_size / (self.population // self.parts)
+
+    def event(self, mechanism: Mechanism, noise: float) -> "dp_accounting.DpEvent":
+        """For replacing a record, by which two sums differ by up to two sensitivities: hence half the multiplier."""
+        import dp_accounting
+
+        one = dp_accounting.GaussianDpEvent(noise / column_norm(mechanism) / 2)
+        sampled = dp_accounting.SampledWithoutReplacementDpEvent(self.population // self.parts, self.cohort_size, one)
+        return dp_accounting.SelfComposedDpEvent(sampled, self.compositions(mechanism.rounds))
+
+    def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
+        """By Renyi differential privacy (Wang, Balle and Kasiviswanathan 2019, Theorem 27)."""
+        return fixed_size_gaussian_epsilon(
+            noise / column_norm(mechanism),
+            delta,
+            sample_size=self.cohort_size,
+            part=self.population // self.parts,
+            compositions=self.compositions(mechanism.rounds),
+        )
+
+    def draws(self, seed: int) -> Draws:
+        """Uniform subsets of the round's part."""
+        size = self.cohort_size
+        return PartitionDraws(population=self.population, partitions=self.parts, seed=seed, size=size)
+
+    def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
+        """Those of all schemes, and a round with more clients than are drawn."""
+        return super().contradictions(observed, rounds) + too_large_cohort(observed, self.cohort_size)
+
+    def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
+        """Sentences for the privacy statement."""
+        return {
+            "adjacency": "The accountant of the sampled queries speaks of replacing one client by another, of which zeroing out is a case: "
+            "the other one contributes zero. Two clients differ by at most twice the clip norm, so that it is given half the noise "
+            "multiplier.",
+            "accounting": "Renyi differential privacy (the library dp-accounting) for (epsilon, delta), "
+            f"{self._accounting(mechanism, noise)} on a sample of fixed size without replacement (Wang, Balle and Kasiviswanathan 2019, "
+            "Theorem 27)",
+            "drawing": f"{self._in_words()}: a uniform subset of {self.cohort_size} clients, independently of other rounds.",
+            "secret": "",
+        }
+
+
+def too_large_cohort(observed: ParticipationStats, cohort_size: int) -> list[str]:
+    """The contradiction of a scheme that draws exactly `cohort_size` clients a round."""
+    largest = int(observed.cohort_sizes.max())
+    return [f"a round has {largest} clients where {cohort_size} were to be drawn"] * (largest > cohort_size)

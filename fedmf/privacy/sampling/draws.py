@@ -1,0 +1,124 @@
+"""Which clients a round draws: from one part of the population, or in a random order. Pure functions of (seed, round)."""
+
+import abc
+import dataclasses
+
+import numpy as np
+
+# Words that separate the uses of one seed; 2 is taken by the order of a client's examples (federated/training).
+_ORDER, _DRAW = 0, 1
+
+
+def draw_generator(seed: int, t: int) -> np.random.Generator:
+    """The generator of round t's draw."""
+    return np.random.default_rng(np.random.SeedSequence([seed, _DRAW, t]))
+
+
+class Draws(abc.ABC):
+    """The draws of a run, before anybody is left out who may not come or is away."""
+
+    @abc.abstractmethod
+    def clients(self, t: int) -> np.ndarray:
+        """The clients that round t draws, int64, unsorted."""
+
+    @abc.abstractmethod
+    def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Which of the clients round t could have drawn, bool."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PartitionDraws(Draws):
+    """Draws from the partition D_0 .. D_(partitions - 1) of banded Alg. 6: client c is in part c mod partitions, round t has part t mod it.
+
+    Attributes:
+      population: clients 0 .. population - 1.
+      partitions: number of parts.
+      seed: of the draws.
+      size: clients of a round, a uniform subset (banded paper, Alg. 2); or None.
+      probability: with which each client of the part comes, independently (banded paper, Cor. F.1), where size is None.
+
+    >>> draws = PartitionDraws(population=7, partitions=3, seed=1, size=3)
+    >>> sorted(draws.clients(0).tolist()), draws.can_draw(4, np.array([0, 1]))
+    ([0, 3, 6], array([False,  True]))
+    """
+
+    population: int
+    partitions: int
+    seed: int
+    size: int | None = None
+    probability: float = 0.0
+
+    def clients(self, t: int) -> np.ndarray:
+        """The clients that round t draws, int64, unsorted."""
+        rng, part = draw_generator(self.seed, t), t % self.partitions
+        members = -(-(self.population - part) // self.partitions)
+        # The number of clients that come independently is binomial, and given it every subset of that size is equally likely.
+        size = int(rng.binomial(members, self.probability)) if self.size is None else self.size
+        return rng.choice(members, size, replace=False, shuffle=False).astype(np.int64) * self.partitions + part
+
+    def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Which of the clients belong to the part of round t, bool."""
+        return clients % self.partitions == t % self.partitions
+
+
+class EpochOrder(Draws):
+    """A random order of the population dealt out in batches: round t takes batch t mod `epoch`.
+
+    With `reshuffle`, every epoch deals each of `partitions` parts anew: batch i of an epoch is drawn from the clients of the batches
+    i mod partitions of the first order. Takes four bytes a client, and eight with `reshuffle`.
+
+    Args:
+      population: clients; those beyond epoch * cohort_size in the first order are never drawn.
+      cohort_size: clients of a batch.
+      epoch: batches of an epoch.
+      seed: of the order.
+      reshuffle: a new order each epoch.
+      partitions: parts that keep their rounds; a divisor of `epoch`.
+    """
+
+    def __init__(
+        self, *, population: int, cohort_size: int, epoch: int, seed: int, reshuffle: bool = False, partitions: int = 1
+    ) -> None:
+        self.population, self.cohort_size, self.epoch = population, cohort_size, epoch
+        self.seed, self.reshuffle, self.partitions = seed, reshuffle, partitions
+        self._first: np.ndarray | None = None
+        self._dealt: dict[int, tuple[int, np.ndarray]] = {}
+
+    def clients(self, t: int) -> np.ndarray:
+        """The clients whose turn it is in round t, int64 (cohort_size,)."""
+        number, place = divmod(t, self.epoch)
+        batches = self._order()
+        if self.reshuffle and number > 0:
+            part, place = place % self.partitions, place // self.partitions
+            if self._dealt.get(part, (0,))[0] != number:
+                self._dealt[part] = (number, self._dealt_anew(number, part))
+            batches = self._dealt[part][1]
+        start = place * self.cohort_size
+        return batches[start : start + self.cohort_size].astype(np.int64)
+
+    def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Which of the clients have their turn in round t, bool."""
+        return np.isin(clients, self.clients(t))
+
+    def _order(self) -> np.ndarray:
+        if self._first is None:
+            rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
+            self._first = _random_places(rng, self.population, self.epoch * self.cohort_size)
+        return self._first
+
+    def _dealt_anew(self, number: int, part: int) -> np.ndarray:
+        # number >= 1, so that these words are not those of the first order with zeros behind, which would give the same generator.
+        rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER, number, part]))
+        members = self._order().reshape(self.epoch, self.cohort_size)[part :: self.partitions].flatten()
+        rng.shuffle(members)
+        return members
+
+
+def _random_places(rng: np.random.Generator, population: int, places: int) -> np.ndarray:
+    """A uniform sequence of `places` different clients, in the smallest unsigned integers that hold them."""
+    kind = np.min_scalar_type(population - 1)
+    if places <= population // 50:
+        return rng.choice(population, places, replace=False).astype(kind)
+    order = np.arange(population, dtype=kind)
+    rng.shuffle(order)
+    return order[:places].copy() if places < population else order
