@@ -255,11 +255,14 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
     shared: Any = {name: target[name] for name in ("delta", "clip_norm")} | {"sampling": _sampling_from(target)}
     mechanism = fedmf.load_mechanism(mechanism_file)
     if limits["rounds"] != mechanism.rounds:
-        raise ValueError(f"mechanism has {mechanism.rounds} rounds but rounds={limits['rounds']}: fit it for the rounds of the run")
+        raise ValueError(
+            f"mechanism has {mechanism.rounds} rounds but rounds={limits['rounds']}: fit it for the rounds of the run"
+        )
     if epsilon is not None:
         plan = fedmf.calibrate(mechanism, participation, epsilon=epsilon, **shared)
     else:
-        plan = fedmf.Plan(mechanism=mechanism, participation=participation, noise_multiplier=noise_multiplier, **shared)
+        shared |= {"participation": participation, "noise_multiplier": noise_multiplier}
+        plan = fedmf.Plan(mechanism=mechanism, **shared)
     if simulated is not None and claimed is not None:
         plan = plan.simulating(simulated=simulated, claimed=claimed)
     _ = plan.stddev  # refuses what float32 cannot hold

@@ -21,8 +21,9 @@ from fedmf.mechanisms.family import FAMILIES, families_with, fitted_families
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
 from fedmf.participation.schema import SCHEMAS, Participation
+from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.gaussian import check_delta, check_epsilon
-from fedmf.privacy.plan import Plan, calibrate
+from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import SCHEMES, Sampling, scheme_from
 from fedmf.schedule import WarmupCooldown
 from fedmf.workloads import Workload, prefix_sum

@@ -279,4 +279,6 @@ def test_parts_are_a_partition(population, partitions):
     for t in range(2 * partitions):
         part = members[t % partitions]
         draws = PartitionDraws(population=population, partitions=partitions, seed=0, size=len(part))
-        assert sorted(draws.clients(t).tolist()) == part.tolist() == np.flatnonzero(draws.can_draw(t, everybody)).tolist()
+        assert (
+            sorted(draws.clients(t).tolist()) == part.tolist() == np.flatnonzero(draws.can_draw(t, everybody)).tolist()
+        )

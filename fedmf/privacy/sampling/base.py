@@ -74,7 +74,7 @@ class Sampling(abc.ABC):
                 raise ValueError(f"{field}={value} does not belong to sampling={name}: leave it out")
         missing = [field for field, required in fields.items() if required and field not in chosen]
         if missing:
-            raise ValueError(f"sampling={name} needs {' and '.join(missing)}")
+            raise ValueError(f"sampling={name} needs {' and '.join(f'{field}=None' for field in missing)} to be given")
         return cls(**chosen)
 
     @property

@@ -204,7 +204,10 @@ class CyclicPoisson(_RoundByRound, names={"poisson": {}}):
         part, largest = -(-self.population // self.parts), int(observed.cohort_sizes.max())
         size = observed.rounds * float(upper_tail(largest - 1, part, self.probability))
         total = float(upper_tail(observed.participations - 1, part * observed.rounds, self.probability))
-        return [(f"a round has {largest} clients", size), (f"there are {observed.participations} participations", total)]
+        return [
+            (f"a round has {largest} clients", size),
+            (f"there are {observed.participations} participations", total),
+        ]
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""

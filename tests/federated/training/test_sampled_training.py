@@ -100,7 +100,7 @@ def test_wrong_populations_and_plans_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"population": None}, "sampling=poisson needs population"),
+        ({"population": None}, "sampling=poisson needs population=None to be given"),
         ({"sampling": None}, "population=12 belongs to sampling"),
         ({"sampling": "bernoulli"}, "sampling='bernoulli' is unknown"),
         ({"bands": None}, "needs bands"),
