@@ -142,13 +142,6 @@ def unfinished(run: Run) -> str:
     return f"unfinished after round {run.metrics[-1]['round'] + 1} of {run.config.rounds}"
 
 
-def planned_participation(run: Run) -> dict[str, Any]:
-    """What the controller guarantees; of a sampled run the plan's own is a unit of noise, and no limit."""
-    sampling = run.plan.get("sampling")
-    planned: dict[str, Any] = sampling["guaranteed_participation"] if sampling else run.plan["participation"]
-    return planned
-
-
 def simulation_note(runs: Sequence[Run]) -> str:
     """What a table or plot that shows `runs` must say about claimed cohorts; empty if every run is what it claims."""
     simulated = [run.config for run in runs if run.config.claimed_cohort is not None]

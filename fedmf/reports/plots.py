@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from fedmf.reports.canvas import DASHED, INK, RED, SOFT, Plot, canvas, in_percent, legend_above, whole_steps
-from fedmf.reports.groups import Group, mean_curve, planned_participation, simulation_note, unfinished, validation_curve
+from fedmf.reports.groups import Group, mean_curve, simulation_note, unfinished, validation_curve
 from fedmf.reports.text import is_share, metric_name, metric_value
 from fedmf.runs.folder import Run
 
@@ -106,7 +106,7 @@ def participation_plot(runs: Sequence[Run]) -> Plot | None:
 def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
     """Bars of the mean over these runs, which have the same number of clients and rounds; the bars in words."""
     counts = [_clients_by_count(run) for run in runs]
-    limits = {planned_participation(run)["max_participations"] for run in runs}
+    limits = {run.plan["participation"]["max_participations"] for run in runs}
     limit = limits.pop() if len(limits) == 1 else None
     most = max(map(len, counts))
     shown = most if limit is None or limit > 2 * most else max(most, limit + 1)
