@@ -176,10 +176,6 @@ class TestPlan:
         assert plan.epsilon <= 2
         assert (plan.clip_norm, plan.delta, plan.participation) == (0.3, 1e-5, config().participation())
 
-    def test_by_noise_multiplier(self):
-        plan = config(epsilon=None, noise_multiplier=1.25).plan()
-        assert plan.noise_multiplier == 1.25
-
     def test_a_claimed_cohort_scales_the_noise(self):
         plan = config(cohort_size=10, claimed_cohort=50).plan()
         assert plan.stddev == pytest.approx(config().plan().stddev / 5)
@@ -241,6 +237,12 @@ other_configs = st.builds(
 )
 
 
+def test_numpys_numbers_become_plain_ones():
+    made = config(rounds=np.int64(8), epsilon=np.float64(8.0), seed=np.uint8(3), warmup=np.float32(0.5))
+    assert (type(made.rounds), type(made.seed), type(made.epsilon), type(made.warmup)) == (int, int, float, float)
+    assert config(epsilon=8).to_json() == config(epsilon=8.0).to_json()
+
+
 @given(other_configs)
 def test_json_round_trip(made):
     again = config_from_mapping(json.loads(made.to_json()), "here")
@@ -257,14 +259,6 @@ def test_toml_round_trip(tmp_path_factory, made):
     path.write_text("".join(lines), encoding="utf-8")
     expected = made if made.zeroing_norm is not None else dataclasses.replace(made, zeroing_norm=100.0)
     assert config_from_mapping(read_config_file(path), str(path)) == expected
-
-
-def test_numpys_numbers_become_plain_ones():
-    made = config(rounds=np.int64(8), epsilon=np.float64(8.0), seed=np.uint8(3), warmup=np.float32(0.5))
-    assert json.loads(made.to_json())["rounds"] == 8
-    assert (type(made.rounds), type(made.seed), type(made.epsilon), type(made.warmup)) == (int, int, float, float)
-    assert config(epsilon=8) == config(epsilon=8.0)
-    assert config(epsilon=8).to_json() == config(epsilon=8.0).to_json()
 
 
 def test_every_field_has_a_help_text_for_the_command_line():
