@@ -33,9 +33,13 @@ def real(name: str, value: Any, *, hint: str) -> float:
     """Returns `value` as a finite float; `hint` ends the error's sentence."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a real number: {hint}")
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number or a fraction beyond 1e308
+        raise ValueError(f"{name} is beyond float64, whose numbers end at 1.8e308: {hint}") from None
+    if not math.isfinite(number):
         raise ValueError(f"{name}={value} is not finite: {hint}")
-    return float(value)
+    return number
 
 
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import time
 
 import numpy as np
 import pytest
@@ -111,6 +112,21 @@ def test_multiplier_is_enough_and_hardly_more(epsilon):
     sigma = sampled_gaussian_noise_multiplier(epsilon, 1e-6, **options)
     assert sampled_gaussian_epsilon(sigma, 1e-6, **options) <= epsilon
     assert sampled_gaussian_epsilon(sigma * (1 - 1e-4), 1e-6, **options) > epsilon
+
+
+def test_a_client_that_is_hardly_ever_drawn():
+    """Both took minutes: one step of the search took seconds, and where no noise is needed there were hundreds."""
+    many = CyclicPoisson(population=10**9, cohort_size=1)
+    with pytest.raises(ValueError, match="delta is at least the probability that a given client is ever drawn"):
+        sampled(IdentityMechanism(rounds=24), many)  # 24e-9 of 1e-6
+    # The total variation bound behind that refusal, and the composition of twice as many releases that needs noise.
+    assert sampled_gaussian_epsilon(0.2, 1e-6, probability=1e-9, compositions=1000) == 0
+    began = time.process_time()
+    sigma = sampled_gaussian_noise_multiplier(2.0, 1e-6, probability=1e-9, compositions=2052)
+    assert time.process_time() - began < 60  # 5 on an idle machine
+    assert sampled_gaussian_epsilon(sigma, 1e-6, probability=1e-9, compositions=2052) <= 2.0
+    # A release without noise tells that the client is there whenever it is drawn: delta is 2.052e-6, not 1e-6.
+    assert -math.expm1(2052 * math.log1p(-1e-9)) > 2e-6
 
 
 def test_search_never_ends_on_the_wrong_side():

@@ -15,6 +15,7 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.gaussian import MIN_DELTA, gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.plan import Plan
+from fedmf.privacy.sampling import CyclicPoisson
 from tests.paper_figures import BANDED_K1, BANDED_TABLE_4, BANDED_TABLE_4_MULTI_EPOCH
 
 SINGLE = Participation(rounds=4, schema="single")
@@ -289,6 +290,7 @@ class TestPlan:
 
 
 ONE = IdentityMechanism(rounds=4)
+POISSON = CyclicPoisson(population=100_000, cohort_size=100)
 # what is called, the kind of error, the words that must appear: the argument, its value, the way out.
 REFUSALS = {
     "mechanism": (lambda: plan(mechanism=np.eye(4)), TypeError, ["mechanism=array", "fedmf.fit"]),
@@ -299,6 +301,11 @@ REFUSALS = {
     "noise negative": (lambda: plan(noise_multiplier=-1.0), ValueError, ["noise_multiplier=-1.0", "0 for no privacy"]),
     "noise nan": (lambda: plan(noise_multiplier=NAN), ValueError, ["noise_multiplier=nan", "0 for no privacy"]),
     "noise infinite": (lambda: plan(noise_multiplier=INF), ValueError, ["noise_multiplier=inf", "0 for no privacy"]),
+    "noise beyond": (
+        lambda: plan(noise_multiplier=-(10**5000)),
+        ValueError,
+        ["noise_multiplier", "beyond float64", "0 for no privacy"],
+    ),
     "noise text": (lambda: plan(noise_multiplier="1"), TypeError, ["noise_multiplier='1'", "0 for no privacy"]),
     "noise none": (lambda: plan(noise_multiplier=None), TypeError, ["noise_multiplier=None", "0 for no privacy"]),
     "noise bool": (lambda: plan(noise_multiplier=True), TypeError, ["noise_multiplier=True", "0 for no privacy"]),
@@ -311,6 +318,11 @@ REFUSALS = {
     "delta nan": (lambda: plan(delta=NAN), ValueError, ["delta=nan", "such as delta=1e-6"]),
     "delta beyond": (lambda: plan(delta=MIN_DELTA / 2), ValueError, ["delta=5e-16", "1e-15", "such as delta=1e-6"]),
     "delta text": (lambda: plan(delta="1e-6"), TypeError, ["delta='1e-6'", "such as delta=1e-6"]),
+    "claimed beside the sampling": (
+        lambda: plan(participation=None, sampling=POISSON).simulating(simulated=100, claimed=1000),
+        ValueError,
+        ["cohort_size=100 but claimed=1000", "sample the claimed cohort"],
+    ),
     "half a simulation": (
         lambda: plan(claimed_cohort=9),
         ValueError,
@@ -368,6 +380,14 @@ def test_refused_in_one_sentence(call, kind, words):
     assert ". " not in message
     for word in words:
         assert word in message
+
+
+def test_a_sampled_simulation_is_accounted_for_the_claimed_cohort():
+    """With the sampling of the small cohort the epsilon of the claimed one came out several times too small."""
+    claimed = dataclasses.replace(POISSON, cohort_size=1000)
+    made = plan(participation=None, sampling=claimed).simulating(simulated=100, claimed=1000)
+    assert made.epsilon == plan(participation=None, sampling=claimed).epsilon
+    assert made.epsilon > 3 * plan(participation=None, sampling=POISSON).epsilon
 
 
 @pytest.mark.parametrize("name", ["mechanism", "participation", "noise_multiplier", "clip_norm", "delta"])

@@ -139,6 +139,8 @@ def test_a_simulation_is_said_in_the_table(folder):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--sampling", "poisson", "--population", 640, "--cohort-size", 10, "--simulated-cohort", 10, "--claimed-cohort", 20],
+         "10 but --claimed"),
         (["--partitions", 4], "--partitions 4 belongs to --sampling"),
         (["--sampling", "poisson", "--population", 640, "--cohort-size", 20, "--partitions", 3], "--partitions 3 but the mechanism has 4"),
     ],

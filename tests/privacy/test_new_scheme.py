@@ -1,0 +1,126 @@
+"""A sampling scheme is one class: one that only this file knows goes through calibration, controller, audit, statement, config and CLI."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+import fedmf
+from fedmf.participation.schema import Participation
+from fedmf.privacy.amplification import sampled_gaussian_epsilon
+from fedmf.privacy.sampling import SCHEMES, Sampling
+from fedmf.privacy.sampling.base import column_norm
+from fedmf.privacy.sampling.draws import Draws, draw_generator
+from tests.cli import program
+
+ROUNDS, POPULATION, COHORT = 12, 60, 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Coins(Draws):
+    """Every client of the population comes with one probability."""
+
+    population: int
+    probability: float
+    seed: int
+
+    def clients(self, t):
+        return np.flatnonzero(draw_generator(self.seed, t).random(self.population) < self.probability)
+
+    def can_draw(self, t, clients):
+        return np.ones(len(clients), bool)
+
+
+@pytest.fixture
+def bernoulli():
+    """Poisson sampling of the whole population in every round: for one band (Abadi et al. 2016)."""
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Bernoulli(Sampling, names={"bernoulli": {}}):
+        independent = True
+        population: int
+        cohort_size: int
+
+        @property
+        def probability(self):
+            return self.cohort_size / self.population
+
+        def for_mechanism(self, mechanism):
+            if mechanism.bands != 1:
+                raise ValueError(f"mechanism has {mechanism.bands} bands: fit one of a single band")
+            return self
+
+        def as_configured(self):
+            return self
+
+        def participation(self, rounds):
+            return Participation(rounds=rounds, schema="every_round")
+
+        def epsilon(self, mechanism, noise, delta):
+            sigma = noise / column_norm(mechanism)
+            return sampled_gaussian_epsilon(sigma, delta, probability=self.probability, compositions=mechanism.rounds)
+
+        def draws(self, seed):
+            return Coins(self.population, self.probability, seed)
+
+        def statement(self, mechanism, noise):
+            return {"adjacency": "Coins.", "accounting": "By coins", "drawing": "A coin each.", "secret": ""}
+
+    yield Bernoulli
+    del SCHEMES["bernoulli"]
+
+
+@pytest.fixture
+def plan(bernoulli):
+    once = Participation(rounds=ROUNDS, schema="single")
+    mechanism = fedmf.fit(fedmf.prefix_sum(ROUNDS), once, family="identity")
+    sampling = bernoulli(population=POPULATION, cohort_size=COHORT)
+    return fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-6, sampling=sampling)
+
+
+def test_calibrate_controller_audit_and_statement(plan):
+    assert 1.99 < plan.epsilon <= 2.0 < 0.5 * plan.unamplified_epsilon
+    assert plan.participation.schema == "every_round"
+    assert plan.event.noise_multiplier == plan.noise_multiplier
+    assert plan.group_epsilon(2) > 4.0
+    controller = fedmf.ParticipationController(
+        plan.participation, population=POPULATION, cohort_size=COHORT, seed=3, sampling=plan.sampling,
+        availability=lambda t: np.arange(POPULATION) > 0,
+    )  # fmt: skip
+    cohorts = [controller.cohort(t) for t in range(ROUNDS)]
+    assert len({len(cohort) for cohort in cohorts}) > 1
+    assert not any(0 in cohort for cohort in cohorts)
+    audit = controller.audit(plan)
+    assert audit.contradictions == ()
+    assert audit.amplified_epsilon == plan.epsilon
+    text = audit.statement(cohort_size=COHORT)
+    assert "By coins. The smaller of it" in text
+    assert "A coin each. Who is drawn stays secret: amplification rests on it." in " ".join(text.split())
+    assert audit.statement_values(cohort_size=COHORT)["observed"]["short_rounds"] is None
+    json.dumps(plan.summary(), allow_nan=False)
+
+
+def test_train_config(bernoulli):
+    config = fedmf.TrainConfig(
+        rounds=ROUNDS, cohort_size=3, claimed_cohort=COHORT, family="identity", epsilon=2.0,
+        sampling="bernoulli", population=POPULATION,
+    )  # fmt: skip
+    assert config.sampling_scheme() == bernoulli(population=POPULATION, cohort_size=COHORT)
+    assert config.plan().epsilon <= 2.0
+    assert math.isclose(config.plan().noise_scale, 0.5)
+
+
+def test_command_line(plan, tmp_path):
+    plan.mechanism.save(tmp_path / "identity.npz")
+    options = ["--rounds", ROUNDS, "--sampling", "bernoulli", "--population", POPULATION, "--cohort-size", COHORT]
+    shown = json.loads(program.fedmf("calibrate", tmp_path / "identity.npz", *options, "--epsilon", 2, "--json").stdout)
+    assert shown["sampling"]["scheme"] == "Bernoulli"
+    assert shown["stddev"] == plan.stddev
+    command = plan.calibrate_command(str(tmp_path / "identity.npz")).split()[1:]
+    again = json.loads(program.fedmf(*command, "--json").stdout)
+    assert again["statement_values"]["guarantee"] == plan.statement_values()["guarantee"]
+    size = ["--population", POPULATION, "--cohort-size", COHORT, "--rounds", ROUNDS]
+    forecast = json.loads(program.fedmf("plan", "participation", *size, "--sampling", "bernoulli", "--json").stdout)
+    assert forecast["sampling"] == "bernoulli"
