@@ -146,12 +146,7 @@ def _descend(
     elif certificate is None or certified_at != iterations:
         certificate = certified(x, iterations)
     if certificate.gap > stopping.tolerance:
-        stopping.warn(
-            "banded",
-            iterations=certificate.iterations,
-            gap=certificate.gap,
-            interrupted=interrupted,
-        )
+        stopping.warn("banded", iterations=certificate.iterations, gap=certificate.gap, interrupted=interrupted)
     return BandedMechanism(diagonals=rows_of_columns(columns.of(x)), certificate=certificate)
 
 

@@ -72,12 +72,7 @@ def fit_dense(
         participation=None if single else epochs,
     )
     if certificate.gap > stopping.tolerance:
-        stopping.warn(
-            "dense",
-            iterations=ascent.iterations,
-            gap=certificate.gap,
-            interrupted=ascent.interrupted,
-        )
+        stopping.warn("dense", iterations=ascent.iterations, gap=certificate.gap, interrupted=ascent.interrupted)
     return DenseMechanism(matrix=C, certificate=certificate)
 
 

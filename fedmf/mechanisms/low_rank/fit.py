@@ -92,12 +92,7 @@ def fit_low_rank(
         interrupted = True
     certificate = certify(best.loss, lower_bound, steps + sweep, time.perf_counter() - began)
     if interrupted:
-        stopping.warn(
-            "low_rank",
-            iterations=steps + sweep,
-            gap=certificate.gap,
-            interrupted=True,
-        )
+        stopping.warn("low_rank", iterations=steps + sweep, gap=certificate.gap, interrupted=True)
     inverse = workload.inverse_diagonals
     return LowRankMechanism(
         diagonals=approximation.diagonals,
