@@ -63,9 +63,10 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
             self._plan,
             specs,
             noise_seed=seed,
-            entry_rounding=0.0 if sums is None else sums.entry_rounding,
             **self._options,
         )
+        if sums is not None:
+            query = query.with_entry_rounding(sums.entry_rounding)
         process = tff.aggregators.DifferentiallyPrivateFactory(query, sums).create(value_type)
         self._created += 1
         return process

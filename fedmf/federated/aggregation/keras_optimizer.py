@@ -134,7 +134,6 @@ def keras_optimizer(
     batch_size: int,
     noise_seed: int | str,
     zeroing_norm: float | None = None,
-    noise_strategy: str | None = None,
     optimizer_class: type | None = None,
     **options: Any,
 ) -> Any:
@@ -156,7 +155,6 @@ def keras_optimizer(
       batch_size: the fixed divisor.
       noise_seed: non-negative int, or "os"; see `MatrixFactorizationQuery`. Checkpoints hold the noise's key: keep them secret.
       zeroing_norm: an example whose gradient has an entry above it counts as zero; None for no limit.
-      noise_strategy: None or "recurrent"; "precomputed" is not available here.
       optimizer_class: one of tf.keras.optimizers.legacy; None for SGD.
       **options: of that class, such as learning_rate and momentum.
 
@@ -184,13 +182,11 @@ def keras_optimizer(
         raise TypeError(
             f"optimizer_class={optimizer_class!r} must be a class of tf.keras.optimizers.legacy, which TensorFlow Privacy builds on"
         )
-    for name in ("num_microbatches", "gradient_accumulation_steps"):
+    for name in ("num_microbatches", "gradient_accumulation_steps", "noise_strategy"):
         if name in options:
             raise TypeError(
-                f"{name}={options[name]!r}: every example is clipped on its own, and every step is a round; leave it out"
+                f"{name}={options[name]!r}: every example is clipped on its own and every step is a round; leave it out"
             )
-    if noise_strategy == "precomputed":
-        raise ValueError("noise_strategy='precomputed' needs a host between the steps: leave it out")
     if tf.distribute.has_strategy():
         raise ValueError(
             "tf.distribute strategies are not supported: every device would add the noise of the whole step"
@@ -202,7 +198,6 @@ def keras_optimizer(
         [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables],
         noise_seed=noise_seed,
         zeroing_norm=zeroing_norm,
-        noise_strategy=noise_strategy,
         divisor=batch_size,
     )
     private = dp_optimizer_keras.make_keras_generic_optimizer_class(parent)

@@ -1,6 +1,7 @@
 """`MatrixFactorizationQuery`: MF-DP-FTRL as a TensorFlow Privacy DPQuery."""
 
 import collections
+import copy
 import math
 import reprlib
 from typing import Any, NamedTuple
@@ -118,12 +119,10 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         the operating system, which nobody knows and only the state holds.
       zeroing_norm: a record with an entry larger than this in absolute value counts as zero (papers: 100); None for no limit. A
         record with a NaN or an infinity always counts as zero.
-      noise_strategy: how noise is made from round to round, see `fedmf.federated.noise`; None chooses.
+      noise_strategy: "recurrent", in the graph, or "precomputed", a row handed in each round by a `HostNoise`; None is the former.
       divisor: the result is divided by this fixed number.
       count_metrics: report the counts of the last round in the metrics. They are exact functions of the clients' data and NOT
         covered by the guarantee: in a real deployment pass False, or keep the metrics as secret as the updates.
-      entry_rounding: how much an aggregation between the clients and this query's result may add to each entry of a record in
-        absolute value (by quantisation); records are clipped that much lower, to clip_norm - sqrt(entries) entry_rounding.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -155,7 +154,6 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         noise_strategy: str | None = None,
         divisor: float = 1.0,
         count_metrics: bool = True,
-        entry_rounding: float = 0.0,
     ) -> None:
         if not isinstance(plan, Plan):
             raise TypeError(f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate")
@@ -181,12 +179,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 f"plan.clip_norm={plan.clip_norm:g} is below {_LEAST_CLIP_NORM:g}, near the end of float32's range: rescale the updates, "
                 "and clip_norm with them"
             )
-        hint = "use the most that quantisation adds to one entry of a record, or 0"
-        self._clip_norm = plan.clip_norm - math.sqrt(size) * checks.real("entry_rounding", entry_rounding, hint=hint)
-        if not 0 < self._clip_norm <= plan.clip_norm:
-            raise ValueError(
-                f"entry_rounding={entry_rounding} for {size} entries leaves nothing of clip_norm={plan.clip_norm}: {hint}"
-            )
+        self._clip_norm = plan.clip_norm
         self._noise = NoiseRows(
             stream=plan.mechanism.stream(),
             size=size,
@@ -205,6 +198,27 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         """What the noised sum is divided by."""
         return self._divisor
 
+    def with_entry_rounding(self, entry_rounding: float) -> "MatrixFactorizationQuery":
+        """This query for a sum that rounds: records are clipped to clip_norm - sqrt(entries) entry_rounding.
+
+        Args:
+          entry_rounding: the most that quantisation between the clients and the sum adds to an entry of a record, in absolute value.
+
+        Raises:
+          ValueError: it is negative, or leaves nothing of clip_norm.
+        """
+        hint = "use the most that quantisation adds to one entry of a record"
+        clip_norm = self._plan.clip_norm - math.sqrt(sum(self._sizes)) * checks.real(
+            "entry_rounding", entry_rounding, hint=hint
+        )
+        if not 0 < clip_norm <= self._plan.clip_norm:
+            raise ValueError(
+                f"entry_rounding={entry_rounding} for {sum(self._sizes)} entries leaves nothing of clip_norm={self._plan.clip_norm}: {hint}"
+            )
+        query = copy.copy(self)
+        query._clip_norm = clip_norm
+        return query
+
     def initial_global_state(self) -> QueryState:
         """State before round 0."""
         zero = tf.constant(0, tf.int32)
@@ -222,14 +236,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
           ValueError: the template is of other shapes than record_specs.
         """
         template = self._specs if template is None else template
-        shapes = [
-            tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf))
-            for leaf in tf.nest.flatten(template)
-        ]
-        if shapes != [leaf.shape for leaf in self._flat_specs]:
-            raise ValueError(
-                f"the template has leaves of shapes {shapes}, not those that the query was made for: {self._specs}"
-            )
+        self._check_shapes("template", template)
         zeros = [tf.zeros(leaf.shape, sum_dtype(leaf.dtype)) for leaf in self._flat_specs]
         zero = tf.constant(0, tf.int32)
         return QuerySample(tf.nest.pack_sequence_as(template, zeros), clients=zero, clipped=zero, zeroed=zero)
@@ -241,20 +248,17 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
           ValueError: the record is of other shapes than record_specs.
           TypeError: it has a tensor of a dtype that does not fit into the leaf's without loss.
         """
-        leaves, specs = tf.nest.flatten(record), self._flat_specs
-        shapes = [tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf)) for leaf in leaves]
-        if len(shapes) != len(specs) or not all(
-            map(tf.TensorShape.is_compatible_with, shapes, [s.shape for s in specs])
-        ):
-            raise ValueError(
-                f"the record has leaves of shapes {shapes}, not those that the query was made for: {self._specs}"
-            )
-        leaves = list(map(_in_dtype, leaves, specs))
+        self._check_shapes("record", record)
         # A shape that is known only when the graph runs is checked there.
-        record = tf.nest.pack_sequence_as(record, list(map(tf.ensure_shape, leaves, [s.shape for s in specs])))
+        leaves = [
+            tf.ensure_shape(_in_dtype(leaf, spec), spec.shape)
+            for leaf, spec in zip(tf.nest.flatten(record), self._flat_specs, strict=True)
+        ]
         clip_norm, zeroing_norm = params
-        kept = zero_and_clip(record, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
-        return QuerySample(kept.record, clients=tf.constant(1, tf.int32), clipped=kept.clipped, zeroed=kept.zeroed)
+        record = tf.nest.pack_sequence_as(record, leaves)
+        clipped = zero_and_clip(record, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
+        one = tf.constant(1, tf.int32)
+        return QuerySample(clipped.record, clients=one, clipped=clipped.clipped, zeroed=clipped.zeroed)
 
     def get_noised_result(self, sample_state: QuerySample, global_state: QueryState) -> tuple[Any, QueryState, Any]:
         """(sum + this round's noise) / divisor, in the dtypes of record_specs, and the state for the next round.
@@ -301,6 +305,17 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             metrics["clip_fraction"] = tf.math.divide_no_nan(tf.cast(global_state.clipped, tf.float32), clients)
             metrics["zeroed"] = global_state.zeroed
         return metrics
+
+    def _check_shapes(self, name: str, structure: Any) -> None:
+        leaves = tf.nest.flatten(structure)
+        shapes = [tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf)) for leaf in leaves]
+        specs = self._flat_specs
+        if len(shapes) != len(specs) or not all(
+            shape.is_compatible_with(spec.shape) for shape, spec in zip(shapes, specs, strict=True)
+        ):
+            raise ValueError(
+                f"the {name} has leaves of shapes {shapes}, not those that the query was made for: {self._specs}"
+            )
 
     @property
     def _flat_specs(self) -> list[tf.TensorSpec]:
