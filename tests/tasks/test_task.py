@@ -211,6 +211,7 @@ def test_no_test_split(corpus_file, tmp_path):
         stackoverflow_task(path, **SMALL)
 
 
+@pytest.mark.slow
 def test_training_pays_and_more_training_pays_more(tmp_path):
     """Always the most frequent word is right 6% of the time, the best guess from the last word 26%, the model 40%."""
     path = tmp_path / "corpus.sqlite"

@@ -58,7 +58,7 @@ def run(task, settings, *, rounds=6, state=None, first=0, **options):
     return execution.weights(state), rows, execution.leaves(state)
 
 
-@pytest.mark.parametrize("loss", ["masked", "published"])
+@pytest.mark.parametrize("loss", ["masked", pytest.param("published", marks=pytest.mark.slow)])
 def test_the_same_model_as_stock_tff(tasks, loss):
     task = tasks[loss]
     settings = {"client_learning_rate": 1.0, "zeroing_norm": 1.0}

@@ -50,7 +50,7 @@ def process(folder, execution, kill_after):
         return subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=300, check=False)
 
 
-@pytest.mark.parametrize("execution", ["fast", "tff"])
+@pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
 def test_six_rounds_equal_three_kill_9_and_three_more(tmp_path, execution):
     """The rounds before kill -9 in another process than those after it."""
     whole = train(tmp_path / "whole", config(execution))
