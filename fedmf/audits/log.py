@@ -11,7 +11,7 @@ import os
 import pathlib
 import re
 import tempfile
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -34,6 +34,36 @@ _INVISIBLE = (
 # A client as people see it: one kind of blank, nothing invisible, letters composed in one way.
 _AS_SEEN = f"nfc_normalize(regexp_replace(regexp_replace(client, '\\p{{Z}}+', ' ', 'g'), '{_INVISIBLE}', '', 'g'))"
 _CLIENT = f"CASE WHEN NOT regexp_matches(client, '^[\\p{{Cc}}\\p{{Cf}}\\pZ]|[\\p{{Cc}}\\p{{Cf}}\\pZ]$') THEN nullif({_AS_SEEN}, '') END"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogForm:
+    """How a log is written.
+
+    Attributes:
+      client_column: name of the column of clients.
+      round_column: name of the column of rounds.
+      first_round: number of the run's first round in the log, 0 or, where rounds are counted from 1, 1.
+      duplicates: two rows of one client in one round may be one participation written twice, or two contributions, which no plan
+        covers: "refuse", or count them "once".
+
+    Raises:
+      TypeError, ValueError: naming the argument.
+    """
+
+    client_column: str = "client"
+    round_column: str = "round"
+    first_round: int = 0
+    duplicates: str = "refuse"
+
+    def __post_init__(self) -> None:
+        hint = "pass the number of the log's first round, 0 or 1"
+        checks.integer("first_round", self.first_round, low=0, high=_MAX_ROUNDS, hint=hint)
+        checks.one_of("duplicates", self.duplicates, ("refuse", "once"))
+        if self.client_column == self.round_column:
+            raise ValueError(
+                f"client_column and round_column are both {self.client_column!r}: name the two columns of the log"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,13 +93,10 @@ def read_log(
     path: str | os.PathLike[str],
     *,
     rounds: int,
-    client_column: str = "client",
-    round_column: str = "round",
-    first_round: int = 0,
-    duplicates: str = "refuse",
     cohort_size: int = 1,
     memory: int = DEFAULT_MEMORY,
     folder: str | os.PathLike[str] | None = None,
+    **form: Any,
 ) -> ParticipationLog:
     """Reads a CSV file (UTF-8, commas, a header line, every line ended) or a Parquet file with a row for each participation.
 
@@ -79,26 +106,19 @@ def read_log(
     Args:
       path: the file; its contents decide which of the two it is.
       rounds: of the run; the log's rounds lie in first_round .. first_round + rounds - 1.
-      client_column: name of the column of clients.
-      round_column: name of the column of rounds.
-      first_round: number of the run's first round in the log, 0 or, where rounds are counted from 1, 1.
-      duplicates: two rows of one client in one round may be one participation written twice, or two contributions, which no plan
-        covers: "refuse", or count them "once".
       cohort_size: rounds with fewer clients are counted as short; by default those without any.
       memory: bytes that the sort may take, at least 256 MB; what does not fit goes to temporary files.
       folder: for the temporary files; None for the system's. They need about as much room as the log, text logs more.
+      **form: client_column, round_column, first_round and duplicates of `LogForm`.
 
     Raises:
       TypeError, ValueError: one sentence that names the argument, or the file and where it is wrong.
       OSError: the file cannot be read, or the temporary files cannot be written.
     """
     rounds = checks.integer("rounds", rounds, low=1, high=_MAX_ROUNDS, hint="pass the number of rounds of the run")
-    hint = "pass the number of the log's first round, 0 or 1"
-    first_round = checks.integer("first_round", first_round, low=0, high=_MAX_ROUNDS, hint=hint)
-    checks.one_of("duplicates", duplicates, ("refuse", "once"))
     memory = checks.integer("memory", memory, low=_MIN_MEMORY_BYTES, hint="allow 256 MB or more")
-    if client_column == round_column:
-        raise ValueError(f"client_column and round_column are both {client_column!r}: name the two columns of the log")
+    written = LogForm(**form)
+    first_round = written.first_round
     path = pathlib.Path(path)
     if not path.is_file():
         wrong = "is not a file" if path.exists() else "does not exist"
@@ -106,13 +126,13 @@ def read_log(
     import duckdb
 
     before = path.stat()
-    source = _Source(path, client_column, round_column, range(first_round, first_round + rounds))
+    source = _Source(path, written.client_column, written.round_column, range(first_round, first_round + rounds))
     try:
         with tempfile.TemporaryDirectory(prefix="fedmf-log-", dir=folder) as scratch, _connect(scratch, memory) as db:
             rows, lookalikes = source.load(db)
             stats = _stats(db, first_round, cohort_size)
             repeated = stats.separations.get(0, 0)
-            if repeated and duplicates == "refuse":
+            if repeated and written.duplicates == "refuse":
                 source.refuse_duplicates(db, repeated)
             if repeated:
                 db.execute("CREATE OR REPLACE TABLE log AS SELECT DISTINCT client, round FROM log")

@@ -30,15 +30,15 @@ class ParticipationController:
     of the population, min_sep groups of cohort_size clients, the same order every epoch (multi-epoch paper, Sec. 2: (k, b)).
     With `sampling` the scheme draws, and the participation is what must hold whatever it draws.
 
-    The work of a round is proportional to the cohort as long as a fair share of the clients may come, and what is kept is a few bytes a
-    client: the round of its last participation, their number, and its place where there is an order.
+    A round costs work in proportion to the cohort as long as a fair share of the clients may come. Memory is a few bytes a client: the
+    round of its last participation, their number, and its place where there is an order.
 
     Args:
       participation: the schema to enforce.
       population: number of clients, indices 0 .. population - 1.
       cohort_size: clients a round; their expected number where a sampling scheme draws them independently.
-      seed: of the draw; recorded, independent of the noise seed. With `sampling` it is as secret as the noise seed: who knows who
-        was drawn owes nothing to sampling.
+      seed: of the draw; recorded, independent of the noise seed. With `sampling` it is as secret as the noise seed: amplification holds
+        only against those who do not know the sample.
       availability: a model of `fedmf.cohorts.availability`; or a pure function of the round that returns a boolean mask of shape
         (population,); None means always available. With sampling it needs a scheme of independent draws: clients that are away are not
         replaced.
@@ -98,7 +98,7 @@ class ParticipationController:
             self._go_on_from(ledger)
 
     def _scheme(self) -> Draws | None:
-        """What cohorts come from; None where a pool of eligible clients is drawn from."""
+        """The draws of a scheme or an order; None to draw from the pool of eligible clients."""
         if self.sampling is not None:
             return self._sampling_scheme(self.sampling)
         p, size = self.participation, self.cohort_size
@@ -110,7 +110,7 @@ class ParticipationController:
             epoch = self.population // size
             most = math.ceil(p.rounds / epoch)
             any_rounds = Participation(rounds=p.rounds, schema="min_sep", min_sep=1, max_participations=most)
-            if not _covers(p, any_rounds):
+            if not p.covers(any_rounds):
                 raise ValueError(
                     f"reshuffle=True can bring a client back in the very next round, {most} times in all, which is outside of the (k, b) "
                     f"analysis of {p}: leave reshuffle out, or plan with "
@@ -136,10 +136,10 @@ class ParticipationController:
                 raise ValueError(
                     f"{name}={getattr(self, name)} but the sampling has {name}={getattr(sampling, name)}: make them agree"
                 )
-        kept = sampling.participation(self.participation.rounds)
-        if not _covers(self.participation, kept):
+        drawn = sampling.participation(self.participation.rounds)
+        if not self.participation.covers(drawn):
             raise ValueError(
-                f"sampling={sampling} keeps to {kept}, which {self.participation} does not allow: use "
+                f"sampling={sampling} keeps to {drawn}, which {self.participation} does not allow: use "
                 f"sampling.participation({self.participation.rounds}) as the participation"
             )
         name = type(sampling).__name__
@@ -160,7 +160,7 @@ class ParticipationController:
         return EpochOrder(population=self.population, cohort_size=self.cohort_size, seed=self.seed, **of)
 
     def _refuse_timers(self, what: str) -> None:
-        """Raises where the server draws and devices keep no timers that could be disobeyed."""
+        """Raises for simulated deviations from timers where the server draws and devices have none."""
         if not self.behavior.timers_as_asked:
             raise ValueError(
                 f"{what} leaves no choice to devices, so that {self.behavior} has nobody who could deviate or come early: "
@@ -220,32 +220,22 @@ class ParticipationController:
             self._record(ledger.cohort(t), cohort)
             self._catch_up()
 
-    def _may_come(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Which clients' timers and limits let them take part in round t, or do not keep them: bool."""
+    def _may_come(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
+        """Which clients' timers and limits allow round t, or are ignored: bool."""
         p, behavior = self.participation, self.behavior
-        after = self._after[clients]
+        after, within_limit = self._after[clients], self._count[clients] < p.max_participations
         if behavior.timers_as_asked:
-            may = after <= self._eligible_since(t)
-            # Who never came is not beyond any limit: that saves most of the reading.
-            came = np.flatnonzero(may & (after > 0))
-            may[came] = self._count[clients[came]] < p.max_participations
-            return may
+            # Never, which is 0, or min_sep rounds ago; in the array's own type.
+            return (after <= after.dtype.type(max(t + 1 - p.min_sep, 0))) & within_limit
+        if isinstance(clients, slice):
+            clients = np.arange(clients.start, clients.stop)
         after = after.astype(np.int64)
-        wait = np.full(len(clients), p.min_sep)
-        if behavior.timer_jitter:
-            wait -= behavior.rounds_early(clients, after)
-        may = ((after == 0) | (t + 1 - after >= wait)) & (self._count[clients] < p.max_participations)
-        if behavior.noncompliant_fraction:
-            may |= behavior.noncompliant(clients)
-        return may
+        wait = p.min_sep - behavior.rounds_early(clients, after)
+        return ((after == 0) | (t + 1 - after >= wait)) & within_limit | behavior.noncompliant(clients)
 
     def _may_come_between(self, t: int, start: int, stop: int) -> np.ndarray:
         """Those of the clients start .. stop - 1, int64."""
-        if not self.behavior.timers_as_asked:
-            clients = np.arange(start, stop)
-            return clients[self._may_come(t, clients)]
-        eligible = np.flatnonzero(self._after[start:stop] <= self._eligible_since(t)) + start
-        return eligible[self._count[eligible] < self.participation.max_participations]
+        return np.flatnonzero(self._may_come(t, slice(start, stop))) + start
 
     def _available(self, t: int, clients: np.ndarray) -> np.ndarray:
         there = np.asarray(self.availability.available(t, clients))
@@ -256,12 +246,8 @@ class ParticipationController:
             )
         return there
 
-    def _eligible_since(self, t: int) -> np.generic:
-        """The largest entry of `_after` that is eligible in round t: never, which is 0, or min_sep rounds ago. In the array's own type."""
-        return self._after.dtype.type(max(t + 1 - self.participation.min_sep, 0))
-
     def eligible(self, t: int) -> np.ndarray:
-        """Boolean mask (population,): whom timer and limit let take part in round t and who is available, given the ledger so far.
+        """Boolean mask (population,) of clients whose timer and limit allow round t and who are available, given the ledger so far.
 
         Asks every client, which `cohort` does only where few may come.
         """
@@ -326,17 +312,12 @@ class ParticipationController:
         return drawn, drawn
 
     def _record(self, cohort: np.ndarray, selected: np.ndarray) -> None:
-        noncompliant = None
-        if self.behavior.noncompliant_fraction:
-            noncompliant = selected[self.behavior.noncompliant(selected)]
-        self.ledger.append(
-            cohort, selected=selected if len(selected) > len(cohort) else None, noncompliant=noncompliant
-        )
+        self.ledger.append(cohort, selected=selected, noncompliant=selected[self.behavior.noncompliant(selected)])
 
     def _catch_up(self) -> None:
-        """Reads the rounds of the ledger that were not counted yet: what is drawn depends on the ledger and nothing else."""
+        """Counts the rounds of the ledger that were not counted yet: draws depend on the ledger alone."""
         while self._counted < len(self.ledger):
-            # Whoever was selected has started its timer, even if nothing arrived.
+            # Selected clients have started their timers, even if nothing arrived.
             selected = self.ledger.selected(self._counted)
             self._after[selected] = self._counted + 1
             counts = self._count[selected]
@@ -348,20 +329,6 @@ class ParticipationController:
         return audit_ledger(self.ledger, plan)
 
 
-def _covers(limit: Participation, kept: Participation) -> bool:
-    """Whether everything that `kept` allows one client is known to be allowed by `limit` too."""
-    if limit.schema == "every_round" or kept.max_participations == 1:
-        return True
-    if limit.schema == "fixed_epoch":
-        steps, rest = divmod(kept.min_sep, limit.min_sep)
-        return (
-            kept.schema == "fixed_epoch"
-            and not rest
-            and (kept.max_participations - 1) * steps < limit.max_participations
-        )
-    return kept.min_sep >= limit.min_sep and kept.max_participations <= limit.max_participations
-
-
 def _lower_cohort_size(most: int) -> str:
-    """The way out, where there is one: no cohort size below 1 helps."""
+    """A hint, unless only a cohort size below 1 would help."""
     return f"lower cohort_size to at most {most}, " if most >= 1 else ""

@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 import warnings
 
@@ -9,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmf.cohorts.availability import Independent
-from fedmf.cohorts.controller import ParticipationController, _covers
+from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
-from tests.oracles import allowed_sets
 from tests.power import (
     FALSE_POSITIVE_RATE,
     draws_that_see,
@@ -279,33 +277,3 @@ class TestRefusals:
             ParticipationController(
                 Participation(rounds=2, schema="every_round"), population=4, cohort_size=2, seed=0, sampling="poisson"
             )
-
-
-def participations(rounds):
-    yield Participation(rounds=rounds, schema="single")
-    yield Participation(rounds=rounds, schema="every_round")
-    for schema, min_sep in itertools.product(("min_sep", "fixed_epoch"), range(1, rounds + 1)):
-        for most in range(1, -(-rounds // min_sep) + 1):
-            yield Participation(rounds=rounds, schema=schema, min_sep=min_sep, max_participations=most)
-
-
-def test_covers_is_never_wrong():
-    # Every pair of participations of up to six rounds, by listing what each allows.
-    seen = {True: 0, False: 0}
-    for rounds in range(1, 7):
-        every = [(p, set(allowed_sets(p))) for p in participations(rounds)]
-        for (limit, wide), (kept, narrow) in itertools.product(every, every):
-            covered = _covers(limit, kept)
-            seen[covered] += 1
-            assert not covered or narrow <= wide, (limit, kept)
-            # Refused without need only where a fixed order or a schema of another kind would do by accident.
-            if limit.schema == kept.schema:
-                assert covered == (narrow <= wide), (limit, kept)
-    assert min(seen.values()) > 100
-
-
-def test_covers_sees_a_wider_limit():
-    limit = Participation(rounds=6, schema="min_sep", min_sep=2)
-    assert _covers(limit, Participation(rounds=6, schema="fixed_epoch", min_sep=3))
-    assert not _covers(limit, Participation(rounds=6, schema="fixed_epoch", min_sep=1))
-    assert not _covers(dataclasses.replace(limit, max_participations=1), limit)
