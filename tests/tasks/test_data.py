@@ -154,20 +154,22 @@ def test_folder(tmp_path):
     refused(tmp_path, ValueError, "is a folder")
 
 
-def test_no_train_split(damaged):
-    execute(damaged, "DELETE FROM client_metadata WHERE split_name = 'train'")
-    refused(damaged, ValueError, "has no train split", "fedmf data synth")
-
-
-@pytest.mark.parametrize("table", ["examples", "client_metadata"])
-def test_missing_table(damaged, table):
-    execute(damaged, f"DROP TABLE {table}")
-    refused(damaged, ValueError, f"has no table {table!r}")
-
-
-def test_missing_column(damaged):
-    execute(damaged, "ALTER TABLE examples RENAME COLUMN serialized_example_proto TO other")
-    refused(damaged, ValueError, "lacks the column 'serialized_example_proto'")
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("DELETE FROM client_metadata WHERE split_name = 'train'", "has no train split"),
+        ("DROP TABLE examples", "has no table 'examples'"),
+        ("DROP TABLE client_metadata", "has no table 'client_metadata'"),
+        (
+            "ALTER TABLE examples RENAME COLUMN serialized_example_proto TO other",
+            "lacks the column 'serialized_example_proto'",
+        ),
+        ("DELETE FROM examples", "holds no tf.train.Example"),
+    ],
+)
+def test_another_format(damaged, statement, words):
+    execute(damaged, statement)
+    refused(damaged, ValueError, words, "fedmf data synth")
 
 
 @pytest.mark.parametrize("record", ["x'ff'", "x'0a00'", "'text'", "NULL"])
@@ -180,11 +182,6 @@ def test_records_of_another_kind(damaged, record):
         "ALTER TABLE other RENAME TO examples",
     )
     refused(damaged, ValueError, "fedmf data synth")
-
-
-def test_no_examples(damaged):
-    execute(damaged, "DELETE FROM examples")
-    refused(damaged, ValueError, "holds no tf.train.Example")
 
 
 def test_names_with_odd_letters_are_opened_read_only(damaged, tmp_path):

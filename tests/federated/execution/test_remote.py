@@ -207,11 +207,7 @@ def test_no_worker_at_the_address_is_one_sentence(tmp_path, monkeypatch):
     "arguments",
     [
         ["train", *TRAIN, "--execution", "tff-remote"],
-        ["train", *TRAIN, "--workers", "localhost:1"],
-        ["train", *TRAIN, "--execution", "tff-remote", "--workers", "localhost"],
-        ["train", *TRAIN, "--threads", "0"],
         ["worker", "--port", "0"],
-        ["worker", "--port", "8000", "--threads", "-1"],
     ],
 )
 def test_bad_arguments_have_status_2(arguments, capsys, tmp_path, monkeypatch):
