@@ -27,24 +27,19 @@ _COLUMNS = {
     "examples": ("split_name", "client_id", "serialized_example_proto"),
     "client_metadata": ("client_id", "split_name", "num_examples"),
 }
-_WAY_OUT = "fetch the file again, or write a synthetic one with `fedmf data synth --clients N --out FILE`"
+_HINT = "fetch the file again, or write a synthetic one with `fedmf data synth --clients N --out FILE`"
 # `PRAGMA wal_checkpoint` alone would leave a header that looks as before the changes.
 _OUT_OF_WAL = "`PRAGMA journal_mode=DELETE` on it"
 
 
-def tff_cache_path() -> pathlib.Path:
-    """Where tff.simulation.datasets.stackoverflow.load_data keeps its file."""
-    return pathlib.Path(os.path.expanduser("~")) / ".tff" / FILE_NAME
-
-
 def resolve_path(path: str | os.PathLike[str] | None) -> pathlib.Path:
-    """The data file meant by `path`, None meaning TFF's own cache; nothing is ever downloaded.
+    """The data file at `path`; None is where TFF's own load_data keeps it. Nothing is downloaded.
 
     Raises:
       FileNotFoundError: no such file; the message says what to put where.
       ValueError: a folder.
     """
-    wanted = tff_cache_path() if path is None else pathlib.Path(path)
+    wanted = pathlib.Path("~/.tff").expanduser() / FILE_NAME if path is None else pathlib.Path(path)
     if wanted.is_dir():
         raise ValueError(f"{wanted} is a folder: name the data file in it, such as {wanted / FILE_NAME}")
     if not wanted.exists():
@@ -60,11 +55,11 @@ def _check_header(path: pathlib.Path) -> None:
     size = path.stat().st_size
     _check_no_log(path)
     if size == 0:
-        raise ValueError(f"{path} is empty: {_WAY_OUT}")
+        raise ValueError(f"{path} is empty: {_HINT}")
     with path.open("rb") as file:
         header = file.read(_SQLITE_HEADER)
     if not header.startswith(b"SQLite format 3\0"[: len(header)]):
-        what = "the packed download; unpack it with `unlzma`" if path.suffix == ".lzma" else _WAY_OUT
+        what = "the packed download; unpack it with `unlzma`" if path.suffix == ".lzma" else _HINT
         raise ValueError(f"{path} is not a SQLite file: {what}")
     pages = changes = valid_for = page_size = 0
     if len(header) == 100:
@@ -74,11 +69,11 @@ def _check_header(path: pathlib.Path) -> None:
         valid_for = struct.unpack(">I", header[92:96])[0]
     # The page count in the header is in use only when both counters agree; older writers left it unset.
     if len(header) < 100 or (changes == valid_for and pages * page_size > size) or size < page_size:
-        raise ValueError(f"{path} is truncated ({size} bytes of {max(pages * page_size, 100)}): {_WAY_OUT}")
+        raise ValueError(f"{path} is truncated ({size} bytes of {max(pages * page_size, 100)}): {_HINT}")
     # Checkpointed or not: what SQLite writes in this mode leaves the header's counter as it is, and a resume would not notice.
     if 2 in header[18:20]:
         raise ValueError(
-            f"{path} is in SQLite's write-ahead mode (WAL), in which its header does not count changes: close whoever writes it and run "
+            f"{path} is in SQLite's write-ahead mode (WAL), in which its header does not count changes: close its writer and run "
             f"{_OUT_OF_WAL}"
         )
 
@@ -90,7 +85,7 @@ def _check_no_log(path: pathlib.Path) -> None:
     size = log.stat().st_size if log.exists() else 0
     if size:
         raise ValueError(
-            f"{path} has changes that are not in it yet, {size} bytes in {log}: close whoever writes it and run {_OUT_OF_WAL}"
+            f"{path} has changes that are not in it yet, {size} bytes in {log}: close its writer and run {_OUT_OF_WAL}"
         )
 
 
@@ -104,7 +99,7 @@ def connect(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
         finally:
             connection.close()
     except sqlite3.Error as error:
-        raise ValueError(f"{path} cannot be read as StackOverflow data ({error}): {_WAY_OUT}") from None
+        raise ValueError(f"{path} cannot be read as StackOverflow data ({error}): {_HINT}") from None
 
 
 def check_file(path: str | os.PathLike[str] | None) -> pathlib.Path:
@@ -120,28 +115,28 @@ def check_file(path: str | os.PathLike[str] | None) -> pathlib.Path:
       FileNotFoundError: there is none.
       ValueError: a folder, an empty, truncated or unreadable file, one in write-ahead mode, another format, or no train split.
     """
-    found = resolve_path(path)
+    file = resolve_path(path)
     try:
-        _check_header(found)
+        _check_header(file)
     except OSError as error:
-        raise ValueError(f"{found} cannot be read: {error.strerror or error}; check its permissions") from None
-    with connect(found) as connection:
+        raise ValueError(f"{file} cannot be read: {error.strerror or error}; check its permissions") from None
+    with connect(file) as connection:
         for table, wanted in _COLUMNS.items():
             columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
             missing = [column for column in wanted if column not in columns]
             if not columns:
-                raise ValueError(f"{found} has no table {table!r}, so it is not TFF's StackOverflow format: {_WAY_OUT}")
+                raise ValueError(f"{file} has no table {table!r}, so it is not TFF's StackOverflow format: {_HINT}")
             if missing:
-                raise ValueError(f"{found}: table {table!r} lacks the column {missing[0]!r}: {_WAY_OUT}")
+                raise ValueError(f"{file}: table {table!r} lacks the column {missing[0]!r}: {_HINT}")
         first = connection.execute(
             "SELECT client_id FROM client_metadata WHERE split_name = 'train' LIMIT 1"
         ).fetchone()
         if first is None:
-            raise ValueError(f"{found} has no train split, so there is nobody to train on: {_WAY_OUT}")
+            raise ValueError(f"{file} has no train split, so there is nobody to train on: {_HINT}")
         records = connection.execute("SELECT serialized_example_proto FROM examples LIMIT 20").fetchall()
-    if not any(_features(found, record).get("tokens") for (record,) in records):
-        raise ValueError(f"{found} holds no tf.train.Example with the feature 'tokens': {_WAY_OUT}")
-    return found
+    if not any(_features(file, record).get("tokens") for (record,) in records):
+        raise ValueError(f"{file} holds no tf.train.Example with the feature 'tokens': {_HINT}")
+    return file
 
 
 def is_synthetic(path: pathlib.Path) -> bool:
@@ -175,7 +170,7 @@ def _features(path: pathlib.Path, record: Any) -> dict[str, bytes | int]:
     try:
         return example_proto.decode_example(record if isinstance(record, bytes) else b"\xff")
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; {_WAY_OUT}") from None
+        raise ValueError(f"{path}: {error}; {_HINT}") from None
 
 
 class Corpus:
@@ -265,12 +260,12 @@ def describe_file(
     Raises:
       FileNotFoundError, ValueError: as `check_file`.
     """
-    found = check_file(path)
-    splits = {split: _describe_split(found, split, sample_clients, seed) for split in SPLITS}
+    file = check_file(path)
+    splits = {split: _describe_split(file, split, sample_clients, seed) for split in SPLITS}
     return {
-        "path": str(found),
-        "bytes": found.stat().st_size,
-        "synthetic": is_synthetic(found),
+        "path": str(file),
+        "bytes": file.stat().st_size,
+        "synthetic": is_synthetic(file),
         "splits": splits,
     }
 
@@ -287,9 +282,9 @@ def _describe_split(path: pathlib.Path, split: str, sample_clients: int, seed: i
     dates: list[bytes] = []
     for examples in iterate_examples(path, split, sample, limit=_DESCRIBED_SENTENCES):
         for example in examples:
-            found = example.get("tokens", b"").split()
-            words.update(found)
-            lengths.append(len(found))
+            tokens = example.get("tokens", b"").split()
+            words.update(tokens)
+            lengths.append(len(tokens))
             dates.append(example.get("creation_date", b""))
     return {
         "clients": len(sizes),

@@ -209,21 +209,21 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
     sizes = {"et": left * 5 // 10, "": left * 3 // 10}
     sizes["ic"] = left - sum(sizes.values())
     tables = {}
-    made = 0
+    coined = 0
     for ending, size in sizes.items():
         tables[ending] = np.empty((topics, size), np.int64)
         for position in np.ndindex(topics, size):
-            word = _content_word(made, ending)
+            word = _content_word(coined, ending)
             while word in ids:
-                made += 1
-                word = _content_word(made, ending)
+                coined += 1
+                word = _content_word(coined, ending)
             tables[ending][position] = intern(word)
-            made += 1
+            coined += 1
     nouns, verbs, adjectives = tables["et"], tables[""], tables["ic"]
     rest = []  # of the division above: every topic shares these, so that the language has exactly the words asked for
     while len(words) < vocabulary_size:
-        rest.append(intern(_content_word(made, "et")))
-        made += 1
+        rest.append(intern(_content_word(coined, "et")))
+        coined += 1
     shared = np.concatenate([shared, np.array(rest, np.int64)])
 
     favourite = np.zeros(len(words), np.int64)
@@ -336,9 +336,9 @@ def draw_sentences(
         # After its own punctuation a clause needs no end and no joint.
         parts.append(np.where(language.closed[pick][:, None], _NOTHING, join))
     codes = np.concatenate(parts, axis=1)
-    kept = (codes != _NOTHING) & ((codes != ADVERB) | (rng.random(codes.shape) < _ADVERB_SHARE))
-    lengths = kept.sum(axis=1)
-    flat = codes[kept]
+    present = (codes != _NOTHING) & ((codes != ADVERB) | (rng.random(codes.shape) < _ADVERB_SHARE))
+    lengths = present.sum(axis=1)
+    flat = codes[present]
     _fill(language, style, topics, flat, lengths, rng)
     return flat, lengths
 

@@ -18,13 +18,13 @@ from fedmf.tasks.stackoverflow.preprocessing import Preprocessor
 from fedmf.terminal import progress_bar
 
 # 342,477 clients of 256 sentences would be 14 GB; a demo's few hundred clients come back every epoch and fit easily.
-_CACHE_BYTES = 256 << 20
+MAX_CACHE_BYTES = 256 << 20
 
 
 class _Cache:
     """Clients read last, as the smallest integer type that holds the ids, up to a number of bytes."""
 
-    def __init__(self, read: Callable[[str], Examples], classes: int, limit: int = _CACHE_BYTES) -> None:
+    def __init__(self, read: Callable[[str], Examples], classes: int, limit: int = MAX_CACHE_BYTES) -> None:
         self._read = read
         self._dtype = np.int16 if classes <= np.iinfo(np.int16).max else np.int32
         self._limit = limit
@@ -42,7 +42,7 @@ class _Cache:
                 _, dropped = self._held.popitem(last=False)
                 self._size -= sum(part.nbytes for part in dropped)
         x, y = self._held[client_id]
-        return x.astype(np.int32), y.astype(np.int32)  # copies: a caller that writes into them harms nobody
+        return x.astype(np.int32), y.astype(np.int32)  # copies: a caller may write into them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ def task_from_config(config: TrainConfig, *, progress: bool) -> Task:
 
 
 def _encode_slice(corpus: data.Corpus, preprocessor: Preprocessor, start: int, stop: int, progress: bool) -> Examples:
-    """Sentences start .. stop - 1 of the test split in TFF's client order, as arrays that nobody can write into."""
+    """Sentences start .. stop - 1 of the test split in TFF's client order, as read-only arrays."""
     x = np.empty((stop - start, preprocessor.length), np.int32)
     y = np.empty_like(x)
     # Client by client into place: the real test split has 16 million sentences.
@@ -175,10 +175,10 @@ def _encode_slice(corpus: data.Corpus, preprocessor: Preprocessor, start: int, s
             if begin < end:
                 sentences = corpus.sentences("test", client_id, size + 1)
                 if len(sentences) != size:
-                    found = "more" if len(sentences) > size else f"only {len(sentences)}"
+                    number = "more" if len(sentences) > size else f"only {len(sentences)}"
                     raise ValueError(
                         f"{corpus.path}: client_metadata promises {size} test examples of client {client_id!r}, but "
-                        f"there are {found}: fetch or write the file again"
+                        f"there are {number}: fetch or write the file again"
                     )
                 place = slice(begin - start, end - start)
                 x[place], y[place] = preprocessor.encode(sentences[begin - seen : end - seen])

@@ -120,7 +120,13 @@ def test_changes_in_a_log_beside_the_file_are_refused(in_wal_mode, tmp_path):
     before = data.Corpus(in_wal_mode).version
     with contextlib.closing(updated_but_open(in_wal_mode)) as writer:
         assert data.Corpus(in_wal_mode).version == before  # which is why
-        refused(in_wal_mode, ValueError, "file.sqlite-wal", "close whoever writes it", "`PRAGMA journal_mode=DELETE`")
+        refused(
+            in_wal_mode,
+            ValueError,
+            "file.sqlite-wal",
+            "close its writer",
+            "`PRAGMA journal_mode=DELETE`",
+        )
         link = tmp_path / "link.sqlite"
         link.symlink_to(in_wal_mode)
         refused(link, ValueError, "file.sqlite-wal")
