@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmf.mechanisms.banded import fit as banded_fit
-from fedmf.mechanisms.banded.bound import SymmetricBand, block_product
 from fedmf.mechanisms.banded.fit import _Columns, toeplitz_start
 from fedmf.mechanisms.banded.loss import DenseLoss, StructuredLoss, banded_loss
 from fedmf.mechanisms.banded.recursion import columns_of_rows
@@ -288,34 +287,6 @@ def test_toeplitz_start():
     wild = Workload.from_inverse("wild", outside_cleared(np.tile([1.0, 900.0, 3.0], (200, 1))))
     for workload in (Workload("dense", np.tri(n)), wild):
         np.testing.assert_allclose(toeplitz_start(workload, 3), [1.0, 0.5, 0.375])
-
-
-def test_symmetric_band_matches_dense():
-    n, bands, length = 50, 9, 16
-    rng = np.random.default_rng(0)
-    S = rng.standard_normal((n, n))
-    S += S.T
-    padded = np.zeros((64, 64))
-    padded[:n, :n] = S
-    tiles = padded.reshape(4, 16, 4, 16).transpose(0, 2, 1, 3)
-    band = SymmetricBand(n, bands, length)
-    parts = band.keep(np.stack([tiles[t, t] for t in range(4)]), np.stack([tiles[t + 1, t] for t in range(3)]))
-    lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
-    inside = np.where(lags < bands, S, 0.0)
-    np.testing.assert_allclose(band.row_sums(*parts), np.abs(inside).sum(axis=1))
-    np.testing.assert_allclose(band.inner(parts, parts), np.sum(inside**2))
-    np.testing.assert_allclose(band.main(parts[0]), np.diagonal(S))
-    # Products: S of three blocks below the diagonal, D of one, both symmetric.
-    S = [np.stack([tiles[t + q, t] for t in range(4 - q)]) for q in range(4)]
-    D = parts
-    full = np.zeros((64, 64))
-    full[:n, :n] = inside
-    product = (padded @ full).reshape(4, 16, 4, 16).transpose(0, 2, 1, 3)
-    for i in (-1, 0, 1, 2):
-        blocks = block_product(S, D, i)
-        for t in range(4):
-            expected = product[t + i, t] if 0 <= t + i < 4 else np.zeros((16, 16))
-            np.testing.assert_allclose(blocks[t], expected, atol=1e-12)
 
 
 @pytest.mark.slow

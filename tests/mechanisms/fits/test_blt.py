@@ -95,13 +95,6 @@ def test_several_participations_are_worth_fitting_to():
     assert sensitivity(blt(prefix_sum(n), participation), participation).exact
 
 
-def test_certificate():
-    mechanism = blt(prefix_sum(128), single(128))
-    np.testing.assert_allclose(mechanism.certificate.loss, loss(mechanism, prefix_sum(128), single(128)), rtol=1e-12)
-    assert 0.0 < mechanism.certificate.gap < 0.15
-    assert "largest error" in blt(prefix_sum(128), single(128), objective="max").certificate_reason
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("objective", ["mean", "max"])
 def test_fewer_rounds_than_buffers(n, objective):

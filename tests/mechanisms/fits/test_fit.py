@@ -8,9 +8,8 @@ from fedmf.mechanisms.banded.loss import dual_bound
 from fedmf.mechanisms.certificate import certify
 from fedmf.mechanisms.error import loss, rmse
 from fedmf.mechanisms.fit import fit
-from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
-from fedmf.workloads import Workload, momentum_sgd, prefix_sum
+from fedmf.workloads import Workload, prefix_sum
 from tests.paper_figures import DENISOV_TABLE_2
 
 
@@ -49,26 +48,6 @@ def test_denisov_table_2_optimum(n):
     assert mechanism.certificate.gap <= 1e-5
     if n == 512:  # FACTS.md: 61.985 is within 1e-6 of the dual bound
         assert abs(found - 61.985) < 1e-3
-
-
-@pytest.mark.parametrize("workload", [prefix_sum(128), momentum_sgd(128, 0.95, np.linspace(1.0, 0.05, 128))])
-def test_banded_reaches_its_tolerance(workload):
-    steps = []
-    participation = Participation(rounds=128, schema="min_sep", min_sep=16)
-    mechanism = fit(workload, participation, tolerance=1e-5, progress=lambda *step: steps.append(step))
-    certificate = mechanism.certificate
-    assert certificate.gap <= 1e-5
-    np.testing.assert_allclose(np.linalg.norm(mechanism.encoder(), axis=0), 1.0, rtol=1e-12)
-    found = sensitivity(mechanism, participation)
-    assert found.exact
-    np.testing.assert_allclose(found.value, np.sqrt(8.0), rtol=1e-12)
-    np.testing.assert_allclose(loss(mechanism, workload, participation), 8.0 * certificate.loss, rtol=1e-10)
-    assert [step[0] for step in steps] == list(range(1, certificate.iterations + 1))
-    losses = [step[1] for step in steps]
-    assert losses == sorted(losses, reverse=True)
-    np.testing.assert_allclose(losses[-1], certificate.loss, rtol=1e-12)
-    assert steps[-1][2] == certificate.gap
-    assert None in {step[2] for step in steps}
 
 
 def test_more_bands_help_and_all_bands_are_the_dense_optimum():
