@@ -208,8 +208,9 @@ def audit_distinguishing(
     spread = left / degrees
     p_spread = 2 * min(scipy.stats.chi2.cdf(left, degrees), scipy.stats.chi2.sf(left, degrees))
     halves = [(values[: len(values) // 2], values[len(values) // 2 :]) for values in (present, absent)]
-    threshold, sign = _chosen_threshold(halves[0][0], halves[1][0], plan.delta, confidence)
-    counts = _counts(halves[0][1], halves[1][1], threshold, sign)
+    threshold = _chosen_threshold(halves[0][0], halves[1][0], plan.delta, confidence)
+    hits, alarms = (int((half[1] > threshold).sum()) for half in halves)
+    counts = hits, len(halves[0][1]), alarms, len(halves[1][1])
     bound = float(_bound(*counts, plan.delta, 1 - confidence))
     return Distinguishing(
         present=len(present),
@@ -270,13 +271,6 @@ def _noncentrality(t: float, degrees: int, tail: float) -> float:
     return float(optimize.brentq(lambda nc: _noncentral_tail(t, degrees, nc) - tail, t - reach, t + reach, xtol=1e-9))
 
 
-def _counts(present: np.ndarray, absent: np.ndarray, threshold: float, sign: int) -> tuple[int, int, int, int]:
-    """(hits, of how many, false alarms, of how many) of the guess `sign * s > sign * threshold`, made for "present" if sign is 1."""
-    if sign > 0:
-        return int((present > threshold).sum()), len(present), int((absent > threshold).sum()), len(absent)
-    return int((absent < threshold).sum()), len(absent), int((present < threshold).sum()), len(present)
-
-
 def _bound(hits: Any, trials: int, alarms: Any, others: int, delta: float, error: float) -> np.ndarray:
     """log((hit rate - delta) / false alarm rate), both rates at the ends of Clopper-Pearson intervals, error / 2 each.
 
@@ -292,21 +286,15 @@ def _bound(hits: Any, trials: int, alarms: Any, others: int, delta: float, error
     return bound
 
 
-def _chosen_threshold(present: np.ndarray, absent: np.ndarray, delta: float, confidence: float) -> tuple[float, int]:
-    """A threshold and the guess that it serves, from these trials alone.
+def _chosen_threshold(present: np.ndarray, absent: np.ndarray, delta: float, confidence: float) -> float:
+    """A threshold above which "present" is guessed, chosen from these trials alone.
 
-    The threshold is the one with the largest bound if their means and spread were all there is to know: far less random than the
-    largest bound that is found among them. Wrong or right, the bound of the other trials holds.
+    It is the one with the largest bound if their means and spread were all there is to know: far less random than the largest bound
+    that is found among them. Wrong or right, the bound of the other trials holds.
     """
-    middle = (present.mean() + absent.mean()) / 2
     spread = math.sqrt((present.var() + absent.var()) / 2)
     snr = max(0.0, float(present.mean() - absent.mean()) / spread)
-    _, s = _best_expected(snr, len(present), len(absent), delta, confidence)
-    # `s` is seen from the absent trials' mean; "absent" is guessed on the other side, as far from the middle.
-    away = (s - snr / 2) * spread
-    choices = [(middle + away, 1), (middle - away, -1)]
-    bounds = [float(_bound(*_counts(present, absent, *choice), delta, 1 - confidence)) for choice in choices]
-    return choices[_first_largest(bounds)]
+    return float(absent.mean()) + _best_expected(snr, len(present), len(absent), delta, confidence)[1] * spread
 
 
 def expected_bound(snr: float, present: int, absent: int, delta: float, confidence: float) -> float:

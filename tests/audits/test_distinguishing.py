@@ -105,8 +105,8 @@ def test_an_honest_game_has_the_ratio_of_the_plan(family, epsilon):
     assert audit_distinguishing(plan, case, *statistics).findings[1].p_value < FALSE_POSITIVE_RATE
 
 
-# Intervals and bounds that are wrong in a fifth of games, and not in a twentieth, would be seen.
-GAMES = trials_that_see(lambda games: missed_by_count(games, 0.05, 0.2))
+# Intervals and bounds that are wrong in a quarter of games, and not in a twentieth, would be seen, and so would those that never are.
+GAMES = trials_that_see(lambda games: max(missed_by_count(games, 0.05, 0.25), 0.95**games))
 
 
 @pytest.mark.parametrize(("epsilon", "trials"), [pytest.param(2.0, 20_000, marks=pytest.mark.slow), (8.0, 4_000)])
@@ -126,7 +126,6 @@ def test_bounds_are_as_often_right_as_they_say(epsilon, trials):
         above += result.epsilon_lower > plan.epsilon
         short += result.epsilon_lower < 0.8 * result.epsilon_expected
     # An interval that never missed would be too wide to find anything.
-    assert 0.95**GAMES <= MISS_RATE
     assert 0 < missed <= five_in_a_hundred < wrong
     assert above <= five_in_a_hundred
     assert short <= scipy.stats.binom.isf(FALSE_POSITIVE_RATE, GAMES, 0.15)
