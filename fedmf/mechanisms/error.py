@@ -54,24 +54,12 @@ def per_round_error(mechanism: Any, workload: Workload, participation: Participa
 
 
 def max_error(mechanism: Any, workload: Workload, participation: Participation) -> float:
-    """The largest of `per_round_error`: the worst round's. Arguments and errors as `loss`.
-
-    >>> from fedmf.mechanisms.identity import IdentityMechanism
-    >>> from fedmf.workloads import prefix_sum
-    >>> max_error(IdentityMechanism(rounds=4), prefix_sum(4), Participation(rounds=4, schema="single"))
-    2.0
-    """
+    """The largest of `per_round_error`: the worst round's. Arguments and errors as `loss`."""
     return float(np.sqrt(_scaled_rows(mechanism, workload, participation).max()))
 
 
 def last_error(mechanism: Any, workload: Workload, participation: Participation) -> float:
-    """The last of `per_round_error`: for an SGD workload, that of the final model. Arguments and errors as `loss`.
-
-    >>> from fedmf.mechanisms.identity import IdentityMechanism
-    >>> from fedmf.workloads import prefix_sum
-    >>> last_error(IdentityMechanism(rounds=9), prefix_sum(9), Participation(rounds=9, schema="single"))
-    3.0
-    """
+    """The last of `per_round_error`: for an SGD workload, that of the final model. Arguments and errors as `loss`."""
     return float(np.sqrt(_scaled_rows(mechanism, workload, participation)[-1]))
 
 

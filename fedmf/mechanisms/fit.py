@@ -56,10 +56,9 @@ def fit(
         toeplitz and blt the progress below which to stop. None: the family's default, 1e-8 to 1e-3.
       max_iterations: steps after which to stop anyway. None: the family's default, mostly 1000.
       progress: called with (iteration, loss, gap or None) after each step.
-      cache: a fit that took more than a tenth of a second is stored on disk under a hash of everything that
-        decides it, and read from there the next time. True: in $FEDMF_CACHE, or else in fedmf in the user's cache folder; a path: in that
-        folder; False, or True with FEDMF_CACHE set to nothing: not at all. Fits of families registered outside fedmf are
-        not stored.
+      cache: where fits that took more than a tenth of a second are stored, under a hash of everything that decides them,
+        and read from the next time. True: $FEDMF_CACHE, or else fedmf in the user's cache folder; a path: that folder;
+        False, or True with FEDMF_CACHE set to nothing: nowhere. Families registered outside fedmf are not stored.
       **options: of that family.
 
     Raises:

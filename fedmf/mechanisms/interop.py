@@ -179,7 +179,7 @@ def parse_tensor(message: bytes) -> np.ndarray:
     Raises:
       ValueError: the bytes are no such message, are cut off, or hold another kind of tensor.
 
-    >>> parse_tensor(b"\x08\x02\x12\x04\x12\x02\x08\x01\x22\x08" + np.float64(0.5).tobytes())
+    >>> parse_tensor(b"\\x08\\x02\\x12\\x04\\x12\\x02\\x08\\x01\\x22\\x08" + np.float64(0.5).tobytes())
     array([0.5])
     """
     fields = dict(_fields(message))  # 1: data type, 2: shape, 4: the numbers
