@@ -45,7 +45,7 @@ def learning_rate(mechanism_file: pathlib.Path, cohort_size: int, as_json: bool,
     \b
     Example:
       fedmf plan learning-rate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --cohort-size 100
-      fedmf plan learning-rate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --cohort-size 100 --sampling poisson --population 100000
+      fedmf plan learning-rate banded.npz --rounds 256 --epsilon 8 --cohort-size 100 --sampling poisson --population 100000
     """
     import fedmf
     from fedmf.privacy.learning_rate import effective_rmse, on_grid, predicted_learning_rate

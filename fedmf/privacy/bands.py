@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fedmf import checks
+from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits
@@ -18,6 +19,7 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import MIN_COMPOSED_DELTA, sampled_gaussian_noise_multiplier
 from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.sampling import CyclicPoisson
+from fedmf.privacy.sampling.base import column_norm
 from fedmf.workloads import Workload
 
 # Rows this near to the best in rmse are called close.
@@ -151,29 +153,61 @@ def choose_bands(
     >>> [(row.bands, row.amplified, row.compositions) for row in choice.rows], choice.best.bands
     ([(1, True, 32), (4, True, 8), (16, False, 2)], 4)
     """
-    question = _Question.checked(workload, population, cohort_size, epsilon, delta, rounds, participation, progress)
-    n = question.participation.rounds
+    if not isinstance(workload, Workload):
+        raise TypeError(f"workload is of type {type(workload).__name__}: pass a fedmf.Workload")
+    n = workload.rounds
+    if rounds is not None and checks.integer("rounds", rounds, low=1, hint="leave it out") != n:
+        raise ValueError(
+            f"rounds={rounds} but workload {workload.name!r} has rounds={n}: pass that number, or leave it out"
+        )
+    m = checks.integer("population", population, low=1, hint="pass the number of clients, a positive int")
+    hint = f"a round draws at most all of population={m} clients"
+    B = checks.integer("cohort_size", cohort_size, low=1, high=m, hint=hint)
+    candidates = _Candidates(
+        workload=workload,
+        population=m,
+        cohort_size=B,
+        epsilon=check_epsilon(epsilon),
+        delta=check_delta(delta),
+        participation=_without_sampling(participation, n, m, B),
+        progress=progress or (lambda phrase: None),
+    )
     if bands is not None:
         hint = f"a number of diagonals in 1..{n}"
-        given = bands if isinstance(bands, Sequence) else list(bands)
-        tried = sorted({checks.integer("bands", b, low=1, high=n, hint=hint) for b in given})
+        chosen = bands if isinstance(bands, Sequence) else list(bands)
+        tried = sorted({checks.integer("bands", b, low=1, high=n, hint=hint) for b in chosen})
         if not tried and not dense:
             raise ValueError(f"bands={bands!r} names no candidate: pass numbers of diagonals, or leave it out")
-        rows = {b: question.banded(b) for b in tried}
+        rows = {b: candidates.banded(b) for b in tried}
     else:
-        most = min(n, question.population // question.cohort_size)
-        rows = {b: question.banded(b) for b in _powers_of_two(most)}
+        rows = {b: candidates.banded(b) for b in _powers_of_two(min(n, m // B))}
         while missing := _between(rows, n):
-            rows |= {b: question.banded(b) for b in missing}
+            rows |= {b: candidates.banded(b) for b in missing}
     by_bands = [rows[b] for b in sorted(rows)]
     return BandChoice(
-        rows=(*by_bands, question.dense()) if dense else tuple(by_bands),
-        population=question.population,
-        cohort_size=question.cohort_size,
-        epsilon=question.epsilon,
-        delta=question.delta,
-        participation=question.participation,
+        rows=(*by_bands, candidates.dense()) if dense else tuple(by_bands),
+        population=m,
+        cohort_size=B,
+        epsilon=candidates.epsilon,
+        delta=candidates.delta,
+        participation=candidates.participation,
     )
+
+
+def _without_sampling(participation: Participation | None, n: int, m: int, B: int) -> Participation:
+    """What clients keep to without sampling: by default a fixed order of the population."""
+    if participation is None:
+        return Participation(rounds=n, schema="fixed_epoch", min_sep=min(n, m // B))
+    if not isinstance(participation, Participation):
+        raise TypeError(f"participation is of type {type(participation).__name__}: pass a fedmf.Participation")
+    if participation.rounds != n:
+        raise ValueError(f"participation has rounds={participation.rounds} but the workload has {n}: make both for {n}")
+    if participation.min_sep < n and participation.min_sep * B > m:
+        raise ValueError(
+            f"participation has min_sep={participation.min_sep}, and cohorts of {B} out of {m} clients come round after {m // B} "
+            f"rounds: choose min_sep up to {m // B}"
+        )
+    return participation
 
 
 def _powers_of_two(most: int) -> list[int]:
@@ -199,8 +233,8 @@ def _between(rows: dict[int, BandRow], n: int) -> list[int]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Question:
-    """Checked arguments, from which rows are made."""
+class _Candidates:
+    """Makes rows, each the noise and error of one mechanism that meets the target."""
 
     workload: Workload
     population: int
@@ -210,101 +244,48 @@ class _Question:
     participation: Participation
     progress: Callable[[str], None]
 
-    @classmethod
-    def checked(
-        cls,
-        workload: Workload,
-        population: int,
-        cohort_size: int,
-        epsilon: float,
-        delta: float,
-        rounds: int | None,
-        participation: Participation | None,
-        progress: Callable[[str], None] | None,
-    ) -> "_Question":
-        if not isinstance(workload, Workload):
-            raise TypeError(f"workload is of type {type(workload).__name__}: pass a fedmf.Workload")
-        n = workload.rounds
-        if rounds is not None and checks.integer("rounds", rounds, low=1, hint="leave it out") != n:
-            raise ValueError(
-                f"rounds={rounds} but workload {workload.name!r} has rounds={n}: pass that number, or leave it out"
-            )
-        m = checks.integer("population", population, low=1, hint="pass the number of clients, a positive int")
-        hint = f"a round draws at most all of population={m} clients"
-        B = checks.integer("cohort_size", cohort_size, low=1, high=m, hint=hint)
-        if participation is None:
-            participation = Participation(rounds=n, schema="fixed_epoch", min_sep=min(n, m // B))
-        if not isinstance(participation, Participation):
-            raise TypeError(f"participation is of type {type(participation).__name__}: pass a fedmf.Participation")
-        if participation.rounds != n:
-            raise ValueError(
-                f"participation has rounds={participation.rounds} but the workload has {n}: make both for {n}"
-            )
-        if participation.min_sep < n and participation.min_sep * B > m:
-            raise ValueError(
-                f"participation has min_sep={participation.min_sep}, and cohorts of {B} out of {m} clients come round after {m // B} "
-                f"rounds: choose min_sep up to {m // B}"
-            )
-        return cls(
-            workload=workload,
-            population=m,
-            cohort_size=B,
-            epsilon=check_epsilon(epsilon),
-            delta=check_delta(delta),
-            participation=participation,
-            progress=progress or (lambda phrase: None),
-        )
-
-    @property
-    def _once(self) -> Participation:
-        """Under which the sensitivity is the largest column norm: that of one event."""
-        return Participation(rounds=self.workload.rounds, schema="single")
-
     def banded(self, b: int) -> BandRow:
         """The row of the best encoder with b bands and columns of one norm."""
-        n = self.workload.rounds
         self.progress(f"fitting {b} bands")
+        once = Participation(rounds=self.workload.rounds, schema="single")
         with interruptible_fits():
-            mechanism = fit(self.workload, self._once, family="banded", bands=b)
+            mechanism = fit(self.workload, once, family="banded", bands=b)
         if b * self.cohort_size >= self.population:
-            return self._unamplified(mechanism, b, "banded")
-        scheme = CyclicPoisson(population=self.population, cohort_size=self.cohort_size, partitions=b)
-        q, k = scheme.probability, scheme.compositions(n)
+            return self._row(mechanism, b, None)
         if self.delta < MIN_COMPOSED_DELTA:
             raise ValueError(
                 f"delta={self.delta} is below {MIN_COMPOSED_DELTA:g}, where the epsilon of sampled cohorts is not computed (the rounding "
                 "of float64 would count): raise delta, or try only bands that need no sampling, with bands * cohort_size >= population"
             )
         self.progress(f"noise for {b} bands")
-        sigma = sampled_gaussian_noise_multiplier(self.epsilon, self.delta, probability=q, compositions=k)
-        return self._row(mechanism, b, "banded", sigma, probability=q, compositions=k)
+        return self._row(
+            mechanism, b, CyclicPoisson(population=self.population, cohort_size=self.cohort_size, partitions=b)
+        )
 
     def dense(self) -> BandRow:
         """The row of the best encoder of all under the participation, without amplification."""
         self.progress("fitting the dense optimum")
         with interruptible_fits():
             mechanism = fit(self.workload, self.participation, family="dense", tolerance=1e-3)
-        return self._unamplified(mechanism, self.workload.rounds, "dense")
+        return self._row(mechanism, self.workload.rounds, None)
 
-    def _unamplified(self, mechanism: Any, bands: int, family: str) -> BandRow:
-        whole = gaussian_noise_multiplier(self.epsilon, self.delta)
-        event = whole * sensitivity(mechanism, self.participation).value / sensitivity(mechanism, self._once).value
-        k = self.participation.max_participations
-        return self._row(mechanism, bands, family, event, probability=1.0, compositions=k)
-
-    def _row(
-        self, mechanism: Any, bands: int, family: str, event_noise: float, *, probability: float, compositions: int
-    ) -> BandRow:
-        column_norm = sensitivity(mechanism, self._once).value
-        error = event_noise * rmse(mechanism, self.workload, self._once)
+    def _row(self, mechanism: Mechanism, bands: int, scheme: CyclicPoisson | None) -> BandRow:
+        norm, unit = column_norm(mechanism), sensitivity(mechanism, self.participation).value
+        if scheme is None:
+            q, k = 1.0, self.participation.max_participations
+            sigma = gaussian_noise_multiplier(self.epsilon, self.delta) * unit / norm
+        else:
+            q, k = scheme.probability, scheme.compositions(self.workload.rounds)
+            sigma = sampled_gaussian_noise_multiplier(self.epsilon, self.delta, probability=q, compositions=k)
+        error = sigma * rmse(mechanism, self.workload, Participation(rounds=self.workload.rounds, schema="single"))
         return BandRow(
             bands=bands,
-            family=family,
-            amplified=probability < 1.0,
-            probability=probability,
-            compositions=compositions,
-            per_query_noise_multiplier=event_noise,
-            noise_multiplier=event_noise * column_norm / sensitivity(mechanism, self.participation).value,
+            family=mechanism.family,
+            amplified=scheme is not None,
+            probability=q,
+            compositions=k,
+            per_query_noise_multiplier=sigma,
+            noise_multiplier=sigma * norm / unit,
             rmse=error,
             effective_rmse=error / self.cohort_size,
         )

