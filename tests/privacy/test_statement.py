@@ -230,18 +230,6 @@ class TestValues:
             assert json.loads(text) == values
             assert as_text(json.loads(text), ".md") == markdown(values)
 
-    def test_the_plan_gives_the_same(self):
-        made = plan()
-        assert made.statement() == markdown(made.statement_values()) == markdown(made.statement_values())
-
-    def test_full_precision(self):
-        made = plan(noise_multiplier=1.23456789012345)
-        values = made.statement_values()
-        assert values["guarantee"]["epsilon"] == made.epsilon
-        assert values["guarantee"]["noise_multiplier"] == 1.23456789012345
-        assert values["stddev"] == made.stddev
-        assert f"--noise-multiplier {made.noise_multiplier!r}" in values["commands"][0]
-
     def test_group_privacy_is_that_of_a_smaller_multiplier(self):
         made = plan(noise_multiplier=6.0)
         for row in made.statement_values()["group_privacy"]:
