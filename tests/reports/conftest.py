@@ -27,9 +27,8 @@ def make_run(family, *, seed=0, stop=None, task="stackoverflow_nwp", description
     if family != "none" and "noise_multiplier" not in config:
         config.setdefault("epsilon", 8.0)
     config.setdefault("decoder", "full")  # as the demo has it
-    config = TrainConfig(
-        family=family, seed=seed, rounds=ROUNDS, min_sep=8, cohort_size=COHORT, evaluate_every=4, **config
-    )
+    config.setdefault("min_sep", None if "sampling" in config else 8)
+    config = TrainConfig(family=family, seed=seed, rounds=ROUNDS, cohort_size=COHORT, evaluate_every=4, **config)
     plan = config.plan(_fitted(dataclasses.replace(config, seed=0)))
     controller = ParticipationController(config.participation(), population=POPULATION, cohort_size=COHORT, seed=seed)
     rng = np.random.default_rng([seed, *family.encode()])
