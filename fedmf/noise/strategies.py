@@ -31,6 +31,8 @@ _PRODUCTS_A_DRAW, _CONTRACTED_A_DRAW = 300.0, 600.0
 _COPY, _FILE, _PASSED = 0.2, 0.4, 5.0
 # Compressing a noising matrix takes about so many seconds for 2052 rounds, growing as n^3. It is done where it saves more.
 _DRAW_SECONDS, _COMPRESS_SECONDS = 1.1e-8, 5.0
+# Rows are kept in memory, in shorter blocks, where that costs at most this many times as much as a memory map.
+_DISK_PENALTY = 1.25
 # State rows of a compressed matrix, and rounds up to which the rows of N are written out.
 MAX_COMPRESSED_ROWS = 64
 _MAX_CONTRACTED_ROUNDS = 4096
@@ -92,7 +94,7 @@ def host_strategies(
 ) -> list[NoiseStrategy]:
     """Both strategies, the better one first and an impossible one last.
 
-    Better is the cheaper one. Rows in memory are preferred to a memory map that costs more than half as much.
+    Better is the cheaper one. Rows in memory are preferred to a memory map that is hardly cheaper.
 
     Args:
       stream: of the mechanism.
@@ -232,7 +234,7 @@ def _row_bytes(size: int) -> int:
 
 
 def _price(strategy: NoiseStrategy) -> tuple[bool, float]:
-    return not strategy.possible, strategy.cost * (2 if strategy.disk else 1)
+    return not strategy.possible, strategy.cost * (_DISK_PENALTY if strategy.disk else 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
