@@ -117,7 +117,7 @@ class ParticipationLedger:
             len(entry.cohort) < (len(entry.selected) if self.cohort_size is None else self.cohort_size)
             for entry in self._rounds
         )
-        return ParticipationStats.of_pairs(self.pairs(), rounds=len(self), short_rounds=short)
+        return ParticipationStats.of_cohorts([entry.cohort for entry in self._rounds], short_rounds=short)
 
     def to_csv(self) -> str:
         """Text with the header round,client and one row a participation, in order of rounds."""

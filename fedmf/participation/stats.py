@@ -1,7 +1,7 @@
 """What a record shows of participation, without the clients: all that a guarantee after the fact needs, however long the record."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ class ParticipationStats:
       separations: difference between two consecutive rounds of one client -> how often it occurs.
       longest_span: largest difference between the last and the first round of one client.
 
-    >>> stats = ParticipationStats.of_pairs(np.array([[0, 7], [1, 8], [2, 7], [3, 8], [6, 7]]), rounds=7)
+    >>> stats = ParticipationStats.of_cohorts([np.array(cohort) for cohort in ([7], [8], [7], [8], [], [], [7])])
     >>> stats.separations, stats.histogram, stats.longest_span
     ({2: 2, 4: 1}, {2: 1, 3: 1}, 6)
     >>> stats.keeps_to(Participation(rounds=8, schema="fixed_epoch", min_sep=2))
@@ -36,15 +36,21 @@ class ParticipationStats:
     longest_span: int
 
     @staticmethod
-    def of_pairs(pairs: np.ndarray, *, rounds: int, short_rounds: int = 0) -> "ParticipationStats":
-        """From (round, client) pairs, ints, shape (participations, 2), each once, of rounds below `rounds`."""
-        order = np.lexsort((pairs[:, 0], pairs[:, 1]))
-        t, client = pairs[order, 0], pairs[order, 1]
+    def of_cohorts(cohorts: Sequence[np.ndarray], *, short_rounds: int = 0) -> "ParticipationStats":
+        """From the clients of every round, ints, each once in a round."""
+        sizes = np.array([len(cohort) for cohort in cohorts], np.int64)
+        client = np.concatenate([np.zeros(0, np.int64), *cohorts])
+        if client.max(initial=0) < 2**32:
+            client = client.astype(np.uint32)  # half the memory of what follows
+        # Stable: the rounds of a client stay in order.
+        order = np.argsort(client, kind="stable")
+        t, client = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)[order], client[order]
+        del order
         same = client[1:] == client[:-1]
         first = np.flatnonzero(np.r_[True, ~same][: len(t)])
         times = np.diff(np.r_[first, len(t)])
         return ParticipationStats(
-            cohort_sizes=np.bincount(pairs[:, 0], minlength=rounds),
+            cohort_sizes=sizes,
             short_rounds=short_rounds,
             histogram=_counts(times),
             separations=_counts(np.diff(t)[same]),

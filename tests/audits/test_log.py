@@ -61,7 +61,7 @@ class TestReading:
         folder = tmp_path_factory.mktemp("logs")
         rows = [(f"device {client}" if texts else client, t + first_round) for client, t in pairs]
         log = read_log(write(folder / "log.csv", rows), rounds=10, first_round=first_round)
-        expected = ParticipationStats.of_pairs(np.array([(t, client) for client, t in pairs]), rounds=10)
+        expected = ParticipationStats.of_cohorts([np.array([c for c, t in pairs if t == r], int) for r in range(10)])
         assert same(log.stats, expected)
         assert (log.rows, log.duplicates) == (len(pairs), 0)
         listed = ", ".join(f"({client!r}, {t})" for client, t in rows)

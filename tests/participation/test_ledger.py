@@ -53,6 +53,11 @@ def test_the_oracle_tells_ledgers_apart():
     assert brute_force([[0], [], [0]], 1) != brute_force([[0], [0], []], 1)
 
 
+def test_clients_beyond_32_bits_are_told_apart():
+    rounds = [[0, 2**32 - 1], [2**32, 5], [2**32, 0]]
+    assert numbers(ledger_of(rounds).observed()) == brute_force(rounds, 3)
+
+
 @given(cohorts)
 def test_csv_round_trip(rounds):
     ledger = ledger_of(rounds)

@@ -38,7 +38,7 @@ def test_keeps_to_and_within(cohorts, schema, b, k):
 
 def test_an_epoch_that_was_missed_counts():
     # Rounds 0 and 8 of an order of 4 rounds: two participations, and yet a window of three epochs.
-    stats = ParticipationStats.of_pairs(np.array([[0, 1], [8, 1]]), rounds=12)
+    stats = ParticipationStats.of_cohorts([np.array([1] * (t in (0, 8)), int) for t in range(12)])
     planned = Participation(rounds=12, schema="fixed_epoch", min_sep=4)
     assert stats.max_participations == 2
     assert stats.within(planned).max_participations == 3
