@@ -29,6 +29,8 @@ ROWS_TOGETHER = 128
 # are contracted), and the cost of a row that is copied, is read from a file or written to one, or passes through TFF's state.
 _PRODUCTS_A_DRAW, _CONTRACTED_A_DRAW = 300.0, 600.0
 _COPY, _FILE, _PASSED = 0.2, 0.4, 5.0
+# What the calls for a block cost, in copies of a row.
+_CALL_COPIES = 2
 # Compressing a noising matrix takes about so many seconds for 2052 rounds, growing as n^3. It is done where it saves more.
 _DRAW_SECONDS, _COMPRESS_SECONDS = 1.1e-8, 5.0
 # Rows are kept in memory, in shorter blocks, where that costs at most this many times as much as a memory map.
@@ -108,7 +110,7 @@ def host_strategies(
     >>> from fedmf.mechanisms import IdentityMechanism
     >>> best, other = host_strategies(IdentityMechanism(rounds=2052).stream(), 4_050_748, memory_bytes=10**9)
     >>> best.name, round(best.cost, 1)
-    ('recurrent', 1.4)
+    ('recurrent', 1.5)
     """
     n = stream.rounds
     room = _Room.of(size, memory_bytes, folder)
@@ -285,15 +287,16 @@ def _recurrent(stream: NoiseStream, room: _Room, compress: bool) -> NoiseStrateg
         side = length + r
         # A rolling state is made of the block's own rows; another one is made beside them.
         products, passed = (side, side) if form.rolling else (side * side / length, side + r)
+        copies = (passed + _CALL_COPIES) / length + 1
         way = NoiseStrategy(
             name="recurrent",
             length=length,
             width=r,
-            cost=1 + products / _PRODUCTS_A_DRAW + _COPY * (passed / length + 1),
+            cost=1 + products / _PRODUCTS_A_DRAW + _COPY * copies,
             reason=f"{r} rows carry what the future needs of the past",
         )
         scratch = 8 * side * min(room.size, TILE)
-        ways += room.place(way, side if form.rolling else side + r, scratch, (_FILE - _COPY) * (passed / length + 1))
+        ways += room.place(way, side if form.rolling else side + r, scratch, (_FILE - _COPY) * copies)
     if not ways:
         return impossible(reason=f"needs {(2 * r + 1) * _row_bytes(room.size) / 1e6:.3g} MB of memory or disk")
     best = min(ways, key=_price)
