@@ -61,4 +61,7 @@ def calibrate(
     # In units of the largest column norm, in which the search knows what is little.
     unit = column_norm(mechanism)
     noise = unit * least_noise_multiplier(lambda sigma: epsilon_of(unit * sigma), target)
-    return dataclasses.replace(plan, noise_multiplier=min(enough, noise) / plan.sensitivity.value)
+    plan = dataclasses.replace(plan, noise_multiplier=min(enough, noise) / plan.sensitivity.value)
+    while plan.epsilon > target:  # the rounding of that quotient
+        plan = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * (1 + 1e-7))
+    return plan
