@@ -14,7 +14,6 @@ import re
 import textwrap
 from typing import Any
 
-import jinja2
 import numpy as np
 
 from fedmf.mechanisms.base import Mechanism
@@ -68,7 +67,9 @@ def mechanism_digest(mechanism: Mechanism) -> str:
 
 
 @functools.cache
-def _template() -> jinja2.Template:
+def _template() -> Any:
+    import jinja2  # a tenth of a second that only statements need
+
     # Markdown: nothing is escaped. A value that is missing is a mistake, but for those that only some statements have.
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedmf.privacy", "."),
