@@ -132,7 +132,7 @@ def _dense(C: np.ndarray, participation: Participation) -> Sensitivity:
 
 
 def _root(squared: float, exact: bool, method: str) -> Sensitivity:
-    return Sensitivity(value=float(np.sqrt(squared)), exact=exact, method=method)
+    return Sensitivity(value=float(np.sqrt(squared)), exact=bool(exact), method=method)
 
 
 def _toeplitz(c: np.ndarray, participation: Participation) -> Sensitivity:

@@ -31,6 +31,7 @@ def mechanisms(draw, rounds):
         ([0.9, 0.9], [0.7, 0.6], ValueError, "different"),
         ([0.9, 0.8999], [0.2, 0.1], ValueError, "float32"),
         ([0.9, 0.8], [0.2, 0.1999], ValueError, "float32"),
+        ([0.0, 0.5], [0.0, 5e-324], ValueError, "float32"),  # N's scales are 0 times infinity
         ([0.9], [0.7, 0.6], ValueError, "inverse_decays 2"),
         ([np.inf], [0.7], ValueError, "not finite"),
         ([], [], ValueError, "empty"),

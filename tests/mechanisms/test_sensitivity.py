@@ -122,6 +122,13 @@ def test_vector_contributions_can_exceed_scalar_ones(schema):
     np.testing.assert_allclose(bound.value, best, rtol=1e-8)
 
 
+def test_sums_of_magnitudes_that_signs_attain():
+    C = np.array([[1.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [-1.0, 0.5, 1.0]])
+    found = sensitivity(C, Participation(rounds=3, schema="every_round"))
+    assert found.exact is True  # numpy's would not go into a plan's JSON
+    np.testing.assert_allclose(found.value, np.linalg.norm(C @ [-1.0, 1.0, 1.0]))
+
+
 def test_two_rounds_with_opposite_columns():
     # X_01 < 0: contributions of opposite sign add up, so that summing X (not |X|) would under-protect.
     C = np.array([[1.0, 0.0], [-1.0, 1.0]])

@@ -68,8 +68,9 @@ class BLTMechanism(Mechanism):
                     f"{name}={values} must be different numbers from -1 to 1: larger ones grow without end, and equal ones "
                     "are no partial fractions"
                 )
-        largest = max(float(np.abs(self.scales).sum()), float(np.abs(self.inverse_scales).sum()))
-        if largest > MAX_SUM_OF_SCALES:
+        with np.errstate(all="ignore"):  # a quotient of neighbours of 0 may overflow
+            largest = float(np.max([np.abs(self.scales).sum(), np.abs(self.inverse_scales).sum()]))
+        if not largest <= MAX_SUM_OF_SCALES:  # also where it is no number
             raise ValueError(
                 f"decays={self.decays} and inverse_decays={self.inverse_decays} give scales that sum to {largest:.3g} and "
                 "cancel, which float32 does not hold: pass values that are further apart, or that alternate"
