@@ -1,7 +1,6 @@
 """The ways to make noise, ahead on the host or in a TensorFlow graph: what each costs, and which is taken."""
 
 import dataclasses
-import functools
 import math
 import os
 import pathlib
@@ -49,11 +48,10 @@ class NoiseStrategy:
       name: one of HOST_STRATEGIES or GRAPH_STRATEGIES.
       length: rounds made at a time, L.
       width: rows of model size that are kept from block to block.
-      cost: of a round on average over the run, in draws of one row of independent Gaussians.
+      cost: of a round on average over the run, in draws of one row of independent Gaussians; infinite where it is not possible.
       memory: bytes of arrays.
       disk: bytes of a private memory map that holds the rows; 0 where memory holds them.
       reason: in words, what is done, or why it cannot be.
-      possible: whether it can be used here.
       form: the block form of "recurrent".
     """
 
@@ -64,8 +62,12 @@ class NoiseStrategy:
     memory: int = 0
     disk: int = 0
     reason: str = ""
-    possible: bool = True
     form: BlockForm | None = None
+
+    @property
+    def possible(self) -> bool:
+        """Whether it can be used here."""
+        return math.isfinite(self.cost)
 
     def seconds(self, size: int) -> float:
         """Cost of a round for `size` parameters on the machine that the unit of cost was measured on."""
@@ -74,7 +76,7 @@ class NoiseStrategy:
     def summary(self) -> dict[str, Any]:
         """All but the form, as JSON takes it."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "form"}
-        return fields | {"cost": self.cost if self.possible else None}
+        return fields | {"cost": self.cost if self.possible else None, "possible": self.possible}
 
 
 def default_memory() -> int:
@@ -112,8 +114,7 @@ def host_strategies(
     >>> best.name, round(best.cost, 1)
     ('recurrent', 1.5)
     """
-    n = stream.rounds
-    room = _Room.of(size, memory_bytes, folder)
+    n, room = stream.rounds, _Room.of(size, memory_bytes, folder)
     regenerated = _regenerated(stream, room)
     saved = (regenerated.cost - 1.5) * n * size * _DRAW_SECONDS
     recurrent = _recurrent(stream, room, compress=saved > _COMPRESS_SECONDS * (n / 2052) ** 3)
@@ -137,12 +138,13 @@ def choose_host_strategy(
     Raises:
       ValueError: no such strategy, or not possible for this mechanism, size and memory; float32 does not hold the noise.
     """
-    strategies = host_strategies(stream, size, memory_bytes=memory_bytes, folder=folder)
-    if name is not None:
+    if name is None:
+        strategies = host_strategies(stream, size, memory_bytes=memory_bytes, folder=folder)
+    else:
         checks.one_of("noise_strategy", name, HOST_STRATEGIES)
-        strategies = [strategy for strategy in strategies if strategy.name == name]
-        if name == "recurrent" and not strategies[0].possible:  # by name, it may take its time
-            strategies = [_recurrent(stream, _Room.of(size, memory_bytes, folder), compress=True)]
+        room = _Room.of(size, memory_bytes, folder)
+        # By name, a recurrence may take its time to compute.
+        strategies = [_regenerated(stream, room) if name == "regenerated" else _recurrent(stream, room, compress=True)]
     best = strategies[0]
     if not best.possible:
         reasons = "; ".join(f"{strategy.name}: {strategy.reason}" for strategy in strategies)
@@ -165,39 +167,29 @@ def graph_strategies(stream: NoiseStream, size: int, name: str | None = None) ->
     Raises:
       ValueError: there is none of that name.
     """
-    if name is not None:
-        checks.one_of("noise_strategy", name, GRAPH_STRATEGIES)
-    strategies = []
-    if name != "precomputed":
-        # The table of a contraction's recurrence has (1 + width)^2 entries a round.
-        widest = (
-            math.isqrt(_MAX_TABLE_BYTES // (4 * stream.rounds)) - 1 if stream.contraction is not None else stream.rounds
+    row = _row_bytes(size)
+    reason = "made by the host, one row in the state: see the other table"
+    precomputed = NoiseStrategy(name="precomputed", length=1, width=1, cost=_PASSED, memory=row, reason=reason)
+    if name is not None and checks.one_of("noise_strategy", name, GRAPH_STRATEGIES) == "precomputed":
+        return [precomputed]
+    most = stream.rounds if name else MAX_STATE_BYTES // row
+    if stream.contraction is not None:  # the table of its recurrence has (1 + width)^2 entries a round
+        most = min(most, math.isqrt(_MAX_TABLE_BYTES // (4 * stream.rounds)) - 1)
+    form = block_form(stream, length=1, most_width=min(most, stream.rounds))
+    if form is None:
+        reason = f"it has no recurrence of at most {most} rows, which a state may have"
+        recurrent = NoiseStrategy(name="recurrent", reason=reason)
+    else:
+        recurrent = NoiseStrategy(
+            name="recurrent",
+            length=1,
+            width=form.width,
+            cost=1 + (1 + form.width) ** 2 / _PRODUCTS_A_DRAW + _PASSED * form.width,
+            memory=row * form.width,
+            reason=f"{form.width} rows in the state carry what the future needs of the past",
+            form=form,
         )
-        rows = min(widest, stream.rounds if name else MAX_STATE_BYTES // _row_bytes(size))
-        form = block_form(stream, length=1, most_width=rows)
-        if form is None:
-            reason = f"it has no recurrence of at most {rows} rows, which a state may have"
-            strategies.append(NoiseStrategy(name="recurrent", possible=False, reason=reason))
-        else:
-            cost = 1 + (1 + form.width) ** 2 / _PRODUCTS_A_DRAW + _PASSED * form.width
-            reason = f"{form.width} rows in the state carry what the future needs of the past"
-            strategies.append(
-                NoiseStrategy(
-                    name="recurrent",
-                    length=1,
-                    width=form.width,
-                    cost=cost,
-                    memory=_row_bytes(size) * form.width,
-                    reason=reason,
-                    form=form,
-                )
-            )
-    if name != "recurrent":
-        reason = "made by the host, one row in the state: see the other table"
-        strategies.append(
-            NoiseStrategy(name="precomputed", length=1, width=1, cost=_PASSED, memory=_row_bytes(size), reason=reason)
-        )
-    return strategies
+    return [recurrent] if name else [recurrent, precomputed]
 
 
 def choose_graph_strategy(stream: NoiseStream, size: int, name: str | None = None) -> NoiseStrategy:
@@ -219,15 +211,14 @@ def choose_graph_strategy(stream: NoiseStream, size: int, name: str | None = Non
 
 def explain(strategies: list[NoiseStrategy]) -> str:
     """A table of the strategies in the order of choice."""
-    lines = [f"{'strategy':<11} {'cost':>6} {'block':>6} {'kept':>5} {'memory':>9} {'file':>9}  why"]
-    for strategy in strategies:
-        if strategy.possible:
-            numbers = f"{strategy.cost:>6.1f} {strategy.length:>6} {strategy.width:>5}"
-            space = f"{strategy.memory / 1e6:>6.0f} MB {strategy.disk / 1e6:>6.0f} MB"
-            lines.append(f"{strategy.name:<11} {numbers} {space}  {strategy.reason}")
+    line = "{:<11} {:>6} {:>6} {:>5} {:>9} {:>9}  {}".format
+    lines = [line("strategy", "cost", "block", "kept", "memory", "file", "why")]
+    for s in strategies:
+        space = [f"{s.memory / 1e6:.0f} MB", f"{s.disk / 1e6:.0f} MB"]
+        if s.possible:
+            lines.append(line(s.name, f"{s.cost:.1f}", s.length, s.width, *space, s.reason))
         else:
-            blanks = f"{'-':>6} {'-':>6} {'-':>5} {'-':>9} {'-':>9}"
-            lines.append(f"{strategy.name:<11} {blanks}  not possible: {strategy.reason}")
+            lines.append(line(s.name, *"-----", f"not possible: {s.reason}"))
     return "\n".join(lines)
 
 
@@ -235,8 +226,8 @@ def _row_bytes(size: int) -> int:
     return 4 * max(1, size)
 
 
-def _price(strategy: NoiseStrategy) -> tuple[bool, float]:
-    return not strategy.possible, strategy.cost * (_DISK_PENALTY if strategy.disk else 1)
+def _price(strategy: NoiseStrategy) -> float:
+    return strategy.cost * (_DISK_PENALTY if strategy.disk else 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -250,44 +241,38 @@ class _Room:
     @classmethod
     def of(cls, size: int, memory_bytes: int | None, folder: str | pathlib.Path | None) -> "_Room":
         checks.integer("size", size, low=0, hint="it is the number of model parameters")
-        if memory_bytes is None:
-            memory_bytes = default_memory()
-        checks.integer("memory_bytes", memory_bytes, low=1, hint="give bytes, such as 1_500_000_000")
-        return cls(size=size, memory=memory_bytes, disk=default_disk(folder))
+        memory = default_memory() if memory_bytes is None else memory_bytes
+        checks.integer("memory_bytes", memory, low=1, hint="give bytes, such as 1_500_000_000")
+        return cls(size=size, memory=memory, disk=default_disk(folder))
 
-    def place(self, strategy: NoiseStrategy, rows: int, scratch: int, file_cost: float) -> list[NoiseStrategy]:
-        """The strategy with its rows in memory, or in a memory map; empty where neither has the room."""
-        held = rows * _row_bytes(self.size)
-        if scratch + held <= self.memory:
-            return [dataclasses.replace(strategy, memory=scratch + held)]
-        if scratch > self.memory or held > self.disk:
-            return []
-        reason = f"{strategy.reason}, in a private memory map"
-        return [dataclasses.replace(strategy, memory=scratch, disk=held, cost=strategy.cost + file_cost, reason=reason)]
+    def place(self, strategy: NoiseStrategy, rows: int, scratch: int, file_cost: float) -> NoiseStrategy:
+        """The strategy with its rows in memory, or in a memory map; an impossible one where neither has the room."""
+        in_rows = rows * _row_bytes(self.size)
+        if scratch + in_rows <= self.memory:
+            return dataclasses.replace(strategy, memory=scratch + in_rows)
+        if scratch <= self.memory and in_rows <= self.disk:
+            reason, cost = f"{strategy.reason}, in a private memory map", strategy.cost + file_cost
+            return dataclasses.replace(strategy, memory=scratch, disk=in_rows, cost=cost, reason=reason)
+        return NoiseStrategy(name=strategy.name, reason=f"needs {(scratch + in_rows) / 1e6:.3g} MB of memory or disk")
 
 
 def _recurrent(stream: NoiseStream, room: _Room, compress: bool) -> NoiseStrategy:
-    impossible = functools.partial(NoiseStrategy, name="recurrent", possible=False)
-    contraction = stream.contraction is not None
-    if contraction and not compress:
-        return impossible(reason="not looked for: making the draws again costs little")
-    n = stream.rounds
-    form = block_form(
-        stream,
-        length=min(n, _COMPRESSED_LENGTH) if contraction else 1,
-        most_width=MAX_COMPRESSED_ROWS if contraction else None,
-    )
+    """Blocks of rounds from their own draws and a few rows of the past, of the length that costs least."""
+    n, most, lengths = stream.rounds, None, _BLOCK_LENGTHS
+    if stream.contraction is not None:
+        if not compress:
+            return NoiseStrategy(name="recurrent", reason="not looked for: making the draws again costs little")
+        most, lengths = MAX_COMPRESSED_ROWS, (_COMPRESSED_LENGTH,)
+    form = block_form(stream, length=lengths[0], most_width=most)
     if form is None:
-        return impossible(reason=f"it has no recurrence of at most {MAX_COMPRESSED_ROWS} rows")
-    r, lengths = form.width, [form.length]
-    if not contraction:  # blocks of one length: a short last block would read as much for fewer rounds
-        lengths = sorted({-(-n // -(-n // length)) for length in _BLOCK_LENGTHS})
-    ways = []
-    for length in lengths:
+        return NoiseStrategy(name="recurrent", reason=f"it has no recurrence of at most {most} rows")
+    r, ways = form.width, []
+    # Blocks of one length: a short last block would read as much for fewer rounds.
+    for length in [form.length] if most else sorted({-(-n // -(-n // length)) for length in lengths}):
         side = length + r
         # A rolling state is made of the block's own rows; another one is made beside them.
-        products, passed = (side, side) if form.rolling else (side * side / length, side + r)
-        copies = (passed + _CALL_COPIES) / length + 1
+        rows, products = (side, side) if form.rolling else (side + r, side * side / length)
+        copies = (rows + _CALL_COPIES) / length + 1
         way = NoiseStrategy(
             name="recurrent",
             length=length,
@@ -295,46 +280,39 @@ def _recurrent(stream: NoiseStream, room: _Room, compress: bool) -> NoiseStrateg
             cost=1 + products / _PRODUCTS_A_DRAW + _COPY * copies,
             reason=f"{r} rows carry what the future needs of the past",
         )
-        scratch = 8 * side * min(room.size, TILE)
-        ways += room.place(way, side if form.rolling else side + r, scratch, (_FILE - _COPY) * copies)
-    if not ways:
-        return impossible(reason=f"needs {(2 * r + 1) * _row_bytes(room.size) / 1e6:.3g} MB of memory or disk")
+        ways.append(room.place(way, rows, 8 * side * min(room.size, TILE), (_FILE - _COPY) * copies))
     best = min(ways, key=_price)
-    form = form if best.length == form.length else block_form(stream, length=best.length)
-    return dataclasses.replace(best, form=form)
+    if best.possible and best.length != form.length:
+        form = block_form(stream, length=best.length)
+    return dataclasses.replace(best, form=form if best.possible else None)
 
 
 def _regenerated(stream: NoiseStream, room: _Room) -> NoiseStrategy:
-    n, row = stream.rounds, _row_bytes(room.size)
-    impossible = functools.partial(NoiseStrategy, name="regenerated", possible=False)
+    """Blocks of rounds, each from all draws up to its end."""
+    n = stream.rounds
     if stream.contraction is None and n > _MAX_CONTRACTED_ROUNDS:
-        return impossible(reason=f"{n} rounds: the rows of N are not written out beyond {_MAX_CONTRACTED_ROUNDS}")
+        reason = f"{n} rounds: the rows of N are not written out beyond {_MAX_CONTRACTED_ROUNDS}"
+        return NoiseStrategy(name="regenerated", reason=reason)
     scratch = 4 * (n + ROWS_TOGETHER) * min(room.size, TILE)
-    ways: list[NoiseStrategy] = []
-    for most in ((room.memory - scratch) // row, room.disk // row):
-        # A recurrence has a map of its history, which is smaller than one of the whole run.
-        if most >= 1 and (stream.contraction is not None or not ways):
-            length = _block_length(n, min(n, most))
-            blocks = -(-n // length)
-            reason = (
-                f"every {length} rounds all earlier draws are made again" if blocks > 1 else "the whole run at once"
-            )
-            way = NoiseStrategy(name="regenerated", length=length, cost=_redrawing(blocks, n), reason=reason)
-            ways += room.place(way, length, scratch, 2 * _FILE)
-    if not ways:
-        return impossible(reason=f"needs {(scratch + row) / 1e6:.3g} MB")
+    limits = [(room.memory - scratch) // _row_bytes(room.size), room.disk // _row_bytes(room.size)]
+    if stream.contraction is None and limits[0] >= 1:
+        limits = limits[:1]  # a recurrence has a map of its history, which is smaller than one of the whole run
+    ways = []
+    for longest in limits:
+        length = _block_length(n, min(n, max(1, longest)))
+        blocks = -(-n // length)
+        way = NoiseStrategy(
+            name="regenerated",
+            length=length,
+            cost=(blocks + 1) / 2 + n / 2 / _CONTRACTED_A_DRAW,  # block j draws j blocks of rows
+            reason=f"every {length} rounds all earlier draws are made again" if blocks > 1 else "the whole run at once",
+        )
+        ways.append(room.place(way, length, scratch, 2 * _FILE))
     return min(ways, key=_price)
-
-
-def _redrawing(blocks: int, n: int) -> float:
-    """Draws a round; block j of `blocks` draws j blocks of rows."""
-    return (blocks + 1) / 2 + n / 2 / _CONTRACTED_A_DRAW
 
 
 def _block_length(n: int, longest: int) -> int:
     """Rounds of a block, at most `longest`: of blocks as equal as whole multiples of ROWS_TOGETHER are."""
-    whole = ROWS_TOGETHER <= longest < n
-    if whole:
-        longest -= longest % ROWS_TOGETHER
-    length = -(-n // -(-n // longest))
-    return -(-length // ROWS_TOGETHER) * ROWS_TOGETHER if whole else length
+    step = ROWS_TOGETHER if ROWS_TOGETHER <= longest < n else 1
+    length = -(-n // -(-n // (longest - longest % step)))
+    return -(-length // step) * step
