@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import scipy.linalg
 
-from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream
 
 # A compressed noising matrix N + E stands for the encoder (I + C E)^-1 C, whose sensitivity is that of C within a factor
@@ -85,76 +84,40 @@ def block_form(stream: NoiseStream, *, length: int, most_width: int | None = Non
     length, stream = min(length, n), stream.causal()
     if stream.contraction is not None:
         return _compressed(stream.contraction, length, n if most_width is None else most_width)
-    width = stream.recurrence.shape[1] - 1 if stream.recurrence is not None else _buffers_width(stream)
-    if most_width is not None and width > most_width:
+    if most_width is not None and stream.width > most_width:
         return None
-    matrix = _recurrence_block if stream.recurrence is not None else _buffers_block
     return BlockForm(
         rounds=n,
         length=length,
-        width=width,
-        matrix=functools.partial(matrix, stream, length),
-        rolling=matrix is _recurrence_block,
+        width=stream.width,
+        matrix=functools.partial(_stepped, stream, length),
+        rolling=stream.recurrence is not None,
     )
 
 
-def _recurrence_block(stream: NoiseStream, length: int, b: int) -> np.ndarray:
-    """M of a banded C, whose S_b are the rows x_(s-1), x_(s-2), ... before the block: D X = Z - E S on the block's rows of C = [E D]."""
-    C = np.asarray(stream.recurrence)
-    s, r = b * length, C.shape[1] - 1
-    count = min(length, len(C) - s)
-    band = np.zeros((count, count + r))  # column r + j: the block's round j; column r - 1 - j: row j of S
-    for i in range(count):
-        band[i, i : i + r + 1] = C[s + i, ::-1]
-    M = np.zeros((length + r, length + r))
-    right = np.hstack([np.eye(count, length), -band[:, :r][:, ::-1]])
+def _stepped(stream: NoiseStream, length: int, b: int) -> np.ndarray:
+    """M of a recurrence or buffers: the rounds of block b, one after the other, on the rows of [Z_b; S_b] as unknowns."""
+    M = np.zeros((length + stream.width, length + stream.width))
+    unknowns = np.eye(len(M))
+    S = unknowns[length:]
     with np.errstate(all="ignore"):  # what overflows is refused by the check of float32
-        M[:count] = scipy.linalg.solve_triangular(band[:, r:], right, lower=True, check_finite=False)
-    fresh = min(count, r)
-    M[length : length + fresh] = M[count - fresh : count][::-1]
-    M[length + fresh :, length : length + r - fresh] = np.eye(r - fresh)
-    return M
-
-
-def _buffers_width(stream: NoiseStream) -> int:
-    assert stream.buffers is not None
-    return len(stream.buffers.decay) + stream.buffers.window.shape[1] - 1
-
-
-def _buffers_block(stream: NoiseStream, length: int, b: int) -> np.ndarray:
-    """M of buffers: the product of its rounds' own [x_t; S_(t+1)] = step [z_t; S_t]."""
-    assert stream.buffers is not None
-    width = _buffers_width(stream)
-    M = np.zeros((length + width, length + width))
-    S: np.ndarray = np.eye(width, length + width, k=length)  # as combinations of the rows of [Z_b; S_b]
-    for i in range(min(length, stream.rounds - b * length)):
-        out = _buffers_step(stream.buffers, b * length + i) @ np.vstack([np.eye(1, length + width, k=i), S])
-        M[i], S = out[0], out[1:]
+        for i in range(min(length, stream.rounds - b * length)):
+            M[i], S = stream.step(b * length + i, unknowns[i], S)
     M[length:] = S
     return M
 
 
-def _buffers_step(buffers: Buffers, t: int) -> np.ndarray:
-    """[x_t; S_(t+1)] from [z_t; S_t] where S_t is the sums S(t), then z_(t-1), z_(t-2), ..."""
-    q, w = len(buffers.decay), buffers.window.shape[1]
-    M = np.zeros((q + w, q + w))
-    M[0] = np.concatenate([buffers.window[t, :1], buffers.read[t], buffers.window[t, 1:]])
-    M[1 : 1 + q, 1 : 1 + q] = np.diag(buffers.decay)
-    if t + 1 >= w:  # z_(t+1-w) leaves the window and enters the sums
-        M[1 : 1 + q, 0 if w == 1 else -1] += buffers.write[t + 1 - w]
-    if w > 1:
-        M[1 + q, 0] = 1.0
-        M[2 + q :, 1 + q : -1] = np.eye(w - 2)
-    return M
-
-
 def _compressed(N: np.ndarray, length: int, most_width: int) -> BlockForm | None:
+    counts = [min(length, len(N) - s) for s in range(0, len(N), length)]
     for cut in _CUTS:
         matrices = _cut_off(N, length, most_width, cut * float(np.abs(N).max()))
         if matrices is None:  # a smaller cut is wider still
             return None
-        width = max(len(M) - min(length, len(N) - b * length) for b, M in enumerate(matrices))
-        padded = [_padded(M, length, width, min(length, len(N) - b * length)) for b, M in enumerate(matrices)]
+        width = max(len(M) - count for M, count in zip(matrices, counts, strict=True))
+        padded = np.zeros((len(counts), length + width, length + width))
+        for full, M, count in zip(padded, matrices, counts, strict=True):
+            rows, columns = (np.r_[:count, length : length + side - count] for side in M.shape)
+            full[np.ix_(rows, columns)] = M
         form = BlockForm(rounds=len(N), length=length, width=width, matrix=padded.__getitem__)
         if deviation(form.noising(), N) <= MAX_DEVIATION:
             return form
@@ -207,13 +170,3 @@ def _settled(values: np.ndarray, right: np.ndarray) -> np.ndarray:
             turn[i, start:end] = now
             rest -= np.outer(now, now @ rest)
     return turn
-
-
-def _padded(M: np.ndarray, length: int, width: int, count: int) -> np.ndarray:
-    """`M` of `count` rounds with its parts at the places they have in a full block."""
-    out = np.zeros((length + width, length + width))
-    rows, columns = len(M) - count, M.shape[1] - count
-    out[:count, :count], out[:count, length : length + columns] = M[:count, :count], M[:count, count:]
-    out[length : length + rows, :count] = M[count:, :count]
-    out[length : length + rows, length : length + columns] = M[count:, count:]
-    return out

@@ -50,12 +50,12 @@ class Buffers:
             )
         decay = np.asarray(self.decay, dtype=np.float64)
         q = decay.size
-        found = {"window": window, "decay": decay}
+        arrays = {"window": window, "decay": decay}
         for name in ("read", "write"):
-            found[name] = np.asarray(getattr(self, name), dtype=np.float64)
-            if found[name].shape != (n, q):
-                raise ValueError(f"{name} has shape {found[name].shape}: pass ({n}, {q}), as window and decay say")
-        for name, value in found.items():
+            arrays[name] = np.asarray(getattr(self, name), dtype=np.float64)
+            if arrays[name].shape != (n, q):
+                raise ValueError(f"{name} has shape {arrays[name].shape}: pass ({n}, {q}), as window and decay say")
+        for name, value in arrays.items():
             if not np.isfinite(value).all():
                 raise ValueError(f"{name} holds numbers that are not finite: replace them")
             object.__setattr__(self, name, checks.frozen(value))
@@ -64,6 +64,20 @@ class Buffers:
     def rounds(self) -> int:
         """n, the number of rows."""
         return int(self.window.shape[0])
+
+    @property
+    def width(self) -> int:
+        """Rows that are kept from round to round, q + w - 1: S(t), then z_(t-1), ..., z_(t-w+1)."""
+        return len(self.decay) + self.window.shape[1] - 1
+
+    def step(self, t: int, z: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Row t and the state after it, from draw t and the state (width, ...) before it, which is at first 0."""
+        q, w = len(self.decay), self.window.shape[1]
+        sums, recent = state[:q], np.concatenate([z[None], state[q:]])  # z_t, z_(t-1), ...
+        x = np.tensordot(self.window[t], recent, axes=1) + np.tensordot(self.read[t], sums, axes=1)
+        if t + 1 >= w:  # z_(t+1-w) leaves the window and enters the sums
+            sums = (self.decay * sums.T).T + np.multiply.outer(self.write[t + 1 - w], recent[-1])
+        return x, np.concatenate([sums, recent[:-1]])
 
     def matrix(self) -> np.ndarray:
         """N, float64 (rounds, rounds), lower-triangular."""

@@ -1,8 +1,8 @@
 """Noise streams: how a mechanism turns independent Gaussian draws into the correlated noise of each round."""
 
-import collections
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -137,11 +137,33 @@ class NoiseStream:
             "stop", self.rounds if stop is None else stop, low=0, high=self.rounds, hint="it is a number of rounds"
         )
         start = checks.integer("start", start, low=0, high=stop, hint="choose a round at or before stop")
+        if self.contraction is not None:
+            return _contract(self.contraction, draw, start, stop)
+        return itertools.islice(self._forwards(draw, stop), start, None)
+
+    def _forwards(self, draw: Callable[[int], np.ndarray], stop: int) -> Iterator[np.ndarray]:
+        S: np.ndarray | None = None
+        for t in range(stop):
+            z = np.asarray(draw(t), dtype=np.float64)
+            x, S = self.step(t, z, np.zeros((self.width, *z.shape)) if S is None else S)
+            yield x
+
+    @property
+    def width(self) -> int:
+        """Rows that a recurrence or buffers keep from round to round: the last x, or the sums and the last z."""
         if self.recurrence is not None:
-            return _solve_forwards(self.recurrence, draw, start, stop)
-        if self.buffers is not None:
-            return _run_buffers(self.buffers, draw, start, stop)
-        return _contract(np.asarray(self.contraction), draw, start, stop)
+            return self.recurrence.shape[1] - 1
+        assert self.buffers is not None
+        return self.buffers.width
+
+    def step(self, t: int, z: np.ndarray, S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Row t of N Z and the state after it, from draw t and the state (width, ...) before it, at first 0; not of a contraction."""
+        if self.recurrence is None:
+            assert self.buffers is not None
+            return self.buffers.step(t, z, S)
+        weights = self.recurrence[t]
+        x = (z - np.tensordot(weights[1:], S, axes=1)) / weights[0]
+        return x, np.concatenate([x[None], S])[: len(S)]  # newest first
 
 
 def check_recurrence(name: str, value: np.ndarray) -> np.ndarray:
@@ -204,21 +226,6 @@ def lower_inverse(C: np.ndarray) -> np.ndarray:
     return np.tril(scipy.linalg.solve_triangular(C, np.eye(C.shape[0]), lower=True, check_finite=False))
 
 
-def _solve_forwards(
-    coefficients: np.ndarray, draw: Callable[[int], np.ndarray], start: int, stop: int
-) -> Iterator[np.ndarray]:
-    history: collections.deque[np.ndarray] = collections.deque(maxlen=coefficients.shape[1] - 1)  # newest first
-    for t in range(stop):
-        x = np.array(draw(t), dtype=np.float64)
-        # The history is shorter than the band at the beginning.
-        for weight, earlier in zip(coefficients[t, 1:], history, strict=False):
-            x -= weight * earlier
-        x /= coefficients[t, 0]
-        history.appendleft(x)
-        if t >= start:
-            yield x.copy()
-
-
 def _contract(N: np.ndarray, draw: Callable[[int], np.ndarray], start: int, stop: int) -> Iterator[np.ndarray]:
     for block in range(start, stop, _BLOCK):
         weights = N[block : min(block + _BLOCK, stop)]
@@ -228,20 +235,3 @@ def _contract(N: np.ndarray, draw: Callable[[int], np.ndarray], start: int, stop
             # Sources are added one by one in a fixed order, so that a row does not depend on the block it is made in.
             rows = weights[:, j, None] * z if rows is None else rows + weights[:, j, None] * z
         yield from np.zeros((len(weights), *np.shape(draw(0)))) if rows is None else rows
-
-
-def _run_buffers(buffers: Buffers, draw: Callable[[int], np.ndarray], start: int, stop: int) -> Iterator[np.ndarray]:
-    w = buffers.window.shape[1]
-    recent: collections.deque[np.ndarray] = collections.deque(maxlen=w + 1)  # newest first
-    sums: np.ndarray | None = None
-    for t in range(stop):
-        recent.appendleft(np.array(draw(t), dtype=np.float64))
-        if sums is None:
-            sums = np.zeros((len(buffers.decay), *recent[0].shape))
-        if t >= w:
-            sums = (sums.T * buffers.decay).T + np.multiply.outer(buffers.write[t - w], recent[w])
-        if t >= start:
-            row = np.tensordot(buffers.read[t], sums, axes=1)
-            for weight, z in zip(buffers.window[t], recent, strict=False):
-                row = row + weight * z
-            yield row
