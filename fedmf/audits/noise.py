@@ -27,12 +27,6 @@ _BLOCK = 1024
 MAX_ROUNDING_STDDEVS = 1e-2
 
 
-def check_rate(name: str, rate: float, hint: str) -> None:
-    """Raises unless the rate is in (0, 1)."""
-    if not 0 < checks.real(name, rate, hint=hint) < 1:
-        raise ValueError(f"{name}={rate} must be in (0, 1): {hint}")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
     """One test.
@@ -61,7 +55,7 @@ class NoiseAudit:
     false_positive_rate: float = FALSE_POSITIVE_RATE
 
     def __post_init__(self) -> None:
-        check_rate("false_positive_rate", self.false_positive_rate, "use a small number such as 1e-6")
+        checks.positive("false_positive_rate", self.false_positive_rate, "use a small number such as 1e-6", below=1)
 
     @property
     def threshold(self) -> float:
@@ -71,8 +65,8 @@ class NoiseAudit:
     @property
     def contradictions(self) -> tuple[Finding, ...]:
         """Findings that contradict the claim, the worst first. A p-value that is not a number contradicts it."""
-        found = [finding for finding in self.findings if not finding.p_value >= self.threshold]
-        return tuple(sorted(found, key=lambda finding: finding.p_value))
+        against = [finding for finding in self.findings if not finding.p_value >= self.threshold]
+        return tuple(sorted(against, key=lambda finding: finding.p_value))
 
     @property
     def consistent(self) -> bool:
@@ -123,8 +117,7 @@ def whiten(factor: np.ndarray, rows: np.ndarray, scale: float) -> np.ndarray:
     n = factor.shape[0]
     if Y.shape[0] != n:
         raise ValueError(f"rows has shape {Y.shape}, but the plan has {n} rounds: release every round once")
-    if checks.real("scale", scale, hint="it is the standard deviation of Z") <= 0:
-        raise ValueError(f"scale={scale} must be positive: noise of a plan without noise cannot be audited")
+    checks.positive("scale", scale, "noise of a plan without noise cannot be audited")
     inverse = scipy.linalg.solve_triangular(factor, np.eye(n), lower=True, check_finite=False)
     # An entry of Y is off by at most 2^-24 of its own size, if nothing worse happened to it.
     rounding = 2.0**-24 * math.sqrt(float(((inverse**2) @ (factor**2).sum(axis=1)).max()))

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from fedmf import checks
 from fedmf.audits.distinguishing import Distinguishing, WorstCase, audit_distinguishing, worst_case
-from fedmf.audits.noise import FALSE_POSITIVE_RATE, NoiseAudit, audit_noise, causal_factor, check_rate, whiten
+from fedmf.audits.noise import FALSE_POSITIVE_RATE, NoiseAudit, audit_noise, causal_factor, whiten
 from fedmf.federated.aggregation.aggregator import mean_query
 from fedmf.privacy.plan import Plan
 
@@ -85,7 +85,7 @@ def audit_mechanism(
     if not isinstance(plan, Plan):
         raise TypeError(f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate")
     seed = checks.integer("seed", seed, low=0, hint="choose a whole number; it is not a secret here")
-    check_rate("false_positive_rate", false_positive_rate, "use a small number such as 1e-6")
+    checks.positive("false_positive_rate", false_positive_rate, "use a small number such as 1e-6", below=1)
     n = plan.mechanism.rounds
     d = max(_MIN_COORDINATES, -(-_ENTRIES // n)) if coordinates is None else coordinates
     leaves = [math.prod(shape) for shape in model_of(d).values()]

@@ -258,17 +258,16 @@ class _Room:
 
 def _recurrent(stream: NoiseStream, room: _Room, compress: bool) -> NoiseStrategy:
     """Blocks of rounds from their own draws and a few rows of the past, of the length that costs least."""
-    n, most, lengths = stream.rounds, None, _BLOCK_LENGTHS
-    if stream.contraction is not None:
-        if not compress:
-            return NoiseStrategy(name="recurrent", reason="not looked for: making the draws again costs little")
-        most, lengths = MAX_COMPRESSED_ROWS, (_COMPRESSED_LENGTH,)
-    form = block_form(stream, length=lengths[0], most_width=most)
+    n, contraction = stream.rounds, stream.contraction is not None
+    if contraction and not compress:
+        return NoiseStrategy(name="recurrent", reason="not looked for: making the draws again costs little")
+    most = MAX_COMPRESSED_ROWS if contraction else None
+    form = block_form(stream, length=_COMPRESSED_LENGTH if contraction else 1, most_width=most)
     if form is None:
         return NoiseStrategy(name="recurrent", reason=f"it has no recurrence of at most {most} rows")
     r, ways = form.width, []
     # Blocks of one length: a short last block would read as much for fewer rounds.
-    for length in [form.length] if most else sorted({-(-n // -(-n // length)) for length in lengths}):
+    for length in [form.length] if contraction else sorted({-(-n // -(-n // length)) for length in _BLOCK_LENGTHS}):
         side = length + r
         # A rolling state is made of the block's own rows; another one is made beside them.
         rows, products = (side, side) if form.rolling else (side + r, side * side / length)
