@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.audits.noise import Finding, causal_factor, check_rate
+from fedmf.audits.noise import Finding, causal_factor
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
 
@@ -191,55 +191,42 @@ def audit_distinguishing(
     for name, values in (("present", present), ("absent", absent)):
         if len(values) < 4:
             raise ValueError(f"{name} has {len(values)} trials: play at least 4 of each kind")
-    check_rate("confidence", confidence, "use a number such as 0.95")
+    checks.positive("confidence", confidence, "use a number such as 0.95", below=1)
     import scipy.stats
 
-    claimed = 1 / plan.noise_multiplier
+    claimed, delta = 1 / plan.noise_multiplier, plan.delta
     degrees = len(present) + len(absent) - 2
-    left = ((present - present.mean()) ** 2).sum() + ((absent - absent.mean()) ** 2).sum()
+    squares = ((present - present.mean()) ** 2).sum() + ((absent - absent.mean()) ** 2).sum()
+    variance = float(squares / degrees)
+    # t is noncentral t, of noncentrality snr / width.
     width = math.sqrt(1 / len(present) + 1 / len(absent))
-    # (difference of means) / (spread * width) is noncentral t, noncentrality snr / width.
-    measured = float((present.mean() - absent.mean()) / math.sqrt(left / degrees))
-    t = measured / width
-    outside = (1 - confidence) / 2
-    lower, upper = (_noncentrality(t, degrees, tail) * width for tail in (outside, 1 - outside))
-    stronger = _noncentral_tail(t, degrees, claimed / width)
-    expected_tail = _noncentral_tail(t, degrees, case.snr / width)
-    spread = left / degrees
-    p_spread = 2 * min(scipy.stats.chi2.cdf(left, degrees), scipy.stats.chi2.sf(left, degrees))
-    halves = [(values[: len(values) // 2], values[len(values) // 2 :]) for values in (present, absent)]
-    threshold = _chosen_threshold(halves[0][0], halves[1][0], plan.delta, confidence)
-    hits, alarms = (int((half[1] > threshold).sum()) for half in halves)
-    counts = hits, len(halves[0][1]), alarms, len(halves[1][1])
-    bound = float(_bound(*counts, plan.delta, 1 - confidence))
+    snr = float(present.mean() - absent.mean()) / math.sqrt(variance)
+    t, outside = snr / width, (1 - confidence) / 2
+    above_claim, above_expected = (_noncentral_tail(t, degrees, mean / width) for mean in (claimed, case.snr))
+    p_variance = 2 * min(scipy.stats.chi2.cdf(squares, degrees), scipy.stats.chi2.sf(squares, degrees))
+    (one, judged), (other, judged_absent) = (np.split(s, [len(s) // 2]) for s in (present, absent))
+    threshold = _chosen_threshold(one, other, delta, confidence)
+    counts = int((judged > threshold).sum()), len(judged), int((judged_absent > threshold).sum()), len(judged_absent)
+    epsilon = max(0.0, float(_bound(*counts, delta, 1 - confidence)))
+    tests = (
+        ("signal-to-noise above the claim, 1 / noise_multiplier", snr, above_claim),
+        ("signal-to-noise other than expected of these rounds", snr, 2 * min(above_expected, 1 - above_expected)),
+        ("variance of the likelihood-ratio statistic", variance, float(p_variance)),
+        ("empirical epsilon above the claim", epsilon, _p_of_epsilon(counts, delta, plan.epsilon)),
+    )
     return Distinguishing(
         present=len(present),
         absent=len(absent),
         snr_claimed=claimed,
         snr_expected=case.snr,
-        snr=measured,
-        snr_lower=lower,
-        snr_upper=upper,
+        snr=snr,
+        snr_lower=_noncentrality(t, degrees, outside) * width,
+        snr_upper=_noncentrality(t, degrees, 1 - outside) * width,
         epsilon_claimed=plan.epsilon,
-        epsilon_expected=expected_bound(case.snr, len(halves[0][1]), len(halves[1][1]), plan.delta, confidence),
-        epsilon_lower=max(0.0, bound),
+        epsilon_expected=expected_bound(case.snr, len(judged), len(judged_absent), delta, confidence),
+        epsilon_lower=epsilon,
         confidence=confidence,
-        findings=(
-            Finding(name="signal-to-noise above the claim, 1 / noise_multiplier", statistic=measured, p_value=stronger),
-            Finding(
-                name="signal-to-noise other than expected of these rounds",
-                statistic=measured,
-                p_value=min(1.0, 2 * min(expected_tail, 1 - expected_tail)),
-            ),
-            Finding(
-                name="variance of the likelihood-ratio statistic", statistic=float(spread), p_value=float(p_spread)
-            ),
-            Finding(
-                name="empirical epsilon above the claim",
-                statistic=max(0.0, bound),
-                p_value=_p_of_epsilon(counts, plan.delta, plan.epsilon),
-            ),
-        ),
+        findings=tuple(Finding(name=name, statistic=value, p_value=min(1.0, p)) for name, value, p in tests),
     )
 
 
@@ -311,8 +298,8 @@ def _best_expected(snr: float, present: int, absent: int, delta: float, confiden
     import scipy.special
 
     s = np.linspace(-6, 8 + snr, 401)
-    hits, alarms = scipy.special.ndtr(snr - s), scipy.special.ndtr(-s)
-    bounds = _bound(present * hits, present, absent * alarms, absent, delta, 1 - confidence)
+    hits, alarms = present * scipy.special.ndtr(snr - s), absent * scipy.special.ndtr(-s)
+    bounds = _bound(hits, present, alarms, absent, delta, 1 - confidence)
     best = int(bounds.argmax())
     return float(bounds[best]), float(s[best])
 
