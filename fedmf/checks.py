@@ -83,6 +83,19 @@ def lower_triangular(name: str, value: Any) -> np.ndarray:
     return matrix
 
 
+def banded_rows(name: str, value: Any) -> np.ndarray:
+    """Returns `value` as the rows (rounds, bands) of a banded lower-triangular matrix, [t, j] = M[t, t - j], checked by `array`."""
+    rows = array(name, value, ndim=2)
+    n, bands = rows.shape
+    if bands > n:
+        raise ValueError(f"{name} has shape {rows.shape}: {n} rounds have at most {n} bands, drop the others")
+    outside = np.argwhere(np.triu(rows[:bands], 1))
+    if len(outside):
+        t, j = (int(index) for index in outside[0])
+        raise ValueError(f"{name}[{t}, {j}]={rows[t, j]} lies outside the matrix, since {t} - {j} < 0: set it to 0")
+    return rows
+
+
 def fits_in_memory(what: str, shape: tuple[int, ...], *, copies: int = 1) -> None:
     """Raises ValueError if a float64 array of `shape` is beyond what one dense array may take here.
 

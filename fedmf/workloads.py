@@ -1,6 +1,7 @@
 """Workloads: the lower-triangular query A on which error is measured. Training itself never uses one."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import final
 
@@ -56,7 +57,8 @@ class Workload:
                 f"matrix[{t}, {t}]=0.0 makes the workload singular: give every round a non-zero weight on its own input"
             )
         _check_scale("matrix", array, np.diagonal(array))
-        self._set(name, checks.frozen(array), None)
+        self._set(name, len(array), None)
+        self.__dict__["matrix"] = checks.frozen(array)
 
     @classmethod
     def from_inverse(cls, name: str, inverse_diagonals: np.ndarray | Sequence[Sequence[float]]) -> "Workload":
@@ -71,28 +73,19 @@ class Workload:
                [1., 1., 0.],
                [1., 1., 1.]])
         """
-        diagonals = checks.array("inverse_diagonals", inverse_diagonals, ndim=2)
-        n, p = diagonals.shape
-        if p > n:
-            raise ValueError(f"inverse_diagonals has shape {diagonals.shape}: {n} rounds have at most {n} bands")
+        diagonals = checks.banded_rows("inverse_diagonals", inverse_diagonals)
         if (diagonals[:, 0] == 0.0).any():
             t = int(np.argmin(diagonals[:, 0] != 0.0))
             raise ValueError(f"inverse_diagonals[{t}, 0]=0.0 makes the inverse singular: make it non-zero")
-        if np.triu(diagonals[:p], 1).any():
-            t, j = (int(index) for index in np.argwhere(np.triu(diagonals[:p], 1))[0])
-            raise ValueError(f"inverse_diagonals[{t}, {j}] lies outside the matrix, since {t} - {j} < 0: set it to 0")
         _check_scale("inverse_diagonals", diagonals, diagonals[:, 0])
         workload = cls.__new__(cls)
-        workload._set(name, None, checks.frozen(diagonals))
+        workload._set(name, len(diagonals), checks.frozen(diagonals))
         return workload
 
-    def _set(self, name: str, matrix: np.ndarray | None, inverse_diagonals: np.ndarray | None) -> None:
+    def _set(self, name: str, rounds: int, inverse_diagonals: np.ndarray | None) -> None:
         if not isinstance(name, str):
             raise TypeError(f"name={name!r} is a {type(name).__name__}, not a str: name the workload for reports")
-        known = matrix if inverse_diagonals is None else inverse_diagonals
-        assert known is not None
-        fields = {"name": name, "rounds": int(known.shape[0]), "inverse_diagonals": inverse_diagonals}
-        self.__dict__.update(fields, _matrix=matrix)
+        self.__dict__.update(name=name, rounds=rounds, inverse_diagonals=inverse_diagonals)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise dataclasses.FrozenInstanceError(f"{name} of a workload cannot be changed: make another Workload")
@@ -100,15 +93,12 @@ class Workload:
     def __repr__(self) -> str:
         return f"Workload(name={self.name!r}, rounds={self.rounds})"
 
-    @property
+    @functools.cached_property
     def matrix(self) -> np.ndarray:
         """A, float64 (rounds, rounds), read-only; ValueError when it would not fit in memory."""
-        if self.__dict__["_matrix"] is None:
-            assert self.inverse_diagonals is not None
-            checks.fits_in_memory(f"the matrix of workload {self.name!r}", (self.rounds, self.rounds))
-            self.__dict__["_matrix"] = checks.frozen(_solve_banded(self.inverse_diagonals))
-        matrix: np.ndarray = self.__dict__["_matrix"]
-        return matrix
+        assert self.inverse_diagonals is not None
+        checks.fits_in_memory(f"the matrix of workload {self.name!r}", (self.rounds, self.rounds))
+        return checks.frozen(_solve_banded(self.inverse_diagonals))
 
     @property
     def coefficients(self) -> np.ndarray | None:
@@ -118,10 +108,7 @@ class Workload:
         array([1.   , 1.5  , 1.75 , 1.875])
         """
         rows = self.inverse_diagonals
-        if (
-            rows is None
-            or (rows != np.where(np.arange(self.rounds)[:, None] >= np.arange(rows.shape[1]), rows[-1], 0.0)).any()
-        ):
+        if rows is None or (rows != np.tril(np.broadcast_to(rows[-1], rows.shape))).any():
             return None
         import scipy.signal
 
@@ -165,7 +152,7 @@ def prefix_sum(n: int) -> Workload:
            [1., 1., 1.]])
     """
     n = checks.rounds("n", n)
-    return Workload.from_inverse("prefix_sum", _two_bands(n, np.ones(n), -1.0))
+    return Workload.from_inverse("prefix_sum", _two_bands(np.ones(n), -np.ones(n)))
 
 
 def sgd(learning_rates: Sequence[float] | np.ndarray) -> Workload:
@@ -183,7 +170,7 @@ def sgd(learning_rates: Sequence[float] | np.ndarray) -> Workload:
     if rates.min() <= 0.0:
         t = int(np.argmin(rates))
         raise ValueError(f"learning_rates[{t}]={rates[t]} is not positive: give every round a positive rate")
-    return Workload.from_inverse("sgd", _two_bands(len(rates), 1.0 / rates, -1.0 / rates))
+    return Workload.from_inverse("sgd", _two_bands(1.0 / rates, -1.0 / rates))
 
 
 def momentum_buffer(n: int, momentum: float) -> Workload:
@@ -198,10 +185,9 @@ def momentum_buffer(n: int, momentum: float) -> Workload:
            [0.5, 1. ]])
     """
     n = checks.rounds("n", n)
-    momentum = checks.real("momentum", momentum, hint="choose a number in [0, 1)")
-    if not 0.0 <= momentum < 1.0:
-        raise ValueError(f"momentum={momentum} is outside [0, 1): choose 0 for plain SGD or a value such as 0.95")
-    return Workload.from_inverse("momentum_buffer", _two_bands(n, np.ones(n), -momentum))
+    hint = "choose a number in [0, 1), 0 for plain SGD"
+    momentum = checks.positive("momentum", momentum, hint, below=1, zero=True)
+    return Workload.from_inverse("momentum_buffer", _two_bands(np.ones(n), np.full(n, -momentum)))
 
 
 def momentum_sgd(
@@ -247,13 +233,9 @@ def _check_scale(name: str, matrix: np.ndarray, diagonal: np.ndarray) -> None:
         )
 
 
-def _two_bands(n: int, own: np.ndarray, before: np.ndarray | float) -> np.ndarray:
-    """Rows of a matrix with `own` on its diagonal and, in row t, `before`[t] left of it."""
-    rows = np.zeros((n, min(n, 2)))
-    rows[:, 0] = own
-    if n > 1:
-        rows[1:, 1] = before if np.isscalar(before) else np.asarray(before)[1:]
-    return rows
+def _two_bands(diagonal: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """Rows of a matrix with `diagonal` and, in row t > 0, left[t] before it."""
+    return np.tril(np.stack([diagonal, left], axis=1))[:, : len(diagonal)]
 
 
 def _solve_banded(rows: np.ndarray) -> np.ndarray:

@@ -168,17 +168,10 @@ class NoiseStream:
 
 def check_recurrence(name: str, value: np.ndarray) -> np.ndarray:
     """Returns `value` as (rounds, bands) coefficients of a banded C: finite, positive main diagonal, zero outside C."""
-    coefficients = checks.array(name, value, ndim=2)
-    n, bands = coefficients.shape
-    if bands > n:
-        raise ValueError(f"{name} has shape {coefficients.shape}: {n} rounds have at most {n} bands, drop the others")
+    coefficients = checks.banded_rows(name, value)
     if coefficients[:, 0].min() <= 0.0:
         t = int(np.argmin(coefficients[:, 0]))
         raise ValueError(f"{name}[{t}, 0]={coefficients[t, 0]} is on the main diagonal of C: make it positive")
-    outside = np.argwhere(np.triu(coefficients[:bands], 1))
-    if len(outside):
-        t, j = (int(index) for index in outside[0])
-        raise ValueError(f"{name}[{t}, {j}]={coefficients[t, j]} lies outside C, since {t} - {j} < 0: set it to 0")
     return coefficients
 
 

@@ -92,7 +92,7 @@ def test_pickles_are_not_run(tmp_path):
         ("family", np.array("hadamard"), "family 'hadamard'"),
         ("state_diagonals", np.array([[1.0, 0.0], [-1.0, 0.5], [1.0, 0.25]]), r"diagonals[1, 0]=-1.0"),
         ("state_diagonals", np.array([[1.0, 0.0], [np.nan, 0.5], [1.0, 0.25]]), "not finite"),
-        ("state_diagonals", np.array([[1.0, 9.0], [1.0, 0.5], [1.0, 0.25]]), "outside C"),
+        ("state_diagonals", np.array([[1.0, 9.0], [1.0, 0.5], [1.0, 0.25]]), "outside the matrix"),
         ("state_diagonals", np.array([["a"]]), "TypeError"),
         ("state_diagonals", np.array([[1e-300, 0.0], [1e-300, 1e300], [1e-300, 1e300]]), "not an inverse"),
         ("certificate", np.array([3.0, 4.0, 4.0, 0.25]), "no certificate"),

@@ -16,6 +16,18 @@ from fedmf.workloads import Workload
 
 OBJECTIVES = ("mean", "max")
 COEFFICIENTS = ("optimized", "sqrt", "nu", "inverse_sqrt", "one_step")
+# Closed forms: what is given of the mechanism, the power that it is of its polynomial, and why there is no certificate.
+_CLOSED_FORMS = {
+    "sqrt": (
+        "coefficients",
+        -0.5,
+        "the square root of the workload (for prefix sums the smallest largest error of any Toeplitz encoder under a "
+        "single participation) is",
+    ),
+    "nu": ("coefficients", -0.5, "damped coefficients are"),
+    "inverse_sqrt": ("noising_window", 0.5, "the banded inverse square root is"),
+    "one_step": ("noising_window", 1.0, "the one-step correlation is"),
+}
 # The default number of bands of an optimised encoder, and of the window of an inverse square root, is at most this.
 _MAX_BANDS = 256
 # The first rounds are followed until the response is within this share of the constant it settles at.
@@ -59,57 +71,33 @@ def fit_toeplitz(
     """
     kind = checks.one_of("coefficients", coefficients, COEFFICIENTS)
     checks.one_of("objective", objective, OBJECTIVES)
-    damping = _damping(kind, nu)
-    n = workload.rounds
-
-    def closed_form(**column: Any) -> ToeplitzMechanism:
-        return ToeplitzMechanism(
-            rounds=n, certificate_reason=f"{_CLOSED_FORMS[kind]} a closed form, not optimised", **column
-        )
-
-    if kind == "one_step":
-        if bands is not None:
-            raise ValueError(
-                f"bands={bands!r} does not suit coefficients='one_step', which mixes two draws: leave it out"
-            )
-        return closed_form(noising_window=np.array([1.0, -damping])[:n])
+    n, polynomial = workload.rounds, _damped(kind, nu)
+    if kind == "one_step" and bands is not None:
+        raise ValueError(f"bands={bands!r} does not suit coefficients='one_step', which mixes two draws: leave it out")
     if bands is None:
-        bands = n if kind in ("sqrt", "nu") else min(participation.min_sep, _MAX_BANDS)
+        few = 2 if kind == "one_step" else min(participation.min_sep, _MAX_BANDS)
+        bands = n if kind in ("sqrt", "nu") else min(few, n)
     bands = checks.integer("bands", bands, low=1, high=n, hint="it counts coefficients, at most one a round")
-    if kind == "nu":
-        return closed_form(coefficients=power_series(np.array([1.0, damping - 1.0]), -0.5, bands))
-    inverse = toeplitz_inverse(workload)
-    if kind == "sqrt":
-        return closed_form(coefficients=power_series(inverse, -0.5, bands))
-    if kind == "inverse_sqrt":
-        return closed_form(noising_window=power_series(inverse, 0.5, bands))
-    c, descent = _optimized(inverse, participation, bands, objective, stopping)
-    mechanism = ToeplitzMechanism(rounds=n, coefficients=c)
-    return certified(mechanism, workload, participation, objective, descent, stopping)
+    polynomial = toeplitz_inverse(workload) if polynomial is None else polynomial
+    if kind == "optimized":
+        c, descent = _optimized(polynomial, participation, bands, objective, stopping)
+        mechanism = ToeplitzMechanism(rounds=n, coefficients=c)
+        return certified(mechanism, workload, participation, objective, descent, stopping)
+    field, exponent, reason = _CLOSED_FORMS[kind]
+    column: Any = {field: power_series(polynomial, exponent, bands)}
+    return ToeplitzMechanism(rounds=n, certificate_reason=f"{reason} a closed form, not optimised", **column)
 
 
-# What a mechanism without a certificate says of itself.
-_CLOSED_FORMS = {
-    "sqrt": "the square root of the workload (for prefix sums the smallest largest error of any Toeplitz encoder under a "
-    "single participation) is",
-    "nu": "damped coefficients are",
-    "inverse_sqrt": "the banded inverse square root is",
-    "one_step": "the one-step correlation is",
-}
-
-
-def _damping(kind: str, nu: float | None) -> float:
-    """The checked nu; 0 for coefficients that have none."""
-    damped = kind in ("nu", "one_step")
-    if (nu is not None) != damped:
-        hint = "choose a damping in [0, 1)" if damped else "leave it out, or choose 'nu' or 'one_step'"
+def _damped(kind: str, nu: float | None) -> np.ndarray | None:
+    """The polynomial whose power "nu" and "one_step" are; None for coefficients that the workload decides."""
+    hint = "choose a damping in [0, 1)"
+    if (nu is not None) != (kind in ("nu", "one_step")):
+        hint = hint if nu is None else "leave it out, or choose 'nu' or 'one_step'"
         raise ValueError(f"nu={nu!r} does not suit coefficients={kind!r}: {hint}")
     if nu is None:
-        return 0.0
-    nu = checks.real("nu", nu, hint="choose a damping in [0, 1)")
-    if not 0.0 <= nu < 1.0:
-        raise ValueError(f"nu={nu} is outside [0, 1): choose a damping such as 0.01")
-    return nu
+        return None
+    nu = checks.positive("nu", nu, hint, below=1, zero=True)
+    return np.array([1.0, -nu if kind == "one_step" else nu - 1.0])
 
 
 def toeplitz_inverse(workload: Workload) -> np.ndarray:
@@ -161,9 +149,7 @@ def certified(
         )
     n, reason = workload.rounds, ""
     if objective == "max":
-        reason = (
-            f"the {mechanism.family} fit minimised the largest error, and certificates bound the total squared error"
-        )
+        reason = f"the {mechanism.family} fit minimised the largest error, certificates bound the total squared error"
     elif participation.max_participations > 1:
         reason = (
             f"no lower bound for {mechanism.family} encoders under several participations is known: compare with "

@@ -202,7 +202,7 @@ def test_certificates_are_given_where_a_bound_is_known():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"coefficients": "nu", "nu": -0.1}, ValueError, "nu=-0.1 is outside"),
+        ({"coefficients": "nu", "nu": -0.1}, ValueError, "nu=-0.1 must be non-negative"),
         ({"coefficients": "nu", "nu": "a"}, TypeError, "nu='a'"),
         ({"coefficients": "one_step", "nu": 0.1, "bands": 2}, ValueError, "bands=2 does not suit"),
     ],
