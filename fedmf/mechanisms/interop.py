@@ -3,7 +3,6 @@
 import math
 import os
 import pathlib
-import zipfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,20 +74,19 @@ def _read(source: pathlib.Path) -> tuple[np.ndarray, np.ndarray | None]:
                 raise ValueError(f"the folder has no {name}, write both matrices into it")
         return parse_tensor((source / _ENCODER_FILE).read_bytes()), parse_tensor((source / _DECODER_FILE).read_bytes())
     with source.open("rb") as file:
-        if zipfile.is_zipfile(file):
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                C, B = (_named(archive, names) for names in (_ENCODERS, _DECODERS))
-                if C is None:
-                    raise ValueError(
-                        f"the archive holds {', '.join(archive.files)}: store C under one of {', '.join(_ENCODERS)}"
-                    )
-                return C, B
-        file.seek(0)
-        if file.read(6) == b"\x93NUMPY":
-            file.seek(0)
-            return np.load(file, allow_pickle=False), None
-    return parse_tensor(source.read_bytes()), None
+        start = file.read(6)
+    if not start.startswith((b"PK", b"\x93NUMPY")):
+        return parse_tensor(source.read_bytes()), None
+    loaded = np.load(source, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        return loaded, None
+    with loaded as archive:
+        C, B = (_named(archive, names) for names in (_ENCODERS, _DECODERS))
+        if C is None:
+            raise ValueError(
+                f"the archive holds {', '.join(archive.files)}: store C under one of {', '.join(_ENCODERS)}"
+            )
+        return C, B
 
 
 def _named(archive: np.lib.npyio.NpzFile, names: tuple[str, ...]) -> np.ndarray | None:
@@ -127,11 +125,8 @@ def _mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | None) -
         if (np.diagonal(A) == 0.0).any():
             raise ValueError("the product of decoder and encoder is singular")
         N = scipy.linalg.solve_triangular(A, B, lower=True)
-    if m == n:
-        square = _square(C, N)
-        if square is not None:
-            return square
-    return ExplicitMechanism(encoder_matrix=C, noising_matrix=N)
+    square = _square(C, N) if m == n else None
+    return ExplicitMechanism(encoder_matrix=C, noising_matrix=N) if square is None else square
 
 
 def _square(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
@@ -141,11 +136,9 @@ def _square(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
     same distribution (Denisov et al. 2022, Thm. 2.1 and after): a square C can be made triangular.
     """
     n = C.shape[0]
-    lower = np.abs(np.triu(C, 1)).max(initial=0.0) <= _ROUNDING * np.abs(C).max()
-    if lower:
+    if np.abs(np.triu(C, 1)).max(initial=0.0) <= _ROUNDING * np.abs(C).max():
         L = np.tril(C)
-    else:
-        # C = Q L with L lower-triangular, from the QR factorization of C with rows and columns in reverse.
+    else:  # C = Q L, from the QR factorization of C with rows and columns in reverse
         L = scipy.linalg.qr(C[::-1, ::-1])[1][::-1, ::-1]
     L = L * np.sign(np.diagonal(L))[:, None]
     if (np.diagonal(L) <= 0.0).any():
@@ -155,9 +148,10 @@ def _square(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
     if not np.allclose(N @ N.T, inverse @ inverse.T, rtol=1e-6, atol=1e-6 * np.abs(N @ N.T).max()):
         return None
     bands = int(np.max(np.subtract(*np.nonzero(L)))) + 1
+    reason = "loaded from given matrices"
     if bands < n:
-        return BandedMechanism(diagonals=diagonals_of(L, bands), certificate_reason="loaded from given matrices")
-    return DenseMechanism(matrix=L, certificate_reason="loaded from given matrices")
+        return BandedMechanism(diagonals=diagonals_of(L, bands), certificate_reason=reason)
+    return DenseMechanism(matrix=L, certificate_reason=reason)
 
 
 def _lower_triangular(name: str, A: np.ndarray) -> np.ndarray:

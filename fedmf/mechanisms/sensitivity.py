@@ -74,34 +74,37 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
     """
     if not isinstance(participation, Participation):
         raise TypeError(f"participation is of type {type(participation).__name__}: pass a fedmf.Participation")
-    rounds = getattr(encoder_or_mechanism, "rounds", participation.rounds)
-    if rounds != participation.rounds:
-        raise ValueError(
-            f"encoder has {rounds} columns but participation has rounds={participation.rounds}: make both for the same "
-            f"number of rounds"
-        )
-    toeplitz = getattr(encoder_or_mechanism, "toeplitz_coefficients", None)
-    coefficients = toeplitz() if callable(toeplitz) else None
+    _check_columns(getattr(encoder_or_mechanism, "rounds", participation.rounds), participation)
+    coefficients = _result_of(encoder_or_mechanism, "toeplitz_coefficients")
     if coefficients is not None:
         known = _rescaled(_toeplitz, coefficients, participation)
         if known.exact or participation.rounds > _MAX_ROUNDS_TRIED_DENSE:
             return known
         return min(known, sensitivity(encoder_or_mechanism.encoder(), participation), key=lambda bound: bound.value)
-    banded = getattr(encoder_or_mechanism, "banded_rows", None)
-    rows = banded() if callable(banded) else None
+    rows = _result_of(encoder_or_mechanism, "banded_rows")
     if rows is not None:
         n, bands = rows.shape
         # Beyond what a dense matrix can hold there is only this way.
         if bands <= participation.min_sep or participation.max_participations == 1 or 8 * n**2 > checks.MAX_BYTES:
             return _rescaled(_banded, rows, participation)
-    encoder = getattr(encoder_or_mechanism, "encoder", None)
-    C = checks.array("encoder", encoder() if callable(encoder) else encoder_or_mechanism, ndim=2)
-    if C.shape[1] != participation.rounds:
-        raise ValueError(
-            f"encoder has {C.shape[1]} columns but participation has rounds={participation.rounds}: make both for the "
-            f"same number of rounds"
-        )
+    encoder = _result_of(encoder_or_mechanism, "encoder")
+    C = checks.array("encoder", encoder_or_mechanism if encoder is None else encoder, ndim=2)
+    _check_columns(C.shape[1], participation)
     return _rescaled(_dense, C, participation)
+
+
+def _result_of(mechanism: Any, name: str) -> Any:
+    """What the mechanism's method of this name returns; None of an array, which has none."""
+    method = getattr(mechanism, name, None)
+    return method() if callable(method) else None
+
+
+def _check_columns(columns: int, participation: Participation) -> None:
+    if columns != participation.rounds:
+        raise ValueError(
+            f"encoder has {columns} columns but participation has rounds={participation.rounds}: make both for the same "
+            "number of rounds"
+        )
 
 
 def _rescaled(
@@ -161,12 +164,9 @@ def _toeplitz(c: np.ndarray, participation: Participation) -> Sensitivity:
     decreasing = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
     # Only rounding may make it larger than c, and then it errs on the safe side.
     exact = bool(np.abs(decreasing - c).max() <= _ROUNDING * c[0])
-    squared = _squared_sum_of_columns(decreasing, n, b, k)
-    if exact:
-        return _root(
-            squared, True, "rounds 0, b, 2b, ... of a decreasing Toeplitz encoder (McMahan et al. 2024): exact"
-        )
-    return _root(squared, False, "rounds 0, b, 2b, ... of a decreasing Toeplitz encoder above |C|: upper bound")
+    kind = "(McMahan et al. 2024): exact" if exact else "above |C|: upper bound"
+    method = f"rounds 0, b, 2b, ... of a decreasing Toeplitz encoder {kind}"
+    return _root(_squared_sum_of_columns(decreasing, n, b, k), exact, method)
 
 
 def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:

@@ -86,11 +86,10 @@ def mechanism_of(entries: dict[str, np.ndarray]) -> Mechanism:
 
 def _check_inverse(mechanism: Mechanism) -> None:
     """Raises unless the stream gives back V from C V: N C = I, seen through the recipe that makes the noise."""
-    c, noise = mechanism.toeplitz_coefficients(), mechanism.noising_coefficients()
-    if c is not None and noise is not None and mechanism.rounds > _MAX_PROBED_ROUNDS:
+    c, noise, most = mechanism.toeplitz_coefficients(), mechanism.noising_coefficients(), _MAX_PROBED_ROUNDS
+    if c is not None and noise is not None and mechanism.rounds > most:
         # Every round of a Toeplitz mechanism is like the first ones: n(x) c(x) = 1 there, without matrices.
-        product = np.convolve(noise[:_MAX_PROBED_ROUNDS], c[:_MAX_PROBED_ROUNDS])[:_MAX_PROBED_ROUNDS]
-        if not np.allclose(product, np.eye(1, _MAX_PROBED_ROUNDS), rtol=0.0, atol=1e-6):
+        if not np.allclose(np.convolve(noise[:most], c[:most])[:most], np.eye(1, most), rtol=0.0, atol=1e-6):
             raise ValueError("its noising coefficients are not an inverse of its encoder's to 6 digits")
         return
     probes = np.random.default_rng(0).choice([-1.0, 1.0], size=(mechanism.rounds, 4))

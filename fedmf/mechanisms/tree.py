@@ -126,8 +126,9 @@ def fit_tree(
     n = workload.rounds
     restarts = checks.integer("restarts", restarts, low=1, high=n, hint="it is a number of equal parts of the run")
     if n % restarts:
-        divisors = [r for r in range(1, n + 1) if n % r == 0]
-        below, above = max(r for r in divisors if r < restarts), min(r for r in divisors if r > restarts)
+        below, above = (
+            next(r for r in candidates if n % r == 0) for candidates in (range(restarts, 0, -1), range(restarts, n + 1))
+        )
         raise ValueError(
             f"restarts={restarts} does not cut {n} rounds into equal parts: choose {below} or {above}, or another "
             f"number of rounds, such as {n - n % restarts}"
@@ -137,16 +138,12 @@ def fit_tree(
         completions = [checks.one_of("completion", completion, COMPLETIONS)]
     elif per_part & (per_part - 1) == 0 or n > _MAX_ROUNDS_COMPARED:
         completions = ["none"]  # a power of two has nothing to complete
-    else:
+    else:  # with "full", "optimal" is "virtual"
         completions = list(COMPLETIONS) if decoder == "online" else ["none", "virtual"]
-
-    def tree(completion: str) -> Mechanism:
-        part = TreeMechanism(rounds=per_part, decoder=decoder, completion=completion)
-        return part if restarts == 1 else stamp(part, restarts, decoder="restarted")
-
-    if len(completions) == 1:
-        return tree(completions[0])
-    return min(map(tree, completions), key=lambda mechanism: loss(mechanism, workload, participation))
+    trees: list[Mechanism] = [TreeMechanism(rounds=per_part, decoder=decoder, completion=name) for name in completions]
+    if restarts > 1:
+        trees = [stamp(tree, restarts, decoder="restarted") for tree in trees]
+    return trees[0] if len(trees) == 1 else min(trees, key=lambda tree: loss(tree, workload, participation))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,11 +188,10 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
     for place, node in enumerate(nodes):
         children = list(node.children)
         if children:
-            if completion == "virtual":
-                # Two children of half the leaves each, virtual or not: 1 / v(2 m) = 1 + 1 / (2 v(m)), v(1) = 1.
-                from_children = node.leaves / (node.leaves - 1.0)
-            else:
-                from_children = variances[children].sum()  # a virtual child adds no variance
+            # Two children of half the leaves each, virtual or not: 1 / v(2 m) = 1 + 1 / (2 v(m)), v(1) = 1. Where virtual
+            # rounds are known to be 0, a virtual child adds no variance.
+            virtual = node.leaves / (node.leaves - 1.0)
+            from_children = virtual if completion == "virtual" else variances[children].sum()
             # The variance of the best estimate is also the weight of the node's own sum.
             variances[place] = from_children / (1.0 + from_children)
         below = [(1.0 - variances[place]) * estimates[child] for child in children]

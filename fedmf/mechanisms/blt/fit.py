@@ -8,7 +8,7 @@ import numpy as np
 from fedmf import checks
 from fedmf.mechanisms.blt.mechanism import BLTMechanism
 from fedmf.mechanisms.family import Family, register
-from fedmf.mechanisms.fitting.descent import Descent, descend
+from fedmf.mechanisms.fitting.descent import descend
 from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.mechanisms.toeplitz.fit import OBJECTIVES, certified, toeplitz_inverse
 from fedmf.participation.schema import Participation
@@ -49,17 +49,14 @@ def fit_blt(
     n = workload.rounds
     # n - 1 coefficients are free, and d poles and d zeros are 2 d numbers.
     problem = _Problem(toeplitz_inverse(workload), participation, min(buffers, max(1, n // 2)), objective)
-    best: Descent | None = None
-    for start in problem.starts():
-        steps = 0 if best is None else best.iterations
-        if best is not None and (best.interrupted or steps >= stopping.max_iterations):
+    first, *others = problem.starts()
+    best = descend(problem.log_loss, first, stopping, problem.bounds())
+    for start in others:
+        if best.interrupted or best.iterations >= stopping.max_iterations:
             break
-        descent = descend(problem.log_loss, start, stopping.after(steps), problem.bounds())
-        if best is not None:
-            better = min(best, descent, key=lambda ended: ended.loss)
-            descent = dataclasses.replace(best.then(descent), point=better.point, loss=better.loss)
-        best = descent
-    assert best is not None
+        later = descend(problem.log_loss, start, stopping.after(best.iterations), problem.bounds())
+        better = min(best, later, key=lambda descent: descent.loss)
+        best = dataclasses.replace(best.then(later), point=better.point, loss=better.loss)
     places = 1.0 / (1.0 + np.exp(_positions(best.point)))
     mechanism = BLTMechanism(rounds=n, decays=places[0::2], inverse_decays=places[1::2])
     return certified(mechanism, workload, participation, objective, best, stopping)
@@ -156,14 +153,8 @@ class _Problem:
             return np.asarray((column * column) @ self.weights)
         column = np.zeros((len(log), len(t)), dtype=complex)
         for pole, share in self.poles:
-            if pole == 0.0:  # the identity
-                column += share * (t == 0.0)
-                column -= share * np.where(t > 0.0, _weighted_powers(scale, log, t - 1.0), 0.0)
-                continue
-            response = np.exp(t * np.log(pole)) - np.einsum(
-                "vi,vti->vt", scale, _divided_powers(np.log(pole), zeros, log, t)
-            )
-            column += share * response
+            earlier = np.einsum("vi,vti->vt", scale, _divided_powers(np.log(pole), log, t))
+            column += share * (np.exp(t * np.log(pole)) - earlier)
         return np.asarray((column * column) @ self.weights)
 
 
@@ -204,16 +195,14 @@ def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _workload_poles(inverse: np.ndarray) -> list[tuple[float, float]] | None:
-    """The (pole, share) with a(x) = sum of share / (1 - pole x), if they are real, in [0, 1] and apart; otherwise None.
+    """The (pole, share) with a(x) = sum of share / (1 - pole x), if there are some, real, in (0, 1] and apart; otherwise None.
 
     >>> _workload_poles(np.array([1.0, -1.5, 0.5]))
     [(1.0, 2.0), (0.5, -1.0)]
     """
     trimmed = np.trim_zeros(inverse, "b")
-    if len(trimmed) == 1:
-        return [(0.0, 1.0 / float(trimmed[0]))]
     roots = np.roots(trimmed)
-    if np.abs(np.imag(roots)).max() > 0.0:
+    if not len(roots) or np.imag(roots).any():  # the identity has none
         return None
     poles = np.sort(np.real(roots))[::-1]
     poles = np.where(np.abs(poles - 1.0) < 1e-12, 1.0, poles)
@@ -248,12 +237,8 @@ def _residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
     return np.asarray((to_zeros / to_poles).prod(axis=2))
 
 
-def _weighted_powers(scale: np.ndarray, log: np.ndarray, t: np.ndarray) -> np.ndarray:
-    return np.asarray(np.einsum("vi,vti->vt", scale, np.exp(np.maximum(t, 0.0)[:, None] * log[:, None, :])))
-
-
-def _divided_powers(log_pole: float, zeros: np.ndarray, log: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """(pole^t - z^t) / (pole - z) for every z = 1 / (1 + exp(zeros)), (size, len(t), d).
+def _divided_powers(log_pole: float, log: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """(pole^t - z^t) / (pole - z) for every z = exp(log), (size, len(t), d).
 
     Written as M^t (1 - (m / M)^t) / (M - m) with M the larger of the two, which loses no digits when they are close.
     """

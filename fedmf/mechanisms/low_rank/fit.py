@@ -71,17 +71,12 @@ def fit_low_rank(
     approximation = _Approximation(A, _decoder(A, optimum.encoder / np.linalg.norm(optimum.encoder, axis=0)), h, r)
     best = approximation.iterate()
     sweep, next_check, interrupted = 0, 1, optimum.interrupted
+    sweeps = 0 if interrupted or h == n else stopping.max_iterations
     try:
-        while (
-            not interrupted
-            and sweep < stopping.max_iterations
-            and best.loss > lower_bound * (1.0 + stopping.tolerance)
-            and h < n
-        ):
+        while sweep < sweeps and best.loss > lower_bound * (1.0 + stopping.tolerance):
             approximation.sweep()
-            sweep += 1
-            gap = None
-            if sweep >= next_check or sweep == stopping.max_iterations:
+            sweep, gap = sweep + 1, None
+            if sweep >= next_check or sweep == sweeps:
                 next_check = max(sweep + 1, int(sweep * _CHECK_GROWTH))
                 best = min(best, approximation.iterate(), key=lambda iterate: iterate.loss)
                 gap = best.loss / lower_bound - 1.0
