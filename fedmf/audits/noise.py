@@ -172,37 +172,33 @@ def _findings_of_one_run(W: np.ndarray, leaves: tuple[int, ...], columns: np.nda
     import scipy.fft
 
     n, d = W.shape
-    squares = W**2
-    ends = np.cumsum(leaves)
-    parts = [slice(end - size, end) for end, size in zip(ends, leaves, strict=True) if size]
-    yield from _scale("variance, all entries", squares.reshape(1, -1))
-    yield from _scale("variance of a round", squares)
-    yield from _scale("variance of a coordinate", squares.T)
-    yield _mean("mean, all entries", W.reshape(1, -1))
-    yield _mean("mean of a round", W)
-    yield _mean("mean of a coordinate", W.T)
+    for name, rows in (("all entries", W.reshape(1, -1)), ("a round", W), ("a coordinate", W.T)):
+        yield from _scale(f"variance of {name}", rows)
+        yield _mean(f"mean of {name}", rows)
     yield _distance("normality: distance of the distribution of all entries", W.ravel(), "norm")
+    parts = {
+        f"columns {end - size}..{end - 1}": W[:, end - size : end]
+        for end, size in zip(np.cumsum(leaves), leaves, strict=True)
+        if size
+    }
     if len(parts) > 1:
-        variances = [(f"columns {part.start}..{part.stop - 1}", squares[:, part].reshape(1, -1)) for part in parts]
-        yield _worst_of("variance of a leaf", [next(_scale(name, values)) for name, values in variances])
+        yield _worst_of("variance of a leaf", [next(_scale(name, part.reshape(1, -1))) for name, part in parts.items()])
         leaf_pairs = []
-        for one, other in itertools.combinations(parts, 2):
-            common = min(one.stop - one.start, other.stop - other.start)
-            name = f"columns {one.start}.. with {other.start}.."
-            leaf_pairs.append(_correlation(name, W[:, one][:, :common], W[:, other][:, :common]))
+        for (name, one), (name_of_other, other) in itertools.combinations(parts.items(), 2):
+            common = min(one.shape[1], other.shape[1])
+            leaf_pairs.append(_correlation(f"{name} with {name_of_other}", one[:, :common], other[:, :common]))
         yield _worst_of("correlation of leaves", leaf_pairs)
     # An orthogonal change of basis leaves W's distribution as it is, and turns dependence over rounds of any stationary
     # kind into frequencies of unequal variance.
+    coordinates = np.ascontiguousarray(W[:, columns].T)
+    for axis, rows, compared in (("round", W, W), ("coordinate", W.T, coordinates)):
+        if len(rows) > 1:
+            yield from _scale(f"variance of a frequency over {axis}s", scipy.fft.dct(rows, axis=0, norm="ortho"))
+            yield _largest_correlation(f"correlation of any two {axis}s", compared)
     if n > 1:
-        yield from _scale("variance of a frequency over rounds", scipy.fft.dct(W, axis=0, norm="ortho") ** 2)
         pairs = {lag: _disjoint_pairs(n, lag) for lag in (*_LAGS, n // 2) if lag <= n // 2}
         lags = [_correlation(f"{lag} apart", W[first], W[second]) for lag, (first, second) in pairs.items()]
         yield _worst_of("correlation of rounds", lags)
-        yield _largest_correlation("correlation of any two rounds", W)
-    coordinates = np.ascontiguousarray(W[:, columns].T)
-    if d > 1:
-        yield from _scale("variance of a frequency over coordinates", scipy.fft.dct(W.T, axis=0, norm="ortho") ** 2)
-        yield _largest_correlation("correlation of any two coordinates", coordinates)
     if n > 1 and d > 1:
         # Two coordinates, so that the compared entries are distinct; one coordinate with itself is a lag above.
         name = "correlation of any two coordinates, a round apart"
@@ -235,16 +231,16 @@ def _disjoint_pairs(n: int, lag: int) -> tuple[np.ndarray, np.ndarray]:
     return first, first + lag
 
 
-def _scale(name: str, squares: np.ndarray) -> Iterator[Finding]:
-    """Row sums of squares of standard normals are chi-squared, and independent: the most extreme one, and all of them.
+def _scale(name: str, rows: np.ndarray) -> Iterator[Finding]:
+    """Rows' sums of squares of standard normals are chi-squared, and independent: the most extreme one, and all of them.
 
     The p-values of many rows are uniform, which a Kolmogorov-Smirnov test checks; the least of them is at most p with chance
     1 - (1 - p)^rows.
     """
     import scipy.stats
 
-    groups, size = squares.shape
-    sums = squares.sum(axis=1)
+    groups, size = rows.shape
+    sums = (rows**2).sum(axis=1)
     lower, upper = scipy.stats.chi2.cdf(sums, size), scipy.stats.chi2.sf(sums, size)
     p = np.minimum(2 * np.minimum(lower, upper), 1)
     worst = int(p.argmin())
@@ -287,10 +283,8 @@ def _p_of_correlation(r: float, count: int) -> float:
     """r sqrt((count - 1) / (1 - r^2)) is Student's t with count - 1 degrees of freedom."""
     import scipy.stats
 
-    if count < 2:
-        return 1.0
     t = abs(r) * math.sqrt((count - 1) / max(1 - r * r, 1e-300))
-    return min(1.0, 2 * float(scipy.stats.t.sf(t, count - 1)))
+    return min(1.0, 2 * float(scipy.stats.t.sf(t, count - 1))) if count > 1 else 1.0
 
 
 def _largest_correlation(

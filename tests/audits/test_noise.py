@@ -72,7 +72,7 @@ def test_p_values_are_as_rare_as_they_say():
             assert (np.array(values) < share).sum() <= limit, name
         # And they do fall below: a test whose p-values never did could not fail.
         assert min(values) < 0.05, name
-    assert (np.array(p_values["run 1: variance, all entries"]) / 3 < 0.05).sum() > limits[0.05]
+    assert (np.array(p_values["run 1: variance of all entries"]) / 3 < 0.05).sum() > limits[0.05]
 
 
 @pytest.mark.parametrize("name", ["decaying", "identity", "blt", "tree full"])
