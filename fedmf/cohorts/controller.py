@@ -43,15 +43,10 @@ class ParticipationController:
         (population,); None means always available. With sampling it needs a scheme of independent draws: clients that are away are not
         replaced.
       sampling: a scheme of `fedmf.privacy.sampling` with its partitions set, for a guarantee that is amplified by it.
-      reshuffle: go through the whole population once an epoch of floor(population / cohort_size) rounds, in a new order each epoch.
-        Rounds of one client can then be next to each other: this is outside of the (k, b) analysis, and needs a participation
-        with min_sep=1.
       behavior: a simulation of devices that drop out, deviate, or come early.
-      ledger: the rounds that have already happened, to go on after a resume.
 
     Raises:
-      TypeError, ValueError: for arguments that cannot work, naming the number to change, and for a ledger that this controller
-        cannot have written.
+      TypeError, ValueError: for arguments that cannot work, naming the number to change.
 
     Example:
       >>> import fedmf
@@ -71,9 +66,7 @@ class ParticipationController:
         seed: int,
         availability: Availability | MaskOfRound | None = None,
         sampling: Sampling | None = None,
-        reshuffle: bool = False,
         behavior: DeviceBehavior | None = None,
-        ledger: ParticipationLedger | None = None,
     ) -> None:
         if not isinstance(participation, Participation):
             raise TypeError(f"participation={participation!r} must be a fedmf.Participation")
@@ -82,11 +75,9 @@ class ParticipationController:
         self.cohort_size = checks.integer("cohort_size", cohort_size, low=1, hint="use the number of clients a round")
         self.seed = checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
         self.availability = availability_model(availability, self.population)
-        if not isinstance(reshuffle, bool):
-            raise TypeError(f"reshuffle={reshuffle!r} must be True or False")
         if behavior is not None and not isinstance(behavior, DeviceBehavior):
             raise TypeError(f"behavior={behavior!r} must be a fedmf.cohorts.devices.DeviceBehavior or None")
-        self.sampling, self.reshuffle, self.behavior = sampling, reshuffle, behavior or DeviceBehavior()
+        self.sampling, self.behavior = sampling, behavior or DeviceBehavior()
         self._draws = self._scheme()
         # The round after the last participation; 0 is never.
         self._after = np.zeros(self.population, np.min_scalar_type(participation.rounds))
@@ -94,34 +85,16 @@ class ParticipationController:
         self._counted = 0
         varies = sampling is not None and sampling.independent
         self.ledger = ParticipationLedger(cohort_size=None if varies else self.cohort_size)
-        if ledger is not None:
-            self._go_on_from(ledger)
 
     def _scheme(self) -> Draws | None:
         """The draws of a scheme or an order; None to draw from the pool of eligible clients."""
         if self.sampling is not None:
             return self._sampling_scheme(self.sampling)
-        p, size = self.participation, self.cohort_size
-        if size > self.population:
-            raise ValueError(
-                f"cohort_size={size} is larger than population={self.population}: lower cohort_size to at most {self.population}"
-            )
-        if self.reshuffle:
-            epoch = self.population // size
-            most = math.ceil(p.rounds / epoch)
-            any_rounds = Participation(rounds=p.rounds, schema="min_sep", min_sep=1, max_participations=most)
-            if not p.covers(any_rounds):
-                raise ValueError(
-                    f"reshuffle=True can bring a client back in the very next round, {most} times in all, which is outside of the (k, b) "
-                    f"analysis of {p}: leave reshuffle out, or plan with "
-                    f'Participation(rounds={p.rounds}, schema="min_sep", min_sep=1, max_participations={most})'
-                )
-            self._refuse_timers("reshuffle=True")
-            return self._epoch_order(epoch=epoch, reshuffle=True)
         self._refuse_impossible()
+        p = self.participation
         if p.schema == "fixed_epoch":
             self._refuse_timers('schema="fixed_epoch"')
-            return self._epoch_order(epoch=p.min_sep)
+            return EpochOrder(population=self.population, cohort_size=self.cohort_size, epoch=p.min_sep, seed=self.seed)
         if self.behavior.timer_jitter >= p.min_sep:
             raise ValueError(
                 f"timer_jitter={self.behavior.timer_jitter} leaves nothing of min_sep={p.min_sep}: use at most {p.min_sep - 1}"
@@ -144,10 +117,6 @@ class ParticipationController:
             )
         name = type(sampling).__name__
         draws = sampling.draws(self.seed)
-        if self.reshuffle:
-            raise ValueError(
-                "reshuffle=True and a sampling are two orders: leave reshuffle out, or use CyclicShuffle(reshuffle=True)"
-            )
         self._refuse_timers(f"sampling={name}(...)")
         if not sampling.independent and (not isinstance(self.availability, Always) or self.behavior.dropout > 0):
             raise ValueError(
@@ -155,9 +124,6 @@ class ParticipationController:
                 "assumes: use CyclicPoisson, or leave out availability and dropout"
             )
         return draws
-
-    def _epoch_order(self, **of: Any) -> EpochOrder:
-        return EpochOrder(population=self.population, cohort_size=self.cohort_size, seed=self.seed, **of)
 
     def _refuse_timers(self, what: str) -> None:
         """Raises for simulated deviations from timers where the server draws and devices have none."""
@@ -168,8 +134,11 @@ class ParticipationController:
             )
 
     def _refuse_impossible(self) -> None:
-        p, size = self.participation, self.cohort_size
-        b = p.min_sep
+        p, size, b = self.participation, self.cohort_size, self.participation.min_sep
+        if size > self.population:
+            raise ValueError(
+                f"cohort_size={size} is larger than population={self.population}: lower cohort_size to at most {self.population}"
+            )
         if size * b > self.population:
             # Schema single has no min_sep of its own to change: there it is the number of rounds.
             name = "rounds" if p.schema == "single" else "min_sep"
@@ -191,31 +160,32 @@ class ParticipationController:
                 f"or raise max_participations to {math.ceil(size * p.rounds / self.population)}"
             )
 
-    def _go_on_from(self, ledger: ParticipationLedger) -> None:
-        """Takes over the rounds of the ledger, if this controller can have drawn them."""
-        p = self.participation
-        another = (
-            "the ledger belongs to another run, or the guarantee was already broken: audit it with fedmf.audit_ledger"
-        )
+    def go_on_from(self, ledger: ParticipationLedger) -> None:
+        """Takes over the rounds that have already happened, before the first draw of this controller.
+
+        Raises:
+          ValueError: rounds that this controller cannot have drawn, or it has drawn some of its own.
+        """
+        if len(self.ledger):
+            raise ValueError(f"the controller has drawn {len(self.ledger)} rounds of its own: go on from a new one")
+        p, most = self.participation, self.ledger.cohort_size
         for t in range(len(ledger)):
-            cohort = ledger.selected(t)
+            cohort, wrong = ledger.selected(t), ""
             if t >= p.rounds:
-                raise ValueError(f"ledger has a round {t} but the run has rounds={p.rounds}: {another}")
-            if len(cohort) and cohort.max() >= self.population:
+                wrong = f"ledger has a round {t} but the run has rounds={p.rounds}"
+            elif len(cohort) and cohort.max() >= self.population:
+                wrong = f"ledger's round {t} names client {cohort.max()}, outside 0..{self.population - 1}"
+            elif most is not None and len(cohort) > most:
+                wrong = f"ledger's round {t} has {len(cohort)} clients, cohort_size={most}"
+            else:
+                may = self._may_come(t, cohort)
+                if self._draws is not None:
+                    may &= self._draws.can_draw(t, cohort)
+                if not may.all():
+                    wrong = f"ledger's round {t} has client {cohort[~may][0]}, who may not take part then under {p} with seed={self.seed}"
+            if wrong:
                 raise ValueError(
-                    f"ledger's round {t} names client {cohort.max()}, outside 0..{self.population - 1}: {another}"
-                )
-            if self.ledger.cohort_size is not None and len(cohort) > self.cohort_size:
-                raise ValueError(
-                    f"ledger's round {t} has {len(cohort)} clients, cohort_size={self.cohort_size}: {another}"
-                )
-            may = self._may_come(t, cohort)
-            if self._draws is not None:
-                may &= self._draws.can_draw(t, cohort)
-            if not may.all():
-                raise ValueError(
-                    f"ledger's round {t} has client {cohort[~may][0]}, who may not take part then under {p} with seed={self.seed}: "
-                    f"{another}"
+                    f"{wrong}: the ledger belongs to another run, or the guarantee was already broken: audit it with fedmf.audit_ledger"
                 )
             self._record(ledger.cohort(t), cohort)
             self._catch_up()

@@ -101,7 +101,12 @@ class TestPurity:
         if stop:
             assert run(first, stop) == whole[:stop]
         again = ParticipationLedger.from_csv(first.ledger.to_csv(), rounds=stop, cohort_size=given["cohort_size"])
-        assert run(ParticipationController(**given, availability=availability, ledger=again)) == whole
+        later = ParticipationController(**given, availability=availability)
+        later.go_on_from(again)
+        assert run(later) == whole
+        if stop:
+            with pytest.raises(ValueError, match="rounds of its own"):
+                first.go_on_from(again)
 
     def test_old_rounds_come_from_the_ledger(self):
         controller = min_sep_controller()
@@ -109,7 +114,8 @@ class TestPurity:
         assert [controller.cohort(t).tolist() for t in reversed(range(20))] == whole[::-1]
         assert len(controller.ledger) == 20
         # From the ledger, and not drawn again: with another seed they are the same.
-        other = min_sep_controller(seed=99, ledger=controller.ledger)
+        other = min_sep_controller(seed=99)
+        other.go_on_from(controller.ledger)
         assert run(other) == whole
 
     def test_rounds_recorded_from_outside_count(self):
@@ -301,7 +307,7 @@ class TestRefusals:
     def test_a_ledger_that_breaks_the_participation(self, cohorts, words):
         ledger = ParticipationLedger(cohort_size=4, cohorts=[np.array(c, np.int64) for c in cohorts])
         with pytest.raises(ValueError, match=words) as caught:
-            min_sep_controller(ledger=ledger)
+            min_sep_controller().go_on_from(ledger)
         assert "another run" in str(caught.value)
 
     def test_a_fixed_order_of_another_seed(self):
@@ -310,4 +316,4 @@ class TestRefusals:
         first = min_sep_controller(participation=fixed)
         run(first, 3)
         with pytest.raises(ValueError, match="another run"):
-            min_sep_controller(participation=fixed, seed=4, ledger=first.ledger)
+            min_sep_controller(participation=fixed, seed=4).go_on_from(first.ledger)

@@ -129,7 +129,9 @@ class TestResume:
     def test_goes_on_from_the_first_rounds_of_a_ledger(self, size, stop):
         given = {"behavior": self.everything, "availability": Independent(probability=0.8, seed=1)}
         whole = finished(controller_of(size, **given)).ledger
-        again = finished(controller_of(size, **given, ledger=whole.first(stop))).ledger
+        again = controller_of(size, **given)
+        again.go_on_from(whole.first(stop))
+        again = finished(again).ledger
         for t in range(60):
             assert (again.selected(t) == whole.selected(t)).all()
             assert (again.cohort(t) == whole.cohort(t)).all()
@@ -138,7 +140,7 @@ class TestResume:
     def test_a_ledger_of_the_disobedient_is_refused_by_those_who_know_of_none(self):
         ledger = finished(controller_of(behavior=DeviceBehavior(noncompliant_fraction=0.2))).ledger
         with pytest.raises(ValueError, match="who may not take part then"):
-            controller_of(ledger=ledger)
+            controller_of().go_on_from(ledger)
 
 
 class TestRefusals:

@@ -44,9 +44,9 @@ class TestUniformity:
         def cohort(seed):
             first = ParticipationLedger(cohort_size=2, cohorts=[np.array([1, 4])])
             participation = Participation(rounds=2, schema="min_sep", min_sep=2)
-            return ParticipationController(participation, population=8, cohort_size=2, seed=seed, ledger=first).cohort(
-                1
-            )
+            controller = ParticipationController(participation, population=8, cohort_size=2, seed=seed)
+            controller.go_on_from(first)
+            return controller.cohort(1)
 
         counts = self._sets(cohort)
         assert len(counts) == 15  # of the 6 clients that are left

@@ -15,7 +15,7 @@ from fedmf.federated.execution.threads import limited_threads
 from fedmf.federated.task import Examples, Task
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.model_check import check_model
-from fedmf.federated.training.run_setup import RunSetup, controller_of, new_run, reopen_run
+from fedmf.federated.training.run_setup import RunSetup, new_run, reopen_run
 from fedmf.privacy.plan import Plan
 from fedmf.runs.audit import write_final_statement
 from fedmf.runs.checkpoint import Checkpoint
@@ -97,10 +97,13 @@ class _Training:
             noise_folder=folder.path / "private",
         )
         checkpoint = folder.load_checkpoint()
-        ledger = None if checkpoint is None else checkpoint.ledger
-        self.controller = controller_of(task, config, setup.plan, setup.noise_seed, ledger)
-        self.state = self.execution.init() if checkpoint is None else self.execution.from_leaves(checkpoint.state)
-        self.done = self.saved = 0 if checkpoint is None else checkpoint.rounds_done
+        self.controller = setup.controller()
+        if checkpoint is None:
+            self.state, self.done = self.execution.init(), 0
+        else:
+            self.controller.go_on_from(checkpoint.ledger)
+            self.state, self.done = self.execution.from_leaves(checkpoint.state), checkpoint.rounds_done
+        self.saved = self.done
         self.evaluator = Evaluator(task, config)
         self.validation: dict[str, float] = {}
         self.digest = folder.digest()

@@ -17,7 +17,6 @@ from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.noise.strategies import choose_host_strategy
-from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import installed_versions, mechanism_digest
 from fedmf.runs.audit import recorded_plan
@@ -39,6 +38,21 @@ class RunSetup:
     noise_seed: int
     folder: RunFolder
     plan_given: bool
+
+    def controller(self) -> ParticipationController:
+        """The controller of the run, before its first round."""
+        return controller_of(self.task, self.config, self.plan, self.noise_seed)
+
+    def check(self, options: RunOptions) -> None:
+        """Refuses cohorts that cannot be drawn, and noise for which there is no room or that float32 does not hold."""
+        self.controller()
+        choose_host_strategy(
+            self.plan.mechanism.stream().causal(),
+            parameters(self.task, self.config),
+            memory_bytes=options.noise_memory,
+            folder=self.folder.path / "private",
+            name=options.noise_strategy,
+        )
 
     def write(self) -> None:
         """Writes everything that is known before round 0; config.json last, because it makes the folder a run."""
@@ -83,30 +97,15 @@ def new_run(
     if plan is None:
         plan = config.plan(config.fit(show_progress=options.progress))
     check_plan(plan, config)
-    controller_of(task, config, plan, seed)
-    _check_noise(plan, parameters(task, config), options, pathlib.Path(folder))
-    return RunSetup(
+    setup = RunSetup(
         task=task, config=config, plan=plan, noise_seed=seed, folder=RunFolder(folder), plan_given=plan_given
     )
-
-
-def _check_noise(plan: Plan, size: int, options: RunOptions, folder: pathlib.Path) -> None:
-    """Refuses noise for which there is no room, or that float32 does not hold."""
-    choose_host_strategy(
-        plan.mechanism.stream().causal(),
-        size,
-        memory_bytes=options.noise_memory,
-        folder=folder / "private",
-        name=options.noise_strategy,
-    )
+    setup.check(options)
+    return setup
 
 
 def controller_of(
-    task: Task,
-    config: TrainConfig,
-    plan: Plan | None = None,
-    noise_seed: int = 0,
-    ledger: ParticipationLedger | None = None,
+    task: Task, config: TrainConfig, plan: Plan | None = None, noise_seed: int = 0
 ) -> ParticipationController:
     """The controller of a run. With sampling it is seeded by the secret seed: amplification needs a sample that nobody knows.
 
@@ -130,7 +129,6 @@ def controller_of(
         cohort_size=config.cohort_size,
         seed=seed,
         sampling=sampling,
-        ledger=ledger,
         availability=availability_from_text(config.availability),
         behavior=DeviceBehavior(dropout=config.dropout, seed=config.seed),
     )
