@@ -40,7 +40,7 @@ class OneOf(click.Choice[str]):
         self._names = names
         self.case_sensitive = True
 
-    @functools.cached_property
+    @property
     def choices(self) -> tuple[str, ...]:  # type: ignore[override]
         """The names."""
         return tuple(self._names())
