@@ -311,18 +311,15 @@ def test_renyi_accounting_gives_the_labels_of_denisov(sigma, label):
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "scheme", "error", "words"),
-    [
-        (banded(4), "poisson", TypeError, ["sampling='poisson'", "fedmf.CyclicPoisson"]),
-        (banded(4), CyclicPoisson(population=1000, cohort_size=20, partitions=3), ValueError, ["partitions=3", "4 bands"]),
-        (banded(4), CyclicPoisson(population=60, cohort_size=20), ValueError, ["4 partitions", "at most 3 bands"]),
-        (TreeMechanism(rounds=24), CyclicPoisson(population=1000, cohort_size=2), ValueError, ["family=tree", "leave sampling out"]),
-    ],
-)  # fmt: skip
-def test_refused_in_one_sentence(mechanism, scheme, error, words):
-    with pytest.raises(error) as caught:
-        sampled(mechanism, scheme)
-    assert all(word in str(caught.value) for word in words), caught.value
+    ("mechanism", "cohort_size", "words"),
+    [(banded(4), 20, "partitions=3.*4 bands"), (TreeMechanism(rounds=24), 2, "family=tree.*leave sampling out")],
+)
+def test_refused_in_one_sentence(mechanism, cohort_size, words):
+    with pytest.raises(ValueError, match=words):
+        sampled(
+            mechanism,
+            CyclicPoisson(population=1000, cohort_size=cohort_size, partitions=3 if cohort_size == 20 else None),
+        )
 
 
 def test_bands_are_read_from_the_entries():

@@ -57,6 +57,8 @@ def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(choice):
     assert (row.amplified, row.probability, row.compositions) == (False, 1.0, 4)
     assert row.per_query_noise_multiplier == pytest.approx(2 * gaussian_noise_multiplier(2.0, 1e-6), rel=1e-9)
     assert row.noise_multiplier == pytest.approx(gaussian_noise_multiplier(2.0, 1e-6), rel=1e-9)
+    assert choice.best in choice.close
+    assert choice.close == tuple(r for r in choice.rows if r.rmse <= 1.01 * choice.best.rmse)
     # The dense optimum is the best without amplification.
     assert choice.rows[-1].rmse <= row.rmse
 
@@ -90,17 +92,10 @@ def test_less_than_an_epoch_is_amplified_with_any_bands():
     assert few.participation.max_participations == 1
 
 
-def test_close_rows(choice):
-    assert choice.best in choice.close
-    assert all(row.rmse <= 1.01 * choice.best.rmse for row in choice.close)
-    others = [row for row in choice.rows if row not in choice.close]
-    assert all(row.rmse > 1.01 * choice.best.rmse for row in others)
-
-
 def test_another_unit_of_noise():
     separated = fedmf.Participation(rounds=64, schema="min_sep", min_sep=8)
-    found = choose_bands(fedmf.prefix_sum(64), **ASK, bands=[4], participation=separated)
-    assert found.best.noise_multiplier == pytest.approx(found.best.per_query_noise_multiplier / math.sqrt(8), rel=1e-9)
+    best = choose_bands(fedmf.prefix_sum(64), **ASK, bands=[4], participation=separated).best
+    assert best.noise_multiplier == pytest.approx(best.per_query_noise_multiplier / math.sqrt(8), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -108,11 +103,8 @@ def test_another_unit_of_noise():
     [
         ({"rounds": 65}, "rounds=65 but workload 'prefix_sum' has rounds=64"),
         ({"population": 10}, "cohort_size=20 must be in 1..10: a round draws at most all of population=10 clients"),
-        ({"cohort_size": 0}, "cohort_size=0 must be in 1..320"),
         ({"epsilon": 0.0}, "epsilon=0.0 must be positive"),
-        ({"delta": 2.0}, "delta=2.0 must be positive and below 1"),
         ({"delta": 1e-11}, "delta=1e-11 is below 1e-10, where the epsilon of sampled cohorts is not computed"),
-        ({"bands": [0]}, "bands=0 must be in 1..64"),
         ({"bands": [65]}, "bands=65 must be in 1..64"),
         ({"bands": []}, "names no candidate"),
         ({"participation": fedmf.Participation(rounds=64, schema="min_sep", min_sep=17)}, "choose min_sep up to 16"),

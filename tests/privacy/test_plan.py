@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import json
 import math
 import re
 import time
@@ -19,6 +20,7 @@ from fedmf.privacy.sampling import CyclicPoisson
 from tests.paper_figures import BANDED_K1, BANDED_TABLE_4, BANDED_TABLE_4_MULTI_EPOCH
 
 SINGLE = Participation(rounds=4, schema="single")
+ONE = IdentityMechanism(rounds=4)
 TWICE = Participation(rounds=4, schema="min_sep", min_sep=2)
 NAN, INF = float("nan"), float("inf")
 
@@ -46,17 +48,8 @@ def oracle_noise_multiplier(epsilon, delta):
 
 
 def plan(**changes):
-    identity = IdentityMechanism(rounds=4)
-    return Plan(
-        **{
-            "mechanism": identity,
-            "participation": TWICE,
-            "noise_multiplier": 2.0,
-            "clip_norm": 0.5,
-            "delta": 1e-6,
-            **changes,
-        }
-    )
+    given = {"mechanism": ONE, "participation": TWICE, "noise_multiplier": 2.0, "clip_norm": 0.5, "delta": 1e-6}
+    return Plan(**given | changes)
 
 
 def half_a_unit(printed):
@@ -123,14 +116,6 @@ class TestCalibration:
         # And back: the epsilon that this noise gives is the epsilon asked for.
         assert gaussian_epsilon(sigma, delta) == pytest.approx(epsilon, rel=2e-4)
 
-    @pytest.mark.parametrize(("epsilon", "delta"), [(0.01, 1e-6), (1.0, 1e-12), (8.0, 1e-6), (8.0, 0.1), (300.0, 1e-6)])
-    def test_two_thirds_of_the_noise_violates_and_three_halves_is_more_than_enough(self, epsilon, delta):
-        sigma = gaussian_noise_multiplier(epsilon, delta)
-        assert oracle_delta(2 / 3 * sigma, epsilon) > delta
-        assert gaussian_epsilon(2 / 3 * sigma, delta) > epsilon
-        assert oracle_delta(1.5 * sigma, epsilon) < delta
-        assert gaussian_epsilon(1.5 * sigma, delta) < epsilon
-
     @settings(max_examples=12, deadline=None)
     @given(st.floats(-2, 1).map(lambda x: 10**x), st.floats(-12, -1).map(lambda x: 10**x))
     def test_any_target(self, epsilon, delta):
@@ -185,12 +170,9 @@ class TestEpsilon:
         assert nothing.rho == INF
         assert nothing.stddev == 0
         assert type(nothing.event).__name__ == "NonPrivateDpEvent"
-        assert nothing.summary()["epsilon"] is None
-        assert nothing.summary()["rho"] is None
-
-    @pytest.mark.parametrize("sigma", [5e-324, 1e-200, 1e200, 1e308])
-    def test_rho_of_extreme_noise(self, sigma):
-        assert plan(noise_multiplier=sigma).rho in (0.0, INF)
+        assert nothing.summary()["epsilon"] is nothing.summary()["rho"] is None
+        assert {plan(noise_multiplier=sigma).rho for sigma in (5e-324, 1e-200)} == {INF}
+        assert {plan(noise_multiplier=sigma).rho for sigma in (1e200, 1e308)} == {0.0}
 
 
 class TestPlan:
@@ -208,13 +190,6 @@ class TestPlan:
         assert made.sensitivity.value == pytest.approx(expected, rel=1e-14)
         assert made.stddev == pytest.approx(0.7 * expected * 3.0, rel=1e-14)
         assert made.event.noise_multiplier == 0.7
-
-    def test_a_louder_encoder_gets_no_free_lunch(self):
-        # (B / 10, 10 C) is the same mechanism: the noise that reaches the model must be the same too.
-        thin = BandedMechanism(diagonals=[[1.0, 0.0], *[[1.0, 0.5]] * 3])
-        loud = BandedMechanism(diagonals=[[10.0, 0.0], *[[10.0, 5.0]] * 3])
-        one, ten = (plan(mechanism=m) for m in (thin, loud))
-        np.testing.assert_allclose(one.stddev * thin.noising(), ten.stddev * loud.noising(), rtol=1e-12)
 
     def test_frozen(self):
         made = plan()
@@ -246,21 +221,21 @@ class TestPlan:
         assert claimed.simulated_cohort is None
 
     def test_summary_is_json(self):
-        import json
-
         summary = json.loads(json.dumps(plan().simulating(simulated=1, claimed=3).summary(), allow_nan=False))
         assert summary["stddev"] == pytest.approx(plan().stddev / 3, rel=1e-14)
         assert summary["sensitivity"]["value"] == plan().sensitivity.value
         assert summary["neighbouring_relation"] == "zero-out"
 
-    @pytest.mark.parametrize(("clip_norm", "sigma"), [(1e-39, 1.0), (1e-30, 1e-10), (1e30, 1e10), (5e-324, 0.65)])
-    def test_noise_that_float32_cannot_hold(self, clip_norm, sigma):
-        with pytest.raises(
-            ValueError, match=re.escape(f"clip_norm={clip_norm} and noise_multiplier={sigma} give")
-        ) as caught:
-            _ = plan(clip_norm=clip_norm, noise_multiplier=sigma).stddev
-        assert "float32" in str(caught.value)
-        assert "rescale the updates" in str(caught.value)
+    @pytest.mark.parametrize(
+        ("scale", "clip_norm", "sigma"),
+        [(1, 1e-39, 1.0), (1, 1e-30, 1e-10), (1, 1e30, 1e10), (1, 5e-324, 0.65),
+         (1e-20, 1e-19, 1e-20), (1e20, 1e19, 1.0), (1e25, 1e-20, 1e-20)],
+    )  # fmt: skip
+    def test_noise_that_float32_cannot_hold(self, scale, clip_norm, sigma):
+        made = plan(mechanism=DenseMechanism(matrix=np.eye(4) * scale), clip_norm=clip_norm, noise_multiplier=sigma)
+        words = re.escape(f"clip_norm={clip_norm} and noise_multiplier={sigma} give")
+        with pytest.raises(ValueError, match=f"{words}.*float32.*rescale the updates"):
+            _ = made.stddev
 
     @pytest.mark.parametrize("scale", [1e-46, 1e-38, 1e-31, 1e31, 1e38, 1e46])
     def test_an_encoder_whose_noise_float32_cannot_hold(self, scale):
@@ -272,13 +247,6 @@ class TestPlan:
             _ = plan(mechanism=scaled).stddev
         assert plan(mechanism=scaled, noise_multiplier=0.0).stddev == 0
 
-    @pytest.mark.parametrize(("scale", "clip_norm"), [(1e-20, 1e-19), (1e20, 1e19), (1e25, 1e-20)])
-    def test_an_encoder_and_a_clip_norm_that_float32_cannot_hold_together(self, scale, clip_norm):
-        scaled = DenseMechanism(matrix=np.eye(4) * scale)
-        made = plan(mechanism=scaled, clip_norm=clip_norm, noise_multiplier=1e-20 if clip_norm < 1 else 1.0)
-        with pytest.raises(ValueError, match="rescale the updates"):
-            _ = made.stddev
-
     @pytest.mark.parametrize("scale", [1e-29, 1e-10, 1e10, 1e29])
     def test_a_scaled_encoder_needs_the_same_noise(self, scale):
         """What is added to the sum is N Z times stddev."""
@@ -289,19 +257,15 @@ class TestPlan:
         np.testing.assert_allclose(scaled.mechanism.noising() * scaled.stddev, noise, rtol=1e-12, atol=1e-12)
 
 
-ONE = IdentityMechanism(rounds=4)
 POISSON = CyclicPoisson(population=100_000, cohort_size=100)
 # Changes of a plan that are refused, the kind of error, the words that must appear: the argument, its value, the way out.
 REFUSED_PLANS = [
     ({"mechanism": np.eye(4)}, TypeError, ["mechanism=array", "fedmf.fit"]),
-    ({"mechanism": IdentityMechanism}, TypeError, ["mechanism=<class", "fedmf.fit"]),
     ({"participation": 4}, TypeError, ["participation=4", "fedmf.Participation"]),
     ({"mechanism": IdentityMechanism(rounds=5)}, ValueError, ["5 rounds", "4", "fit the mechanism"]),
     ({"sampling": "poisson"}, TypeError, ["sampling='poisson'", "fedmf.CyclicPoisson"]),
     ({"noise_multiplier": -1.0}, ValueError, ["noise_multiplier=-1.0", "0 for no privacy"]),
-    ({"noise_multiplier": NAN}, ValueError, ["noise_multiplier=nan", "0 for no privacy"]),
     ({"noise_multiplier": -(10**5000)}, ValueError, ["noise_multiplier", "beyond float64", "0 for no privacy"]),
-    ({"noise_multiplier": "1"}, TypeError, ["noise_multiplier='1'", "0 for no privacy"]),
     ({"noise_multiplier": True}, TypeError, ["noise_multiplier=True", "0 for no privacy"]),
     ({"clip_norm": 0.0}, ValueError, ["clip_norm=0.0", "such as 1.0"]),
     ({"clip_norm": INF}, ValueError, ["clip_norm=inf", "such as 1.0"]),

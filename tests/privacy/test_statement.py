@@ -13,7 +13,7 @@ from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
-from fedmf.privacy.statement import as_text, markdown, mechanism_digest
+from fedmf.privacy.statement import as_text, mechanism_digest
 
 TWICE = Participation(rounds=8, schema="min_sep", min_sep=4)
 
@@ -88,15 +88,8 @@ def test_the_numbers_are_the_plans():
     # Four digits, rounded up.
     shown = float(re.search(r"epsilon = ([\d.]+)", formal)[1])
     assert made.epsilon <= shown <= made.epsilon * 1.001
-
-
-@pytest.mark.parametrize("sigma", [0.655, 2.3])
-def test_no_number_claims_more_than_proven(sigma):
-    made = plan(noise_multiplier=sigma, delta=1.23456789e-6)
-    formal = point(made.statement(), "Formal statement")
-    assert float(re.search(r"epsilon = ([\d.e+-]+)", formal)[1]) >= made.epsilon
     assert float(re.search(r"rho = ([\d.e+-]+)", formal)[1]) >= made.rho
-    assert float(re.search(r"delta = ([\d.e+-]+)", formal)[1]) == made.delta
+    assert "epsilon = infinity (no guarantee)" in plan(noise_multiplier=1e-3).statement()
 
 
 @pytest.mark.parametrize(
@@ -159,10 +152,9 @@ def test_no_noise_no_guarantee(simulated):
     assert "epsilon =" not in text
     assert "rho =" not in text
     assert ("10 clients a round stand for 1000" in head) == simulated
-
-
-def test_less_noise_than_the_accountant_covers_is_no_guarantee():
-    assert "epsilon = infinity (no guarantee)" in plan(noise_multiplier=1e-3).statement()
+    values = made.statement_values()
+    assert values["guarantee"]["epsilon"] is values["guarantee"]["rho"] is None
+    json.dumps(values, allow_nan=False)
 
 
 VERSIONS = {"fedmf": "0.1.0", "dp-accounting": "0.4.3", "python": "3.11.7"}
@@ -219,28 +211,19 @@ def test_golden(name, tmp_path):
     # python -m tests.privacy.test_statement
     values = golden_values(name, tmp_path)
     assert close(values, json.loads((DATA / f"statement_{name}.json").read_text(encoding="utf-8")))
-    assert markdown(values) == (DATA / f"statement_{name}.md").read_text(encoding="utf-8")
+    # The text comes from the values alone, as they are in JSON.
+    text = as_text(values, ".json")
+    assert json.loads(text) == values
+    assert as_text(json.loads(text), ".md") == (DATA / f"statement_{name}.md").read_text(encoding="utf-8")
 
 
 class TestValues:
-    def test_markdown_comes_from_the_values_alone(self, tmp_path):
-        for name in ("planned", "sampled", "audited"):
-            values = golden_values(name, tmp_path)
-            text = as_text(values, ".json")
-            assert json.loads(text) == values
-            assert as_text(json.loads(text), ".md") == markdown(values)
-
     def test_group_privacy_is_that_of_a_smaller_multiplier(self):
         made = plan(noise_multiplier=6.0)
         for row in made.statement_values()["group_privacy"]:
             alone = plan(noise_multiplier=6.0 / row["devices"])
             assert row["epsilon"] == pytest.approx(alone.epsilon, rel=1e-12)
             assert row["rho"] == pytest.approx(alone.rho, rel=1e-12)
-
-    def test_no_noise(self):
-        values = plan(noise_multiplier=0).statement_values()
-        assert values["guarantee"]["epsilon"] is values["guarantee"]["rho"] is None
-        json.dumps(values, allow_nan=False)
 
     def test_another_suffix_is_refused(self):
         with pytest.raises(ValueError, match=r"suffix '.txt': name a file that ends in .md or .json"):
@@ -269,20 +252,6 @@ class TestValues:
 
 
 class TestSampled:
-    def test_which_relation_the_accountant_has(self):
-        text = sampled().statement()
-        assert "give the same two distributions" in point(text, "Adjacency")
-        assert "with probability 0.01, independently" in point(text, "Assumptions")
-        assert "same two distributions" not in plan().statement()
-
-    def test_both_guarantees_are_stated(self):
-        made = sampled()
-        formal = point(made.statement(), "Formal statement")
-        shown = [float(x) for x in re.findall(r"epsilon = ([\d.]+)", formal)]
-        assert made.epsilon <= shown[0] <= made.epsilon * 1.001
-        assert made.unamplified_epsilon <= shown[1] <= made.unamplified_epsilon * 1.001
-        assert "who was drawn stays secret, and so does how many are in any round." in formal
-
     @pytest.mark.parametrize(
         ("kind", "changes", "words"),
         [
@@ -303,20 +272,6 @@ class TestSampled:
 
 
 class TestObserved:
-    def test_the_log_is_named(self, tmp_path):
-        values = audited(tmp_path).statement_values(subject="log")
-        assert values["observed"]["log"]["rows"] == 10
-        assert values["observed"]["min_separation"] == 1
-        assert values["observed"]["short_rounds"] is None
-        assert values["achieved"]["epsilon"] > values["guarantee"]["epsilon"]
-
-    def test_what_contradicts_the_plan_stands_first(self, tmp_path):
-        text = audited(tmp_path).statement(subject="log")
-        assert text.index("Not as planned") < text.index("DP setting")
-        formal = point(text, "Formal statement")
-        assert "1 apart where at least 4 were planned" in formal
-        assert "cannot be claimed" in formal
-
     def test_what_was_kept_is_said_to_hold(self):
         ledger = ParticipationLedger(cohort_size=2, cohorts=[np.array([t % 4, 50 + t]) for t in range(8)])
         audit = audit_ledger(ledger, plan())
@@ -340,6 +295,7 @@ class TestObserved:
         assert audit_ledger(ledger, plan()).epsilon < plan().epsilon
         audit = audit_ledger(ledger, plan().simulating(simulated=1, claimed=10))
         assert audit.epsilon == plan().epsilon
+        assert audit.achieved.stddev == audit.planned.stddev
         values = audit.values()
         assert [values[f"{name}_achieved"] for name in ("epsilon", "rho", "sensitivity")] == [None] * 3
         assert audit.statement_values()["achieved"] is None
@@ -366,8 +322,9 @@ class TestObserved:
 
     def test_nobody(self):
         ledger = ParticipationLedger(cohort_size=1, cohorts=[np.zeros(0, np.int64)])
-        text = audit_ledger(ledger, plan()).statement()
-        assert "Nobody took part" in point(text, "Formal statement")
+        audit = audit_ledger(ledger, plan())
+        assert (audit.achieved, audit.epsilon, audit.rho) == (None, 0.0, 0.0)
+        assert "Nobody took part" in point(audit.statement(), "Formal statement")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ LIMITS = {
     "fixed_epoch": {"min_sep": 12, "max_participations": 3},
     "min_sep": {"min_sep": 6, "max_participations": 5},
 }
-# 4 bands; "more" partitions than that say more than the mechanism does.
-PARTITIONS = {"bands": None, "more": 8}
 
 
 def banded():
@@ -66,34 +64,17 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("simulated", [False, True])
 @pytest.mark.parametrize("schema", LIMITS)
 def test_without_sampling(folder, schema, simulated):
-    made = plan(schema)
+    made = plan(schema, noise_multiplier=0 if schema == "single" and not simulated else 1.1)
     check(made.simulating(simulated=7, claimed=90) if simulated else made, folder)
 
 
-@pytest.mark.parametrize("simulated", [False, True])
-@pytest.mark.parametrize("partitions", PARTITIONS)
+@pytest.mark.parametrize(("partitions", "simulated"), [(None, True), (8, False)])  # of 4 bands; 8 say more than they do
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_sampling_scheme(folder, scheme, partitions, simulated):
-    sampling = scheme_from(scheme, population=640, cohort_size=20, partitions=PARTITIONS[partitions])
+    sampling = scheme_from(scheme, population=640, cohort_size=20, partitions=partitions)
     made = plan(sampling=sampling)
-    assert made.sampling.partitions == (PARTITIONS[partitions] or 4)
+    assert made.sampling.partitions == (partitions or 4)
     check(made.simulating(simulated=2, claimed=20) if simulated else made, folder)
-
-
-def test_no_noise(folder):
-    check(plan(noise_multiplier=0), folder)
-
-
-def test_groups_that_say_more_than_the_bands_are_not_lost(folder):
-    """Without them the printed command claimed less than half of this epsilon."""
-    sampling = CyclicPoisson(population=64_000, cohort_size=1000, partitions=32)
-    made = plan(sampling=sampling, noise_multiplier=1.0, delta=1e-6)
-    fewer = dataclasses.replace(made, participation=None, sampling=sampling.as_configured())
-    # The same noise.
-    less = dataclasses.replace(fewer, noise_multiplier=made.stddev / fewer.stddev)
-    assert less.stddev == pytest.approx(made.stddev)
-    assert made.epsilon > 2.5 * less.epsilon
-    assert printed_again(made, folder)["epsilon"] == made.epsilon
 
 
 def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
