@@ -60,11 +60,6 @@ class TestCohorts:
             sizes = {len(controller.cohort(t)) for t in range(p.rounds)}
         assert sizes == {given["cohort_size"]}
 
-    def test_different_seeds_differ(self):
-        assert len({tuple(min_sep_controller(seed=seed).cohort(0)) for seed in range(20)}) > 10
-        fixed = Participation(rounds=20, schema="fixed_epoch", min_sep=5)
-        assert len({tuple(min_sep_controller(participation=fixed, seed=seed).cohort(0)) for seed in range(20)}) > 10
-
     def test_fixed_epoch_keeps_one_order(self):
         fixed = Participation(rounds=17, schema="fixed_epoch", min_sep=5)
         cohorts = run(min_sep_controller(participation=fixed))
@@ -124,14 +119,6 @@ class TestPurity:
         controller.ledger.append(np.array([0, 1, 2, 3]))
         cohorts = run(controller, 5)
         assert sorted(client for cohort in cohorts for client in cohort) == list(range(20))
-
-    def test_numpys_global_generator_is_left_alone(self):
-        np.random.seed(1)  # noqa: NPY002  (the one under test)
-        before = np.random.get_state()[1].copy()  # noqa: NPY002
-        first = run(min_sep_controller())
-        assert (np.random.get_state()[1] == before).all()  # noqa: NPY002
-        np.random.seed(2)  # noqa: NPY002
-        assert run(min_sep_controller()) == first
 
     @pytest.mark.parametrize(
         ("t", "kind"), [(1, ValueError), (-1, ValueError), (20, ValueError), (0.0, TypeError), (True, TypeError)]
@@ -194,34 +181,26 @@ def test_ten_million_clients_take_three_bytes_each_and_are_not_listed():
         participation, population=10**7, cohort_size=6500, seed=5, availability=Independent(probability=0.3, seed=1)
     )
     assert controller._after.nbytes + controller._count.nbytes == 3 * 10**7
-    before = tracemalloc_peak(lambda: [controller.cohort(t) for t in range(3)])
-    assert before < 2 * 10**7  # a mask and a list of everybody take 9 bytes a client
-
-
-def tracemalloc_peak(call):
     tracemalloc.start()
     try:
-        call()
-        return tracemalloc.get_traced_memory()[1]
+        for t in range(3):
+            controller.cohort(t)
+        peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+    assert peak < 2 * 10**7  # a mask and a list of everybody take 9 bytes a client
 
 
 class TestDryPool:
     def test_warns_and_returns_fewer(self):
-        controller = min_sep_controller(availability=lambda t: np.arange(30) < (2 if t == 1 else 30))
+        controller = min_sep_controller(availability=lambda t: np.arange(30) < {1: 2, 3: 0}.get(t, 30))
         assert len(controller.cohort(0)) == 4
         with pytest.warns(PoolRanDryWarning, match="round 1: only [012] of cohort_size=4"):
             assert len(controller.cohort(1)) <= 2
         assert len(controller.cohort(2)) == 4
         assert controller.ledger.observed().short_rounds == 1
-
-    def test_nobody_at_all(self):
-        controller = min_sep_controller(availability=lambda t: np.zeros(30, bool))
         with pytest.warns(PoolRanDryWarning, match="only 0 of"):
-            cohort = controller.cohort(0)
-        assert cohort.shape == (0,)
-        assert cohort.dtype == np.int64
+            assert controller.cohort(3).tolist() == []
 
     @pytest.mark.parametrize(
         "mask",
@@ -277,14 +256,11 @@ class TestRefusals:
         [
             ({"participation": 5}, TypeError, ["participation=5", "fedmf.Participation"]),
             ({"population": 0}, ValueError, ["population=0", "number of clients"]),
-            ({"population": 30.0}, TypeError, ["population=30.0", "number of clients"]),
             ({"cohort_size": 0}, ValueError, ["cohort_size=0", "clients a round"]),
             ({"cohort_size": 31}, ValueError, ["cohort_size=31", "population=30", "at most 30"]),
             ({"cohort_size": 7}, ValueError, ["cohort_size=7", "min_sep=5", "= 35", "population=30", "at most 6"]),
             ({"seed": -1}, ValueError, ["seed=-1", "non-negative"]),
-            ({"seed": None}, TypeError, ["seed=None", "non-negative"]),
             ({"seed": 1.5}, TypeError, ["seed=1.5", "non-negative"]),
-            ({"availability": np.ones(30, bool)}, TypeError, ["availability=", "function of the round"]),
         ],
     )
     def test_refused_in_one_sentence(self, change, kind, words):
