@@ -39,14 +39,24 @@ def test_whole_files_pass(corpus_file):
     assert data.check_file(str(corpus_file)) == corpus_file
 
 
-def test_absent(tmp_path):
-    refused(
-        tmp_path / "none.sqlite",
-        FileNotFoundError,
-        "stackoverflow.sqlite",
-        "--data FILE",
-        "`fedmf data synth --clients N --out FILE`",
-    )
+@pytest.mark.parametrize(
+    ("name", "content", "error", "words"),
+    [
+        ("none.sqlite", None, FileNotFoundError, ["stackoverflow.sqlite", "--data FILE", "`fedmf data synth --clients N --out FILE`"]),
+        ("empty", b"", ValueError, ["is empty", "fedmf data synth"]),
+        ("text", b"hello, this is no database", ValueError, ["fedmf data synth"]),
+        ("zeros", b"\x00" * 4096, ValueError, ["fedmf data synth"]),
+        ("beginning", b"S", ValueError, ["fedmf data synth"]),
+        ("older", b"SQLite format 2\0" * 300, ValueError, ["fedmf data synth"]),
+        ("stackoverflow.sqlite.lzma", b"\x5d\x00\x00" * 40, ValueError, ["unlzma"]),
+        (".", None, ValueError, ["is a folder"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_no_database(tmp_path, name, content, error, words):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    refused(tmp_path / name, error, *words)
 
 
 def test_absent_from_tff_s_cache(tmp_path, monkeypatch):
@@ -64,23 +74,7 @@ def test_found_in_tff_s_cache(corpus_file, tmp_path, monkeypatch):
     assert data.check_file(None) == tmp_path / ".tff" / "stackoverflow.sqlite"
 
 
-def test_empty(tmp_path):
-    (tmp_path / "empty").touch()
-    refused(tmp_path / "empty", ValueError, "is empty", "fedmf data synth")
-
-
-@pytest.mark.parametrize("content", [b"hello, this is no database", b"\x00" * 4096, b"S", b"SQLite format 2\0" * 300])
-def test_not_sqlite_or_only_its_beginning(tmp_path, content):
-    (tmp_path / "file").write_bytes(content)
-    refused(tmp_path / "file", ValueError, "fedmf data synth")
-
-
-def test_the_packed_download_is_recognised(tmp_path):
-    (tmp_path / "stackoverflow.sqlite.lzma").write_bytes(b"\x5d\x00\x00" * 40)
-    refused(tmp_path / "stackoverflow.sqlite.lzma", ValueError, "unlzma")
-
-
-@pytest.mark.parametrize("kept", [10, 50, 100, 3_000, 4_096, 20_000, -4_096, -1])
+@pytest.mark.parametrize("kept", [10, 100, 4_096, 20_000, -1])
 def test_truncated(damaged, kept):
     whole = damaged.read_bytes()
     damaged.write_bytes(whole[:kept])
@@ -156,10 +150,6 @@ def test_a_log_that_was_left_beside_another_file_is_refused(in_wal_mode, corpus_
     refused(other, ValueError, "other.sqlite-wal")
 
 
-def test_folder(tmp_path):
-    refused(tmp_path, ValueError, "is a folder")
-
-
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
@@ -199,10 +189,7 @@ def test_names_with_odd_letters_are_opened_read_only(damaged, tmp_path):
 
 
 def test_a_file_that_is_not_ours_is_not_called_synthetic(damaged):
-    execute(damaged, "PRAGMA application_id = 0")
-    assert describe_file(damaged)["synthetic"] is False
-
-
-def test_splits_without_clients_are_described(damaged):
-    execute(damaged, "DELETE FROM client_metadata WHERE split_name = 'heldout'")
-    assert describe_file(damaged)["splits"]["heldout"] == {"clients": 0, "examples": 0}
+    execute(damaged, "PRAGMA application_id = 0", "DELETE FROM client_metadata WHERE split_name = 'heldout'")
+    found = describe_file(damaged)
+    assert found["synthetic"] is False
+    assert found["splits"]["heldout"] == {"clients": 0, "examples": 0}  # a split may be without clients
