@@ -23,33 +23,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(demo, "SETTINGS", demo.SETTINGS | small)
 
 
-def test_two_seeds_and_a_report(tiny, tmp_path, capfd, monkeypatch):
-    main_json = run(["demo", "--out", str(tmp_path / "demo"), "--seed", "1", "--seed", "2", "--json"], capfd)
-    assert {family: len(values) for family, values in main_json["accuracy"].items()} == dict.fromkeys(demo.FAMILIES, 2)
-    html = (tmp_path / "demo" / "report" / "report.html").read_text()
-    for label in ("DP-FedAvg", "Banded", "Tree", "No noise", "Privacy statement"):
-        assert label in html
-    assert len(list((tmp_path / "demo" / "report" / "plots").glob("*.png"))) >= 3
-    runs = [fedmf.Run.load(path) for path in sorted((tmp_path / "demo" / "runs").iterdir())]
-    for run_ in runs:
-        assert (run_.plan["epsilon"] is None) == (run_.config.family == "none")
-        assert run_.plan["epsilon"] is None or run_.plan["epsilon"] <= 8.0
-        assert run_.config.claimed_cohort is None  # the demo's guarantee is that of its own runs
-    seeds = {
-        (path.parent.parent.name, path.read_text())
-        for path in (tmp_path / "demo" / "runs").glob("*/private/noise_seed")
-    }
-    assert len({seed for _, seed in seeds}) == len(runs)
-
-    # Finished runs are kept: a second call trains nothing and says the same.
-    from fedmf import federated
-
-    monkeypatch.setattr(federated, "train", None)
-    again = run(["demo", "--out", str(tmp_path / "demo"), "--seed", "1", "--seed", "2", "--json"], capfd)
-    assert again["accuracy"] == main_json["accuracy"]
-
-
-def test_ctrl_c_and_the_same_command_again_by_another_path(tiny, tmp_path, capfd, monkeypatch):
+def test_ctrl_c_the_same_command_by_another_path_and_once_more(tiny, tmp_path, capfd, monkeypatch):
     from fedmf import federated
 
     train = federated.train
@@ -61,17 +35,35 @@ def test_ctrl_c_and_the_same_command_again_by_another_path(tiny, tmp_path, capfd
 
         return train(*arguments, **options, on_round=stop)
 
+    seeds = ["--seed", "1", "--seed", "2"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(federated, "train", interrupted)
     with pytest.raises(SystemExit) as stop:
-        main(["demo", "--out", "demo"])
+        main(["demo", "--out", "demo", *seeds])
     assert stop.value.code == 130
     said = capfd.readouterr().err.splitlines()[-1]
     assert "interrupted after 3 of 4 rounds" in said
     assert said.endswith("give the same command again to go on")
+
     monkeypatch.setattr(federated, "train", train)
     monkeypatch.chdir("/")
-    assert set(run(["demo", "--out", str(tmp_path / "demo"), "--json"], capfd)["accuracy"]) == set(demo.FAMILIES)
+    out = tmp_path / "demo"
+    first = run(["demo", "--out", str(out), *seeds, "--json"], capfd)
+    assert {family: len(values) for family, values in first["accuracy"].items()} == dict.fromkeys(demo.FAMILIES, 2)
+    html = (out / "report" / "report.html").read_text()
+    for label in ("DP-FedAvg", "Banded", "Tree", "No noise", "Privacy statement"):
+        assert label in html
+    assert len(list((out / "report" / "plots").glob("*.png"))) >= 3
+    runs = [fedmf.Run.load(path) for path in sorted((out / "runs").iterdir())]
+    for run_ in runs:
+        assert (run_.plan["epsilon"] is None) == (run_.config.family == "none")
+        assert run_.plan["epsilon"] is None or run_.plan["epsilon"] <= 8.0
+        assert run_.config.claimed_cohort is None  # the demo's guarantee is that of its own runs
+    assert len({path.read_text() for path in (out / "runs").glob("*/private/noise_seed")}) == len(runs) == 8
+
+    # Finished runs are kept: another call trains nothing and says the same.
+    monkeypatch.setattr(federated, "train", None)
+    assert run(["demo", "--out", str(out), *seeds, "--json"], capfd)["accuracy"] == first["accuracy"]
 
 
 def test_everything_but_the_mechanism_and_its_rate_is_equal():
