@@ -82,8 +82,8 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
 def _first_largest(values: Iterable[float]) -> int:
     """Index of the first value that is the largest but for rounding: processors round differently."""
     array = np.fromiter(values, np.float64)
-    most = array.max()
-    return int(np.flatnonzero(array >= most - _TIE * abs(most))[0])
+    largest = array.max()
+    return int(np.flatnonzero(array >= largest - _TIE * abs(largest))[0])
 
 
 def _worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarray:

@@ -215,12 +215,12 @@ def _findings_of_two_runs(one: np.ndarray, other: np.ndarray, columns: np.ndarra
 def _compared_coordinates(leaves: tuple[int, ...], rounds: int) -> np.ndarray:
     """Columns of which all pairs are compared: all, or so many of each leaf's first that it stays affordable."""
     affordable = max(2, min(MAX_COMPARED_COORDINATES, int(math.sqrt(MAX_PAIR_MULTIPLICATIONS / rounds))))
-    most = affordable
-    while most > 1 and sum(min(size, most) for size in leaves) > affordable:
-        most = most * 3 // 4
+    per_leaf = affordable
+    while per_leaf > 1 and sum(min(size, per_leaf) for size in leaves) > affordable:
+        per_leaf = per_leaf * 3 // 4
     starts = np.cumsum((0, *leaves))[:-1]
     return np.concatenate(
-        [np.arange(start, start + min(size, most)) for start, size in zip(starts, leaves, strict=True)]
+        [np.arange(start, start + min(size, per_leaf)) for start, size in zip(starts, leaves, strict=True)]
     )
 
 

@@ -136,9 +136,9 @@ def _cut_off(N: np.ndarray, length: int, most_width: int, cut: float) -> list[np
     matrices = []
     for s in range(0, n, length):
         e = min(s + length, n)
-        now = np.hstack([N[s:e, s:e], needed[: e - s]])
+        block = np.hstack([N[s:e, s:e], needed[: e - s]])
         if e == n:
-            matrices.append(now)
+            matrices.append(block)
             break
         ahead = np.hstack([N[e:, s:e], needed[e - s :]])
         left, values, right = scipy.linalg.svd(ahead, full_matrices=False, check_finite=False)
@@ -147,7 +147,7 @@ def _cut_off(N: np.ndarray, length: int, most_width: int, cut: float) -> list[np
             return None
         turn = _settled(values[:r], right[:r])
         needed = (left[:, :r] * values[:r]) @ turn.T
-        matrices.append(np.vstack([now, turn @ right[:r]]))
+        matrices.append(np.vstack([block, turn @ right[:r]]))
     return matrices
 
 
@@ -166,7 +166,7 @@ def _settled(values: np.ndarray, right: np.ndarray) -> np.ndarray:
         for i in range(start, end):
             lengths = np.linalg.norm(rest, axis=0)
             chosen = int(np.argmax(lengths >= _LONG * lengths.max()))
-            now = rest[:, chosen] / lengths[chosen]
-            turn[i, start:end] = now
-            rest -= np.outer(now, now @ rest)
+            axis = rest[:, chosen] / lengths[chosen]
+            turn[i, start:end] = axis
+            rest -= np.outer(axis, axis @ rest)
     return turn

@@ -35,22 +35,6 @@ def test_blocks_write_the_noising_matrix(build, rounds, length):
     assert form.blocks == -(-rounds // min(length, rounds))
 
 
-@every_mechanism
-def test_blocks_pass_on_what_the_draws_are(build):
-    """A block at a time on vectors, beside the rows that the stream itself writes."""
-    rounds, length, size = 23, 4, 5
-    stream = build(rounds).stream().causal()
-    form = block_form(stream, length=length)
-    Z = np.random.default_rng(3).standard_normal((rounds + length, size))
-    S, out = np.zeros((form.width, size)), []
-    for b in range(form.blocks):
-        now = form.matrix(b) @ np.vstack([Z[b * length : (b + 1) * length], S])
-        out.append(now[:length])
-        S = now[length:]
-    expected = np.stack(list(stream.rows(lambda i: Z[i])))
-    np.testing.assert_allclose(np.concatenate(out)[:rounds], expected, rtol=0, atol=1e-6 * np.abs(expected).max())
-
-
 @pytest.mark.parametrize(("window", "sums"), [(1, 0), (1, 3), (4, 0), (4, 2)])
 def test_buffers_of_any_shape(window, sums):
     buffers = random_buffers(5, 30, window, sums)

@@ -127,11 +127,11 @@ class _Problem:
         def window(s: np.ndarray, length: int) -> np.ndarray:
             """The sum over rounds s b .. s b + length - 1, (size, len(s))."""
             whole = _expm1(self.b * log)[:, None, :]
-            now = scale[:, None, :] * _expm1(self.b * (s[:, None] + 1.0) * log[:, None, :]) / whole
+            sums = scale[:, None, :] * _expm1(self.b * (s[:, None] + 1.0) * log[:, None, :]) / whole
             before = scale[:, None, :] * _expm1(self.b * s[:, None] * log[:, None, :]) / whole
             first = 1.0 + (before * np.exp((self.b - 1) * log)[:, None, :]).sum(axis=2)
             later = _expm1((length - 1) * pair) / _expm1(pair)
-            return np.asarray(first * first + np.einsum("vsi,vij,vsj->vs", now, later, now, optimize=True))
+            return np.asarray(first * first + np.einsum("vsi,vij,vsj->vs", sums, later, sums, optimize=True))
 
         last = np.array([self.k - 1.0])
         squared = window(last, self.n - (self.k - 1) * self.b)[:, 0]
