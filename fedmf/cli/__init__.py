@@ -18,7 +18,7 @@ from fedmf.cli.worker import worker
 from fedmf.terminal import interrupts
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True})
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(package_name="fedmf")
 def cli(debug: bool) -> None:

@@ -86,18 +86,14 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
 @click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
 @sampling_options
-@click.option("--client-column", default="client", show_default=True, help="Column of clients: whole numbers or texts.")
-@click.option("--round-column", default="round", show_default=True, help="Column of rounds.")
-@click.option("--first-round", type=click.IntRange(0), default=0, show_default=True, help="Number of the first round.")
+@click.option("--client-column", default="client", help="Column of clients: whole numbers or texts.")
+@click.option("--round-column", default="round", help="Column of rounds.")
+@click.option("--first-round", type=click.IntRange(0), default=0, help="Number of the first round.")
 @click.option("--rounds-run", type=COUNT, help="Rounds after which the run ended, if not all of the plan's.")
 @click.option(
-    "--duplicates",
-    type=click.Choice(["refuse", "once"]),
-    default="refuse",
-    show_default=True,
-    help="Rows that are there twice.",
+    "--duplicates", type=click.Choice(["refuse", "once"]), default="refuse", help="Rows that are there twice."
 )
-@click.option("--memory", type=Gigabytes(), default=1.0, show_default=True, help="GB that sorting may take.")
+@click.option("--memory", type=Gigabytes(), default=1.0, help="GB that sorting may take.")
 @click.option(
     "--folder",
     type=click.Path(exists=True, file_okay=False, writable=True, path_type=pathlib.Path),
@@ -109,17 +105,10 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
 def log(
     log_file: pathlib.Path,
     mechanism_file: pathlib.Path,
-    client_column: str,
-    round_column: str,
-    first_round: int,
-    rounds_run: int | None,
-    duplicates: str,
-    memory: int,
-    folder: pathlib.Path | None,
     statement: pathlib.Path | None,
     pretraining: str | None,
     as_json: bool,
-    **target: Any,
+    **options: Any,
 ) -> None:
     """The guarantee of a run of any system after the fact, from its log: CSV or Parquet with a row for each participation.
 
@@ -135,19 +124,22 @@ def log(
     """
     from fedmf.audits.guarantee import audit_log
 
-    columns: dict[str, Any] = {"client_column": client_column, "round_column": round_column}
-    columns |= {"first_round": first_round, "rounds_run": rounds_run}
+    reading = ("client_column", "round_column", "first_round", "rounds_run", "duplicates")
+    read = {name: options[name] for name in reading}
     with arguments_checked():
-        plan = plan_from(mechanism_file, target)
-        result = audit_log(log_file, plan, duplicates=duplicates, memory=memory, folder=folder, **columns)
+        plan = plan_from(mechanism_file, options)
+        result = audit_log(log_file, plan, memory=options["memory"], folder=options["folder"], **read)
     if statement is not None:
-        files = [shlex.quote(path.name) for path in (log_file, mechanism_file)]
-        chosen = columns | {"duplicates": duplicates, "pretraining": pretraining, "statement": statement.name}
-        words = [
-            f"--{k.replace('_', '-')} {shlex.quote(str(value))}" for k, value in chosen.items() if value is not None
+        again = read | {"pretraining": pretraining, "statement": statement.name}
+        flags = [
+            f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
+            for name, value in again.items()
+            if value is not None
         ]
-        commands = [" ".join(["fedmf audit log", *files, *plan.command_options(), *words])]
-        _write(statement, result.statement_values(subject="log", pretraining=pretraining, commands=commands))
+        command = " ".join(
+            ["fedmf audit log", shlex.join([log_file.name, mechanism_file.name]), *plan.command_options(), *flags]
+        )
+        _write(statement, result.statement_values(subject="log", pretraining=pretraining, commands=[command]))
     _show(result, as_json)
 
 

@@ -21,29 +21,12 @@ if TYPE_CHECKING:
 @click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
 @click.option("--coordinates", type=COUNT, help="Entries of the model, each a sample of the noise.  [default: enough]")
-@click.option(
-    "--trials",
-    type=click.IntRange(0),
-    default=20_000,
-    show_default=True,
-    help="Of the distinguishing game; 0 for none.",
-)
-@click.option(
-    "--seed", type=click.IntRange(0), default=1, show_default=True, help="The same seed gives the same findings."
-)
-@click.option("--false-positive-rate", type=float, default=1e-6, show_default=True, help="Of the whole audit.")
+@click.option("--trials", type=click.IntRange(0), default=20_000, help="Of the distinguishing game; 0 for none.")
+@click.option("--seed", type=click.IntRange(0), default=1, help="The same seed gives the same findings.")
+@click.option("--false-positive-rate", type=float, default=1e-6, help="Of the whole audit.")
 @quiet_option
 @json_option
-def mechanism(
-    mechanism_file: pathlib.Path,
-    coordinates: int | None,
-    trials: int,
-    seed: int,
-    false_positive_rate: float,
-    quiet: bool,
-    as_json: bool,
-    **target: Any,
-) -> None:
+def mechanism(mechanism_file: pathlib.Path, quiet: bool, as_json: bool, **options: Any) -> None:
     """Run the aggregator and test that what it releases is what its plan claims. Exit status 1 if it is not.
 
     Two runs of all rounds without clients, one of them stopped and resumed, test the noise's covariance; a game with and without
@@ -54,7 +37,7 @@ def mechanism(
       fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8
     """
     with arguments_checked():
-        plan = plan_from(mechanism_file, target)
+        plan = plan_from(mechanism_file, options)
     from fedmf.federated.audit import audit_mechanism
     from fedmf.terminal import progress_bar
 
@@ -69,14 +52,8 @@ def mechanism(
                 )
             bar.update(done - bar.n)
 
-        result = audit_mechanism(
-            plan,
-            seed=seed,
-            coordinates=coordinates,
-            trials=trials,
-            false_positive_rate=false_positive_rate,
-            progress=progress,
-        )
+        chosen = {name: options[name] for name in ("seed", "coordinates", "trials", "false_positive_rate")}
+        result = audit_mechanism(plan, progress=progress, **chosen)
     if as_json:
         show(_values(result), as_json)
     else:
@@ -86,18 +63,16 @@ def mechanism(
 
 
 def _values(result: "MechanismAudit") -> dict[str, Any]:
-    verdict, game = result.verdict, None if result.game is None else dataclasses.asdict(result.game)
-    if game is not None:
+    verdict, game = result.verdict, None
+    if result.game is not None:
+        game = dataclasses.asdict(result.game)
         del game["findings"]  # they are among the audit's
         if not math.isfinite(game["epsilon_claimed"]):
             game["epsilon_claimed"] = None
     return {
-        "consistent": result.verdict.consistent,
-        "rounds": result.rounds,
-        "coordinates": result.coordinates,
-        "trials": result.trials,
-        "false_positive_rate": verdict.false_positive_rate,
-        "threshold": verdict.threshold,
+        "consistent": verdict.consistent,
+        **{name: getattr(result, name) for name in ("rounds", "coordinates", "trials")},
+        **{name: getattr(verdict, name) for name in ("false_positive_rate", "threshold")},
         "findings": [
             dataclasses.asdict(finding) | {"consistent": finding.p_value >= verdict.threshold}
             for finding in verdict.findings

@@ -1,7 +1,7 @@
 """fedmf plan bands: the number of bands with the least error at a privacy target."""
 
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,24 +24,14 @@ class _Counts(click.ParamType[list[int]]):
 @click.option("--population", type=COUNT, required=True, help="Clients in all.")
 @click.option("--cohort-size", type=COUNT, required=True, help="Clients drawn in a round, on average.")
 @click.option("--epsilon", type=float, required=True, help="Privacy target.")
-@click.option("--delta", type=float, default=1e-6, show_default=True, help="Failure probability.")
-@click.option("--bands", "candidates", type=_Counts(), help="Candidates, as in 8,16,32.  [default: a search]")
+@click.option("--delta", type=float, default=1e-6, help="Failure probability.")
+@click.option("--bands", type=_Counts(), help="Candidates, as in 8,16,32.  [default: a search]")
 @click.option("--dense", is_flag=True, help="Try the best encoder of all without amplification as well.")
 @workload_options
 @click.option("--out", type=OutputFile(".png"), help="Draw the curve into this PNG file.")
 @json_option
 def bands(
-    rounds: int,
-    population: int,
-    cohort_size: int,
-    epsilon: float,
-    delta: float,
-    candidates: list[int] | None,
-    dense: bool,
-    workload: str,
-    momentum: float | None,
-    out: pathlib.Path | None,
-    as_json: bool,
+    rounds: int, workload: str, momentum: float | None, out: pathlib.Path | None, as_json: bool, **target: Any
 ) -> None:
     """The number of bands with the least error, where the server draws clients at random.
 
@@ -58,16 +48,7 @@ def bands(
 
     progress = status_line()
     with arguments_checked():
-        choice = choose_bands(
-            workload_from(workload, momentum, rounds),
-            population=population,
-            cohort_size=cohort_size,
-            epsilon=epsilon,
-            delta=delta,
-            bands=candidates,
-            dense=dense,
-            progress=progress,
-        )
+        choice = choose_bands(workload_from(workload, momentum, rounds), progress=progress, **target)
     if progress is not None:
         progress("")
     if out is not None:

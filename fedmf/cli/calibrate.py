@@ -29,9 +29,7 @@ from fedmf.cli.options import (
 @click.option("--statement", is_flag=True, help="Print the privacy statement.")
 @click.option("--rdp", is_flag=True, help="Renyi accounting as well, which older literature reports.")
 @click.option("--explain", is_flag=True, help="Print how training would make the noise, what that costs, and why.")
-@click.option(
-    "--parameters", type=COUNT, default=4_050_748, show_default=True, help="Size of the model that --explain is about."
-)
+@click.option("--parameters", type=COUNT, default=4_050_748, help="Size of the model that --explain is about.")
 @click.option(
     "--noise-memory", type=Gigabytes(), help="GB that --explain may plan with.  [default: a quarter of the memory]"
 )
@@ -90,13 +88,10 @@ def calibrate(
 
 def _for_people(summary: dict[str, Any]) -> dict[str, Any]:
     """The summary of a plan without what its command line says, and with no values inside others."""
-    sensitivity, sampling = summary["sensitivity"], summary["sampling"]
-    simulated, claimed = summary["simulated_cohort"], summary["claimed_cohort"]
-    left_out = ("participation", "certificate", "simulated_cohort", "claimed_cohort", "sampling", "sensitivity")
-    values = {name: value for name, value in summary.items() if name not in left_out}
+    sensitivity, simulated = summary.pop("sensitivity"), summary.pop("simulated_cohort")
+    claimed, sampling = summary.pop("claimed_cohort"), summary.pop("sampling")
+    values = {name: value for name, value in summary.items() if name not in ("participation", "certificate")}
     values["sensitivity"] = f"{sensitivity['value']:.6g} ({'exact' if sensitivity['exact'] else 'upper bound'})"
     if simulated is not None:
         values["simulated"] = f"{simulated} clients a round for a claimed cohort of {claimed}"
-    if sampling is not None:
-        values |= sampling
-    return values
+    return values | (sampling or {})

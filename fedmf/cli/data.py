@@ -19,16 +19,14 @@ def data() -> None:
 @data.command()
 @click.option("--clients", required=True, type=COUNT, help="Training clients.")
 @click.option("--out", required=True, type=PATH, help="SQLite file to write.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Same seed, same corpus.")
-@click.option("--sentences-per-client", default=64.0, show_default=True, help="Mean; users differ.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Same seed, same corpus.")
+@click.option("--sentences-per-client", default=64.0, help="Mean; users differ.")
 @click.option(
-    "--words", type=click.IntRange(_MIN_WORDS), default=1000, show_default=True, help="Different words of the language."
+    "--words", "vocabulary_size", type=click.IntRange(_MIN_WORDS), default=1000, help="Different words of the language."
 )
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @quiet_option
-def synth(
-    clients: int, out: pathlib.Path, seed: int, sentences_per_client: float, words: int, overwrite: bool, quiet: bool
-) -> None:
+def synth(out: pathlib.Path, quiet: bool, **language: Any) -> None:
     """Write a synthetic corpus in the format of TFF's StackOverflow file.
 
     \b
@@ -38,15 +36,7 @@ def synth(
     from fedmf.tasks.stackoverflow import write_synthetic_corpus
 
     with arguments_checked():
-        write_synthetic_corpus(
-            out,
-            clients=clients,
-            seed=seed,
-            sentences_per_client=sentences_per_client,
-            vocabulary_size=words,
-            overwrite=overwrite,
-            progress=not quiet,
-        )
+        write_synthetic_corpus(out, progress=not quiet, **language)
     click.echo(str(out))
 
 

@@ -8,8 +8,6 @@ from typing import Any
 import click
 
 QUOTES = "'\""
-# Arguments of the library that are options under another name.
-_OTHER_NAMES = {"simulated": "--simulated-cohort", "claimed": "--claimed-cohort"}
 
 
 class BadArgument(click.UsageError):
@@ -62,8 +60,8 @@ def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> st
         if isinstance(parameter, click.Option):
             name = max(parameter.opts, key=len)
             names = (name, (parameter.secondary_opts or [name])[0])
-            options[name.lstrip("-").replace("-", "_")] = names
-            options |= {other: names for other, option_name in _OTHER_NAMES.items() if option_name == name}
+            # A parameter has the library's name where the option has another.
+            options |= {name.lstrip("-").replace("-", "_"): names, parameter.name or "": names}
     arguments = "|".join(sorted(options, key=len, reverse=True))
 
     def option(match: re.Match[str]) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import pathlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,7 +26,6 @@ from fedmf.cli.options import (
 if TYPE_CHECKING:
     from fedmf.mechanisms import Mechanism
     from fedmf.participation.schema import Participation
-    from fedmf.workloads import Workload
 
 MAX_PICTURED_ROUNDS = 8192  # pictures of larger matrices would take minutes and gigabytes
 
@@ -50,68 +49,47 @@ def _family_options() -> list[click.Parameter]:
     """The options of the families. Left out, the family's own default holds; another family's is refused by the fit."""
     from fedmf.mechanisms.family import fitted_families
 
-    kinds: dict[str, type] = {}
-    texts: dict[str, list[str]] = {}
-    for family, record in fitted_families().items():
-        for option in record.options.values():
-            kinds[option.name] = option.kind
-            texts.setdefault(option.name, []).append(f"{family}: {option.help}")
-    options: list[click.Parameter] = []
-    for name, kind in kinds.items():
-        flag = name.replace("_", "-")
-        declared = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
-        options.append(
-            click.Option(
-                [declared, name],
-                type=None if kind is bool else kind,
-                default=None,
-                help="; ".join(texts[name]) + ".",
-            )
-        )
-    return options
+    options = [(family, o) for family, record in fitted_families().items() for o in record.options.values()]
+    declared: list[click.Parameter] = []
+    for name, kind in {option.name: option.kind for _, option in options}.items():
+        families: dict[str, list[str]] = {}
+        for family, option in options:
+            if option.name == name:
+                families.setdefault(option.help, []).append(family)
+        flag = f"--{name.replace('_', '-')}"
+        flags = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
+        text = "; ".join(f"{', '.join(names)}: {phrase}" for phrase, names in families.items())
+        declared.append(click.Option([flags, name], type=None if kind is bool else kind, default=None, help=f"{text}."))
+    return declared
 
 
 @click.command(cls=_Fit)
 @participation_options
-@click.option("--family", type=OneOf(_families), default="banded", show_default=True, help="Kind of mechanism.")
+@click.option("--family", type=OneOf(_families), default="banded", help="Kind of mechanism.")
 @click.option(
     "--tolerance", type=float, help="Relative optimality gap to reach; of toeplitz and blt the last progress."
 )
 @click.option("--max-iterations", type=COUNT, help="Steps after which to stop anyway.")
-@click.option(
-    "--stamps", type=COUNT, default=1, show_default=True, help="Fit a part of the run and repeat it as often."
-)
+@click.option("--stamps", type=COUNT, default=1, help="Fit a part of the run and repeat it as often.")
 @click.option("--stamp-decoder", type=click.Choice(["optimal", "restarted"]), help="Of stamps.  [default: optimal]")
 @click.option("--matrices", type=EXISTING, help="Read another program's matrices, fit nothing.")
 @workload_options
-@click.option("--warmup", type=SHARE, default=0.0, show_default=True, help="Share of rounds of rising learning rate.")
-@click.option(
-    "--cooldown", type=SHARE, default=0.0, show_default=True, help="Share of rounds of falling learning rate."
-)
+@click.option("--warmup", type=SHARE, default=0.0, help="Share of rounds of rising learning rate.")
+@click.option("--cooldown", type=SHARE, default=0.0, help="Share of rounds of falling learning rate.")
 @click.option("--out", required=True, type=OutputFile(".npz"), help="File to write, ending in .npz.")
 @click.option("--show", "picture", is_flag=True, help="Draw C, N, X and the error by round, as a PNG beside the file.")
-@click.option(
-    "--cache/--no-cache", default=True, show_default=True, help="Answer from fits kept on disk, and keep this one."
-)
+@click.option("--cache/--no-cache", default=True, help="Answer from fits kept on disk, and keep this one.")
 @json_option
 def fit(
-    rounds: int,
-    schema: str,
-    min_sep: int | None,
-    max_participations: int | None,
     family: str,
     stamps: int,
     stamp_decoder: str | None,
     matrices: pathlib.Path | None,
-    workload: str,
-    momentum: float | None,
-    warmup: float,
-    cooldown: float,
     out: pathlib.Path,
     picture: bool,
     cache: bool,
     as_json: bool,
-    **family_options: Any,
+    **others: Any,
 ) -> None:
     """Find the best mechanism of a family and write it to a file. Ctrl-C keeps the best one so far, with exit status 130.
 
@@ -126,32 +104,29 @@ def fit(
     from fedmf.terminal.interrupts import Interrupted
 
     interrupted_fit.set(False)
-    options = {name: value for name, value in family_options.items() if value is not None}
+    limits = {name: others.pop(name) for name in ("rounds", "schema", "min_sep", "max_participations")}
+    learning = {name: others.pop(name) for name in ("momentum", "warmup", "cooldown")}
+    workload_of = functools.partial(workload_from, others.pop("workload"), **learning)
+    options = {name: value for name, value in others.items() if value is not None}
     with arguments_checked(), _warnings_in_a_line():
         if stamps == 1 and stamp_decoder is not None:
             raise ValueError(f"stamp_decoder={stamp_decoder!r} belongs to --stamps: leave it out, or give --stamps")
-        participation = fedmf.Participation(
-            rounds=rounds, schema=schema, min_sep=min_sep, max_participations=max_participations
-        )
-        workload_of = functools.partial(workload_from, workload, momentum, warmup=warmup, cooldown=cooldown)
-        A = workload_of(rounds)
+        participation = fedmf.Participation(**limits)
+        A = workload_of(rounds=participation.rounds)
         if matrices is not None:
             if options or stamps != 1:
                 refused = " and ".join([f"--{n.replace('_', '-')}" for n in options] + ["--stamps"] * (stamps != 1))
                 raise ValueError(f"matrices={str(matrices)!r} are taken as they are: leave out {refused}")
             mechanism = fedmf.load_factorization(matrices)
-            if mechanism.rounds != rounds:
-                raise ValueError(f"rounds={rounds} but the matrices have {mechanism.rounds} rounds: pass that number")
+            if mechanism.rounds != A.rounds:
+                raise ValueError(f"rounds={A.rounds} but the matrices have {mechanism.rounds} rounds: pass that number")
         else:
+            part = participation if stamps == 1 else _part(participation, stamps)
             with shown(family, not as_json) as progress:
-                fit_part: Callable[..., Mechanism] = functools.partial(
-                    fedmf.fit, family=family, cache=cache, progress=progress, **options
-                )
-                mechanism = (
-                    fit_part(A, participation)
-                    if stamps == 1
-                    else _stamped(fit_part, workload_of, participation, stamps, stamp_decoder or "optimal")
-                )
+                options |= {"family": family, "cache": cache, "progress": progress}
+                mechanism = fedmf.fit(workload_of(rounds=part.rounds), part, **options)
+            if stamps != 1:
+                mechanism = fedmf.stamp(mechanism, stamps, decoder=stamp_decoder or "optimal")
     mechanism.save(out)
     sensitivity = fedmf.sensitivity(mechanism, participation)
     errors = fedmf.per_round_error(mechanism, A, participation)
@@ -167,10 +142,12 @@ def fit(
         "max_error": float(errors.max()),
         "last_error": float(errors[-1]),
         "certified_gap": certificate.gap if certificate else None,
-        **({"certified_for": _certified_for(mechanism)} if certificate else {}),
-        **({} if certificate else {"no_certificate": mechanism.certificate_reason}),
-        "file": str(out),
     }
+    if certificate:
+        values["certified_for"] = _certified_for(certificate.participation, mechanism.family)
+    else:
+        values["no_certificate"] = mechanism.certificate_reason
+    values["file"] = str(out)
     if picture:
         values["picture"] = str(_picture(mechanism, sensitivity.value, errors, A.name, out))
     show(values, as_json)
@@ -180,33 +157,20 @@ def fit(
         )
 
 
-def _stamped(
-    fit_part: Callable[..., "Mechanism"],
-    workload_of: Callable[[int], "Workload"],
-    participation: "Participation",
-    stamps: int,
-    decoder: str,
-) -> "Mechanism":
-    """A mechanism fitted to a part of the rounds, its participations and a workload that begins anew, and repeated."""
-    import fedmf
-
+def _part(participation: "Participation", stamps: int) -> "Participation":
+    """The participation within each of so many equal parts of the rounds."""
     rounds, schema = participation.rounds, participation.schema
     if rounds % stamps:
         raise ValueError(f"stamps={stamps} does not divide rounds={rounds}: choose a divisor")
     part = rounds // stamps
     min_sep = min(part, participation.min_sep) if schema in ("fixed_epoch", "min_sep") else None
-    within = fedmf.Participation(rounds=part, schema=schema, min_sep=min_sep)
-    return fedmf.stamp(fit_part(workload_of(part), within), stamps, decoder=decoder)
+    return type(participation)(rounds=part, schema=schema, min_sep=min_sep)
 
 
-def _certified_for(mechanism: "Mechanism") -> str:
-    """The participation of the certificate, which can differ from that of the command."""
-    assert mechanism.certificate is not None
-    participation = mechanism.certificate.participation
+def _certified_for(participation: "Participation | None", family: str) -> str:
+    """The participation of a certificate, which can differ from that of the command."""
     if participation is None:
-        return "one participation" + (
-            ", or any number that the bands keep apart" if mechanism.family == "banded" else ""
-        )
+        return "one participation" + ", or any number that the bands keep apart" * (family == "banded")
     schema, b, k = participation.schema, participation.min_sep, participation.max_participations
     return f"{schema}, min_sep {b}, {k} participation{'s' * (k != 1)}"
 

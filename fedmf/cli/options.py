@@ -144,7 +144,7 @@ quiet_option = click.option("--quiet", is_flag=True, help="No progress bar.")
 
 participation_options = together(
     click.option("--rounds", type=COUNT, required=True, help="Rounds of training."),
-    click.option("--schema", type=OneOf(_schemas), default="min_sep", show_default=True, help="Who may come when."),
+    click.option("--schema", type=OneOf(_schemas), default="min_sep", help="Who may come when."),
     click.option("--min-sep", type=COUNT, help="Least number of rounds between two participations of a client."),
     click.option("--max-participations", type=COUNT, help="Most participations of a client."),
 )
@@ -155,8 +155,8 @@ plan_options = together(
     participation_options,
     click.option("--epsilon", type=float, help="Privacy target; or give --noise-multiplier."),
     click.option("--noise-multiplier", type=float, help="Noise of the whole run; or give --epsilon."),
-    click.option("--delta", type=float, default=1e-6, show_default=True, help="Failure probability."),
-    click.option("--clip-norm", type=float, default=1.0, show_default=True, help="L2 bound on a client's update."),
+    click.option("--delta", type=float, default=1e-6, help="Failure probability."),
+    click.option("--clip-norm", type=float, default=1.0, help="L2 bound on a client's update."),
 )
 sampling_options = together(
     sampling_option,
@@ -169,15 +169,18 @@ sampling_options = together(
     ),
 )
 simulation_options = together(
-    click.option("--simulated-cohort", type=COUNT, help="Clients a round that stand for --claimed-cohort."),
     click.option(
-        "--claimed-cohort", type=COUNT, help="Clients a round of the claimed run, whose noise is scaled down."
+        "--simulated-cohort", "simulated", type=COUNT, help="Clients a round that stand for --claimed-cohort."
+    ),
+    click.option(
+        "--claimed-cohort",
+        "claimed",
+        type=COUNT,
+        help="Clients a round of the claimed run, whose noise is scaled down.",
     ),
 )
 workload_options = together(
-    click.option(
-        "--workload", type=click.Choice(_WORKLOADS), default="prefix_sum", show_default=True, help="What errors count."
-    ),
+    click.option("--workload", type=click.Choice(_WORKLOADS), default="prefix_sum", help="What errors count."),
     click.option("--momentum", type=float, help="Of the momentum_sgd workload.  [default: 0.95]"),
 )
 
@@ -249,10 +252,10 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
         raise ValueError(
             f"epsilon={epsilon} and noise_multiplier={noise_multiplier}: give exactly one, the other follows"
         )
-    simulated, claimed = target.get("simulated_cohort"), target.get("claimed_cohort")
+    simulated, claimed = target.get("simulated"), target.get("claimed")
     if (simulated is None) != (claimed is None):
-        raise ValueError(f"simulated_cohort={simulated} and claimed_cohort={claimed}: give both, or neither")
-    shared: Any = {name: target[name] for name in ("delta", "clip_norm")} | {"sampling": _sampling_from(target)}
+        raise ValueError(f"simulated={simulated} and claimed={claimed}: give both, or neither")
+    shared: Any = {name: target[name] for name in ("delta", "clip_norm")} | {"sampling": sampling_from(target)}
     mechanism = fedmf.load_mechanism(mechanism_file)
     if limits["rounds"] != mechanism.rounds:
         raise ValueError(
@@ -269,13 +272,13 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
     return plan
 
 
-def _sampling_from(target: Mapping[str, Any]) -> "Sampling | None":
+def sampling_from(target: Mapping[str, Any]) -> "Sampling | None":
+    """The scheme of `sampling_options`; None without --sampling."""
     from fedmf.privacy.sampling import scheme_from
 
-    name = target.get("sampling")
     settings = {setting: target.get(setting) for setting in ("population", "cohort_size", "partitions")}
-    if name is not None:
-        return scheme_from(name, **settings)
+    if target.get("sampling") is not None:
+        return scheme_from(target["sampling"], **settings)
     for setting, value in settings.items():
         if value is not None:
             raise ValueError(f"{setting}={value} belongs to --sampling: leave it out, or give --sampling")
@@ -294,7 +297,7 @@ def show(values: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(values, indent=2))
         return
-    width = max(len(name) for name in values)
+    width = max(map(len, values))
     for name, value in values.items():
         # In JSON an infinite epsilon is null.
         unbounded = value is None and ("epsilon" in name or "rho" in name)

@@ -12,6 +12,7 @@ from fedmf.cli.options import (
     OutputFile,
     json_option,
     participation_options,
+    sampling_from,
     sampling_option,
     show,
     status_line,
@@ -31,7 +32,6 @@ _MAX_ROWS = 12
 @click.option(
     "--availability",
     default="always",
-    show_default=True,
     help="always, independent:0.3 or diurnal; diurnal:rounds_per_day=24,phase_hours=2 and so on.",
 )
 @sampling_option
@@ -45,25 +45,10 @@ _MAX_ROWS = 12
 @click.option(
     "--simulated-cohort", type=COUNT, help="Clients a round of the simulation.  [default: of 200,000 clients]"
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the simulation.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Of the simulation.")
 @click.option("--out", type=OutputFile(".png"), help="Draw the answers into this PNG file.")
 @json_option
-def participation(
-    population: int,
-    cohort_size: int,
-    availability: str,
-    sampling: str | None,
-    partitions: int | None,
-    dropout: float,
-    noncompliant_fraction: float,
-    timer_jitter: int,
-    search: bool,
-    simulated_cohort: int | None,
-    seed: int,
-    out: pathlib.Path | None,
-    as_json: bool,
-    **limits: Any,
-) -> None:
+def participation(search: bool, out: pathlib.Path | None, as_json: bool, **options: Any) -> None:
     """Which min separation a population can hold, how often its pool runs dry, and how often one client takes part.
 
     The controller runs through all rounds without training, on a smaller population in which a cohort is the same share. Chance weighs
@@ -79,35 +64,36 @@ def participation(
     from fedmf.cohorts.forecast import Size, forecast, largest_min_sep, refuse_impossible
     from fedmf.files import write_atomically
 
+    availability, seed = options["availability"], options["seed"]
     with arguments_checked():
-        size = Size(population=population, cohort_size=cohort_size, simulated_cohort=simulated_cohort)
+        size = Size(**{name: options[name] for name in ("population", "cohort_size", "simulated_cohort")})
         who: dict[str, Any] = {"availability": availability_from_text(availability)}
-        behavior = DeviceBehavior(
-            dropout=dropout, noncompliant_fraction=noncompliant_fraction, timer_jitter=timer_jitter, seed=seed
-        )
-        scheme = _scheme(sampling, partitions, population, cohort_size)
-        planned = _planned(scheme, limits)
+        devices = ("dropout", "noncompliant_fraction", "timer_jitter", "seed")
+        behavior = DeviceBehavior(**{name: options[name] for name in devices})
+        drawn_from = {} if options["sampling"] else {"population": None, "cohort_size": None}
+        scheme = sampling_from(options | drawn_from)
+        planned = _planned(scheme, options)
         largest = None
-        if search and scheme is None and limits["schema"] == "min_sep":
+        if search and scheme is None and options["schema"] == "min_sep":
             if planned is not None:
                 refuse_impossible(planned, size, behavior=behavior, **who)  # before a long search
             progress = status_line("min separations tried: ")
-            largest = largest_min_sep(size, rounds=limits["rounds"], seed=seed, progress=progress, **who)
+            largest = largest_min_sep(size, rounds=options["rounds"], seed=seed, progress=progress, **who)
         if planned is None:
             if largest is None:
                 raise ValueError("min_sep is missing: give it, or leave out --no-search")
             if largest.min_sep is None:
                 raise ValueError(
-                    f"cohort_size={cohort_size} of population={population} cannot be filled in every round with "
+                    f"cohort_size={size.cohort_size} of population={size.population} cannot be filled in every round with "
                     f"availability={availability!r}, whatever the separation: lower --cohort-size, or give --min-sep to see how often "
                     "the pool runs dry"
                 )
-            planned = _planned(None, limits | {"min_sep": largest.min_sep})
+            planned = _planned(None, options | {"min_sep": largest.min_sep})
             assert planned is not None
         result = forecast(
             planned, size, sampling=scheme, behavior=behavior, seed=seed, progress=status_line("round "), **who
         )
-    values = {"availability": availability, "sampling": sampling, **result.values()}
+    values = {"availability": availability, "sampling": options["sampling"], **result.values()}
     if largest is not None:
         values |= {"largest_min_sep": largest.min_sep, "too_large_min_sep": largest.too_large, "tried": largest.tried}
     if out is not None:
@@ -118,20 +104,11 @@ def participation(
     show(values if as_json else _for_people(values), as_json)
 
 
-def _scheme(sampling: str | None, partitions: int | None, population: int, cohort_size: int) -> "Sampling | None":
-    from fedmf.privacy.sampling import scheme_from
-
-    if sampling is not None:
-        return scheme_from(sampling, population=population, cohort_size=cohort_size, partitions=partitions)
-    if partitions is not None:
-        raise ValueError(f"partitions={partitions} belongs to --sampling: leave it out, or give --sampling poisson")
-    return None
-
-
-def _planned(scheme: "Sampling | None", limits: dict[str, Any]) -> "Participation | None":
+def _planned(scheme: "Sampling | None", options: dict[str, Any]) -> "Participation | None":
     """The participation to guarantee; None where its min separation is the question."""
     from fedmf.participation.schema import Participation
 
+    limits = {name: options[name] for name in ("rounds", "schema", "min_sep", "max_participations")}
     if scheme is not None:
         min_sep, most = limits["min_sep"], limits["max_participations"]
         if min_sep is not None or most is not None:
@@ -144,40 +121,34 @@ def _planned(scheme: "Sampling | None", limits: dict[str, Any]) -> "Participatio
 
 def _for_people(values: dict[str, Any]) -> dict[str, Any]:
     """The values of a forecast in a dozen lines."""
-    n = values["rounds"]
-    lines = {"population": f"{values['population']:,} clients, {values['cohort_size']:,} a round, {n:,} rounds"}
-    simulated = values["simulated_population"] != values["population"]
+    v = values
+    lines = {"population": "{population:,} clients, {cohort_size:,} a round, {rounds:,} rounds".format(**v)}
+    simulated = v["simulated_population"] != v["population"]
     seen = ", simulated" * simulated  # extremes over fewer clients: those of the population can be further out
     if simulated:
-        clients, cohort = values["simulated_population"], values["simulated_cohort_size"]
-        lines["simulated with"] = f"{clients:,} clients, {cohort:,} a round"
-    if "largest_min_sep" in values:
-        largest, too_large = values["largest_min_sep"], values["too_large_min_sep"]
+        lines["simulated with"] = "{simulated_population:,} clients, {simulated_cohort_size:,} a round".format(**v)
+    if "largest_min_sep" in v:
+        largest, too_large = v["largest_min_sep"], v["too_large_min_sep"]
         failed = f", {too_large:,} did not" if too_large else ", and no larger one is possible"
         lines["largest min separation"] = (
             "none: the pool runs dry whatever it is" if largest is None else f"{largest:,} held in every round{failed}"
         )
-    lines["looked at"] = (
-        f"{values['sampling'] or values['schema']}, min separation {values['min_sep']:,}, "
-        f"at most {values['max_participations']:,} participations"
+    planned = "min separation {min_sep:,}, at most {max_participations:,} participations".format(**v)
+    lines["looked at"] = f"{v['sampling'] or v['schema']}, {planned}"
+    first = f", the first is round {v['dry'][0]:,}" if v["dry"] else ""
+    lines[f"dry rounds{seen}"] = f"{v['dry_rounds']:,} of {v['rounds']:,}{first}"
+    lines[f"cohorts{seen}"] = "{mean_cohort:,.0f} clients on average, {smallest_cohort:,.0f} in the smallest".format(
+        **v
     )
-    first = f", the first is round {values['dry'][0]:,}" if values["dry"] else ""
-    lines[f"dry rounds{seen}"] = f"{values['dry_rounds']:,} of {n:,}{first}"
-    lines[f"cohorts{seen}"] = (
-        f"{values['mean_cohort']:,.0f} clients on average, {values['smallest_cohort']:,.0f} in the smallest"
-    )
-    separation, most = values["min_separation_observed"], values["max_participations_observed"]
-    lines[f"min separation{seen or ' seen'}"] = "nobody came twice" if separation is None else f"{separation:,}"
-    lines[f"most participations{seen}"] = f"{most:,}"
-    compliant = (values["min_separation_of_the_well_behaved"], values["max_participations_of_the_well_behaved"])
-    if compliant != (separation, most):
+    observed = (v["min_separation_observed"], v["max_participations_observed"])
+    lines[f"min separation{seen or ' seen'}"] = "nobody came twice" if observed[0] is None else f"{observed[0]:,}"
+    lines[f"most participations{seen}"] = f"{observed[1]:,}"
+    compliant = (v["min_separation_of_the_well_behaved"], v["max_participations_of_the_well_behaved"])
+    if compliant != observed:
         lines["of the well-behaved"] = "min separation {}, most participations {}".format(*compliant)
-    shares = values["histogram"]
-    lines |= {
-        f"{times:,} participation{'s' * (times != 1)}": f"{100 * share:.3g}% of the clients"
-        for times, share in shares.items()
-        if times <= _MAX_ROWS
-    }
-    if more := sum(share for times, share in shares.items() if times > _MAX_ROWS):
-        lines[f"more than {_MAX_ROWS}"] = f"{100 * more:.3g}% of the clients"
-    return lines | ({"picture": values["picture"]} if "picture" in values else {})
+    shares: dict[str, float] = {}
+    for times, share in v["histogram"].items():
+        row = f"{times:,} participation{'s' * (times != 1)}" if times <= _MAX_ROWS else f"more than {_MAX_ROWS}"
+        shares[row] = shares.get(row, 0.0) + share
+    lines |= {row: f"{100 * share:.3g}% of the clients" for row, share in shares.items()}
+    return lines | {name: v[name] for name in ("picture",) if name in v}

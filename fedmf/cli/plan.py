@@ -7,15 +7,7 @@ import click
 
 from fedmf.cli.bands import bands
 from fedmf.cli.errors import Command, Group, arguments_checked
-from fedmf.cli.options import (
-    COUNT,
-    EXISTING_FILE,
-    json_option,
-    plan_from,
-    plan_options,
-    sampling_option,
-    show,
-)
+from fedmf.cli.options import COUNT, EXISTING_FILE, json_option, plan_from, plan_options, sampling_option, show
 from fedmf.cli.participation import participation
 
 
@@ -51,8 +43,7 @@ def learning_rate(mechanism_file: pathlib.Path, cohort_size: int, as_json: bool,
     from fedmf.privacy.learning_rate import effective_rmse, on_grid, predicted_learning_rate
 
     with arguments_checked():
-        sampled = target["sampling"] is not None or target["population"] is not None
-        planned = plan_from(mechanism_file, target | {"cohort_size": cohort_size if sampled else None})
+        planned = plan_from(mechanism_file, target | {"cohort_size": cohort_size if target["sampling"] else None})
         error = effective_rmse(planned, fedmf.prefix_sum(planned.mechanism.rounds), cohort_size=cohort_size)
         rate = predicted_learning_rate(error, clip_norm=planned.clip_norm, grid=None)
     show(

@@ -53,13 +53,10 @@ def train(
     config_file: pathlib.Path | None,
     resume: bool,
     noise_seed: int | str | None,
-    noise_strategy: str | None,
-    noise_memory: int | None,
-    threads: int | None,
     workers: str | None,
     quiet: bool,
     as_json: bool,
-    **flags: Any,
+    **options: Any,
 ) -> None:
     """Train StackOverflow next-word prediction once. Flags win over the config file.
 
@@ -70,7 +67,7 @@ def train(
         --vocabulary-size 1000 --embedding-size 32 --lstm-size 64 --epsilon 8 --noise-seed os
       fedmf train --out runs/first --resume
     """
-    from fedmf.runs.config import config_from_mapping, read_config_file
+    from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
     from fedmf.runs.folder import RunFolder
     from fedmf.runs.worker_addresses import worker_addresses
 
@@ -79,9 +76,12 @@ def train(
             raise ValueError("noise_seed belongs to the run, which keeps its own: leave it out with --resume")
         if not resume and noise_seed is None:
             raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one")
-        values = read_config_file(RunFolder.open(out).path / "config.json") if resume else {}
-        values |= config_values(config_file) | chosen_options(flags)
-        config = config_from_mapping(values, "the command line" if config_file is None else str(config_file))
+        stored = RunFolder.open(out).path / "config.json" if resume else None
+        host = {name: options.pop(name) for name in ("noise_strategy", "noise_memory", "threads")}
+        values = read_config_file(stored) if stored else {}
+        values |= config_values(config_file) | chosen_options(options)
+        origin = config_file or stored
+        config = config_from_mapping(values, str(origin)) if origin else TrainConfig(**values)
         addresses = worker_addresses(workers, config.execution)
 
     from fedmf import federated
@@ -94,12 +94,10 @@ def train(
             folder=out,
             noise_seed=noise_seed,
             resume=resume,
-            noise_strategy=noise_strategy,
-            noise_memory=noise_memory,
-            threads=threads,
             workers=addresses or None,
             progress=not quiet,
             on_start=begin,
+            **host,
         )
     assert run.result is not None
     metric = run.plan["task"]["headline_metric"]
@@ -119,22 +117,22 @@ def train(
 
 @contextlib.contextmanager
 def _dry_rounds_counted() -> Iterator[None]:
-    """Says at the end, in a line, what the controller warns of in every such round; other warnings at once, without the line of code."""
+    """Says once, at the end, what the controller warns of in every such round; other warnings at once, without the line of code."""
     from fedmf.cohorts.controller import PoolRanDryWarning
 
     dry: list[str] = []
     with warnings.catch_warnings():
-        others = warnings.showwarning
+        show_others = warnings.showwarning
 
-        def count(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+        def in_a_line(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
             if issubclass(category, PoolRanDryWarning):
                 dry.append(str(message))
             elif category is UserWarning:
                 click.echo(f"fedmf: warning: {message}", err=True)
             else:
-                others(message, category, *place, **more)
+                show_others(message, category, *place, **more)
 
-        warnings.showwarning = count
+        warnings.showwarning = in_a_line
         warnings.simplefilter("always", PoolRanDryWarning)
         try:
             yield
@@ -145,11 +143,9 @@ def _dry_rounds_counted() -> Iterator[None]:
 
 
 @click.command(cls=Command)
-@click.option("--out", default="demo", show_default=True, type=PATH, help="Folder to write.")
-@click.option(
-    "--seed", "seeds", multiple=True, type=int, default=(1,), help="Repeat for several sets of runs.  [default: 1]"
-)
-@click.option("--epsilon", default=8.0, show_default=True, help="Privacy target of the private mechanisms.")
+@click.option("--out", default="demo", type=PATH, help="Folder to write.")
+@click.option("--seed", "seeds", multiple=True, type=int, default=(1,), help="Repeat for several sets of runs.")
+@click.option("--epsilon", default=8.0, help="Privacy target of the private mechanisms.")
 @json_option
 def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: bool) -> None:
     """Train four mechanisms on a corpus made here, and write a report. About three minutes on two cores.
@@ -170,7 +166,7 @@ def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: boo
 @click.command(cls=Command)
 @click.argument("runs", nargs=-1, required=True, type=PATH)
 @click.option("--out", required=True, type=PATH, help="Folder to write.")
-@click.option("--title", default="fedmf report", show_default=True, help="Title of the report.")
+@click.option("--title", default="fedmf report", help="Title of the report.")
 def report(runs: tuple[pathlib.Path, ...], out: pathlib.Path, title: str) -> None:
     """Write one HTML report of several runs.
 

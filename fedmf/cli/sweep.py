@@ -30,13 +30,10 @@ from fedmf.cli.options import (
     help="An option of `fedmf train` and its values, such as epsilon=2,8. Repeatable; every combination is a run.",
 )
 @click.option(
-    "--config",
-    "config_file",
-    type=EXISTING_FILE,
-    help="TOML or JSON file of options; those that are lists vary.",
+    "--config", "config_file", type=EXISTING_FILE, help="TOML or JSON file of options; those that are lists vary."
 )
 @noise_seed_option
-@click.option("--jobs", type=COUNT, default=1, show_default=True, help="Runs at a time; each needs its own memory.")
+@click.option("--jobs", type=COUNT, default=1, help="Runs at a time; each needs its own memory.")
 @click.option(
     "--threads",
     type=COUNT,
@@ -46,7 +43,7 @@ from fedmf.cli.options import (
     "--smoothed-over",
     type=click.IntRange(0),
     default=0,
-    help="Rounds at the end whose validations are averaged to choose the best by (the banded paper: 400).  [default: the last one]",
+    help="Rounds at the end whose validations are averaged to choose the best by (the banded paper: 400); 0 for the last one alone",
 )
 @click.option("--dry-run", is_flag=True, help="Name the runs and how far each is, and train nothing.")
 @quiet_option
@@ -97,13 +94,7 @@ def sweep(
         show({name: driver.state(out, name) for name in configs}, as_json)
         return
     result = driver.run_sweep(
-        out,
-        configs,
-        noise_seed=noise_seed,
-        jobs=jobs,
-        threads=threads,
-        progress=not quiet,
-        smoothed_over=smoothed_over,
+        out, configs, noise_seed=noise_seed, jobs=jobs, threads=threads, progress=not quiet, smoothed_over=smoothed_over
     )
     if as_json:
         show(result, as_json)

@@ -20,7 +20,6 @@ from fedmf.runs.folder import Run
 __all__ = ["write_report"]
 
 _MAX_CARDS = 8
-_PLOT_NAMES = {"validation", "noise_matrices", "noise_levels", "participation"}
 
 
 def write_report(runs: Sequence[Run], folder: str | os.PathLike[str], *, title: str) -> pathlib.Path:
@@ -46,18 +45,19 @@ def write_report(runs: Sequence[Run], folder: str | os.PathLike[str], *, title: 
     groups = group_runs(runs)
     drawn = {
         "validation": plots.accuracy_plot(groups),
-        "matrices": noise.matrices_plot(groups),
-        "levels": noise.levels_plot(groups),
+        "noise_matrices": noise.matrices_plot(groups),
+        "noise_levels": noise.levels_plot(groups),
         "participation": plots.participation_plot(runs),
     }
     html = _render(runs, groups, drawn, title)
     try:
         (folder / "plots").mkdir(parents=True, exist_ok=True)
-        for plot in drawn.values():
+        for name, plot in drawn.items():
+            path = folder / "plots" / f"{name}.png"
             if plot is not None:
-                write_atomically(folder / "plots" / f"{plot.name}.png", plot.png)
-        for name in _PLOT_NAMES - {plot.name for plot in drawn.values() if plot is not None}:
-            (folder / "plots" / f"{name}.png").unlink(missing_ok=True)  # of an earlier report that had it
+                write_atomically(path, plot.png)
+            else:
+                path.unlink(missing_ok=True)  # of an earlier report that had it
         write_atomically(folder / "report.html", html)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -93,7 +93,7 @@ def _render(runs: list[Run], groups: list[Group], drawn: dict[str, plots.Plot | 
         note=simulation_note(runs),
         simulated=sum(run.config.claimed_cohort is not None for run in runs),
         facts=_facts(runs),
-        descriptions=_distinct([run.plan["task"]["description"] for run in runs]),
+        descriptions=dict.fromkeys(run.plan["task"]["description"] for run in runs),
         metric=metric_name(runs[0].plan["task"]["headline_metric"]),
         cards=_cards(groups) if len(groups) <= _MAX_CARDS else [],
         unfinished=sum(bool(unfinished(run)) for run in runs),
@@ -126,22 +126,20 @@ def _facts(runs: list[Run]) -> list[tuple[str, str]]:
     ]
 
 
-def _cards(groups: list[Group]) -> list[dict[str, Any]]:
+def _cards(groups: list[Group]) -> list[dict[str, str]]:
     """Each group's result in three short lines."""
-    metric = groups[0].plan["task"]["headline_metric"]
     cards = []
     for group in groups:
         values = [value for value in (final_metric(run, "validation") for run in group.runs) if value is not None]
-        epsilon = group.plan["epsilon"]
+        epsilon, delta = group.plan["epsilon"], group.plan["delta"]
+        metric = group.plan["task"]["headline_metric"]
         cards.append(
             {
                 "label": group.label,
                 "color": group.color,
                 "value": metric_value(metric, sum(values) / len(values) if values else None),
-                "privacy": "no privacy"
-                if epsilon is None
-                else f"ε = {significant(epsilon)}, δ = {plain(group.plan['delta'])}",
-                "unfinished": "unfinished" if any(unfinished(run) for run in group.runs) else "",
+                "privacy": "no privacy" if epsilon is None else f"ε = {significant(epsilon)}, δ = {plain(delta)}",
+                "unfinished": "unfinished" * any(map(unfinished, group.runs)),
             }
         )
     return cards
@@ -149,14 +147,8 @@ def _cards(groups: list[Group]) -> list[dict[str, Any]]:
 
 def _statements(groups: list[Group]) -> list[dict[str, Any]]:
     """Every different statement once, with the groups it is of; private ones first, since the first is shown open."""
-    labels: dict[str, list[str]] = {}
+    labels: dict[str, dict[str, None]] = {}
     for group in sorted(groups, key=lambda group: not group.private):
         for run in group.runs:
-            listed = labels.setdefault(run.statement, [])
-            if group.label not in listed:
-                listed.append(group.label)
-    return [{"label": join(names), "html": statement_html(text)} for text, names in labels.items()]
-
-
-def _distinct(values: list[str]) -> list[str]:
-    return list(dict.fromkeys(values))
+            labels.setdefault(run.statement, {})[group.label] = None
+    return [{"label": join(list(names)), "html": statement_html(text)} for text, names in labels.items()]

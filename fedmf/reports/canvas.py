@@ -54,14 +54,12 @@ class Plot:
     """A plot and what the report says with it.
 
     Attributes:
-      name: of its file, without ending.
       png: the image.
       caption: what it shows and how to read it.
       note: the simulation note of the runs in it, or empty; the image carries it too.
       alt: the image in words.
     """
 
-    name: str
     png: bytes
     caption: str
     note: str

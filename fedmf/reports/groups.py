@@ -1,6 +1,7 @@
 """Runs put together by what was run: a group is one mechanism with one configuration, over one or more seeds."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -67,16 +68,11 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 def _private_kinds(groups: Sequence[Group], scale: Callable[[Group], float]) -> list[list[Group]]:
     """The private groups, those of the same N and the same `scale` together."""
-    kinds: list[list[Group]] = []
+    kinds: dict[tuple[Any, ...], list[Group]] = {}
     for group in groups:
         if group.private:
-            same = (k for k in kinds if scale(k[0]) == scale(group) and np.array_equal(k[0].noising, group.noising))
-            kind = next(same, None)
-            if kind is None:
-                kinds.append([group])
-            else:
-                kind.append(group)
-    return kinds
+            kinds.setdefault((scale(group), group.noising.shape, group.noising.tobytes()), []).append(group)
+    return list(kinds.values())
 
 
 def distinct_mechanisms(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
@@ -85,12 +81,11 @@ def distinct_mechanisms(groups: Sequence[Group]) -> list[tuple[str, list[Group]]
     names = [kind[0].mechanism for kind in kinds]
 
     def label(kind: list[Group]) -> str:
-        first = kind[0]
-        if len(kind) == 1 and first.config.claimed_cohort is not None:
-            return first.label
-        if names.count(first.mechanism) == 1:
+        first, more = kind[0], len(kind) - 1
+        simulated = not more and first.config.claimed_cohort is not None
+        if names.count(first.mechanism) == 1 and not simulated:
             return first.mechanism  # the structure does not depend on epsilon
-        return first.label + (f" and {len(kind) - 1} more" if len(kind) > 1 else "")
+        return first.label + f" and {more} more" * bool(more)
 
     return [(label(kind), kind) for kind in kinds]
 
@@ -117,9 +112,7 @@ def validation_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
 def mean_curve(group: Group) -> tuple[np.ndarray, np.ndarray]:
     """Rounds in which every run of the group was validated, and the metric there, (runs, rounds)."""
     curves = [validation_curve(run) for run in group.runs]
-    common = curves[0][0]
-    for rounds, _ in curves[1:]:
-        common = np.intersect1d(common, rounds)
+    common = functools.reduce(np.intersect1d, [rounds for rounds, _ in curves])
     return common, np.stack([values[np.isin(rounds, common)] for rounds, values in curves])
 
 
@@ -144,16 +137,14 @@ def unfinished(run: Run) -> str:
 
 def simulation_note(runs: Sequence[Run]) -> str:
     """What a table or plot that shows `runs` must say about claimed cohorts; empty if every run is what it claims."""
-    simulated = [run.config for run in runs if run.config.claimed_cohort is not None]
+    simulated = [
+        (c.cohort_size, c.claimed_cohort) for c in (run.config for run in runs) if c.claimed_cohort is not None
+    ]
     if not simulated:
         return ""
-    some = f" in {len(simulated)} of {len(runs)} runs, marked “simulates” in the tables"
+    some = f" in {len(simulated)} of {len(runs)} runs, marked “simulates” in the tables" * (len(simulated) < len(runs))
     cohorts = "; ".join(
-        f"{count:,} clients a round were simulated to estimate a cohort of {claimed:,} "
-        f"(noise scaled by {count:,}/{claimed:,})"
-        for count, claimed in sorted({(config.cohort_size, config.claimed_cohort or 0) for config in simulated})
+        f"{count:,} clients a round were simulated to estimate a cohort of {claimed:,} (noise scaled by {count:,}/{claimed:,})"
+        for count, claimed in sorted(set(simulated))
     )
-    return (
-        f"Simulation{some if len(simulated) < len(runs) else ''}: {cohorts}. The epsilon shown is that of the claimed cohort; "
-        "the models trained here do not have it."
-    )
+    return f"Simulation{some}: {cohorts}. The epsilon shown is that of the claimed cohort; the models trained here do not have it."

@@ -3,8 +3,11 @@
 import collections
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.colors import to_hex, to_rgb
 
 from fedmf.mechanisms.family import FAMILIES
 from fedmf.reports.text import plain
@@ -18,13 +21,9 @@ if TYPE_CHECKING:
 # deuteranopia see them too; the grey is drawn dashed besides.
 _COLORS = {"none": "#4a4a4a", "file": "#3c0f4b"}
 _FARTHEST = 0.45  # share of white or black in the last of several shades of a colour; still legible as text
-_LIGHT = 380  # sum of the channels from which a colour would be illegible with white in it
+_LIGHT = 1.49  # sum of the channels from which a colour would be illegible with white in it
 _LINE_STYLES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
 
-# Fields that say nothing, or nothing new, about some configurations: there they are not worth a word.
-_APPLIES: dict[str, Callable[["TrainConfig"], bool]] = {
-    "population": lambda config: config.sampling is not None,
-}
 # Fields that are tuned to how well a model learns; they change nothing about its noise.
 TUNED = ("client_learning_rate", "server_learning_rate", "server_momentum", "warmup", "cooldown")
 # The name of the mechanism says these. Learning rates are tuned to each mechanism, and the rest changes no result or is a path: the table
@@ -69,9 +68,10 @@ def group_labels(firsts: Sequence[Run]) -> list[str]:
 
 
 def _applies(name: str, config: "TrainConfig") -> bool:
+    """Whether the field says something, and something new, about the configuration."""
     if name == "bands" and config.family in FAMILIES and "{bands}" in FAMILIES[config.family].label:
         return False
-    return config.family in families_taking(name) and (name not in _APPLIES or _APPLIES[name](config))
+    return config.family in families_taking(name) and (name != "population" or config.sampling is not None)
 
 
 def _differs(name: str, configs: "Sequence[TrainConfig]") -> bool:
@@ -107,9 +107,9 @@ def family_color(family: str) -> str:
 
 def _shade(color: str, share: float) -> str:
     """`color` with this share of white in it, or of black where it is light."""
-    channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
-    end = 0 if sum(channels) > _LIGHT else 255
-    return "#" + "".join(f"{round(channel + (end - channel) * share):02x}" for channel in channels)
+    channels = np.array(to_rgb(color))
+    end = 0.0 if channels.sum() > _LIGHT else 1.0
+    return to_hex(channels + (end - channels) * share)
 
 
 def differing(configs: "Sequence[TrainConfig]") -> list[str]:

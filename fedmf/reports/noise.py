@@ -40,7 +40,7 @@ def matrices_plot(groups: Sequence[Group]) -> Plot | None:
     )
     names = ", ".join(label for label, _ in kinds)
     alt = f"Heat maps of the noising matrix and of the correlation between rounds, for {names}."
-    return Plot(name="noise_matrices", png=png.getvalue(), caption=caption, note=note, alt=alt)
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
 
 
 def correlation(noising: np.ndarray) -> np.ndarray:
@@ -79,7 +79,7 @@ def levels_plot(groups: Sequence[Group]) -> Plot | None:
     alt = "Two line plots of noise levels. On the sum after the last round: " + "; ".join(
         f"{group.label} {significant(on_sum[-1])}" for group, (_, on_sum) in zip(private, levels, strict=True)
     )
-    return Plot(name="noise_levels", png=png.getvalue(), caption=caption, note=note, alt=alt)
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
 
 
 def noise_levels(group: Group) -> tuple[np.ndarray, np.ndarray]:

@@ -52,7 +52,7 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
     if any(unfinished(run) for run in runs):
         caption += " A cross ends the curve of an unfinished run."
     alt = f"Line plot: {title}. Last values: {'; '.join(last) or 'none yet'}."
-    return Plot(name="validation", png=png.getvalue(), caption=caption, note=note, alt=alt)
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
 
 
 def _draw_curve(ax: Axes, group: Group) -> list[float]:
@@ -100,7 +100,7 @@ def participation_plot(runs: Sequence[Run]) -> Plot | None:
         caption += f" Of {len(kinds)} such kinds of runs the first {len(drawn)} are shown."
     if any(len(members) > 1 for _, members in drawn):
         caption += " Bars are means over runs, and lines span the smallest and the largest count."
-    return Plot(name="participation", png=png.getvalue(), caption=caption, note=note, alt=" ".join(alts))
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=" ".join(alts))
 
 
 def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
@@ -108,10 +108,11 @@ def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
     counts = [_clients_by_count(run) for run in runs]
     limits = {run.plan["participation"]["max_participations"] for run in runs}
     limit = limits.pop() if len(limits) == 1 else None
-    most = max(map(len, counts))
+    most = 1 + max(map(max, counts))
     shown = most if limit is None or limit > 2 * most else max(most, limit + 1)
-    table = np.array([row + [0] * (shown - len(row)) for row in counts])
-    mean, times = table.mean(axis=0), np.arange(shown)
+    times = np.arange(shown)
+    table = np.array([[count.get(t, 0) for t in times] for count in counts])
+    mean = table.mean(axis=0)
     colors = ["#c9c9c9" if t == 0 else RED if limit is not None and t > limit else "#51677f" for t in times]
     spread = np.stack([mean - table.min(axis=0), table.max(axis=0) - mean])
     bars = ax.bar(times, mean, color=colors, yerr=spread if spread.any() else None, ecolor=INK, capsize=3)
@@ -129,10 +130,9 @@ def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
     return "; ".join(f"{t} times: {clients:,.0f} clients" for t, clients in zip(times, mean, strict=True))
 
 
-def _clients_by_count(run: Run) -> list[int]:
-    """Entry i: the number of clients that took part i times."""
+def _clients_by_count(run: Run) -> dict[int, int]:
+    """Clients that took part so often, for every number of times."""
     assert run.result is not None
     seen = run.result["participation"]
     histogram = {int(times): int(clients) for times, clients in seen["histogram"].items()}
-    histogram[0] = seen["population"] - seen["clients"]
-    return [histogram.get(times, 0) for times in range(max(histogram) + 1)]
+    return histogram | {0: seen["population"] - seen["clients"]}

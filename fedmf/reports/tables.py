@@ -54,6 +54,10 @@ def _number(value: float | None, *details: str, digits: int = 4) -> Cell:
     return Cell("–", "muted", details) if value is None else Cell(significant(value, digits), "number", details)
 
 
+def _table(groups: Sequence[Group], **rest: Any) -> Table:
+    return Table(note=simulation_note([run for group in groups for run in group.runs]), **rest)
+
+
 def accuracy_table(groups: Sequence[Group]) -> Table:
     """What each mechanism promises and what it reached."""
     runs = [run for group in groups for run in group.runs]
@@ -86,7 +90,7 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
         for group in groups
     ]
     columns += [f"Validation {name}", f"Test {name}"]
-    return Table(name="results", caption=caption, note=simulation_note(runs), columns=columns, rows=rows)
+    return _table(groups, name="results", caption=caption, columns=columns, rows=rows)
 
 
 def _states(group: Group) -> list[str]:
@@ -140,7 +144,6 @@ def participation_table(groups: Sequence[Group]) -> Table:
             cells = _participation_cells(run)
             alike.setdefault(tuple(map(repr, cells)), ([], cells))[0].append(run)
         rows += [[_participation_head(group, runs), *cells] for runs, cells in alike.values()]
-    runs = [run for group in groups for run in group.runs]
     kept = "it is never above the planned ε while the controller is obeyed."
     if any(map(_amplified, groups)):
         kept = (
@@ -152,7 +155,7 @@ def participation_table(groups: Sequence[Group]) -> Table:
         f"same noise with the participation that was observed; {kept} Short rounds had fewer clients than the cohort size."
     )
     columns = ["Run", "Smallest separation", "Most participations", "Clients seen", "Short rounds", "ε achieved"]
-    return Table(name="participation", caption=caption, note=simulation_note(runs), columns=columns, rows=rows)
+    return _table(groups, name="participation", caption=caption, columns=columns, rows=rows)
 
 
 def _participation_head(group: Group, runs: Sequence[Run]) -> Cell:
@@ -180,21 +183,19 @@ def _participation_cells(run: Run) -> list[Cell]:
 
 
 def _achieved(run: Run) -> Cell:
-    planned = run.plan["epsilon"]
+    planned, claimed = run.plan["epsilon"], run.config.claimed_cohort
     if planned is None:
         return _NO_PRIVACY
-    promise = f"planned {significant(planned)}"
-    if run.config.claimed_cohort is not None:
-        promise += ", of the claimed cohort"
+    promise = f"planned {significant(planned)}" + ", of the claimed cohort" * (claimed is not None)
+    if run.result is None or claimed is not None:
         return Cell("–" if run.result is None else "not observed", "muted", [promise])
-    if run.result is None:
-        return Cell("–", "muted", [promise])
     achieved, unamplified = run.result["achieved"]["epsilon"], run.result["achieved"].get("unamplified_epsilon")
     if run.plan.get("sampling") and unamplified is not None:
         promise += f"; {significant(unamplified)} if the cohorts are known"
-    if achieved is None:
-        return _compared("no privacy", promise, "weaker than planned")
-    return _compared(significant(achieved), promise, "weaker than planned" * (achieved > planned * (1 + 1e-9)))
+    weaker = achieved is None or achieved > planned * (1 + 1e-9)
+    return _compared(
+        "no privacy" if achieved is None else significant(achieved), promise, "weaker than planned" * weaker
+    )
 
 
 def _compared(text: str, planned: str, complaint: str) -> Cell:
@@ -216,7 +217,7 @@ def runs_table(groups: Sequence[Group]) -> Table:
     ]
     caption = "The run folders, what differs between their configurations, and the time each took."
     columns = ["Run folder", *fields, "Time"]
-    return Table(name="runs", caption=caption, note=simulation_note(runs), columns=columns, rows=rows)
+    return _table(groups, name="runs", caption=caption, columns=columns, rows=rows)
 
 
 def folder_names(runs: Sequence[Run]) -> dict[int, str]:
@@ -227,14 +228,13 @@ def folder_names(runs: Sequence[Run]) -> dict[int, str]:
 
 def common_config(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Fields of the configuration that all runs share, with their values."""
-    different = differing([run.config for run in runs])
-    names = [field.name for field in dataclasses.fields(runs[0].config) if field.name not in different]
-    return [(name, show(getattr(runs[0].config, name))) for name in names]
+    config, different = runs[0].config, differing([run.config for run in runs])
+    return [(name, show(value)) for name, value in dataclasses.asdict(config).items() if name not in different]
 
 
 def versions(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Packages and the versions that the runs used; more than one where they differ."""
-    used: dict[str, dict[Any, None]] = {}
+    used: dict[str, dict[str, None]] = {}
     for run in runs:
         for package, version in run.plan["versions"].items():
             used.setdefault(package, {})[str(version)] = None

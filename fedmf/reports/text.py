@@ -8,18 +8,8 @@ import markupsafe
 
 # Raw HTML, links and images are no part of a statement; those in a damaged or foreign run folder must stay text.
 _INLINE_REFUSED = (
-    "html",
-    "entity",
-    "autolink",
-    "automail",
-    "link",
-    "image_link",
-    "image_reference",
-    "reference",
-    "short_reference",
-    "short_image_ref",
+    "html entity autolink automail link image_link image_reference reference short_reference short_image_ref"
 )
-_BLOCKS_REFUSED = ("html_block",)
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -73,12 +63,9 @@ def duration(seconds: float) -> str:
     >>> duration(42.4), duration(200.0), duration(7260.0)
     ('42 s', '3 min 20 s', '2 h 1 min')
     """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    minutes, s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {s} s" if minutes else f"{s} s"
 
 
 def join(parts: list[str]) -> str:
@@ -94,9 +81,8 @@ def statement_html(text: str) -> markupsafe.Markup:
     """The Markdown of a privacy statement as HTML, without its title: the report has one. Raw HTML in it stays text."""
     # Statements nest lists by three spaces, the width of "1. ".
     renderer = markdown.Markdown(tab_length=3, extensions=["sane_lists", "tables"], output_format="html")
-    for name in _BLOCKS_REFUSED:
-        renderer.preprocessors.deregister(name)
-    for name in _INLINE_REFUSED:
+    renderer.preprocessors.deregister("html_block")
+    for name in _INLINE_REFUSED.split():
         renderer.inlinePatterns.deregister(name)
     html = renderer.convert(re.sub(r"\A\s*# .*\n", "", text))
     # Below the report's own headings.

@@ -76,39 +76,37 @@ def test_families_without_a_colour_differ_in_dashes():
     assert len({str(line) for _, line in styles}) == 3
 
 
-def test_epsilon_is_in_all_labels_if_it_differs_anywhere(make_run):
-    grouped = groups.group_runs(
-        [make_run("none"), make_run("identity"), make_run("tree"), make_run("banded", epsilon=2.0)]
-    )
-    assert [group.label for group in grouped] == [
-        "No noise (not private)",
-        "DP-FedAvg, epsilon 8",
-        "Tree (full Honaker), epsilon 8",
-        "Banded (8 bands), epsilon 2",
-    ]  # fmt: skip
-
-
-def test_other_differences_are_in_all_labels_too(make_run):
-    grouped = groups.group_runs([make_run("identity", clip_norm=0.5), make_run("banded")])
-    assert [group.label for group in grouped] == ["DP-FedAvg, clip norm 0.5", "Banded (8 bands), clip norm 1"]
-
-
-def test_tuned_rates_and_paths_are_not(make_run):
-    grouped = groups.group_runs(
-        [make_run("identity", server_learning_rate=0.5, data="a"), make_run("banded", data="b")]
-    )
-    assert [group.label for group in grouped] == ["DP-FedAvg", "Banded (8 bands)"]
-    # But where nothing else tells two groups apart they are.
-    grouped = groups.group_runs([make_run("banded", server_learning_rate=0.5), make_run("banded")])
-    assert [group.label for group in grouped] == [
-        "Banded (8 bands), server learning rate 0.5",
-        "Banded (8 bands), server learning rate 1",
-    ]  # fmt: skip
-
-
-def test_a_label_does_not_say_what_is_not_set(make_run):
-    grouped = groups.group_runs([make_run("banded", epsilon=4.0), make_run("banded", noise_multiplier=1.0)])
-    assert [group.label for group in grouped] == ["Banded (8 bands), epsilon 4", "Banded (8 bands), noise multiplier 1"]
+@pytest.mark.parametrize(
+    ("configs", "expected"),
+    [
+        # What differs anywhere is in all labels, so that none looks comparable by mistake.
+        (
+            [("none", {}), ("identity", {}), ("tree", {}), ("banded", {"epsilon": 2.0})],
+            ["No noise (not private)", "DP-FedAvg, epsilon 8", "Tree (full Honaker), epsilon 8", "Banded (8 bands), epsilon 2"],
+        ),
+        (
+            [("identity", {"clip_norm": 0.5}), ("banded", {})],
+            ["DP-FedAvg, clip norm 0.5", "Banded (8 bands), clip norm 1"],
+        ),
+        # Tuned rates and paths are not, but where nothing else tells two groups apart.
+        (
+            [("identity", {"server_learning_rate": 0.5, "data": "a"}), ("banded", {"data": "b"})],
+            ["DP-FedAvg", "Banded (8 bands)"],
+        ),
+        (
+            [("banded", {"server_learning_rate": 0.5}), ("banded", {})],
+            ["Banded (8 bands), server learning rate 0.5", "Banded (8 bands), server learning rate 1"],
+        ),
+        # What is not set is not said.
+        (
+            [("banded", {"epsilon": 4.0}), ("banded", {"noise_multiplier": 1.0})],
+            ["Banded (8 bands), epsilon 4", "Banded (8 bands), noise multiplier 1"],
+        ),
+    ],
+)  # fmt: skip
+def test_labels_say_what_is_compared(make_run, configs, expected):
+    runs = [make_run(family, **config) for family, config in configs]
+    assert [group.label for group in groups.group_runs(runs)] == expected
 
 
 def test_a_simulated_run_is_marked_where_others_are_honest(make_run):

@@ -3,11 +3,9 @@
 import base64
 import dataclasses
 import html.parser
-import re
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from fedmf.reports import write_report
@@ -110,17 +108,12 @@ def test_every_mechanism_and_number_is_there(demo, demo_runs):
     assert "exact" in page.text
 
 
-def test_only_the_run_without_noise_has_no_privacy(make_run, tmp_path):
-    without = report([make_run("none")], tmp_path / "none")
-    assert [cell.split() for cell in without.cells].count(["no", "privacy"]) == 2
-    assert not any("noise" in name for name in without.ids)
-    private = report([make_run("banded")], tmp_path / "banded")
-    assert "no privacy" not in private.text
-
-
-def test_a_private_family_with_zero_noise_has_no_privacy(make_run, tmp_path):
-    page = report([make_run("tree", noise_multiplier=0.0)], tmp_path)
-    assert [cell.split() for cell in page.cells].count(["no", "privacy"]) == 2
+def test_only_runs_without_noise_have_no_privacy(make_run, tmp_path):
+    for run in (make_run("none"), make_run("tree", noise_multiplier=0.0)):
+        without = report([run], tmp_path / run.config.family)
+        assert [cell.split() for cell in without.cells].count(["no", "privacy"]) == 2
+        assert not any("noise" in name for name in without.ids)
+    assert "no privacy" not in report([make_run("banded")], tmp_path / "banded").text
 
 
 def test_simulation_is_said_everywhere(make_run, tmp_path):
@@ -254,18 +247,6 @@ def test_bytes_do_not_depend_on_the_readers_matplotlib_settings(make_run, tmp_pa
     assert (tmp_path / "a" / "report.html").read_bytes() == (tmp_path / "b" / "report.html").read_bytes()
 
 
-def test_a_sweep_tells_groups_apart(make_run, tmp_path):
-    runs = [
-        make_run(family, epsilon=epsilon) for family in ("identity", "tree", "banded") for epsilon in (2.0, 8.0, 16.0)
-    ]
-    runs += [make_run("tree", decoder="online"), make_run("dense")]
-    page = report(runs, tmp_path)
-    for epsilon in (2, 8, 16):
-        assert f"Banded (8 bands), epsilon {epsilon}" in page.text
-    assert "Tree (online Honaker)" in page.text
-    assert "Dense" in page.text
-
-
 def test_different_deltas_are_in_the_rows(make_run, tmp_path):
     page = report([make_run("banded", delta=1e-6), make_run("banded", delta=1e-8)], tmp_path)
     assert any("δ = 1e-8" in cell for cell in page.cells)
@@ -310,13 +291,3 @@ def test_reports_need_no_tensorflow():
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_accuracy_is_shown_as_it_is(make_run, tmp_path):
-    """A control on the fabricated data: numbers in the page come from the run, not from another source."""
-    run = make_run("tree")
-    changed = dataclasses.replace(run, result=run.result | {"validation": {"accuracy": 0.123456}})
-    page = report([changed], tmp_path)
-    assert "12.35%" in page.text
-    assert re.search(r"\b12\.35%", page.text)
-    assert np.isclose(run.result["validation"]["accuracy"], 0.185, atol=0.02)
