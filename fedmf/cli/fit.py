@@ -4,7 +4,7 @@ import contextlib
 import functools
 import pathlib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,12 +28,6 @@ if TYPE_CHECKING:
     from fedmf.participation.schema import Participation
 
 MAX_PICTURED_ROUNDS = 8192  # pictures of larger matrices would take minutes and gigabytes
-
-
-def _families() -> Iterable[str]:
-    from fedmf.mechanisms.family import fitted_families
-
-    return fitted_families()
 
 
 class _Fit(Command):
@@ -65,7 +59,7 @@ def _family_options() -> list[click.Parameter]:
 
 @click.command(cls=_Fit)
 @participation_options
-@click.option("--family", type=OneOf(_families), default="banded", help="Kind of mechanism.")
+@click.option("--family", type=OneOf("family"), default="banded", help="Kind of mechanism.")
 @click.option(
     "--tolerance", type=float, help="Relative optimality gap to reach; of toeplitz and blt the last progress."
 )

@@ -34,16 +34,21 @@ SHARE = click.FloatRange(0, 1)
 
 
 class OneOf(click.Choice[str]):
-    """One of the names that a function returns. It is called when they are needed: `fedmf --help` must not import them."""
+    """One of the families, schemas, sampling schemes or strategies. They are imported when needed: `fedmf --help` must not."""
 
-    def __init__(self, names: Callable[[], typing.Iterable[str]]) -> None:
-        self._names = names
-        self.case_sensitive = True
+    def __init__(self, kind: str) -> None:
+        self._kind, self.case_sensitive = kind, True
 
     @property
     def choices(self) -> tuple[str, ...]:  # type: ignore[override]
         """The names."""
-        return tuple(self._names())
+        from fedmf.mechanisms.family import fitted_families
+        from fedmf.noise.strategies import HOST_STRATEGIES
+        from fedmf.participation.schema import SCHEMAS
+        from fedmf.privacy.sampling import SCHEMES
+
+        names = {"family": fitted_families(), "schema": SCHEMAS, "sampling": SCHEMES, "strategy": HOST_STRATEGIES}
+        return tuple(names[self._kind])
 
 
 class OutputFile(click.ParamType[pathlib.Path]):
@@ -124,18 +129,6 @@ def together(*options: Decorator) -> Decorator:
     return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
-def _schemas() -> tuple[str, ...]:
-    from fedmf.participation.schema import SCHEMAS
-
-    return SCHEMAS
-
-
-def _sampling_schemes() -> typing.Iterable[str]:
-    from fedmf.privacy.sampling import SCHEMES
-
-    return SCHEMES
-
-
 noise_seed_option = click.option(
     "--noise-seed", type=_NoiseSeed(), help="Secret whole number, or os to draw one. Needed for a new run."
 )
@@ -144,12 +137,12 @@ quiet_option = click.option("--quiet", is_flag=True, help="No progress bar.")
 
 participation_options = together(
     click.option("--rounds", type=COUNT, required=True, help="Rounds of training."),
-    click.option("--schema", type=OneOf(_schemas), default="min_sep", help="Who may come when."),
+    click.option("--schema", type=OneOf("schema"), default="min_sep", help="Who may come when."),
     click.option("--min-sep", type=COUNT, help="Least number of rounds between two participations of a client."),
     click.option("--max-participations", type=COUNT, help="Most participations of a client."),
 )
 sampling_option = click.option(
-    "--sampling", type=OneOf(_sampling_schemes), help="How clients are drawn at random, which amplifies the guarantee."
+    "--sampling", type=OneOf("sampling"), help="How clients are drawn at random, which amplifies the guarantee."
 )
 plan_options = together(
     participation_options,

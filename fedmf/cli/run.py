@@ -26,18 +26,12 @@ from fedmf.cli.options import (
 from fedmf.cli.stopped import training
 
 
-def _host_strategies() -> tuple[str, ...]:
-    from fedmf.noise.strategies import HOST_STRATEGIES
-
-    return HOST_STRATEGIES
-
-
 @click.command(cls=Command)
 @click.option("--out", required=True, type=PATH, help="Folder of the run.")
 @click.option("--config", "config_file", type=EXISTING_FILE, help="TOML or JSON file of these options.")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out.")
 @noise_seed_option
-@click.option("--noise-strategy", type=OneOf(_host_strategies), help="How noise is made.  [default: the cheaper]")
+@click.option("--noise-strategy", type=OneOf("strategy"), help="How noise is made.  [default: the cheaper]")
 @click.option(
     "--noise-memory",
     type=Gigabytes(),

@@ -36,8 +36,7 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
         if best["family"] == "banded":
             ax.plot(best["bands"], best["rmse"], "o", markersize=11, mfc="none", mec=BLUE, zorder=4)
         ax.set_title(f"Error over bands at epsilon {choice['epsilon']:g}: the choice is {name}")
-        ax.set_xlabel("bands")
-        ax.set_ylabel("rmse of a round's running query")
+        ax.set(xlabel="bands", ylabel="rmse of a round's running query")
         tried = sorted({row["bands"] for row in banded})
         powers = [b for b in tried if b & (b - 1) == 0]
         ax.set_xticks(powers if len(powers) > 1 else tried)

@@ -51,14 +51,7 @@ _STYLE = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plot:
-    """A plot and what the report says with it.
-
-    Attributes:
-      png: the image.
-      caption: what it shows and how to read it.
-      note: the simulation note of the runs in it, or empty; the image carries it too.
-      alt: the image in words.
-    """
+    """An image, its caption, the simulation note of the runs in it (the image carries it too) and the image in words."""
 
     png: bytes
     caption: str

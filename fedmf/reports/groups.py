@@ -16,14 +16,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs of one configuration that differ in their seed only.
+    """Runs of one configuration that differ in their seed only, at least one; with their colour and line style in every plot.
 
-    Attributes:
-      label: the mechanism, and what else tells this group from others.
-      mechanism: the mechanism alone.
-      color: its colour in every plot.
-      line: its matplotlib line style in every plot.
-      runs: at least one.
+    The label names the mechanism, and what else tells this group from others.
     """
 
     label: str

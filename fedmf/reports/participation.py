@@ -65,15 +65,13 @@ def _draw_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
         ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     else:
         ax.set_ylim(bottom=0)
-    ax.set_title("The pool, in cohorts" if pool else "Clients that take part, in cohorts")
-    ax.set_ylabel("eligible and available" if pool else "selected")
+    title = "The pool, in cohorts" if pool else "Clients that take part, in cohorts"
+    ax.set(title=title, xlabel="round", ylabel="eligible and available" if pool else "selected", xlim=(-0.5, n - 0.5))
     if dry:
         ax.broken_barh(
             [(t - 0.5, 1) for t in dry], (0, 1), transform=ax.get_xaxis_transform(), color=RED, alpha=0.25, linewidth=0
         )
         ax.set_title(f"{len(dry):,} of {n:,} rounds are dry", loc="right", fontsize=9, color=RED)
-    ax.set_xlim(-0.5, n - 0.5)
-    ax.set_xlabel("round")
     _count_rounds(ax.xaxis, 8)
 
 
@@ -84,17 +82,17 @@ def _count_rounds(axis: Any, most: int) -> None:
 
 def _draw_histogram(ax: Axes, forecast: dict[str, Any]) -> None:
     shares, limit = forecast["histogram"], forecast["max_participations"]
-    times = range(max(shares) + 1)
+    most = max(shares)
+    times = range(most + 1)
     colors = [SOFT if k == 0 else RED if k > limit else BLUE for k in times]
-    width = 0.8 if len(times) <= _MAX_SEPARATE_BARS else 1.0
+    width = 0.8 if most < _MAX_SEPARATE_BARS else 1.0
     bars = ax.bar(times, [100 * shares.get(k, 0.0) for k in times], width=width, color=colors)
-    if len(times) <= _MAX_LABELLED_BARS:
+    if most < _MAX_LABELLED_BARS:
         ax.bar_label(bars, fmt=lambda share: f"{share:.2g}%" if share else "", padding=2, fontsize=7.5)
-    if limit <= max(2 * max(shares), 12):
+    if limit <= max(2 * most, 12):
         ax.axvline(limit + 0.5, color=RED, linewidth=1.1, linestyle=DASHED)
-    ax.set_title("How often a client takes part")
-    ax.set_xlabel(f"participations, planned limit {limit:,}")
-    ax.set_ylabel("clients, %")
+    participations = f"participations, planned limit {limit:,}"
+    ax.set(title="How often a client takes part", xlabel=participations, ylabel="clients, %")
     ax.grid(axis="x", visible=False)
     ax.margins(y=0.18)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -112,11 +110,8 @@ def _draw_search(ax: Axes, forecast: dict[str, Any]) -> None:
         ax.axvline(largest, color=BLUE, linewidth=1.1, label=f"{largest:,} can be held")
     if planned != largest:
         ax.axvline(planned, color=SOFT, linewidth=1.1, linestyle=DASHED, label=f"{planned:,} looked at")
-    ax.set_title("Held until which round")
-    ax.set_xlabel("min separation")
-    ax.set_ylabel("round")
-    ax.set_xlim(0, 1.06 * max(*tried, planned))
-    ax.set_ylim(0, 1.08 * n)
+    ax.set(title="Held until which round", xlabel="min separation", ylabel="round")
+    ax.set(xlim=(0, 1.06 * max(*tried, planned)), ylim=(0, 1.08 * n))
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2)  # below: points and lines can be anywhere
     for axis in (ax.xaxis, ax.yaxis):
         _count_rounds(axis, 6)

@@ -26,10 +26,8 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
     with canvas(3.9, note) as (figure, png):
         ax = figure.subplots()
         last = [f"{group.label} {metric_value(metric, end)}" for group in groups for end in _draw_curve(ax, group)]
-        ax.set_title(title)
-        ax.set_xlabel("rounds completed")
+        ax.set(title=title, xlabel="rounds completed", xlim=(0, max(run.config.rounds for run in runs)))
         ax.xaxis.set_major_locator(whole_steps(8))
-        ax.set_xlim(0, max(run.config.rounds for run in runs))
         if is_share(metric):
             in_percent(ax)
             ax.set_ylim(bottom=max(0.0, ax.get_ylim()[0]))

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from fedmf.reports.groups import Group, final_metric, simulation_note, unfinished
 from fedmf.reports.labels import differing, show
@@ -13,14 +12,7 @@ from fedmf.runs.folder import Run
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A cell of a table.
-
-    Attributes:
-      text: its content.
-      kind: "", "number" (aligned right), "strong", "muted" or "alarm".
-      details: further lines, set smaller.
-      color: of the marker before the text; empty for none.
-    """
+    """A text of kind "", "number" (aligned right), "strong", "muted" or "alarm", with smaller lines below and a coloured mark before it."""
 
     text: str
     kind: str = ""
@@ -30,15 +22,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table with its caption; the first cell of a row is the row's heading.
-
-    Attributes:
-      name: anchor in the page.
-      caption: what it shows.
-      note: the simulation note of the runs in it, or empty.
-      columns: headings.
-      rows: as many cells as columns each.
-    """
+    """A table with its anchor in the page, and the simulation note of the runs in it. The first cell of a row is the row's heading."""
 
     name: str
     caption: str
@@ -54,8 +38,9 @@ def _number(value: float | None, *details: str, digits: int = 4) -> Cell:
     return Cell("–", "muted", details) if value is None else Cell(significant(value, digits), "number", details)
 
 
-def _table(groups: Sequence[Group], **rest: Any) -> Table:
-    return Table(note=simulation_note([run for group in groups for run in group.runs]), **rest)
+def _table(name: str, groups: Sequence[Group], caption: str, columns: list[str], rows: list[list[Cell]]) -> Table:
+    note = simulation_note([run for group in groups for run in group.runs])
+    return Table(name=name, caption=caption, note=note, columns=columns, rows=rows)
 
 
 def accuracy_table(groups: Sequence[Group]) -> Table:
@@ -77,25 +62,16 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
         )
     if any(map(unfinished, runs)):
         caption += " Of unfinished runs it is the latest validation, and the privacy is that of the whole planned run."
-    workloads = {group.plan["workload"] for group in groups}
-    error = "RMSE of prefix sums" if workloads == {"prefix_sum"} else "RMSE on the workload"
-    columns = ["Mechanism", "ε planned", "ρ (zCDP)", "Noise multiplier", "Sensitivity", error]
-    rows = [
-        [
-            Cell(group.label, "strong", _states(group), group.color),
-            *_privacy_cells(group, with_delta=len(deltas) > 1),
-            _metric_cell(group, "validation"),
-            _metric_cell(group, "test"),
-        ]
-        for group in groups
-    ]
-    columns += [f"Validation {name}", f"Test {name}"]
-    return _table(groups, name="results", caption=caption, columns=columns, rows=rows)
-
-
-def _states(group: Group) -> list[str]:
-    several = len(group.runs) > 1
-    return [f"seed {run.config.seed}: " * several + state for run in group.runs if (state := unfinished(run))]
+    error = "of prefix sums" if {group.plan["workload"] for group in groups} == {"prefix_sum"} else "on the workload"
+    columns = ["Mechanism", "ε planned", "ρ (zCDP)", "Noise multiplier", "Sensitivity", f"RMSE {error}"]
+    rows = []
+    for group in groups:
+        several = len(group.runs) > 1
+        heading = [f"seed {run.config.seed}: " * several + unfinished(run) for run in group.runs if unfinished(run)]
+        privacy = _privacy_cells(group, with_delta=len(deltas) > 1)
+        metrics = [_metric_cell(group, split) for split in ("validation", "test")]
+        rows.append([Cell(group.label, "strong", heading, group.color), *privacy, *metrics])
+    return _table("results", groups, caption, [*columns, f"Validation {name}", f"Test {name}"], rows)
 
 
 def _privacy_cells(group: Group, *, with_delta: bool) -> list[Cell]:
@@ -139,11 +115,13 @@ def participation_table(groups: Sequence[Group]) -> Table:
     rows = []
     for group in groups:
         # Seeds under one controller often look the same; one row says so better than many.
-        alike: dict[tuple[str, ...], tuple[list[Run], list[Cell]]] = {}
+        alike: dict[str, list[Run]] = {}
         for run in group.runs:
-            cells = _participation_cells(run)
-            alike.setdefault(tuple(map(repr, cells)), ([], cells))[0].append(run)
-        rows += [[_participation_head(group, runs), *cells] for runs, cells in alike.values()]
+            alike.setdefault(repr(_participation_cells(run)), []).append(run)
+        for runs in alike.values():
+            seeds = f"seed{'s' * (len(runs) > 1)} {join([str(run.config.seed) for run in runs])}"
+            details = [seeds] * (len(group.runs) > 1) + list(dict.fromkeys(filter(None, map(unfinished, runs))))
+            rows.append([Cell(group.label, "strong", details, group.color), *_participation_cells(runs[0])])
     kept = "it is never above the planned ε while the controller is obeyed."
     if any(map(_amplified, groups)):
         kept = (
@@ -155,14 +133,7 @@ def participation_table(groups: Sequence[Group]) -> Table:
         f"same noise with the participation that was observed; {kept} Short rounds had fewer clients than the cohort size."
     )
     columns = ["Run", "Smallest separation", "Most participations", "Clients seen", "Short rounds", "ε achieved"]
-    return _table(groups, name="participation", caption=caption, columns=columns, rows=rows)
-
-
-def _participation_head(group: Group, runs: Sequence[Run]) -> Cell:
-    seeds = [str(run.config.seed) for run in runs]
-    details = [f"seed{'s' * (len(seeds) > 1)} {join(seeds)}"] if len(group.runs) > 1 else []
-    details += dict.fromkeys(filter(None, map(unfinished, runs)))
-    return Cell(group.label, "strong", details, group.color)
+    return _table("participation", groups, caption, columns, rows)
 
 
 def _participation_cells(run: Run) -> list[Cell]:
@@ -216,8 +187,7 @@ def runs_table(groups: Sequence[Group]) -> Table:
         for run in group.runs
     ]
     caption = "The run folders, what differs between their configurations, and the time each took."
-    columns = ["Run folder", *fields, "Time"]
-    return _table(groups, name="runs", caption=caption, columns=columns, rows=rows)
+    return _table("runs", groups, caption, ["Run folder", *fields, "Time"], rows)
 
 
 def folder_names(runs: Sequence[Run]) -> dict[int, str]:
