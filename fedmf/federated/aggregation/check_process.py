@@ -30,9 +30,9 @@ def check_process(process: Any) -> list[Aggregation]:
     """Lists every aggregation from clients to server of a built TFF process, and refuses one that is neither ours nor for metrics alone.
 
     Follows the data through one round (`process.next`). An aggregation is private if all that it takes from clients comes out of the
-    clipping of `MatrixFactorizationQuery`. Any other one must not reach the state or the result. FedAvg, FedProx and FedSGD with
-    `dp_aggregator` pass. Mime fails: it averages full gradients beside the updates. So does an adaptive clipping around ours, which learns
-    its norm from the clients.
+    clipping of `MatrixFactorizationQuery`. Any other one must not reach the state or the result. Nor may a second clipping: each release
+    spends the whole budget of its plan. FedAvg, FedProx and FedSGD with `dp_aggregator` pass. Mime fails: it averages full gradients beside
+    the updates. So does an adaptive clipping around ours, which learns its norm from the clients.
 
     Metrics are exact functions of the clients' data, and nobody covers them: keep them secret, or build the process without. A process may
     also select what it broadcasts by client; that is not looked at.
@@ -42,7 +42,7 @@ def check_process(process: Any) -> list[Aggregation]:
 
     Raises:
       TypeError: no such process.
-      ValueError: naming the aggregation that is not covered; or there is none of ours.
+      ValueError: naming the aggregation that is not covered; or there is none of ours, or more than one.
     """
     if not isinstance(getattr(process, "next", None), tff.Computation):
         raise TypeError(
@@ -53,11 +53,13 @@ def check_process(process: Any) -> list[Aggregation]:
     outputs = tree.result.result
     released = [output for name, output in _named(outputs) if name not in _METRICS]
     reached = _ancestors(steps, [name for output in released for name, _ in _references(output)])
-    aggregations = []
+    aggregations: list[Aggregation] = []
+    clippings: set[str] = set()
     for name, step in steps.items():
         if not _placed(step.type_signature, tff.SERVER) or not _from_clients(step):
             continue
-        private = all(_is_clipped(steps, *source) for source in _from_clients(step))
+        origins = [_clippings(steps, *source) for source in _from_clients(step)]
+        private = None not in origins
         taken = ", ".join(kind.compact_representation() for _, kind in _from_clients(step))
         operation = getattr(step.function, "uri", "an aggregation")
         if not private and name in reached:
@@ -65,10 +67,17 @@ def check_process(process: Any) -> list[Aggregation]:
                 f"process has a {operation} of {taken} from the clients, which reaches its state or result without clipping and noise: "
                 "use an algorithm whose only aggregation is model_aggregator=dp_aggregator(...), such as build_unweighted_fed_avg"
             )
+        if name in reached:
+            clippings.update(*filter(None, origins))
         aggregations.append(Aggregation(operation=operation, type=taken, role="private" if private else "metrics"))
-    if not any(aggregation.role == "private" for aggregation in aggregations):
+    if not clippings:
         raise ValueError(
             "process has no aggregation of fedmf: build it with model_aggregator=federated.dp_aggregator(...)"
+        )
+    if len(clippings) > 1:
+        raise ValueError(
+            f"process releases {len(clippings)} clipped and noised sums of its clients a round, and each spends the whole budget of its "
+            "plan: give dp_aggregator to one aggregation, of all that the clients send"
         )
     return aggregations
 
@@ -107,12 +116,24 @@ def _from_clients(step: Any) -> list[tuple[str, Any]]:
     return [(name, step.type_signature) for name, _ in _references(step)]
 
 
-def _is_clipped(steps: dict[str, Any], name: str, kind: Any) -> bool:
-    """Whether a value at clients comes out of the query's clipping, or out of nothing that clients have."""
+def _clippings(steps: dict[str, Any], name: str, kind: Any) -> set[str] | None:
+    """The steps of the query's clipping that a value at clients comes out of, none if out of nothing that clients have; None if it comes
+    out of anything else of theirs."""
+    if name not in steps:
+        return None
+    clippings: set[str] = set()
+    for source in _from_clients(steps[name]):
+        origin = _clippings(steps, *source)
+        if origin is None:
+            return {name} if _is_sample(kind) else None
+        clippings |= origin
+    return clippings
+
+
+def _is_sample(kind: Any) -> bool:
+    """Whether it is the type of a clipped record."""
     member = kind.member
-    if isinstance(member, tff.StructType) and tuple(tff.structure.name_list(member)) == QuerySample._fields:
-        return True
-    return name in steps and all(_is_clipped(steps, *source) for source in _from_clients(steps[name]))
+    return isinstance(member, tff.StructType) and tuple(tff.structure.name_list(member)) == QuerySample._fields
 
 
 def _ancestors(steps: dict[str, Any], names: list[str]) -> set[str]:

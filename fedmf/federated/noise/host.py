@@ -260,17 +260,18 @@ class _Recurrent:
     def row(self, t: int) -> np.ndarray:
         block, phase = divmod(t, self._form.length)
         if block < self._block:
-            self._block, self._made = 0, False
-            self._array[self._places(0)[1]] = 0
+            self._made, self._block = False, 0
         while self._block < block or not self._made:
             if self._made:
-                self._block, self._made = self._block + 1, False
+                self._made, self._block = False, self._block + 1
             self._make()
         return np.array(self._array[self._places(block)[0][phase]])
 
     def _make(self) -> None:
         L, r, b = self._form.length, self._form.width, self._block
         block, state, after = self._places(b)
+        if b == 0:  # here, so that no interrupt leaves rows of a later block in its place
+            self._array[state] = 0
         # What is written: a rolling state consists of the block's rows and of rows that stay where they are.
         written = block if self._form.rolling else np.concatenate([block, after])
         M = self._form.matrix(b)[: len(written)].astype(np.float32)

@@ -97,3 +97,24 @@ def test_without_our_aggregator_there_is_nothing_to_check():
         federated.check_process(fed_avg(None))
     with pytest.raises(TypeError, match="process=3"):
         federated.check_process(3)
+
+
+def test_two_releases_of_one_round_are_refused():
+    """Each is clipped and noised, but both together have twice the rho that the plan states."""
+    factory = ours()
+    process = BUILD.build_unweighted_mime_lite(
+        model_fn, SGD(0.1, momentum=0.9), SGD(1.0), model_aggregator=factory, full_gradient_aggregator=factory
+    )
+    with pytest.raises(ValueError, match="process releases 2 clipped and noised sums"):
+        federated.check_process(process)
+
+
+def test_a_count_of_clients_is_no_aggregation_of_ours():
+    @tff.federated_computation(tff.FederatedType(np.int32, tff.SERVER), tff.FederatedType(np.float32, tff.CLIENTS))
+    def one_round(state, values):
+        count = tff.federated_sum(tff.federated_value(1, tff.CLIENTS))
+        return tff.templates.MeasuredProcessOutput(state, count, tff.federated_value((), tff.SERVER))
+
+    initialize = tff.federated_computation(lambda: tff.federated_value(0, tff.SERVER))
+    with pytest.raises(ValueError, match="no aggregation of fedmf"):
+        federated.check_process(tff.templates.AggregationProcess(initialize, one_round))

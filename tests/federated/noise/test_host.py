@@ -216,6 +216,23 @@ noise.row(39)
             noise_of(banded(), name, mapped=True)
 
 
+def test_an_interrupt_on_the_way_back_to_round_0(monkeypatch):
+    """Ctrl-C after the block number was set back and before anything else: the rows of a later block are no past of round 0."""
+    noise = noise_of(banded(rounds=300), "recurrent")
+    expected = noise.row(0)
+    noise.row(299)
+    assert noise.strategy.length < 300
+
+    def interrupted(self, b):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host._Recurrent, "_places", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            noise.row(0)
+    np.testing.assert_array_equal(noise.row(0), expected)
+
+
 def test_a_bar_for_those_who_ask(monkeypatch, capsys):
     bar = progress_bar.bar
     monkeypatch.setattr(progress_bar, "bar", lambda *args, **options: bar(*args, **options | {"delay": 0}))
