@@ -30,7 +30,7 @@ MODELS = {
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 class TestEveryModel:
-    @settings(deadline=None, max_examples=20)
+    @settings(max_examples=20)
     @given(st.integers(0, 5000), st.lists(st.integers(0, 2**31), max_size=40))
     def test_a_client_is_answered_alike_whoever_else_is_asked(self, model, t, clients):
         clients = np.array(clients, np.int64)

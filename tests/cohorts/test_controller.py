@@ -28,7 +28,6 @@ from tests.oracles import allowed_sets
 
 
 class TestCohorts:
-    @settings(deadline=None)
     @given(controllers_that_work(), st.sampled_from([None, 0.9, 0.4, 0.0]))
     def test_nothing_the_participation_forbids(self, given, probability):
         population_of[0] = given["population"]
@@ -46,7 +45,6 @@ class TestCohorts:
             if availability is not None:
                 assert availability(t)[cohort].all()
 
-    @settings(deadline=None)
     @given(controllers_that_work())
     def test_the_full_cohort_always_where_only_separation_binds(self, given):
         # With the default max_participations nothing but separation keeps clients away, and construction checked that.
@@ -85,7 +83,6 @@ class TestCohorts:
 
 
 class TestPurity:
-    @settings(deadline=None)
     @given(controllers_that_work(), st.integers(0, 10), st.booleans())
     def test_a_new_controller_continues_from_the_ledger(self, given, stop, some_away):
         population_of[0] = given["population"]
@@ -215,7 +212,7 @@ class TestDryPool:
 
 
 class TestRefusals:
-    @settings(deadline=None, max_examples=300)
+    @settings(max_examples=300)
     @given(settings_of_controllers())
     def test_every_number_suggested_works(self, given):
         message = refusal(given)
@@ -242,7 +239,7 @@ class TestRefusals:
                 assert p.max_participations < -(-p.rounds // p.min_sep), (message, name, number, second)
                 assert "max_participations" in second
 
-    @settings(deadline=None, max_examples=300)
+    @settings(max_examples=300)
     @given(settings_of_controllers())
     def test_refused_exactly_when_it_cannot_work(self, given):
         p, size, population = given["participation"], given["cohort_size"], given["population"]

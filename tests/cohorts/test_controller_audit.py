@@ -41,7 +41,7 @@ def worst_client(C, ledger):
 
 
 class TestAudit:
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     @given(
         controllers_that_work(),
         st.sampled_from([IdentityMechanism, TreeMechanism, lambda rounds: banded(rounds, min(3, rounds))]),

@@ -56,7 +56,7 @@ def schemes(draw):
 
 
 class TestEveryScheme:
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     @given(schemes(), st.integers(1, 14), st.integers(0, 5))
     def test_what_it_promises_holds_with_certainty(self, scheme, rounds, seed):
         cohorts = drawn(controller_of(scheme, rounds, seed))

@@ -79,7 +79,7 @@ def test_deltas_near_the_rounding_of_a_composition_are_not_taken_from_it():
     assert gaussian_delta(sigma, accountant.get_epsilon(1e-13)) > 1.1e-13
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.floats(0.7, 4), st.floats(0.01, 1), st.integers(1, 40))
 def test_sampling_never_costs_and_more_noise_never_harms(sigma, q, k):
     epsilon = sampled_gaussian_epsilon(sigma, 1e-6, probability=q, compositions=k)

@@ -88,7 +88,7 @@ class TestPapers:
 
 
 class TestClosedForm:
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(st.floats(-2.5, 4).map(lambda x: 10**x), st.floats(0, 300))
     def test_against_sixty_digits(self, sigma, epsilon):
         expected = float(oracle_delta(sigma, epsilon))
@@ -116,7 +116,7 @@ class TestCalibration:
         # And back: the epsilon that this noise gives is the epsilon asked for.
         assert gaussian_epsilon(sigma, delta) == pytest.approx(epsilon, rel=2e-4)
 
-    @settings(max_examples=12, deadline=None)
+    @settings(max_examples=12)
     @given(st.floats(-2, 1).map(lambda x: 10**x), st.floats(-12, -1).map(lambda x: 10**x))
     def test_any_target(self, epsilon, delta):
         sigma = gaussian_noise_multiplier(epsilon, delta)

@@ -54,7 +54,7 @@ def test_every_kind_of_leaf(path):
     assert contents(Checkpoint.read(path)) == contents(checkpoint())
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.lists(
         hnp.arrays(
