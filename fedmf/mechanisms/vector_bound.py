@@ -11,7 +11,7 @@ _MAX_SWEEPS = 2000
 def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
     """Brackets max over unit vectors g_i (of any dimension) of sum_ij X_ij <g_i, g_j>: a value attained, and a bound.
 
-    The maximum runs over the correlation matrices R_ij = <g_i, g_j>, a convex set (the vector_bound), so it is a semidefinite
+    The maximum runs over the correlation matrices R_ij = <g_i, g_j>, a convex set (the elliptope), so it is a semidefinite
     program with the dual min sum(y) such that diag(y) - X is positive semidefinite. Coordinate ascent over the g_i (each
     is best along sum_j X_ij g_j, j != i) gives the attained value; y_i = <g_i, sum_j X_ij g_j>, raised until diag(y) - X
     is positive semidefinite, gives the bound, which holds whether or not the ascent has converged.
