@@ -4,7 +4,7 @@ import math
 import pathlib
 from typing import Any
 
-from fedmf.audits.guarantee import Audit, audit_ledger, with_unrecorded
+from fedmf.audits.guarantee import Audit, audit_ledger, named, with_unrecorded
 from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.participation.ledger import ParticipationLedger
@@ -36,6 +36,14 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
                 "guarantee can be stated; put the run's own files back, or run it again in another folder"
             )
     plan, ledger = recorded_plan(run), _record(run)
+    # A run that goes on has no digests yet, and two files that say how many took part.
+    known = [row for row in run.metrics if run.result is None and "clients" in row and 0 <= row["round"] < len(ledger)]
+    wrong = [row["round"] for row in known if row["clients"] != len(ledger.cohort(row["round"]))]
+    if wrong:
+        raise ValueError(
+            f"{run.path}: participation.csv has other numbers of clients than metrics.jsonl in {named(sorted(wrong))}: no guarantee can be "
+            "stated; put the run's own files back, or run it again in another folder"
+        )
     # Rounds after the last checkpoint have metrics, and no record yet of who took part.
     unrecorded = sorted(
         {row["round"] for row in run.metrics if row.get("clients") != 0 and row["round"] >= len(ledger)}

@@ -165,6 +165,16 @@ class TestFilesThatChanged:
             words=[f"{name} changed after the run had finished", "put the run's own files back"],
         )
 
+    def test_before_the_run_has_finished(self, tmp_path):
+        run = folder_of(tmp_path / "run", run=11)
+        record = (run / "participation.csv").read_text().splitlines(keepends=True)
+        # Every client once, and the record ends with the last round that ran.
+        write_atomically(run / "participation.csv", "".join([*record[: 1 + 2 * COHORT], "10,8\n"]))
+        with pytest.raises(
+            ValueError, match=r"participation.csv has other .* than metrics.jsonl in rounds 2 to 10: no guar"
+        ):
+            audit_run(run)
+
     def test_one_that_came_later(self, finished):
         write_atomically(finished / "selected.csv", "round,client\n0,9\n")
         with pytest.raises(ValueError, match="selected.csv changed"):
