@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 import fedmf
 from fedmf import federated
 from fedmf.federated.noise.source import gaussian_source
+from fedmf.mechanisms import IdentityMechanism
 from tests.mechanisms.registry import every_form
 
 pytestmark = pytest.mark.tensorflow
@@ -60,8 +61,7 @@ def test_zero_updates_come_out_as_the_plans_noise_row_for_row(build):
 
 
 def test_as_a_weighted_factory_every_client_has_the_same_weight():
-    once = fedmf.Participation(rounds=2, schema="single")
-    plan = make_plan(fedmf.fit(fedmf.prefix_sum(2), once, family="identity"))
+    plan = make_plan(IdentityMechanism(rounds=2))
     factory = lambda: federated.dp_aggregator(plan, clients_per_round=2, noise_seed=2)  # noqa: E731
     updates = [collections.OrderedDict(w=np.full([2, 3], x, np.float32), b=np.float32(0)) for x in (0.01, 0.05)]
     expected = factory().create(TYPE)
@@ -82,9 +82,7 @@ def test_resumed_process_gives_the_same_noise():
 
 
 def test_clips_zeroes_sums_and_divides_by_the_fixed_number():
-    plan = make_plan(
-        fedmf.fit(fedmf.prefix_sum(2), fedmf.Participation(rounds=2, schema="single"), family="identity"), 0.0
-    )
+    plan = make_plan(IdentityMechanism(rounds=2), 0.0)
     process = federated.dp_aggregator(plan, clients_per_round=10, noise_seed=2).create(TYPE)
 
     def update(value):
@@ -96,7 +94,7 @@ def test_clips_zeroes_sums_and_divides_by_the_fixed_number():
 
 
 def test_a_simulated_cohort_scales_the_noise_and_nothing_else():
-    mechanism = fedmf.fit(fedmf.prefix_sum(3), fedmf.Participation(rounds=3, schema="single"), family="identity")
+    mechanism = IdentityMechanism(rounds=3)
     plan = make_plan(mechanism)
     simulated = plan.simulating(simulated=4, claimed=40)
     whole, _ = run(federated.dp_aggregator(plan, clients_per_round=40, noise_seed=1).create(TYPE), 3)
@@ -143,7 +141,9 @@ def test_inside_build_unweighted_fed_avg_unchanged():
         state = output.state
         losses.append(float(output.metrics["client_work"]["train"]["loss"]))
     assert losses[-1] < 0.05 * losses[0]
-    assert output.metrics["aggregator"]["dp_query_metrics"]["rounds_done"] == 20
+    metrics = output.metrics["aggregator"]["dp_query_metrics"]
+    assert set(metrics) == {"rounds_done", "noise_stddev", "clients", "clip_fraction", "zeroed"}
+    assert (metrics["rounds_done"], metrics["clients"]) == (20, 3)
 
     noisy = fed_avg(1.0)
     first = noisy.next(noisy.initialize(), [client_data(i) for i in range(3)])
@@ -155,36 +155,9 @@ def test_inside_build_unweighted_fed_avg_unchanged():
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-4)
 
 
-def test_the_metrics_of_a_round_are_tffs_metrics():
-    out = fed_avg(1.0)
-    output = out.next(out.initialize(), [client_data(i) for i in range(4)])
-    metrics = output.metrics["aggregator"]["dp_query_metrics"]
-    assert set(metrics) == {"rounds_done", "noise_stddev", "clients", "clip_fraction", "zeroed"}
-    # One client more than the divisor: all are summed, and the metrics say so.
-    assert (metrics["rounds_done"], metrics["clients"], metrics["zeroed"]) == (1, 4, 0)
-    assert 0 <= metrics["clip_fraction"] <= 1
-
-
-def test_a_round_without_clients_is_noise():
-    mechanism = fedmf.fit(
-        fedmf.prefix_sum(3), fedmf.Participation(rounds=3, schema="single"), family="toeplitz", bands=2
-    )
-    plan = make_plan(mechanism)
-
-    def make():
-        return federated.dp_aggregator(plan, clients_per_round=4, noise_seed=1).create(TYPE)
-
-    nobody, _ = run(make(), 3, updates=())
-    zeros, _ = run(make(), 3)
-    np.testing.assert_array_equal(nobody, zeros)
-    assert np.abs(nobody).min() > 0
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_results_have_the_dtypes_and_shapes_of_the_updates(dtype):
-    plan = make_plan(
-        fedmf.fit(fedmf.prefix_sum(2), fedmf.Participation(rounds=2, schema="single"), family="identity"), 0.0
-    )
+    plan = make_plan(IdentityMechanism(rounds=2), 0.0)
     kind = tf.as_dtype(dtype).as_numpy_dtype
     value_type = tff.to_type([(kind, [3]), (np.float32, []), (kind, [2, 0])])
     process = federated.dp_aggregator(plan, clients_per_round=1, noise_seed=1).create(value_type)
@@ -199,7 +172,7 @@ def test_results_have_the_dtypes_and_shapes_of_the_updates(dtype):
 @pytest.mark.parametrize("noise_seed", ["os", 3])
 def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state(noise_seed):
     """Two parts of one model with the same noise would give away the difference of their updates."""
-    plan = make_plan(fedmf.fit(fedmf.prefix_sum(4), fedmf.Participation(rounds=4, schema="single"), family="identity"))
+    plan = make_plan(IdentityMechanism(rounds=4))
     make = lambda: federated.dp_aggregator(plan, clients_per_round=1, noise_seed=noise_seed)  # noqa: E731
     factory = make()
     one, other = factory.create(TYPE), factory.create(TYPE)
@@ -212,7 +185,7 @@ def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state
 
 
 def test_adaptive_norms_are_refused_with_the_reason():
-    mechanism = fedmf.fit(fedmf.prefix_sum(4), fedmf.Participation(rounds=4, schema="single"), family="identity")
+    mechanism = IdentityMechanism(rounds=4)
     adaptive = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(0.1, 0.5, 0.2)
     with pytest.raises(TypeError, match="the guarantee assumes one for the whole run, not an adaptive one"):
         make_plan(mechanism, clip_norm=adaptive)
@@ -220,30 +193,8 @@ def test_adaptive_norms_are_refused_with_the_reason():
         federated.dp_aggregator(make_plan(mechanism), clients_per_round=2, noise_seed=1, zeroing_norm=adaptive)
 
 
-def test_inside_a_hand_written_process():
-    mechanism = fedmf.fit(fedmf.prefix_sum(4), fedmf.Participation(rounds=4, schema="single"), family="identity")
-    plan = make_plan(mechanism, 0.0, clip_norm=10.0)
-    aggregation = federated.dp_aggregator(plan, clients_per_round=2, noise_seed=1).create(
-        tff.TensorType(np.float32, [3])
-    )
-
-    @tff.federated_computation(
-        aggregation.initialize.type_signature.result, tff.FederatedType(tff.TensorType(np.float32, [3]), tff.CLIENTS)
-    )
-    def one_round(state, values):
-        output = aggregation.next(state, values)
-        return output.state, output.result
-
-    state = aggregation.initialize()
-    for _ in range(4):
-        state, mean = one_round(state, [np.array([1, 2, 3], np.float32), np.array([3, 2, 1], np.float32)])
-        np.testing.assert_allclose(mean, [2, 2, 2], rtol=1e-6)
-    with pytest.raises(Exception, match="planned for rounds=4"):
-        one_round(state, [np.zeros(3, np.float32)])
-
-
 def test_refusals_name_the_argument():
-    plan = make_plan(fedmf.fit(fedmf.prefix_sum(4), fedmf.Participation(rounds=4, schema="single"), family="identity"))
+    plan = make_plan(IdentityMechanism(rounds=4))
     with pytest.raises(TypeError, match="plan=None must be a fedmf.Plan"):
         federated.dp_aggregator(None, clients_per_round=3, noise_seed=1)
     with pytest.raises(ValueError, match="clients_per_round=0"):

@@ -75,14 +75,6 @@ def test_the_same_model_as_stock_tff(tasks, loss):
         assert {k: v for k, v in one.items() if k != "train_loss"} == pytest.approx(other)
 
 
-def test_the_same_model_as_automatic_differentiation(task):
-    settings = config(client_learning_rate=1.0)
-    hand, _, _ = run(task, settings)
-    keras, _, _ = run(task, settings, client_work="autodiff")
-    for a, b in zip(hand, keras, strict=True):
-        np.testing.assert_allclose(a, b, atol=3e-6)
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_change_no_bit_and_a_run_resumes(task, threads):
     whole, rows, _ = run(task, config())

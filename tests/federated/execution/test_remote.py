@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -21,10 +20,10 @@ from fedmf.federated.execution.remote_workers import WorkersLost
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task
 from tests.federated.tff_workers import COMMAND, LocalWorker, free_port, local_workers, start
+from tests.federated.training.test_loop import weights_of
 
 pytestmark = pytest.mark.tensorflow
 SECONDS_STOPPED = 1.0
-TRAIN = ["--out", "x", "--noise-seed", "1", "--epsilon", "8", "--min-sep", "3"]
 
 
 def train(folder, workers, settings=None, **arguments):
@@ -32,11 +31,6 @@ def train(folder, workers, settings=None, **arguments):
     addresses = [worker.address for worker in workers] or None
     settings = settings or config("tff-remote" if workers else "tff")
     return federated.train(small_task(), settings, folder=folder, workers=addresses, **arguments)
-
-
-def weights_of(run):
-    with np.load(run.path / "model.npz") as arrays:
-        return [arrays[name] for name in arrays.files]
 
 
 def assert_same_bits(one, other):
@@ -203,20 +197,11 @@ def test_no_worker_at_the_address_is_one_sentence(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["train", *TRAIN, "--execution", "tff-remote"],
-        ["worker", "--port", "0"],
-    ],
-)
-def test_bad_arguments_have_status_2(arguments, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_bad_arguments_of_worker_have_status_2(capsys):
     with pytest.raises(SystemExit) as stop:
-        main(arguments)
+        main(["worker", "--port", "0"])
     assert stop.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
-    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.slow
@@ -227,16 +212,7 @@ def test_the_command_line_trains_on_workers_with_a_limit_on_threads(tmp_path):
     rest = "--lstm-size 6 --max-sentences 8 --validation-sentences 20 --test-sentences 20 --noise-seed 1 --threads 1 --json --quiet"
     with local_workers() as workers:
         options = ["--execution", "tff-remote", "--workers", ",".join(worker.address for worker in workers)]
-        command = [
-            *COMMAND,
-            "train",
-            "--data",
-            str(corpus),
-            "--out",
-            str(tmp_path / "run"),
-            *small.split(),
-            *rest.split(),
-        ]
+        command = [*COMMAND, "train", "--data", str(corpus), "--out", str(tmp_path / "run"), *f"{small} {rest}".split()]
         done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["folder"] == str(tmp_path / "run")

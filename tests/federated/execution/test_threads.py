@@ -18,12 +18,6 @@ pytestmark = pytest.mark.tensorflow
 ROOT = pathlib.Path(__file__).parents[3]
 
 
-def test_no_limit_changes_nothing():
-    before = dict(os.environ)
-    with limited_threads(None):
-        assert dict(os.environ) == before
-
-
 def test_a_limit_after_tensorflow_has_started_is_refused():
     tf.constant(1) + 1  # starts it
     before = dict(os.environ)

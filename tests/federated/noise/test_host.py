@@ -77,19 +77,6 @@ def test_every_strategy_writes_the_causal_rows(build, rounds):
         np.testing.assert_allclose(out, L @ Z, rtol=0, atol=1e-6 * scale, err_msg=name)
 
 
-def test_the_rows_are_those_of_the_graph():
-    mechanism = banded()
-    rows = NoiseRows(stream=mechanism.stream(), size=SIZE, noise_seed=SEED)
-    state, graph = rows.initial_state(), []
-    for _ in range(40):
-        row, state = rows.next(state)
-        graph.append(row.numpy())
-    host = federated.HostNoise(plan_of(mechanism), SIZE, noise_seed=SEED)
-    np.testing.assert_allclose([host.row(t) for t in range(40)], graph, rtol=0, atol=3e-6)
-    other = federated.HostNoise(plan_of(mechanism), SIZE, noise_seed=SEED + 1)
-    assert np.abs(other.row(0) - graph[0]).max() > 0.1
-
-
 @pytest.mark.parametrize(("name", "mapped"), WAYS)
 def test_any_round_at_any_time_gives_the_same_bits(name, mapped):
     in_order, jumping = noise_of(banded(), name, mapped), noise_of(banded(), name, mapped)

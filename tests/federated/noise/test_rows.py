@@ -45,7 +45,7 @@ def causal(mechanism):
 
 
 @every_form
-@pytest.mark.parametrize("rounds", [1, 9, 67])
+@pytest.mark.parametrize("rounds", [1, 67])
 def test_rows_are_those_of_the_noising_matrix(build, rounds):
     mechanism, size = build(rounds), 6
     L, draw = mechanism.stream().causal().as_contraction().contraction, gaussian_source(5, size)

@@ -8,7 +8,6 @@ import scipy.linalg
 import tensorflow as tf
 
 from fedmf import Participation, Plan, federated, fit, prefix_sum
-from fedmf.federated.noise.rows import NoiseRows, plan_mark
 from fedmf.mechanisms import NoiseStream, TreeMechanism
 from fedmf.noise.blocks import block_form
 from fedmf.noise.strategies import GRAPH_STRATEGIES
@@ -121,21 +120,6 @@ def test_past_the_last_round_a_compiled_result_is_nan(strategy, mechanism):
         result, state = step(state._replace(noise=noise))
         assert np.isfinite(result).all() == (t < 8), t
         assert np.isnan(result).all() == (t >= 8), t
-
-
-def test_marks_differ_by_what_the_rows_mean():
-    marks = set()
-    for mechanism in (banded(bands=5), fit_toeplitz()):
-        for strategy in GRAPH_STRATEGIES:
-            rows = NoiseRows(
-                stream=mechanism.stream(),
-                size=SIZE,
-                noise_seed=1,
-                mark=plan_mark(plan_of(mechanism)),
-                strategy=strategy,
-            )
-            marks.add(int(rows.initial_state().mechanism))
-    assert len(marks) == 2 * len(GRAPH_STRATEGIES)
 
 
 def turned(svd, seed):

@@ -38,19 +38,10 @@ def full_bands(tmp_path_factory):
 
 
 def run(folder, execution, rounds, mechanism, *, under_gb, clients=10, sentences=16, **environment):
-    command = [
-        sys.executable,
-        "-m",
-        "tests.federated.full_size",
-        folder,
-        execution,
-        rounds,
-        mechanism,
-        clients,
-        sentences,
-    ]
+    arguments = [folder, execution, rounds, mechanism, clients, sentences]
+    command = [sys.executable, "-m", "tests.federated.full_size", *map(str, arguments)]
     done = subprocess.run(
-        [str(part) for part in command],
+        command,
         cwd=ROOT,
         env=os.environ | environment,
         capture_output=True,

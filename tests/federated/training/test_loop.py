@@ -44,6 +44,18 @@ def assert_same_run(one, other):
     assert first == second
 
 
+class Crash(Exception):
+    pass
+
+
+def crash_after(rounds, error=Crash):
+    def on_round(t):
+        if t + 1 == rounds:
+            raise error
+
+    return on_round
+
+
 def process(folder, execution, kill_after):
     command = [sys.executable, "-m", "tests.federated.run_small", str(folder), execution, str(kill_after)]
     with open(f"{folder}.log", "ab") as log:
@@ -130,12 +142,8 @@ def test_seeds_change_what_they_say(tmp_path):
 
 
 def test_a_run_whose_checkpoints_were_removed_begins_again(tmp_path):
-    def interrupt(t):
-        if t == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(federated.InterruptedRun):
-        train(tmp_path / "parts", on_round=interrupt)
+        train(tmp_path / "parts", on_round=crash_after(3, KeyboardInterrupt))
     shutil.rmtree(tmp_path / "parts" / "checkpoints")
     train(tmp_path / "parts", noise_seed=None, resume=True)
     train(tmp_path / "whole")
@@ -143,28 +151,12 @@ def test_a_run_whose_checkpoints_were_removed_begins_again(tmp_path):
 
 
 def test_ctrl_c_saves_the_last_complete_round(tmp_path):
-    def interrupt(t):
-        if t == 2:
-            raise KeyboardInterrupt
-
     settings = config(checkpoint_every=100)
     with pytest.raises(federated.InterruptedRun, match="after 3 of 6 rounds"):
-        train(tmp_path / "parts", settings, on_round=interrupt)
+        train(tmp_path / "parts", settings, on_round=crash_after(3, KeyboardInterrupt))
     train(tmp_path / "parts", settings, noise_seed=None, resume=True)
     train(tmp_path / "whole", settings)
     assert_same_run(fedmf.Run.load(tmp_path / "whole"), fedmf.Run.load(tmp_path / "parts"))
-
-
-class Crash(Exception):
-    pass
-
-
-def crash_after(rounds):
-    def on_round(t):
-        if t + 1 == rounds:
-            raise Crash
-
-    return on_round
 
 
 def test_a_crash_loses_only_the_rounds_since_the_last_checkpoint(tmp_path):
@@ -310,7 +302,7 @@ def test_a_run_with_a_plan_of_its_own_goes_on_without_it_and_says_what_it_was(tm
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
     with pytest.raises(Crash):
         train(tmp_path / "run", on_round=crash_after(3))
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    before = snapshot(tmp_path / "run")
     program = (
         "import sys; from fedmf.runs.folder import RunFolder\n"
         "with RunFolder(sys.argv[1]).locked(): print('locked', flush=True), input()"
@@ -321,7 +313,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path):
         for arguments in ({"noise_seed": None, "resume": True}, {}):
             with pytest.raises(ValueError, match=r"another process trains in .*run: wait for it, stop it and resume"):
                 train(tmp_path / "run", **arguments)
-        assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+        assert snapshot(tmp_path / "run") == before
         other.kill()
     assert train(tmp_path / "run", noise_seed=None, resume=True).result is not None
 

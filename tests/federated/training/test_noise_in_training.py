@@ -8,7 +8,7 @@ import pytest
 import fedmf
 from fedmf.noise.strategies import HOST_STRATEGIES
 from tests.federated.run_small import config
-from tests.federated.training.test_loop import train, weights_of
+from tests.federated.training.test_loop import Crash, crash_after, train, weights_of
 
 pytestmark = pytest.mark.tensorflow
 
@@ -23,19 +23,11 @@ def assert_close(weights, expected):
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-6)  # float32, six rounds
 
 
-def stop_after(rounds):
-    def interrupt(t):
-        if t + 1 == rounds:
-            raise RuntimeError("power cut")
-
-    return interrupt
-
-
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(HOST_STRATEGIES, repeat=2)))
 def test_a_resume_may_change_the_strategy(tmp_path, whole, before, after):
     settings = config(min_sep=3)
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(tmp_path / "run", settings, noise_strategy=before, on_round=stop_after(4))
+    with pytest.raises(Crash):
+        train(tmp_path / "run", settings, noise_strategy=before, on_round=crash_after(4))
     run = train(tmp_path / "run", settings, noise_seed=None, resume=True, noise_strategy=after)
     assert_close(weights_of(run), whole)
 

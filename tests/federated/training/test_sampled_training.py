@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf import federated
 from fedmf.federated.training.run_setup import controller_of
-from fedmf.reports import write_report
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task
+from tests.federated.training.test_loop import Crash, crash_after, train
 
 pytestmark = pytest.mark.tensorflow
 
@@ -30,25 +29,13 @@ def sampled(**changes):
     return dataclasses.replace(config(), **(values | changes))
 
 
-def train(folder, settings, **arguments):
-    return federated.train(small_task(), settings, folder=folder, **({"noise_seed": 9, "progress": False} | arguments))
-
-
-class Crash(Exception):
-    pass
-
-
 @pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
 def test_poisson_run_keeps_to_its_parts_and_resumes_to_the_same(tmp_path, execution):
     settings = sampled(execution=execution, availability="independent:0.8", dropout=0.2, checkpoint_every=2)
     whole = train(tmp_path / "whole", settings)
 
-    def crash(t):
-        if t == 3:
-            raise Crash
-
     with pytest.raises(Crash):
-        train(tmp_path / "parts", settings, on_round=crash)
+        train(tmp_path / "parts", settings, on_round=crash_after(4))
     parts = train(tmp_path / "parts", settings, noise_seed=None, resume=True)
     assert parts.metrics == whole.metrics
     sizes = [row["clients"] for row in whole.metrics]
@@ -122,12 +109,3 @@ def test_finished_run_leaves_its_statement(tmp_path):
     assert values
     achieved = fedmf.Run.load(run.path).result["achieved"]
     assert achieved["epsilon"] == run.plan["epsilon"] < achieved["unamplified_epsilon"]
-
-
-def test_report_of_a_sampled_run_says_what_the_guarantee_rests_on(tmp_path):
-    run = train(tmp_path / "run", sampled())
-    page = write_report([run], tmp_path / "report", title="Sampled")
-    text = page.read_text()
-    assert "if the cohorts are known" in text
-    assert "weaker than planned" not in text
-    assert "less than planned" not in text
