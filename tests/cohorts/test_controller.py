@@ -156,15 +156,8 @@ for participation, more in (
 class TestProcesses:
     def test_the_same_cohorts_in_every_process(self):
         def printed(**environment):
-            done = subprocess.run(
-                [sys.executable, "-c", PROCESS],
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=120,
-                env={**os.environ, **environment},
-            )
-            return done.stdout
+            options = {"capture_output": True, "text": True, "check": True, "timeout": 120}
+            return subprocess.run([sys.executable, "-c", PROCESS], env=os.environ | environment, **options).stdout
 
         first = printed(PYTHONHASHSEED="1")
         assert len(first.splitlines()) == 48

@@ -58,13 +58,8 @@ class TestDropout:
         assert without.ledger.pairs().tolist() == with_some.ledger.planned().pairs().tolist()
 
     def test_the_guarantee_is_not_weaker(self):
-        plan = Plan(
-            mechanism=IdentityMechanism(rounds=60),
-            participation=PARTICIPATION,
-            noise_multiplier=1.3,
-            clip_norm=1.0,
-            delta=1e-6,
-        )
+        given = {"mechanism": IdentityMechanism(rounds=60), "noise_multiplier": 1.3, "clip_norm": 1.0, "delta": 1e-6}
+        plan = Plan(participation=PARTICIPATION, **given)
         audit = finished(controller_of(behavior=DeviceBehavior(dropout=0.5))).audit(plan)
         assert audit.epsilon <= plan.epsilon
         assert audit.observed.short_rounds == 60

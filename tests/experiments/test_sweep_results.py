@@ -86,13 +86,9 @@ def test_together_is_the_composition():
     participation = fedmf.Participation(rounds=4, schema="single")
     assert fedmf.sensitivity(encoder, participation).value == pytest.approx(math.sqrt(2))
     sigma = one.plan["noise_multiplier"]
-    plan = fedmf.Plan(
-        mechanism=fedmf.fit(fedmf.prefix_sum(4), participation, family="identity"),
-        participation=participation,
-        noise_multiplier=sigma / math.sqrt(2),
-        delta=1e-6,
-        clip_norm=1.0,
-    )
+    identity = fedmf.fit(fedmf.prefix_sum(4), participation, family="identity")
+    given = {"participation": participation, "delta": 1e-6, "clip_norm": 1.0}
+    plan = fedmf.Plan(mechanism=identity, noise_multiplier=sigma / math.sqrt(2), **given)
     assert other.plan["noise_multiplier"] == sigma
     said = float(together([one, other]).split("epsilon ")[1].split()[0])
     assert plan.epsilon <= said < plan.epsilon + 0.01

@@ -60,11 +60,7 @@ def test_bad_numbers_are_refused(arguments, sentence):
 
 
 def test_the_rates_are_the_grid_and_the_tables_are_consistent():
-    assert (tuning_figures.RATES[0], tuning_figures.RATES[9], tuning_figures.RATES[-1]) == (
-        "0.0084",
-        "1.0000",
-        "8.3521",
-    )
+    assert [tuning_figures.RATES[i] for i in (0, 9, -1)] == ["0.0084", "1.0000", "8.3521"]
     for row in (*tuning_figures.BANDED_TABLE_6, *tuning_figures.BANDED_TABLE_7):
         assert float(row.accuracies[row.optimum]) == max(map(float, row.accuracies.values()))
     # Tables 4 and 5 print the optima of 6 and 7 once more.
@@ -98,12 +94,8 @@ def test_command(tmp_path, capsys, plan):
 def test_command_with_sampling(tmp_path, capsys):
     once = fedmf.Participation(rounds=16, schema="single")
     fedmf.fit(fedmf.prefix_sum(16), once, family="banded", bands=2).save(tmp_path / "banded.npz")
-    arguments = [
-        "plan",
-        "learning-rate",
-        str(tmp_path / "banded.npz"),
-        *"--rounds 16 --epsilon 2 --cohort-size 10 --json".split(),
-    ]
+    options = "--rounds 16 --epsilon 2 --cohort-size 10 --json".split()
+    arguments = ["plan", "learning-rate", str(tmp_path / "banded.npz"), *options]
 
     def rate(*options):
         main([*arguments, *options])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedmf
+from fedmf.cli.options import OneOf
 from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.sampling import SCHEMES, Sampling
@@ -110,6 +111,13 @@ def test_train_config(bernoulli):
     assert config.sampling_scheme() == bernoulli(population=POPULATION, cohort_size=COHORT)
     assert config.plan().epsilon <= 2.0
     assert math.isclose(config.plan().noise_scale, 0.5)
+
+
+def test_a_command_reads_the_names_each_time(monkeypatch):
+    option = OneOf("sampling")
+    before = option.choices
+    monkeypatch.setitem(SCHEMES, "coins", SCHEMES["poisson"])
+    assert option.choices == (*before, "coins")
 
 
 def test_command_line(plan, tmp_path):
