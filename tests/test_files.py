@@ -2,10 +2,12 @@ import errno
 import os
 import pathlib
 import stat
+import zipfile
 
+import numpy as np
 import pytest
 
-from fedmf.files import cache_folder, lock, write_atomically
+from fedmf.files import cache_folder, check_archive, lock, write_atomically
 
 
 def contents(path):
@@ -86,3 +88,13 @@ def test_cache_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDMF_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "fedmf"
+
+
+def test_an_entry_whose_header_claims_fewer_numbers_is_noticed(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.arange(9000))
+    check_archive(path)
+    path.write_bytes(path.read_bytes().replace(b"(9000,)", b"(1000,)"))
+    assert np.load(path)["x"].shape == (1000,)  # which is why
+    with pytest.raises((ValueError, zipfile.BadZipFile)):
+        check_archive(path)

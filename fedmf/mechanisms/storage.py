@@ -8,6 +8,7 @@ import zlib
 
 import numpy as np
 
+from fedmf.files import check_archive
 from fedmf.mechanisms.base import FILE_FORMAT, FILE_VERSION, Mechanism
 from fedmf.mechanisms.certificate import Certificate, check_certificate
 from fedmf.mechanisms.family import FAMILIES
@@ -56,12 +57,11 @@ def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
 
 
 def _read(path: pathlib.Path) -> Mechanism:
-    with path.open("rb") as file:
-        if not zipfile.is_zipfile(file):
-            raise ValueError("not an .npz archive, or a truncated one")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as archive:
-            entries = {name: archive[name] for name in archive.files}
+    if not zipfile.is_zipfile(path):
+        raise ValueError("not an .npz archive, or a truncated one")
+    check_archive(path)
+    with np.load(path, allow_pickle=False) as archive:
+        entries = {name: archive[name] for name in archive.files}
     if "format" not in entries or entries["format"].item() != FILE_FORMAT:
         raise ValueError("an .npz archive of something else")
     if entries["version"].item() != FILE_VERSION:

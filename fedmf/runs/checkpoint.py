@@ -3,12 +3,12 @@
 import dataclasses
 import json
 import pathlib
-import zipfile
 from collections.abc import Sequence
 from typing import BinaryIO
 
 import numpy as np
 
+from fedmf.files import check_archive
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.participation.ledger import ParticipationLedger
 
@@ -58,10 +58,7 @@ class Checkpoint:
           ValueError: it is not a whole checkpoint. Every entry has a checksum.
         """
         try:
-            with zipfile.ZipFile(path) as archive:
-                # numpy reads as many bytes as an entry's own header asks for: of one damaged there, too few to reach the checksum.
-                if (damaged := archive.testzip()) is not None:
-                    raise ValueError(f"{damaged} has another checksum")
+            check_archive(path)
             with np.load(path, allow_pickle=False) as arrays:
                 rounds_done, config_digest, cohort_size, leaves = json.loads(arrays["header"].item())
                 state = [arrays[f"state_{i}"] for i in range(leaves)]

@@ -230,6 +230,8 @@ def keras_fit(model: Any, x: Any, y: Any, *, epochs: int, shuffle_seed: int, **o
     for name in ("batch_size", "shuffle", "steps_per_epoch", "initial_epoch", "validation_split"):
         if name in options:
             raise TypeError(f"{name}={options[name]!r}: the plan decides the order and size of batches; leave it out")
+    if "sample_weight" in options:
+        raise TypeError("sample_weight is not shuffled with the examples: put the weights into y and the loss")
     _refuse_batch_normalization(model.variables)
     checks.integer("epochs", epochs, low=1, hint="it is how often each example takes part")
     plan, batch_size = optimizer._dp_sum_query.plan, int(optimizer._dp_sum_query.divisor)

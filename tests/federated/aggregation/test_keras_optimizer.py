@@ -198,6 +198,7 @@ def test_keras_fit_refuses_what_it_cannot_follow():
     for error, words, options in (
         (TypeError, "shuffle=True: the plan decides", {"shuffle": True}),
         (TypeError, "batch_size=4", {"batch_size": 4}),
+        (TypeError, "sample_weight is not shuffled", {"sample_weight": np.ones(3)}),
         (ValueError, "epochs=0", {"epochs": 0}),
         (ValueError, "shuffle_seed=-1", {"shuffle_seed": -1}),
     ):
