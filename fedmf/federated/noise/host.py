@@ -246,7 +246,7 @@ class _Recurrent:
     def __init__(self, form: BlockForm, tiles: _Tiles, array: Callable[[int], np.ndarray]) -> None:
         self._form, self._tiles = form, tiles
         self._array = array(form.length + form.width * (1 if form.rolling else 2))
-        self._block, self._made = 0, False
+        self._block, self._made, self._written = 0, False, False
 
     def _places(self, b: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows of the array that hold X_b, S_b and S_(b+1)."""
@@ -270,8 +270,9 @@ class _Recurrent:
     def _make(self) -> None:
         L, r, b = self._form.length, self._form.width, self._block
         block, state, after = self._places(b)
-        if b == 0:  # here, so that no interrupt leaves rows of a later block in its place
+        if b == 0 and self._written:  # here, so that no interrupt leaves rows of a later block in its place
             self._array[state] = 0
+        self._written = True  # new arrays are zeros that take no memory yet
         # What is written: a rolling state consists of the block's rows and of rows that stay where they are.
         written = block if self._form.rolling else np.concatenate([block, after])
         M = self._form.matrix(b)[: len(written)].astype(np.float32)
@@ -304,7 +305,7 @@ class _Recurrent:
         scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
         if not float(np.abs(state[:, tile] - expected).max(initial=0.0)) <= _TOLERANCE * scale:  # negated for a NaN
             return False
-        self._block, self._made = block, False
+        self._block, self._made, self._written = block, False, True
         self._array[self._places(block)[1]] = state
         return True
 
