@@ -6,6 +6,7 @@ import os
 import pathlib
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import msgspec
 import numpy as np
 
 from fedmf import checks
@@ -14,7 +15,7 @@ from fedmf.mechanisms.certificate import Certificate, check_certificate
 from fedmf.noise.stream import NoiseStream
 
 # What a mechanism file says of itself.
-FILE_FORMAT, FILE_VERSION = "fedmf mechanism", 1
+FILE_FORMAT, FILE_VERSION = "fedmf mechanism", 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,7 +113,7 @@ class Mechanism(abc.ABC):
         """Everything that a mechanism file holds, by name; `fedmf.mechanisms.storage.mechanism_of` reads it."""
         entries = {"family": np.array(self.family), "certificate_reason": np.array(self.certificate_reason)}
         if self.certificate is not None:
-            entries |= self.certificate.entries()
+            entries["certificate"] = np.array(msgspec.json.encode(self.certificate).decode())
         return entries | {f"state_{name}": array for name, array in self.state().items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:

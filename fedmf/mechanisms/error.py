@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.mechanisms.banded.recursion import is_precise, squared_row_norms_of_inverse, squared_rows_by_solving
+from fedmf.mechanisms.banded.recursion import NoiseRecursion, columns_of_rows, is_precise, squared_rows_by_solving
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
@@ -56,11 +56,6 @@ def per_round_error(mechanism: Any, workload: Workload, participation: Participa
 def max_error(mechanism: Any, workload: Workload, participation: Participation) -> float:
     """The largest of `per_round_error`: the worst round's. Arguments and errors as `loss`."""
     return float(np.sqrt(_scaled_rows(mechanism, workload, participation).max()))
-
-
-def last_error(mechanism: Any, workload: Workload, participation: Participation) -> float:
-    """The last of `per_round_error`: for an SGD workload, that of the final model. Arguments and errors as `loss`."""
-    return float(np.sqrt(_scaled_rows(mechanism, workload, participation)[-1]))
 
 
 def _scaled_rows(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
@@ -116,7 +111,7 @@ def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
     inverse = workload.inverse_diagonals
     # A N = (C A^-1)^-1, since a square C has N = C^-1.
     with np.errstate(all="ignore"):
-        squares = squared_row_norms_of_inverse(checks.banded_product(rows, inverse))
+        squares = NoiseRecursion(columns_of_rows(checks.banded_product(rows, inverse))).squared_errors()
         if is_precise(squares, rows, inverse):
             return squares
         parts = np.array_split(np.arange(len(rows)), -(-len(rows) // _MAX_ROUNDS_SOLVED_AT_ONCE))

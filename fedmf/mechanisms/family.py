@@ -6,21 +6,13 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedmf.mechanisms.base import Mechanism
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Option:
-    """An option of a family's fit: a keyword of `fedmf.fit` and an option of the command line.
-
-    Attributes:
-      name: the keyword.
-      kind: int, float, str or bool.
-      default: what a fit without the option takes.
-      help: a phrase for the command line.
-    """
+class Option(NamedTuple):
+    """An option of a family's fit, of `fedmf.fit` and of the command line; kind is int, float, str or bool."""
 
     name: str
     kind: type

@@ -101,8 +101,6 @@ register(
         fit=fit_fft,
         label="FFT",
         color="#6978ff",
-        help={
-            "decoder": "plain or optimal",
-        },
+        help={"decoder": "plain or optimal"},
     )
 )

@@ -33,7 +33,7 @@ def fit(
       sensitivity is exactly sqrt(max_participations).
     - "dense": the optimum over all encoders, for a single participation (Denisov et al. 2022, Sec. 3) or for
       (k, b)-participation (multi-epoch paper, Sec. 3). equal_norms=False.
-    - "toeplitz": C[t, j] = c[t - j]. coefficients="optimized" | "sqrt" | "nu" | "inverse_sqrt" | "one_step", bands,
+    - "toeplitz": C[t, j] = c[t - j]. coefficients="optimized" | "sqrt" | "nu" | "inverse_sqrt", bands,
       objective="mean" | "max", nu. See `fedmf.mechanisms.toeplitz.fit.fit_toeplitz`.
     - "blt": Toeplitz with exponentials for coefficients, so that a round of noise costs `buffers` rows. buffers=4,
       objective="mean" | "max".
@@ -87,6 +87,8 @@ def fit(
         if name not in record.options:
             known = ", ".join([*record.options, "tolerance", "max_iterations", "progress"])
             raise TypeError(f"{name}={value!r} is not an option of family={family!r}: its options are {known}")
+        if record.options[name].kind is bool and not isinstance(value, bool):
+            raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass True or False")
     stopping = Stopping(
         tolerance=record.tolerance if tolerance is None else tolerance,
         max_iterations=record.max_iterations if max_iterations is None else max_iterations,
@@ -97,7 +99,7 @@ def fit(
         return record.fit(workload, participation, stopping, **options)
     decides = {**options, "tolerance": stopping.tolerance, "max_iterations": stopping.max_iterations}
     path = fits.cached_path(folder, workload, participation, family, decides)
-    mechanism = fits.read(path, workload.rounds)
+    mechanism = fits.read(path)
     if mechanism is None:
         stopped_short.set(False)
         began = time.perf_counter()

@@ -58,9 +58,7 @@ class IdentityMechanism(Mechanism):
 
     def noising_coefficients(self) -> np.ndarray:
         """1, and 0 after it."""
-        column = np.zeros(self.rounds)
-        column[0] = 1.0
-        return column
+        return np.eye(1, self.rounds)[0]
 
 
 def fit_identity(workload: Workload, participation: Participation, stopping: Stopping) -> IdentityMechanism:

@@ -1,9 +1,9 @@
 """Factorizations that other programs have written, checked on the way in."""
 
+import functools
 import math
 import os
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,14 +26,24 @@ _ENCODER_FILE, _DECODER_FILE = "h_matrix_tensor_pb", "w_matrix_tensor_pb"
 _ROUNDING = 1e-8
 # The kinds of numbers in TensorFlow's types.proto that are read.
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<f8")}
+# tensorflow/core/framework/{tensor,tensor_shape}.proto, as far as it is read.
+_TENSOR_PROTO = """
+name: "tensor.proto" package: "fedmf" syntax: "proto3"
+message_type { name: "Dim" field { name: "size" number: 1 label: LABEL_OPTIONAL type: TYPE_INT64 } }
+message_type { name: "Shape"
+  field { name: "dim" number: 2 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".fedmf.Dim" } }
+message_type { name: "Tensor"
+  field { name: "dtype" number: 1 label: LABEL_OPTIONAL type: TYPE_INT32 }
+  field { name: "shape" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".fedmf.Shape" }
+  field { name: "content" number: 4 label: LABEL_OPTIONAL type: TYPE_BYTES } }
+"""
 
 
 def load_factorization(path: str | os.PathLike[str], *, workload: Workload | None = None) -> Mechanism:
     """Reads an encoder C, and a decoder B if there is one, from another program's files, and makes a mechanism of them.
 
-    The matrices must be finite, and B C lower-triangular, invertible and equal to the workload if one is given. The scale
-    of C is not trusted: `fedmf.sensitivity` computes from C itself. Without B, N is the inverse of C, or its
-    pseudo-inverse if C has more rows than rounds; with B it is A^-1 B.
+    B C must be lower-triangular, invertible and equal to the workload if one is given. The scale of C is not trusted:
+    `fedmf.sensitivity` computes from C itself. Without B, N is the pseudo-inverse of C; with B it is A^-1 B.
 
     Args:
       path: one of
@@ -116,7 +126,9 @@ def _mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | None) -
         B = checks.array("decoder", B, ndim=2)
         if B.shape != (n, m):
             raise ValueError(f"decoder has shape {B.shape}: an encoder of shape {C.shape} needs one of ({n}, {m})")
-        A = _lower_triangular("the product of decoder and encoder", B @ C)
+        A = np.tril(B @ C)
+        if np.abs(B @ C - A).max() > _ROUNDING * np.abs(A).max():
+            raise ValueError("the product of decoder and encoder is not lower-triangular: rounds would need later ones")
         if workload is not None and not np.allclose(
             A, workload.matrix, rtol=1e-6, atol=1e-6 * np.abs(workload.matrix).max()
         ):
@@ -154,21 +166,8 @@ def _square(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
     return DenseMechanism(matrix=L, certificate_reason=reason)
 
 
-def _lower_triangular(name: str, A: np.ndarray) -> np.ndarray:
-    above = np.abs(np.triu(A, 1))
-    if above.max(initial=0.0) > _ROUNDING * np.abs(A).max():
-        row, column = (int(index) for index in np.unravel_index(np.argmax(above), A.shape))
-        raise ValueError(
-            f"{name} is not lower-triangular: entry [{row}, {column}] is {A[row, column]:.2g}, so that round {row} would "
-            f"need the later round {column}"
-        )
-    return np.tril(A)
-
-
-def parse_tensor(message: bytes) -> np.ndarray:
+def parse_tensor(serialized: bytes) -> np.ndarray:
     """The array of a serialized TensorProto of floats or doubles, as float64; what tf.io.serialize_tensor writes.
-
-    TensorFlow has a parser of its own, but mechanisms are read without TensorFlow.
 
     Raises:
       ValueError: the bytes are no such message, are cut off, or hold another kind of tensor.
@@ -176,41 +175,26 @@ def parse_tensor(message: bytes) -> np.ndarray:
     >>> parse_tensor(b"\\x08\\x02\\x12\\x04\\x12\\x02\\x08\\x01\\x22\\x08" + np.float64(0.5).tobytes())
     array([0.5])
     """
-    fields = dict(_fields(message))  # 1: data type, 2: shape, 4: the numbers
-    if fields.get(1) not in _DTYPES:
-        raise ValueError(f"a tensor of data type {fields.get(1)}; only float (1) and double (2) are read")
-    dtype, content = _DTYPES[fields[1]], fields.get(4)
-    # In the shape each dimension is a message in field 2, which has the size in field 1 or, where it is 0, nothing.
-    shape = [dict(_fields(value)).get(1, 0) for field, value in _fields(fields.get(2)) if field == 2]
-    if not isinstance(content, bytes) or len(content) != dtype.itemsize * math.prod(shape):
+    from google.protobuf import message
+
+    try:
+        tensor = tensor_message().FromString(serialized)
+    except message.DecodeError as error:
+        raise ValueError(f"no serialized tensor: {error}") from None
+    if tensor.dtype not in _DTYPES:
+        raise ValueError(f"a tensor of data type {tensor.dtype}; only float (1) and double (2) are read")
+    dtype, shape = _DTYPES[tensor.dtype], [dim.size for dim in tensor.shape.dim]
+    if len(tensor.content) != dtype.itemsize * math.prod(shape):
         raise ValueError(f"a tensor of shape {shape} whose numbers are missing, cut off or not in tensor_content")
-    return np.frombuffer(content, dtype).astype(np.float64).reshape(shape)
+    return np.frombuffer(tensor.content, dtype).astype(np.float64).reshape(shape)
 
 
-def _fields(message: Any) -> Iterator[tuple[int, Any]]:
-    """(number, value) of the fields of a protocol-buffer message: numbers of wire type 0 and bytes of wire type 2."""
-    if not isinstance(message, bytes):
-        raise ValueError("no serialized tensor")
-    place = 0
+@functools.cache
+def tensor_message() -> Any:
+    """The class of TensorFlow's TensorProto by protobuf alone: data type, shape and content."""
+    # Imported here because few need them, and `fedmf --help` must not wait for them.
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-    def varint() -> int:
-        nonlocal place
-        value = shift = 0
-        while place < len(message) and shift < 64:
-            byte = message[place]
-            value |= (byte & 127) << shift
-            place, shift = place + 1, shift + 7
-            if byte < 128:
-                return value
-        raise ValueError("a serialized tensor that is cut off")
-
-    while place < len(message):
-        key = varint()
-        value = varint()
-        if key & 7 == 0:
-            yield key >> 3, value
-        elif key & 7 == 2 and place + value <= len(message):
-            place += value
-            yield key >> 3, message[place - value : place]
-        else:
-            raise ValueError("no serialized tensor, or one that is cut off")
+    pool = descriptor_pool.DescriptorPool()  # of our own: TensorFlow fills the default one
+    pool.Add(text_format.Parse(_TENSOR_PROTO, descriptor_pb2.FileDescriptorProto()))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("fedmf.Tensor"))

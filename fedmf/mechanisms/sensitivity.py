@@ -12,13 +12,13 @@ Papers: "banded" is Choquette-Choo et al. 2023, "multi-epoch" is Choquette-Choo 
 
 import dataclasses
 import heapq
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import scipy.linalg
 
 from fedmf import checks
+from fedmf.mechanisms.banded.recursion import columns_of_rows
 from fedmf.mechanisms.vector_bound import vector_sensitivity_bounds
 from fedmf.participation.schema import Participation
 
@@ -34,8 +34,8 @@ _SPECTRAL_AND_SUMS = (
 )
 _ALIGNMENT = "largest sum of X_ij <u_i, u_j> over unit vectors, a semidefinite program and its dual (fedmf.mechanisms.vector_bound)"
 _MAX_ROWS_AT_ONCE = 512
-# Powers of two up to which an encoder's entries are squared as they are.
-_MAX_EXPONENT_BITS = 100
+# Encoders with a largest entry within this factor of 1 are squared as they are.
+_MAX_MAGNITUDE = 1e100
 # Rounds up to which an upper bound for a Toeplitz encoder is compared with those of its matrix.
 _MAX_ROUNDS_TRIED_DENSE = 1024
 
@@ -77,20 +77,17 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
     _check_columns(getattr(encoder_or_mechanism, "rounds", participation.rounds), participation)
     coefficients = _result_of(encoder_or_mechanism, "toeplitz_coefficients")
     if coefficients is not None:
-        known = _rescaled(_toeplitz, coefficients, participation)
+        known = _toeplitz(_of_known_scale(coefficients), participation)
         if known.exact or participation.rounds > _MAX_ROUNDS_TRIED_DENSE:
             return known
         return min(known, sensitivity(encoder_or_mechanism.encoder(), participation), key=lambda bound: bound.value)
     rows = _result_of(encoder_or_mechanism, "banded_rows")
-    if rows is not None:
-        n, bands = rows.shape
-        # Beyond what a dense matrix can hold there is only this way.
-        if bands <= participation.min_sep or participation.max_participations == 1 or 8 * n**2 > checks.MAX_BYTES:
-            return _rescaled(_banded, rows, participation)
+    if rows is not None and (rows.shape[1] <= participation.min_sep or participation.max_participations == 1):
+        return _disjoint(np.square(columns_of_rows(_of_known_scale(rows))).sum(axis=1), participation)
     encoder = _result_of(encoder_or_mechanism, "encoder")
     C = checks.array("encoder", encoder_or_mechanism if encoder is None else encoder, ndim=2)
     _check_columns(C.shape[1], participation)
-    return _rescaled(_dense, C, participation)
+    return _dense(_of_known_scale(C), participation)
 
 
 def _result_of(mechanism: Any, name: str) -> Any:
@@ -107,31 +104,48 @@ def _check_columns(columns: int, participation: Participation) -> None:
         )
 
 
-def _rescaled(
-    method: Callable[[np.ndarray, Participation], Sensitivity], entries: np.ndarray, participation: Participation
-) -> Sensitivity:
-    """method(entries, participation), where squares neither underflow (a sensitivity of 0 would be no noise) nor overflow."""
-    exponent = int(np.frexp(max(entries.max(), -entries.min()))[1])
-    if abs(exponent) <= _MAX_EXPONENT_BITS:
-        return method(entries, participation)
-    scaled = method(np.ldexp(entries, -exponent), participation)  # exact: a power of two
-    with np.errstate(over="ignore"):  # to infinity, which is on the safe side
-        return dataclasses.replace(scaled, value=float(np.ldexp(scaled.value, exponent)))
+def _of_known_scale(entries: np.ndarray) -> np.ndarray:
+    """The entries, refused where squares underflow (a sensitivity of 0 would be no noise) or overflow."""
+    largest = float(np.abs(entries).max())
+    if largest and not 1.0 / _MAX_MAGNITUDE <= largest <= _MAX_MAGNITUDE:
+        raise ValueError(
+            f"encoder has entries of up to {largest:.3g}, whose squares lose digits in float64: divide it by that"
+        )
+    return entries
 
 
 def _dense(C: np.ndarray, participation: Participation) -> Sensitivity:
     """The sensitivity of any C, (m, rounds)."""
-    n, b, k = participation.rounds, participation.min_sep, participation.max_participations
-    squared_norms = np.einsum("ij,ij->j", C, C)
-    if k == 1:
-        # Multi-epoch paper, Sec. 2 (after Def. 1): a single participation sees the largest column norm.
-        return _root(squared_norms.max(), True, "largest column norm of the encoder (multi-epoch paper, Sec. 2): exact")
-    if participation.schema in ("fixed_epoch", "every_round") or k == n:
+    b, k = participation.min_sep, participation.max_participations
+    if k > 1 and _in_windows(participation):
         return _fixed_epoch(C, b, k)
-    if _columns_apart_are_disjoint(C, b):
-        value = _largest_separated_sums(squared_norms[None, :], b, k)[0]
-        return _root(value, True, "Alg. 5 of the banded paper (Thm. 2): exact, X has at most min_sep bands")
+    if k == 1 or _columns_apart_are_disjoint(C, b):
+        return _disjoint(np.einsum("ij,ij->j", C, C), participation)
     return _min_sep(C, b, k)
+
+
+def _in_windows(participation: Participation) -> bool:
+    """Whether the rounds of a client are exactly min_sep apart."""
+    return (
+        participation.schema in ("fixed_epoch", "every_round")
+        or participation.max_participations == participation.rounds
+    )
+
+
+def _disjoint(squared_norms: np.ndarray, participation: Participation) -> Sensitivity:
+    """The sensitivity from the squared column norms, (rounds,), where those of one client have no row in common."""
+    b, k = participation.min_sep, participation.max_participations
+    if k == 1:
+        # A single participation sees the largest column norm.
+        return _root(squared_norms.max(), True, "largest column norm of the encoder (multi-epoch paper, Sec. 2): exact")
+    if _in_windows(participation):
+        sums = np.zeros(max(len(squared_norms) - (k - 1) * b, b))
+        for first in range(0, k * b, b):
+            part = squared_norms[first : first + len(sums)]
+            sums[: len(part)] += part
+        return _root(sums.max(), True, "sum of X over a client's rounds (multi-epoch paper, Eq. 3): exact")
+    value = _largest_separated_sums(squared_norms[None, :], b, k)[0]
+    return _root(value, True, "Alg. 5 of the banded paper (Thm. 2): exact, X has at most min_sep bands")
 
 
 def _root(squared: float, exact: bool, method: str) -> Sensitivity:
@@ -187,60 +201,6 @@ def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
         sums = sums.reshape(-1, b)
     total = sums.ravel()[:n]
     return float(total @ total)
-
-
-def _banded(rows: np.ndarray, participation: Participation) -> Sensitivity:
-    """The sensitivity of a banded C given by rows[t, j] = C[t, t - j], in O(n bands^2) time and O(n bands) memory."""
-    n, bands = rows.shape
-    b, k = participation.min_sep, participation.max_participations
-    windows = participation.schema in ("fixed_epoch", "every_round") or k == n
-    # gram[m][i] = X[i, i + m] = sum over the rows t they share of C[t, i] C[t, i + m], by those lags that a client can have.
-    lags = [0] if k == 1 else range(0, bands, b) if windows else [0, *range(b, bands)]
-    gram = {m: np.zeros(n) for m in lags}
-    for m, X in gram.items():
-        for j in range(bands - m):  # row t = i + m + j
-            X[: n - m - j] += rows[m + j :, j] * rows[m + j :, m + j]
-    if k == 1:
-        return _root(gram[0].max(), True, "largest column norm of the encoder (multi-epoch paper, Sec. 2): exact")
-    if windows:
-        sums, absolute = _spaced_sums(gram, b, k, n), _spaced_sums({m: np.abs(X) for m, X in gram.items()}, b, k, n)
-        worst = int(absolute.argmax())
-        tight = k == 2 or absolute[worst] - sums[worst] <= _ROUNDING * absolute[worst]
-        kind = "exact" if tight else "upper bound, as sums of |X| (banded paper, Prop. E.1)"
-        return _root(
-            absolute[worst], bool(tight), f"sum of X over a client's rounds (multi-epoch paper, Eq. 3): {kind}"
-        )
-    apart = float(_largest_separated_sums(gram[0][None, :], b, k)[0])
-    if k == 2:
-        pairs = [float((gram[0][:-m] + gram[0][m:] + 2.0 * np.abs(gram[m][:-m])).max()) for m in range(b, bands)]
-        return _root(
-            max([apart, *pairs]), True, "all pairs of rounds (multi-epoch paper, Eq. 3; banded paper, Prop. E.1): exact"
-        )
-    if bands <= b:
-        return _root(apart, True, "Alg. 5 of the banded paper (Thm. 2): exact, X has at most min_sep bands")
-    # Alg. 4 of the banded paper (Thm. 3) over rows of |X| cut to their band, i - bands + 1 .. i + bands - 1.
-    row_sums = np.empty(n)
-    for first in range(0, n, _MAX_ROWS_AT_ONCE):
-        here = np.arange(first, min(first + _MAX_ROWS_AT_ONCE, n))
-        near = np.zeros((len(here), 2 * bands - 1))
-        for m, X in gram.items():
-            near[:, bands - 1 + m] = np.where(here + m < n, np.abs(X[here]), 0.0)
-            near[:, bands - 1 - m] = np.where(here - m >= 0, np.abs(X[here - m]), 0.0)
-        row_sums[here] = _largest_separated_sums(near, b, k)
-    bound = float(_largest_separated_sums(row_sums[None, :], b, k)[0])
-    return _root(bound, False, "Alg. 4 of the banded paper (Thm. 3): upper bound")
-
-
-def _spaced_sums(gram: dict[int, np.ndarray], b: int, k: int, n: int) -> np.ndarray:
-    """Sums of X over the windows i, i + b, ... of k rounds for every start i, and over all rounds of shorter classes."""
-    sums = np.zeros(max(n - (k - 1) * b, b))
-    for a in range(k):
-        for m, X in gram.items():
-            # Rounds i + a b and i + a b + m, both within the window and the run.
-            if m % b == 0 and a + m // b < k:
-                part = X[a * b : a * b + len(sums)]
-                sums[: len(part)] += part if m == 0 else 2.0 * part
-    return sums
 
 
 def _columns_apart_are_disjoint(C: np.ndarray, b: int) -> bool:

@@ -47,16 +47,14 @@ class StampedMechanism(Mechanism):
         |    C     |   and noising   |    N     |      three parts
         |       C  |                 |       N  |
 
-    decoder "optimal" is the pseudo-inverse I (x) pinv(C), the smallest error for this encoder whatever the workload A:
-    B = A pinv(I (x) C). "restarted" keeps the part's own noising N, so that a tree with Honaker's online decoder stays
-    one that can be run online. They differ where C has more rows than columns (tree, fft) and N is not its
-    pseudo-inverse; a square C has one inverse.
+    decoder "optimal" is the pseudo-inverse I (x) pinv(C), the smallest error for this encoder whatever the workload.
+    "restarted" keeps the part's own noising N, so that a tree with Honaker's online decoder stays one that can be run
+    online. They differ where C has more rows than columns (tree, fft) and N is not its pseudo-inverse.
 
     The paper's restarted decoder of prefix sums has the part's B on its block diagonal and, below it, copies of B's last
     row: the sums of finished parts are fixed. That is this N. With S the prefix sums over all rounds and S_p over one
-    part, S (I (x) N) has S_p N = B on the diagonal, and below it 1 1^T N = 1 (1^T S_p^-1 B); 1^T S_p^-1 takes the last
-    entry of what it is applied to (the last row of S_p is 1^T), and so each row below is the last row of B. In this
-    form it serves any workload, where fixing outputs works only for prefix sums.
+    part, S (I (x) N) has S_p N = B on the diagonal, and below it 1 1^T N = 1 (1^T S_p^-1 B); the last row of S_p is 1^T,
+    and so 1^T S_p^-1 B is the last row of B.
 
     Attributes:
       part: the mechanism that is repeated.

@@ -1,7 +1,7 @@
 """Binary-tree aggregation with Honaker's two decoders."""
 
 import dataclasses
-from typing import ClassVar, final
+from typing import ClassVar, NamedTuple, final
 
 import numpy as np
 import scipy.linalg
@@ -38,23 +38,16 @@ class TreeMechanism(Mechanism):
     decoder "online" is Honaker's estimator from below (Prop. C.1): the released sum through round t uses only nodes
     whose rounds are all at or before t, so row t of N uses only noise of finished nodes, as DP-FTRL of Kairouz et al.
     2021 does. "full" is N = pinv(C), the smallest error for this C. Its row t also uses noise of nodes over later
-    rounds. That is no obstacle: noise does not depend on data and is drawn ahead, and N (C x + Z) = x + N Z still
-    adds to round t an input of round t only (Denisov et al. 2022, Thm. 2.1).
+    rounds, which is drawn ahead (Denisov et al. 2022, Thm. 2.1).
 
-    completion says what becomes of nodes that span both rounds and virtual rounds, where n is no power of two:
+    completion says what becomes of nodes that span both rounds and virtual rounds, where n is no power of two; none is
+    best everywhere (docs/fidelity.md):
 
-    - "none": they are dropped. The encoder is less sensitive. This reading gives the "Optimal TreeAgg" row of the
-      banded paper's Table 2 as printed.
-    - "virtual": tree completion of the multi-epoch paper, App. D.3. They are kept, the virtual rounds are run after the
-      last round, the last sum is read off the root, and columns of N for nodes over virtual rounds only are left out.
-      This reading gives the ten Honaker rows of that paper's Table 1 as printed.
-    - "optimal": the same encoder and the same rows but the last. That one uses the best weights for what is known:
-      the paper's are for a tree in which the sum over virtual rounds is noisy, but it is 0. Prefix sums are the better
-      for it; for other workloads, whose errors mix the rows, it may be either. With decoder "full" this and "virtual"
-      are the same mechanism.
-
-    None of them is best everywhere: an extra sum from the root on down helps little where a long run follows, and costs
-    up to one level of sensitivity for every participation.
+    - "none": they are dropped. The encoder is less sensitive (banded paper, Table 2, "Optimal TreeAgg").
+    - "virtual": tree completion of the multi-epoch paper, App. D.3 and Table 1. They are kept, the virtual rounds are run
+      after the last round, and the last sum is read off the root.
+    - "optimal": the same, but the last row knows that the sums over virtual rounds are 0. With decoder "full" this and
+      "virtual" are the same mechanism.
 
     Attributes:
       rounds: n, any positive int.
@@ -126,12 +119,9 @@ def fit_tree(
     n = workload.rounds
     restarts = checks.integer("restarts", restarts, low=1, high=n, hint="it is a number of equal parts of the run")
     if n % restarts:
-        below, above = (
-            next(r for r in candidates if n % r == 0) for candidates in (range(restarts, 0, -1), range(restarts, n + 1))
-        )
         raise ValueError(
-            f"restarts={restarts} does not cut {n} rounds into equal parts: choose {below} or {above}, or another "
-            f"number of rounds, such as {n - n % restarts}"
+            f"restarts={restarts} does not cut {n} rounds into equal parts: choose a divisor, or another number of rounds, "
+            f"such as {n - n % restarts}"
         )
     per_part = n // restarts
     if completion is not None:
@@ -146,8 +136,7 @@ def fit_tree(
     return trees[0] if len(trees) == 1 else min(trees, key=lambda tree: loss(tree, workload, participation))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Node:
+class _Node(NamedTuple):
     """A node over `leaves` leaves, of which first..last are rounds, and its children's places in the order of nodes."""
 
     first: int

@@ -35,7 +35,7 @@ _DRAW_SECONDS, _COMPRESS_SECONDS = 1.1e-8, 5.0
 # Rows are kept in memory, in shorter blocks, where that costs at most this many times as much as a memory map.
 _DISK_PENALTY = 1.25
 # State rows of a compressed matrix, and rounds up to which the rows of N are written out.
-MAX_COMPRESSED_ROWS = 64
+_MAX_COMPRESSED_ROWS = 64
 _MAX_CONTRACTED_ROUNDS = 4096
 _BLOCK_LENGTHS, _COMPRESSED_LENGTH = (1, 2, 4, 8, 16, 32, 64, 128, 256), 16
 
@@ -48,6 +48,7 @@ class NoiseStrategy:
       name: one of HOST_STRATEGIES or GRAPH_STRATEGIES.
       length: rounds made at a time, L.
       width: rows of model size that are kept from block to block.
+      rows: of the array in which a block and the state after it are made.
       cost: of a round on average over the run, in draws of one row of independent Gaussians; infinite where it is not possible.
       memory: bytes of arrays.
       disk: bytes of a private memory map that holds the rows; 0 where memory holds them.
@@ -58,6 +59,7 @@ class NoiseStrategy:
     name: str
     length: int = 0
     width: int = 0
+    rows: int = 0
     cost: float = math.inf
     memory: int = 0
     disk: int = 0
@@ -68,10 +70,6 @@ class NoiseStrategy:
     def possible(self) -> bool:
         """Whether it can be used here."""
         return math.isfinite(self.cost)
-
-    def seconds(self, size: int) -> float:
-        """Cost of a round for `size` parameters on the machine that the unit of cost was measured on."""
-        return self.cost * size * _DRAW_SECONDS
 
     def summary(self) -> dict[str, Any]:
         """All but the form, as JSON takes it."""
@@ -157,55 +155,48 @@ def choose_host_strategy(
     return best
 
 
-def graph_strategies(stream: NoiseStream, size: int, name: str | None = None) -> list[NoiseStrategy]:
-    """The strategies inside a graph whose state passes through TFF, the choice first; "precomputed" is never chosen unasked.
+def graph_strategy(stream: NoiseStream, size: int, *, any_state: bool = False) -> NoiseStrategy:
+    """The strategy "recurrent" inside a graph whose state passes through TFF.
 
     Args:
       stream, size: as of `host_strategies`.
-      name: only this one, whatever its state takes, or None for all.
-
-    Raises:
-      ValueError: there is none of that name.
+      any_state: whether the state may be larger than MAX_STATE_BYTES.
     """
     row = _row_bytes(size)
-    reason = "made by the host, one row in the state: see the other table"
-    precomputed = NoiseStrategy(name="precomputed", length=1, width=1, cost=_PASSED, memory=row, reason=reason)
-    if name is not None and checks.one_of("noise_strategy", name, GRAPH_STRATEGIES) == "precomputed":
-        return [precomputed]
-    most = stream.rounds if name else MAX_STATE_BYTES // row
+    most = stream.rounds if any_state else min(stream.rounds, MAX_STATE_BYTES // row)
     if stream.contraction is not None:  # the table of its recurrence has (1 + width)^2 entries a round
         most = min(most, math.isqrt(_MAX_TABLE_BYTES // (4 * stream.rounds)) - 1)
-    form = block_form(stream, length=1, most_width=min(most, stream.rounds))
+    form = block_form(stream, length=1, most_width=most)
     if form is None:
-        reason = f"it has no recurrence of at most {most} rows, which a state may have"
-        recurrent = NoiseStrategy(name="recurrent", reason=reason)
-    else:
-        recurrent = NoiseStrategy(
-            name="recurrent",
-            length=1,
-            width=form.width,
-            cost=1 + (1 + form.width) ** 2 / _PRODUCTS_A_DRAW + _PASSED * form.width,
-            memory=row * form.width,
-            reason=f"{form.width} rows in the state carry what the future needs of the past",
-            form=form,
+        return NoiseStrategy(
+            name="recurrent", reason=f"it has no recurrence of at most {most} rows, which a state may have"
         )
-    return [recurrent] if name else [recurrent, precomputed]
+    return NoiseStrategy(
+        name="recurrent",
+        length=1,
+        width=form.width,
+        cost=1 + (1 + form.width) ** 2 / _PRODUCTS_A_DRAW + _PASSED * form.width,
+        memory=row * form.width,
+        reason=f"{form.width} rows in the state carry what the future needs of the past",
+        form=form,
+    )
 
 
 def choose_graph_strategy(stream: NoiseStream, size: int, name: str | None = None) -> NoiseStrategy:
-    """The strategy of a graph: "precomputed" by name only, "recurrent" otherwise.
+    """The strategy of a graph: "precomputed" by name only, "recurrent" otherwise; by name whatever its state takes.
 
     Raises:
       ValueError: no such strategy, or its state would be too large; float32 does not hold the noise.
     """
-    best = graph_strategies(stream, size, name)[0]
-    if not best.possible:
+    if name is not None and checks.one_of("noise_strategy", name, GRAPH_STRATEGIES) == "precomputed":
+        return NoiseStrategy(name="precomputed", length=1, width=1, cost=_PASSED, memory=_row_bytes(size))
+    best = graph_strategy(stream, size, any_state=name is not None)
+    if best.form is None:
         raise ValueError(
             f"noise_strategy={name!r} cannot make this noise in the graph: {best.reason}; use noise_strategy='precomputed' with "
             "federated.HostNoise"
         )
-    if best.form is not None:
-        check_float32(stream.causal(), best.form)
+    check_float32(stream.causal(), best.form)
     return best
 
 
@@ -245,9 +236,9 @@ class _Room:
         checks.integer("memory_bytes", memory, low=1, hint="give bytes, such as 1_500_000_000")
         return cls(size=size, memory=memory, disk=default_disk(folder))
 
-    def place(self, strategy: NoiseStrategy, rows: int, scratch: int, file_cost: float) -> NoiseStrategy:
+    def place(self, strategy: NoiseStrategy, scratch: int, file_cost: float) -> NoiseStrategy:
         """The strategy with its rows in memory, or in a memory map; an impossible one where neither has the room."""
-        in_rows = rows * _row_bytes(self.size)
+        in_rows = strategy.rows * _row_bytes(self.size)
         if scratch + in_rows <= self.memory:
             return dataclasses.replace(strategy, memory=scratch + in_rows)
         if scratch <= self.memory and in_rows <= self.disk:
@@ -261,29 +252,30 @@ def _recurrent(stream: NoiseStream, room: _Room, compress: bool) -> NoiseStrateg
     n, contraction = stream.rounds, stream.contraction is not None
     if contraction and not compress:
         return NoiseStrategy(name="recurrent", reason="not looked for: making the draws again costs little")
-    most = MAX_COMPRESSED_ROWS if contraction else None
-    form = block_form(stream, length=_COMPRESSED_LENGTH if contraction else 1, most_width=most)
-    if form is None:
-        return NoiseStrategy(name="recurrent", reason=f"it has no recurrence of at most {most} rows")
-    r, ways = form.width, []
     # Blocks of one length: a short last block would read as much for fewer rounds.
-    for length in [form.length] if contraction else sorted({-(-n // -(-n // length)) for length in _BLOCK_LENGTHS}):
-        side = length + r
-        # A rolling state is made of the block's own rows; another one is made beside them.
-        rows, products = (side, side) if form.rolling else (side + r, side * side / length)
-        copies = (rows + _CALL_COPIES) / length + 1
+    lengths = [_COMPRESSED_LENGTH] if contraction else sorted({-(-n // -(-n // length)) for length in _BLOCK_LENGTHS})
+    ways = []
+    for length in lengths:
+        form = block_form(stream, length=length, most_width=_MAX_COMPRESSED_ROWS if contraction else None)
+        if form is None:
+            return NoiseStrategy(
+                name="recurrent", reason=f"it has no recurrence of at most {_MAX_COMPRESSED_ROWS} rows"
+            )
+        L, r = form.length, form.width
+        # A rolling state consists of rows of the blocks; another one is made beside them.
+        rows, made = (max(L, r), L) if form.rolling else (L + r, L + r)
+        copies = (made + r + _CALL_COPIES) / L + 1
         way = NoiseStrategy(
             name="recurrent",
-            length=length,
+            length=L,
             width=r,
-            cost=1 + products / _PRODUCTS_A_DRAW + _COPY * copies,
+            rows=rows,
+            cost=1 + (L + r) * made / L / _PRODUCTS_A_DRAW + _COPY * copies,
             reason=f"{r} rows carry what the future needs of the past",
+            form=form,
         )
-        ways.append(room.place(way, rows, 8 * side * min(room.size, TILE), (_FILE - _COPY) * copies))
-    best = min(ways, key=_price)
-    if best.possible and best.length != form.length:
-        form = block_form(stream, length=best.length)
-    return dataclasses.replace(best, form=form if best.possible else None)
+        ways.append(room.place(way, 8 * (L + r) * min(room.size, TILE), (_FILE - _COPY) * copies))
+    return min(ways, key=_price)
 
 
 def _regenerated(stream: NoiseStream, room: _Room) -> NoiseStrategy:
@@ -303,10 +295,11 @@ def _regenerated(stream: NoiseStream, room: _Room) -> NoiseStrategy:
         way = NoiseStrategy(
             name="regenerated",
             length=length,
+            rows=length,
             cost=(blocks + 1) / 2 + n / 2 / _CONTRACTED_A_DRAW,  # block j draws j blocks of rows
             reason=f"every {length} rounds all earlier draws are made again" if blocks > 1 else "the whole run at once",
         )
-        ways.append(room.place(way, length, scratch, 2 * _FILE))
+        ways.append(room.place(way, scratch, 2 * _FILE))
     return min(ways, key=_price)
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -11,8 +10,6 @@ import scipy.linalg
 from fedmf import checks
 from fedmf.noise.buffers import Buffers
 
-# Rounds whose noise is accumulated together, so that each source is drawn once per block and not once per round.
-_BLOCK = 64
 # How far N C may be from I, seen through so many vectors of signs.
 _INVERSE_TOLERANCE, _PROBES = 1e-6, 4
 
@@ -117,33 +114,20 @@ class NoiseStream:
             )
         return NoiseStream(rounds=self.rounds, sources=self.rounds, contraction=L)
 
-    def rows(self, draw: Callable[[int], np.ndarray], start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
-        """Yields rows start..stop-1 of N Z, each (d,).
+    def rows(self, draw: Callable[[int], np.ndarray]) -> Iterator[np.ndarray]:
+        """Yields the rows of N Z, float64, each of the shape of a draw.
 
-        With draw(i) the basis vector e_i the rows are those of N: that one law checks every mechanism and every
-        executor. A run started later gives bit for bit the rows of a run from 0. This is the plain numpy reference; a
-        recurrence or buffers are run from round 0 whatever `start` is, and hold a few rows.
+        With draw(i) the basis vector e_i the rows are those of N: that one law checks every mechanism and every executor. This is the
+        plain numpy reference. A recurrence or buffers hold a few rows, a contraction all draws.
 
         Args:
-          draw: source index -> array (d,), always the same for the same index; a function, since sources may be drawn
-            twice.
-          start: first round, in 0..stop.
-          stop: one past the last round, at most rounds; None means rounds.
-
-        Raises:
-          TypeError, ValueError: start or stop is not an int, or out of range. Raised at once, before the first row.
+          draw: source index -> array (d,).
         """
-        stop = checks.integer(
-            "stop", self.rounds if stop is None else stop, low=0, high=self.rounds, hint="it is a number of rounds"
-        )
-        start = checks.integer("start", start, low=0, high=stop, hint="choose a round at or before stop")
         if self.contraction is not None:
-            return _contract(self.contraction, draw, start, stop)
-        return itertools.islice(self._forwards(draw, stop), start, None)
-
-    def _forwards(self, draw: Callable[[int], np.ndarray], stop: int) -> Iterator[np.ndarray]:
+            yield from np.tensordot(self.contraction, np.stack([draw(j) for j in range(self.sources)]), axes=1)
+            return
         S: np.ndarray | None = None
-        for t in range(stop):
+        for t in range(self.rounds):
             z = np.asarray(draw(t), dtype=np.float64)
             x, S = self.step(t, z, np.zeros((self.width, *z.shape)) if S is None else S)
             yield x
@@ -217,14 +201,3 @@ def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
 def lower_inverse(C: np.ndarray) -> np.ndarray:
     """C^-1 of a lower-triangular C, with exact zeros above the diagonal."""
     return np.tril(scipy.linalg.solve_triangular(C, np.eye(C.shape[0]), lower=True, check_finite=False))
-
-
-def _contract(N: np.ndarray, draw: Callable[[int], np.ndarray], start: int, stop: int) -> Iterator[np.ndarray]:
-    for block in range(start, stop, _BLOCK):
-        weights = N[block : min(block + _BLOCK, stop)]
-        rows: np.ndarray | None = None
-        for j in np.flatnonzero(weights.any(axis=0)):
-            z = np.asarray(draw(int(j)), dtype=np.float64)
-            # Sources are added one by one in a fixed order, so that a row does not depend on the block it is made in.
-            rows = weights[:, j, None] * z if rows is None else rows + weights[:, j, None] * z
-        yield from np.zeros((len(weights), *np.shape(draw(0)))) if rows is None else rows

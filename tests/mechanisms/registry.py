@@ -21,8 +21,8 @@ from fedmf.mechanisms import (
     stamp,
 )
 from fedmf.mechanisms.fit import fit
-from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
+from tests.mechanisms.schemas import separated, single
 
 
 def _random_banded(rounds: int, bands: int) -> BandedMechanism:
@@ -39,12 +39,12 @@ def _random_dense(rounds: int) -> DenseMechanism:
 
 
 def _fitted_banded(rounds: int) -> Mechanism:
-    participation = Participation(rounds=rounds, schema="min_sep", min_sep=min(3, rounds))
+    participation = separated(rounds, min(3, rounds))
     return fit(prefix_sum(rounds), participation, family="banded")
 
 
 def _fitted_dense(rounds: int) -> Mechanism:
-    return fit(momentum_sgd(rounds), Participation(rounds=rounds, schema="single"), family="dense")
+    return fit(momentum_sgd(rounds), single(rounds), family="dense")
 
 
 def _given_matrices(rounds: int) -> ExplicitMechanism:
@@ -63,8 +63,7 @@ def _low_rank(rounds: int) -> LowRankMechanism:
 
 def _low_rank_of_dense_workload(rounds: int) -> Mechanism:
     matrix = np.tril(np.random.default_rng(rounds).uniform(0.0, 1.0, (rounds, rounds))) + 2.0 * np.eye(rounds)
-    single = Participation(rounds=rounds, schema="single")
-    mechanism = fit(Workload("random", matrix), single, family="low_rank", bands=1, rank=1)
+    mechanism = fit(Workload("random", matrix), single(rounds), family="low_rank", bands=1, rank=1)
     return dataclasses.replace(mechanism, certificate=None, certificate_reason="of a workload the laws do not know")
 
 
@@ -74,7 +73,7 @@ def _stamped(build: Callable[[int], Mechanism], rounds: int, decoder: str) -> Me
 
 
 def _toeplitz(rounds: int, **options: object) -> Mechanism:
-    participation = Participation(rounds=rounds, schema="min_sep", min_sep=min(3, rounds))
+    participation = separated(rounds, min(3, rounds))
     return fit(prefix_sum(rounds), participation, family="toeplitz", **options)
 
 
@@ -84,7 +83,7 @@ def _uneven_toeplitz(rounds: int) -> ToeplitzMechanism:
 
 
 def _fitted_blt(rounds: int, objective: str) -> Mechanism:
-    participation = Participation(rounds=rounds, schema="min_sep", min_sep=min(3, rounds))
+    participation = separated(rounds, min(3, rounds))
     return fit(prefix_sum(rounds), participation, family="blt", buffers=3, objective=objective)
 
 
@@ -103,7 +102,6 @@ _BUILDERS: dict[str, Callable[[int], Mechanism]] = {
     "toeplitz, square root": lambda rounds: _toeplitz(rounds, coefficients="sqrt"),
     "toeplitz, damped": lambda rounds: _toeplitz(rounds, coefficients="nu", nu=0.1),
     "toeplitz, inverse square root": lambda rounds: _toeplitz(rounds, coefficients="inverse_sqrt"),
-    "toeplitz, one step": lambda rounds: _toeplitz(rounds, coefficients="one_step", nu=0.5),
     "blt": lambda rounds: _fitted_blt(rounds, "mean"),
     "blt, largest error": lambda rounds: _fitted_blt(rounds, "max"),
     "blt, last zero at 0": lambda rounds: BLTMechanism(rounds=rounds, decays=[0.9, 0.4], inverse_decays=[0.6, 0.0]),

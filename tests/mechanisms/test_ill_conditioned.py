@@ -15,7 +15,7 @@ from fedmf.mechanisms import (
 )
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.noise.stream import lower_inverse
-from fedmf.participation.schema import Participation
+from tests.mechanisms.schemas import single
 
 
 def random_triangle(n: int) -> np.ndarray:
@@ -48,7 +48,7 @@ def refused(mechanism) -> bool:
 def test_the_danger_is_real():
     # The inverse that float64 finds of this encoder is that of another, many times more sensitive one.
     C = np.tril(np.full((80, 80), 1e-9)) + np.eye(80) + 1.9 * np.eye(80, k=-1)
-    claimed = sensitivity(C, Participation(rounds=80, schema="single")).value
+    claimed = sensitivity(C, single(80)).value
     assert largest_column_of_exact_inverse(lower_inverse(C)) > 1000.0 * claimed
     with pytest.raises(ValueError, match="ill-conditioned"):
         DenseMechanism(matrix=C).stream()
@@ -82,7 +82,7 @@ def test_encoders_computed_from_noise():
     with pytest.raises(ValueError, match="ill-conditioned"):
         mechanism.encoder()
     with pytest.raises(ValueError, match="ill-conditioned"):
-        sensitivity(mechanism, Participation(rounds=100, schema="single"))
+        sensitivity(mechanism, single(100))
 
 
 def test_small_errors_that_add_up_are_refused():

@@ -7,12 +7,8 @@ from fedmf.mechanisms import LowRankMechanism
 from fedmf.mechanisms.error import loss
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.low_rank.fit import _PENALTY, _Approximation
-from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
-
-
-def single(n):
-    return Participation(rounds=n, schema="single")
+from tests.mechanisms.schemas import single
 
 
 def decoder_of(n, seed=0):
@@ -48,11 +44,6 @@ def test_the_stream_keeps_a_few_rows(workload, near):
     assert stream.buffers is not None
     assert stream.buffers.window.shape == (40, near)
     assert stream.buffers.decay.tolist() == [1.0, 1.0]
-
-
-def test_the_stream_of_a_dense_workload_is_the_matrix():
-    workload = Workload("dense", np.tril(np.ones((20, 20))) + np.diag(np.arange(20.0)))
-    assert fit(workload, single(20), family="low_rank", bands=2, rank=2).stream().contraction is not None
 
 
 @pytest.mark.parametrize(("n", "h", "r"), [(8, 1, 1), (12, 3, 2), (7, 6, 3), (6, 6, 2)])
@@ -117,25 +108,12 @@ def test_few_bands_are_no_reason_to_warn():
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "says"),
-    [
-        ({"bands": 9}, ValueError, "bands=9 must be in 1..8"),
-        ({"rank": 1.5}, TypeError, "rank=1.5 is a float"),
-    ],
-)
-def test_bad_options(options, error, says):
-    with pytest.raises(error, match=says):
-        fit(prefix_sum(8), single(8), family="low_rank", **options)
-
-
-@pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"left": np.ones((2, 1))}, "left has 2 rows and diagonals has 3"),
         ({"left": np.ones((3, 2))}, "pass the same rank"),
-        ({"diagonals": [[1.0, 1.0], [1.0, 0.5], [1.0, 0.5]]}, "diagonals reaches before round 0"),
+        ({"diagonals": [[1.0, 1.0], [1.0, 0.5], [1.0, 0.5]]}, r"diagonals\[0, 1\]=1.0"),
         ({"diagonals": [[1.0], [-1.0], [1.0]]}, r"diagonals\[1, 0\]=-1.0 and inverse_workload\[1, 0\]=1.0"),
-        ({"inverse_workload": np.ones((3, 4))}, "inverse_workload reaches before round 0"),
         ({"right": [[np.nan], [1.0], [1.0]]}, "not finite"),
     ],
 )

@@ -5,17 +5,14 @@ from fedmf.mechanisms import (
     BandedMechanism,
     DenseMechanism,
     FFTMechanism,
-    StampedMechanism,
     TreeMechanism,
-    load_mechanism,
     stamp,
 )
 from fedmf.mechanisms.error import loss
-from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
 from tests.mechanisms.registry import every_mechanism
+from tests.mechanisms.schemas import epochs, single
 
 RECTANGULAR = [
     TreeMechanism(rounds=5, decoder="online"),
@@ -44,7 +41,7 @@ def test_restarted_prefix_sums_fix_the_sums_of_finished_parts(part):
 def test_optimal_decoder_is_the_pseudoinverse_of_the_whole(part):
     mechanism = stamp(part, 3, decoder="optimal")
     np.testing.assert_allclose(mechanism.noising(), np.linalg.pinv(mechanism.encoder()), atol=1e-10)
-    participation = Participation(rounds=15, schema="fixed_epoch", min_sep=5)
+    participation = epochs(15, 5)
     for workload in (prefix_sum(15), momentum_sgd(15)):
         restarted = stamp(part, 3, decoder="restarted")
         assert loss(mechanism, workload, participation) < loss(restarted, workload, participation)
@@ -56,46 +53,18 @@ def test_decoders_of_a_square_part_are_the_same(part):
     assert np.array_equal(optimal.noising(), restarted.noising())
 
 
-def test_banded_parts_stay_banded():
-    mechanism = stamp(BANDED, 3)
-    assert mechanism.bands == 2
-    assert mechanism.stream().recurrence is not None
-    whole = BandedMechanism(diagonals=mechanism.banded_rows())
-    assert np.array_equal(whole.encoder(), mechanism.encoder())
-
-
 @every_mechanism
-def test_every_family_can_be_stamped(build, tmp_path):
+def test_every_family_can_be_stamped(build):
     part = build(4)
     mechanism = stamp(part, 3, decoder="restarted")
-    assert mechanism.rounds == 12
     assert np.array_equal(mechanism.encoder(), np.kron(np.eye(3), part.encoder()))
     np.testing.assert_allclose(mechanism.noising(), np.kron(np.eye(3), part.noising()), atol=1e-12)
-    stream = mechanism.stream()
-    basis = np.eye(stream.sources)
-    written = np.stack(list(stream.rows(lambda i: basis[i])))
-    np.testing.assert_allclose(written, mechanism.noising(), atol=1e-9)
-    mechanism.save(tmp_path / "stamped")
-    assert np.array_equal(load_mechanism(tmp_path / "stamped").noising(), mechanism.noising())
+    assert mechanism.stream().rounds == 12
 
 
 def test_a_client_of_one_part_sees_one_part():
     part = TreeMechanism(rounds=4)
-    single = [Participation(rounds=n, schema="single") for n in (4, 12)]
-    assert sensitivity(stamp(part, 3), single[1]).value == sensitivity(part, single[0]).value
+    once = sensitivity(part, single(4)).value
+    assert sensitivity(stamp(part, 3), single(12)).value == once
     # One participation in each part: independent parts, so that squares add up.
-    epochs = Participation(rounds=12, schema="fixed_epoch", min_sep=4)
-    found = sensitivity(stamp(part, 3), epochs)
-    np.testing.assert_allclose(found.value**2, 3 * sensitivity(part, single[0]).value ** 2, rtol=1e-12)
-
-
-def test_files_nest(tmp_path):
-    inner = fit(prefix_sum(6), Participation(rounds=6, schema="single"), family="dense")
-    mechanism = stamp(stamp(inner, 2), 3, decoder="restarted")
-    mechanism.save(tmp_path / "stamped")
-    loaded = load_mechanism(tmp_path / "stamped")
-    assert isinstance(loaded, StampedMechanism)
-    assert isinstance(loaded.part, StampedMechanism)
-    assert (loaded.times, loaded.decoder, loaded.part.times, loaded.part.decoder) == (3, "restarted", 2, "optimal")
-    assert loaded.part.part.certificate == inner.certificate
-    assert np.array_equal(loaded.encoder(), mechanism.encoder())
+    np.testing.assert_allclose(sensitivity(stamp(part, 3), epochs(12, 4)).value ** 2, 3 * once**2, rtol=1e-12)

@@ -1,5 +1,5 @@
+import json
 import pickle
-import zipfile
 
 import numpy as np
 import pytest
@@ -10,6 +10,11 @@ BANDED = BandedMechanism(
     diagonals=[[1.0, 0.0], [1.0, 0.5], [1.0, 0.25]],
     certificate=Certificate(loss=3.0, lower_bound=2.5, iterations=4, seconds=0.25),
 )
+
+
+def certificate(**changes):
+    fields = {"loss": 3.0, "lower_bound": 2.0, "iterations": 4, "seconds": 0.25}
+    return np.array(json.dumps(fields | changes).replace("Infinity", "1e999"))
 
 
 def entries_of(path):
@@ -56,20 +61,13 @@ def test_a_flipped_bit_is_found_or_harmless(saved):
             assert loaded.certificate == BANDED.certificate
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n", b"SQLite format 3\x00" * 100])
-def test_foreign_files(tmp_path, content):
+def test_foreign_files(tmp_path):
     path = tmp_path / "m.npz"
-    path.write_bytes(content)
-    refused(path)
-
-
-def test_foreign_archives(tmp_path):
-    path = tmp_path / "m.npz"
+    for content in (b"", b"hello", b"SQLite format 3\x00" * 100):
+        path.write_bytes(content)
+        refused(path)
     np.savez(path, matrix=np.eye(3))
     assert "something else" in refused(path)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("notes.txt", "no arrays here")
-    refused(path)
 
 
 def test_pickles_are_not_run(tmp_path):
@@ -88,18 +86,19 @@ def test_pickles_are_not_run(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "cause"),
     [
-        ("version", np.array(2), "version 2"),
+        ("version", np.array(1), "version 1"),
         ("family", np.array("hadamard"), "family 'hadamard'"),
         ("state_diagonals", np.array([[1.0, 0.0], [-1.0, 0.5], [1.0, 0.25]]), r"diagonals[1, 0]=-1.0"),
         ("state_diagonals", np.array([[1.0, 0.0], [np.nan, 0.5], [1.0, 0.25]]), "not finite"),
         ("state_diagonals", np.array([[1.0, 9.0], [1.0, 0.5], [1.0, 0.25]]), "outside the matrix"),
         ("state_diagonals", np.array([["a"]]), "TypeError"),
         ("state_diagonals", np.array([[1e-300, 0.0], [1e-300, 1e300], [1e-300, 1e300]]), "not an inverse"),
-        ("certificate", np.array([3.0, 4.0, 4.0, 0.25]), "no certificate"),
-        ("certificate", np.array([3.0, 2.0]), ""),
+        ("certificate", certificate(lower_bound=4.0), "no certificate"),
+        ("certificate", np.array([3.0, 2.0]), "array of size 1"),
+        ("certificate", np.array("{"), "truncated"),
         ("state_diagonals", None, "diagonals"),
-        ("certificate", np.array([3.0, 2.0, np.inf, 0.25]), "iterations=inf"),
-        ("certificate", np.array([3.0, 2.0, 1.5, 0.25]), "iterations=1.5"),
+        ("certificate", certificate(loss=1e999), "out of range"),
+        ("certificate", certificate(iterations=1.5), "Expected `int`"),
         ("certificate", None, "do not go together"),
     ],
 )

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -8,9 +7,9 @@ from fedmf.mechanisms import ToeplitzMechanism, load_mechanism
 from fedmf.mechanisms.error import per_round_error
 from fedmf.mechanisms.sensitivity import _toeplitz, sensitivity
 from fedmf.mechanisms.toeplitz import mechanism
-from fedmf.mechanisms.toeplitz.mechanism import inverse_series, lower_toeplitz
-from fedmf.participation.schema import Participation
-from fedmf.workloads import identity, momentum_buffer, momentum_sgd, prefix_sum
+from fedmf.mechanisms.toeplitz.mechanism import inverse_series
+from fedmf.workloads import prefix_sum
+from tests.mechanisms.schemas import separated, single
 from tests.oracles import attained_sensitivity, sensitivity_of_nonnegative
 from tests.participation.test_participation import participations
 
@@ -35,29 +34,12 @@ def columns(draw, rounds, decreasing):
         ({"rounds": 2, "coefficients": [0.0, 0.5]}, ValueError, r"coefficients\[0\]=0.0"),
         ({"rounds": 2, "noising_window": [-1.0]}, ValueError, r"noising_window\[0\]=-1.0"),
         ({"rounds": 2, "coefficients": [1.0, np.nan]}, ValueError, "not finite"),
-        ({"rounds": 2, "coefficients": [[1.0]]}, ValueError, "1-D"),
-        ({"rounds": 2, "coefficients": []}, ValueError, "empty"),
         ({"rounds": 0, "coefficients": [1.0]}, ValueError, "rounds=0"),
-        ({"rounds": 2, "coefficients": ["a"]}, TypeError, "not real numbers"),
     ],
 )
 def test_bad_arguments(arguments, error, words):
     with pytest.raises(error, match=words):
         ToeplitzMechanism(**arguments)
-
-
-def test_matrices_are_those_of_scipy():
-    c = np.array([2.0, -1.0, 0.5])
-    expected = scipy.linalg.toeplitz([2.0, -1.0, 0.5, 0.0, 0.0], np.zeros(5))
-    assert np.array_equal(lower_toeplitz(c, 5), expected)
-    assert np.array_equal(lower_toeplitz(c[:1], 1), [[2.0]])
-    np.testing.assert_allclose(inverse_series(c, 5), np.linalg.inv(expected)[:, 0])
-    banded = ToeplitzMechanism(rounds=5, coefficients=c)
-    mixing = ToeplitzMechanism(rounds=5, noising_window=c)
-    assert np.array_equal(banded.encoder(), expected)
-    assert np.array_equal(mixing.noising(), expected)
-    np.testing.assert_allclose(banded.noising(), mixing.encoder())
-    assert (banded.bands, mixing.bands) == (3, 5)
 
 
 def test_series_divided_by_fft_agree_with_division_term_by_term(monkeypatch):
@@ -86,7 +68,7 @@ def test_a_million_rounds_never_make_a_matrix():
     for make in (mechanism.encoder, mechanism.noising, ToeplitzMechanism(rounds=n, coefficients=np.ones(n)).stream):
         with pytest.raises(ValueError, match="GiB"):
             make()
-    participation = Participation(rounds=n, schema="min_sep", min_sep=1000)
+    participation = separated(n, 1000)
     found = sensitivity(mechanism, participation)
     assert found.exact
     np.testing.assert_allclose(found.value**2, 1000 * 1.3125)
@@ -95,7 +77,7 @@ def test_a_million_rounds_never_make_a_matrix():
     np.testing.assert_allclose((errors[-1] ** 2 - errors[-2] ** 2) / found.value**2, 1.75**-2, rtol=1e-6)
     assert mechanism.stream().recurrence.shape == (n, 3)
     with pytest.raises(ValueError, match="1000000 columns but participation has rounds=5"):
-        sensitivity(mechanism, Participation(rounds=5, schema="single"))
+        sensitivity(mechanism, single(5))
 
 
 def test_long_mechanisms_are_saved_and_checked_when_read(tmp_path):
@@ -118,20 +100,9 @@ def test_sensitivity_is_never_below_the_truth(data):
     assert claimed.value >= attained * (1.0 - 1e-9)
     if claimed.exact:
         np.testing.assert_allclose(claimed.value, attained, rtol=1e-5)
+    assert _toeplitz(mechanism.coefficients, participation).value >= attained * (1.0 - 1e-9)  # alone, for long runs
     # No worse than what is known of the matrix.
     assert claimed.value <= sensitivity(mechanism.encoder(), participation).value * (1.0 + 1e-9)
-
-
-@given(st.data())
-@settings(deadline=None, max_examples=60)
-def test_upper_bounds_without_a_matrix_hold_too(data):
-    participation = data.draw(participations(most_rounds=8))
-    c = data.draw(columns(participation.rounds, decreasing=False))
-    claimed = _toeplitz(c, participation)
-    attained = attained_sensitivity(
-        lower_toeplitz(c, participation.rounds), participation, np.random.default_rng(0), starts=3
-    )
-    assert claimed.value >= attained * (1.0 - 1e-9)
 
 
 @given(st.data())
@@ -145,24 +116,3 @@ def test_sensitivity_of_decreasing_coefficients_is_exact(data):
     np.testing.assert_allclose(
         claimed.value, sensitivity_of_nonnegative(mechanism.encoder(), participation), rtol=1e-12
     )
-
-
-@given(st.data())
-@settings(deadline=None, max_examples=60)
-def test_errors_are_those_of_the_matrices(data):
-    n = data.draw(st.integers(1, 30))
-    c = data.draw(columns(n, decreasing=True))
-    form = data.draw(st.sampled_from(["coefficients", "noising_window"]))
-    given_column = c if form == "coefficients" else np.concatenate([[1.0], -c[1:] / (1.0 + c[1:].sum())])
-    mechanism = ToeplitzMechanism(rounds=n, **{form: given_column})
-    single = Participation(rounds=n, schema="single")
-    for workload in (
-        identity(n),
-        prefix_sum(n),
-        momentum_buffer(n, 0.5),
-        momentum_sgd(n),
-        momentum_sgd(n, 0.5, [2.0] * n),
-    ):
-        AN = workload.matrix @ mechanism.noising()
-        expected = np.linalg.norm(AN, axis=1) * np.linalg.norm(mechanism.encoder(), axis=0).max()
-        np.testing.assert_allclose(per_round_error(mechanism, workload, single), expected, rtol=1e-9)

@@ -9,6 +9,7 @@ from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
+from tests.mechanisms.schemas import epochs, separated, single
 from tests.paper_figures import BANDED_TABLE_2, DENISOV_TABLE_2
 
 
@@ -26,14 +27,6 @@ def test_nodes_are_the_dyadic_intervals_of_rounds(rounds):
     assert len(rows) == len(expected)
     assert set(rows) == expected
     assert [row[-1] for row in rows] == sorted(row[-1] for row in rows)
-
-
-@pytest.mark.parametrize("rounds", [1, 2, 5, 8, 13])
-def test_online_noise_uses_finished_nodes_only(rounds):
-    mechanism = TreeMechanism(rounds=rounds, decoder="online")
-    last = [np.flatnonzero(row)[-1] for row in mechanism.encoder()]
-    for t, row in enumerate(mechanism.noising()):
-        assert all(last[node] <= t for node in np.flatnonzero(row))
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5, 8, 13])
@@ -56,7 +49,7 @@ def test_full_decoder_is_the_pseudoinverse(rounds):
 
 @pytest.mark.parametrize("n", DENISOV_TABLE_2)
 def test_denisov_table_2_honaker(n):
-    found = np.sqrt(loss(TreeMechanism(rounds=n), prefix_sum(n), Participation(rounds=n, schema="single")))
+    found = np.sqrt(loss(TreeMechanism(rounds=n), prefix_sum(n), single(n)))
     assert abs(found - DENISOV_TABLE_2[n][0]) <= 0.05
 
 
@@ -89,24 +82,22 @@ def test_banded_table_2_tree_under_min_sep():
     n = 2052
     exact = squared_sensitivity_of_large_separations(n, 342, 6)
     tree = TreeMechanism(rounds=n)
-    epochs = sensitivity(tree, Participation(rounds=n, schema="fixed_epoch", min_sep=342))
-    separated = sensitivity(tree, Participation(rounds=n, schema="min_sep", min_sep=342))
+    exactly, at_least = sensitivity(tree, epochs(n, 342)), sensitivity(tree, separated(n, 342))
     assert exact == 118
-    assert epochs.exact
-    np.testing.assert_allclose(epochs.value**2, exact, rtol=1e-12)
-    assert not separated.exact
-    assert exact <= separated.value**2 < 119.001
+    assert exactly.exact
+    np.testing.assert_allclose(exactly.value**2, exact, rtol=1e-12)
+    assert not at_least.exact
+    assert exact <= at_least.value**2 < 119.001
 
 
 def test_banded_table_2_tree_against_identity():
     # The table's unit is the best matrix under (k = 6, b = 342), which is not ours: so the two rows' ratio is compared,
     # over the range that rounding to two decimals leaves.
     n, workload = 2052, prefix_sum(2052)
-    participation = Participation(rounds=n, schema="fixed_epoch", min_sep=342)
+    participation = epochs(n, 342)
     tree, identity = TreeMechanism(rounds=n, decoder="full"), IdentityMechanism(rounds=n)
     once, printed = BANDED_TABLE_2["tree full"]
-    single = Participation(rounds=n, schema="single")
-    ratio = sensitivity(tree, single).value / sensitivity(tree, participation).value
+    ratio = sensitivity(tree, single(n)).value / sensitivity(tree, participation).value
     assert abs(ratio - once) <= 0.005
     errors = rmse(tree, workload, participation), rmse(identity, workload, participation)
     assert abs(errors[1] - 78.48) < 0.005  # FACTS.md
@@ -161,30 +152,6 @@ def test_optimal_completion_is_the_best_that_knows_virtual_rounds_are_zero(round
     np.testing.assert_allclose(S @ mechanism.noising(), B, atol=1e-12)
 
 
-@pytest.mark.parametrize("rounds", [3, 7, 13])
-def test_knowing_zeros_is_better_for_prefix_sums(rounds):
-    single = Participation(rounds=rounds, schema="single")
-    losses = {
-        (decoder, completion): loss(
-            TreeMechanism(rounds=rounds, decoder=decoder, completion=completion), prefix_sum(rounds), single
-        )
-        for decoder in ("online", "full")
-        for completion in ("virtual", "optimal")
-    }
-    assert losses["online", "optimal"] < losses["online", "virtual"]
-    np.testing.assert_allclose(losses["full", "optimal"], losses["full", "virtual"], rtol=1e-12)
-
-
-@pytest.mark.parametrize("decoder", ["online", "full"])
-def test_a_power_of_two_has_nothing_to_complete(decoder):
-    none, virtual, optimal = (
-        TreeMechanism(rounds=8, decoder=decoder, completion=name) for name in ("none", "virtual", "optimal")
-    )
-    for other in (virtual, optimal):
-        assert np.array_equal(other.encoder(), none.encoder())
-        np.testing.assert_allclose(other.noising(), none.noising(), atol=1e-14)
-
-
 @pytest.mark.parametrize("restarts", [1, 2, 3])
 @pytest.mark.parametrize("decoder", ["online", "full"])
 @pytest.mark.parametrize(("schema", "min_sep"), [("single", None), ("fixed_epoch", 6), ("min_sep", 2)])
@@ -199,40 +166,11 @@ def test_fit_takes_the_completion_with_the_smallest_loss(restarts, decoder, sche
     np.testing.assert_allclose(loss(chosen, workload, participation), min(losses.values()), rtol=1e-12)
 
 
-def test_neither_completion_is_best_everywhere():
-    workload, single = prefix_sum(40), Participation(rounds=40, schema="single")
-    epochs = Participation(rounds=40, schema="fixed_epoch", min_sep=5)
-    assert fit(workload, single, family="tree").completion == "none"
-    assert fit(workload, epochs, family="tree", restarts=8).part.completion == "optimal"
-
-
 def test_restarts_are_stamps():
-    participation = Participation(rounds=12, schema="min_sep", min_sep=4)
+    participation = separated(12, 4)
     mechanism = fit(prefix_sum(12), participation, family="tree", restarts=3)
     assert type(mechanism) is StampedMechanism
     assert (mechanism.times, mechanism.part.rounds, mechanism.part.decoder) == (3, 4, "online")
-    # Multi-epoch paper, App. D.4: the sums of finished parts are fixed.
-    B = np.tri(12) @ mechanism.noising()
-    part = np.tri(4) @ TreeMechanism(rounds=4).noising()
-    for i in range(3):
-        for j in range(3):
-            block = B[4 * i : 4 * i + 4, 7 * j : 7 * j + 7]
-            expected = part if i == j else np.tile(part[-1], (4, 1)) if i > j else 0.0
-            np.testing.assert_allclose(block, expected * np.ones((4, 7)), atol=1e-12)
     full = fit(prefix_sum(12), participation, family="tree", decoder="full", restarts=3)
     np.testing.assert_allclose(full.noising(), np.linalg.pinv(full.encoder()), atol=1e-12)
-    assert fit(prefix_sum(1), Participation(rounds=1, schema="single"), family="tree").rounds == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "says"),
-    [
-        ({"restarts": 5}, ValueError, "restarts=5 does not cut 12 rounds into equal parts: choose 4 or 6"),
-        ({"restarts": 13}, ValueError, "restarts=13 must be in 1..12"),
-        ({"restarts": 2.0}, TypeError, "restarts=2.0"),
-        ({"completion": "best"}, ValueError, "completion='best' is unknown: choose one of none, virtual, optimal"),
-    ],
-)
-def test_bad_options(options, error, says):
-    with pytest.raises(error, match=says):
-        fit(prefix_sum(12), Participation(rounds=12, schema="single"), family="tree", **options)
+    assert fit(prefix_sum(1), single(1), family="tree").rounds == 1

@@ -36,17 +36,7 @@ def test_matrix_and_stream_follow_the_formula(seed, n, q, data):
     expected = entry_by_entry(buffers)
     np.testing.assert_allclose(buffers.matrix(), expected, atol=1e-12)
     stream = NoiseStream(rounds=n, sources=n, buffers=buffers)
-    basis = np.eye(n)
-    np.testing.assert_allclose(np.stack(list(stream.rows(lambda i: basis[i]))), expected, atol=1e-12)
-    start = data.draw(st.integers(0, n - 1))
-    np.testing.assert_allclose(np.stack(list(stream.rows(lambda i: basis[i], start))), expected[start:], atol=1e-12)
-
-
-def test_only_as_many_draws_as_rounds():
-    buffers, drawn = random_buffers(0, 30, 3, 2), []
-    stream = NoiseStream(rounds=30, sources=30, buffers=buffers)
-    list(stream.rows(lambda i: drawn.append(i) or np.ones(2)))
-    assert drawn == list(range(30))
+    np.testing.assert_allclose(np.stack(list(stream.rows(np.eye(n).__getitem__))), expected, atol=1e-12)
 
 
 ONE = np.ones((3, 1))

@@ -13,7 +13,7 @@ from fedmf.noise.strategies import (
     default_disk,
     default_memory,
     explain,
-    graph_strategies,
+    graph_strategy,
     host_strategies,
 )
 
@@ -75,7 +75,7 @@ def test_memory_decides_and_disk_where_there_is_none(disk):
     wide = banded(2052, 342)
     assert choose_host_strategy(wide, LARGE, memory_bytes=20 * 10**9).disk == 0
     mapped = choose_host_strategy(wide, LARGE, memory_bytes=MEMORY)
-    assert (mapped.name, mapped.disk) == ("recurrent", 4 * LARGE * (mapped.length + 341))
+    assert (mapped.name, mapped.disk) == ("recurrent", 4 * LARGE * 341)
     disk(5)
     regenerated = choose_host_strategy(wide, LARGE, memory_bytes=MEMORY)
     assert (regenerated.name, regenerated.disk) == ("regenerated", 0)
@@ -133,9 +133,10 @@ def test_the_explanation_names_all_and_begins_with_the_choice(disk):
 )
 def test_graphs_recur_with_what_fits_their_state_and_are_never_handed_rows_unasked(stream, size, possible):
     stream = stream()
-    first, second = graph_strategies(stream, size)
-    assert (first.name, first.possible, second.name) == ("recurrent", possible, "precomputed")
-    assert choose_graph_strategy(stream, size, "precomputed").name == "precomputed"
+    assert graph_strategy(stream, size).possible == possible
+    assert choose_graph_strategy(stream, size, "precomputed").width == 1
+    with pytest.raises(ValueError, match="noise_strategy='carry'"):
+        choose_graph_strategy(stream, size, "carry")
     if possible:
         assert choose_graph_strategy(stream, size).memory <= MAX_STATE_BYTES
     else:
@@ -143,3 +144,20 @@ def test_graphs_recur_with_what_fits_their_state_and_are_never_handed_rows_unask
             ValueError, match="in the graph: .*use noise_strategy='precomputed' with federated.HostNoise"
         ):
             choose_graph_strategy(stream, size)
+
+
+@pytest.mark.parametrize("below", [0.5, 2.0])
+@pytest.mark.parametrize("dense", [False, True])
+def test_noise_that_float32_does_not_hold_is_refused(below, dense):
+    """N has entries of `below` to the 35th."""
+    stream = BandedMechanism(diagonals=np.array([[1.0, 0.0]] + [[1.0, below]] * 35)).stream()
+    stream = stream.as_contraction() if dense else stream
+    for choose in (choose_graph_strategy, choose_host_strategy):
+        for name in (None, "recurrent", "regenerated")[: 2 + (choose is choose_host_strategy)]:
+            if below < 1:
+                assert choose(stream, 37, name=name).possible
+            else:
+                with pytest.raises(
+                    ValueError, match="too ill-conditioned for float32|no recurrence"
+                ):  # cannot be compressed
+                    choose(stream, 37, name=name)

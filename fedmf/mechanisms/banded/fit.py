@@ -1,19 +1,20 @@
 """The best banded encoder, by L-BFGS with a dual certificate (banded paper, Problem 2 and App. B)."""
 
+import contextlib
 import time
 
 import numpy as np
 import scipy.linalg
 
 from fedmf import checks
-from fedmf.mechanisms.banded.loss import BandedLoss, DenseLoss, banded_loss, clear_outside
+from fedmf.mechanisms.banded.loss import DenseLoss, StructuredLoss, clear_outside
 from fedmf.mechanisms.banded.mechanism import BandedMechanism
 from fedmf.mechanisms.banded.recursion import rows_of_columns
 from fedmf.mechanisms.certificate import Certificate, certify
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.lbfgs import minimise
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
-from fedmf.mechanisms.toeplitz.mechanism import inverse_series
+from fedmf.mechanisms.toeplitz.fit import ToeplitzProblem, power_series
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
@@ -66,33 +67,24 @@ def fit_banded(
         high=workload.rounds,
         hint="it counts diagonals of the encoder, best at most min_sep",
     )
-    if not isinstance(equal_norms, bool | np.bool_):
-        raise TypeError(f"equal_norms={equal_norms!r} is a {type(equal_norms).__name__}: pass True or False")
     # Mostly the vectors that L-BFGS keeps. Measured: 59 arrays; 20 fewer where they are so large that this matters.
     checks.fits_in_memory(f"the fit of family='banded' with bands={bands}", (workload.rounds, bands), copies=40)
     began = time.perf_counter()
     under = None if equal_norms else _epochs(participation, bands)
 
-    def descend(loss: BandedLoss) -> BandedMechanism:
+    def descend(loss: StructuredLoss | DenseLoss) -> BandedMechanism:
         return _descend(loss, workload, bands, under, stopping, began)
 
-    loss = banded_loss(workload, bands)
-    try:
-        return descend(loss)
-    except ArithmeticError:
-        if isinstance(loss, DenseLoss):
-            raise
-        if 8 * workload.rounds**2 > checks.MAX_BYTES:
-            raise ValueError(
-                f"workload={workload.name!r} loses its digits in the recursion over {workload.rounds} rounds, as where learning rates fall "
-                "far and rise again, and a dense fit is too large: fit to rates that vary less, or to prefix_sum, and measure the error on "
-                "yours"
-            ) from None
+    if workload.inverse_diagonals is not None:
+        with contextlib.suppress(
+            ArithmeticError
+        ):  # digits lost in the recursion, as where rates fall far and rise again
+            return descend(StructuredLoss(workload.inverse_diagonals, bands))
     return descend(DenseLoss(workload.matrix, bands))
 
 
 def _descend(
-    loss: BandedLoss,
+    loss: StructuredLoss | DenseLoss,
     workload: Workload,
     bands: int,
     under: Participation | None,
@@ -188,38 +180,21 @@ def toeplitz_start(workload: Workload, bands: int) -> np.ndarray:
     >>> abs(toeplitz_start(identity(8), 2)[1]) < 1e-3
     True
     """
-    lags = np.arange(1, bands)
-    square_root = np.cumprod((2 * lags - 1) / (2 * lags))
+    c = power_series(np.array([1.0, -1.0]), -0.5, bands)
     rows = workload.inverse_diagonals
     if rows is None or bands == 1:
-        return np.append(1.0, square_root)
-    import scipy.signal
-
+        return c
     n, p = rows.shape
     typical = np.median(rows[p - 1 :] / rows[p - 1 :, :1], axis=0)
-    A = inverse_series(typical, n)
-    remaining = np.arange(n, 0, -1.0)  # the coefficient of lag s stands in n - s entries
-
-    def log_loss(free: np.ndarray) -> tuple[float, np.ndarray]:
-        c = np.append(1.0, free)
-        with np.errstate(all="ignore"):
-            B = scipy.signal.lfilter([1.0], c, A)
-            BC = scipy.signal.lfilter([1.0], c, B)
-            loss, weighted = float(remaining @ B**2), remaining * B
-            if not np.isfinite(loss * float(np.abs(BC).max())):
-                return np.inf, np.zeros_like(free)
-            along = -2.0 * np.array([weighted[o:] @ BC[: n - o] for o in range(1, bands)])
-        return float(np.log(loss * (c @ c))), along / loss + 2.0 * free / (c @ c)
-
-    free = square_root
-    if np.isfinite(log_loss(free)[0]):
+    problem = ToeplitzProblem(typical, Participation(rounds=n, schema="single"), bands, "mean", decreasing=False)
+    if np.isfinite(problem.log_loss(c[1:])[0]):
         before = np.inf
-        for step, (ahead, value) in enumerate(minimise(log_loss, square_root)):
-            free = ahead
+        for step, (free, value) in enumerate(minimise(problem.log_loss, c[1:])):
+            c = np.append(1.0, free)
             if step >= _MAX_START_STEPS or before - value < _START_DECREASE:
                 break
             before = value
-    return np.append(1.0, free)
+    return c
 
 
 class _Columns:

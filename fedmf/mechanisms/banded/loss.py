@@ -1,7 +1,5 @@
 """The loss of a banded encoder, its gradient along the band, and its dual bound: by structure, or for any workload."""
 
-from typing import Protocol
-
 import numpy as np
 import scipy.linalg
 
@@ -13,30 +11,9 @@ from fedmf.mechanisms.banded.recursion import (
     is_precise,
     rows_of_columns,
 )
-from fedmf.workloads import Workload
 
 # Blocks smaller than this cost more in calls than they save in arithmetic.
 _MIN_BLOCK_ROUNDS = 64
-
-
-class BandedLoss(Protocol):
-    """||A C^-1||_F^2 for C given by columns, columns[j, o] = C[j + o, j], (n, bands)."""
-
-    def evaluate(self, columns: np.ndarray) -> tuple[float, np.ndarray]:
-        """The loss and its gradient, (n, bands), 0 outside C."""
-
-    def bound(self, columns: np.ndarray, classes: np.ndarray, tolerance: float) -> tuple[float, float]:
-        """The loss and a lower bound on that of every C whose classes have squared column norms that sum to at most 1.
-
-        A bound within the relative `tolerance` need not be made sharper.
-        """
-
-
-def banded_loss(workload: Workload, bands: int) -> BandedLoss:
-    """The cheaper of the two for a workload."""
-    if workload.inverse_diagonals is None:
-        return DenseLoss(workload.matrix, bands)
-    return StructuredLoss(workload.inverse_diagonals, bands)
 
 
 class ImpreciseRecursion(ArithmeticError):
@@ -44,9 +21,9 @@ class ImpreciseRecursion(ArithmeticError):
 
 
 class StructuredLoss:
-    """For an A with banded inverse: O(n bands^2) work and O(n bands) memory, by the recursion over the noise process.
+    """||A C^-1||_F^2 for C by columns, columns[j, o] = C[j + o, j], (n, bands), and for an A with banded inverse.
 
-    `bound` raises ImpreciseRecursion where that loses digits.
+    O(n bands^2) work and O(n bands) memory, by the recursion over the noise process.
     """
 
     def __init__(self, inverse_diagonals: np.ndarray, bands: int) -> None:
@@ -57,7 +34,7 @@ class StructuredLoss:
         self.width = min(self.n, bands + self.p - 1)
 
     def evaluate(self, columns: np.ndarray) -> tuple[float, np.ndarray]:
-        """As in BandedLoss."""
+        """The loss and its gradient, (n, bands), 0 outside C."""
         recursion = NoiseRecursion(self._product(columns))
         along_R = columns_of_blocks(recursion.gradient(), self.n, self.width)
         gradient = np.zeros((self.n, self.bands))
@@ -67,7 +44,10 @@ class StructuredLoss:
         return float(recursion.squared_errors().sum()), clear_outside(gradient)
 
     def bound(self, columns: np.ndarray, classes: np.ndarray, tolerance: float) -> tuple[float, float]:
-        """As in BandedLoss."""
+        """The loss and a lower bound on that of every C whose classes have squared column norms that sum to at most 1.
+
+        A bound within the relative `tolerance` need not be made sharper. ImpreciseRecursion where digits are lost.
+        """
         with np.errstate(all="ignore"):
             recursion = NoiseRecursion(self._product(columns))
         squares = recursion.squared_errors()
@@ -90,7 +70,7 @@ class StructuredLoss:
 
 
 class DenseLoss:
-    """For any A: C still has blocks on its diagonal and right below it only, and an evaluation costs O(n^2 bands)."""
+    """The same for any A: C still has blocks on its diagonal and right below it only, and an evaluation costs O(n^2 bands)."""
 
     def __init__(self, A: np.ndarray, bands: int) -> None:
         self.A, self.n, self.bands = A, A.shape[0], bands
@@ -98,7 +78,7 @@ class DenseLoss:
         self.blocks = [slice(first, min(first + size, self.n)) for first in range(0, self.n, size)]
 
     def evaluate(self, columns: np.ndarray) -> tuple[float, np.ndarray]:
-        """As in BandedLoss."""
+        """As in StructuredLoss."""
         C, band = self._with_band_view()
         band[:] = columns
         B = self._decoder(C)
@@ -119,7 +99,7 @@ class DenseLoss:
         return float(np.einsum("ij,ij->", B, B)), clear_outside(-2.0 * gradient)
 
     def bound(self, columns: np.ndarray, classes: np.ndarray, tolerance: float) -> tuple[float, float]:
-        """As in BandedLoss; O(n^3).
+        """As in StructuredLoss; O(n^3).
 
         At the optimum M = X^-1 A^T A X^-1 vanishes inside the band, off the diagonal, and its diagonal is constant on
         each class: there the derivative of the loss along X, -M, is zero along every feasible direction. U is M made

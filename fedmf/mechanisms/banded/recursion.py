@@ -15,10 +15,10 @@ Banded matrices are given by columns here: columns[j, o] = M[j + o, j], 0 where 
 import numpy as np
 import scipy.linalg
 
+from fedmf import checks
+
 # Blocks smaller than this cost more in calls than they save in arithmetic.
 _MIN_BLOCK_ROUNDS = 32
-# Rounds whose blocks are held at once where only errors are wanted.
-_MAX_ROUNDS_AT_ONCE = 32_768
 # Rounds in which the recursion is compared with solves, and how far it may be off.
 _SAMPLED_ROUNDS, _MAX_RELATIVE_ERROR = 33, 1e-6
 
@@ -44,11 +44,6 @@ def rows_of_columns(columns: np.ndarray) -> np.ndarray:
     for o in range(bands):
         rows[o:, o] = columns[: n - o, o]
     return rows
-
-
-def block_length(n: int, bands: int) -> int:
-    """Rounds in a block, for a matrix of so many bands: at least bands - 1."""
-    return min(n, max(bands - 1, _MIN_BLOCK_ROUNDS))
 
 
 def blocks_of(columns: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -113,25 +108,6 @@ def is_precise(squares: np.ndarray, rows: np.ndarray, inverse: np.ndarray) -> bo
     return bool((np.abs(squares[sample] - solved) <= _MAX_RELATIVE_ERROR * solved).all())
 
 
-def squared_row_norms_of_inverse(rows: np.ndarray) -> np.ndarray:
-    """The squared norms of the rows of R^-1, (n,), for a banded R by rows[t, j] = R[t, t - j]: NoiseRecursion in parts.
-
-    >>> squared_row_norms_of_inverse(np.array([[1.0, 0.0], [1.0, -1.0], [1.0, -1.0]]))
-    array([1., 2., 3.])
-    """
-    n, bands = rows.shape
-    length = block_length(n, bands)
-    part = -(-_MAX_ROUNDS_AT_ONCE // length) * length
-    norms = np.empty(n)
-    known: np.ndarray | None = None  # the covariance of the last block before this part
-    for first in range(0, n, part):
-        window = slice(0 if known is None else first - length, min(first + part, n))
-        recursion = NoiseRecursion(columns_of_rows(rows[window]), length=length, known=known)
-        norms[window] = recursion.squared_errors()
-        known = recursion.covariances[-1]
-    return norms
-
-
 class NoiseRecursion:
     """The covariances Sigma_t for an R given by columns, and the adjoint recursion.
 
@@ -144,15 +120,14 @@ class NoiseRecursion:
     array([1., 2., 3.])
     """
 
-    def __init__(self, columns: np.ndarray, *, length: int | None = None, known: np.ndarray | None = None) -> None:
-        """Blocks of `length` rounds, or as is best; `known` is the covariance of the first one, if it does not start at 0."""
+    def __init__(self, columns: np.ndarray) -> None:
         self.rounds, bands = columns.shape
-        D, E = blocks_of(columns, block_length(self.rounds, bands) if length is None else length)
+        length = min(self.rounds, max(bands - 1, _MIN_BLOCK_ROUNDS))
+        checks.fits_in_memory("the recursion over a banded encoder", (self.rounds, length), copies=6)
+        D, E = blocks_of(columns, length)
         self.inverses = np.stack([lower_inverse(block) for block in D])
         self.transfers = self.inverses[1:] @ E
         self.covariances = self.inverses @ self.inverses.transpose(0, 2, 1)
-        if known is not None:
-            self.covariances[0] = known
         for t, F in enumerate(self.transfers):
             self.covariances[t + 1] += F @ self.covariances[t] @ F.T
 

@@ -1,21 +1,20 @@
 """The ascent of a dense dual problem, and the best feasible encoder met on the way."""
 
-import contextlib
+from collections.abc import Iterator
 
 import numpy as np
 import scipy.linalg
 
 from fedmf.mechanisms.dense.classes import Blocks
-from fedmf.mechanisms.dense.dual import Dual
+from fedmf.mechanisms.dense.dual import PairsDual
+from fedmf.mechanisms.fitting.lbfgs import minimise
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 
 # A feasible encoder costs as much as one to thirty steps. It is made where the bound has nearly stopped rising and, in any case,
 # after this many times as many steps as the last time.
 _FIRST_CHECK, _CHECK_GROWTH = 10, 1.5
-
-
-class _Finished(Exception):
-    """Raised out of the optimiser's callback, the only way to stop scipy's L-BFGS from outside."""
+# Turns that are worth making before L-BFGS, which is best near the optimum.
+_TURNS = 3
 
 
 class Ascent:
@@ -30,12 +29,12 @@ class Ascent:
       interrupted: whether Ctrl-C ended the ascent.
     """
 
-    def __init__(self, dual: Dual, A: np.ndarray, stopping: Stopping) -> None:
+    def __init__(self, dual: PairsDual, A: np.ndarray, stopping: Stopping) -> None:
         self.dual, self.A, self.stopping = dual, A, stopping
         self.encoder, self.loss, self.bound = np.empty((0, 0)), np.inf, 0.0
         self.variables: Blocks = dual.start()
         self.iterations, self.interrupted = 0, False
-        self._evaluated = self._reached = self.variables
+        self._reached = self.variables
         # The best diagonal X: feasible from the start, and the optimum where every round is of one class.
         diagonal = dual.scaled(np.diag(np.sqrt(np.diagonal(dual.gram))))
         self._compare(lower_factor(dual.classes.in_time_order(diagonal)))
@@ -44,54 +43,49 @@ class Ascent:
     def run(self) -> None:
         """Iterates; the first Ctrl-C ends it, with a feasible encoder in any case."""
         try:
-            with contextlib.suppress(_Finished):
-                x = self.variables
-                for _ in range(self.dual.turns):
-                    x = self.dual.turn(x, self._evaluate(x)[2])
-                    self._step()
-                self._quasi_newton(x)
-                # A line search found no better point. If rounding in the resolvents was why, eigendecompositions go on.
-                if self.dual.resolvents is not None:
-                    self.dual.resolvents = None
-                    self._quasi_newton(self._reached)
-                self._check_again()
+            if any(self._finished() for _ in self._steps()):
+                return
         except KeyboardInterrupt:
             raise_if_interruptible()
             self.interrupted = True
-            if self.bound == 0.0:
-                self._check_again()
+            if self.bound > 0.0:
+                return
+        self.dual.evaluate(self._reached)  # a line search may have left it
+        self._check()
 
-    def _evaluate(self, variables: Blocks) -> tuple[float, Blocks, Blocks]:
-        self._evaluated = variables
-        return self.dual.evaluate(variables)
+    def _steps(self) -> Iterator[None]:
+        """Turns, and then L-BFGS; after each step the dual's last evaluation is at `_reached`."""
+        for _ in range(_TURNS):
+            of_factor = self.dual.evaluate(self._reached)[2]
+            yield
+            self._reached = self.dual.turn(self._reached, of_factor)
+        yield from self._quasi_newton()
+        # A line search found no better point. If rounding in the resolvents was why, eigendecompositions go on.
+        if self.dual.resolvents is not None:
+            self.dual.resolvents = None
+            yield from self._quasi_newton()
 
-    def _quasi_newton(self, start: Blocks) -> None:
-        # Imported here because it is slow to import, and `fedmf --help` must not wait for it.
-        from scipy import optimize as scipy_optimize
+    def _quasi_newton(self) -> Iterator[None]:
+        # In units in which one turn, H -> (budget / T) X H, is a step of about unit length down the gradient of -log bound.
+        gradient = self.dual.evaluate(self._reached)[1]
+        unit = self.dual.factored(self._reached)[1] / 2.0 * np.sqrt(sum(float(np.vdot(g, g)) for g in gradient))
+        shapes = [block.shape for block in self._reached]
+        ends = np.cumsum([block.size for block in self._reached])[:-1]
 
-        # In units in which one turn is a unit step down the gradient of -log bound: H -> (budget / T) X H.
-        unit = np.sqrt(self.dual.factored(start)[1] / 2.0)
-        shapes = [block.shape for block in start]
-        ends = np.cumsum([block.size for block in start])[:-1]
+        def blocks(x: np.ndarray) -> Blocks:
+            return [part.reshape(shape) * unit for part, shape in zip(np.split(x, ends), shapes, strict=True)]
 
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-            variables = [part.reshape(shape) * unit for part, shape in zip(np.split(x, ends), shapes, strict=True)]
-            value, gradient, _ = self._evaluate(variables)
+            value, gradient, _ = self.dual.evaluate(blocks(x))
             return value, np.concatenate([part.ravel() for part in gradient]) * unit
 
-        scipy_optimize.minimize(
-            objective,
-            np.concatenate([block.ravel() for block in start]) / unit,
-            jac=True,
-            method="L-BFGS-B",
-            callback=lambda _: self._step(),
-            options={"maxiter": self.stopping.max_iterations, "maxfun": 10**9, "maxcor": 20, "ftol": 0.0, "gtol": 0.0},
-        )
+        for x, _ in minimise(objective, np.concatenate([block.ravel() for block in self._reached]) / unit):
+            self._reached = blocks(x)
+            yield
 
-    def _step(self) -> None:
-        """After each step: the last evaluation is at the point it reached."""
+    def _finished(self) -> bool:
+        """After each step: counts it, makes an encoder where that pays, and says whether to end."""
         self.iterations += 1
-        self._reached = self._evaluated
         rise = 1.0 - self._latest_bound / self.dual.bound
         self._latest_bound = self.dual.bound
         gap = None
@@ -105,20 +99,14 @@ class Ascent:
             self._small_rise = min(self._small_rise, rise) * min(1.0, self.stopping.tolerance / max(gap, 1e-300))
         if self.stopping.progress is not None:
             self.stopping.progress(self.iterations, self.loss, gap)
-        if self.iterations >= self.stopping.max_iterations or (gap is not None and gap <= self.stopping.tolerance):
-            raise _Finished
-
-    def _check_again(self) -> None:
-        """At the last step's point: a line search may have left it."""
-        self._evaluate(self._reached)
-        self._check()
+        return self.iterations >= self.stopping.max_iterations or (gap is not None and gap <= self.stopping.tolerance)
 
     def _check(self) -> float:
         """Makes feasible encoders from the last evaluation; the gap of the best so far."""
         self._checked_at = self.iterations
         X = self.dual.gram_matrix()
         if self.dual.bound > self.bound:
-            self.bound, self.variables = self.dual.bound, self._evaluated
+            self.bound, self.variables = self.dual.bound, self._reached
         for candidate in self.dual.candidates(X):
             self._compare(lower_factor(self.dual.classes.in_time_order(candidate)))
         return max(self.loss / self.bound - 1.0, 0.0)

@@ -16,8 +16,7 @@ What budget holds, and why no more general U does better, for a class of size k 
   encoder, whatever its signs, under vector contributions: a client who contributes the rows of a Cholesky factor of
   U_c / v, of norm 1 each, shows tr(U_c X_c) <= v sens^2 = v.
 - equal column norms d <= 1 / k with the same orthogonality: any positive-definite U_c, budget tr(U) / k. Encoders of equal norms
-  that are not orthogonal on the pairs need not obey this bound: for them y_c >= the largest eigenvalue of diag(U_c) - U_c is
-  wanted as well, with budget sum y_c, and for 6 x 40 rounds of prefix sums that is 0.9 % more (6 x 342: no more).
+  that are not orthogonal on the pairs need not obey this bound.
 
 T is the nuclear norm of A H, the largest tr(Q A H) over orthogonal Q. Maximising over Q and H in turn never lowers the
 bound; for given Q the best H is in closed form, and one turn is H_c <- X_c H_c with rows then scaled to norm sqrt(v),
@@ -27,9 +26,7 @@ v_i <- v_i X_ii, and T^2 / budget is their Eq. 8 at its best scale. A few turns 
 difference of a turn.
 """
 
-import abc
 from collections.abc import Iterator
-from typing import final
 
 import numpy as np
 import scipy.linalg
@@ -42,8 +39,11 @@ from fedmf.workloads import Workload
 _SMALLEST_EIGENVALUE = 20 * np.finfo(float).eps
 
 
-class Dual(abc.ABC):
-    """The bound T^2 / budget as a smooth function of free variables, and the feasible X next to it.
+class PairsDual:
+    """The bound T^2 / budget for all encoders as a smooth function of free variables, and the feasible X next to it.
+
+    U has a constant diagonal in each class. The variables are rows of any norm: H_c has them scaled to norm sqrt(v_c), v_c
+    being the mean of their squared norms.
 
     Attributes:
       A: the workload with its columns in class order.
@@ -51,10 +51,7 @@ class Dual(abc.ABC):
       resolvents: what evaluates the bound without an eigendecomposition, to about 1e-7 or better; None: nothing does.
       bound: T^2 / budget at the variables last evaluated.
       factor: H there.
-      turns: how many turns are worth making before L-BFGS, which is best near the optimum.
     """
-
-    turns = 3
 
     def __init__(self, workload: Workload, classes: Classes) -> None:
         self.classes = classes
@@ -66,25 +63,60 @@ class Dual(abc.ABC):
         self._budget = 0.0
         self._eigen: tuple[np.ndarray, np.ndarray] | None = None
 
-    @abc.abstractmethod
     def start(self) -> Blocks:
-        """First variables, good ones if an X that is nearly diagonal is."""
+        """First variables, good ones if an X that is nearly diagonal is.
 
-    @abc.abstractmethod
+        Of diagonal X, the best has X_ii proportional, in each class, to sqrt((A^T A)_ii). U(X) = X^-1 A^T A X^-1 then has
+        these correlations within classes.
+        """
+        blocks = []
+        for gram in self.classes.blocks(self.gram):
+            scale = 1.0 / np.sqrt(np.einsum("cii->ci", gram))
+            correlations = gram * scale[:, :, None] * scale[:, None, :]
+            try:
+                blocks.append(np.linalg.cholesky(correlations))
+            except np.linalg.LinAlgError:  # columns of A that are parallel to rounding: start at diagonal U instead
+                blocks.append(np.broadcast_to(np.eye(gram.shape[1]), gram.shape).copy())
+        return self._scaled(blocks, self.classes.sums(np.sqrt(np.diagonal(self.gram))))
+
     def factored(self, variables: Blocks) -> tuple[Blocks, float]:
         """H and the budget of U = H H^T."""
+        norms = [np.linalg.norm(block, axis=2) for block in variables]
+        v = [np.square(norm).mean(axis=1) for norm in norms]
+        H = [
+            block * (np.sqrt(level)[:, None] / norm)[:, :, None]
+            for block, level, norm in zip(variables, v, norms, strict=True)
+        ]
+        return H, float(sum(level.sum() for level in v))
 
-    @abc.abstractmethod
     def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
         """The derivatives of T and of the budget with respect to the variables, given G = dT / dH = X_c H_c."""
+        of_T, of_budget = [], []
+        for block, g in zip(variables, G, strict=True):
+            norms = np.linalg.norm(block, axis=2)
+            size = block.shape[1]
+            root_v = np.sqrt(np.square(norms).mean(axis=1))
+            unit = block / norms[:, :, None]
+            along = np.einsum("cij,cij->ci", g, unit)
+            across = (g - along[:, :, None] * unit) * (root_v[:, None] / norms)[:, :, None]
+            of_T.append(across + (along.sum(axis=1) / (size * root_v))[:, None, None] * block)
+            of_budget.append(block * (2.0 / size))
+        return of_T, of_budget
 
-    @abc.abstractmethod
     def turn(self, variables: Blocks, G: Blocks) -> Blocks:
         """The variables that are best for the Q of these: the bound at them is no lower."""
+        norms = [np.linalg.norm(g, axis=2) for g in G]
+        units = [g / norm[:, :, None] for g, norm in zip(G, norms, strict=True)]
+        return self._scaled(units, np.concatenate([norm.sum(axis=1) for norm in norms]))
 
-    @abc.abstractmethod
     def scaled(self, X: np.ndarray) -> np.ndarray:
-        """X with its rows and columns scaled to sensitivity 1, if X is feasible but for its scale."""
+        """X with its rows and columns scaled to sensitivity 1, if X is feasible but for its scale: each class has trace 1."""
+        scale = 1.0 / np.sqrt(self.classes.spread(self.classes.sums(np.diagonal(X))))
+        return X * scale[:, None] * scale
+
+    def _scaled(self, units: Blocks, root_v: np.ndarray) -> Blocks:
+        of_groups = self.classes.grouped(root_v)
+        return [unit * root[:, None, None] for unit, root in zip(units, of_groups, strict=True)]
 
     def evaluate(self, variables: Blocks) -> tuple[float, Blocks, Blocks]:
         """-log of the bound, its gradient, and dT / dH: by `resolvents` or one n x n eigendecomposition."""
@@ -154,97 +186,23 @@ class Dual(abc.ABC):
         T = float(scipy.linalg.svdvals(AH, overwrite_a=True, check_finite=False).sum())
         return T * T / budget
 
-    def _correlations(self) -> tuple[Blocks, np.ndarray]:
-        """Of diagonal X, the best under `pairs` has X_ii proportional, in each class, to sqrt((A^T A)_ii).
 
-        U(X) = X^-1 A^T A X^-1 then has these correlations within classes, factored; and this v of each class, (b,).
-        """
-        blocks = []
-        for gram in self.classes.blocks(self.gram):
-            scale = 1.0 / np.sqrt(np.einsum("cii->ci", gram))
-            correlations = gram * scale[:, :, None] * scale[:, None, :]
-            try:
-                blocks.append(np.linalg.cholesky(correlations))
-            except np.linalg.LinAlgError:  # columns of A that are parallel to rounding: start at diagonal U instead
-                blocks.append(np.broadcast_to(np.eye(gram.shape[1]), gram.shape).copy())
-        return blocks, self.classes.sums(np.sqrt(np.diagonal(self.gram))) ** 2
-
-
-@final
-class PairsDual(Dual):
-    """The bound for all encoders, over U with a constant diagonal in each class.
-
-    The variables are rows of any norm: H_c has them scaled to norm sqrt(v_c), v_c being the mean of their squared norms.
-    """
-
-    def start(self) -> Blocks:
-        """See Dual."""
-        blocks, v = self._correlations()
-        return self._scaled(blocks, np.sqrt(v))
-
-    def factored(self, variables: Blocks) -> tuple[Blocks, float]:
-        """See Dual."""
-        norms = [np.linalg.norm(block, axis=2) for block in variables]
-        v = [np.square(norm).mean(axis=1) for norm in norms]
-        H = [
-            block * (np.sqrt(level)[:, None] / norm)[:, :, None]
-            for block, level, norm in zip(variables, v, norms, strict=True)
-        ]
-        return H, float(sum(level.sum() for level in v))
-
-    def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
-        """See Dual."""
-        of_T, of_budget = [], []
-        for block, g in zip(variables, G, strict=True):
-            norms = np.linalg.norm(block, axis=2)
-            size = block.shape[1]
-            root_v = np.sqrt(np.square(norms).mean(axis=1))
-            unit = block / norms[:, :, None]
-            along = np.einsum("cij,cij->ci", g, unit)
-            across = (g - along[:, :, None] * unit) * (root_v[:, None] / norms)[:, :, None]
-            of_T.append(across + (along.sum(axis=1) / (size * root_v))[:, None, None] * block)
-            of_budget.append(block * (2.0 / size))
-        return of_T, of_budget
-
-    def turn(self, variables: Blocks, G: Blocks) -> Blocks:
-        """See Dual."""
-        norms = [np.linalg.norm(g, axis=2) for g in G]
-        units = [g / norm[:, :, None] for g, norm in zip(G, norms, strict=True)]
-        return self._scaled(units, np.concatenate([norm.sum(axis=1) for norm in norms]))
-
-    def scaled(self, X: np.ndarray) -> np.ndarray:
-        """Each class has trace 1."""
-        scale = 1.0 / np.sqrt(self.classes.spread(self.classes.sums(np.diagonal(X))))
-        return X * scale[:, None] * scale
-
-    def _scaled(self, units: Blocks, root_v: np.ndarray) -> Blocks:
-        of_groups = self.classes.grouped(root_v)
-        return [unit * root[:, None, None] for unit, root in zip(units, of_groups, strict=True)]
-
-
-@final
-class EqualNormsDual(Dual):
+class EqualNormsDual(PairsDual):
     """The bound for encoders of equal column norms, orthogonal within classes, over all U zero across them.
 
     The variables are H.
     """
 
-    def start(self) -> Blocks:
-        """See Dual."""
-        blocks, v = self._correlations()
-        of_groups = self.classes.grouped(v)
-        return [block * np.sqrt(level)[:, None, None] for block, level in zip(blocks, of_groups, strict=True)]
-
     def factored(self, variables: Blocks) -> tuple[Blocks, float]:
-        """See Dual."""
+        """See PairsDual."""
         return variables, float(sum(np.square(block).sum() for block in variables)) / self.classes.largest
 
     def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
-        """See Dual."""
+        """See PairsDual."""
         return G, [block * (2.0 / self.classes.largest) for block in variables]
 
     def turn(self, variables: Blocks, G: Blocks) -> Blocks:
-        """See Dual."""
+        """See PairsDual."""
         return [g * self.classes.largest for g in G]
 
     def scaled(self, X: np.ndarray) -> np.ndarray:

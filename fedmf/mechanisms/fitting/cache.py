@@ -56,13 +56,12 @@ def cached_path(
     return cache / f"{family}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
 
 
-def read(path: pathlib.Path, rounds: int) -> Mechanism | None:
-    """The mechanism in `path`; None where there is none of so many rounds, or the file is damaged."""
+def read(path: pathlib.Path) -> Mechanism | None:
+    """The mechanism in `path`; None where there is none, or the file is damaged."""
     try:
-        mechanism = load_mechanism(path)
+        return load_mechanism(path)
     except (OSError, ValueError):
         return None
-    return mechanism if mechanism.rounds == rounds else None
 
 
 def write(path: pathlib.Path, mechanism: Mechanism) -> None:

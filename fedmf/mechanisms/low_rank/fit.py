@@ -9,7 +9,7 @@ import scipy.linalg
 from fedmf import checks
 from fedmf.mechanisms.banded.mechanism import diagonals_of
 from fedmf.mechanisms.certificate import certify
-from fedmf.mechanisms.dense.ascent import Ascent
+from fedmf.mechanisms.dense.ascent import Ascent, decoder
 from fedmf.mechanisms.dense.classes import Classes
 from fedmf.mechanisms.dense.dual import PairsDual
 from fedmf.mechanisms.family import Family, register
@@ -39,16 +39,14 @@ def fit_low_rank(
 ) -> LowRankMechanism:
     """The first `bands` diagonals of the optimal B, and below them the best L R^T that alternating least squares finds.
 
-    The optimum that is approximated is that of a single participation, whatever `participation` is: it is smooth, where
-    the optimum for several has an edge at every epoch. Denisov et al. stop when the squared difference of the two B
-    stops falling. That is not what counts: the least difference is not the least loss, which falls for about 20 sweeps
-    and then rises a little. So the sweep with the smallest loss is kept, and fits end at tolerance, or after 50 sweeps.
-    The certificate holds the loss against the dual bound of the optimum over all encoders, under a single
-    participation; a gap above tolerance is what so few bands and so small a rank cost, and no reason to warn.
+    The optimum that is approximated is that of a single participation, whatever `participation` is: the optimum for
+    several has an edge at every epoch. Denisov et al. stop when the squared difference of the two B stops falling; the
+    sweep with the smallest loss, which is an earlier one, is kept here. The certificate holds the loss against the dual
+    bound over all encoders, under a single participation; a gap above tolerance is what so few bands and so small a rank
+    cost, and no reason to warn.
 
     Args:
-      workload: A.
-      participation: for the same number of rounds.
+      workload, participation: as `fedmf.fit`.
       bands: h, in 1..rounds; None as in Denisov's Table 2, half of log2(rounds), rounded up.
       rank: r, in 1..rounds; None: the other half, rounded down.
       stopping: tolerance is the certified gap at which to stop, max_iterations the most sweeps after those of the dense fit.
@@ -68,7 +66,8 @@ def fit_low_rank(
     optimum = Ascent(dual, A, dataclasses.replace(_OPTIMUM, progress=stopping.progress))
     optimum.run()
     lower_bound, steps = dual.proven(optimum.variables), optimum.iterations
-    approximation = _Approximation(A, _decoder(A, optimum.encoder / np.linalg.norm(optimum.encoder, axis=0)), h, r)
+    B = np.tril(decoder(A, optimum.encoder / np.linalg.norm(optimum.encoder, axis=0)))
+    approximation = _Approximation(A, B, h, r)
     best = approximation.iterate()
     sweep, next_check, interrupted = 0, 1, optimum.interrupted
     sweeps = 0 if interrupted or h == n else stopping.max_iterations
@@ -96,11 +95,6 @@ def fit_low_rank(
         inverse_workload=diagonals_of(lower_inverse(A), n) if inverse is None else inverse,
         certificate=certificate,
     )
-
-
-def _decoder(A: np.ndarray, C: np.ndarray) -> np.ndarray:
-    """B = A C^-1."""
-    return np.tril(scipy.linalg.solve_triangular(C.T, A.T, lower=False).T)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,23 +52,20 @@ class LowRankMechanism(Mechanism):
     inverse_workload: np.ndarray
 
     def __post_init__(self) -> None:
-        names = ("diagonals", "left", "right", "inverse_workload")
-        arrays = {name: checks.array(name, getattr(self, name), ndim=2) for name in names}
-        n = arrays["diagonals"].shape[0]
+        arrays = {name: checks.banded_rows(name, getattr(self, name)) for name in ("diagonals", "inverse_workload")}
+        arrays |= {name: checks.array(name, getattr(self, name), ndim=2) for name in ("left", "right")}
+        self._set(**arrays)
         for name, array in arrays.items():
-            if array.shape[0] != n:
-                raise ValueError(f"{name} has {array.shape[0]} rows and diagonals has {n}: pass one for each round")
-            self._set(**{name: array})
-        for name in ("diagonals", "inverse_workload"):
-            bands = arrays[name].shape[1]
-            if bands > n or np.triu(arrays[name][:bands], 1).any():
-                raise ValueError(f"{name} reaches before round 0: use at most {n} columns, with [t, j] = 0 for j > t")
-        positive = arrays["diagonals"][:, 0] * arrays["inverse_workload"][:, 0] > 0.0
+            if len(array) != self.rounds:
+                raise ValueError(
+                    f"{name} has {len(array)} rows and diagonals has {self.rounds}: pass one for each round"
+                )
+        positive = self.diagonals[:, 0] * self.inverse_workload[:, 0] > 0.0
         if not positive.all():
             t = int(np.argmin(positive))
             raise ValueError(
-                f"diagonals[{t}, 0]={arrays['diagonals'][t, 0]} and inverse_workload[{t}, 0]="
-                f"{arrays['inverse_workload'][t, 0]} give N no positive diagonal: choose the sign of A[{t}, {t}] for both"
+                f"diagonals[{t}, 0]={self.diagonals[t, 0]} and inverse_workload[{t}, 0]={self.inverse_workload[t, 0]} "
+                f"give N no positive diagonal: choose the sign of A[{t}, {t}] for both"
             )
         if self.left.shape != self.right.shape:
             raise ValueError(f"left has shape {self.left.shape} and right has {self.right.shape}: pass the same rank")
@@ -99,10 +96,7 @@ class LowRankMechanism(Mechanism):
         P = self.inverse_workload
         if P.shape[1] == n:
             return np.tril(banded_matrix(P) @ B)
-        N = P[:, :1] * B
-        for j in range(1, P.shape[1]):
-            N[j:] += P[j:, j, None] * B[:-j]
-        return N
+        return checks.banded_times(P, B)
 
     def stream(self) -> NoiseStream:
         """Alg. 3 of Denisov et al. 2022, App. H, with A^-1 applied: h + p - 1 rows and r running sums."""
@@ -117,10 +111,10 @@ class LowRankMechanism(Mechanism):
         near[:, :h] = self.diagonals
         for i in range(h, w):
             near[i:, i] = np.einsum("tr,tr->t", self.left[i:], self.right[: n - i])
-        read = P[:, :1] * self.left
-        for j in range(1, P.shape[1]):
-            read[j:] += P[j:, j, None] * self.left[:-j]
         buffers = Buffers(
-            window=checks.banded_product(P, near)[:, :w], read=read, write=self.right, decay=np.ones(self.rank)
+            window=checks.banded_product(P, near)[:, :w],
+            read=checks.banded_times(P, self.left),
+            write=self.right,
+            decay=np.ones(self.rank),
         )
         return NoiseStream(rounds=n, sources=n, buffers=buffers)

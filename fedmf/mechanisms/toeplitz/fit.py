@@ -15,7 +15,7 @@ from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
 OBJECTIVES = ("mean", "max")
-COEFFICIENTS = ("optimized", "sqrt", "nu", "inverse_sqrt", "one_step")
+COEFFICIENTS = ("optimized", "sqrt", "nu", "inverse_sqrt")
 # Closed forms: what is given of the mechanism, the power that it is of its polynomial, and why there is no certificate.
 _CLOSED_FORMS = {
     "sqrt": (
@@ -26,7 +26,6 @@ _CLOSED_FORMS = {
     ),
     "nu": ("coefficients", -0.5, "damped coefficients are"),
     "inverse_sqrt": ("noising_window", 0.5, "the banded inverse square root is"),
-    "one_step": ("noising_window", 1.0, "the one-step correlation is"),
 }
 # The default number of bands of an optimised encoder, and of the window of an inverse square root, is at most this.
 _MAX_BANDS = 256
@@ -57,28 +56,27 @@ def fit_toeplitz(
       the case whose sensitivity is known exactly.
     - "sqrt": c(x) = sqrt(a(x)), its first `bands` coefficients (all). For prefix sums (1 - x)^(-1/2), of all Toeplitz
       encoders the one with the smallest largest error under a single participation (BLT slides, "optimal max error").
-    - "nu": c(x) = (1 - (1 - nu) x)^(-1/2), its first `bands` coefficients (all), whatever the workload. Then the noise
-      is x_t = z_t - sum of beta_s z_(t-s), beta_s = (1 - nu)^s |binomial(1/2, s)|, which grows like t^(-3/2) (1 - nu)^t /
-      (2 sqrt(pi)): the nu-DP-FTRL of the slides, which print the rate of decay without the constant. Taken literally,
-      beta_t = t^(-3/2) (1 - nu)^t sum to more than 1 for nu < 0.27, and C would grow exponentially. nu = 0 is the "sqrt"
-      of prefix sums.
+    - "nu": c(x) = (1 - (1 - nu) x)^(-1/2), its first `bands` coefficients (all), whatever the workload: the nu-DP-FTRL of
+      the slides, whose beta_t = t^(-3/2) (1 - nu)^t lacks the constant 1 / (2 sqrt(pi)), without which C would explode.
+      nu = 0 is the "sqrt" of prefix sums.
     - "inverse_sqrt": n(x) = 1 / sqrt(a(x)), its first `bands` coefficients (min_sep, at most 256), so that noise is
       mixed from the last `bands` draws (Kalinin, McKenna, Upadhyay and Lampert 2025).
-    - "one_step": n(x) = 1 - nu x, so that x_t = z_t - nu z_(t-1). No bands.
 
-    nu, in [0, 1), is for "nu" and "one_step". An optimised fit ends when ten steps together lower the loss by less than
+    nu, in [0, 1), is for "nu". An optimised fit ends when ten steps together lower the loss by less than
     the share tolerance. Other arguments and errors as `fedmf.fit`.
     """
     kind = checks.one_of("coefficients", coefficients, COEFFICIENTS)
     checks.one_of("objective", objective, OBJECTIVES)
-    n, polynomial = workload.rounds, _damped(kind, nu)
-    if kind == "one_step" and bands is not None:
-        raise ValueError(f"bands={bands!r} does not suit coefficients='one_step', which mixes two draws: leave it out")
+    n, hint = workload.rounds, "choose a damping in [0, 1)"
+    if (nu is not None) != (kind == "nu"):
+        raise ValueError(f"nu={nu!r} does not suit coefficients={kind!r}: {hint if nu is None else 'leave it out'}")
     if bands is None:
-        few = 2 if kind == "one_step" else min(participation.min_sep, _MAX_BANDS)
-        bands = n if kind in ("sqrt", "nu") else min(few, n)
+        bands = n if kind in ("sqrt", "nu") else min(participation.min_sep, _MAX_BANDS, n)
     bands = checks.integer("bands", bands, low=1, high=n, hint="it counts coefficients, at most one a round")
-    polynomial = toeplitz_inverse(workload) if polynomial is None else polynomial
+    if nu is None:
+        polynomial = toeplitz_inverse(workload)
+    else:
+        polynomial = np.array([1.0, checks.positive("nu", nu, hint, below=1, zero=True) - 1.0])
     if kind == "optimized":
         c, descent = _optimized(polynomial, participation, bands, objective, stopping)
         mechanism = ToeplitzMechanism(rounds=n, coefficients=c)
@@ -86,18 +84,6 @@ def fit_toeplitz(
     field, exponent, reason = _CLOSED_FORMS[kind]
     column: Any = {field: power_series(polynomial, exponent, bands)}
     return ToeplitzMechanism(rounds=n, certificate_reason=f"{reason} a closed form, not optimised", **column)
-
-
-def _damped(kind: str, nu: float | None) -> np.ndarray | None:
-    """The polynomial whose power "nu" and "one_step" are; None for coefficients that the workload decides."""
-    hint = "choose a damping in [0, 1)"
-    if (nu is not None) != (kind in ("nu", "one_step")):
-        hint = hint if nu is None else "leave it out, or choose 'nu' or 'one_step'"
-        raise ValueError(f"nu={nu!r} does not suit coefficients={kind!r}: {hint}")
-    if nu is None:
-        return None
-    nu = checks.positive("nu", nu, hint, below=1, zero=True)
-    return np.array([1.0, -nu if kind == "one_step" else nu - 1.0])
 
 
 def toeplitz_inverse(workload: Workload) -> np.ndarray:
@@ -192,18 +178,18 @@ def _optimized(
     The first stage is over non-increasing c, whose zeros are all outside the unit circle (Enestroem-Kakeya): no step makes
     N unstable. Where the sensitivity of any c is known, a second stage goes on from there over all c.
     """
-    problem = _Problem(inverse, participation, bands, objective, decreasing=True)
+    problem = ToeplitzProblem(inverse, participation, bands, objective, decreasing=True)
     roughly = stopping.tolerance if problem.overlapping else max(stopping.tolerance, _FIRST_TOLERANCE)
     first = descend(problem.log_loss, problem.start(), stopping.after(0, tolerance=roughly), [(0.0, None)] * bands)
     c = problem.coefficients(first.point)[0]
     if problem.overlapping or first.interrupted or first.iterations >= stopping.max_iterations or bands == 1:
         return c, first
-    problem = _Problem(inverse, participation, bands, objective, decreasing=False)
+    problem = ToeplitzProblem(inverse, participation, bands, objective, decreasing=False)
     second = descend(problem.log_loss, c[1:], stopping.after(first.iterations))
     return problem.coefficients(second.point)[0], first.then(second)
 
 
-class _Problem:
+class ToeplitzProblem:
     """Squared sensitivity times squared error, as a function of what is free in c.
 
     The loss does not change with the scale of c. The variables are the steps down, c_t - c_(t+1) >= 0, if `decreasing`;
@@ -237,6 +223,7 @@ class _Problem:
         return (c / c[0], float(c[0])) if c[0] > 0.0 else (np.full_like(c, np.nan), 1.0)
 
     def log_loss(self, point: np.ndarray) -> tuple[float, np.ndarray]:
+        """The logarithm of the loss, infinite where N grows without end, and its gradient."""
         c, scale = self.coefficients(point)
         if not np.isfinite(c).all():
             return np.inf, point
@@ -305,8 +292,8 @@ register(
         help={
             "bands": "coefficients, by default min_sep and at most 256, or all",
             "objective": "what to minimise: mean or max",
-            "coefficients": "optimized, sqrt, nu, inverse_sqrt or one_step",
-            "nu": "damping of the coefficients nu and one_step",
+            "coefficients": "optimized, sqrt, nu or inverse_sqrt",
+            "nu": "damping of the coefficients nu",
         },
     )
 )

@@ -25,8 +25,7 @@ class ToeplitzMechanism(Mechanism):
     - coefficients: C is banded, c[0..bands-1] given. With fewer bands than rounds the noise is a recurrence that keeps
       bands - 1 rows; with all bands it takes a row of N.
     - noising_window: N is banded, n[0..window-1] given, so that each round mixes the last `window` draws only, and C has
-      all bands (the banded inverse square root of Kalinin, McKenna, Upadhyay and Lampert 2025; with a window of two, the
-      damped one-step correlation x_t = z_t - nu z_{t-1}).
+      all bands (the banded inverse square root of Kalinin, McKenna, Upadhyay and Lampert 2025).
 
     Attributes:
       rounds: n, a positive int.

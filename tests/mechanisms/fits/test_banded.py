@@ -1,6 +1,5 @@
 """The banded fits: gradients, bounds and optima against dense definitions."""
 
-import itertools
 import warnings
 
 import numpy as np
@@ -8,33 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmf.mechanisms.banded import fit as banded_fit
 from fedmf.mechanisms.banded.fit import _Columns, toeplitz_start
-from fedmf.mechanisms.banded.loss import DenseLoss, StructuredLoss, banded_loss
-from fedmf.mechanisms.banded.recursion import columns_of_rows
+from fedmf.mechanisms.banded.loss import DenseLoss, StructuredLoss
+from fedmf.mechanisms.banded.recursion import columns_of_rows, rows_of_columns
 from fedmf.mechanisms.error import loss, rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.noise.stream import banded_matrix
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, identity, momentum_sgd, prefix_sum, sgd
+from tests.mechanisms.schemas import epochs, separated, single
 from tests.paper_figures import BANDED_TABLE_2_BANDS, BANDED_TABLE_2_UNIT
-
-
-def single(n):
-    return Participation(rounds=n, schema="single")
-
-
-def epochs(n, b, schema="fixed_epoch"):
-    return Participation(rounds=n, schema=schema, min_sep=b)
-
-
-def matrix_of(columns):
-    n, bands = columns.shape
-    C = np.zeros((n, n))
-    for j, o in itertools.product(range(n), range(bands)):
-        if j + o < n:
-            C[j + o, j] = columns[j, o]
-    return C
 
 
 def random_structured(n, p, seed):
@@ -42,6 +25,10 @@ def random_structured(n, p, seed):
     rows = rng.uniform(-0.4, 0.4, (n, min(n, p)))
     rows[:, 0] = rng.uniform(0.5, 1.5, n)
     return Workload.from_inverse("random", outside_cleared(rows))
+
+
+def structured_loss(workload, bands):
+    return StructuredLoss(workload.inverse_diagonals, bands)
 
 
 def outside_cleared(rows):
@@ -73,17 +60,15 @@ def test_structured_and_dense_losses_agree_with_the_definition(sizes):
     n, bands, p, seed = sizes[0], min(sizes[1], sizes[0]), sizes[2], sizes[3]
     workload = random_structured(n, p, seed)
     columns = random_columns(n, bands, np.random.default_rng(seed))
-    C = matrix_of(columns)
+    C = banded_matrix(rows_of_columns(columns))
     N = np.linalg.inv(C)
     B = workload.matrix @ N
     value, G = np.sum(B**2), -2.0 * B.T @ B @ N.T
-    for problem in (banded_loss(workload, bands), DenseLoss(workload.matrix, bands)):
+    for problem in (structured_loss(workload, bands), DenseLoss(workload.matrix, bands)):
         found, gradient = problem.evaluate(columns)
         np.testing.assert_allclose(found, value, rtol=1e-9)
         expected = columns_of_rows(np.stack([[G[t, t - o] if t >= o else 0.0 for o in range(bands)] for t in range(n)]))
         np.testing.assert_allclose(gradient, expected, atol=1e-8 * np.abs(expected).max())
-    assert isinstance(banded_loss(workload, bands), StructuredLoss)
-    assert isinstance(banded_loss(Workload("dense", workload.matrix), bands), DenseLoss)
 
 
 @given(SIZES, st.booleans())
@@ -91,7 +76,7 @@ def test_structured_and_dense_losses_agree_with_the_definition(sizes):
 def test_gradient_of_the_free_variables(sizes, equal):
     n, bands, seed = sizes[0] % 12 + 1, min(sizes[1], sizes[0] % 12 + 1), sizes[3]
     rng = np.random.default_rng(seed)
-    problem = banded_loss(random_structured(n, sizes[2], seed), bands)
+    problem = structured_loss(random_structured(n, sizes[2], seed), bands)
     columns = _Columns(np.append(1.0, rng.uniform(-0.5, 0.5, bands - 1) / bands), n, None if equal else bands)
     x = rng.uniform(-0.5, 0.5, columns.size)
     C = columns.of(x)
@@ -114,7 +99,7 @@ def test_bounds_hold_for_every_feasible_encoder(sizes, equal, structured):
     n, bands, seed = sizes[0], min(sizes[1], sizes[0]), sizes[3]
     rng = np.random.default_rng(seed)
     workload = random_structured(n, sizes[2], seed)
-    problem = banded_loss(workload, bands) if structured else DenseLoss(workload.matrix, bands)
+    problem = structured_loss(workload, bands) if structured else DenseLoss(workload.matrix, bands)
     min_sep = None if equal else min(n, bands + seed % 3)
     classes = _Columns(np.eye(bands)[0], n, min_sep).classes
     point = feasible(n, bands, min_sep, rng)
@@ -132,7 +117,7 @@ def test_structured_bound_against_its_dense_formula(n, bands, p):
     # At the fit, the dual point solved densely, as a linear system with one unknown for each entry inside the band.
     workload = momentum_sgd(n, 0.5) if p == 3 else prefix_sum(n) if p == 2 else identity(n)
     columns = columns_of_rows(fit(workload, single(n), family="banded", bands=bands, tolerance=1e-2).diagonals)
-    C, A = matrix_of(columns), workload.matrix
+    C, A = banded_matrix(rows_of_columns(columns)), workload.matrix
     X = C.T @ C
     M = np.linalg.inv(X) @ A.T @ A @ np.linalg.inv(X)
     lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
@@ -147,7 +132,7 @@ def test_structured_bound_against_its_dense_formula(n, bands, p):
     )
     value = np.sum((A @ np.linalg.inv(C)) ** 2)
     gap = 1.0 - expected / value
-    found, bound = banded_loss(workload, bands).bound(columns, np.arange(n), max(gap / 2.0, 1e-12))
+    found, bound = structured_loss(workload, bands).bound(columns, np.arange(n), max(gap / 2.0, 1e-12))
     np.testing.assert_allclose(found, value, rtol=1e-10)
     assert bound <= value * (1.0 + 1e-12)
     np.testing.assert_allclose(bound, expected, rtol=0.2 * gap + 1e-12)
@@ -174,13 +159,6 @@ def test_momentum_with_restarts_keeps_the_structured_fit():
     assert fit(momentum_sgd(128, 0.95, rates), epochs(128, 32), bands=8).certificate.gap <= 1e-3
 
 
-def test_a_dense_fit_that_is_too_large_is_refused_by_name(monkeypatch):
-    rates = 1e-8 + (1.0 + np.cos(np.pi * (np.arange(128) % 16) / 15)) / 2.0
-    monkeypatch.setattr(banded_fit.checks, "MAX_BYTES", 8 * 127**2)
-    with pytest.raises(ValueError, match="workload='sgd' loses its digits in the recursion over 128 rounds"):
-        fit(sgd(rates), epochs(128, 16), bands=2)
-
-
 @pytest.mark.parametrize("n", [128, 130])
 @pytest.mark.parametrize("equal_norms", [True, False])
 def test_workloads_reach_their_tolerance(n, equal_norms):
@@ -205,19 +183,6 @@ def test_workloads_reach_their_tolerance(n, equal_norms):
         np.testing.assert_allclose(loss(mechanism, workload, under), certificate.loss, rtol=1e-9)
 
 
-@pytest.mark.parametrize("schema", ["fixed_epoch", "min_sep", "every_round"])
-def test_one_band_without_equal_norms_is_known(schema):
-    # C diagonal: sum a_i^2 / s_i^2 with the s_i^2 of a class summing to 1 is least for s_i^2 in proportion to a_i.
-    n, b = 12, 1 if schema == "every_round" else 4
-    workload = momentum_sgd(n, 0.5)
-    participation = Participation(rounds=n, schema=schema, min_sep=None if schema == "every_round" else b)
-    mechanism = fit(workload, participation, bands=1, equal_norms=False, tolerance=1e-9)
-    a = np.linalg.norm(workload.matrix, axis=0)
-    sums = np.array([a[i::b].sum() for i in range(b)])
-    np.testing.assert_allclose(mechanism.certificate.loss, np.sum(sums**2), rtol=1e-8)
-    np.testing.assert_allclose(np.diagonal(mechanism.encoder()) ** 2, a / np.tile(sums, n // b), rtol=1e-3)
-
-
 def test_without_equal_norms_against_an_independent_solver():
     from scipy.optimize import minimize
 
@@ -227,7 +192,7 @@ def test_without_equal_norms_against_an_independent_solver():
     def value(free):
         columns = np.stack([free[:n], np.append(free[n:], 0.0)], axis=1)
         sums = np.bincount(np.arange(n) % b, np.square(columns).sum(axis=1))
-        C = matrix_of(columns / np.sqrt(sums[np.arange(n) % b])[:, None])
+        C = banded_matrix(rows_of_columns(columns / np.sqrt(sums[np.arange(n) % b])[:, None]))
         return np.sum((workload.matrix @ np.linalg.inv(C)) ** 2)
 
     best = minimize(value, np.append(np.ones(n), np.full(n - 1, 0.3)), method="BFGS", options={"gtol": 1e-8}).fun
@@ -244,7 +209,7 @@ def test_dropping_equal_norms_helps_under_epochs_only():
         )
         assert free.certificate.loss < 4.0 * even.certificate.lower_bound
         assert rmse(free, prefix_sum(n), epochs(n, b)) < rmse(even, prefix_sum(n), epochs(n, b))
-        at_least = epochs(n, b, "min_sep")
+        at_least = separated(n, b)
         assert sensitivity(free, at_least).value > 1.001 * sensitivity(free, epochs(n, b)).value
         # The same matrix for both schemas.
         again = fit(prefix_sum(n), at_least, bands=bands, equal_norms=False, tolerance=1e-5)
@@ -266,26 +231,14 @@ def test_refusals():
         fit(prefix_sum(12), fewer, bands=4, equal_norms=False)
     n = 1_000_000  # bands=min_sep by default, which is rounds here: it must not begin
     with pytest.raises(ValueError, match=r"bands=1000000 would take .* GiB.*toeplitz or blt.*few bands"):
-        fit(prefix_sum(n), Participation(rounds=n, schema="single"))
+        fit(prefix_sum(n), single(n))
 
 
 def test_toeplitz_start():
-    n = 60
-    # Best among Toeplitz encoders: no change of a coefficient helps.
-    start = toeplitz_start(prefix_sum(n), 4)
-    problem = banded_loss(prefix_sum(n), 4)
-
-    def value(c):
-        columns = np.tile(c, (n, 1))
-        columns[np.arange(n)[:, None] + np.arange(4) >= n] = 0.0
-        return problem.evaluate(columns)[0] * (c @ c)
-
-    for o, change in itertools.product((1, 2, 3), (-0.05, 0.05)):
-        assert value(start) < value(start + change * np.eye(4)[o])
-    assert len(toeplitz_start(prefix_sum(n), 1)) == 1
+    assert len(toeplitz_start(prefix_sum(60), 1)) == 1
     # Without structure, or where the typical row's recurrence explodes: the square root of prefix sums.
     wild = Workload.from_inverse("wild", outside_cleared(np.tile([1.0, 900.0, 3.0], (200, 1))))
-    for workload in (Workload("dense", np.tri(n)), wild):
+    for workload in (Workload("dense", np.tri(60)), wild):
         np.testing.assert_allclose(toeplitz_start(workload, 3), [1.0, 0.5, 0.375])
 
 
@@ -297,7 +250,7 @@ def test_banded_table_2(bands, equal_norms):
     mechanism = fit(prefix_sum(n), epochs(n, b), bands=bands, equal_norms=equal_norms, tolerance=1e-3, cache=False)
     assert mechanism.certificate.gap <= 1e-3
     once, under_epochs, apart = (
-        sensitivity(mechanism, participation) for participation in (single(n), epochs(n, b), epochs(n, b, "min_sep"))
+        sensitivity(mechanism, participation) for participation in (single(n), epochs(n, b), separated(n, b))
     )
     assert once.exact
     assert under_epochs.exact

@@ -11,7 +11,8 @@ from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.mechanisms.toeplitz.fit import toeplitz_inverse
 from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
-from tests.mechanisms.fits.test_toeplitz import WORKLOADS, schemas, single
+from tests.mechanisms.fits.test_toeplitz import WORKLOADS, schemas
+from tests.mechanisms.schemas import separated, single
 
 
 def blt(workload, participation, **options):
@@ -85,7 +86,7 @@ def test_a_few_buffers_come_near_the_best_toeplitz_encoder(make):
 
 def test_several_participations_are_worth_fitting_to():
     n = 300
-    participation = Participation(rounds=n, schema="min_sep", min_sep=50)
+    participation = separated(n, 50)
     for objective, measure in (("mean", rmse), ("max", max_error)):
         for_one, for_six = (
             measure(blt(prefix_sum(n), under, objective=objective), prefix_sum(n), participation)
@@ -105,33 +106,9 @@ def test_fewer_rounds_than_buffers(n, objective):
         np.testing.assert_allclose(mechanism.noising() @ mechanism.encoder(), np.eye(n), atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"buffers": 33}, ValueError, "buffers=33"),
-        ({"buffers": 2.0}, TypeError, "buffers=2.0"),
-    ],
-)
-def test_bad_options(options, error, words):
-    with pytest.raises(error, match=words):
-        blt(prefix_sum(8), single(8), **options)
-
-
-def test_many_buffers_are_no_worse():
-    n = 2052
-    errors = [
-        max_error(blt(prefix_sum(n), single(n), buffers=d, objective="max"), prefix_sum(n), single(n))
-        for d in (4, 8, 12)
-    ]
-    root = np.log(n) / np.pi + (np.euler_gamma + np.log(16.0)) / np.pi
-    assert root - 1e-3 < min(errors)
-    assert errors[1] <= errors[0] * (1.0 + 1e-9)
-    assert errors[2] <= errors[0] * (1.0 + 1e-9)
-
-
 def test_a_million_rounds():
     n = 10**6
-    participation = Participation(rounds=n, schema="min_sep", min_sep=n // 6)
+    participation = separated(n, n // 6)
     mechanism = blt(momentum_sgd(n), participation, buffers=4)
     root = fit(momentum_sgd(n), participation, family="toeplitz", coefficients="sqrt", cache=False)
     assert sensitivity(mechanism, participation).exact

@@ -10,11 +10,11 @@ import pytest
 
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting import cache as fits
-from fedmf.mechanisms.identity import IdentityMechanism
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
+from tests.mechanisms.schemas import separated, single
 
-SINGLE = Participation(rounds=24, schema="single")
+SINGLE = single(24)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_whatever_decides_a_fit_is_part_of_its_name(tmp_path):
         {},
         {"bands": 5},
         {"tolerance": 1e-4},
-        {"participation": Participation(rounds=24, schema="min_sep", min_sep=4)},
+        {"participation": separated(24, 4)},
         {"participation": Participation(rounds=24, schema="min_sep", min_sep=4, max_participations=2)},
         {"workload": momentum_sgd(24, 0.9)},
         {"workload": momentum_sgd(24, 0.9, np.linspace(1.0, 0.5, 24))},
@@ -90,7 +90,7 @@ def test_quick_fits_are_not_kept(tmp_path, monkeypatch):
 
 def test_a_cache_of_another_kind_is_refused():
     with pytest.raises(TypeError, match=r"cache=3 is a int: pass True, False or the path"):
-        fit(prefix_sum(4), Participation(rounds=4, schema="single"), cache=3)
+        fit(prefix_sum(4), single(4), cache=3)
 
 
 def test_where_fits_are_kept(tmp_path, monkeypatch):
@@ -123,31 +123,15 @@ def test_two_processes_at_once(tmp_path):
     assert len(files(tmp_path)) == 5
 
 
-def test_a_file_of_other_rounds_is_no_answer(tmp_path):
-    steps_of(tmp_path)
-    IdentityMechanism(rounds=3).save(tmp_path / files(tmp_path)[0])
-    mechanism, steps = steps_of(tmp_path)
-    assert (mechanism.rounds, mechanism.family) == (24, "banded")
-    assert steps > 0
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "mechanisms/sensitivity.py",
-        "participation/schema.py",
-        "workloads.py",
-        "mechanisms/dense/fit.py",
-        "noise/stream.py",
-    ],
-)
-def test_the_code_of_a_fit_is_all_that_decides_it(tmp_path, monkeypatch, name):
+def test_the_code_of_a_fit_is_all_that_decides_it(tmp_path, monkeypatch):
     # Fits are scaled by their sensitivity: one made before a change of it must not be read after.
     package = pathlib.Path(fits.__file__).parents[2]
     copy = tmp_path / "fedmf"
     shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(fits, "__file__", str(copy / "mechanisms" / "fitting" / "cache.py"))
-    before = fits._code.__wrapped__()
-    assert before == fits._code()
-    (copy / name).write_text((copy / name).read_text() + "# changed\n")
-    assert fits._code.__wrapped__() != before
+    digests = {fits._code.__wrapped__()}
+    assert digests == {fits._code()}
+    for name in ("mechanisms/sensitivity.py", "participation/schema.py", "workloads.py", "mechanisms/dense/fit.py"):
+        (copy / name).write_text((copy / name).read_text() + "# changed\n")
+        digests.add(fits._code.__wrapped__())
+    assert len(digests) == 5

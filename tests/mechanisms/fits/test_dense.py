@@ -15,11 +15,8 @@ from fedmf.mechanisms.dense.resolvents import Resolvents, inverse_root
 from fedmf.mechanisms.fit import fit
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
+from tests.mechanisms.schemas import epochs, separated, single
 from tests.oracles import attained_sensitivity
-
-
-def epochs(n, b):
-    return Participation(rounds=n, schema="fixed_epoch", min_sep=b)
 
 
 def random_workload(n, seed):
@@ -153,20 +150,6 @@ def test_a_turn_never_lowers_the_bound(kind, seed, n, data):
     assert dual.bound >= before * (1.0 - 1e-10)
 
 
-def test_optimality_conditions():
-    # X(U) at the optimum: zero on the pairs of each class, and trace 1 in each.
-    dual = PairsDual(prefix_sum(24), Classes(24, 6))
-    variables = dual.start()
-    for _ in range(300):
-        variables = dual.turn(variables, dual.evaluate(variables)[2])
-    dual.evaluate(variables)
-    X = dual.gram_matrix()
-    blocks = dual.classes.blocks(X)[0] * (6.0 / np.trace(X))  # U, and so X, is free up to scale
-    off = blocks - np.einsum("cii,ij->cij", blocks, np.eye(4))
-    assert np.abs(off).max() < 1e-6
-    np.testing.assert_allclose(np.einsum("cii->c", blocks), 1.0, rtol=1e-5)
-
-
 @pytest.mark.parametrize("make", [prefix_sum, momentum_sgd])
 @pytest.mark.parametrize(("n", "b", "chunk"), [(40, 20, 4), (43, 20, 4), (41, 41, 5), (30, 6, 4), (12, 3, 4)])
 def test_resolvents_match_the_eigendecomposition(make, n, b, chunk):
@@ -209,14 +192,6 @@ def test_reaches_its_tolerance_at_sensitivity_one(workload, b, equal_norms):
         np.testing.assert_allclose(np.linalg.norm(mechanism.encoder(), axis=0), k**-0.5, rtol=1e-12)
 
 
-def test_structure_changes_nothing():
-    by_resolvents, by_eigenvalues = (
-        fit(workload, epochs(300, 60), family="dense", tolerance=1e-7).certificate
-        for workload in (prefix_sum(300), Workload("plain", np.tri(300)))
-    )
-    np.testing.assert_allclose(by_resolvents.loss, by_eigenvalues.loss, rtol=2e-7)
-
-
 def test_min_sep_and_every_round():
     n, workload = 12, prefix_sum(12)
     fixed, apart = (
@@ -225,7 +200,7 @@ def test_min_sep_and_every_round():
     )
     assert np.array_equal(fixed.encoder(), apart.encoder())
     assert apart.certificate.participation == epochs(n, 4)
-    assert fedmf.sensitivity(apart, Participation(rounds=n, schema="min_sep", min_sep=4)).value > 1.0
+    assert fedmf.sensitivity(apart, separated(n, 4)).value > 1.0
     # Every round of one client: X is diagonal, X_ii proportional to the root of (A^T A)_ii = n - i.
     everywhere = fit(workload, Participation(rounds=n, schema="every_round"), family="dense")
     assert everywhere.certificate.gap <= 1e-9
@@ -233,24 +208,16 @@ def test_min_sep_and_every_round():
 
 
 def test_one_participation_of_any_schema_is_single():
-    single = fit(prefix_sum(9), Participation(rounds=9, schema="single"), family="dense")
+    once = fit(prefix_sum(9), single(9), family="dense")
     for participation in (
         epochs(9, 9),
         Participation(rounds=9, schema="fixed_epoch", min_sep=2, max_participations=1),
         Participation(rounds=9, schema="min_sep", min_sep=3, max_participations=1),
     ):
         other = fit(prefix_sum(9), participation, family="dense")
-        assert np.array_equal(other.encoder(), single.encoder())
+        assert np.array_equal(other.encoder(), once.encoder())
         assert other.certificate.participation is None
-    np.testing.assert_allclose(np.linalg.norm(single.encoder(), axis=0), 1.0, rtol=1e-14)
-
-
-@pytest.mark.parametrize("options", [{}, {"equal_norms": True}])
-@pytest.mark.parametrize(("n", "b"), [(1, 1), (2, 1), (2, 2), (3, 2)])
-def test_smallest_sizes(n, b, options):
-    mechanism = fit(prefix_sum(n), epochs(n, b), family="dense", **options)
-    assert mechanism.certificate.gap <= 1e-6
-    np.testing.assert_allclose(fedmf.sensitivity(mechanism, epochs(n, b)).value, 1.0, rtol=1e-7)
+    np.testing.assert_allclose(np.linalg.norm(once.encoder(), axis=0), 1.0, rtol=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -269,18 +236,6 @@ def test_badly_scaled_workloads(b, smallest, tolerance):
     assert certificate.gap <= tolerance
 
 
-@pytest.mark.parametrize(
-    ("participation", "options", "error", "match"),
-    [
-        (epochs(6, 2), {"equal_norms": "yes"}, TypeError, "pass True or False"),
-        (epochs(30_000, 1000), {}, ValueError, "GiB"),
-    ],
-)
-def test_refusals(participation, options, error, match):
-    with pytest.raises(error, match=match):
-        fit(prefix_sum(participation.rounds), participation, family="dense", **options)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("equal_norms", [False, True])
 def test_banded_table_2_rows_of_the_multi_epoch_matrices(equal_norms):
@@ -290,7 +245,7 @@ def test_banded_table_2_rows_of_the_multi_epoch_matrices(equal_norms):
     mechanism = fit(workload, epochs(n, 342), family="dense", equal_norms=equal_norms, tolerance=1e-4)
     rmse = fedmf.rmse(mechanism, workload, epochs(n, 342))
     once = np.linalg.norm(mechanism.encoder(), axis=0).max()
-    apart = fedmf.sensitivity(mechanism, Participation(rounds=n, schema="min_sep", min_sep=342)).value
+    apart = fedmf.sensitivity(mechanism, separated(n, 342)).value
     found = (f"{once:.2f}", f"{apart:.2f}", f"{rmse / 8.152:.2f}", f"{rmse * apart / 8.152:.2f}")
     assert found == (("0.41", "1.13", "1.01", "1.14") if equal_norms else ("0.50", "1.15", "1.00", "1.15"))
     assert mechanism.certificate.gap <= 1e-4

@@ -4,17 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
-from fedmf.mechanisms.banded.loss import dual_bound
 from fedmf.mechanisms.certificate import certify
 from fedmf.mechanisms.error import loss, rmse
 from fedmf.mechanisms.fit import fit
-from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, prefix_sum
+from tests.mechanisms.schemas import separated, single
 from tests.paper_figures import DENISOV_TABLE_2
-
-
-def single(n):
-    return Participation(rounds=n, schema="single")
 
 
 def random_workload(n, seed):
@@ -30,7 +25,7 @@ def random_banded_unit_encoder(n, bands, rng):
 
 
 def test_families():
-    participation = Participation(rounds=8, schema="min_sep", min_sep=4)
+    participation = separated(8, 4)
     assert type(fit(prefix_sum(8), participation, family="identity")) is IdentityMechanism
     tree = fit(prefix_sum(8), participation, family="tree", decoder="full", restarts=1)
     assert (type(tree), tree.decoder) == (TreeMechanism, "full")
@@ -64,7 +59,7 @@ def test_more_bands_help_and_all_bands_are_the_dense_optimum():
 
 def test_families_come_in_the_papers_order():
     n = 64
-    participation = Participation(rounds=n, schema="min_sep", min_sep=16)
+    participation = separated(n, 16)
     online, full, identity, banded = (
         rmse(fit(prefix_sum(n), participation, family=family, **options), prefix_sum(n), participation)
         for family, options in (
@@ -92,24 +87,6 @@ def test_no_feasible_encoder_beats_the_lower_bound(seed, n, data):
         value = np.sum((workload.matrix @ np.linalg.inv(C)) ** 2)
         assert value >= banded.lower_bound * (1.0 - 1e-12)
         assert value >= dense.lower_bound * (1.0 - 1e-12)
-
-
-@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 8), data=st.data())
-@settings(deadline=None, max_examples=60)
-def test_any_multiplier_gives_a_valid_bound(seed, n, data):
-    # Not only near the optimum: any positive-definite U that vanishes inside the band, off the diagonal.
-    bands = data.draw(st.integers(1, n))
-    A, rng = random_workload(n, seed).matrix, np.random.default_rng(seed)
-    U = rng.standard_normal((n, n))
-    U = U @ U.T
-    lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
-    U[(lags > 0) & (lags < bands)] = 0.0
-    bound = dual_bound(A, U)
-    if bound is None:
-        assert np.linalg.eigvalsh(U)[0] < 1e-9
-        return
-    C = random_banded_unit_encoder(n, bands, rng)
-    assert np.sum((A @ np.linalg.inv(C)) ** 2) >= bound * (1.0 - 1e-12)
 
 
 def test_a_bound_above_the_loss_is_no_certificate():

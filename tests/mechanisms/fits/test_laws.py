@@ -12,10 +12,11 @@ from fedmf.experiments import table_cells
 from fedmf.mechanisms.fitting.progress import interruptible_fits
 from fedmf.privacy import bands
 from fedmf.runs import config
+from tests.mechanisms.schemas import epochs, single
 
 ROUNDS = 60
-ONCE = fedmf.Participation(rounds=ROUNDS, schema="single")
-EPOCHS = fedmf.Participation(rounds=ROUNDS, schema="fixed_epoch", min_sep=10)
+ONCE = single(ROUNDS)
+EPOCHS = epochs(ROUNDS, 10)
 PLAIN = fedmf.Workload("plain", np.tri(ROUNDS))  # prefix sums whose structure nobody knows
 # The forms that the fits have: of the structure of the workload and without it, with the norms of columns equal and free.
 FITS = {
@@ -121,10 +122,12 @@ class TestNobodyGoesOnWithHalfAnAnswer:
             settings.plan()
 
     def test_of_a_choice_of_bands(self):
-        options = {"population": 3200, "cohort_size": 20, "epsilon": 1.0, "delta": 1e-6}
-        for choice in ({"bands": [8]}, {"bands": [1], "dense": True}):
+        search = bands.BandSearch(
+            workload=fedmf.prefix_sum(ROUNDS), population=3200, cohort_size=20, epsilon=1.0, delta=1e-6
+        )
+        for made in (lambda: search.banded(8), search.dense):
             with pytest.raises(KeyboardInterrupt):
-                bands.choose_bands(fedmf.prefix_sum(ROUNDS), **options, **choice)
+                made()
 
     def test_of_a_table(self):
         with pytest.raises(KeyboardInterrupt):
