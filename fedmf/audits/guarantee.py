@@ -88,16 +88,13 @@ class Audit:
         if self.unrecorded is not None:
             values["unrecorded"] = self.unrecorded
         varies = sampling is not None and sampling.independent
+        everyone = self.everyone
         return values | {
             "subject": subject,
-            "observed": {
-                "rounds": observed.rounds,
-                "participations": observed.participations,
-                "clients": observed.clients,
+            "observed": observed.summary()
+            | {
                 "population": population,
                 "cohort_size": cohort_size,
-                "min_separation": observed.min_separation,
-                "max_participations": observed.max_participations,
                 "short_rounds": None if cohort_size is None or varies else observed.short_rounds,
                 "empty_rounds": observed.empty_rounds,
                 "smallest_cohort": int(min(observed.cohort_sizes, default=0)),
@@ -114,7 +111,15 @@ class Audit:
             },
             "achieved": achieved,
             "contradictions": list(self.contradictions),
-            "noncompliant": None if self.everyone is None else self._noncompliant_values(self.everyone),
+            # What clients that were known to deviate did, and the guarantee of all clients together.
+            "noncompliant": None
+            if everyone is None
+            else {
+                "clients": everyone.observed.clients - observed.clients,
+                "min_separation": everyone.observed.min_separation,
+                "max_participations": everyone.observed.max_participations,
+                "achieved_by_all": everyone._achieved_values(),
+            },
         }
 
     def _achieved_values(self) -> dict[str, Any] | None:
@@ -122,53 +127,30 @@ class Audit:
             return None
         return self.achieved.guarantee_values()
 
-    def _noncompliant_values(self, everyone: "Audit") -> dict[str, Any]:
-        """What clients that were known to deviate did, and the guarantee of all clients together."""
-        return {
-            "clients": everyone.observed.clients - self.observed.clients,
-            "min_separation": everyone.observed.min_separation,
-            "max_participations": everyone.observed.max_participations,
-            "achieved_by_all": everyone._achieved_values(),
-        }
-
     def values(self) -> dict[str, Any]:
         """Planned and achieved in plain JSON types; an infinite epsilon is null, and so is all that a simulation achieves."""
-        p = self.planned.participation
-        planned, achieved = _numbers(self.planned), _numbers(self.achieved)
-        of_all = None if self.everyone is None else self.everyone.epsilon
-        if self.planned.claimed_cohort is not None:
-            achieved, of_all = dict.fromkeys(achieved), None
-        return {
-            "rounds": self.observed.rounds,
-            "participations": self.observed.participations,
-            "clients": self.observed.clients,
-            "empty_rounds": self.observed.empty_rounds,
-            "min_separation_planned": p.min_sep,
-            "min_separation_observed": self.observed.min_separation,
-            "max_participations_planned": p.max_participations,
-            "max_participations_observed": self.observed.max_participations,
-            "sensitivity_planned": planned["sensitivity"],
-            "sensitivity_achieved": achieved["sensitivity"],
-            "epsilon_planned": planned["epsilon"],
-            "epsilon_achieved": achieved["epsilon"],
-            "rho_planned": planned["rho"],
-            "rho_achieved": achieved["rho"],
+        p, planned = self.planned.participation, self.planned.guarantee_values()
+        achieved = self._achieved_values() or {}
+        simulates, everyone = self.planned.claimed_cohort is not None, self.everyone
+        if not simulates and self.achieved is None:
+            achieved = {"sensitivity": 0.0, "epsilon": 0.0, "rho": 0.0}
+        of_all = None if everyone is None or simulates else finite(everyone.epsilon)
+        observed = self.observed
+        values = {name: getattr(observed, name) for name in ("rounds", "participations", "clients", "empty_rounds")}
+        for name in ("min_separation", "max_participations"):
+            planned_limit = getattr(p, name.replace("separation", "sep"))
+            values |= {f"{name}_planned": planned_limit, f"{name}_observed": getattr(observed, name)}
+        for name in ("sensitivity", "epsilon", "rho"):
+            values |= {f"{name}_planned": planned[name], f"{name}_achieved": achieved.get(name)}
+        return values | {
             "delta": self.planned.delta,
             "sampling": None if self.planned.sampling is None else type(self.planned.sampling).__name__,
-            "epsilon_achieved_if_sampled_as_planned": self.amplified_epsilon
-            if self.planned.claimed_cohort is None
-            else None,
+            "epsilon_achieved_if_sampled_as_planned": None if simulates else self.amplified_epsilon,
             "contradictions": list(self.contradictions),
             "not_in_the_record": self.unrecorded,
             "claimed_cohort": self.planned.claimed_cohort,
-            "epsilon_achieved_of_all_clients": finite(of_all),
+            "epsilon_achieved_of_all_clients": of_all,
         }
-
-
-def _numbers(plan: Plan | None) -> dict[str, float | None]:
-    if plan is None:
-        return {"sensitivity": 0.0, "epsilon": 0.0, "rho": 0.0}
-    return {"sensitivity": plan.sensitivity.value, "epsilon": finite(plan.epsilon), "rho": finite(plan.rho)}
 
 
 def audit_ledger(ledger: ParticipationLedger, plan: Plan) -> Audit:
@@ -190,15 +172,12 @@ def audit_ledger(ledger: ParticipationLedger, plan: Plan) -> Audit:
     return dataclasses.replace(_audited(ledger.well_behaved().observed(), plan), everyone=everyone)
 
 
-def audit_log(
-    path: str | os.PathLike[str], plan: Plan, *, cohort_size: int = 1, rounds_run: int | None = None, **options: Any
-) -> Audit:
+def audit_log(path: str | os.PathLike[str], plan: Plan, *, rounds_run: int | None = None, **options: Any) -> Audit:
     """The same for a CSV or Parquet file of clients and rounds, of any length: see `fedmf.audits.log.read_log`.
 
     Args:
       path: the file.
       plan: what the run was planned with.
-      cohort_size: rounds with fewer clients are counted as short; by default those without any.
       rounds_run: rounds after which the run ended; None for all of the plan's. Rounds after the last one in the log count as much as the
         plan allows.
       **options: client_column, round_column, first_round, duplicates, memory, folder of `read_log`.
@@ -223,7 +202,7 @@ def audit_log(
     if rounds_run is not None:
         hint = "pass the number of rounds that were run"
         rounds = checks.integer("rounds_run", rounds_run, low=1, high=rounds, hint=hint)
-    log = read_log(path, rounds=rounds, cohort_size=cohort_size, **options)
+    log = read_log(path, rounds=rounds, **options)
     audit = dataclasses.replace(_audited(log.stats, plan), log=log)
     if log.lookalikes is not None:
         one, other = map(ascii, log.lookalikes)
@@ -259,12 +238,9 @@ def with_unrecorded(audit: Audit, rounds: Sequence[int], hint: str) -> Audit:
     """
     if not rounds:
         return audit
-    kept = audit.observed.keeps_to(audit.planned.participation)
-    assumed = (
-        "as much as the plan allows"
-        if kept
-        else "as if every client had taken part in every round, since the recorded ones break the plan"
-    )
+    assumed = "as if every client had taken part in every round, since the recorded ones break the plan"
+    if audit.observed.keeps_to(audit.planned.participation):
+        assumed = "as much as the plan allows"
     be, count = ("is", "counts") if len(rounds) == 1 else ("are", "count")
     return dataclasses.replace(
         audit,

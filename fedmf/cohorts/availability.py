@@ -1,6 +1,7 @@
 """Models of when devices check in, without memory for any client."""
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
@@ -61,6 +62,13 @@ class Independent:
         return keyed_random.uniform(keyed_random.key(self.seed, _INDEPENDENT, t + 1), clients) < self.probability
 
 
+def _hours(name: str, value: object) -> float:
+    hours = checks.real(name, value, hint="use hours from 0 to 24")
+    if not 0 <= hours <= 24:
+        raise ValueError(f"{name}={hours:g} must be from 0 to 24 hours: use such a number")
+    return hours
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window:
     """A condition that depends on the local hour, such as charging.
@@ -81,10 +89,7 @@ class Window:
 
     def __post_init__(self) -> None:
         for name in ("start", "end"):
-            hour = checks.real(name, getattr(self, name), hint="use a local hour from 0 to 24")
-            if not 0 <= hour <= 24:
-                raise ValueError(f"{name}={hour:g} is not an hour of the day: use a number from 0 to 24")
-            object.__setattr__(self, name, hour)
+            object.__setattr__(self, name, _hours(name, getattr(self, name)))
         for name in ("inside", "outside"):
             object.__setattr__(self, name, probability(name, getattr(self, name)))
 
@@ -129,14 +134,12 @@ class Diurnal:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("rounds_per_day", "phase_hours", "start_hour"):
-            if name == "rounds_per_day":
-                number = checks.positive(name, self.rounds_per_day, "use the number of rounds of training in 24 hours")
-            else:
-                number = checks.real(name, getattr(self, name), hint="use hours from 0 to 24")
-                if not 0 <= number <= 24:
-                    raise ValueError(f"{name}={number:g} must be from 0 to 24 hours: use such a number")
-            object.__setattr__(self, name, number)
+        rate = checks.positive(
+            "rounds_per_day", self.rounds_per_day, "use the number of rounds of training in 24 hours"
+        )
+        object.__setattr__(self, "rounds_per_day", rate)
+        for name in ("phase_hours", "start_hour"):
+            object.__setattr__(self, name, _hours(name, getattr(self, name)))
         zones = tuple((float(offset), probability("share of a time zone", share)) for offset, share in self.time_zones)
         if not math.isclose(sum(share for _, share in zones), 1.0, abs_tol=1e-6):
             raise ValueError(f"time_zones={self.time_zones} have shares that do not add up to 1: make them do so")
@@ -196,20 +199,17 @@ class MaskAvailability:
     """A pure function of the round that returns a mask of shape (population,), asked once a round."""
 
     def __init__(self, mask: MaskOfRound, population: int) -> None:
-        self._mask_of_round, self._population = mask, population
-        self._last: tuple[int, np.ndarray] | None = None
+        self._mask_of_round, self._population = functools.lru_cache(maxsize=1)(mask), population
 
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Entries of the mask; ValueError for another shape or type."""
-        if self._last is None or self._last[0] != t:
-            mask = np.asarray(self._mask_of_round(t))
-            if mask.shape != (self._population,) or mask.dtype != bool:
-                raise ValueError(
-                    f"availability({t}) gave {mask.dtype} of shape {mask.shape}: "
-                    f"it must give a boolean mask of shape ({self._population},)"
-                )
-            self._last = t, mask.copy()
-        return self._last[1][clients]
+        mask = np.asarray(self._mask_of_round(t))
+        if mask.shape != (self._population,) or mask.dtype != bool:
+            raise ValueError(
+                f"availability({t}) gave {mask.dtype} of shape {mask.shape}: "
+                f"it must give a boolean mask of shape ({self._population},)"
+            )
+        return mask[clients]
 
 
 def availability_model(availability: Any, population: int) -> Availability:
@@ -220,10 +220,11 @@ def availability_model(availability: Any, population: int) -> Availability:
     """
     if availability is None:
         return Always()
-    if isinstance(availability, Availability) and not inspect.isclass(availability):
-        return availability
-    if callable(availability) and not inspect.isclass(availability):
-        return MaskAvailability(availability, population)
+    if not inspect.isclass(availability):
+        if isinstance(availability, Availability):
+            return availability
+        if callable(availability):
+            return MaskAvailability(availability, population)
     raise TypeError(
         f"availability={availability!r} must be None, a model of fedmf.cohorts.availability, or a function of the round that returns a mask"
     )
@@ -248,29 +249,25 @@ def availability_from_text(text: str) -> Availability:
     name, _, rest = text.partition(":")
     if name not in _MODELS:
         raise ValueError(f"availability={text!r} is unknown: use always, independent:PROBABILITY or diurnal")
-    model, options = _MODELS[name]
+    kinds = {field.name: field.type for field in dataclasses.fields(_MODELS[name]) if field.type in (int, float)}
     if name == "independent" and "=" not in rest.partition(",")[0]:
         rest = f"probability={rest}"
     values: dict[str, Any] = {}
     for part in rest.split(",") if rest else ():
         option, _, value = part.partition("=")
         try:
-            values[option] = options[option](value)
+            values[option] = kinds[option](value)
         except (KeyError, ValueError):
-            takes = " and ".join(f"{known}=NUMBER" for known in options) or "no options"
+            takes = " and ".join(f"{known}=NUMBER" for known in kinds) or "no options"
             raise ValueError(f"availability={text!r} has {part!r}: {name} takes {takes}, separated by commas") from None
     try:
-        return model(**values)
+        return _MODELS[name](**values)
     except ValueError as error:
         raise ValueError(f"availability={text!r}: {error}") from None
 
 
-# Models that a text can name, and the options that are numbers.
-_MODELS: dict[str, tuple[type[Always] | type[Independent] | type[Diurnal], dict[str, type[int] | type[float]]]] = {
-    "always": (Always, {}),
-    "independent": (Independent, {"probability": float, "seed": int}),
-    "diurnal": (Diurnal, {"rounds_per_day": float, "phase_hours": float, "start_hour": float, "seed": int}),
-}
+# Models that a text can name, and their numbers.
+_MODELS: dict[str, Any] = {"always": Always, "independent": Independent, "diurnal": Diurnal}
 
 
 def _seed(value: object) -> int:

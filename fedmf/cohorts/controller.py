@@ -78,7 +78,7 @@ class ParticipationController:
         if behavior is not None and not isinstance(behavior, DeviceBehavior):
             raise TypeError(f"behavior={behavior!r} must be a fedmf.cohorts.devices.DeviceBehavior or None")
         self.sampling, self.behavior = sampling, behavior or DeviceBehavior()
-        self._draws = self._scheme()
+        self._draws = self._order() if sampling is None else self._sampled(sampling)
         # The round after the last participation; 0 is never.
         self._after = np.zeros(self.population, np.min_scalar_type(participation.rounds))
         self._count = np.zeros(self.population, np.min_scalar_type(participation.max_participations))
@@ -86,10 +86,8 @@ class ParticipationController:
         varies = sampling is not None and sampling.independent
         self.ledger = ParticipationLedger(cohort_size=None if varies else self.cohort_size)
 
-    def _scheme(self) -> Draws | None:
-        """The draws of a scheme or an order; None to draw from the pool of eligible clients."""
-        if self.sampling is not None:
-            return self._sampling_scheme(self.sampling)
+    def _order(self) -> Draws | None:
+        """The draws of a fixed order; None to draw from the pool of eligible clients."""
         self._refuse_impossible()
         p = self.participation
         if p.schema == "fixed_epoch":
@@ -101,7 +99,7 @@ class ParticipationController:
             )
         return None
 
-    def _sampling_scheme(self, sampling: Any) -> Draws:
+    def _sampled(self, sampling: Any) -> Draws:
         if not isinstance(sampling, Sampling):
             raise TypeError(f"sampling={sampling!r} must be a scheme of fedmf.privacy.sampling, or None")
         for name in ("population", "cohort_size"):
@@ -109,21 +107,19 @@ class ParticipationController:
                 raise ValueError(
                     f"{name}={getattr(self, name)} but the sampling has {name}={getattr(sampling, name)}: make them agree"
                 )
-        drawn = sampling.participation(self.participation.rounds)
-        if not self.participation.covers(drawn):
+        drawn, name = sampling.participation(self.participation.rounds), type(sampling).__name__
+        if self.participation != drawn:
             raise ValueError(
-                f"sampling={sampling} keeps to {drawn}, which {self.participation} does not allow: use "
+                f"sampling={sampling} keeps to {drawn} and not to {self.participation}: use "
                 f"sampling.participation({self.participation.rounds}) as the participation"
             )
-        name = type(sampling).__name__
-        draws = sampling.draws(self.seed)
         self._refuse_timers(f"sampling={name}(...)")
         if not sampling.independent and (not isinstance(self.availability, Always) or self.behavior.dropout > 0):
             raise ValueError(
                 f"{name} draws a fixed number whoever is available, and from fewer clients each would be likelier than its guarantee "
                 "assumes: use CyclicPoisson, or leave out availability and dropout"
             )
-        return draws
+        return sampling.draws(self.seed)
 
     def _refuse_timers(self, what: str) -> None:
         """Raises for simulated deviations from timers where the server draws and devices have none."""
@@ -168,27 +164,33 @@ class ParticipationController:
         """
         if len(self.ledger):
             raise ValueError(f"the controller has drawn {len(self.ledger)} rounds of its own: go on from a new one")
-        p, most = self.participation, self.ledger.cohort_size
         for t in range(len(ledger)):
-            cohort, wrong = ledger.selected(t), ""
-            if t >= p.rounds:
-                wrong = f"ledger has a round {t} but the run has rounds={p.rounds}"
-            elif len(cohort) and cohort.max() >= self.population:
-                wrong = f"ledger's round {t} names client {cohort.max()}, outside 0..{self.population - 1}"
-            elif most is not None and len(cohort) > most:
-                wrong = f"ledger's round {t} has {len(cohort)} clients, cohort_size={most}"
-            else:
-                may = self._may_come(t, cohort)
-                if self._draws is not None:
-                    may &= self._draws.can_draw(t, cohort)
-                if not may.all():
-                    wrong = f"ledger's round {t} has client {cohort[~may][0]}, who may not take part then under {p} with seed={self.seed}"
+            wrong = self._impossible(t, ledger.selected(t))
             if wrong:
                 raise ValueError(
-                    f"{wrong}: the ledger belongs to another run, or the guarantee was already broken: audit it with fedmf.audit_ledger"
+                    f"ledger's round {t} {wrong}: the ledger belongs to another run, or the guarantee was already broken: audit it with "
+                    "fedmf.audit_ledger"
                 )
-            self._record(ledger.cohort(t), cohort)
+            self._record(ledger.cohort(t), ledger.selected(t))
             self._catch_up()
+
+    def _impossible(self, t: int, cohort: np.ndarray) -> str:
+        """Why this controller cannot have selected the cohort in round t; empty if it can."""
+        p, most = self.participation, self.ledger.cohort_size
+        if t >= p.rounds:
+            return f"is beyond rounds={p.rounds}"
+        if len(cohort) and cohort.max() >= self.population:
+            return f"names client {cohort.max()}, outside 0..{self.population - 1}"
+        if most is not None and len(cohort) > most:
+            return f"has {len(cohort)} clients, cohort_size={most}"
+        may = self._may_come(t, cohort)
+        if self._draws is not None:
+            may &= self._draws.can_draw(t, cohort)
+        return (
+            ""
+            if may.all()
+            else f"has client {cohort[~may][0]}, who may not take part then under {p} with seed={self.seed}"
+        )
 
     def _may_come(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
         """Which clients' timers and limits allow round t, or are ignored: bool."""
@@ -202,10 +204,6 @@ class ParticipationController:
         after = after.astype(np.int64)
         wait = p.min_sep - behavior.rounds_early(clients, after)
         return ((after == 0) | (t + 1 - after >= wait)) & within_limit | behavior.noncompliant(clients)
-
-    def _may_come_between(self, t: int, start: int, stop: int) -> np.ndarray:
-        """Those of the clients start .. stop - 1, int64."""
-        return np.flatnonzero(self._may_come(t, slice(start, stop))) + start
 
     def _available(self, t: int, clients: np.ndarray) -> np.ndarray:
         there = np.asarray(self.availability.available(t, clients))
@@ -223,7 +221,7 @@ class ParticipationController:
         """
         self._catch_up()
         mask = np.zeros(self.population, bool)
-        clients = self._may_come_between(t, 0, self.population)
+        clients = np.flatnonzero(self._may_come(t, slice(0, self.population)))
         mask[clients] = self._available(t, clients)
         return mask
 
@@ -247,7 +245,7 @@ class ParticipationController:
         if t != len(self.ledger) or t >= self.participation.rounds:
             raise ValueError(
                 f"round t={t} cannot be drawn: the next round is {len(self.ledger)} of {self.participation.rounds}; "
-                "ask for rounds in order, each once they are due"
+                "ask for rounds in order, each once they are due; to go on with a run call go_on_from(ledger) first"
             )
         self._catch_up()
         selected, cohort = self._drawn(t)
@@ -275,7 +273,6 @@ class ParticipationController:
         pool = Pool(
             population=self.population,
             eligible=lambda clients: self._may_come(t, clients),
-            eligible_between=lambda start, stop: self._may_come_between(t, start, stop),
             available=lambda clients: self._available(t, clients),
         )
         drawn = pool.draw(draw_generator(self.seed, t), self.cohort_size)

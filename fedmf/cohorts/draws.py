@@ -19,14 +19,12 @@ class Pool:
 
     Attributes:
       population: clients 0 .. population - 1.
-      eligible: clients, int64 -> bool: timer and limit allow them to come.
-      eligible_between: (start, stop) -> those of the clients start .. stop - 1 that are eligible, int64, increasing.
+      eligible: clients, int64 or a slice of them -> bool: timer and limit allow them to come.
       available: clients, int64 -> bool.
     """
 
     population: int
-    eligible: Callable[[np.ndarray], np.ndarray]
-    eligible_between: Callable[[int, int], np.ndarray]
+    eligible: Callable[[np.ndarray | slice], np.ndarray]
     available: Callable[[np.ndarray], np.ndarray]
 
     def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
@@ -59,7 +57,8 @@ class Pool:
     def _scan(self, rng: np.random.Generator, size: int) -> np.ndarray:
         blocks = []
         for start in range(0, self.population, _SCAN_CLIENTS):
-            eligible = self.eligible_between(start, min(start + _SCAN_CLIENTS, self.population))
+            stop = min(start + _SCAN_CLIENTS, self.population)
+            eligible = np.flatnonzero(self.eligible(slice(start, stop))) + start
             blocks.append(eligible[self.available(eligible)])
         everybody = np.concatenate(blocks)
         return everybody if len(everybody) <= size else rng.choice(everybody, size, replace=False)

@@ -14,7 +14,6 @@ import numpy as np
 from fedmf import checks
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
 from fedmf.participation.schema import Participation
-from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.sampling import Sampling
 
 # Simulated by default: with fewer clients, chance makes pools run dry that would not.
@@ -68,56 +67,6 @@ class Size:
         return self.population * self.simulated_cohort // self.cohort_size
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """What a run would see.
-
-    Attributes:
-      size: of the population, and of the simulated one.
-      participation: what was enforced.
-      sizes: clients that took part in each round of the simulation, int64 (rounds,).
-      dry: rounds in which fewer than the cohort were eligible and available, bool (rounds,); none where cohorts vary in size by design.
-      pool_rounds: some rounds, int64.
-      pool: eligible and available clients in those, over the cohort size; empty where a scheme or an order draws.
-      histogram: participations -> share of all clients, 0 participations included.
-      observed: of the simulated ledger.
-      well_behaved: the same without the clients that deviate.
-    """
-
-    size: Size
-    participation: Participation
-    sizes: np.ndarray
-    dry: np.ndarray
-    pool_rounds: np.ndarray
-    pool: np.ndarray
-    histogram: dict[int, float]
-    observed: ParticipationStats
-    well_behaved: ParticipationStats
-
-    def values(self) -> dict[str, Any]:
-        """Everything in plain JSON types."""
-        size, cohorts = self.size, self.sizes / self.size.simulated_cohort
-        return {
-            "population": size.population,
-            "cohort_size": size.cohort_size,
-            "simulated_population": size.simulated_population,
-            "simulated_cohort_size": size.simulated_cohort,
-            **dataclasses.asdict(self.participation),
-            "dry_rounds": int(self.dry.sum()),
-            "mean_cohort": float(cohorts.mean()) * size.cohort_size,
-            "smallest_cohort": float(cohorts.min()) * size.cohort_size,
-            "min_separation_observed": self.observed.min_separation,
-            "max_participations_observed": self.observed.max_participations,
-            "min_separation_of_the_well_behaved": self.well_behaved.min_separation,
-            "max_participations_of_the_well_behaved": self.well_behaved.max_participations,
-            "histogram": self.histogram,
-            "dry": np.flatnonzero(self.dry).tolist(),
-            "pool_rounds": self.pool_rounds.tolist(),
-            "pool": self.pool.tolist(),
-            "cohorts": cohorts.tolist(),
-        }
-
-
 def refuse_impossible(participation: Participation, size: Size, **options: Any) -> None:
     """Raises TypeError or ValueError where a controller would, in the numbers that are asked about and not in the simulated ones."""
     checks.integer("rounds", participation.rounds, low=1, high=_MAX_ROUNDS, hint="pass the number of rounds")
@@ -141,7 +90,7 @@ def forecast(
     sampling: Sampling | None = None,
     progress: Callable[[int], None] | None = None,
     **options: Any,
-) -> Forecast:
+) -> dict[str, Any]:
     """Runs the controller through all rounds without training.
 
     Args:
@@ -151,11 +100,17 @@ def forecast(
       progress: called with every round that is done.
       **options: seed (by default 0), availability and behavior of the controller.
 
+    Returns:
+      In plain JSON types: the sizes and the participation; "dry", the rounds in which fewer than the cohort were eligible and available
+      (none where cohorts vary in size by design); "cohorts", clients that took part in each round over the cohort size; "pool", eligible
+      and available clients over the cohort size in "pool_rounds" (none where a scheme or an order draws); "histogram", participations ->
+      share of all clients; and what was observed, of all clients and without those that deviate.
+
     Raises:
       TypeError, ValueError: those of the controller.
 
     >>> run = forecast(Participation(rounds=20, schema="min_sep", min_sep=5), Size(population=60, cohort_size=10))
-    >>> int(run.dry.sum()), run.observed.min_separation, run.observed.max_participations
+    >>> run["dry_rounds"], run["min_separation_observed"], run["max_participations_observed"]
     (0, 5, 4)
     """
     refuse_impossible(participation, size, sampling=sampling, **options)
@@ -173,41 +128,35 @@ def forecast(
             pool[t + 1] = float(controller.eligible(t + 1).sum()) / size.simulated_cohort
         if progress is not None:
             progress(t)
-    observed = ledger.observed()
-    clients = size.simulated_population
+    observed, well_behaved = ledger.observed(), ledger.well_behaved().observed()
+    clients, cohorts = size.simulated_population, observed.cohort_sizes / size.simulated_cohort
     times = {0: clients - observed.clients, **observed.histogram}
-    selected = np.array([len(ledger.selected(t)) for t in range(rounds)])
-    return Forecast(
-        size=size,
-        participation=participation,
-        sizes=observed.cohort_sizes,
-        dry=selected < (0 if ledger.cohort_size is None else size.simulated_cohort),
-        pool_rounds=np.array(list(pool), np.int64),
-        pool=np.array(list(pool.values())),
-        histogram={k: n / clients for k, n in times.items() if n},
-        observed=observed,
-        well_behaved=ledger.well_behaved().observed(),
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Search:
-    """Which min separation can be held.
-
-    Attributes:
-      min_sep: the largest that was tried and had no dry round; None where every one had.
-      too_large: the smallest that was tried and had one; above `min_sep` by 1, or by at most 1% of it. None where none had.
-      tried: min_sep -> the first dry round, or None where none was dry.
-    """
-
-    min_sep: int | None
-    too_large: int | None
-    tried: dict[int, int | None]
+    enough = 0 if ledger.cohort_size is None else size.simulated_cohort
+    dry = [t for t in range(rounds) if len(ledger.selected(t)) < enough]
+    return {
+        "population": size.population,
+        "cohort_size": size.cohort_size,
+        "simulated_population": clients,
+        "simulated_cohort_size": size.simulated_cohort,
+        **dataclasses.asdict(participation),
+        "dry_rounds": len(dry),
+        "mean_cohort": float(cohorts.mean()) * size.cohort_size,
+        "smallest_cohort": float(cohorts.min()) * size.cohort_size,
+        "min_separation_observed": observed.min_separation,
+        "max_participations_observed": observed.max_participations,
+        "min_separation_of_the_well_behaved": well_behaved.min_separation,
+        "max_participations_of_the_well_behaved": well_behaved.max_participations,
+        "histogram": {k: n / clients for k, n in times.items() if n},
+        "dry": dry,
+        "pool_rounds": list(pool),
+        "pool": list(pool.values()),
+        "cohorts": cohorts.tolist(),
+    }
 
 
 def largest_min_sep(
     size: Size, *, rounds: int, progress: Callable[[int], None] | None = None, **options: Any
-) -> Search:
+) -> dict[str, Any]:
     """The largest b with which no round of the simulation is dry, to 1%, by bisection. Devices obey.
 
     Args:
@@ -216,27 +165,32 @@ def largest_min_sep(
       progress: called with every b that was tried.
       **options: seed (by default 0) and availability of the controller.
 
+    Returns:
+      "largest_min_sep": the largest that was tried and had no dry round; None where every one had. "too_large_min_sep": the smallest that
+      was tried and had one, above it by 1 or by at most 1%; None where none had. "tried": b -> the first dry round, or None.
+
     Raises:
       TypeError, ValueError: those of the controller.
 
-    >>> largest_min_sep(Size(population=60, cohort_size=10), rounds=20).min_sep
+    >>> largest_min_sep(Size(population=60, cohort_size=10), rounds=20)["largest_min_sep"]
     6
     """
     rounds = checks.integer("rounds", rounds, low=1, high=_MAX_ROUNDS, hint="pass the number of rounds")
+    simulated = {"population": size.simulated_population, "cohort_size": size.simulated_cohort}
     tried: dict[int, int | None] = {}
     most = min(rounds, size.population // size.cohort_size)
     low, high = 0, most + 1
     while high - low > max(1, low // 100):
         middle = (low + high) // 2
-        tried[middle] = _first_dry_round(size, Participation(rounds=rounds, schema="min_sep", min_sep=middle), options)
+        participation = Participation(rounds=rounds, schema="min_sep", min_sep=middle)
+        controller = ParticipationController(participation, **{"seed": 0, **simulated, **options})
+        dry = (t for t in _rounds_played(controller) if len(controller.ledger.selected(t)) < size.simulated_cohort)
+        tried[middle] = next(dry, None)
         if progress is not None:
             progress(middle)
         low, high = (middle, high) if tried[middle] is None else (low, middle)
-    return Search(min_sep=low or None, too_large=high if high <= most else None, tried=dict(sorted(tried.items())))
-
-
-def _first_dry_round(size: Size, participation: Participation, options: dict[str, Any]) -> int | None:
-    simulated = {"population": size.simulated_population, "cohort_size": size.simulated_cohort}
-    controller = ParticipationController(participation, **{"seed": 0, **simulated, **options})
-    dry = (t for t in _rounds_played(controller) if len(controller.ledger.selected(t)) < size.simulated_cohort)
-    return next(dry, None)
+    return {
+        "largest_min_sep": low or None,
+        "too_large_min_sep": high if high <= most else None,
+        "tried": dict(sorted(tried.items())),
+    }

@@ -10,6 +10,7 @@ import numpy as np
 from fedmf.participation.stats import ParticipationStats
 
 _HEADER = "round,client\n"
+_NOBODY = np.zeros((0, 2), np.int64)  # pairs
 
 
 class _Round(NamedTuple):
@@ -107,9 +108,8 @@ class ParticipationLedger:
 
     def pairs(self) -> np.ndarray:
         """All (round, client) pairs, int64 (participations, 2), in order of rounds."""
-        cohorts = [entry.cohort for entry in self._rounds]
-        rounds = np.repeat(np.arange(len(cohorts)), [len(cohort) for cohort in cohorts])
-        return np.stack([rounds, np.concatenate([*cohorts, np.zeros(0, np.int64)])], axis=1)
+        rounds = (np.stack(np.broadcast_arrays(t, entry.cohort), axis=1) for t, entry in enumerate(self._rounds))
+        return np.concatenate([_NOBODY, *rounds])
 
     def observed(self) -> ParticipationStats:
         """What was achieved. Rounds are short of the cohort size; where cohorts vary in size by design, of the clients selected."""
@@ -121,11 +121,8 @@ class ParticipationLedger:
 
     def to_csv(self) -> str:
         """Text with the header round,client and one row a participation, in order of rounds."""
-        rows = (
-            f"{t}," + f"\n{t},".join(map(str, e.cohort.tolist())) + "\n"
-            for t, e in enumerate(self._rounds)
-            if len(e.cohort)
-        )
+        cohorts = ((t, map(str, e.cohort.tolist())) for t, e in enumerate(self._rounds) if len(e.cohort))
+        rows = (f"{t}," + f"\n{t},".join(clients) + "\n" for t, clients in cohorts)  # quick: checkpoints hold it all
         return _HEADER + "".join(rows)
 
     @staticmethod
@@ -142,12 +139,13 @@ class ParticipationLedger:
         """
         if not text.startswith(_HEADER):
             raise ValueError("a participation ledger starts with the header round,client: this file does not")
-        pairs = np.zeros((0, 2), np.int64)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # numpy only warns of numbers that are not whole or too large
-                if len(text) > len(_HEADER):
-                    pairs = np.loadtxt(io.StringIO(text), np.int64, delimiter=",", skiprows=1, comments=None, ndmin=2)
+                rows = io.StringIO(text.removeprefix(_HEADER))
+                pairs = (
+                    np.loadtxt(rows, np.int64, delimiter=",", comments=None, ndmin=2) if text != _HEADER else _NOBODY
+                )
             if pairs.shape[1] != 2 or not text.endswith("\n"):
                 raise ValueError("a row is not round,client")
             if (wrong := pairs[(pairs < 0).any(axis=1) | (pairs[:, 0] >= rounds)]).size:

@@ -102,20 +102,6 @@ class Participation:
             return not any(rests) and steps[-1] < most
         return True
 
-    def covers(self, other: "Participation") -> bool:
-        """Whether everything that `other` allows one client is known to be allowed here too.
-
-        >>> Participation(rounds=6, schema="min_sep", min_sep=2).covers(Participation(rounds=6, schema="fixed_epoch", min_sep=3))
-        True
-        """
-        if self.schema == "every_round" or other.max_participations == 1:
-            return True
-        if self.schema == "fixed_epoch":
-            steps, rest = divmod(other.min_sep, self.min_sep)
-            span = (other.max_participations - 1) * steps
-            return other.schema == "fixed_epoch" and not rest and span < self.max_participations
-        return other.min_sep >= self.min_sep and other.max_participations <= self.max_participations
-
     def patterns(self) -> Iterator[tuple[int, ...]]:
         """Yields every maximal set of rounds of one client, as a sorted tuple.
 

@@ -135,11 +135,7 @@ def least_noise_multiplier(epsilon_of: Callable[[float], float], epsilon: float,
 
 
 def rdp_epsilon(event: "dp_accounting.DpEvent", delta: float, *, replaces: bool = False) -> float:
-    """Epsilon of an event by Renyi accounting: for add/remove, or for replacing a record where `replaces`."""
-    import dp_accounting
-
-    if isinstance(event, dp_accounting.NonPrivateDpEvent):
-        return math.inf
+    """Epsilon of an event by Renyi accounting: for add/remove, or for replacing a record where `replaces`; infinite without noise."""
     return float(_rdp_accountant(event, replaces).get_epsilon(check_delta(delta)))
 
 
@@ -153,30 +149,6 @@ def _rdp_accountant(event: "dp_accounting.DpEvent", replaces: bool) -> Any:
     accountant = rdp.RdpAccountant(_ORDERS, relation.REPLACE_ONE if replaces else relation.ADD_OR_REMOVE_ONE)
     accountant.compose(event)
     return accountant
-
-
-def fixed_size_gaussian_epsilon(
-    noise_multiplier: float, delta: float, *, sample_size: int, part: int, compositions: int
-) -> float:
-    """Epsilon of `compositions` Gaussian releases, each on a uniform subset of `sample_size` of `part` clients: RDP accounting.
-
-    Wang, Balle and Kasiviswanathan 2019, Theorem 27, as in dp_accounting, whose relation replaces one record by another. A zeroed-out
-    client is a record replaced by one that contributes zero; any two records differ by at most two sensitivities, so that the
-    multiplier counts half.
-
-    Args:
-      noise_multiplier: of each release, stddev over the sensitivity of adding one client.
-
-    >>> round(fixed_size_gaussian_epsilon(4.0, 1e-6, sample_size=10, part=1000, compositions=100), 2)
-    0.5
-    """
-    import dp_accounting
-
-    if noise_multiplier == 0:
-        return math.inf
-    one = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
-    sampled = dp_accounting.SampledWithoutReplacementDpEvent(part, sample_size, one)
-    return rdp_epsilon(dp_accounting.SelfComposedDpEvent(sampled, compositions), delta, replaces=True)
 
 
 def shuffled_gaussian_epsilon(noise_multiplier: float, delta: float, *, positions: int, epochs: int) -> float:
@@ -194,43 +166,36 @@ def shuffled_gaussian_epsilon(noise_multiplier: float, delta: float, *, position
     >>> round(shuffled_gaussian_epsilon(8.0, 1e-6, positions=100_000, epochs=1), 2) < gaussian_epsilon(8.0, 1e-6)
     True
     """
-    best = math.inf
+    best, local = math.inf, noise_multiplier / 2
     if noise_multiplier == 0:
         return best
-    local = noise_multiplier / 2
+    # Half of delta is for the composition of several epochs.
+    each = delta / (2 * epochs) if epochs > 1 else delta
     for share in (0.1, 0.5):  # of delta that d0 may take
-        # Half of delta is for the composition of several epochs.
-        each = delta / (2 * epochs) if epochs > 1 else delta
         d = (1 - share) * each
         condition = math.log(positions / (16 * math.log(2 / d)))
-        for i in range(1, 65):
-            e0 = condition * i / 64
-            if e0 <= 0:
-                break
+        for e0 in (condition * i / 64 for i in range(1, 65) if condition > 0):
             growth = math.exp(e0)
             e = math.log1p(
                 (growth - 1) / (growth + 1)
                 * (8 * math.sqrt(growth * math.log(4 / d) / positions) + 8 * growth / positions)
             )  # fmt: skip
-            if (math.exp(e) + 1) * (1 + 1 / (2 * growth)) * positions * gaussian_delta(local, e0) > share * each:
-                continue
-            # e grows with e0: the first that passes is the best.
-            best = min(best, e if epochs == 1 else _composed(e, each, epochs, delta / 2))
-            break
-    return best
+            if (math.exp(e) + 1) * (1 + 1 / (2 * growth)) * positions * gaussian_delta(local, e0) <= share * each:
+                # e grows with e0: the first that passes is the best.
+                best = min(best, e)
+                break
+    return best if epochs == 1 or math.isinf(best) else _composed(best, epochs, delta / 2)
 
 
-def _composed(epsilon: float, delta: float, times: int, remaining: float) -> float:
-    """`times` adaptive (epsilon, delta) mechanisms at times * delta + remaining: the optimal composition, by PLD."""
+def _composed(epsilon: float, times: int, delta: float) -> float:
+    """`times` adaptive pure epsilon-private mechanisms at delta: the optimal composition, by PLD."""
     from dp_accounting.pld import common, privacy_loss_distribution
 
-    pure = common.DifferentialPrivacyParameters(epsilon, 0.0)
-    one = privacy_loss_distribution.from_privacy_parameters(
-        pure, value_discretization_interval=max(1e-6, epsilon / 100)
-    )
-    if remaining < MIN_COMPOSED_DELTA / 2:
+    if delta < MIN_COMPOSED_DELTA / 2:
         return math.inf
-    return float(one.self_compose(times).get_epsilon_for_delta(remaining - _COMPOSITION_ERROR))
+    pure, interval = common.DifferentialPrivacyParameters(epsilon, 0.0), max(1e-6, epsilon / 100)
+    one = privacy_loss_distribution.from_privacy_parameters(pure, value_discretization_interval=interval)
+    return float(one.self_compose(times).get_epsilon_for_delta(delta - _COMPOSITION_ERROR))
 
 
 def group_epsilon(

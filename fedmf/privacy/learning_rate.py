@@ -61,14 +61,14 @@ def predicted_learning_rate(effective_rmse: float, *, clip_norm: float = 1.0, gr
     >>> round(predicted_learning_rate(0.0363), 4), round(predicted_learning_rate(0.0363, grid=None), 4)
     (0.2035, 0.2254)
     """
-    numbers = {
-        "effective_rmse": (effective_rmse, 0.0, "the rule is for runs with noise; without noise the rate is bounded by stability"),
-        "clip_norm": (clip_norm, 0.0, "pass the L2 bound on a client's update"),
-        "grid": (GRID if grid is None else grid, 1.0, "pass the ratio of neighbouring rates such as 1.7, or None"),
-    }  # fmt: skip
-    for name, (value, above, hint) in numbers.items():
-        if checks.real(name, value, hint=hint) <= above:
-            raise ValueError(f"{name}={value!r} must be above {above:g}: {hint}")
+    checks.positive(
+        "effective_rmse",
+        effective_rmse,
+        "the rule is for runs with noise; without noise the rate is bounded by stability",
+    )
+    checks.positive("clip_norm", clip_norm, "pass the L2 bound on a client's update")
+    if grid is not None and checks.real("grid", grid, hint="pass a ratio, or None") <= 1:
+        raise ValueError(f"grid={grid!r} must be above 1: pass the ratio of neighbouring rates such as 1.7, or None")
     rate = math.exp(SLOPE * math.log(effective_rmse) + OFFSET) / clip_norm
     return rate if grid is None else on_grid(rate, grid)
 

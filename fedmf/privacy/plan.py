@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # dp_accounting takes most of a second to import, so that `fedmf --help` waits for it nowhere: functions import it.
 
-# A row of N has at least the norm 1 / sensitivity, because row t of N times column t of C is 1.
 _MAX_SENSITIVITY = 1e30
 _FLOAT32_NORMAL = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 # Users with so many devices are given a guarantee of their own.
@@ -71,70 +70,64 @@ class Plan:
     claimed_cohort: int | None = None
 
     def __post_init__(self) -> None:
-        mechanism = self.mechanism
+        mechanism, scheme, p = self.mechanism, self.sampling, self.participation
         if not isinstance(mechanism, Mechanism):
             raise TypeError(
                 f"mechanism={mechanism!r} must be a Mechanism: make one with fedmf.fit or fedmf.load_mechanism"
             )
-        if self.sampling is not None and not isinstance(self.sampling, Sampling):
-            raise TypeError(
-                f"sampling={self.sampling!r} must be None or a scheme of fedmf.privacy.sampling such as fedmf.CyclicPoisson"
-            )
-        sampling = None if self.sampling is None else self.sampling.for_mechanism(mechanism)
-        keeps_to = None if sampling is None else sampling.participation(mechanism.rounds)
-        p = keeps_to if self.participation is None and keeps_to is not None else self.participation
+        if scheme is not None:
+            if not isinstance(scheme, Sampling):
+                raise TypeError(
+                    f"sampling={scheme!r} must be None or a scheme of fedmf.privacy.sampling such as fedmf.CyclicPoisson"
+                )
+            scheme = scheme.for_mechanism(mechanism)
+            kept = scheme.participation(mechanism.rounds)
+            p = kept if p is None else p
+            if p != kept:
+                raise ValueError(f"{p} is not what {scheme} keeps to: leave it out, or pass {kept}")
         if not isinstance(p, Participation):
             raise TypeError(f"participation={p!r} must be a fedmf.Participation")
         if mechanism.rounds != p.rounds:
             raise ValueError(
                 f"mechanism has {mechanism.rounds} rounds but participation has {p.rounds}: fit the mechanism for the rounds of the run"
             )
-        checked: dict[str, Any] = {
-            "sampling": sampling,
+        noise_hint = "use a number such as 0.65, or 0 for no privacy"
+        clip_hint = "use the L2 bound on a client's update, such as 1.0; the guarantee assumes one for the whole run, not an adaptive one"
+        checked = {
+            "sampling": scheme,
             "participation": p,
-            "noise_multiplier": checks.positive(
-                "noise_multiplier", self.noise_multiplier, "use a number such as 0.65, or 0 for no privacy", zero=True
-            ),
-            "clip_norm": checks.positive(
-                "clip_norm",
-                self.clip_norm,
-                "use the L2 bound on a client's update, such as 1.0; the guarantee assumes one for the whole run, not an adaptive one",
-            ),
+            "noise_multiplier": checks.positive("noise_multiplier", self.noise_multiplier, noise_hint, zero=True),
+            "clip_norm": checks.positive("clip_norm", self.clip_norm, clip_hint),
             "delta": check_delta(self.delta),
+            "simulated_cohort": self.simulated_cohort,
+            "claimed_cohort": self.claimed_cohort,
         }
-        if (self.simulated_cohort is None) != (self.claimed_cohort is None):
-            raise ValueError(
-                "simulated_cohort and claimed_cohort go together: use plan.simulating(simulated=..., claimed=...)"
-            )
-        if self.claimed_cohort is not None:
+        if (self.simulated_cohort, self.claimed_cohort) != (None, None):
             for name in ("simulated", "claimed"):
+                hint = "use a number of clients a round, with plan.simulating(simulated=..., claimed=...)"
                 cohort = getattr(self, f"{name}_cohort")
-                checked[f"{name}_cohort"] = checks.integer(name, cohort, low=1, hint="use a number of clients a round")
+                checked[f"{name}_cohort"] = checks.integer(name, cohort, low=1, hint=hint)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         self._check_together()
 
     def _check_together(self) -> None:
         """Raises where arguments do not go with each other."""
-        scheme, claimed = self.sampling, self.claimed_cohort
-        if scheme is not None:
-            keeps_to = scheme.participation(self.mechanism.rounds)
-            if self.participation != keeps_to:
-                raise ValueError(
-                    f"{self.participation} is not what {scheme} keeps to: leave it out, or pass {keeps_to}"
-                )
-            if self.delta < scheme.min_delta:
-                raise ValueError(
-                    f"delta={self.delta} is too small for amplification by sampling, accounted to {scheme.min_delta}: use that, or "
-                    "leave sampling out"
-                )
-            if claimed is not None and scheme.cohort_size != claimed:
-                raise ValueError(
-                    f"sampling has cohort_size={scheme.cohort_size} but claimed={claimed}: sample the claimed cohort"
-                )
-        if claimed is not None and self.simulated_cohort is not None and self.simulated_cohort >= claimed:
+        scheme, simulated, claimed = self.sampling, self.simulated_cohort, self.claimed_cohort
+        if scheme is not None and self.delta < scheme.min_delta:
             raise ValueError(
-                f"simulated={self.simulated_cohort} must be below claimed={claimed}: "
+                f"delta={self.delta} is too small for amplification by sampling, accounted to {scheme.min_delta}: use that, or "
+                "leave sampling out"
+            )
+        if simulated is None or claimed is None:
+            return
+        if scheme is not None and scheme.cohort_size != claimed:
+            raise ValueError(
+                f"sampling has cohort_size={scheme.cohort_size} but claimed={claimed}: sample the claimed cohort"
+            )
+        if simulated >= claimed:
+            raise ValueError(
+                f"simulated={simulated} must be below claimed={claimed}: "
                 "a simulation stands for a larger cohort; to train the claimed cohort itself leave both out"
             )
 
@@ -146,9 +139,7 @@ class Plan:
     @property
     def noise_scale(self) -> float:
         """simulated_cohort / claimed_cohort; 1 for a run that is what it claims."""
-        if self.simulated_cohort is None or self.claimed_cohort is None:
-            return 1.0
-        return self.simulated_cohort / self.claimed_cohort
+        return (self.simulated_cohort or 1) / (self.claimed_cohort or 1)
 
     @property
     def stddev(self) -> float:
@@ -158,17 +149,16 @@ class Plan:
           ValueError: float32, in which noise is made, would make it or a row of N 0 or infinite: a guarantee without noise.
         """
         scale = self.sensitivity.value
-        if self.noise_multiplier > 0 and not 1 / _MAX_SENSITIVITY <= scale <= _MAX_SENSITIVITY:
-            raise ValueError(
-                f"mechanism has sensitivity {scale:g}, and rows of noise about as small or large, beyond what float32 holds: divide its "
-                "encoder by that"
-            )
+        # A row of N has at least the norm 1 / sensitivity, because row t of N times column t of C is 1: then this is its noise.
+        row = self.noise_multiplier * self.clip_norm * self.noise_scale
         stddev = self.noise_multiplier * scale * self.clip_norm * self.noise_scale
-        held = _FLOAT32_NORMAL[0] <= min(stddev, stddev / scale) and max(stddev, stddev / scale) <= _FLOAT32_NORMAL[1]
-        if self.noise_multiplier > 0 and not held:
+        sizes = (stddev, row)
+        held = _FLOAT32_NORMAL[0] <= min(sizes) and max(sizes) <= _FLOAT32_NORMAL[1]
+        if self.noise_multiplier > 0 and not (held and 1 / _MAX_SENSITIVITY <= scale <= _MAX_SENSITIVITY):
             raise ValueError(
-                f"clip_norm={self.clip_norm} and noise_multiplier={self.noise_multiplier} give noise of standard deviation {stddev:g}, "
-                "beyond the range of float32 in which it is drawn: rescale the updates, and clip_norm with them"
+                f"clip_norm={self.clip_norm}, noise_multiplier={self.noise_multiplier} and an encoder of sensitivity {scale:g} give noise "
+                "beyond the range of float32 in which it is drawn: rescale the updates, and clip_norm with them, or divide the encoder by "
+                "its sensitivity"
             )
         return stddev
 
@@ -199,14 +189,9 @@ class Plan:
     @property
     def epsilon(self) -> float:
         """Under the zero-out relation; an upper value. PLD accounting, or that of the sampling scheme where it is less."""
-        return self.epsilon_at(self.delta)
-
-    def epsilon_at(self, delta: float) -> float:
-        """Epsilon at another delta in [1e-15, 1)."""
-        unamplified = gaussian_epsilon(self.noise_multiplier, check_delta(delta))
         if self.sampling is None or self.noise_multiplier == 0:
-            return unamplified
-        return min(unamplified, self.sampling.epsilon(self.mechanism, self.unit_noise, delta))
+            return self.unamplified_epsilon
+        return min(self.unamplified_epsilon, self.sampling.epsilon(self.mechanism, self.unit_noise, self.delta))
 
     @property
     def unamplified_epsilon(self) -> float:
@@ -215,15 +200,7 @@ class Plan:
 
     @property
     def rdp_epsilon(self) -> float:
-        """Epsilon by Renyi accounting of `event`, which the older literature reports; never below `epsilon` but for rounding.
-
-        >>> import fedmf
-        >>> once = fedmf.Participation(rounds=4, schema="single")
-        >>> identity = fedmf.fit(fedmf.prefix_sum(4), once, family="identity")
-        >>> plan = fedmf.Plan(mechanism=identity, participation=once, noise_multiplier=0.341 * 4, clip_norm=1.0, delta=1e-6)
-        >>> round(plan.epsilon, 2), round(plan.rdp_epsilon, 2)
-        (3.44, 3.69)
-        """
+        """Epsilon by Renyi accounting of `event`, which the older literature reports; never below `epsilon` but for rounding."""
         return rdp_epsilon(self.event, self.delta, replaces=self.sampling is not None and self.sampling.replaces)
 
     def group_epsilon(self, devices: int) -> float:
@@ -263,7 +240,7 @@ class Plan:
             "rounds": self.mechanism.rounds,
             "bands": self.mechanism.bands,
             "participation": dataclasses.asdict(self.participation),
-            "sampling": self._sampling_facts({"unamplified_epsilon": finite(self.unamplified_epsilon)}),
+            "sampling": self._sampling_facts(unamplified_epsilon=finite(self.unamplified_epsilon)),
             "clip_norm": self.clip_norm,
             "noise_multiplier": self.noise_multiplier,
             "sensitivity": dataclasses.asdict(self.sensitivity),
@@ -277,11 +254,11 @@ class Plan:
             "certificate": dataclasses.asdict(certificate) if certificate else None,
         }
 
-    def _sampling_facts(self, more: dict[str, Any]) -> dict[str, Any] | None:
+    def _sampling_facts(self, **more: Any) -> dict[str, Any] | None:
         if self.sampling is None:
             return None
-        facts = self.sampling.facts(self.mechanism.rounds)
-        return facts | {"per_query_noise_multiplier": self.per_query_noise_multiplier} | more
+        more["per_query_noise_multiplier"] = self.per_query_noise_multiplier
+        return self.sampling.facts(self.mechanism.rounds) | more
 
     def guarantee_values(self) -> dict[str, Any]:
         """Epsilon, delta and rho, and what they were computed from, in plain JSON types; an infinite epsilon is null."""
@@ -359,7 +336,7 @@ class Plan:
             },
             "participation": dataclasses.asdict(p),
             "sampling": self._sampling_facts(
-                {} if scheme is None else scheme.statement(self.mechanism, self.unit_noise)
+                **({} if scheme is None else scheme.statement(self.mechanism, self.unit_noise))
             ),
             "clip_norm": self.clip_norm,
             "stddev": self.stddev,

@@ -8,7 +8,6 @@ import scipy.stats
 
 import fedmf
 from fedmf.audits.distinguishing import (
-    _noncentral_tail,
     _worst_contributions,
     audit_distinguishing,
     expected_bound,
@@ -155,8 +154,8 @@ def test_two_thirds_of_the_noise_is_caught(epsilon):
         < missed_by_game(trials // 2, 1.5 * case.snr, claimed)
     )
     result = audit_distinguishing(plan, case, *play(plan, case, trials, noise=2 / 3))
-    assert result.findings[0].name.startswith("signal-to-noise above the claim")
-    assert result.findings[0].p_value < FALSE_POSITIVE_RATE
+    assert result.findings[2].name.startswith("variance")
+    assert result.findings[2].p_value < FALSE_POSITIVE_RATE
     assert result.snr_lower > result.snr_claimed
 
 
@@ -189,29 +188,7 @@ def test_without_noise_the_empirical_epsilon_itself_breaks_the_claim():
     assert result.findings[3].p_value < FALSE_POSITIVE_RATE
 
 
-@pytest.mark.parametrize(("degrees", "noncentrality"), [(6, 1.0), (100, 5.0), (20_000, 108.0)])
-def test_noncentral_t_is_scipys(degrees, noncentrality):
-    for t in noncentrality * np.array([0.8, 1.0, 1.03]):
-        ours = _noncentral_tail(float(t), degrees, noncentrality)
-        assert ours == pytest.approx(scipy.stats.nct.sf(t, degrees, noncentrality), rel=1e-5)
-
-
 def test_expected_bound_grows_with_trials_towards_the_claim():
-    bounds = [expected_bound(1 / 2.23048, 10**p, 10**p, 1e-6, 0.95) for p in (2, 4, 6, 9)]
+    bounds = [expected_bound(1 / 2.23048, 10**p, 10**p, 1e-6, 0.95)[0] for p in (2, 4, 6, 9)]
     assert bounds == sorted(bounds)
     assert 0 <= bounds[0] < 0.5 * bounds[-1] < bounds[-1] < 2.0
-
-
-def test_refusals_name_the_argument():
-    plan = small_plan()
-    case = worst_case(plan)
-    with pytest.raises(ValueError, match="present has 3 trials"):
-        audit_distinguishing(plan, case, np.zeros(3), np.zeros(9))
-    with pytest.raises(ValueError, match=r"confidence=1\.5"):
-        audit_distinguishing(plan, case, np.zeros(9), np.zeros(9), confidence=1.5)
-    without = fedmf.Plan(
-        mechanism=plan.mechanism, participation=plan.participation, noise_multiplier=0.0, clip_norm=1.0, delta=1e-6
-    )
-    for refused in (without, plan.simulating(simulated=10, claimed=100)):
-        with pytest.raises(ValueError, match="guarantees nothing of what runs"):
-            worst_case(refused)

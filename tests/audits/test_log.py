@@ -1,5 +1,6 @@
 """Logs from elsewhere: the same counts as in memory, and one sentence for everything that is no log."""
 
+import json
 import subprocess
 import sys
 
@@ -12,23 +13,15 @@ from hypothesis import strategies as st
 from fedmf.audits import log
 from fedmf.audits.guarantee import audit_log
 from fedmf.audits.log import read_log
-from fedmf.mechanisms import IdentityMechanism
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
-from fedmf.privacy.plan import Plan
+from tests.privacy.plans import plan
 
 ROWS = [("ann", 0), ("bob", 1), ("cem", 1), ("ann", 4), ("bob", 3), ("ann", 7)]
 
 
 def plan_of(min_sep):
-    participation = Participation(rounds=12, schema="min_sep", min_sep=min_sep)
-    return Plan(
-        mechanism=IdentityMechanism(rounds=12),
-        participation=participation,
-        noise_multiplier=2.0,
-        clip_norm=1.0,
-        delta=1e-6,
-    )
+    return plan(Participation(rounds=12, schema="min_sep", min_sep=min_sep))
 
 
 def write(path, rows, header="client,round"):
@@ -65,8 +58,10 @@ class TestReading:
         assert same(log.stats, expected)
         assert (log.rows, log.duplicates) == (len(pairs), 0)
         listed = ", ".join(f"({client!r}, {t})" for client, t in rows)
-        path = parquet(folder / "log.parquet", f"FROM (VALUES {listed}) AS rows(client, round)")
-        assert same(read_log(path, rounds=10, first_round=first_round).stats, expected)
+        lines = folder / "log.jsonl"
+        lines.write_text("".join(json.dumps({"round": t, "client": client}) + "\n" for client, t in rows))
+        for path in (parquet(folder / "log.parquet", f"FROM (VALUES {listed}) AS rows(client, round)"), lines):
+            assert same(read_log(path, rounds=10, first_round=first_round).stats, expected)
 
     def test_other_columns_and_names(self, tmp_path):
         rows = [(f'"a,""{t}"', client, t) for client, t in ROWS]
@@ -125,90 +120,61 @@ def test_memory_is_bounded(tmp_path):
     assert 1000 * kilobytes < 256e6 + 200e6
 
 
-CSV = "client,round\nann,0\nbob,1\n"
+CSV = b"client,round\nann,0\nbob,1\n"
+# Content of a log -> what is said of it; Parquet as the VALUES of client and round.
 REFUSED = {
-    "empty": ("", "is empty"),
-    "header only": ("client,round\n", "holds no participation"),
-    "another header": ("device,t\nann,0\n", "no column 'client' among 'device', 't'"),
-    "a column twice": ("client,round,client\nann,0,ann\n", "several columns 'client'"),
-    "negative": (CSV + "cem,-1\n", "line 4 of log .* has round '-1'"),
-    "no whole number": (CSV + "cem,1.5\n", "line 4 of log .* has round '1.5'"),
-    "exponent": (CSV + "cem,1e0\n", "line 4 of log .* has round '1e0'"),
-    "another script": (CSV + "cem,٣\n", "line 4 of log .* has round '٣'"),
-    "blank before a round": (CSV + "cem, 1\n", "line 4 of log .* has round ' 1'"),
-    "beyond the run": (CSV + "cem,8\n", "line 4 of log .* has round '8': .* from 0 to 7 .* first_round=1"),
-    "far beyond": (CSV + "cem,99999999999999999999\n", "has round '99999999999999999999'"),
-    "no round": (CSV + "cem,\n", "line 4 of log .* has no round"),
-    "no client": (CSV + ",3\n", "line 4 of log .* has no client"),
-    "blank client": (CSV + " ann,3\n", "line 4 of log .* has client ' ann' with blanks around it"),
-    "nothing to see": (CSV + "\u3164,3\n", "line 4 of log .* one client must be written in one way"),
-    "after a quoted line end": ('note,client,round\n"a\nb",ann,0\n\n"",bob,x\n', "line 5 of log .* has round 'x'"),
-    "half a row": (CSV + "cem\n", "line 4 of log .* as many columns as the header"),
-    "half a row and no line end": (CSV + "ce", "no line end"),
-    "half a round": (CSV + "cem,1", "no line end"),
-    "too many columns": (CSV + "cem,1,2\n", "line 4 of log .* as many columns"),
-    "an open quote": (CSV + '"cem,1\n', "line 4 of log .* is not CSV"),
-    "twice": (
-        CSV + "ann,0\n",
-        "1 rows twice, such as client 'ann' in round 0, line 2 and line 4: .*duplicates=\"once\"",
-    ),
-    "not text": (b"\x00\x01\x02\xff" * 9, "neither Parquet nor CSV"),
-    "another encoding": (b"client,round\n" + "çem".encode("latin-1") + b",1\n", "line 2 of log .* is not CSV in UTF-8"),
-    "another encoding, far down": (
-        b"client,round\n" + b"ann,1\n" * 30_000 + "çem".encode("latin-1") + b",1\n" + b"bob,1\n" * 9,
-        "line 30002 of log .* is not CSV in UTF-8",
-    ),
-    "cut-off Parquet": (b"PAR1" + b"\x15" * 50, "damaged Parquet"),
-    "broken Parquet": (b"PAR1" + b"\x15" * 50 + b"PAR1", "damaged Parquet"),
+    b"": "is empty",
+    b"client,round\n": "holds no participation",
+    b"device,t\nann,0\n": "no column 'client' among 'device', 't'",
+    b"client,round,client\nann,0,ann\n": "several columns 'client'",
+    CSV + b"cem,-1\n": "row 3 of log .* has client 'cem' and round '-1'",
+    CSV + b"cem,1.5\n": "row 3 of log .* round '1.5'",
+    CSV + b"cem,1e0\n": "row 3 of log .* round '1e0'",
+    CSV + "cem,٣\n".encode(): "row 3 of log .* round '٣'",
+    CSV + b"cem, 1\n": "row 3 of log .* round ' 1'",
+    CSV + b"cem,8\n": "row 3 of log .* round '8': .* from 0 to 7; .* first_round=1",
+    CSV + b"cem,99999999999999999999\n": "round '99999999999999999999'",
+    CSV + b"cem,\n": "row 3 of log .* round (''|None)",
+    CSV + b",3\n": "row 3 of log .* client (''|None)",
+    CSV + b" ann,3\n": "row 3 of log .* client ' ann' .* without blanks around it",
+    CSV + "\u3164,3\n".encode(): "row 3 of log .* without blanks",
+    b'note,client,round\n"a\nb",ann,0\n\n"",bob,x\n': "row 2 of log .* round 'x'",
+    CSV + b"cem\n": "line 4 of log .* another number of columns",
+    CSV + b"ce": "no line end",
+    CSV + b"cem,1": "no line end",
+    CSV + b"cem,1,2\n": "line 4 of log .* another number of columns",
+    CSV + b'"cem,1\n': "line 4 of log .* a quote that does not end",
+    CSV + b"ann,0\n": "1 rows twice, such as client 'ann' in round 0: .*duplicates=\"once\"",
+    b"\x00\x01\x02\xff" * 9: "neither CSV .* nor Parquet",
+    b"client,round\n" + "çem,1\n".encode("latin-1"): "line 2 of log .* not in UTF-8",
+    b"client,round\n"
+    + b"ann,1\n" * 30_000
+    + "çem,1\n".encode("latin-1")
+    + b"bob,1\n" * 9: "line 30002 of log .* not in UTF-8",
+    b'{"client": 1, "round": 0}\n{"client": 1, "round": 8}\n': "row 2 of log .* client '1' and round '8'",
+    b'{"client": 1, "round": 0}\n{"client": 1, "rou\n': "line 2 of log .* not a JSON object",
+    b"PAR1" + b"\x15" * 50: "log .* cannot be read",
+    b"PAR1" + b"\x15" * 50 + b"PAR1": "log .* cannot be read",
+    "(1, 0), (2, NULL)": "row 2 of log .* client '2' and round None",
+    "(1, 0), (NULL, 3)": "row 2 of log .* client None and round '3'",
+    "(1, 0.5)": "row 1 of log .* round '0.5'",
+    "(1, 0), (2, 8)": "row 2 of log .* round '8'",
+    "('ann', 0), ('ann ', 3)": "row 2 of log .* client 'ann ' .* without blanks around it",
+    "('ann', 0), ('ann', 0)": "1 rows twice, such as client 'ann' in round 0",
 }
 
 
-@pytest.mark.parametrize("content", REFUSED)
-def test_refused_in_one_sentence(tmp_path, content):
-    data, words = REFUSED[content]
-    path = tmp_path / "log.csv"
-    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+@pytest.mark.parametrize(("content", "words"), REFUSED.items(), ids=[repr(content)[-25:] for content in REFUSED])
+def test_refused_in_one_sentence(tmp_path, content, words):
+    path = tmp_path / "log"
+    if isinstance(content, str):
+        parquet(path, f"FROM (VALUES {content}) AS rows(client, round)")
+    else:
+        path.write_bytes(content)
     with pytest.raises(ValueError, match=words) as found:
         read_log(path, rounds=8)
     assert "\n" not in str(found.value)
     assert str(path) in str(found.value)
-
-
-PARQUET = {
-    "null round": ("(1, 0), (2, NULL)", "row 2 .* has no round"),
-    "null client": ("(1, 0), (NULL, 3)", "row 2 .* has no client"),
-    "fraction": ("(1, 0.5)", "column 'round' of type DECIMAL"),
-    "text round": ("(1, '0')", "column 'round' of type VARCHAR"),
-    "beyond": ("(1, 0), (2, 8)", "row 2 .* has round '8'"),
-    "client of another kind": ("(1.5::DOUBLE, 0)", "column 'client' of type DOUBLE"),
-    "blanks": ("('ann', 0), ('ann ', 3)", "row 2 .* with blanks around it"),
-    "twice": ("('ann', 0), ('ann', 0)", "1 rows twice, such as client 'ann' in round 0"),
-}
-
-
-@pytest.mark.parametrize("content", PARQUET)
-def test_parquet_refused_in_one_sentence(tmp_path, content):
-    values, words = PARQUET[content]
-    path = parquet(tmp_path / "log.parquet", f"FROM (VALUES {values}) AS rows(client, round)")
-    with pytest.raises(ValueError, match=words) as found:
-        read_log(path, rounds=8)
-    assert "\n" not in str(found.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "words"),
-    [
-        ({"rounds": 0}, ValueError, "rounds=0"),
-        ({"first_round": -1}, ValueError, "first_round=-1"),
-        ({"duplicates": "sum"}, ValueError, "duplicates='sum'"),
-        ({"memory": 1000}, ValueError, "memory=1000"),
-        ({"client_column": "round"}, ValueError, "both 'round'"),
-    ],
-)
-def test_arguments(tmp_path, change, error, words):
-    path = write(tmp_path / "log.csv", ROWS)
-    with pytest.raises(error, match=words):
-        read_log(path, **({"rounds": 8} | change))
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -225,10 +191,10 @@ def test_a_name_is_no_pattern(tmp_path, kind):
 
 
 @pytest.mark.parametrize("end", ["\t", "\u200b", "\u00a0"])
-def test_blank_ends_are_refused_with_their_line(tmp_path, end):
-    with pytest.raises(ValueError, match="line 3 of log .* one client must be written in one way"):
+def test_blank_ends_are_refused(tmp_path, end):
+    with pytest.raises(ValueError, match="row 2 of log .* without blanks around it"):
         read_log(write(tmp_path / "log.csv", [("ann", 0), (f"ann{end}", 1)]), rounds=8)
-    with pytest.raises(ValueError, match="row 1 .* one client must be written in one way"):
+    with pytest.raises(ValueError, match="row 1 .* without blanks around it"):
         read_log(parquet(tmp_path / "log.parquet", f"SELECT 'ann{end}' AS client, 1 AS round"), rounds=8)
 
 
@@ -267,7 +233,7 @@ class TestLookalikes:
 
     def test_in_one_round_they_are_two_rows_of_one_client(self, tmp_path):
         path = write(tmp_path / "log.csv", [("anna", 0), ("bob", 0), ("an\u200bna", 0)])
-        with pytest.raises(ValueError, match="client 'anna' in round 0, line 2 and line 4"):
+        with pytest.raises(ValueError, match="client 'anna' in round 0:"):
             read_log(path, rounds=1)
         assert read_log(path, rounds=1, duplicates="once").stats.cohort_sizes.tolist() == [2]
 
@@ -299,5 +265,5 @@ class TestALogThatEndsEarly:
         audit = audit_log(write(tmp_path / "log.csv", self.rows), plan, rounds_run=3)
         assert audit.unrecorded is None
         assert audit.epsilon < plan.epsilon
-        with pytest.raises(ValueError, match="line 4 of log .* from 0 to 1"):
+        with pytest.raises(ValueError, match="row 3 of log .* from 0 to 1"):
             audit_log(tmp_path / "log.csv", plan, rounds_run=2)

@@ -146,25 +146,3 @@ def test_verdict_is_bonferronis():
     audit = NoiseAudit(findings=findings, false_positive_rate=0.05)
     assert audit.threshold == 0.0125
     assert {finding.name for finding in audit.contradictions} == {"2", "3"}
-
-
-def test_refusals_name_the_argument():
-    W = np.ones((3, 4))
-    with pytest.raises(ValueError, match=r"leaves=\(1, 2\) has 3 coordinates but the rows have 4"):
-        audit_noise([W], leaves=(1, 2))
-    with pytest.raises(ValueError, match="false_positive_rate=1.0"):
-        audit_noise([W], leaves=(4,), false_positive_rate=1.0)
-    with pytest.raises(ValueError, match=r"whitened has shapes \[\(3, 4\), \(2, 4\)\]"):
-        audit_noise([W, W[:2]], leaves=(4,))
-    with pytest.raises(ValueError, match="not finite"):
-        whiten(np.eye(3), np.full((3, 4), np.nan), 1.0)
-    with pytest.raises(ValueError, match="scale=0"):
-        whiten(np.eye(3), W, 0.0)
-    with pytest.raises(ValueError, match="3 rounds"):
-        whiten(np.eye(3), np.ones((2, 4)), 1.0)
-    with pytest.raises(ValueError, match="fewer sources than rounds"):
-        causal_factor(np.ones((3, 2)))
-    with pytest.raises(ValueError, match="linearly dependent"):
-        causal_factor(np.zeros((2, 3)))
-    with pytest.raises(ValueError, match="ill-conditioned"):
-        whiten(np.array([[1.0, 0.0], [1e6, 1.0]]), np.ones((2, 4)), 1.0)

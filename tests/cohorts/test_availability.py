@@ -1,5 +1,3 @@
-import re
-
 import numpy as np
 import pytest
 import scipy.stats
@@ -12,7 +10,6 @@ from fedmf.cohorts.availability import (
     Independent,
     Window,
     availability_from_text,
-    availability_model,
 )
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.participation.schema import Participation
@@ -120,32 +117,6 @@ class TestMasks:
             assert by_model.cohort(t).tolist() == by_mask.cohort(t).tolist()
         assert asked == list(range(6))
 
-    @pytest.mark.parametrize("given", [0.5, "always", np.ones(3, bool), Always], ids=str)
-    def test_what_means_nothing(self, given):
-        with pytest.raises(TypeError, match="availability=.* must be None, a model of fedmf.cohorts.availability"):
-            availability_model(given, 3)
-
-
-class TestOnesOwnModel:
-    @pytest.mark.parametrize(
-        "answer",
-        [lambda n: np.ones(n + 1, bool), lambda n: np.ones(n), lambda n: True, lambda n: np.ones((n, 1), bool)],
-        ids=["too long", "floats", "one for all", "2-D"],
-    )
-    def test_another_answer_than_a_bool_each(self, answer):
-        class Model:
-            def available(self, t, clients):
-                return answer(len(clients))
-
-        controller = ParticipationController(
-            Participation(rounds=2, schema="every_round"), population=9, cohort_size=3, seed=1, availability=Model()
-        )
-        with pytest.raises(
-            ValueError, match="availability gave .* for 9 clients of round 0: it must give a bool for each"
-        ):
-            controller.cohort(0)
-        assert len(controller.ledger) == 0
-
 
 class TestTexts:
     @pytest.mark.parametrize(
@@ -161,39 +132,3 @@ class TestTexts:
     )  # fmt: skip
     def test_read(self, text, model):
         assert availability_from_text(text) == model
-
-    @pytest.mark.parametrize(
-        ("text", "words"),
-        [
-            ("nightly", "availability='nightly' is unknown: use always, independent:PROBABILITY or diurnal"),
-            ("always:0.5", "always takes no options"),
-            ("independent", "independent takes probability=NUMBER and seed=NUMBER"),
-            ("independent:half", "has 'probability=half': independent takes probability=NUMBER"),
-            ("independent:1.3", "probability=1.3 is not a probability: use a number from 0 to 1"),
-            ("diurnal:rounds=3", "has 'rounds=3': diurnal takes rounds_per_day=NUMBER and"),
-            ("diurnal:seed=1.5", "has 'seed=1.5'"),
-            ("diurnal:,", "has ''"),
-            ("diurnal:rounds_per_day=0", "rounds_per_day=0.0 must be positive"),
-            ("diurnal:phase_hours=30", "phase_hours=30 must be from 0 to 24 hours"),
-        ],
-    )
-    def test_refused_in_one_sentence(self, text, words):
-        with pytest.raises(ValueError, match=re.escape(words)) as caught:
-            availability_from_text(text)
-        assert ". " not in str(caught.value)
-
-    @pytest.mark.parametrize(
-        ("make", "kind", "words"),
-        [
-            (lambda: Diurnal(time_zones=((1, 0.5),)), ValueError, "do not add up to 1"),
-            (lambda: Diurnal(time_zones=((1, 1.5), (2, -0.5))), ValueError, "share of a time zone=1.5 is not a probability"),
-            (lambda: Diurnal(time_zones=((30, 1),)), ValueError, "from -24 to 24 hours from UTC"),
-            (lambda: Window(start=22, end=25, inside=1, outside=0), ValueError, "end=25 is not an hour of the day"),
-            (lambda: Window(start=22, end=7, inside=1, outside=2), ValueError, "outside=2 is not a probability"),
-            (lambda: Diurnal(charging=3), TypeError, "charging=3 must be a fedmf.cohorts.availability.Window"),
-            (lambda: availability_from_text(0.3), TypeError, "availability=0.3 must be a text"),
-        ],
-    )  # fmt: skip
-    def test_values_that_mean_nothing(self, make, kind, words):
-        with pytest.raises(kind, match=words):
-            make()

@@ -1,8 +1,5 @@
 import dataclasses
-import os
 import re
-import subprocess
-import sys
 import tracemalloc
 import warnings
 
@@ -117,15 +114,6 @@ class TestPurity:
         cohorts = run(controller, 5)
         assert sorted(client for cohort in cohorts for client in cohort) == list(range(20))
 
-    @pytest.mark.parametrize(
-        ("t", "kind"), [(1, ValueError), (-1, ValueError), (20, ValueError), (0.0, TypeError), (True, TypeError)]
-    )
-    def test_rounds_out_of_order(self, t, kind):
-        controller = min_sep_controller()
-        with pytest.raises(kind, match=f"t={t}"):
-            controller.cohort(t)
-        assert len(controller.ledger) == 0
-
 
 # The schemas and schemes, with everything that a run can have; the population is above cohort_draws.SMALL.
 PROCESS = """
@@ -151,18 +139,6 @@ for participation, more in (
     for t in range(12):
         print(controller.cohort(t).tolist(), controller.ledger.selected(t).tolist())
 """
-
-
-class TestProcesses:
-    def test_the_same_cohorts_in_every_process(self):
-        def printed(**environment):
-            options = {"capture_output": True, "text": True, "check": True, "timeout": 120}
-            return subprocess.run([sys.executable, "-c", PROCESS], env=os.environ | environment, **options).stdout
-
-        first = printed(PYTHONHASHSEED="1")
-        assert len(first.splitlines()) == 48
-        assert len(set(first.splitlines())) > 40
-        assert printed(PYTHONHASHSEED="2") == first
 
 
 def test_ten_million_clients_take_three_bytes_each_and_are_not_listed():
@@ -191,17 +167,6 @@ class TestDryPool:
         assert controller.ledger.observed().short_rounds == 1
         with pytest.warns(PoolRanDryWarning, match="only 0 of"):
             assert controller.cohort(3).tolist() == []
-
-    @pytest.mark.parametrize(
-        "mask",
-        [np.ones(29, bool), np.ones((30, 1), bool), np.ones(30), [True] * 29],
-        ids=["short", "2-D", "floats", "list"],
-    )
-    def test_a_mask_of_another_shape(self, mask):
-        controller = min_sep_controller(availability=lambda t: mask)
-        with pytest.raises(ValueError, match=r"availability\(0\) gave .* must give a boolean mask of shape \(30,\)"):
-            controller.cohort(0)
-        assert len(controller.ledger) == 0
 
 
 class TestRefusals:
@@ -240,41 +205,6 @@ class TestRefusals:
         by_count = size * p.rounds <= population * p.max_participations
         whole_order = p.schema != "fixed_epoch" or p.max_participations == -(-p.rounds // p.min_sep)
         assert (not refusal(given)) == (by_separation and by_count and whole_order)
-
-    @pytest.mark.parametrize(
-        ("change", "kind", "words"),
-        [
-            ({"participation": 5}, TypeError, ["participation=5", "fedmf.Participation"]),
-            ({"population": 0}, ValueError, ["population=0", "number of clients"]),
-            ({"cohort_size": 0}, ValueError, ["cohort_size=0", "clients a round"]),
-            ({"cohort_size": 31}, ValueError, ["cohort_size=31", "population=30", "at most 30"]),
-            ({"cohort_size": 7}, ValueError, ["cohort_size=7", "min_sep=5", "= 35", "population=30", "at most 6"]),
-            ({"seed": -1}, ValueError, ["seed=-1", "non-negative"]),
-            ({"seed": 1.5}, TypeError, ["seed=1.5", "non-negative"]),
-        ],
-    )
-    def test_refused_in_one_sentence(self, change, kind, words):
-        with pytest.raises(kind) as caught:
-            min_sep_controller(**change)
-        message = str(caught.value)
-        assert ". " not in message
-        for word in words:
-            assert word in message
-
-    @pytest.mark.parametrize(
-        ("cohorts", "words"),
-        {
-            "too soon": ([[0], [1], [2], [3], [0]], "round 4 has client 0"),
-            "other population": ([[30]], "round 0 names client 30, outside 0..29"),
-            "other cohort size": ([[0, 1, 2, 3, 4]], "round 0 has 5 clients, cohort_size=4"),
-            "longer run": ([[]] * 21, "has a round 20 but the run has rounds=20"),
-        }.values(),
-    )
-    def test_a_ledger_that_breaks_the_participation(self, cohorts, words):
-        ledger = ParticipationLedger(cohort_size=4, cohorts=[np.array(c, np.int64) for c in cohorts])
-        with pytest.raises(ValueError, match=words) as caught:
-            min_sep_controller().go_on_from(ledger)
-        assert "another run" in str(caught.value)
 
     def test_a_fixed_order_of_another_seed(self):
         # Going on from it would bring clients back in another than their turn, which nothing later would notice.

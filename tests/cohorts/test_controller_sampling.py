@@ -1,4 +1,3 @@
-import itertools
 import warnings
 
 import numpy as np
@@ -11,7 +10,6 @@ from fedmf.cohorts.availability import Independent
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.participation.ledger import ParticipationLedger
-from fedmf.participation.schema import Participation
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from tests.power import (
     FALSE_POSITIVE_RATE,
@@ -199,73 +197,3 @@ class TestFixedSize:
             _, counts = np.unique(np.array(cohorts[part::2]), axis=0, return_counts=True)
             assert len(counts) == 10  # of 2 out of 5
             assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE / 2
-
-
-class TestReshuffleOfEverybody:
-    scheme = CyclicShuffle(population=44, cohort_size=4, partitions=1, reshuffle=True)
-
-    def test_once_an_epoch_in_a_new_order(self):
-        controller = controller_of(self.scheme, rounds=30)
-        cohorts = [cohort.tolist() for cohort in drawn(controller)]
-        epochs = [list(itertools.chain(*cohorts[start : start + 11])) for start in (0, 11)]
-        assert [len(set(epoch)) for epoch in epochs] == [44, 44]
-        assert epochs[0] != epochs[1]
-        assert controller.ledger.observed().max_participations == 3
-
-    def test_rounds_of_one_client_can_be_next_to_each_other(self):
-        # What the refusals below are for: this is not (k, b)-participation for any b above 1.
-        least = [controller_of(self.scheme, rounds=30, seed=seed) for seed in range(20)]
-        for controller in least:
-            drawn(controller)
-        assert min(controller.ledger.observed().min_separation for controller in least) == 1
-
-    @pytest.mark.parametrize(
-        "participation",
-        [
-            Participation(rounds=30, schema="fixed_epoch", min_sep=11),
-            Participation(rounds=30, schema="min_sep", min_sep=2),
-            Participation(rounds=30, schema="min_sep", min_sep=1, max_participations=2),
-            Participation(rounds=30, schema="single"),
-        ],
-        ids=str,
-    )
-    def test_refused_where_the_analysis_does_not_cover_it(self, participation):
-        with pytest.raises(ValueError, match=r"use sampling\.participation\(30\)"):
-            controller_of(self.scheme, participation=participation)
-
-
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("change", "kind", "words"),
-        [
-            ({"population": 61}, ValueError, ["population=61", "the sampling has population=60"]),
-            ({"cohort_size": 5}, ValueError, ["cohort_size=5", "the sampling has cohort_size=6"]),
-            ({"scheme": CyclicPoisson(population=60, cohort_size=6), "participation": Participation(rounds=4, schema="every_round")},
-             ValueError, ["partitions=None", "in_partitions(bands)"]),
-            ({"participation": Participation(rounds=40, schema="min_sep", min_sep=4)}, ValueError,
-             ["min_sep=3", "sampling.participation(40)"]),
-            ({"participation": Participation(rounds=40, schema="fixed_epoch", min_sep=3, max_participations=13)}, ValueError,
-             ["max_participations=14", "sampling.participation(40)"]),
-            ({"behavior": DeviceBehavior(noncompliant_fraction=0.1)}, ValueError, ["leaves no choice", "noncompliant_fraction"]),
-            ({"behavior": DeviceBehavior(timer_jitter=1)}, ValueError, ["leaves no choice", "timer_jitter"]),
-            ({"scheme": SCHEMES["fixed size"], "availability": Independent(probability=0.5)}, ValueError,
-             ["likelier than its guarantee", "CyclicPoisson"]),
-            ({"scheme": SCHEMES["shuffle"], "behavior": DeviceBehavior(dropout=0.5)}, ValueError,
-             ["likelier than its guarantee", "CyclicPoisson"]),
-            ({"scheme": SCHEMES["shuffle"], "availability": lambda t: np.ones(62, bool)}, ValueError, ["CyclicPoisson"]),
-        ],
-    )  # fmt: skip
-    def test_one_sentence(self, change, kind, words):
-        change = dict(change)
-        scheme = change.pop("scheme", SCHEMES["poisson"])
-        with pytest.raises(kind) as caught:
-            controller_of(scheme, **change)
-        assert ". " not in str(caught.value)
-        for word in words:
-            assert word in str(caught.value)
-
-    def test_another_kind(self):
-        with pytest.raises(TypeError, match="scheme of fedmf.privacy.sampling"):
-            ParticipationController(
-                Participation(rounds=2, schema="every_round"), population=4, cohort_size=2, seed=0, sampling="poisson"
-            )

@@ -5,7 +5,6 @@ import pytest
 import scipy.stats
 
 from fedmf.cohorts import draws as cohort_draws
-from fedmf.cohorts.availability import Independent
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.draws import Pool
 from fedmf.participation.ledger import ParticipationLedger
@@ -13,7 +12,6 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy.sampling.draws import EpochOrder, PartitionDraws
 from tests.power import (
     FALSE_POSITIVE_RATE,
-    counted,
     distributed,
     draws_that_see,
     missed_by_chi_square,
@@ -32,34 +30,27 @@ def draws_that_see_a_preference(places, size=1):
 class TestUniformity:
     """Chi-square over the cohorts of so many seeds that one client of PREFERENCE times the others' weight is seen."""
 
-    def test_over_pairs_of_the_first_round(self):
-        # All 15 cohorts of 2 out of 6: uniform over the sets and not only over the clients.
-        counts = self._sets(lambda seed: ParticipationController(
-            Participation(rounds=2, schema="min_sep", min_sep=2), population=6, cohort_size=2, seed=seed
-        ).cohort(0))  # fmt: skip
-        assert len(counts) == 15
-        assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
-
-    def test_over_the_eligible_of_a_later_round(self):
+    @pytest.mark.parametrize(
+        ("schema", "population", "drawn_before"),
+        [
+            ({"schema": "min_sep", "min_sep": 2}, 6, []),
+            ({"schema": "min_sep", "min_sep": 2}, 8, [[1, 4]]),  # the 6 clients that are left
+            ({"schema": "fixed_epoch", "min_sep": 3}, 6, None),  # the second cohort of the order
+        ],
+    )
+    def test_over_sets_of_two_out_of_six(self, schema, population, drawn_before):
         def cohort(seed):
-            first = ParticipationLedger(cohort_size=2, cohorts=[np.array([1, 4])])
-            participation = Participation(rounds=2, schema="min_sep", min_sep=2)
-            controller = ParticipationController(participation, population=8, cohort_size=2, seed=seed)
-            controller.go_on_from(first)
-            return controller.cohort(1)
+            participation = Participation(rounds=3, **schema)
+            controller = ParticipationController(participation, population=population, cohort_size=2, seed=seed)
+            if drawn_before is None:
+                controller.cohort(0)
+            else:
+                cohorts = [np.array(c) for c in drawn_before]
+                controller.go_on_from(ParticipationLedger(cohort_size=2, cohorts=cohorts))
+            return controller.cohort(len(controller.ledger))
 
+        # Uniform over the sets and not only over the clients.
         counts = self._sets(cohort)
-        assert len(counts) == 15  # of the 6 clients that are left
-        assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
-
-    def test_of_the_fixed_order(self):
-        def second_cohort(seed):
-            participation = Participation(rounds=3, schema="fixed_epoch", min_sep=3)
-            controller = ParticipationController(participation, population=6, cohort_size=2, seed=seed)
-            controller.cohort(0)
-            return controller.cohort(1)
-
-        counts = self._sets(second_cohort)
         assert len(counts) == 15
         assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
 
@@ -97,20 +88,10 @@ def pool_of(population, eligible, asked=None):
 
     def eligible(clients):
         if asked is not None:
-            asked.append(len(clients))
+            asked.append(len(may[clients]))
         return may[clients]
 
-    def eligible_between(start, stop):
-        if asked is not None:
-            asked.append(stop - start)
-        return start + np.flatnonzero(may[start:stop])
-
-    return Pool(
-        population=population,
-        eligible=eligible,
-        eligible_between=eligible_between,
-        available=lambda clients: np.ones(len(clients), bool),
-    )
+    return Pool(population=population, eligible=eligible, available=lambda clients: np.ones(len(clients), bool))
 
 
 def p_value_of_uniform_subsets(draws, eligible):
@@ -169,25 +150,16 @@ class TestWithoutListingEverybody:
         draws = [np.unique(np.random.default_rng(seed).choice(eligible, 75, replace=False))[:60] for seed in seeds]
         assert p_value_of_uniform_subsets(draws, eligible) < FALSE_POSITIVE_RATE
 
-    def test_one_client_in_twenty_preferred_twice_is_caught(self):
-        eligible = ELIGIBLE["a tenth"]
-        weights = np.where(np.arange(len(eligible)) % 20 == 0, 2.0, 1.0)
-        draws = [
-            np.random.default_rng(seed).choice(eligible, 60, replace=False, p=weights / weights.sum())
-            for seed in range(draws_of(eligible))
-        ]
-        assert p_value_of_uniform_subsets(draws, eligible) < FALSE_POSITIVE_RATE
-
     @pytest.mark.parametrize("population", [10**5, 10**6, 10**7])
     def test_the_work_is_proportional_to_the_cohort(self, population):
         asked = []
-        may = pool_of(1, [0])
-        pool = Pool(
-            population=population,
-            eligible=lambda clients: asked.append(len(clients)) or (clients % 4 == 0),
-            eligible_between=lambda start, stop: pytest.fail("everybody was asked"),
-            available=may.available,
-        )
+
+        def eligible(clients):
+            assert not isinstance(clients, slice), "everybody was asked"
+            asked.append(len(clients))
+            return clients % 4 == 0
+
+        pool = Pool(population=population, eligible=eligible, available=lambda clients: np.ones(len(clients), bool))
         assert len(pool.draw(np.random.default_rng(1), 100)) == 100
         assert sum(asked) < 1000  # 400 on average
 
@@ -199,31 +171,6 @@ class TestWithoutListingEverybody:
         assert len(drawn) == min(eligible, 60)
         assert set(drawn) <= set(clients)
         assert sum(asked) < 3 * POPULATION
-
-    def test_of_many_rounds_of_a_run(self):
-        # Through the controller, clients away and resting: the lower half of the indices is drawn as often as it is eligible.
-        participation = Participation(rounds=6, schema="min_sep", min_sep=6)
-        counts = np.zeros((2, 2))
-        for seed in range(120):
-            controller = ParticipationController(
-                participation,
-                population=20_000,
-                cohort_size=50,
-                seed=seed,
-                availability=Independent(probability=0.5, seed=seed),
-            )
-            for t in range(6):
-                eligible = controller.eligible(t)
-                cohort = controller.cohort(t)
-                assert eligible[cohort].all()
-                low = np.arange(20_000) < 10_000
-                counts += [
-                    [(low[cohort]).sum(), (~low[cohort]).sum()],
-                    [(eligible & low).sum() / 100, (eligible & ~low).sum() / 100],
-                ]
-        share = counts[1, 0] / counts[1].sum()
-        assert counted(counts[0, 0], counts[0].sum(), share, departure=1.06 * share)
-        assert not counted(1.06 * counts[0, 0], counts[0].sum(), share, departure=1.06 * share)
 
 
 class TestOrders:

@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedmf.mechanisms import BandedMechanism, IdentityMechanism, TreeMechanism
+from fedmf.mechanisms import BandedMechanism, IdentityMechanism
 from fedmf.participation.schema import Participation
 from fedmf.privacy import amplification
 from fedmf.privacy.amplification import (
     _sampled_accountant,
-    fixed_size_gaussian_epsilon,
     group_epsilon,
     least_noise_multiplier,
     rdp_epsilon,
@@ -106,14 +105,6 @@ def test_an_epsilon_of_almost_nothing_needs_no_finer_grid_than_memory_holds(monk
     assert grids
 
 
-@pytest.mark.parametrize("epsilon", [0.05, 1.0, 9.0])
-def test_multiplier_is_enough_and_hardly_more(epsilon):
-    options = {"probability": 0.1, "compositions": 20}
-    sigma = sampled_gaussian_noise_multiplier(epsilon, 1e-6, **options)
-    assert sampled_gaussian_epsilon(sigma, 1e-6, **options) <= epsilon
-    assert sampled_gaussian_epsilon(sigma * (1 - 1e-4), 1e-6, **options) > epsilon
-
-
 def test_a_client_that_is_hardly_ever_drawn():
     """Both took minutes: one step of the search took seconds, and where no noise is needed there were hundreds."""
     many = CyclicPoisson(population=10**9, cohort_size=1)
@@ -145,7 +136,8 @@ def test_fixed_size_is_above_what_a_concrete_data_set_shows(others, sigma, part,
     elsewhere = stats.norm.pdf(x, others, sigma)  # one more of the others is drawn in the client's place
     present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * elsewhere
     zeroed = q * stats.norm.pdf(x, 0, sigma) + (1 - q) * elsewhere
-    epsilon = fixed_size_gaussian_epsilon(sigma, delta, sample_size=size, part=part, compositions=1)
+    scheme = CyclicFixedSize(population=part, cohort_size=size, partitions=1)
+    epsilon = scheme.epsilon(IdentityMechanism(rounds=1), sigma, delta)
     assert hockey_stick(present, zeroed, epsilon, cell) <= delta
 
 
@@ -300,18 +292,6 @@ def test_renyi_accounting_gives_the_labels_of_denisov(sigma, label):
     )
     assert label - 0.5 <= plan.rdp_epsilon <= label + 0.05
     assert plan.epsilon < plan.rdp_epsilon == rdp_epsilon(plan.event, 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "cohort_size", "words"),
-    [(banded(4), 20, "partitions=3.*4 bands"), (TreeMechanism(rounds=24), 2, "family=tree.*leave sampling out")],
-)
-def test_refused_in_one_sentence(mechanism, cohort_size, words):
-    with pytest.raises(ValueError, match=words):
-        sampled(
-            mechanism,
-            CyclicPoisson(population=1000, cohort_size=cohort_size, partitions=3 if cohort_size == 20 else None),
-        )
 
 
 def test_bands_are_read_from_the_entries():

@@ -27,13 +27,6 @@ def test_effective_rmse_is_the_noise_of_the_mean_in_units_of_the_clip_norm(plan)
     assert learning_rate.effective_rmse(claimed, workload) == pytest.approx(by_hand, rel=1e-12)
 
 
-def test_effective_rmse_needs_a_cohort(plan):
-    with pytest.raises(TypeError, match="cohort_size=None is a NoneType"):
-        learning_rate.effective_rmse(plan, fedmf.prefix_sum(8))
-    with pytest.raises(ValueError, match="cohort_size=0 must be at least 1"):
-        learning_rate.effective_rmse(plan, fedmf.prefix_sum(8), cohort_size=0)
-
-
 def test_the_rule():
     rate = learning_rate.predicted_learning_rate
     assert rate(1.0, grid=None) == pytest.approx(math.exp(-4.64), rel=1e-12)
@@ -43,20 +36,6 @@ def test_the_rule():
         exact, rounded = rate(error, grid=None), rate(error)
         assert 1.7**-0.5 <= rounded / exact <= 1.7**0.5
         assert math.log(rounded) / math.log(1.7) == pytest.approx(round(math.log(rounded) / math.log(1.7)), abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"effective_rmse": 0.0}, "effective_rmse=0.0 must be above 0: the rule is for runs with noise"),
-        ({"effective_rmse": math.nan}, "effective_rmse=nan is not finite"),
-        ({"effective_rmse": 0.1, "clip_norm": -1.0}, "clip_norm=-1.0 must be above 0"),
-        ({"effective_rmse": 0.1, "grid": 1.0}, "grid=1.0 must be above 1"),
-    ],
-)
-def test_bad_numbers_are_refused(arguments, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        learning_rate.predicted_learning_rate(**arguments)
 
 
 def test_the_rates_are_the_grid_and_the_tables_are_consistent():
@@ -89,23 +68,6 @@ def test_command(tmp_path, capsys, plan):
     assert found["learning_rate"] / low == pytest.approx(1.7)
     main(["plan", "learning-rate", str(path), *arguments])
     assert "predicted_rate" in capsys.readouterr().out
-
-
-def test_command_with_sampling(tmp_path, capsys):
-    once = fedmf.Participation(rounds=16, schema="single")
-    fedmf.fit(fedmf.prefix_sum(16), once, family="banded", bands=2).save(tmp_path / "banded.npz")
-    options = "--rounds 16 --epsilon 2 --cohort-size 10 --json".split()
-    arguments = ["plan", "learning-rate", str(tmp_path / "banded.npz"), *options]
-
-    def rate(*options):
-        main([*arguments, *options])
-        return json.loads(capsys.readouterr().out)
-
-    plain, sampled = rate("--min-sep", "4"), rate("--sampling", "poisson", "--population", "1000")
-    # Less noise for the same guarantee, and with it a bolder rate.
-    assert sampled["effective_rmse"] < 0.5 * plain["effective_rmse"]
-    assert sampled["predicted_rate"] > 1.9 * plain["predicted_rate"]
-    assert sampled["epsilon"] <= 2.0
 
 
 def predictions(cells):

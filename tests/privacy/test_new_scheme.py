@@ -53,9 +53,6 @@ def bernoulli():
                 raise ValueError(f"mechanism has {mechanism.bands} bands: fit one of a single band")
             return self
 
-        def as_configured(self):
-            return self
-
         def participation(self, rounds):
             return Participation(rounds=rounds, schema="every_round")
 

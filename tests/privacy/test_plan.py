@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
 from fedmf.participation.schema import Participation
 from fedmf.privacy.calibrate import calibrate
-from fedmf.privacy.gaussian import MIN_DELTA, gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.sampling import CyclicPoisson
 from tests.paper_figures import BANDED_K1, BANDED_TABLE_4, BANDED_TABLE_4_MULTI_EPOCH
+from tests.privacy import plans
 
 SINGLE = Participation(rounds=4, schema="single")
 ONE = IdentityMechanism(rounds=4)
@@ -25,7 +25,14 @@ TWICE = Participation(rounds=4, schema="min_sep", min_sep=2)
 NAN, INF = float("nan"), float("inf")
 
 # (epsilon, delta) over the whole range that people ask for, and beyond.
-TARGETS = [*itertools.product((0.01, 0.3, 1.0, 8.0), (1e-12, 1e-6, 0.1)), (50.0, 1e-10), (300.0, 1e-12), (300.0, 0.1)]
+TARGETS = [
+    *itertools.product((0.01, 0.3, 1.0, 8.0), (1e-12, 1e-6, 0.1)),
+    (1e-5, 1e-6),
+    (50.0, 1e-10),
+    (300.0, 1e-12),
+    (300.0, 0.1),
+    (4900.0, 1e-6),
+]
 
 
 def oracle_delta(noise_multiplier, epsilon):
@@ -48,8 +55,7 @@ def oracle_noise_multiplier(epsilon, delta):
 
 
 def plan(**changes):
-    given = {"mechanism": ONE, "participation": TWICE, "noise_multiplier": 2.0, "clip_norm": 0.5, "delta": 1e-6}
-    return Plan(**given | changes)
+    return plans.plan(**{"participation": TWICE, "mechanism": ONE, **changes})
 
 
 def half_a_unit(printed):
@@ -112,26 +118,9 @@ class TestCalibration:
         assert made.epsilon <= epsilon
         # gaussian_delta, which ends the search, is itself good to about 1e-13 relative here.
         assert oracle_delta(sigma, epsilon) <= delta * (1 + 1e-12)
-        assert float(sigma / least - 1) < 1e-4
+        assert float(sigma / least - 1) < (1e-4 if 0.01 <= epsilon <= 300 else 1e-3)
         # And back: the epsilon that this noise gives is the epsilon asked for.
         assert gaussian_epsilon(sigma, delta) == pytest.approx(epsilon, rel=2e-4)
-
-    @settings(max_examples=12)
-    @given(st.floats(-2, 1).map(lambda x: 10**x), st.floats(-12, -1).map(lambda x: 10**x))
-    def test_any_target(self, epsilon, delta):
-        sigma = gaussian_noise_multiplier(epsilon, delta)
-        assert gaussian_epsilon(sigma, delta) <= epsilon
-        assert oracle_delta(sigma, epsilon) <= delta * (1 + 1e-12)
-        # 1e-4 less noise is already too little.
-        assert oracle_delta(sigma * (1 - 1e-4), epsilon) > delta
-
-    @pytest.mark.parametrize("epsilon", [1e-5, 4900.0])
-    def test_outside_the_usual_range(self, epsilon):
-        started = time.perf_counter()
-        sigma = gaussian_noise_multiplier(epsilon, 1e-6)
-        assert time.perf_counter() - started < 15  # a hang is what this is about: it takes a second
-        assert oracle_delta(sigma, epsilon) <= mpmath.mpf(1e-6) * (1 + 1e-12)
-        assert float(sigma / oracle_noise_multiplier(epsilon, 1e-6) - 1) < 1e-3
 
     def test_calibrating_in_units_of_sensitivity(self):
         # The multiplier depends on the target only; the noise's size on the mechanism.
@@ -191,18 +180,6 @@ class TestPlan:
         assert made.stddev == pytest.approx(0.7 * expected * 3.0, rel=1e-14)
         assert made.event.noise_multiplier == 0.7
 
-    def test_frozen(self):
-        made = plan()
-        for field in dataclasses.fields(made):
-            with pytest.raises(dataclasses.FrozenInstanceError):
-                setattr(made, field.name, getattr(made, field.name))
-        for derived in ("stddev", "epsilon", "rho", "event", "noise_scale"):
-            with pytest.raises(AttributeError):
-                setattr(made, derived, 0.0)
-        before = made.stddev
-        assert dataclasses.replace(made, clip_norm=1.0).stddev == pytest.approx(2 * before)
-        assert made.stddev == before
-
     def test_a_replaced_plan_computes_its_own_sensitivity(self):
         made = plan()
         assert made.sensitivity.value == pytest.approx(math.sqrt(2))
@@ -226,26 +203,19 @@ class TestPlan:
         assert summary["sensitivity"]["value"] == plan().sensitivity.value
         assert summary["neighbouring_relation"] == "zero-out"
 
+    # An encoder of 1e46 has rows of N of 1e-46: TensorFlow would make them 0, and the run would have no noise.
     @pytest.mark.parametrize(
         ("scale", "clip_norm", "sigma"),
-        [(1, 1e-39, 1.0), (1, 1e-30, 1e-10), (1, 1e30, 1e10), (1, 5e-324, 0.65),
+        [(1e-46, 0.5, 2.0), (1e-31, 0.5, 2.0), (1e31, 0.5, 2.0), (1e46, 0.5, 2.0),
+         (1, 1e-39, 1.0), (1, 1e-30, 1e-10), (1, 1e30, 1e10), (1, 5e-324, 0.65),
          (1e-20, 1e-19, 1e-20), (1e20, 1e19, 1.0), (1e25, 1e-20, 1e-20)],
     )  # fmt: skip
     def test_noise_that_float32_cannot_hold(self, scale, clip_norm, sigma):
         made = plan(mechanism=DenseMechanism(matrix=np.eye(4) * scale), clip_norm=clip_norm, noise_multiplier=sigma)
-        words = re.escape(f"clip_norm={clip_norm} and noise_multiplier={sigma} give")
-        with pytest.raises(ValueError, match=f"{words}.*float32.*rescale the updates"):
+        words = re.escape(f"clip_norm={clip_norm}, noise_multiplier={sigma} and")
+        with pytest.raises(ValueError, match=f"{words}.*float32.*rescale the updates.*or divide the encoder"):
             _ = made.stddev
-
-    @pytest.mark.parametrize("scale", [1e-46, 1e-38, 1e-31, 1e31, 1e38, 1e46])
-    def test_an_encoder_whose_noise_float32_cannot_hold(self, scale):
-        """Rows of N are 1 / scale: TensorFlow would make them 0, and the run would have no noise."""
-        scaled = DenseMechanism(matrix=np.tril(np.ones((4, 4))) * scale)
-        with pytest.raises(
-            ValueError, match=r"mechanism has sensitivity .* beyond what float32 holds: divide its encoder by that"
-        ):
-            _ = plan(mechanism=scaled).stddev
-        assert plan(mechanism=scaled, noise_multiplier=0.0).stddev == 0
+        assert dataclasses.replace(made, noise_multiplier=0.0).stddev == 0
 
     @pytest.mark.parametrize("scale", [1e-29, 1e-10, 1e10, 1e29])
     def test_a_scaled_encoder_needs_the_same_noise(self, scale):
@@ -258,51 +228,6 @@ class TestPlan:
 
 
 POISSON = CyclicPoisson(population=100_000, cohort_size=100)
-# Changes of a plan that are refused, the kind of error, the words that must appear: the argument, its value, the way out.
-REFUSED_PLANS = [
-    ({"mechanism": np.eye(4)}, TypeError, ["mechanism=array", "fedmf.fit"]),
-    ({"participation": 4}, TypeError, ["participation=4", "fedmf.Participation"]),
-    ({"mechanism": IdentityMechanism(rounds=5)}, ValueError, ["5 rounds", "4", "fit the mechanism"]),
-    ({"sampling": "poisson"}, TypeError, ["sampling='poisson'", "fedmf.CyclicPoisson"]),
-    ({"noise_multiplier": -1.0}, ValueError, ["noise_multiplier=-1.0", "0 for no privacy"]),
-    ({"noise_multiplier": -(10**5000)}, ValueError, ["noise_multiplier", "beyond float64", "0 for no privacy"]),
-    ({"noise_multiplier": True}, TypeError, ["noise_multiplier=True", "0 for no privacy"]),
-    ({"clip_norm": 0.0}, ValueError, ["clip_norm=0.0", "such as 1.0"]),
-    ({"clip_norm": INF}, ValueError, ["clip_norm=inf", "such as 1.0"]),
-    ({"delta": 0}, ValueError, ["delta=0", "such as delta=1e-6"]),
-    ({"delta": 1.0}, ValueError, ["delta=1.0", "such as delta=1e-6"]),
-    ({"delta": MIN_DELTA / 2}, ValueError, ["delta=5e-16", "1e-15", "such as delta=1e-6"]),
-    ({"claimed_cohort": 9}, ValueError, ["claimed_cohort go together", "plan.simulating"]),
-    ({"simulated_cohort": 0, "claimed_cohort": 9}, ValueError, ["simulated=0", "clients a round"]),
-    ({"simulated_cohort": 1.0, "claimed_cohort": 9}, TypeError, ["simulated=1.0", "clients a round"]),
-    ({"simulated_cohort": 9, "claimed_cohort": 9}, ValueError, ["simulated=9", "claimed=9", "leave both"]),
-    ({"participation": None, "sampling": POISSON, "simulated_cohort": 100, "claimed_cohort": 1000}, ValueError,
-     ["cohort_size=100 but claimed=1000", "sample the claimed cohort"]),
-    ({"participation": None, "sampling": POISSON, "delta": 1e-11}, ValueError, ["delta=1e-11", "leave sampling out"]),
-]  # fmt: skip
-REFUSED_TARGETS = [
-    ({"epsilon": 0}, ValueError, ["epsilon=0", "epsilon=8.0"]),
-    ({"epsilon": NAN}, ValueError, ["epsilon=nan", "epsilon=8.0"]),
-    ({"epsilon": 5000}, ValueError, ["epsilon=5000", "below 5000"]),
-    ({"epsilon": "8"}, TypeError, ["epsilon='8'", "epsilon=8.0"]),
-    ({"delta": 1e-20}, ValueError, ["delta=1e-20", "1e-15"]),
-    ({"clip_norm": NAN}, ValueError, ["clip_norm=nan"]),
-]
-REFUSALS = [
-    *((plan, *refusal) for refusal in REFUSED_PLANS),
-    *((lambda **changes: calibrate(ONE, SINGLE, **{"epsilon": 8, "delta": 0.1, **changes}), *refusal) for refusal in REFUSED_TARGETS),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "changes", "kind", "words"), REFUSALS)
-def test_refused_in_one_sentence(call, changes, kind, words):
-    with pytest.raises(kind) as caught:
-        call(**changes)
-    message = str(caught.value)
-    assert type(caught.value) is kind
-    assert ". " not in message
-    for word in words:
-        assert word in message
 
 
 def test_a_sampled_simulation_is_accounted_for_the_claimed_cohort():
@@ -311,11 +236,3 @@ def test_a_sampled_simulation_is_accounted_for_the_claimed_cohort():
     made = plan(participation=None, sampling=claimed).simulating(simulated=100, claimed=1000)
     assert made.epsilon == plan(participation=None, sampling=claimed).epsilon
     assert made.epsilon > 3 * plan(participation=None, sampling=POISSON).epsilon
-
-
-@pytest.mark.parametrize("name", ["mechanism", "participation", "noise_multiplier", "clip_norm", "delta"])
-def test_nothing_has_a_silent_default(name):
-    given = {"mechanism": ONE, "participation": SINGLE, "noise_multiplier": 1.0, "clip_norm": 1.0, "delta": 0.1}
-    del given[name]
-    with pytest.raises(TypeError, match=name):
-        Plan(**given)

@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,32 +36,3 @@ def test_what_holds_with_certainty_is_what_the_draw_can_do(population, cohort_si
             assert len(taken) == scheme.compositions(rounds)
         assert participation.allows(taken)
         assert len(taken) == participation.max_participations
-
-
-@given(st.integers(1, 6), st.integers(2, 6), st.integers(1, 60))
-def test_a_new_order_each_epoch_keeps_at_least_groups_apart(groups, positions, rounds):
-    shuffle = CyclicShuffle(population=groups * positions * 3, cohort_size=3, partitions=groups, reshuffle=True)
-    # Last place of one epoch, first place of the next: as near as it gets.
-    taken = [t for t in ((positions - 1) * groups, positions * groups) if t < rounds]
-    assert shuffle.participation(rounds).allows(taken)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: CyclicPoisson(population=10, cohort_size=11), ValueError, ["cohort_size=11", "population=10", "at most 10"]),
-        (lambda: CyclicPoisson(population=100, cohort_size=30, partitions=4), ValueError,
-         ["4 partitions", "at most 25", "at most 3 bands"]),
-        (lambda: CyclicFixedSize(population=0, cohort_size=1), ValueError, ["population=0"]),
-        (lambda: CyclicFixedSize(population=10, cohort_size=1.5), TypeError, ["cohort_size=1.5"]),
-        (lambda: CyclicPoisson(population=10, cohort_size=1, partitions=0), ValueError, ["partitions=0"]),
-        (lambda: CyclicShuffle(population=1000, cohort_size=10, partitions=3), ValueError,
-         ["partitions=3", "does not divide", "100 rounds"]),
-        (lambda: CyclicShuffle(population=10, cohort_size=1, reshuffle=1), TypeError, ["reshuffle=1"]),
-        (lambda: CyclicPoisson(population=10, cohort_size=1).probability, ValueError, ["partitions=None"]),
-    ],
-)  # fmt: skip
-def test_refused_in_one_sentence(make, error, words):
-    with pytest.raises(error) as caught:
-        make()
-    assert all(word in str(caught.value) for word in words), caught.value

@@ -27,12 +27,13 @@ FALSE_POSITIVE_RATE = 1e-6
 SCHEMES: "dict[str, tuple[type[Sampling], Mapping[str, Any]]]" = {}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling(abc.ABC):
     """How a server draws the clients of each round, where that amplifies the guarantee.
 
     A scheme is a frozen, keyword-only dataclass. `class Mine(Sampling, names={"mine": {}})` registers it as `--sampling mine`; a second
     name may fix fields. Configs and command lines give it population, cohort_size and partitions, where they have them: a scheme whose
-    fields are others overrides `configured` and `command_options`.
+    fields are others overrides `configured`, `command_options` and `resized`.
 
     `noise` is everywhere the standard deviation of Z for unit clip norm.
 
@@ -67,7 +68,7 @@ class Sampling(abc.ABC):
         Raises:
           ValueError: a setting that the scheme has no field for, or a field without a setting.
         """
-        fields = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        fields = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(cls)}
         chosen = {field: value for field, value in settings.items() if value is not None}
         for field, value in chosen.items():
             if field not in fields:
@@ -82,20 +83,17 @@ class Sampling(abc.ABC):
         """Command-line options, without dashes, that `scheme_from` turns into this scheme."""
         for name, (kind, fixed) in SCHEMES.items():
             if kind is type(self) and all(getattr(self, field) == value for field, value in fixed.items()):
-                others = {field: value for field, value in self._fields().items() if field not in fixed}
+                others = {field: value for field, value in dataclasses.asdict(self).items() if field not in fixed}
                 return {"sampling": name} | {f.replace("_", "-"): v for f, v in others.items() if v is not None}
         raise LookupError(f"{type(self).__name__} has no name: pass names= where the class is defined")
 
-    def _fields(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)  # type: ignore[call-overload]
-
     def resized(self, **sizes: int) -> Self:
         """The scheme with another population or cohort_size."""
-        return dataclasses.replace(self, **sizes)  # type: ignore[type-var]
+        return dataclasses.replace(self, **sizes)
 
     def facts(self, rounds: int) -> dict[str, Any]:
         """What the scheme is, for a summary, in plain JSON types: its class and fields, and what follows from them."""
-        return {"scheme": type(self).__name__, **self._fields()}
+        return {"scheme": type(self).__name__, **dataclasses.asdict(self)}
 
     @abc.abstractmethod
     def for_mechanism(self, mechanism: Mechanism) -> Self:
@@ -105,9 +103,9 @@ class Sampling(abc.ABC):
           ValueError: a mechanism for which no amplification is proven.
         """
 
-    @abc.abstractmethod
     def as_configured(self) -> Self:
         """The scheme without what it takes from a mechanism."""
+        return self
 
     @abc.abstractmethod
     def participation(self, rounds: int) -> Participation:
@@ -165,7 +163,7 @@ def scheme_from_facts(facts: Mapping[str, Any]) -> Sampling:
       KeyError: no scheme of that class, or a fact is missing.
     """
     kind = {kind.__name__: kind for kind, _ in SCHEMES.values()}[facts["scheme"]]
-    return kind(**{field.name: facts[field.name] for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
+    return kind(**{field.name: facts[field.name] for field in dataclasses.fields(kind)})
 
 
 @functools.lru_cache(maxsize=4)

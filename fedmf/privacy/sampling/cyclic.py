@@ -15,7 +15,7 @@ from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
-from fedmf.privacy.amplification import fixed_size_gaussian_epsilon, sampled_gaussian_epsilon
+from fedmf.privacy.amplification import rdp_epsilon, sampled_gaussian_epsilon
 from fedmf.privacy.gaussian import MIN_DELTA
 from fedmf.privacy.rounding import down
 from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE, Sampling, column_norm
@@ -23,6 +23,12 @@ from fedmf.privacy.sampling.draws import Draws, PartitionDraws
 
 if TYPE_CHECKING:
     import dp_accounting
+
+
+REPLACES = (
+    "speaks of replacing one client by another, of which zeroing out is a case: the other one contributes zero. Two clients differ by at "
+    "most twice the clip norm, so that it is given half the noise multiplier."
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,18 +72,14 @@ class Cyclic(Sampling):
     def parts(self) -> int:
         """b, once it is known."""
         if self.partitions is None:
-            raise ValueError("partitions=None: a plan sets it to the mechanism's bands; or call in_partitions(bands)")
+            raise ValueError("partitions=None: a plan sets it to the mechanism's bands; or pass partitions")
         return self.partitions
-
-    def in_partitions(self, partitions: int) -> Self:
-        """The scheme with its number of parts."""
-        return dataclasses.replace(self, partitions=partitions)
 
     def for_mechanism(self, mechanism: Mechanism) -> Self:
         """The scheme in as many parts as the mechanism has bands, unless it has more."""
         bands = _proven_bands(mechanism)
         if self.partitions is None:
-            return self.in_partitions(bands)
+            return dataclasses.replace(self, partitions=bands)
         if self.partitions < bands:
             raise ValueError(
                 f"sampling has partitions={self.partitions} but the mechanism has {bands} bands, and two rounds of one client would meet "
@@ -133,23 +135,24 @@ class _RoundByRound(Cyclic):
         return super().facts(rounds) | (more if self.partitions is not None else {})
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Too many clients, or counts in the far tail of what the scheme draws."""
+        """Too many clients, or a client too often."""
+        found, most = super().contradictions(observed, rounds), observed.max_participations
+        # Upper bound on the chance of the largest count of any client, over all rounds of the plan.
+        chance = self.population * self._chance(most, self.compositions(rounds))
+        return found + self._far_tail(f"a client took part {most} times", chance)
+
+    def _chance(self, at_least: int, draws: int) -> float:
+        """Chance of so many successes in `draws` independent draws with the scheme's probability."""
         from scipy import stats
 
-        tests = self._tails(observed, stats.binom.sf)
-        # Upper bound on the chance of the largest count of any client, over all rounds of the plan.
-        most, q = observed.max_participations, self.probability
-        tail = self.population * stats.binom.sf(most - 1, self.compositions(rounds), q)
-        tests.insert(0, (f"a client took part {most} times", float(tail)))
-        return super().contradictions(observed, rounds) + [
-            f"{words}, which sampling with probability {q:.6g} gives with probability at most {max(tail, 1e-300):.2g}"
-            for words, tail in tests
-            if tail < FALSE_POSITIVE_RATE / 3
-        ]
+        return float(stats.binom.sf(at_least - 1, draws, self.probability))
 
-    def _tails(self, observed: ParticipationStats, upper_tail: Any) -> list[tuple[str, float]]:
-        """At most two further counts in words, each with an upper bound on the chance of one as large."""
-        return []
+    def _far_tail(self, words: str, chance: float) -> list[str]:
+        """The contradiction of one of at most three counts, given an upper bound on its chance."""
+        if chance >= FALSE_POSITIVE_RATE / 3:
+            return []
+        given = f"which sampling with probability {self.probability:.6g} gives with probability at most"
+        return [f"{words}, {given} {max(chance, 1e-300):.2g}"]
 
     def _accounting(self, mechanism: Mechanism, noise: float) -> str:
         return (
@@ -165,7 +168,7 @@ class CyclicPoisson(_RoundByRound, names={"poisson": {}}):
 
     Cohorts vary in size; the divisor of the mean stays cohort_size.
 
-    >>> scheme = CyclicPoisson(population=342_000, cohort_size=1000).in_partitions(9)
+    >>> scheme = CyclicPoisson(population=342_000, cohort_size=1000, partitions=9)
     >>> round(scheme.probability, 6), scheme.compositions(2052), scheme.participation(2052).min_sep
     (0.026316, 228, 9)
     """
@@ -199,15 +202,15 @@ class CyclicPoisson(_RoundByRound, names={"poisson": {}}):
         q = self.probability
         return PartitionDraws(population=self.population, partitions=self.parts, seed=seed, probability=q)
 
-    def _tails(self, observed: ParticipationStats, upper_tail: Any) -> list[tuple[str, float]]:
-        # The largest part bounds them all.
+    def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
+        """Those of all such schemes, too large a round, and too many participations; the largest part bounds them all."""
         part, largest = -(-self.population // self.parts), int(observed.cohort_sizes.max())
-        size = observed.rounds * float(upper_tail(largest - 1, part, self.probability))
-        total = float(upper_tail(observed.participations - 1, part * observed.rounds, self.probability))
-        return [
-            (f"a round has {largest} clients", size),
-            (f"there are {observed.participations} participations", total),
-        ]
+        total = observed.participations
+        return (
+            super().contradictions(observed, rounds)
+            + self._far_tail(f"a round has {largest} clients", observed.rounds * self._chance(largest, part))
+            + self._far_tail(f"there are {total} participations", self._chance(total, part * observed.rounds))
+        )
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
@@ -242,7 +245,10 @@ class CyclicFixedSize(_RoundByRound, names={"fixed_size": {}}):
         return self.cohort_size / (self.population // self.parts)
 
     def event(self, mechanism: Mechanism, noise: float) -> "dp_accounting.DpEvent":
-        """For replacing a record, by which two sums differ by up to two sensitivities: hence half the multiplier."""
+        """For replacing a record: a zeroed-out client is one replaced by one that contributes zero.
+
+        Any two records differ by at most two sensitivities: hence half the multiplier.
+        """
         import dp_accounting
 
         one = dp_accounting.GaussianDpEvent(noise / column_norm(mechanism) / 2)
@@ -251,13 +257,7 @@ class CyclicFixedSize(_RoundByRound, names={"fixed_size": {}}):
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
         """By Renyi differential privacy (Wang, Balle and Kasiviswanathan 2019, Theorem 27)."""
-        return fixed_size_gaussian_epsilon(
-            noise / column_norm(mechanism),
-            delta,
-            sample_size=self.cohort_size,
-            part=self.population // self.parts,
-            compositions=self.compositions(mechanism.rounds),
-        )
+        return rdp_epsilon(self.event(mechanism, noise), delta, replaces=True)
 
     def draws(self, seed: int) -> Draws:
         """Uniform subsets of the round's part."""
@@ -271,9 +271,7 @@ class CyclicFixedSize(_RoundByRound, names={"fixed_size": {}}):
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
         return {
-            "adjacency": "The accountant of the sampled queries speaks of replacing one client by another, of which zeroing out is a case: "
-            "the other one contributes zero. Two clients differ by at most twice the clip norm, so that it is given half the noise "
-            "multiplier.",
+            "adjacency": f"The accountant of the sampled queries {REPLACES}",
             "accounting": "Renyi differential privacy (the library dp-accounting) for (epsilon, delta), "
             f"{self._accounting(mechanism, noise)} on a sample of fixed size without replacement (Wang, Balle and Kasiviswanathan 2019, "
             "Theorem 27)",

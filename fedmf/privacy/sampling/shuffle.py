@@ -10,7 +10,7 @@ from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.amplification import shuffled_gaussian_epsilon
 from fedmf.privacy.rounding import down
 from fedmf.privacy.sampling.base import column_norm
-from fedmf.privacy.sampling.cyclic import Cyclic, too_large_cohort
+from fedmf.privacy.sampling.cyclic import REPLACES, Cyclic, too_large_cohort
 from fedmf.privacy.sampling.draws import Draws, EpochOrder
 
 
@@ -102,8 +102,7 @@ class CyclicShuffle(Cyclic, names={"shuffle": {"reshuffle": False}, "reshuffle":
         """Sentences for the privacy statement."""
         order = "a new random order every epoch" if self.reshuffle else "one random order for all epochs"
         return {
-            "adjacency": "The bound for shuffled clients speaks of replacing one client by another, of which zeroing out is a case: the "
-            "other one contributes zero. Two clients differ by at most twice the clip norm, so that it is given half the noise multiplier.",
+            "adjacency": f"The bound for shuffled clients {REPLACES}",
             "accounting": "The closed form of Feldman, McMillan and Talwar 2021 (Theorem 3.8) for (epsilon, delta), for a client's "
             f"place among {self.positions} rounds of an epoch (Choquette-Choo et al. 2023, Corollary F.2), {self.epochs(mechanism.rounds)} "
             "epochs composed by privacy loss distributions, each query a Gaussian mechanism with noise multiplier "
