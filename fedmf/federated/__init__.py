@@ -8,14 +8,17 @@ from fedmf.federated.aggregation.aggregator import dp_aggregator  # noqa: E402
 from fedmf.federated.aggregation.check_process import check_process  # noqa: E402
 from fedmf.federated.aggregation.keras_optimizer import keras_fit, keras_optimizer  # noqa: E402
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery  # noqa: E402
+from fedmf.federated.cohort_source import CohortDataSource  # noqa: E402
 from fedmf.federated.execution.base import RunOptions  # noqa: E402
 from fedmf.federated.execution.remote_workers import WorkersLost  # noqa: E402
 from fedmf.federated.noise.host import HostNoise  # noqa: E402
 from fedmf.federated.task import CompiledEpoch, Task  # noqa: E402
 from fedmf.federated.training.loop import InterruptedRun, train  # noqa: E402
-from fedmf.federated.training.server_optimizer import ScheduledSGDM  # noqa: E402
+from fedmf.federated.training.optimizers import ScheduledSGDM  # noqa: E402
+from fedmf.federated.training.trained_run import TrainedRun  # noqa: E402
 
 __all__ = [
+    "CohortDataSource",
     "CompiledEpoch",
     "HostNoise",
     "InterruptedRun",
@@ -23,6 +26,7 @@ __all__ = [
     "RunOptions",
     "ScheduledSGDM",
     "Task",
+    "TrainedRun",
     "WorkersLost",
     "check_process",
     "dp_aggregator",

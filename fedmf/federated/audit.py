@@ -89,7 +89,7 @@ def audit_mechanism(
     n = plan.mechanism.rounds
     d = max(_MIN_COORDINATES, -(-_ENTRIES // n)) if coordinates is None else coordinates
     leaves = [math.prod(shape) for shape in model_of(d).values()]
-    if checks.integer("trials", trials, low=0, hint="play some thousand, or 0 for no game"):
+    if trials != 0:
         checks.integer("trials", trials, low=8, hint="play some thousand, or 0 for no game")
     plan = plan.without_amplification()  # the game's client takes part in rounds that are known
     case = worst_case(plan)
@@ -118,21 +118,14 @@ def audit_mechanism(
 
 
 def worst_clients(plan: Plan, case: WorstCase, trials: int, seed: int) -> tuple[Clients, np.ndarray]:
-    """The clients of a game, and in which of the trials they are present: half of them, at random.
-
-    Coordinate i of the model is the trial of client i, who sends along it alone, in the rounds and with the signs of `case`.
-    """
+    """The clients of a game, and in which trials they are present. Client i sends along coordinate i, in the rounds of `case`."""
     present = np.random.default_rng([seed, 1]).permutation(trials) < trials // 2
     places, size = np.flatnonzero(present), _OVERSHOOT * plan.clip_norm
     return lambda t: (places if case.contributions[t] else places[:0], size * float(case.contributions[t])), present
 
 
 def model_of(coordinates: int) -> "collections.OrderedDict[str, tuple[int, ...]]":
-    """Shapes of a small model's leaves, one of them a scalar, with so many entries in all.
-
-    >>> model_of(42)
-    OrderedDict([('embedding', (2, 10)), ('scale', ()), ('kernel', (10,)), ('bias', (11,))])
-    """
+    """Shapes of a small model's leaves, one of them a scalar, with so many entries in all."""
     quarter = (checks.integer("coordinates", coordinates, low=8, hint="use some hundred or more") - 1) // 4
     return collections.OrderedDict(
         embedding=(2, quarter), scale=(), kernel=(quarter,), bias=(coordinates - 1 - 3 * quarter,)
@@ -149,12 +142,7 @@ def released_rows(
 ) -> Iterator[np.ndarray]:
     """Yields what the query of an aggregator releases in each round of the plan, flat: float64 (coordinates,).
 
-    Args:
-      plan: what to run.
-      coordinates: entries of the model.
-      noise_seed: of the run.
-      clients: who sends what in a round; None for two clients that send zeros.
-      resume_at: stop before this round, keep nothing but the state as numpy arrays, and go on with all else made anew; 0 does not stop.
+    Without `clients` two of them send zeros. Before round `resume_at`, unless it is 0, all is made anew but the state as numpy arrays.
     """
     nobody = np.zeros(2, np.int64), 0.0
     query = _Query(plan, coordinates, noise_seed)
@@ -167,7 +155,7 @@ def released_rows(
 
 
 class _Query:
-    """The query that both executions of training run, traced once: TensorFlow would warn of many tf.functions of one name."""
+    """The query that both executions of training run, traced once."""
 
     def __init__(self, plan: Plan, coordinates: int, noise_seed: int) -> None:
         shapes = model_of(coordinates)

@@ -2,13 +2,20 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import tensorflow as tf
 
-# One client's (or one split's) examples: inputs and labels, int32, each of shape (examples, length).
-Examples = tuple[np.ndarray, np.ndarray]
+from fedmf import checks
+from fedmf.federated import examples as of_examples
+from fedmf.federated.examples import Examples
+
+SPLITS = ("validation", "test")
+# (labels, outputs, example weights) -> scalar; see `Task.loss`.
+LossFunction = Callable[[Any, Any, Any], Any]
 
 
 class CompiledEpoch(Protocol):
@@ -30,7 +37,7 @@ class CompiledEpoch(Protocol):
 
         Args:
           weights: the model's trainable weights, float32 and contiguous.
-          x, y: int32 (m, length), contiguous.
+          x, y: a client's examples, contiguous.
           learning_rate: of SGD.
           update: arrays like the weights that the weights before less the weights after are written to.
 
@@ -41,41 +48,52 @@ class CompiledEpoch(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """A federated learning task.
+    """A federated learning task: from arrays, from a TFF ClientData, or from functions as here.
 
-    All data leave the task as numpy arrays, so that the TFF path and the fast path of the training loop train on exactly the
-    same examples in the same order; shuffling and batching belong to the loop, which seeds them.
+    All data leave the task as numpy arrays, so that every execution of the training loop trains on exactly the same examples in the same
+    order; shuffling and batching along the first axis belong to the loop, which seeds them.
 
     Attributes:
-      name: short name, such as "stackoverflow_nwp".
-      description: one line for reports: which file, how many clients, vocabulary, model sizes, loss.
+      name: short name, such as "digits".
+      description: one line for reports: which data, how many clients, which model.
       client_ids: training clients in a fixed order, each once; the participation controller's index i is client_ids[i].
-      client_examples: client id -> (x, y), int32 (m, length), m >= 0, in file order, preprocessed and truncated. Pure.
-      evaluation_examples: "validation" or "test" -> (x, y), int32 (m, length). Pure; the two splits are disjoint.
-      build_model: seed -> an untrained tf.keras.Model, (batch, length) int32 -> logits (batch, length, classes). The same seed
-        gives the same weights. In training it must be a function of weights and inputs alone: no Dropout, no BatchNormalization.
-      loss: (labels, logits, example_weights) -> scalar float32 tensor, the mean the client minimises. labels (batch, length)
-        int32, logits (batch, length, classes), example_weights (batch,) float32, 0 for examples that only pad a batch.
-      metrics: (labels, logits, example_weights) -> {name: (numerator, denominator)}, float32 scalars that add up over batches.
-      headline_metric: the metric that reports show.
+      client_examples: client id -> (x, y), structures of arrays of any dtype whose first axis counts the client's examples, possibly none.
+        Pure.
+      evaluation_examples: "validation" or "test" -> (x, y). Pure; the two splits are disjoint.
+      build_model: seed -> an untrained tf.keras.Model of x. The same seed gives the same weights. In training it must be a function of
+        weights and inputs alone: no Dropout, no BatchNormalization.
+      loss: a tf.keras.losses.Loss, or a function (labels, outputs, example_weights) -> the scalar mean that a client minimises, where
+        example_weights is float32 (batch,), 0 for examples that only fill a batch.
+      metrics: () -> tf.keras.metrics.Metric objects with scalar results, for evaluation. One may be named "loss"; otherwise the loss is
+        reported as the mean over examples.
       batch_size: examples in a client's batch.
+      headline_metric: the metric that reports show; by default the first. A sweep chooses where it is largest, or smallest if its name
+        has error, loss or perplexity.
+      metric_note: what a reader of the headline metric must know, printed behind its name, such as "leaves out unknown words".
       data_version: another text whenever the data are others, so that a resume on them is refused; "" says nothing.
       compiled_epoch: () -> the same training of a client without automatic differentiation, or None where this machine cannot run
         it. Only the fast execution uses it; without it clients train by automatic differentiation of `build_model`.
+      export_model: a model of `build_model` -> one of the same weights and outputs that Keras loads without the task's code; None where
+        `build_model` has layers of Keras's only.
+
+    Raises:
+      TypeError, ValueError: naming the attribute, its value and what to do instead.
     """
 
     name: str
-    description: str
+    description: str = ""
     client_ids: Sequence[str]
     client_examples: Callable[[str], Examples]
     evaluation_examples: Callable[[str], Examples]
     build_model: Callable[[int], Any]
-    loss: Callable[[Any, Any, Any], Any]
-    metrics: Callable[[Any, Any, Any], Mapping[str, tuple[Any, Any]]]
-    headline_metric: str
+    loss: tf.keras.losses.Loss | LossFunction
+    metrics: Callable[[], Sequence[tf.keras.metrics.Metric]]
     batch_size: int
+    headline_metric: str = ""
+    metric_note: str = ""
     data_version: str = ""
     compiled_epoch: Callable[[], CompiledEpoch | None] | None = None
+    export_model: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.client_ids):
@@ -86,25 +104,224 @@ class Task:
                 f"client_ids of task {self.name!r} has {twice!r} more than once: the guarantee is for each client, so every one needs an "
                 "id of its own"
             )
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size} must be a positive integer")
+        checks.integer("batch_size", self.batch_size, low=1, hint="use a positive whole number")
 
-    def checked(self, examples: Examples, origin: str) -> Examples:
-        """`examples`, which must be two int32 arrays of one shape (m, length).
+    @functools.cached_property
+    def headline(self) -> str:
+        """The metric that reports show.
 
         Raises:
-          TypeError: of another dtype; casting would change features without a word.
-          ValueError: of another shape.
+          ValueError: there are no metrics, or none of the name in `headline_metric`.
         """
-        dtypes = [getattr(part, "dtype", type(part).__name__) for part in examples]
-        if dtypes != [np.int32, np.int32]:
-            raise TypeError(
-                f"task {self.name!r}: the examples of {origin} are {' and '.join(map(str, dtypes))}, and tasks take int32 sequences "
-                "only: turn them into ids"
-            )
-        x, y = examples
-        if x.ndim != 2 or x.shape != y.shape:
+        names = [metric.name for metric in self.metrics()]
+        if not names:
+            raise ValueError(f"metrics of task {self.name!r} gives no metric: reports need one, such as an accuracy")
+        return checks.one_of("headline_metric", self.headline_metric or names[0], (*names, "loss"))
+
+    @functools.cached_property
+    def spec(self) -> Any:
+        """The examples as a structure of tf.TensorSpec, (None, ...); all clients' and splits' are like the validation split's."""
+        return of_examples.spec(of_examples.checked(self.evaluation_examples("validation"), self._origin("validation")))
+
+    def examples_of(self, client_id: str) -> Examples:
+        """A client's examples.
+
+        Raises:
+          TypeError, ValueError: not structures of arrays as `spec` has them, or not finite; naming the client.
+        """
+        return self._checked(self.client_examples(client_id), self._origin(client_id))
+
+    def split(self, name: str) -> Examples:
+        """The examples of a split, at least one.
+
+        Raises:
+          TypeError, ValueError: as `examples_of` does.
+        """
+        examples = self._checked(self.evaluation_examples(name), self._origin(name))
+        if not of_examples.count(examples):
+            raise ValueError(f"{self._origin(name)} is empty: evaluation needs at least one example")
+        return examples
+
+    def starting_from(self, weights: Sequence[np.ndarray]) -> "Task":
+        """This task with models that start from `weights`, whatever the seed.
+
+        Args:
+          weights: all of a model's, those that are not trained too, as tf.keras.Model.get_weights gives them.
+
+        Raises:
+          ValueError: the shapes are not those of the task's model.
+        """
+        expected, given = ([weight.shape for weight in each] for each in (self.build_model(0).get_weights(), weights))
+        if expected != given:
             raise ValueError(
-                f"task {self.name!r}: the examples of {origin} have the shapes {x.shape} and {y.shape} instead of one (m, length)"
+                f"the weights have the shapes {given} and the model of task {self.name!r} has {expected}: take those of the same model"
             )
-        return x, y
+
+        def build(seed: int) -> Any:
+            model = self.build_model(seed)
+            if tf.executing_eagerly():  # TFF builds models in graphs, and sets their weights afterwards
+                model.set_weights(weights)
+            return model
+
+        return dataclasses.replace(self, build_model=build)
+
+    def _origin(self, name: str) -> str:
+        return f"the {name} split of task {self.name!r}" if name in SPLITS else f"client {name!r} of task {self.name!r}"
+
+    def _checked(self, examples: Any, origin: str) -> Examples:
+        arrays = of_examples.checked(examples, origin)
+        found = of_examples.spec(arrays)
+        if found != self.spec:
+            raise TypeError(
+                f"the examples of {origin} are {found} where those of the validation split are {self.spec}: give all the same shapes "
+                "and dtypes"
+            )
+        return arrays
+
+    @classmethod
+    def from_arrays(
+        cls,
+        *,
+        x: Any,
+        y: Any,
+        client_ids: Any,
+        validation: Examples,
+        test: Examples,
+        model: Callable[[], Any],
+        **attributes: Any,
+    ) -> "Task":
+        """A task whose examples are held in memory.
+
+        Args:
+          x, y: structures of arrays; the first axis counts all examples.
+          client_ids: an id for each example, of any dtype. Clients are in the order of their ids, examples in that of the arrays.
+          validation, test: (x, y) of the splits.
+          model: () -> an untrained tf.keras.Model; its weights follow from the run's seed, by tf.keras.utils.set_random_seed.
+          attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`. `data_version` is by default a digest of
+            the contents.
+
+        Raises:
+          TypeError, ValueError: as `Task` does, and for arrays whose first axes differ.
+
+        >>> rng = np.random.default_rng(0)
+        >>> x, y = rng.normal(size=(60, 3)).astype(np.float32), rng.integers(0, 2, 60)
+        >>> task = Task.from_arrays(
+        ...     name="table", x=x, y=y, client_ids=np.arange(60) % 12, validation=(x, y), test=(x, y), batch_size=5,
+        ...     model=lambda: tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(3,))]),
+        ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        ...     metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
+        ... )
+        >>> len(task.client_ids), of_examples.count(task.examples_of("7"))
+        (12, 5)
+        """
+        examples = of_examples.checked((x, y), "x and y")
+        ids = np.asarray(client_ids)
+        if ids.shape != (of_examples.count(examples),):
+            raise ValueError(
+                f"client_ids has the shape {ids.shape} and x and y hold {of_examples.count(examples)} examples: give each example an id"
+            )
+        names, owner = np.unique(ids, return_inverse=True)
+        order = np.argsort(owner, kind="stable")
+        ends = np.searchsorted(owner[order], np.arange(len(names) + 1))
+        index = {str(name): i for i, name in enumerate(names)}
+        splits = dict(zip(SPLITS, (validation, test), strict=True))
+        checked = {name: of_examples.checked(split, f"the {name} split") for name, split in splits.items()}
+        given: dict[str, Any] = {
+            "description": f"{ids.size} examples of {len(names)} clients",
+            "data_version": of_examples.digest(examples, ids, *checked.values()),
+        }
+        return cls(
+            client_ids=tuple(index),
+            client_examples=lambda name: of_examples.take(examples, order[ends[index[name]] : ends[index[name] + 1]]),
+            evaluation_examples=checked.__getitem__,
+            build_model=seeded(model),
+            **given | attributes,
+        )
+
+    @classmethod
+    def from_client_data(
+        cls,
+        *,
+        train: Any,
+        validation: Any,
+        test: Any,
+        preprocess: Callable[[tf.data.Dataset], Any],
+        model: Callable[[], Any],
+        **attributes: Any,
+    ) -> "Task":
+        """A task on a tff.simulation.datasets.ClientData: TFF's own data sets, FilePerUserClientData, SqlClientData, TestClientData ...
+
+        Args:
+          train: the ClientData of the training clients.
+          validation, test: a ClientData, all of whose clients are evaluated on, or (x, y).
+          preprocess: a client's tf.data.Dataset -> a tf.data.Dataset of single examples (x, y), not batched; or (x, y) as arrays.
+          model: () -> an untrained tf.keras.Model; its weights follow from the run's seed, by tf.keras.utils.set_random_seed.
+          attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`. Without a `data_version` a resume on other
+            data is not noticed.
+
+        Raises:
+          TypeError, ValueError: as `Task` does.
+        """
+
+        def read(source: Any, client_id: str) -> Examples:
+            return _arrays(preprocess(source.create_tf_dataset_for_client(client_id)))
+
+        @functools.cache
+        def evaluation_examples(split: str) -> Examples:
+            source = {"validation": validation, "test": test}[split]
+            if isinstance(source, tuple):
+                return source
+            return of_examples.concatenated([read(source, client_id) for client_id in source.client_ids])
+
+        return cls(
+            client_ids=tuple(train.client_ids),
+            client_examples=functools.partial(read, train),
+            evaluation_examples=evaluation_examples,
+            build_model=seeded(model),
+            **{"description": f"{len(train.client_ids)} clients of a ClientData"} | attributes,
+        )
+
+
+def _arrays(examples: Any) -> Examples:
+    """The examples of a tf.data.Dataset of single ones; arrays as they are."""
+    if not isinstance(examples, tf.data.Dataset):
+        return examples
+    element = examples.element_spec
+    pair = isinstance(element, tuple) and len(element) == 2
+    if not pair or not all(part.shape.is_fully_defined() for part in tf.nest.flatten(element)):
+        raise TypeError(f"preprocess gives elements {element}: map to single examples (x, y) of one shape, not batched")
+    empty = tf.nest.map_structure(lambda part: np.empty([0, *part.shape], part.dtype.as_numpy_dtype), element)
+    return of_examples.concatenated([empty, *examples.batch(1024).as_numpy_iterator()])
+
+
+def seeded(model: Callable[[], Any]) -> Callable[[int], Any]:
+    """`Task.build_model` of a function without a seed: Keras's, TensorFlow's, numpy's and Python's own generators are seeded before."""
+
+    def build(seed: int) -> Any:
+        tf.keras.utils.set_random_seed(seed)
+        return model()
+
+    return build
+
+
+def mean_loss(task: Task) -> LossFunction:
+    """The loss as a function of labels, outputs and example weights.
+
+    Raises:
+      ValueError: when it is called, for a Keras loss that gives one number for a batch.
+    """
+    loss = task.loss
+    if not isinstance(loss, tf.keras.losses.Loss):
+        return loss
+
+    def mean(labels: Any, outputs: Any, example_weights: Any) -> Any:
+        each = loss.call(labels, outputs)
+        if each.shape.rank == 0:
+            raise ValueError(
+                f"the loss of task {task.name!r} gives one number for a batch, where one for each example is needed: leave out the "
+                "reduction over the first axis"
+            )
+        each = tf.cast(tf.reduce_mean(tf.reshape(each, [tf.shape(example_weights)[0], -1]), axis=1), tf.float32)
+        return tf.math.divide_no_nan(tf.reduce_sum(each * example_weights), tf.reduce_sum(example_weights))
+
+    return mean

@@ -15,6 +15,7 @@ from fedmf.files import write_atomically
 from fedmf.reports import noise, plots, tables
 from fedmf.reports.groups import Group, final_metric, group_runs, simulation_note, unfinished
 from fedmf.reports.text import join, metric_name, metric_value, plain, significant, statement_html
+from fedmf.runs.figures import figures_note
 from fedmf.runs.folder import Run
 
 __all__ = ["write_report"]
@@ -91,6 +92,7 @@ def _render(runs: list[Run], groups: list[Group], drawn: dict[str, plots.Plot | 
     return environment.get_template("report.html.jinja").render(
         title=title,
         note=simulation_note(runs),
+        figures_note=figures_note(runs),
         simulated=sum(run.config.claimed_cohort is not None for run in runs),
         facts=_facts(runs),
         descriptions=dict.fromkeys(run.plan["task"]["description"] for run in runs),

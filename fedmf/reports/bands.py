@@ -6,18 +6,15 @@ from matplotlib.ticker import NullLocator, ScalarFormatter, StrMethodFormatter
 
 from fedmf.reports.canvas import BLUE, DASHED, RED, SOFT, canvas
 
-_ALIKE = 1.1  # ratio of errors below which a logarithmic axis has no room for ticks that differ
-
 
 def bands_picture(choice: dict[str, Any]) -> bytes:
-    """A PNG of rmse over bands, on logarithmic axes.
+    """A PNG of rmse over bands, on a logarithmic axis of bands.
 
     Args:
       choice: `fedmf.privacy.bands.BandChoice.summary()`.
     """
     rows, best = choice["rows"], choice["best"]
     banded = [row for row in rows if row["family"] == "banded"]
-    errors = [row["rmse"] for row in rows]
     with canvas(3.9, "") as (figure, png):
         ax = figure.subplots()
         ax.set_xscale("log", base=2)
@@ -42,13 +39,6 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
         ax.set_xticks(powers if len(powers) > 1 else tried)
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         ax.xaxis.set_minor_locator(NullLocator())
-        if max(errors) < _ALIKE * min(errors):
-            ax.set_ylim(min(errors) / _ALIKE, max(errors) * _ALIKE)
-            ax.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
-        else:
-            ax.set_yscale("log")
-            ax.yaxis.set_major_formatter(StrMethodFormatter("{x:.3g}"))
-            ax.yaxis.set_minor_formatter(StrMethodFormatter("{x:.3g}"))
-            ax.tick_params(axis="y", which="minor", labelsize=8, labelcolor=SOFT)
+        ax.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
         ax.legend(loc="best")
     return png.getvalue()

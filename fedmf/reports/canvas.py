@@ -97,14 +97,9 @@ def marker(values: Sized) -> str:
     return "o" if len(values) == 1 else ""
 
 
-def legend_columns(labels: Sequence[str]) -> int:
-    """Columns in which a legend of these labels fits the figure's width."""
-    longest = max(map(len, labels))
-    return 3 if longest < 22 else 2 if longest < 40 else 1
-
-
 def legend_above(figure: Figure, lines: Sequence[Artist], labels: Sequence[str]) -> None:
     """A legend above the axes. The figure grows by its height."""
-    columns = legend_columns(labels)
+    longest = max(map(len, labels))
+    columns = 3 if longest < 22 else 2 if longest < 40 else 1  # that fit the width
     figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(labels) // columns))
     figure.legend(lines, labels, loc="outside upper center", ncols=columns)

@@ -1,7 +1,6 @@
 """How groups of runs are told apart: their names, colours and line styles."""
 
 import collections
-import dataclasses
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -56,13 +55,13 @@ def group_labels(firsts: Sequence[Run]) -> list[str]:
     same_mechanism: dict[str, list[TrainConfig]] = {}
     for run in firsts:
         same_mechanism.setdefault(mechanism_label(run), []).append(run.config)
-    names = [field.name for field in dataclasses.fields(configs[0])]
+    names = field_names(configs)
     compared = {name for name in names if name not in _IN_TABLE_ONLY and _differs(name, configs)}
     labels = []
     for run in firsts:
         mechanism, config = mechanism_label(run), run.config
         here = {name for name in compared if _applies(name, config)} | set(differing(same_mechanism[mechanism]))
-        details = [_detail(name, getattr(config, name)) for name in names if name in here]
+        details = [_detail(name, config.flat().get(name)) for name in names if name in here]
         labels.append(", ".join([mechanism, *filter(None, details)]))
     return labels
 
@@ -75,7 +74,7 @@ def _applies(name: str, config: "TrainConfig") -> bool:
 
 
 def _differs(name: str, configs: "Sequence[TrainConfig]") -> bool:
-    return len({getattr(config, name) for config in configs if _applies(name, config)}) > 1
+    return len({config.flat().get(name) for config in configs if _applies(name, config)}) > 1
 
 
 def _detail(name: str, value: Any) -> str:
@@ -84,7 +83,7 @@ def _detail(name: str, value: Any) -> str:
         return ""
     if name == "claimed_cohort":
         return f"simulates {value:,} clients a round"
-    return f"{name.replace('_', ' ')} {show(value)}"
+    return f"{name.removeprefix('task_option.').replace('_', ' ')} {show(value)}"
 
 
 def group_styles(families: Sequence[str]) -> list[tuple[str, Any]]:
@@ -112,10 +111,15 @@ def _shade(color: str, share: float) -> str:
     return to_hex(channels + (end - channels) * share)
 
 
+def field_names(configs: "Sequence[TrainConfig]") -> list[str]:
+    """The names of `TrainConfig.flat` that any of them has, in order."""
+    return list(dict.fromkeys(name for config in configs for name in config.flat()))
+
+
 def differing(configs: "Sequence[TrainConfig]") -> list[str]:
     """Names of the fields that are not the same in all of them."""
-    names = [field.name for field in dataclasses.fields(configs[0])]
-    return [name for name in names if any(getattr(c, name) != getattr(configs[0], name) for c in configs)]
+    values = [config.flat() for config in configs]
+    return [name for name in field_names(configs) if any(v.get(name) != values[0].get(name) for v in values)]
 
 
 def show(value: Any) -> str:

@@ -1,12 +1,9 @@
-"""The picture of a participation forecast: the pool over the rounds, who comes how often, and which min separation can be held."""
+"""The picture of a participation forecast: the pool over the rounds, and who comes how often."""
 
 import textwrap
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import SubFigure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from fedmf.reports.canvas import BLUE, DASHED, RED, SOFT, canvas, marker, whole_steps
@@ -17,25 +14,20 @@ _TITLE_LETTERS = 74  # that fit the width
 
 
 def participation_picture(forecast: dict[str, Any]) -> bytes:
-    """A PNG with up to three panels.
+    """A PNG with two panels.
 
     Args:
-      forecast: `fedmf.cohorts.forecast.Forecast.values()` with "availability" and "sampling"; with "tried" and "largest_min_sep" of a
-        search, if there was one.
+      forecast: of `fedmf.cohorts.forecast.forecast`, with "availability" and "sampling".
     """
     note = ""
     if forecast["simulated_population"] != forecast["population"]:
         clients, cohort = forecast["simulated_population"], forecast["simulated_cohort_size"]
         note = f"Simulated with {clients:,} clients and cohorts of {cohort:,}, the same share."
-    searched = "tried" in forecast
-    with canvas(6.2 if searched else 5.4, note) as (figure, png):
+    with canvas(5.4, note) as (figure, png):
         figure.suptitle(textwrap.fill(picture_title(forecast), _TITLE_LETTERS), fontsize=10.5, fontweight="bold")
-        above, below = cast(Sequence[SubFigure], figure.subfigures(2, 1))
-        _draw_rounds(above.subplots(), forecast)
-        panels = np.ravel(below.subplots(1, 1 + searched))
-        _draw_histogram(panels[0], forecast)
-        if searched:
-            _draw_search(panels[1], forecast)
+        above, below = figure.subplots(2, 1)
+        _draw_rounds(above, forecast)
+        _draw_histogram(below, forecast)
     return png.getvalue()
 
 
@@ -43,11 +35,10 @@ def picture_title(forecast: dict[str, Any]) -> str:
     """The forecast's question in words."""
     kind = forecast["availability"].partition(":")[0]
     available = "always available" if kind == "always" else f"{kind} availability"
-    orders = {"min_sep": "", "fixed_epoch": "fixed order, ", "single": "each once, ", "every_round": "every round, "}
-    order = f"{forecast['sampling']} sampling, " if forecast["sampling"] else orders[forecast["schema"]]
+    drawn = f"{forecast['sampling']} sampling, " if forecast["sampling"] else ""
     return (
         f"{forecast['population']:,} clients, {forecast['cohort_size']:,} a round, {available}, "
-        f"{order}min separation {forecast['min_sep']:,}"
+        f"{drawn}min separation {forecast['min_sep']:,}"
     )
 
 
@@ -72,12 +63,8 @@ def _draw_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
             [(t - 0.5, 1) for t in dry], (0, 1), transform=ax.get_xaxis_transform(), color=RED, alpha=0.25, linewidth=0
         )
         ax.set_title(f"{len(dry):,} of {n:,} rounds are dry", loc="right", fontsize=9, color=RED)
-    _count_rounds(ax.xaxis, 8)
-
-
-def _count_rounds(axis: Any, most: int) -> None:
-    axis.set_major_locator(whole_steps(most))
-    axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    ax.xaxis.set_major_locator(whole_steps(8))
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
 def _draw_histogram(ax: Axes, forecast: dict[str, Any]) -> None:
@@ -96,22 +83,3 @@ def _draw_histogram(ax: Axes, forecast: dict[str, Any]) -> None:
     ax.grid(axis="x", visible=False)
     ax.margins(y=0.18)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
-def _draw_search(ax: Axes, forecast: dict[str, Any]) -> None:
-    n, tried, largest, planned = (forecast[name] for name in ("rounds", "tried", "largest_min_sep", "min_sep"))
-    held = [b for b, first_dry in tried.items() if first_dry is None]
-    broken = [(b, first_dry) for b, first_dry in tried.items() if first_dry is not None]
-    if held:
-        ax.plot(held, [n] * len(held), "o", color=BLUE, markersize=5, label="no dry round")
-    if broken:
-        ax.plot(*zip(*broken, strict=True), "x", color=RED, markersize=6, label="first dry round")
-    if largest is not None:
-        ax.axvline(largest, color=BLUE, linewidth=1.1, label=f"{largest:,} can be held")
-    if planned != largest:
-        ax.axvline(planned, color=SOFT, linewidth=1.1, linestyle=DASHED, label=f"{planned:,} looked at")
-    ax.set(title="Held until which round", xlabel="min separation", ylabel="round")
-    ax.set(xlim=(0, 1.06 * max(*tried, planned)), ylim=(0, 1.08 * n))
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2)  # below: points and lines can be anywhere
-    for axis in (ax.xaxis, ax.yaxis):
-        _count_rounds(axis, 6)

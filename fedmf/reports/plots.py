@@ -14,7 +14,6 @@ from fedmf.runs.folder import Run
 
 _MAX_NAMED_LINES = 24  # of more the legend has the mechanisms alone
 _MAX_MARKED_POINTS = 6  # of a line
-_MAX_PANELS = 6
 _MAX_LABELLED_BARS = 16
 
 
@@ -72,33 +71,23 @@ def _draw_curve(ax: Axes, group: Group) -> list[float]:
 
 
 def participation_plot(runs: Sequence[Run]) -> Plot | None:
-    """How many clients took part how often, over the finished runs; None if there is none.
+    """How many clients took part how often, over the finished runs.
 
-    Runs of other rounds, cohorts or populations have a panel of their own: a mean over them would be the count of no run.
+    None without one, and where rounds, cohorts or populations differ: a mean over them would be the count of no run.
     """
-    kinds: dict[tuple[int, int, int], list[Run]] = {}
-    for run in runs:
-        if run.result is not None:
-            kind = (run.config.rounds, run.config.cohort_size, run.result["participation"]["population"])
-            kinds.setdefault(kind, []).append(run)
-    if not kinds:
+    done = [(run, run.result["participation"]["population"]) for run in runs if run.result is not None]
+    if len({(run.config.rounds, run.config.cohort_size, population) for run, population in done}) != 1:
         return None
-    drawn = list(kinds.items())[:_MAX_PANELS]
-    note = simulation_note([run for _, members in drawn for run in members])
-    alts = []
-    with canvas(2.8 * len(drawn), note) as (figure, png):
-        for ax, (kind, members) in zip(figure.subplots(len(drawn), 1, squeeze=False).flat, drawn, strict=True):
-            which = "" if len(kinds) == 1 else ": {:,} rounds with {:,} of {:,} clients".format(*kind)
-            ax.set_title(f"How often clients took part{which}")
-            alts.append(f"Bar plot{which}. {_draw_participation(ax, members)}")
+    drawn = [run for run, _ in done]
+    note = simulation_note(drawn)
+    with canvas(2.8, note) as (figure, png):
+        ax = figure.subplots()
+        ax.set_title("How often clients took part")
+        alt = f"Bar plot. {_draw_participation(ax, drawn)}"
     caption = "Clients by the number of rounds in which they took part; the grey bar counts those that never did."
-    if len(kinds) > 1:
-        caption += " Runs of other rounds, cohorts or populations are apart."
-    if len(kinds) > len(drawn):
-        caption += f" Of {len(kinds)} such kinds of runs the first {len(drawn)} are shown."
-    if any(len(members) > 1 for _, members in drawn):
+    if len(drawn) > 1:
         caption += " Bars are means over runs, and lines span the smallest and the largest count."
-    return Plot(png=png.getvalue(), caption=caption, note=note, alt=" ".join(alts))
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
 
 
 def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:

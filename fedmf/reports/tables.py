@@ -180,7 +180,7 @@ def runs_table(groups: Sequence[Group]) -> Table:
     rows = [
         [
             Cell(names[id(run)], "strong", color=group.color),
-            *[Cell(show(getattr(run.config, field))) for field in fields],
+            *[Cell(show(run.config.flat().get(field))) for field in fields],
             Cell(unfinished(run) if run.result is None else duration(run.result["seconds"])),
         ]
         for group in groups
@@ -199,7 +199,7 @@ def folder_names(runs: Sequence[Run]) -> dict[int, str]:
 def common_config(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Fields of the configuration that all runs share, with their values."""
     config, different = runs[0].config, differing([run.config for run in runs])
-    return [(name, show(value)) for name, value in dataclasses.asdict(config).items() if name not in different]
+    return [(name, show(value)) for name, value in config.flat().items() if name not in different]
 
 
 def versions(runs: Sequence[Run]) -> list[tuple[str, str]]:

@@ -6,12 +6,12 @@ from typing import Any
 
 from fedmf.audits.guarantee import Audit, audit_ledger, named, with_unrecorded
 from fedmf.files import write_atomically
-from fedmf.mechanisms import load_mechanism
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import scheme_from_facts
 from fedmf.privacy.statement import as_text
+from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, digests
 
 FINAL_STATEMENT = "final_statement"
@@ -79,11 +79,11 @@ def recorded_plan(run: Run) -> Plan:
     Raises:
       ValueError: plan.json and mechanism.npz do not belong together.
     """
-    mechanism, recorded = load_mechanism(run.path / "mechanism.npz"), run.plan
+    recorded = run.plan
     try:
         sampling = None if recorded["sampling"] is None else scheme_from_facts(recorded["sampling"])
         plan = Plan(
-            mechanism=mechanism,
+            mechanism=run.mechanism,
             participation=Participation(**recorded["participation"]),
             noise_multiplier=recorded["noise_multiplier"],
             clip_norm=recorded["clip_norm"],
@@ -117,7 +117,7 @@ def run_statement_values(run: Run, audit: Audit, **options: Any) -> dict[str, An
     known: dict[str, Any] = {
         "cohort_size": run.config.cohort_size,
         "population": run.plan["task"]["clients"],
-        "pretraining": f"none, the initial model is drawn with seed {run.config.seed}",
+        "pretraining": pretraining(run.config),
         "versions": run.plan["versions"],
         # The config of a run with a plan of its caller's says nothing of its noise.
         "commands": [
@@ -128,6 +128,19 @@ def run_statement_values(run: Run, audit: Audit, **options: Any) -> dict[str, An
         ],
     }
     return audit.statement_values(**(known | options))
+
+
+def pretraining(config: TrainConfig) -> str:
+    """What a statement says of the data that the initial model was trained on."""
+    if config.initial_model is None:
+        return f"none, the initial model is drawn with seed {config.seed}"
+    path = pathlib.Path(config.initial_model)
+    if path.suffix == ".keras":
+        return f"the initial model is {path.name}, which was trained before this run"
+    return (
+        f"the initial model is that of the run {path.name}, which has a statement of its own; for clients who took part in both runs the "
+        "losses add up"
+    )
 
 
 def write_final_statement(folder: str | pathlib.Path, audit: Audit | None = None) -> None:

@@ -2,17 +2,15 @@
 
 import dataclasses
 import json
-import math
 import pathlib
 import re
 import tomllib
-import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from fedmf import checks
+from fedmf import fields
 from fedmf.cohorts.availability import availability_from_text
 from fedmf.cohorts.devices import probability
 from fedmf.mechanisms import load_mechanism
@@ -27,6 +25,8 @@ from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import SCHEMES, Sampling, scheme_from
 from fedmf.schedule import WarmupCooldown
 from fedmf.workloads import Workload, prefix_sum
+
+OPTIMIZERS = ("sgd", "adam", "adagrad", "yogi")
 
 
 def families() -> tuple[str, ...]:
@@ -47,39 +47,23 @@ def families_taking(field: str) -> tuple[str, ...]:
     return families()
 
 
-def _option(default: Any, help: str, check: Callable[[str, Any], Any]) -> Any:
-    """A field, the text that `fedmf train --help` shows for it, and the check that returns its value in the field's own type."""
-    return dataclasses.field(default=default, metadata={"help": help, "check": check})
-
-
-def _whole(default: int | None, help: str, *, low: int = 1) -> Any:
-    hint = f"use a {'positive' if low else 'non-negative'} whole number"
-    return _option(default, help, lambda name, value: checks.integer(name, value, low=low, hint=hint))
-
-
-def _real(default: float | None, help: str, *, zero: bool = False, below: float = math.inf) -> Any:
-    hint = f"use a finite {'non-negative' if zero else 'positive'} number"
-    return _option(default, help, lambda name, value: checks.positive(name, value, hint, below=below, zero=zero))
-
-
-def _choice(default: str | None, help: str, choices: Callable[[], Iterable[str]]) -> Any:
-    return _option(default, help, lambda name, value: checks.one_of(name, value, tuple(choices())))
-
-
-def _text(default: str | None, help: str) -> Any:
-    def check(name: str, value: Any) -> str:
-        if not isinstance(value, str):
-            raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a str: pass it as text")
-        return value
-
-    return _option(default, help, check)
+def _task_options(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(option, str) for option in value):
+        raise TypeError(f"{name}={value!r} must be names of options and their values: pass a dict")
+    for option, setting in value.items():
+        if not isinstance(setting, str | int | float | None):
+            raise TypeError(
+                f"{name} has {option}={setting!r}: the values of options are texts, numbers, true, false or none"
+            )
+    return dict(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """What `fedmf train` runs. Defaults are those of the banded paper's StackOverflow experiments, except the privacy target.
 
-    Every field is a command-line flag of the same name and a key of the config file.
+    Every field is a command-line flag of the same name and a key of the config file; those of `task_options` are --task-option NAME=VALUE
+    and a table of the file.
 
     Raises:
       TypeError, ValueError: naming the field, its value and what to do instead.
@@ -88,87 +72,96 @@ class TrainConfig:
     2
     """
 
-    # Data and model
-    task: str = _text("stackoverflow_nwp", "A task of fedmf.tasks.")
-    data: str | None = _text(None, "StackOverflow SQLite file; by default the one in TFF's own cache.")
-    vocabulary_size: int = _whole(10_000, "Most frequent words kept.")
-    sequence_length: int = _whole(20, "Words of a sentence that are predicted.")
-    max_sentences: int = _whole(256, "Sentences a client trains on at most.")
-    batch_size: int = _whole(16, "Sentences in a client's batch.")
-    embedding_size: int = _whole(96, "Width of the embedding and of the projection.")
-    lstm_size: int = _whole(670, "Units of the LSTM layer.")
-    loss: str = _choice(
-        "published",
-        "published: mean over all positions, as in the papers; masked: without padding.",
-        lambda: ("published", "masked"),
+    # The task
+    task: str | None = fields.text(
+        None, "A task of fedmf.tasks or of an installed package, or package.module:function of your own."
     )
-    validation_sentences: int = _whole(10_000, "Sentences of the validation set.")
-    test_sentences: int | None = _whole(None, "Limit on the sentences of the test set; by default all.")
+    data: str | None = fields.text(None, "Data file or folder of the task; by default the one in TFF's own cache.")
+    task_options: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict, hash=False, metadata={"help": "The task's own options.", "check": _task_options}
+    )
 
     # Who takes part
-    rounds: int = _whole(2052, "Rounds of training.")
-    cohort_size: int = _whole(100, "Clients that train in a round.")
-    claimed_cohort: int | None = _whole(
+    rounds: int = fields.whole(2052, "Rounds of training.")
+    cohort_size: int = fields.whole(100, "Clients that train in a round.")
+    claimed_cohort: int | None = fields.whole(
         None,
         "Estimate a cohort of this many clients from cohort_size simulated ones, with the noise scaled down (papers: 1000 from 100).",
     )
-    schema: str = _choice("min_sep", "single, fixed_epoch, min_sep or every_round.", lambda: SCHEMAS)
-    min_sep: int | None = _whole(None, "Least number of rounds between two participations of a client.")
-    max_participations: int | None = _whole(None, "Most participations of a client.")
-    sampling: str | None = _choice(
+    schema: str = fields.choice("min_sep", "single, fixed_epoch, min_sep or every_round.", lambda: SCHEMAS)
+    min_sep: int | None = fields.whole(None, "Least number of rounds between two participations of a client.")
+    max_participations: int | None = fields.whole(None, "Most participations of a client.")
+    sampling: str | None = fields.choice(
         None,
         "Amplify by how clients are drawn: poisson, fixed_size, shuffle or reshuffle. Needs population.",
         lambda: SCHEMES,
     )
-    population: int | None = _whole(None, "With sampling: the number of clients of the data.")
-    availability: str = _text(
+    population: int | None = fields.whole(None, "With sampling: the number of clients of the data.")
+    availability: str = fields.text(
         "always", "Who checks in: always, independent:0.3, or diurnal with its options (docs/participation.md)."
     )
-    dropout: float = _option(0.0, "Probability that a selected client fails to report.", probability)
+    dropout: float = fields.option(0.0, "Probability that a selected client fails to report.", probability)
 
     # Privacy
-    family: str = _choice("banded", f"none (no noise), {', '.join(fitted_families())}, or file.", families)
-    mechanism: str | None = _text(None, "With family=file: a mechanism that `fedmf fit` wrote, with any options.")
-    bands: int | None = _whole(None, "Bands of a banded (by default min_sep), toeplitz or low_rank mechanism.")
-    column_norms: str | None = _choice(
+    family: str = fields.choice("banded", f"none (no noise), {', '.join(fitted_families())}, or file.", families)
+    mechanism: str | None = fields.text(None, "With family=file: a mechanism that `fedmf fit` wrote, with any options.")
+    bands: int | None = fields.whole(None, "Bands of a banded (by default min_sep), toeplitz or low_rank mechanism.")
+    column_norms: str | None = fields.choice(
         None,
         "Of a banded (by default equal) or dense (free) encoder. The papers' multi-epoch MF is dense with equal ones.",
         lambda: ("equal", "free"),
     )
-    decoder: str = _choice(
+    decoder: str = fields.choice(
         "online", "Decoder of the tree: online or full (less noise, more arithmetic).", lambda: ("online", "full")
     )
-    epsilon: float | None = _real(None, "Privacy target; or give noise_multiplier.")
-    noise_multiplier: float | None = _real(None, "Noise multiplier of the whole run; or give epsilon.", zero=True)
-    delta: float = _real(1e-6, "Failure probability.")
-    clip_norm: float = _real(1.0, "L2 bound on a client's update.")
-    zeroing_norm: float | None = _real(100.0, "Updates with a larger entry count as zero; none for no limit.")
+    epsilon: float | None = fields.real(None, "Privacy target; or give noise_multiplier.")
+    noise_multiplier: float | None = fields.real(None, "Noise multiplier of the whole run; or give epsilon.", zero=True)
+    delta: float = fields.real(1e-6, "Failure probability.")
+    clip_norm: float = fields.real(1.0, "L2 bound on a client's update.")
+    zeroing_norm: float | None = fields.real(100.0, "Updates with a larger entry count as zero; none for no limit.")
 
     # Optimisation
-    client_learning_rate: float = _real(1.0, "SGD on the clients, one local epoch.")
-    server_learning_rate: float = _real(1.0, "Peak of the server's schedule.")
-    server_momentum: float = _real(0.95, "Momentum of the server.", zero=True, below=1)
-    warmup: float = _real(0.15, "Share of rounds in which the server's rate rises from 0.05 of its peak.", zero=True)
-    cooldown: float = _real(0.25, "Share of rounds in which it falls back to 0.05 of its peak.", zero=True)
+    client_learning_rate: float = fields.real(1.0, "Rate of the clients' optimizer.")
+    client_optimizer: str = fields.choice("sgd", f"On the clients: {', '.join(OPTIMIZERS)}.", lambda: OPTIMIZERS)
+    client_momentum: float = fields.real(0.0, "Momentum of sgd on the clients.", zero=True, below=1)
+    client_epochs: int = fields.whole(
+        1, "Epochs of a client over its examples in a round, each in an order of its own."
+    )
+    client_batches: int | None = fields.whole(None, "Most batches that a client trains on in a round.")
+    proximal_strength: float = fields.real(0.0, "FedProx: strength that draws clients to the round's model.", zero=True)
+    server_optimizer: str = fields.choice(
+        "sgd", f"On the server: {', '.join(OPTIMIZERS)}. Each follows the schedule.", lambda: OPTIMIZERS
+    )
+    server_learning_rate: float = fields.real(1.0, "Peak of the server's schedule.")
+    server_momentum: float = fields.real(
+        0.95, "Momentum of sgd on the server; beta_1 of adam and yogi.", zero=True, below=1
+    )
+    server_epsilon: float = fields.real(
+        1e-3, "What adam, adagrad and yogi on the server add to the scale they divide by."
+    )
+    warmup: float = fields.real(
+        0.15, "Share of rounds in which the server's rate rises from 0.05 of its peak.", zero=True
+    )
+    cooldown: float = fields.real(0.25, "Share of rounds in which it falls back to 0.05 of its peak.", zero=True)
 
     # The run
-    seed: int = _whole(
+    seed: int = fields.whole(
         0, "Of the initial model, the cohorts and the order of examples. The noise has a seed of its own.", low=0
     )
-    evaluate_every: int = _whole(20, "Rounds between validations.")
-    checkpoint_every: int = _whole(20, "Rounds between checkpoints.")
-    execution: str = _choice(
+    initial_model: str | None = fields.text(
+        None,
+        "Warm start from a FILE.keras, or from the model of a run's folder. The guarantee does not cover its data.",
+    )
+    evaluate_every: int = fields.whole(20, "Rounds between validations.")
+    checkpoint_every: int = fields.whole(20, "Rounds between checkpoints.")
+    execution: str = fields.choice(
         "fast",
         "fast: our loop on one machine; tff: TFF's own learning process; tff-remote: that on other machines.",
         lambda: ("fast", "tff", "tff-remote"),
     )
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value, check = getattr(self, field.name), field.metadata["check"]
-            if value is not None or type(None) not in typing.get_args(field.type):
-                # A plain number, also of numpy's: the config is stored as JSON.
-                object.__setattr__(self, field.name, check(field.name, value))
+        fields.check_fields(self)
         # What the plan would refuse is refused here, before the minutes that fitting takes.
         check_delta(self.delta)
         if self.epsilon is not None:
@@ -188,6 +181,10 @@ class TrainConfig:
                     f"{name}={getattr(self, name)} belongs to family={' or '.join(families_taking(name))}, not to family={self.family}: "
                     "leave it out"
                 )
+        if self.client_momentum and self.client_optimizer != "sgd":
+            raise ValueError(
+                f"client_momentum={self.client_momentum} belongs to client_optimizer=sgd, not to {self.client_optimizer}: leave it out"
+            )
         if self.family == "file" and self.mechanism is None:
             raise ValueError("family=file needs a file: give mechanism, a path that `fedmf fit --out` wrote")
         if self.bands is not None and self.bands > self.rounds:
@@ -311,6 +308,17 @@ class TrainConfig:
         if self.claimed_cohort is not None:
             plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)
         return plan
+
+    def flat(self) -> dict[str, Any]:
+        """Field -> value, with task_option.NAME for each option of the task, in the order of the fields."""
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "task_options":
+                values |= {f"task_option.{name}": setting for name, setting in value.items()}
+            else:
+                values[field.name] = value
+        return values
 
     def to_json(self) -> str:
         """The fields as indented JSON, the form in which a run folder keeps them."""

@@ -7,34 +7,42 @@ run/
   mechanism.npz        the fitted mechanism
   metrics.jsonl        one row a round; the same bits for the same seeds; mode 0600
   timings.jsonl        seconds of every round; not reproducible, hence apart; mode 0600
+  metrics.csv          the rows of metrics.jsonl as a flat table, once the run is finished; mode 0600
   participation.csv    (round, client), written at every checkpoint; mode 0600
   selected.csv         beside it where selected clients failed to report: everybody who was selected
   result.json          test metrics, achieved guarantee, SHA-256 of the files above it; mode 0600
+  model.npz            the final weights
+  initial_model.npz    the weights that a run with initial_model started from
+  tensorboard/         the metrics as events, if wanted; mode 0700
   checkpoints/         round-000020.ckpt: everything a resume needs
   private/noise_seed   secret; do not publish
 """
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedmf.files import lock, write_atomically
+from fedmf.files import check_archive, lock, write_atomically
+from fedmf.mechanisms import Mechanism, load_mechanism
+from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig, config_from_mapping
+from fedmf.runs.metric_table import columns, metrics_csv
 
 _KEPT_CHECKPOINTS = 2
 _SUMMED_UP = ("config.json", "plan.json", "mechanism.npz", "metrics.jsonl", "participation.csv", "selected.csv")
 # What a run writes beside its folders and config.json.
 _WRITTEN = (
-    "plan.json statement.md mechanism.npz metrics.jsonl timings.jsonl participation.csv selected.csv result.json model.npz "
-    "final_statement.md final_statement.json"
+    "plan.json statement.md mechanism.npz metrics.jsonl metrics.csv timings.jsonl participation.csv selected.csv result.json "
+    "model.npz initial_model.npz tensorboard final_statement.md final_statement.json"
 ).split()
 
 
@@ -55,17 +63,14 @@ class RunFolder:
         try:
             if (folder.path / "config.json").exists():
                 raise ValueError(f"{folder.path} already holds a run: resume it with --resume, or name another folder")
-            # A new run among them would show an old result, and its first checkpoints would count as the oldest.
-            if (folder.path / "result.json").exists() or folder._checkpoints():
+            # A run that was stopped at once leaves its private folder, and no result or checkpoint.
+            names = ("result.json",) if (folder.path / "private").exists() else _WRITTEN
+            left = [folder.path / name for name in names if (folder.path / name).exists()] + folder._checkpoints()
+            if left:
+                name = left[0].relative_to(folder.path)
                 raise ValueError(
-                    f"{folder.path} holds the remains of a run without its config.json: name another folder, or empty this one"
+                    f"{folder.path} has a {name} and no config.json: a new run would overwrite it; name another folder, or empty this one"
                 )
-            if not (folder.path / "private").exists():  # else a run was stopped there at once
-                for name in _WRITTEN:
-                    if (folder.path / name).exists():
-                        raise ValueError(
-                            f"{folder.path} has a {name} that is not of a run, and would be lost: name another folder"
-                        )
             for part in ("checkpoints", "private"):
                 (folder.path / part).mkdir(parents=True, exist_ok=True)
             (folder.path / "private").chmod(0o700)
@@ -194,6 +199,26 @@ class RunFolder:
 
             yield write
 
+    def write_weights(self, name: str, weights: Sequence[np.ndarray]) -> None:
+        """Writes name.npz."""
+        arrays = {f"weight_{i}": weight for i, weight in enumerate(weights)}
+        write_atomically(self.path / f"{name}.npz", lambda out: np.savez(out, **arrays))
+
+    def initial_weights(self) -> list[np.ndarray] | None:
+        """All weights of the model that the run started from; None of a run that drew its own."""
+        path = self.path / "initial_model.npz"
+        return read_weights(path) if path.exists() else None
+
+    def initial_model_digest(self) -> str | None:
+        """SHA-256 of the file of `initial_weights`, or None."""
+        path = self.path / "initial_model.npz"
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+    def write_table(self) -> None:
+        """Writes metrics.csv."""
+        rows = _read_rows(self.path / "metrics.jsonl")
+        write_atomically(self.path / "metrics.csv", metrics_csv({self.path.name: rows}), mode=0o600)
+
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Writes name.json atomically. A result is readable by its owner alone, and ends with the digests of the files it sums up."""
         if name == "result":
@@ -209,6 +234,20 @@ def digests(folder: pathlib.Path) -> dict[str, str]:
         for name in _SUMMED_UP
         if (folder / name).exists()
     }
+
+
+def read_weights(path: pathlib.Path) -> list[np.ndarray]:
+    """The arrays of `RunFolder.write_weights`.
+
+    Raises:
+      ValueError: the file is damaged or missing.
+    """
+    try:
+        check_archive(path)
+        with np.load(path, allow_pickle=False) as arrays:
+            return [arrays[f"weight_{i}"] for i in range(len(arrays.files))]
+    except READ_ERRORS as error:
+        raise ValueError(f"{path} is damaged or missing ({error}): put back the run's own file") from error
 
 
 def _rows_of(path: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
@@ -250,7 +289,7 @@ class Run:
       metrics: rows of metrics.jsonl: {"round": t, "clients": c, "examples": e, "train_loss": x, "validation": {...} or absent}.
       timings: rows of timings.jsonl: {"round": t, "seconds": s}.
       statement: Markdown.
-      noising: N of the mechanism, float64 (rounds, m).
+      mechanism: of mechanism.npz.
       result: result.json, or None while the run is not finished.
     """
 
@@ -260,8 +299,31 @@ class Run:
     metrics: list[dict[str, Any]]
     timings: list[dict[str, Any]]
     statement: str
-    noising: np.ndarray
+    mechanism: Mechanism
     result: dict[str, Any] | None
+
+    @functools.cached_property
+    def noising(self) -> np.ndarray:
+        """N of the mechanism, float64 (rounds, m); ValueError where it has too many rounds for that."""
+        return self.mechanism.noising()
+
+    def table(self) -> dict[str, list[Any]]:
+        """The metrics as columns, {"round": [...], "train_loss": [...], "validation_accuracy": [...], ...}, for pandas.DataFrame.
+
+        NaN stands for rounds without a validation.
+        """
+        return columns(self.metrics)
+
+    @property
+    def weights(self) -> list[np.ndarray]:
+        """The trained weights of a finished run, float32, in the order of the model's trainable variables.
+
+        Raises:
+          ValueError: the run is not finished, or its model.npz is damaged or missing.
+        """
+        if self.result is None:
+            raise ValueError(f"run {self.path} is not finished, and has no final weights: resume it")
+        return read_weights(self.path / "model.npz")
 
     @staticmethod
     def load(path: str | pathlib.Path) -> "Run":
@@ -270,8 +332,6 @@ class Run:
         Raises:
           ValueError: the folder holds no run, or a file of it is damaged; names the path.
         """
-        from fedmf.mechanisms import load_mechanism
-
         folder = RunFolder.open(path).path
         try:
             result = folder / "result.json"
@@ -282,7 +342,7 @@ class Run:
                 metrics=_read_rows(folder / "metrics.jsonl"),
                 timings=_read_rows(folder / "timings.jsonl"),
                 statement=(folder / "statement.md").read_text(encoding="utf-8"),
-                noising=load_mechanism(folder / "mechanism.npz").noising(),
+                mechanism=load_mechanism(folder / "mechanism.npz"),
                 result=_read_object(result) if result.exists() else None,
             )
         except (OSError, ValueError, TypeError) as error:
@@ -292,6 +352,22 @@ class Run:
 
 
 def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [row for _, row in _rows_of(path)]
+    return [row for _, row in _rows_of(path)] if path.exists() else []
+
+
+def check_export_path(path: str | os.PathLike[str]) -> pathlib.Path:
+    """The path, if `TrainedRun.export` can write there.
+
+    Raises:
+      ValueError: naming it.
+    """
+    path = pathlib.Path(path)
+    if path.suffix not in ("", ".keras"):
+        raise ValueError(
+            f"out={str(path)!r} ends in {path.suffix}: name a FILE.keras, or a folder without a suffix for a SavedModel"
+        )
+    if path.suffix and path.is_dir():
+        raise ValueError(f"out={str(path)!r} is a folder: name another file")
+    if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"out={str(path)!r} is there already: name a new or an empty folder")
+    return path

@@ -41,8 +41,7 @@ def make_task(cohort_size: int, sentences: int) -> federated.Task:
         evaluation_examples=examples,
         build_model=lambda seed: build_model(seed),
         loss=make_loss("published"),
-        metrics=make_metrics("published", SpecialIds(10_000)),
-        headline_metric="accuracy",
+        metrics=lambda: make_metrics("published", SpecialIds(10_000)),
         batch_size=16,
         compiled_epoch=compiled_epoch(
             vocabulary_size=10_000, embedding_size=96, lstm_size=670, loss="published", batch_size=16

@@ -7,14 +7,14 @@ import sys
 import fedmf
 from fedmf import federated
 from fedmf.federated.execution.workers import worker_processes
-from tests.federated.small_task import LENGTH, small_task
+from tests.federated.small_task import small_task
 
 
 def config(execution: str = "fast", **changes: object) -> fedmf.TrainConfig:
     """Six rounds of banded noise that matters."""
     values: dict[str, object] = {
-        "rounds": 6, "cohort_size": 4, "min_sep": 2, "family": "banded", "noise_multiplier": 0.3, "sequence_length": LENGTH,
-        "batch_size": 4, "client_learning_rate": 0.5, "server_learning_rate": 0.5, "checkpoint_every": 1, "evaluate_every": 2,
+        "rounds": 6, "cohort_size": 4, "min_sep": 2, "family": "banded", "noise_multiplier": 0.3,
+        "client_learning_rate": 0.5, "server_learning_rate": 0.5, "checkpoint_every": 1, "evaluate_every": 2,
         "execution": execution, "seed": 3,
     }  # fmt: skip
     return fedmf.TrainConfig(**(values | changes))  # type: ignore[arg-type]

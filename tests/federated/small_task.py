@@ -27,14 +27,6 @@ def small_task(clients: int = 12) -> federated.Task:
             ]
         )
 
-    def loss(labels: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        each = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits), axis=1)
-        return tf.reduce_sum(each * weights) / tf.reduce_sum(weights)
-
-    def metrics(labels: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
-        right = tf.cast(tf.equal(tf.argmax(logits, -1, tf.int32), labels), tf.float32)
-        return {"accuracy": (tf.reduce_sum(right * weights[:, None]), tf.reduce_sum(weights) * LENGTH)}
-
     return federated.Task(
         name="small",
         description="arithmetic progressions",
@@ -42,8 +34,7 @@ def small_task(clients: int = 12) -> federated.Task:
         client_examples=examples,
         evaluation_examples=lambda split: examples(split, 40),
         build_model=build_model,
-        loss=loss,
-        metrics=metrics,
-        headline_metric="accuracy",
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
         batch_size=4,
     )

@@ -13,11 +13,13 @@ PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
 @pytest.mark.slow
 def test_the_snippets_run_as_printed(capfd):
     snippets = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    assert len(snippets) == 4
+    assert len(snippets) == 7
     names = {"__name__": "pipeline"}
     for number, snippet in enumerate(snippets):
         exec(compile(snippet, f"docs/pipeline.md snippet {number}", "exec"), names)
     assert names["mean"].shape == [3]
+    assert len(names["data_of_round_3"]) == 2
+    assert len(names["source"].controller.ledger) == 4
     printed = capfd.readouterr().out
     assert "('clip_fraction', 0.5)" in printed
     assert "'rounds_done': 12" in printed

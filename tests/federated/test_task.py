@@ -1,23 +1,177 @@
-"""Tasks whose examples are not int32 are refused before there is a run folder: casting would change features without a word."""
+"""Tasks of any examples: images, tables, dicts; what does not fit is one sentence before there is a run folder."""
 
 import dataclasses
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from fedmf import federated
+from fedmf.federated.tff import tff
 from tests.federated.run_small import config
-from tests.federated.small_task import small_task
 
 pytestmark = pytest.mark.tensorflow
+layers = tf.keras.layers
+
+# Nine clients of 1 to 9 examples.
+OWNERS = np.repeat(np.arange(9), np.arange(1, 10))
+RNG = np.random.default_rng(5)
+PIXELS = RNG.integers(0, 256, (len(OWNERS), 6, 6, 1)).astype(np.uint8)
+TABLE = {"age": RNG.uniform(size=(len(OWNERS), 1)), "city": RNG.integers(0, 5, len(OWNERS))}
+LABELS = RNG.integers(0, 3, len(OWNERS))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
-@pytest.mark.parametrize("where", ["client_examples", "evaluation_examples"])
-def test_examples_of_another_dtype(tmp_path, dtype, where):
-    task = small_task()
-    given = getattr(task, where)
-    other = dataclasses.replace(task, **{where: lambda name: tuple(part.astype(dtype) for part in given(name))})
-    with pytest.raises(TypeError, match=f"task 'small': the examples of .* are {np.dtype(dtype)} .* int32 sequences"):
-        federated.train(other, config(), folder=tmp_path / "run", noise_seed=1, progress=False)
+def cnn():
+    return tf.keras.Sequential(
+        [layers.Rescaling(1 / 255, input_shape=(6, 6, 1)), layers.Conv2D(4, 3), layers.Flatten(), layers.Dense(3)]
+    )
+
+
+def wide():
+    age, city = tf.keras.Input((1,), name="age"), tf.keras.Input((), dtype=tf.int64, name="city")
+    joined = layers.Concatenate()([age, layers.Embedding(5, 2)(city)])
+    return tf.keras.Model({"age": age, "city": city}, layers.Dense(3, kernel_regularizer="l2")(joined))
+
+
+def task_of(x, model, **changes):
+    split = tf.nest.map_structure(lambda array: array[::2], (x, LABELS))
+    attributes = {
+        "name": "own", "x": x, "y": LABELS, "client_ids": OWNERS, "validation": split, "test": split, "model": model, "batch_size": 4,
+        "loss": tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "metrics": lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
+    }  # fmt: skip
+    return federated.Task.from_arrays(**(attributes | changes))
+
+
+@pytest.mark.parametrize(("x", "model"), [(PIXELS, cnn), (TABLE, wide)], ids=["images", "table"])
+def test_any_structure_of_arrays_trains_the_same_model_in_every_execution(tmp_path, x, model):
+    runs = [
+        federated.train(task_of(x, model), config(execution), folder=tmp_path / execution, noise_seed=1, progress=False)
+        for execution in ("fast", "tff")
+    ]
+    ours, theirs = (np.load(run.path / "model.npz") for run in runs)
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=2e-4, atol=2e-5)
+    assert runs[0].result["test"].keys() == {"accuracy", "loss"}
+
+
+def test_clients_are_in_the_order_of_their_ids_and_examples_in_that_of_the_arrays():
+    ids = np.array(["b", "a", "b", "c", "a"])
+    x = np.arange(5.0)
+    task = task_of(x, cnn, y=np.arange(5), client_ids=ids, validation=(x, np.arange(5)), test=(x, np.arange(5)))
+    assert task.client_ids == ("a", "b", "c")
+    assert [task.examples_of(name)[0].tolist() for name in "abc"] == [[1, 4], [0, 2], [3]]
+
+
+def test_the_digest_of_the_contents_is_the_version_of_the_data():
+    versions = {
+        task_of(PIXELS, cnn).data_version,
+        task_of(PIXELS, cnn, client_ids=OWNERS[::-1]).data_version,
+        task_of(PIXELS, cnn, y=1 - LABELS).data_version,
+        task_of({"x": PIXELS}, cnn).data_version,
+        task_of(PIXELS.astype(np.float32), cnn).data_version,
+    }
+    assert len(versions) == 5
+    assert task_of(PIXELS.copy(), cnn).data_version in versions
+
+
+def test_a_resume_on_other_arrays_is_refused(tmp_path):
+    federated.train(task_of(PIXELS, cnn), config(), folder=tmp_path, noise_seed=1, progress=False)
+    with pytest.raises(ValueError, match="on other data: data_version="):
+        federated.train(task_of(255 - PIXELS, cnn), config(), folder=tmp_path, resume=True, progress=False)
+
+
+def test_a_client_data_and_a_preprocessing_function(tmp_path):
+    def mapped(dataset):
+        return dataset.map(lambda e: (e["pixels"], e["label"]))
+
+    clients = {
+        str(i): {"pixels": PIXELS[i == OWNERS].astype(np.float32), "label": LABELS[i == OWNERS]} for i in range(9)
+    }
+    data = tff.simulation.datasets.TestClientData(clients)
+    common = {
+        name: getattr(task_of(PIXELS, cnn), name) for name in ("name", "loss", "metrics", "batch_size", "data_version")
+    }
+    task = federated.Task.from_client_data(
+        train=data, validation=data, test=(PIXELS.astype(np.float32), LABELS), preprocess=mapped, model=cnn, **common
+    )
+    folder = tmp_path / "run"
+    run = federated.train(task, config(), folder=folder, noise_seed=1, progress=False)
+    split = (PIXELS.astype(np.float32), LABELS)
+    from_arrays = task_of(split[0], cnn, validation=split, test=split, data_version="same", description="same")
+    again = federated.train(from_arrays, config(), folder=tmp_path / "again", noise_seed=1, progress=False)
+    for name, weight in np.load(folder / "model.npz").items():
+        np.testing.assert_array_equal(weight, np.load(tmp_path / "again" / "model.npz")[name])
+    assert run.result["validation"] == again.result["validation"]
+    batched = dataclasses.replace(task, client_examples=lambda name: None)
+    with pytest.raises(TypeError, match="client '0' of task 'own' are a NoneType: pass a pair"):
+        batched.examples_of("0")
+    with pytest.raises(TypeError, match="map to single examples .* not batched"):
+        federated.Task.from_client_data(
+            train=data, validation=data, test=data, preprocess=lambda d: mapped(d).batch(2), model=cnn, **common
+        ).examples_of("0")
+
+
+def two_outputs():
+    return tf.keras.Sequential([layers.Flatten(input_shape=(6, 6, 1)), layers.Dense(2), layers.Reshape((1, 2))])
+
+
+class OneNumber(tf.keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return tf.reduce_mean(y_pred)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"y": LABELS[1:]}, r"x and y have the shapes \(45, 6, 6, 1\) and \(44,\): the first axis must count"),
+        ({"client_ids": OWNERS[1:]}, r"client_ids has the shape \(44,\) and x and y hold 45 examples"),
+        ({"validation": (PIXELS[:0], LABELS[:0])}, "the validation split of task 'own' is empty"),
+        (
+            {"test": (PIXELS[:4].astype(np.float32), LABELS[:4])},
+            "the test split .*float32.* those of the validation split",
+        ),
+        ({"x": PIXELS.astype(object)}, "not all arrays of numbers"),
+        ({"loss": OneNumber()}, "the loss of task 'own' gives one number for a batch"),
+        (
+            {"loss": lambda labels, outputs, weights: outputs},
+            r"loss of task 'own' gives the shape \(4, 3\) where a scalar",
+        ),
+        (
+            {"model": two_outputs},
+            "model or loss of task 'own' fail on its validation split: make outputs and labels fit",
+        ),
+        ({"model": wide}, "model or loss of task 'own' do not take a batch"),
+        ({"metrics": lambda: []}, "metrics of task 'own' gives no metric"),
+        ({"headline_metric": "f1"}, "headline_metric='f1' is unknown: choose one of accuracy, loss"),
+        ({"batch_size": 0}, "batch_size=0 .* use a positive whole number"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(tmp_path, changes, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        federated.train(
+            task_of(changes.pop("x", PIXELS), changes.pop("model", cnn), **changes), config(), folder=tmp_path / "run",
+            noise_seed=1, progress=False,
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+def test_nan_names_the_client(tmp_path):
+    x = PIXELS.astype(np.float32)
+    task = task_of(x, cnn)
+    read = task.client_examples
+    broken = dataclasses.replace(
+        task, client_examples=lambda name: (np.where(name == "7", np.nan, read(name)[0]), read(name)[1])
+    )
+    broken = dataclasses.replace(
+        broken, evaluation_examples=lambda split: (task.split(split)[0].astype(np.float64), task.split(split)[1])
+    )
+    with pytest.raises(ValueError, match="the examples of client '7' of task 'own' hold NaN"):
+        broken.examples_of("7")
+
+
+def test_labels_outside_of_the_outputs_are_found_before_a_folder_exists(tmp_path):
+    split = (PIXELS, LABELS + 3)
+    with pytest.raises(ValueError, match="fail on its validation split: make outputs and labels fit .*label value"):
+        federated.train(task_of(PIXELS, cnn, validation=split), config(), folder=tmp_path / "run", noise_seed=1)
     assert not (tmp_path / "run").exists()

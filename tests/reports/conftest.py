@@ -74,7 +74,7 @@ def make_run(family, *, seed=0, stop=None, task="stackoverflow_nwp", description
         metrics=rows,
         timings=[],
         statement=plan.statement(),
-        noising=plan.mechanism.noising(),
+        mechanism=plan.mechanism,
         result=result,
     )
 

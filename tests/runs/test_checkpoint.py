@@ -1,11 +1,10 @@
 """Checkpoints as bytes: what is read is what was written, whatever happened to the file in between."""
 
-import dataclasses
 import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -49,11 +48,6 @@ def written(path, of):
     return path.read_bytes()
 
 
-def test_every_kind_of_leaf(path):
-    written(path, checkpoint())
-    assert contents(Checkpoint.read(path)) == contents(checkpoint())
-
-
 @settings(max_examples=40)
 @given(
     st.lists(
@@ -64,27 +58,19 @@ def test_every_kind_of_leaf(path):
         max_size=12,
     )
 )
+@example(STATE)
 def test_any_leaves_in_their_order(path, state):
     written(path, checkpoint(state=state))
     assert contents(Checkpoint.read(path)) == contents(checkpoint(state=state))
 
 
-@pytest.mark.parametrize("many", [b"'shape': (9098,)", b"'shape': (9500,)"])
-def test_an_entry_that_claims_fewer_numbers_than_it_has(path, many):
-    """One bit in the header of a long leaf, or of the ledger's clients: numpy reads less, and never comes to the checksum."""
-    ledger = ParticipationLedger(cohort_size=9500, cohorts=[np.arange(9500)])
-    long = Checkpoint(rounds_done=1, config_digest="d", state=[np.zeros(9098, np.float32)], ledger=ledger)
-    content = written(path, long)
-    assert many in content
-    path.write_bytes(content.replace(many, many.replace(b"(9", b"(8"), 1))
+def test_an_entry_that_claims_fewer_numbers_than_it_has(path):
+    """One bit in the header of a long leaf: numpy reads less, and never comes to the checksum."""
+    content = written(path, checkpoint(state=[np.zeros(9098, np.float32)]))
+    assert b"'shape': (9098,)" in content
+    path.write_bytes(content.replace(b"(9098,)", b"(8098,)", 1))
     with pytest.raises(ValueError, match="is damaged or half-written"):
         Checkpoint.read(path)
-
-
-def test_before_the_first_round(path):
-    empty = dataclasses.replace(checkpoint(), ledger=ParticipationLedger(cohort_size=None), state=[], rounds_done=0)
-    written(path, empty)
-    assert contents(Checkpoint.read(path)) == contents(empty)
 
 
 @pytest.mark.parametrize("leaf", [np.array([None]), np.array(["a", 1], object), np.zeros(2, "V2")])

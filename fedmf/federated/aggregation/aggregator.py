@@ -15,12 +15,7 @@ from fedmf.privacy.plan import Plan
 
 
 def mean_query(plan: Plan, record_specs: Any, *, clients_per_round: int, **options: Any) -> MatrixFactorizationQuery:
-    """The query whose result is (sum of clipped updates + noise) / clients_per_round; both execution paths run exactly this.
-
-    Args:
-      plan, record_specs, options: as of `MatrixFactorizationQuery`.
-      clients_per_round: the fixed divisor.
-    """
+    """The query whose result is (sum of clipped updates + noise) / clients_per_round; both execution paths run exactly this."""
     check_clients_per_round(plan, clients_per_round)
     return MatrixFactorizationQuery(plan, record_specs, divisor=clients_per_round, **options)
 
@@ -44,27 +39,28 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         check_clients_per_round(plan, options["clients_per_round"])
         check_zeroing_norm(options["zeroing_norm"])
         self._plan, self._options, self._secure_sum = plan, options, secure_sum
-        # "os" is drawn when a process is made.
-        self._noise_seed = "os" if isinstance(noise_seed, str) and noise_seed == "os" else check_noise_seed(noise_seed)
-        self._created = 0
+        check_noise_seed(noise_seed)
+        self._noise_seed, self._created = noise_seed, 0
 
-    def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+    def create(self, value_type: Any, *weight_type: Any) -> tff.templates.AggregationProcess:
         """The aggregation process for updates of `value_type`, a TFF tensor or structure of float tensors.
 
         The first process has the noise of noise_seed, each later one noise of its own: two parts of a model that shared their noise would
         give away the difference of their updates.
+
+        Raises:
+          TypeError: with the type of weights, as FedSGD and the weighted processes call it.
         """
+        if weight_type:
+            raise TypeError(
+                "dp_aggregator takes no weights, and this process gives its clients some: pass "
+                "tff.aggregators.as_weighted_aggregator(dp_aggregator(...)), with which all clients weigh the same"
+            )
         specs = tff.types.structure_from_tensor_type_tree(lambda t: tf.TensorSpec(t.shape, t.dtype), value_type)
         sums = SecureSampleSum(self._plan.clip_norm) if self._secure_sum else None
-        seed = self._noise_seed
-        if isinstance(seed, int):
-            seed = seed_of_process(seed, self._created)
-        query = mean_query(
-            self._plan,
-            specs,
-            noise_seed=seed,
-            **self._options,
-        )
+        # "os" is drawn anew for every process: a copy of this factory shares no noise with it.
+        seed = seed_of_process(check_noise_seed(self._noise_seed), self._created)
+        query = mean_query(self._plan, specs, noise_seed=seed, **self._options)
         if sums is not None:
             query = query.with_entry_rounding(sums.entry_rounding)
         process = tff.aggregators.DifferentiallyPrivateFactory(query, sums).create(value_type)
@@ -73,11 +69,7 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
 
 
 def seed_of_process(noise_seed: int, number: int) -> int:
-    """The noise seed of the process that a factory makes after `number` others: noise_seed itself of the first one.
-
-    >>> seed_of_process(7, 0), seed_of_process(7, 1) == seed_of_process(7, 2)
-    (7, False)
-    """
+    """The noise seed of the process that a factory makes after `number` others: noise_seed itself of the first one."""
     if number == 0:
         return noise_seed
     return int.from_bytes(hashlib.sha256(f"fedmf process {number} of noise seed {noise_seed}".encode()).digest())
@@ -96,7 +88,7 @@ def dp_aggregator(
     """Zeroing, clipping, sum, correlated noise, division by the fixed clients_per_round.
 
     A round's metrics are output.measurements["dp_query_metrics"], in TFF's learning processes
-    output.metrics["aggregator"]["dp_query_metrics"]; see `MatrixFactorizationQuery.derive_metrics` and count_metrics below.
+    output.metrics["aggregator"]["dp_query_metrics"]; see `MatrixFactorizationQuery.derive_metrics`.
 
     Args:
       plan: what to run; from `fedmf.calibrate`. Its clip_norm is fixed for the whole run.
@@ -104,15 +96,14 @@ def dp_aggregator(
         this are all summed, each for at most clip_norm as ever: the mean is then larger, the guarantee the same, and the metric
         `clients` says how many there were. With no clients the result is noise / clients_per_round.
       noise_seed: non-negative int; secret in a real deployment, never used for two runs. "os" draws one from the operating system
-        for each process that is created; initialise such a process once, and keep its state secret: it holds the key. With an int a
-        second process of one factory has noise of its own, too; a `HostNoise` for it is made with `HostNoise.for_state`.
+        for each process; initialise such a process once, and keep its state secret: it holds the key. A second process of one factory
+        has noise of its own; a `HostNoise` for it is made with `HostNoise.for_state`.
       zeroing_norm: updates whose l-infinity norm exceeds it count as zero (multi-epoch paper, Sec. 5: 100); None for no limit. NaN
         and infinities always count as zero.
       noise_strategy: "recurrent", in the graph, or "precomputed", a row handed in each round by a `HostNoise`; None is the former.
       secure_sum: sum with tff.aggregators.SecureSumFactory, on integers of 32 bits. Updates are clipped so much lower (5e-7 of
         clip_norm at 4 million parameters) that rounding to them cannot lift one over clip_norm.
-      count_metrics: report how many updates of the last round were summed, clipped and zeroed. These are exact and NOT covered by
-        the guarantee: in a real deployment pass False, or keep the metrics as secret as the updates.
+      count_metrics: as of `MatrixFactorizationQuery`: exact counts, NOT covered by the guarantee.
 
     Returns:
       A factory for tff.learning.algorithms.build_unweighted_fed_avg(model_aggregator=...), FedProx, FedSGD or a process of your own.

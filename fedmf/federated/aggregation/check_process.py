@@ -31,11 +31,9 @@ def check_process(process: Any) -> list[Aggregation]:
 
     Follows the data through one round (`process.next`). An aggregation is private if all that it takes from clients comes out of the
     clipping of `MatrixFactorizationQuery`. Any other one must not reach the state or the result. Nor may a second clipping: each release
-    spends the whole budget of its plan. FedAvg, FedProx and FedSGD with `dp_aggregator` pass. Mime fails: it averages full gradients beside
-    the updates. So does an adaptive clipping around ours, which learns its norm from the clients.
+    spends the whole budget of its plan. FedAvg, FedProx and FedSGD with `dp_aggregator` pass; Mime and adaptive clipping around ours fail.
 
-    Metrics are exact functions of the clients' data, and nobody covers them: keep them secret, or build the process without. A process may
-    also select what it broadcasts by client; that is not looked at.
+    Metrics are exact functions of the clients' data, and nobody covers them. What a process broadcasts by client is not looked at.
 
     Args:
       process: tff.learning.templates.LearningProcess, or any other tff.templates.IterativeProcess or AggregationProcess.
@@ -117,8 +115,7 @@ def _from_clients(step: Any) -> list[tuple[str, Any]]:
 
 
 def _clippings(steps: dict[str, Any], name: str, kind: Any) -> set[str] | None:
-    """The steps of the query's clipping that a value at clients comes out of, none if out of nothing that clients have; None if it comes
-    out of anything else of theirs."""
+    """The steps of the query's clipping that all of a value at clients comes out of; None if anything else of theirs is in it."""
     if name not in steps:
         return None
     clippings: set[str] = set()
@@ -132,8 +129,9 @@ def _clippings(steps: dict[str, Any], name: str, kind: Any) -> set[str] | None:
 
 def _is_sample(kind: Any) -> bool:
     """Whether it is the type of a clipped record."""
-    member = kind.member
-    return isinstance(member, tff.StructType) and tuple(tff.structure.name_list(member)) == QuerySample._fields
+    return (
+        isinstance(kind.member, tff.StructType) and tuple(tff.structure.name_list(kind.member)) == QuerySample._fields
+    )
 
 
 def _ancestors(steps: dict[str, Any], names: list[str]) -> set[str]:

@@ -46,7 +46,6 @@ class _StateInVariables:
     @_global_state.setter
     def _global_state(self, state: QueryState) -> None:
         if self._variables_of_state is not None:
-            # In a graph these are operations, which tf.function runs in the order they were written in.
             tf.nest.map_structure(lambda variable, value: variable.assign(value), self._variables_of_state, state)
             return
         self._variables_of_state = tf.nest.map_structure(lambda value: tf.Variable(value, trainable=False), state)
@@ -56,9 +55,8 @@ class _StateInVariables:
 
     def metrics(self) -> dict[str, float]:
         """The query's metrics after the last step; see `MatrixFactorizationQuery.derive_metrics`."""
-        return {
-            name: value.numpy().item() for name, value in self._dp_sum_query.derive_metrics(self._global_state).items()
-        }
+        metrics = self._dp_sum_query.derive_metrics(self._global_state)
+        return {name: value.numpy().item() for name, value in metrics.items()}
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
         # Keras's wrapper says so to what it wraps.
@@ -101,22 +99,12 @@ class _StateInVariables:
         """
         pairs = list(grads_and_vars)
         private, self._private = self._private, ()
-        if (
-            not private
-            or len(pairs) != len(private)
-            or any(gradient is not ours for (gradient, _), ours in zip(pairs, private, strict=True))
-        ):
+        if not private or [id(gradient) for gradient, _ in pairs] != [id(gradient) for gradient in private]:
             raise ValueError(
                 "apply_gradients was called with gradients that are neither clipped nor noised: call optimizer.minimize(losses, variables, "
                 "tape=tape) with one loss for each example, or model.fit"
             )
         return super().apply_gradients(pairs, *args, **options)  # type: ignore[misc]
-
-    def get_gradients(self, loss: Any, params: Any) -> Any:
-        """Refused: TensorFlow 1 graphs."""
-        raise NotImplementedError(
-            "federated.keras_optimizer works in TensorFlow 2 only: use model.fit or optimizer.minimize"
-        )
 
     def get_config(self) -> Any:
         """Refused: the configuration would hold the secret key of the noise."""
@@ -140,14 +128,12 @@ def keras_optimizer(
     """A Keras optimiser that clips every example's gradient and adds row t of the plan's noise in step t, under model.fit too.
 
     A step is a round of the plan, an example is a client, and the update is (sum of clipped gradients + noise) / batch_size, also in a
-    last batch that is smaller. The plan's participation is about steps: with the data in the same order in every epoch, an example comes
-    back after exactly ceil(len(data) / batch_size) steps, as `fixed_epoch` and `min_sep` want it. `keras_fit` trains so, and refuses data,
-    epochs and layers that do not follow the plan.
+    last batch that is smaller. The plan's participation is about steps. `keras_fit` trains as it says, and refuses data, epochs and layers
+    that do not follow it. Under model.fit and in a loop of one's own nobody checks which examples a step has and when they come back
+    (Keras shuffles them anew in each epoch unless it is told shuffle=False), or whether the loss of an example depends on others.
 
     Refused in any use: more steps than rounds, a larger batch, gradients of one's own, and batch normalisation where its variables are seen
-    (by their names here, and when a step is traced). Nobody checks under model.fit and in a loop of one's own: which examples a step has
-    and when they come back (Keras shuffles them anew in each epoch unless it is told shuffle=False), whether the loss of an example depends
-    on others, and layers that keep something from batch to batch. One device only.
+    (by their names here, and when a step is traced). One device only.
 
     Args:
       plan: what to run; the number of rounds is that of steps, at least those of the training.
@@ -207,8 +193,7 @@ def keras_optimizer(
 def keras_fit(model: Any, x: Any, y: Any, *, epochs: int, shuffle_seed: int, **options: Any) -> Any:
     """Trains a compiled model as the plan of its `keras_optimizer` says: one shuffle, then every epoch in that order.
 
-    Training goes on in the optimiser's next round. A run that is continued needs the same data and shuffle_seed as before: whether they are
-    is not checked.
+    Training goes on in the optimiser's next round. A run that is continued needs the same data and shuffle_seed as before; nobody checks.
 
     Args:
       model: compiled with `keras_optimizer` and a loss of one number for each example.

@@ -57,17 +57,13 @@ class QueryState(NamedTuple):
     zeroed: Any
 
 
-def check_zeroing_norm(zeroing_norm: Any) -> float | None:
-    """The norm as a positive float, or None for no limit."""
-    if zeroing_norm is None:
-        return None
+def check_zeroing_norm(zeroing_norm: Any) -> float:
+    """The norm as a positive float; infinity for None, no limit."""
     hint = (
         "use a positive number such as 100, or None for no limit (a limit that adapts to the updates would let one client's update "
         "change another's, which the guarantee does not cover)"
     )
-    if checks.real("zeroing_norm", zeroing_norm, hint=hint) <= 0:
-        raise ValueError(f"zeroing_norm={zeroing_norm} must be positive: {hint}")
-    return float(zeroing_norm)
+    return math.inf if zeroing_norm is None else checks.positive("zeroing_norm", zeroing_norm, hint)
 
 
 def _check_specs(record_specs: Any) -> Any:
@@ -124,6 +120,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
       count_metrics: report the counts of the last round in the metrics. They are exact functions of the clients' data and NOT
         covered by the guarantee: in a real deployment pass False, or keep the metrics as secret as the updates.
 
+    Attributes:
+      plan, divisor: as given.
+
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
 
@@ -157,18 +156,13 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
     ) -> None:
         if not isinstance(plan, Plan):
             raise TypeError(f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate")
-        self._plan = plan
+        self.plan = plan
         self._specs = _check_specs(record_specs)
-        self._sizes = [leaf.shape.num_elements() for leaf in tf.nest.flatten(self._specs)]
-        size = sum(self._sizes)
-        checked = check_zeroing_norm(zeroing_norm)
-        self._zeroing_norm = math.inf if checked is None else checked
-        self._divisor = checks.real(
-            "divisor", divisor, hint="it is the fixed number of records that the sum is divided by"
-        )
-        if self._divisor <= 0:
-            raise ValueError(f"divisor={divisor} must be positive: use the fixed number of records of a round, or 1")
-        if plan.simulated_cohort is not None and self._divisor not in (1, plan.simulated_cohort):
+        self._flat_specs = tf.nest.flatten(self._specs)
+        self._sizes = [leaf.shape.num_elements() for leaf in self._flat_specs]
+        self._zeroing_norm = check_zeroing_norm(zeroing_norm)
+        self.divisor = checks.positive("divisor", divisor, "use the fixed number of records of a round, or 1")
+        if plan.simulated_cohort is not None and self.divisor not in (1, plan.simulated_cohort):
             raise ValueError(
                 f"divisor={divisor:g} but the plan simulates {plan.simulated_cohort} records a round for {plan.claimed_cohort}, and its "
                 f"noise is for a sum of that many: use {plan.simulated_cohort} records a round, or a plan that does not simulate"
@@ -182,41 +176,18 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         self._clip_norm = plan.clip_norm
         self._noise = NoiseRows(
             stream=plan.mechanism.stream(),
-            size=size,
+            size=sum(self._sizes),
             noise_seed=check_noise_seed(noise_seed),
             mark=plan_mark(plan),
             strategy=noise_strategy,
         )
 
-    @property
-    def plan(self) -> Plan:
-        """The plan whose guarantee this query gives."""
-        return self._plan
-
-    @property
-    def divisor(self) -> float:
-        """What the noised sum is divided by."""
-        return self._divisor
-
     def with_entry_rounding(self, entry_rounding: float) -> "MatrixFactorizationQuery":
-        """This query for a sum that rounds: records are clipped to clip_norm - sqrt(entries) entry_rounding.
-
-        Args:
-          entry_rounding: the most that quantisation between the clients and the sum adds to an entry of a record, in absolute value.
-
-        Raises:
-          ValueError: it is negative, or leaves nothing of clip_norm.
-        """
-        hint = "use the most that quantisation adds to one entry of a record"
-        clip_norm = self._plan.clip_norm - math.sqrt(sum(self._sizes)) * checks.real(
-            "entry_rounding", entry_rounding, hint=hint
-        )
-        if not 0 < clip_norm <= self._plan.clip_norm:
-            raise ValueError(
-                f"entry_rounding={entry_rounding} for {sum(self._sizes)} entries leaves nothing of clip_norm={self._plan.clip_norm}: {hint}"
-            )
+        """This query for a sum that adds up to `entry_rounding` to an entry: it clips to clip_norm - sqrt(entries) entry_rounding."""
         query = copy.copy(self)
-        query._clip_norm = clip_norm
+        query._clip_norm = self.plan.clip_norm - math.sqrt(sum(self._sizes)) * entry_rounding
+        if not 0 < query._clip_norm <= self.plan.clip_norm:
+            raise ValueError(f"entry_rounding={entry_rounding} leaves nothing of clip_norm={self.plan.clip_norm}")
         return query
 
     def initial_global_state(self) -> QueryState:
@@ -277,14 +248,14 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 "the state as an argument, or train Keras models with federated.keras_optimizer"
             )
         row, noise = self._noise.next(noise)
-        row = row * tf.constant(self._plan.stddev, tf.float32)
+        row = row * tf.constant(self.plan.stddev, tf.float32)
         leaves = tf.nest.flatten(sample_state.record)
         noised = []
         for leaf, part, spec in zip(leaves, tf.split(row, self._sizes), self._flat_specs, strict=True):
             # A sum in float64 has digits below those of the noise, which would be released as they are: rounded first.
             noisy = tf.cast(leaf, tf.float32) + tf.reshape(part, spec.shape)
             # Post-processing: the division in the sum's precision, and to half precision only here.
-            mean = tf.cast(noisy, leaf.dtype) / tf.constant(self._divisor, leaf.dtype)
+            mean = tf.cast(noisy, leaf.dtype) / tf.constant(self.divisor, leaf.dtype)
             noised.append(tf.cast(mean, spec.dtype))
         result = tf.nest.pack_sequence_as(sample_state.record, noised)
         state = QueryState(noise, sample_state.clients, sample_state.clipped, sample_state.zeroed)
@@ -297,7 +268,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         clients' data and not covered by the guarantee; count_metrics=False leaves them out.
         """
         metrics = collections.OrderedDict(
-            rounds_done=global_state.noise.next_round, noise_stddev=tf.constant(self._plan.stddev, tf.float32)
+            rounds_done=global_state.noise.next_round, noise_stddev=tf.constant(self.plan.stddev, tf.float32)
         )
         if self._count_metrics:
             clients = tf.cast(global_state.clients, tf.float32)
@@ -316,10 +287,6 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             raise ValueError(
                 f"the {name} has leaves of shapes {shapes}, not those that the query was made for: {self._specs}"
             )
-
-    @property
-    def _flat_specs(self) -> list[tf.TensorSpec]:
-        return list(tf.nest.flatten(self._specs))
 
 
 def _is_read_in_graph(value: Any) -> bool:

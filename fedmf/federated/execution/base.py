@@ -9,10 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf import checks
+from fedmf.federated.examples import Epochs
 from fedmf.federated.noise.host import HostNoise
-from fedmf.federated.task import Examples
-from fedmf.federated.training.server_optimizer import ScheduledSGDM
-from fedmf.runs.config import TrainConfig
 
 CLIENT_WORK = ("compiled", "autodiff")
 
@@ -31,6 +29,7 @@ class RunOptions:
       client_work: with execution="fast", "compiled" trains clients by the task's `compiled_epoch`, "autodiff" by its Keras model; None
         takes the former where there is one.
       progress: show a progress bar with rounds, clients/s, time left and the latest metrics.
+      tensorboard: write the metrics of every round to RUN/tensorboard, for TensorBoard.
       on_start: called before the first round of this process; errors before that are of the inputs.
       on_round: called with t after round t; an exception it raises stops the run like a crash.
     """
@@ -41,6 +40,7 @@ class RunOptions:
     workers: str | Sequence[str] | None = None
     client_work: str | None = None
     progress: bool = True
+    tensorboard: bool = False
     on_start: Callable[[], None] | None = None
     on_round: Callable[[int], None] | None = None
 
@@ -65,8 +65,8 @@ class Execution(abc.ABC):
         """State before round 0."""
 
     @abc.abstractmethod
-    def next(self, state: Any, cohort: Sequence[Examples]) -> tuple[Any, dict[str, float]]:
-        """One round on the cohort's examples, each (x, y) int32 (m, length).
+    def next(self, state: Any, cohort: Sequence[Epochs]) -> tuple[Any, dict[str, float]]:
+        """One round on the epochs of the cohort's clients.
 
         Returns:
           The new state and {"examples", "train_loss"} with the query's {"clip_fraction", "zeroed", "noise_stddev"}.
@@ -77,30 +77,22 @@ class Execution(abc.ABC):
         """The global model's trainable weights."""
 
     def leaves(self, state: Any) -> list[np.ndarray]:
-        """The state as numpy arrays in a fixed order, then the snapshot of the noise."""
-        return [np.asarray(leaf) for leaf in tf.nest.flatten(state)] + self.noise.snapshot()
+        """The state as numpy arrays in a fixed order; the model's trainable weights are the first."""
+        return [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
 
     def from_leaves(self, leaves: Sequence[np.ndarray]) -> Any:
-        """The inverse of `leaves`. Noise of another strategy is made anew, from the seed.
+        """The inverse of `leaves`. The noise is made again from its seed.
 
         Raises:
           ValueError: the leaves are not those of this execution.
         """
         template = self.init()
-        count = len(tf.nest.flatten(template))
-        leaves, noise = leaves[:count], leaves[count:]
         expected = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in tf.nest.flatten(template)]
         if expected != [(leaf.shape, leaf.dtype) for leaf in leaves]:
             raise ValueError(
                 "the checkpoint's state does not fit this model and mechanism: resume with the version that wrote it"
             )
-        self.noise.restore(noise)
         return tf.nest.pack_sequence_as(template, list(leaves))
-
-
-def server_optimizer(config: TrainConfig) -> ScheduledSGDM:
-    """SGD with momentum at the config's schedule."""
-    return ScheduledSGDM(config.server_schedule().learning_rates(), momentum=config.server_momentum)
 
 
 def query_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:

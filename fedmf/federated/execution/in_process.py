@@ -7,10 +7,12 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.aggregation.aggregator import mean_query
-from fedmf.federated.execution.base import Execution, RunOptions, query_metrics, server_optimizer
+from fedmf.federated.examples import Epochs, count
+from fedmf.federated.execution.base import Execution, RunOptions, query_metrics
 from fedmf.federated.execution.client_work import AutodiffClients, ClientWork, CompiledClients
 from fedmf.federated.noise.host import HostNoise
-from fedmf.federated.task import Examples, Task
+from fedmf.federated.task import Task
+from fedmf.federated.training.optimizers import server_optimizer
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 
@@ -32,13 +34,15 @@ class FastExecution(Execution):
         self, task: Task, plan: Plan, config: TrainConfig, noise: HostNoise, noise_seed: int, options: RunOptions
     ) -> None:
         wanted = options.client_work
-        epoch = None if task.compiled_epoch is None or wanted == "autodiff" else task.compiled_epoch()
+        plain = config.client_optimizer == "sgd" and not config.client_momentum and config.client_epochs == 1
+        compilable = task.compiled_epoch if plain and not config.proximal_strength else None
+        epoch = None if compilable is None or wanted == "autodiff" else compilable()
         if wanted == "compiled" and epoch is None:
             raise ValueError(
-                f"client_work='compiled': task {task.name!r} has no compiled epoch that runs here (it may need a C compiler): use "
-                "client_work='autodiff'"
+                f"client_work='compiled': task {task.name!r} has no compiled epoch that runs here (it needs a C compiler, and one epoch of "
+                "plain SGD): use client_work='autodiff'"
             )
-        if wanted is None and epoch is None and task.compiled_epoch is not None:
+        if wanted is None and epoch is None and compilable is not None:
             self.slow = (
                 f"the compiled epoch of {task.name} does not run here, so its Keras model trains, about half as fast: install a C "
                 "compiler, or name one in FEDMF_CC"
@@ -69,12 +73,12 @@ class FastExecution(Execution):
         weights = [tf.constant(w) for w in self._initial]
         return weights, self._optimizer.initialize(self._specs), self._query.initial_global_state()
 
-    def next(self, state: Any, cohort: Sequence[Examples]) -> tuple[Any, dict[str, float]]:
+    def next(self, state: Any, cohort: Sequence[Epochs]) -> tuple[Any, dict[str, float]]:
         """See `Execution.next`."""
         weights, optimizer_state, query_state = self.noise.hand_in(state)
         total, loss = self._clients.add(weights, self._query.initial_sample_state(self._specs), cohort)
         state = self._server(weights, optimizer_state, query_state, total)
-        examples = sum(len(x) for x, _ in cohort)
+        examples = sum(count(epoch) for epochs in cohort for epoch in epochs)
         row = {"examples": examples, "train_loss": loss / examples if examples else 0.0}
         return state, row | query_metrics(self._query.derive_metrics(state[2]))
 

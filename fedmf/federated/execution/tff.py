@@ -1,5 +1,6 @@
 """Rounds in TFF: its stock build_unweighted_fed_avg with our aggregator, in TFF's C++ workers here or on other machines."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -7,11 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.aggregation.aggregator import dp_aggregator
-from fedmf.federated.execution.base import Execution, query_metrics, server_optimizer
+from fedmf.federated.examples import Epochs
+from fedmf.federated.execution.base import Execution, query_metrics
 from fedmf.federated.execution.remote_workers import RemoteWorkers
 from fedmf.federated.noise.host import HostNoise
-from fedmf.federated.task import Examples, Task
+from fedmf.federated.task import Task, mean_loss
 from fedmf.federated.tff import tff
+from fedmf.federated.training.optimizers import client_optimizer, server_optimizer
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 
@@ -41,8 +44,8 @@ class TffExecution(Execution):
             noise_strategy="precomputed",
         )
         self._process = tff.learning.algorithms.build_unweighted_fed_avg(
-            model_fn=lambda: tff_model(task, config.seed, config.sequence_length),
-            client_optimizer_fn=tff.learning.optimizers.build_sgdm(config.client_learning_rate),
+            model_fn=functools.partial(tff_model, task, config.seed, task.spec),
+            client_optimizer_fn=client_optimizer(config),
             server_optimizer_fn=server_optimizer(config),
             model_aggregator=aggregator,
         )
@@ -58,14 +61,17 @@ class TffExecution(Execution):
             self._state = self._workers.run(lambda: self._process.set_model_weights(self._process.initialize(), model))
         return self._state
 
-    def next(self, state: Any, cohort: Sequence[Examples]) -> tuple[Any, dict[str, float]]:
+    def next(self, state: Any, cohort: Sequence[Epochs]) -> tuple[Any, dict[str, float]]:
         """See `Execution.next`."""
-        data = [tf.data.Dataset.from_tensor_slices(examples).batch(self._task.batch_size) for examples in cohort]
-        output = self._round(self.noise.hand_in(state), data)
+        output = self._round(self.noise.hand_in(state), [self._dataset(epochs) for epochs in cohort])
         train = output.metrics["client_work"]["train"]
         examples = int(train["num_examples"])
         row = {"examples": examples, "train_loss": float(train["loss"]) if examples else 0.0}
         return output.state, row | query_metrics(output.metrics["aggregator"]["dp_query_metrics"])
+
+    def _dataset(self, epochs: Epochs) -> tf.data.Dataset:
+        batches = (tf.data.Dataset.from_tensor_slices(epoch).batch(self._task.batch_size) for epoch in epochs)
+        return functools.reduce(tf.data.Dataset.concatenate, batches)
 
     def weights(self, state: Any) -> list[np.ndarray]:
         """See `Execution.weights`."""
@@ -112,15 +118,15 @@ def shares(data: Sequence[T], count: int) -> list[Sequence[T]]:
     return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def tff_model(task: Task, seed: int, sequence_length: int) -> tff.learning.models.VariableModel:
-    """The task's model and loss as a TFF model."""
+def tff_model(task: Task, seed: int, spec: Any) -> tff.learning.models.VariableModel:
+    """The task's model and loss as a TFF model; `spec` is the task's, which cannot be read while TFF traces."""
+    loss = mean_loss(task)
 
     class TaskLoss(tf.keras.losses.Loss):
         def __init__(self) -> None:
             super().__init__(reduction=tf.keras.losses.Reduction.NONE)
 
         def call(self, y_true: Any, y_pred: Any) -> Any:
-            return task.loss(y_true, y_pred, tf.ones([tf.shape(y_true)[0]], tf.float32))
+            return loss(y_true, y_pred, tf.ones(tf.shape(tf.nest.flatten(y_true)[0])[:1], tf.float32))
 
-    spec = tf.TensorSpec([None, sequence_length], tf.int32)
-    return tff.learning.models.from_keras_model(task.build_model(seed), loss=TaskLoss(), input_spec=(spec, spec))
+    return tff.learning.models.from_keras_model(task.build_model(seed), loss=TaskLoss(), input_spec=spec)

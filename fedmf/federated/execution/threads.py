@@ -28,8 +28,10 @@ def limited_threads(threads: int | None) -> Iterator[None]:
         yield
         return
     try:
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(threads)
+        config = tf.config.threading
+        if (threads, threads) != (config.get_intra_op_parallelism_threads(), config.get_inter_op_parallelism_threads()):
+            config.set_intra_op_parallelism_threads(threads)
+            config.set_inter_op_parallelism_threads(threads)
     except RuntimeError as error:
         raise ValueError(
             f"threads={threads}: TensorFlow has already started in this process with another number: train in a new process, "

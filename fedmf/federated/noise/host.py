@@ -11,25 +11,23 @@ import os
 import pathlib
 import reprlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import attrs
 import numpy as np
 import tensorflow as tf
+import tree
 
 from fedmf import checks
 from fedmf.federated.noise.rows import NoiseState, plan_mark, state_mark
 from fedmf.federated.noise.source import check_noise_seed, noise_key, source_of_key
 from fedmf.noise.blocks import BlockForm
-from fedmf.noise.strategies import MAX_COMPRESSED_ROWS, ROWS_TOGETHER, TILE, NoiseStrategy, choose_host_strategy
+from fedmf.noise.strategies import ROWS_TOGETHER, TILE, NoiseStrategy, choose_host_strategy
 from fedmf.privacy.plan import Plan
 from fedmf.terminal import progress_bar
 
 # Rows that one call of the source draws.
 _DRAWN_TOGETHER = 64
-# Coordinates on which a snapshot is compared with the draws, and how far apart they may be, relative to the largest.
-_COMPARED, _TOLERANCE = 16, 1e-3
 
 
 class HostNoise:
@@ -85,14 +83,14 @@ class HostNoise:
         self._mark = state_mark(plan_mark(plan), "precomputed", 1)
         self._key = noise_key(check_noise_seed(noise_seed)) if key is None else np.asarray(key, np.uint64)
         self._tiles = _Tiles(self._key, size)
-        array = functools.partial(_zeros, size=size, mapped=self.strategy.disk > 0, folder=folder)
-        self._maker: _Maker
+        array = _array(self.strategy.rows, size, mapped=self.strategy.disk > 0, folder=folder)
+        self._maker: _Recurrent | _Regenerated
         if self.strategy.form is not None:
             self._maker = _Recurrent(self.strategy.form, self._tiles, array)
         else:
             matrix = stream.as_contraction().contraction
             assert matrix is not None
-            self._maker = _Regenerated(matrix, self._tiles, array(self.strategy.length))
+            self._maker = _Regenerated(matrix, self._tiles, array)
 
     @classmethod
     def for_state(cls, plan: Plan, state: Any, **options: Any) -> "HostNoise":
@@ -146,22 +144,6 @@ class HostNoise:
         t = int(noise.next_round)
         return _replace(state, lambda noise: noise._replace(made_for=np.int32(t), rows=self.row(t)[None]))
 
-    def snapshot(self) -> list[np.ndarray]:
-        """The arrays from which `restore` goes on; none where regenerating the rows is better than storing so many."""
-        return self._maker.snapshot()
-
-    def restore(self, leaves: Sequence[np.ndarray]) -> bool:
-        """Goes on from a snapshot. Returns False, and does nothing, if it does not fit; the next row then regenerates all before it."""
-        return self._maker.restore(leaves)
-
-
-class _Maker(Protocol):
-    def row(self, t: int) -> np.ndarray: ...
-
-    def snapshot(self) -> list[np.ndarray]: ...
-
-    def restore(self, leaves: Sequence[np.ndarray]) -> bool: ...
-
 
 def _the_noise(state: Any) -> NoiseState:
     noises: list[NoiseState] = []
@@ -173,25 +155,15 @@ def _the_noise(state: Any) -> NoiseState:
     return noises[0]
 
 
-def _replace(value: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
-    """`value` with every NoiseState in it changed."""
-    if isinstance(value, NoiseState):
-        return change(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_replace(part, change) for part in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_replace(part, change) for part in value)
-    if isinstance(value, dict):
-        return type(value)((name, _replace(part, change)) for name, part in value.items())
-    if attrs.has(type(value)):
-        parts = {field.name: _replace(getattr(value, field.name), change) for field in attrs.fields(type(value))}
-        return attrs.evolve(value, **parts)
-    return value
+def _replace(state: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
+    """`state` with every NoiseState in it changed."""
+    return tree.traverse(lambda part: change(part) if isinstance(part, NoiseState) else None, state)
 
 
-def _zeros(rows: int, *, size: int, mapped: bool, folder: str | pathlib.Path | None) -> np.ndarray:
+def _array(rows: int, size: int, *, mapped: bool, folder: str | pathlib.Path | None) -> np.ndarray:
     """Float32 (rows, size) in memory, or in a file without a name that only this process can read."""
     if not mapped:
+        # Zeros: an early state reaches before round 0, with weights of 0, and no NaN may be there.
         return np.zeros((rows, size), np.float32)
     if folder is not None:
         pathlib.Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -237,86 +209,44 @@ class _Tiles:
 
 
 class _Recurrent:
-    """[X_b; S_(b+1)] = M_b [Z_b; S_b] on tiles, in an array that holds X_b and the states before and after it.
+    """[X_b; S_(b+1)] = M_b [Z_b; S_b] on tiles, in an array that holds X_b and S_(b+1).
 
-    A block writes to other places than it reads from: one that was interrupted is made again from its state. A rolling state is the last
-    r rows of N Z, so the array is a ring of L + r of them; another one alternates between two places of its own.
+    A block takes the place of the rows it is made from: an interrupted one is lost with its state, and the next row starts from round 0.
+    A rolling state is the last r rows of N Z, so the array is a ring of max(L, r) of them.
     """
 
-    def __init__(self, form: BlockForm, tiles: _Tiles, array: Callable[[int], np.ndarray]) -> None:
-        self._form, self._tiles = form, tiles
-        self._array = array(form.length + form.width * (1 if form.rolling else 2))
-        self._block, self._made, self._written = 0, False, False
-
-    def _places(self, b: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows of the array that hold X_b, S_b and S_(b+1)."""
-        L, r = self._form.length, self._form.width
-        if self._form.rolling:
-            s, back = b * L, np.arange(1, r + 1)
-            return tuple(rounds % (L + r) for rounds in (s + np.arange(L), s - back, s + L - back))  # type: ignore[return-value]
-        states = L + np.arange(2 * r).reshape(2, r)
-        return np.arange(L), states[b % 2], states[(b + 1) % 2]
+    def __init__(self, form: BlockForm, tiles: _Tiles, array: np.ndarray) -> None:
+        self._form, self._tiles, self._array = form, tiles, array
+        self._made = range(0)
+        self._next = 0  # the block whose state is there
 
     def row(self, t: int) -> np.ndarray:
-        block, phase = divmod(t, self._form.length)
-        if block < self._block:
-            self._made, self._block = False, 0
-        while self._block < block or not self._made:
-            if self._made:
-                self._made, self._block = False, self._block + 1
+        L = self._form.length
+        if t not in self._made and t < self._next * L:
+            self._next = 0
+        while t not in self._made:
             self._make()
-        return np.array(self._array[self._places(block)[0][phase]])
+        return np.array(self._array[t % (len(self._array) if self._form.rolling else L)])
 
     def _make(self) -> None:
-        L, r, b = self._form.length, self._form.width, self._block
-        block, state, after = self._places(b)
-        if b == 0 and self._written:  # here, so that no interrupt leaves rows of a later block in its place
-            self._array[state] = 0
-        self._written = True  # new arrays are zeros that take no memory yet
-        # What is written: a rolling state consists of the block's rows and of rows that stay where they are.
-        written = block if self._form.rolling else np.concatenate([block, after])
+        L, r, b = self._form.length, self._form.width, self._next
+        self._made, self._next = range(0), 0  # until it is done
+        if self._form.rolling:
+            written, state = ((b * L + rounds) % len(self._array) for rounds in (np.arange(L), -1 - np.arange(r)))
+        else:
+            written, state = np.arange(L + r), np.arange(L, L + r)
         M = self._form.matrix(b)[: len(written)].astype(np.float32)
         side = min(TILE, self._tiles.size)
-        stacked, product = np.empty((L + r, side), np.float32), np.empty((len(written), side), np.float32)
+        stacked, product = np.zeros((L + r, side), np.float32), np.empty((len(written), side), np.float32)
         for tile in self._tiles:
             inputs, out = stacked[:, : tile.stop - tile.start], product[:, : tile.stop - tile.start]
             self._tiles.draw(b * L, L, tile, inputs[:L])
-            for i, place in enumerate(state):
+            for i, place in enumerate(state if b else ()):
                 inputs[L + i] = self._array[place, tile]
             np.matmul(M, inputs, out=out)
             for i, place in enumerate(written):
                 self._array[place, tile] = out[i]
-        self._made = True
-
-    def snapshot(self) -> list[np.ndarray]:
-        if self._form.width > MAX_COMPRESSED_ROWS:
-            return []
-        return [np.array([self._block, self._form.length], np.int64), self._array[self._places(self._block)[1]]]
-
-    def restore(self, leaves: Sequence[np.ndarray]) -> bool:
-        if len(leaves) != 2 or leaves[1].shape != (self._form.width, self._tiles.size):
-            return False
-        (block, length), state = leaves[0].tolist(), leaves[1]
-        if length != self._form.length:
-            return False
-        # A state that these draws do not explain would be continued into other noise: it is compared on some coordinates.
-        tile = slice(0, min(_COMPARED, self._tiles.size))
-        expected = self._state_before(block, tile)
-        scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
-        if not float(np.abs(state[:, tile] - expected).max(initial=0.0)) <= _TOLERANCE * scale:  # negated for a NaN
-            return False
-        self._block, self._made, self._written = block, False, True
-        self._array[self._places(block)[1]] = state
-        return True
-
-    def _state_before(self, block: int, tile: slice) -> np.ndarray:
-        """S of a block from the draws before it, float64 (width, coordinates)."""
-        L, count = self._form.length, tile.stop - tile.start
-        S, drawn = np.zeros((self._form.width, count)), np.empty((L, count), np.float32)
-        for b in range(block):
-            self._tiles.draw(b * L, L, tile, drawn)
-            S = self._form.matrix(b)[L:] @ np.vstack([drawn, S])
-        return S
+        self._made, self._next = range(b * L, (b + 1) * L), b + 1
 
 
 class _Regenerated:
@@ -347,9 +277,3 @@ class _Regenerated:
                 out = np.matmul(N[i - start : stop - start, :stop], z[:stop], out=product[: stop - i, :count])
                 self._rows[i - start : stop - start, tile] = out
         self._made = range(start, end)
-
-    def snapshot(self) -> list[np.ndarray]:
-        return []
-
-    def restore(self, leaves: Sequence[np.ndarray]) -> bool:
-        return not leaves

@@ -1,12 +1,11 @@
 """Metrics of a model on a split of the data."""
 
-import collections
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.task import Task
+from fedmf.federated.examples import Examples, count, take
+from fedmf.federated.task import Task, mean_loss
 from fedmf.runs.config import TrainConfig
 
 # Larger outputs the C library gets from the system each time, page by page: a fifth of the time with 256 examples of 20 words among 10,000.
@@ -14,34 +13,47 @@ MAX_BATCH_EXAMPLES, MAX_OUTPUT_BYTES = 256, 2**25
 
 
 class Evaluator:
-    """Metrics of weights on a split: {name: float}."""
+    """Metrics of weights on a split or on any examples: {name: float}."""
 
     def __init__(self, task: Task, config: TrainConfig) -> None:
-        self._task = task
+        self._task, self._loss = task, mean_loss(task)
         self._model = task.build_model(config.seed)
-        self._step = tf.function(self._batch, reduce_retracing=True)
+        self._metrics = list(task.metrics())
+        # Float64: float32 stands still at 16 million counted words.
+        self._mean_loss = tf.keras.metrics.Mean("loss", tf.float64)
+        if all(metric.name != "loss" for metric in self._metrics):
+            self._metrics.append(self._mean_loss)
+        self._step = tf.function(self._batch, input_signature=list(task.spec))
         self._batch_size = 0
 
-    def _batch(self, x: Any, y: Any) -> Any:
-        ones = tf.ones([tf.shape(x)[0]], tf.float32)
-        sums = self._task.metrics(y, self._model(x, training=False), ones)
-        return {name: tf.stack([tf.cast(v, tf.float32) for v in pair]) for name, pair in sums.items()}
+    def _batch(self, x: Any, y: Any) -> None:
+        outputs = self._model(x, training=False)
+        for metric in self._metrics:
+            if metric is self._mean_loss:
+                examples = tf.shape(tf.nest.flatten(x)[0])[:1]
+                metric.update_state(self._loss(y, outputs, tf.ones(examples)), sample_weight=examples[0])
+            else:
+                metric.update_state(y, outputs)
 
-    def _affordable(self, x: np.ndarray) -> int:
+    def _affordable(self, examples: Examples) -> int:
         """Examples of a batch, a power of two."""
-        outputs = tf.nest.flatten(self._model(tf.constant(x[:1]), training=False)) if len(x) else []
+        first = tf.nest.map_structure(tf.constant, take(examples, slice(0, 1)))
+        outputs = tf.nest.flatten(self._model(first[0], training=False))
         each = max(1, sum(output.dtype.size * int(tf.size(output)) for output in outputs))
         return min(MAX_BATCH_EXAMPLES, 1 << max(0, (MAX_OUTPUT_BYTES // each).bit_length() - 1))
 
-    def __call__(self, weights: list[np.ndarray], split: str) -> dict[str, float]:
+    def __call__(self, weights: list[Any], split: str) -> dict[str, float]:
         """Evaluates on "validation" or "test"."""
+        return self.on(weights, self._task.split(split))
+
+    def on(self, weights: list[Any], examples: Examples) -> dict[str, float]:
+        """Evaluates on these examples, at least one."""
         for variable, weight in zip(self._model.trainable_variables, weights, strict=True):
             variable.assign(weight)
-        x, y = self._task.checked(self._task.evaluation_examples(split), f"the {split} split")
-        totals: dict[str, np.ndarray] = collections.defaultdict(lambda: np.zeros(2))
-        self._batch_size = self._batch_size or self._affordable(x)
-        for start in range(0, len(x), self._batch_size):
-            batch = slice(start, start + self._batch_size)
-            for name, pair in self._step(tf.constant(x[batch]), tf.constant(y[batch])).items():
-                totals[name] += pair.numpy()
-        return {name: float(pair[0] / pair[1]) if pair[1] else 0.0 for name, pair in totals.items()}
+        for metric in self._metrics:
+            metric.reset_state()
+        self._batch_size = self._batch_size or self._affordable(examples)
+        for start in range(0, count(examples), self._batch_size):
+            batch = take(examples, slice(start, start + self._batch_size))
+            self._step(*tf.nest.map_structure(tf.constant, batch))
+        return {metric.name: float(metric.result()) for metric in self._metrics}

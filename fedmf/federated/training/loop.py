@@ -4,18 +4,24 @@ import pathlib
 import sys
 import time
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
+from fedmf.federated.examples import Examples, count, take
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.choice import build_execution
 from fedmf.federated.execution.remote_workers import RemoteWorkers, WorkersLost, connected
 from fedmf.federated.execution.threads import limited_threads
-from fedmf.federated.task import Examples, Task
+from fedmf.federated.task import Task
+from fedmf.federated.training.divergence import DivergenceWatch
 from fedmf.federated.training.evaluation import Evaluator
+from fedmf.federated.training.initial_model import starting_task
 from fedmf.federated.training.model_check import check_model
 from fedmf.federated.training.run_setup import RunSetup, new_run, reopen_run
+from fedmf.federated.training.tensorboard import scalars
+from fedmf.federated.training.trained_run import TrainedRun
 from fedmf.privacy.plan import Plan
 from fedmf.runs.audit import write_final_statement
 from fedmf.runs.checkpoint import Checkpoint
@@ -43,7 +49,7 @@ def train(
     plan: Plan | None = None,
     resume: bool = False,
     **options: Any,
-) -> Run:
+) -> TrainedRun:
     """Trains `task` as `config` says, and leaves a run folder behind.
 
     The same config, noise seed, threads and software give the same metrics and weights, bit for bit, interrupted or not.
@@ -58,7 +64,7 @@ def train(
       options: of `RunOptions`, such as threads=2 or progress=False.
 
     Returns:
-      The finished run.
+      The finished run, with its metrics, weights and model.
 
     Raises:
       TypeError, ValueError: before anything is trained, for inputs that cannot give the guarantee asked for, a folder that holds another
@@ -69,6 +75,7 @@ def train(
     machine = RunOptions(**options)
     addresses = worker_addresses(machine.workers, config.execution)
     with limited_threads(machine.threads), connected(config.execution, addresses, machine.threads) as workers:
+        task = starting_task(task, config, RunFolder.open(folder) if resume else None)
         check_model(task, config)
         setup = None if resume else new_run(task, config, folder, noise_seed, plan, machine)
         run_folder = RunFolder.open(folder) if setup is None else setup.folder
@@ -78,7 +85,7 @@ def train(
             else:
                 setup.write()
             _Training(setup, machine, workers).run()
-    return Run.load(folder)
+    return TrainedRun.of(Run.load(folder), task)
 
 
 class _Training:
@@ -107,6 +114,11 @@ class _Training:
         self.evaluator = Evaluator(task, config)
         self.validation: dict[str, float] = {}
         self.digest = folder.digest()
+        self.divergence = DivergenceWatch(
+            setup.plan,
+            cohort_size=config.claimed_cohort or config.cohort_size,
+            server_learning_rate=config.server_learning_rate,
+        )
         if options.progress:
             self._announce()
 
@@ -114,10 +126,16 @@ class _Training:
         """Trains the rounds that are left, and writes the result."""
         config, folder = self.config, self.folder
         folder.truncate_rows(self.done)
+        rows = Run.load(folder.path).metrics
+        for row in rows:
+            self.divergence.observe(row["round"], row["train_loss"], row["examples"])
         started = time.perf_counter()
         hidden = not self.options.progress
         self.bar = progress_bar.bar(
             total=config.rounds, initial=self.done, unit="round", desc=config.family, disable=hidden
+        )
+        points = (
+            scalars(folder.path / "tensorboard", rows) if self.options.tensorboard else nullcontext(lambda row: None)
         )
         if self.options.on_start is not None:
             self.options.on_start()
@@ -127,6 +145,7 @@ class _Training:
                 self.bar,
                 folder.rows("metrics") as self.metric_row,
                 folder.rows("timings") as self.timing_row,
+                points as self.point,
             ):
                 for t in range(self.done, config.rounds):
                     self._round(t)
@@ -138,13 +157,13 @@ class _Training:
     def _round(self, t: int) -> None:
         config, began = self.config, time.perf_counter()
         cohort = self.controller.cohort(t)
-        examples = [client_examples(self.task, config, t, int(client)) for client in cohort]
-        state, metrics = self.execution.next(
-            self.state, examples
-        )  # client work, noisy mean of the updates, server step
+        epochs = [client_epochs(self.task, config, t, int(client)) for client in cohort]
+        state, metrics = self.execution.next(self.state, epochs)  # client work, noisy mean of the updates, server step
         row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
         if len(cohort) and metrics.get("zeroed") == len(cohort):
             warnings.warn(_ALL_ZEROED.format(config.zeroing_norm), stacklevel=4)
+        if diverged := self.divergence.observe(t, metrics["train_loss"], int(metrics["examples"])):
+            warnings.warn(diverged, stacklevel=4)
         if (t + 1) % config.evaluate_every == 0 or t + 1 == config.rounds:
             row["validation"] = self.validation = self.evaluator(self.execution.weights(state), "validation")
         self._record(row, time.perf_counter() - began)
@@ -156,9 +175,10 @@ class _Training:
 
     def _record(self, row: dict[str, Any], seconds: float) -> None:
         self.metric_row(row)
+        self.point(row)
         self.timing_row({"round": row["round"], "seconds": round(seconds, 4)})
         latest = {"clients/s": f"{row['clients'] / seconds:.1f}", "loss": f"{row['train_loss']:.3f}"}
-        headline = self.task.headline_metric
+        headline = self.task.headline
         if self.validation:
             latest[headline] = f"{self.validation[headline]:.4f}"
         self.bar.set_postfix(latest, refresh=False)
@@ -199,7 +219,8 @@ class _Training:
 
     def _write_result(self, seconds: float) -> None:
         weights = self.execution.weights(self.state)
-        np.savez(self.folder.path / "model.npz", **{f"weight_{i}": w for i, w in enumerate(weights)})
+        self.folder.write_weights("model", weights)
+        self.folder.write_table()
         audit = self.controller.audit(self.plan)
         # Our controller drew as the plan's sampling says; a ledger alone could not show it.
         epsilon = audit.epsilon if audit.amplified_epsilon is None else audit.amplified_epsilon
@@ -230,9 +251,14 @@ class _Training:
         write_final_statement(self.folder.path, audit)
 
 
-def client_examples(task: Task, config: TrainConfig, t: int, client: int) -> Examples:
-    """The client's examples in the order of round t: a pure function of (config.seed, t, client)."""
-    name = task.client_ids[client]
-    x, y = task.checked(task.client_examples(name), f"client {name!r}")
-    order = np.random.default_rng(np.random.SeedSequence([config.seed, 2, t, client])).permutation(len(x))
-    return x[order], y[order]
+def client_epochs(task: Task, config: TrainConfig, t: int, client: int) -> list[Examples]:
+    """What the client trains on in round t: a pure function of (config.seed, t, client)."""
+    examples = task.examples_of(task.client_ids[client])
+    rng = np.random.default_rng(np.random.SeedSequence([config.seed, 2, t, client]))
+    epochs, left = [], config.client_batches
+    for _ in range(config.client_epochs):
+        order = rng.permutation(count(examples))[: None if left is None else left * task.batch_size]
+        epochs.append(take(examples, order))
+        if left is not None:
+            left -= -(-len(order) // task.batch_size)
+    return epochs

@@ -4,7 +4,8 @@ import re
 
 import tensorflow as tf
 
-from fedmf.federated.task import Task
+from fedmf.federated.examples import in_batches, take
+from fedmf.federated.task import Task, mean_loss
 from fedmf.runs.config import TrainConfig
 
 # Operations that break the guarantee, what they do, and what to use instead.
@@ -37,10 +38,30 @@ def check_model(task: Task, config: TrainConfig) -> None:
       ValueError: for such an operation, and for weights that are not trained in a model for TFF, whose state does not hold them.
     """
     model = task.build_model(config.seed)
-    shape = (task.batch_size, config.sequence_length)
-    examples, real = tf.TensorSpec(shape, tf.int32), tf.TensorSpec(shape[:1], tf.float32)
-    forward = tf.function(lambda x, y, real: task.loss(y, model(x, training=True), real))
-    graph = forward.get_concrete_function(examples, examples, real).graph.as_graph_def()
+    loss = mean_loss(task)
+    forward = tf.function(lambda x, y, real: tf.add_n([loss(y, model(x, training=True), real), *model.losses]))
+    batch = tf.nest.map_structure(lambda spec: tf.TensorSpec([task.batch_size, *spec.shape[1:]], spec.dtype), task.spec)
+    try:
+        traced = forward.get_concrete_function(*batch, tf.TensorSpec([task.batch_size], tf.float32))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"model or loss of task {task.name!r} do not take a batch {batch} of its examples: make them fit "
+            f"({str(error).strip().splitlines()[-1].strip()})"
+        ) from error
+    if traced.structured_outputs.shape.rank != 0:
+        raise ValueError(
+            f"loss of task {task.name!r} gives the shape {traced.structured_outputs.shape} where a scalar is needed: take the mean, or "
+            "pass a tf.keras.losses.Loss"
+        )
+    some, real = in_batches(take(task.split("validation"), slice(task.batch_size)), task.batch_size)
+    try:
+        forward(*tf.nest.map_structure(lambda array: tf.constant(array[0]), some), tf.constant(real[0]))
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(
+            f"model or loss of task {task.name!r} fail on its validation split: make outputs and labels fit "
+            f"({error.message.splitlines()[0].rpartition('}} ')[2]})"
+        ) from error
+    graph = traced.graph.as_graph_def()
     operations = {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
     for pattern, does, instead in _FORBIDDEN:
         matching = sorted(operation for operation in operations if re.match(pattern, operation))

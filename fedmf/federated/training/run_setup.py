@@ -12,14 +12,14 @@ from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.choice import parameters
 from fedmf.federated.noise.source import check_noise_seed
-from fedmf.federated.task import Task
+from fedmf.federated.task import SPLITS, Task
 from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.noise.strategies import choose_host_strategy
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import installed_versions, mechanism_digest
-from fedmf.runs.audit import recorded_plan
+from fedmf.runs.audit import pretraining, recorded_plan
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
 
@@ -59,6 +59,8 @@ class RunSetup:
         folder, plan = RunFolder.create(self.folder.path), self.plan
         plan.mechanism.save(folder.path / "mechanism.npz")
         workload = self.config.workload()
+        if self.config.initial_model is not None:
+            folder.write_weights("initial_model", self.task.build_model(self.config.seed).get_weights())
         folder.write_json(
             "plan",
             plan.summary()
@@ -67,10 +69,14 @@ class RunSetup:
                 "task": _task_summary(self.task),
                 "workload": workload.name,
                 "rmse": rmse(plan.mechanism, workload, plan.participation),
+                "initial_model": folder.initial_model_digest(),
                 "versions": installed_versions(),
             },
         )
-        write_atomically(folder.path / "statement.md", plan.statement(population=len(self.task.client_ids)))
+        write_atomically(
+            folder.path / "statement.md",
+            plan.statement(population=len(self.task.client_ids), pretraining=pretraining(self.config)),
+        )
         write_atomically(folder.path / "private" / "noise_seed", f"{self.noise_seed}\n", mode=0o600)
         write_atomically(folder.path / "config.json", self.config.to_json())
 
@@ -91,8 +97,10 @@ def new_run(
     seed = check_noise_seed(noise_seed)
     if config.sampling is None:
         controller_of(task, config)  # refuses an impossible participation before a long fit
-    task.checked(task.evaluation_examples("validation"), "the validation split")
-    task.checked(task.client_examples(task.client_ids[0]), f"client {task.client_ids[0]!r}")
+    _ = task.headline  # refuses what cannot be evaluated
+    for split in SPLITS:
+        task.split(split)
+    task.examples_of(task.client_ids[0])
     plan_given = plan is not None
     if plan is None:
         plan = config.plan(config.fit(show_progress=options.progress))
@@ -170,7 +178,8 @@ def _task_summary(task: Task) -> dict[str, Any]:
     return {
         "name": task.name,
         "description": task.description,
-        "headline_metric": task.headline_metric,
+        "headline_metric": task.headline,
+        "metric_note": task.metric_note,
         "clients": len(task.client_ids),
         "data_version": task.data_version,
     }
@@ -199,6 +208,10 @@ def reopen_run(task: Task, config: TrainConfig, folder: RunFolder, plan: Plan | 
         changes = _changes(_task_summary(task), recorded if isinstance(recorded, dict) else {})
         raise ValueError(
             f"{cannot} on other data: {changes or 'its plan.json describes more'}; start a new folder for that"
+        )
+    if run.plan.get("initial_model") != folder.initial_model_digest():
+        raise ValueError(
+            f"{cannot} from another model: its initial_model.npz is missing or changed; put back the run's own, or start a new folder"
         )
     stored = load_mechanism(folder.path / "mechanism.npz")
     if stored.rounds != config.rounds:

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-import fedmf
 from fedmf import federated
 from fedmf.federated.tff import tff
+from fedmf.mechanisms import IdentityMechanism
+from tests.federated.linear_regression import fed_avg, model_fn
+from tests.federated.plans import plan_of
 
 pytestmark = pytest.mark.tensorflow
 
@@ -15,20 +16,7 @@ BUILD = tff.learning.algorithms
 
 
 def ours(**options):
-    once = fedmf.Participation(rounds=4, schema="single")
-    mechanism = fedmf.fit(fedmf.prefix_sum(4), once, family="identity")
-    plan = fedmf.Plan(mechanism=mechanism, participation=once, noise_multiplier=1.0, clip_norm=1.0, delta=1e-6)
-    return federated.dp_aggregator(plan, clients_per_round=2, noise_seed=1, **options)
-
-
-def model_fn():
-    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[2])])
-    spec = (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1]))
-    return tff.learning.models.from_keras_model(model, loss=tf.keras.losses.MeanSquaredError(), input_spec=spec)
-
-
-def fed_avg(aggregator):
-    return BUILD.build_unweighted_fed_avg(model_fn, SGD(0.1), SGD(1.0), model_aggregator=aggregator)
+    return federated.dp_aggregator(plan_of(IdentityMechanism(rounds=4)), clients_per_round=2, noise_seed=1, **options)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +45,11 @@ def test_the_list_names_what_is_summed():
     assert private.type == "{<record=<float32[2,1],float32[1]>,clients=int32,clipped=int32,zeroed=int32>}@CLIENTS"
     assert (metrics.operation, metrics.role) == ("federated_sum", "metrics")
     assert "num_examples=<int64>" in metrics.type
+
+
+def test_fed_sgd_says_how_to_pass_it():
+    with pytest.raises(TypeError, match=r"pass tff.aggregators.as_weighted_aggregator\(dp_aggregator\(...\)\)"):
+        BUILD.build_fed_sgd(model_fn, SGD(0.1), model_aggregator=ours())
 
 
 def test_mime_is_refused():

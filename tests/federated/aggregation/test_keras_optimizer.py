@@ -1,13 +1,14 @@
 """Per-example DP-SGD with correlated noise in Keras: every step adds its own row, and an example moves a step by its share."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.noise.source import gaussian_source
+from tests.federated.plans import noise_of_sums, plan_of
 
 pytestmark = pytest.mark.tensorflow
 
@@ -16,17 +17,20 @@ EACH = tf.keras.losses.MeanSquaredError(reduction=tf.keras.losses.Reduction.NONE
 FEATURES, BATCH, STEPS = 3, 4, 6
 
 
-def make_plan(family="banded", rounds=STEPS, noise_multiplier=0.7, clip_norm=0.5, **options):
+def make_plan(rounds=STEPS, **changes):
     epochs = fedmf.Participation(rounds=rounds, schema="fixed_epoch", min_sep=3, max_participations=rounds // 3)
-    mechanism = fedmf.fit(fedmf.prefix_sum(rounds), epochs, family=family, **options)
-    return fedmf.Plan(
-        mechanism=mechanism, participation=epochs, noise_multiplier=noise_multiplier, clip_norm=clip_norm, delta=1e-6
-    )
+    return plan_of(fedmf.fit(fedmf.prefix_sum(rounds), epochs, family="banded"), participation=epochs, **changes)
 
 
-def make_model():
+def make_model(trainable=True):
+    """A second layer that is not trainable leaves the first one's weights, whose gradients are those of `without_gradients`."""
     dense = tf.keras.layers.Dense(2, use_bias=False, kernel_initializer="zeros", input_shape=[FEATURES])
-    return tf.keras.Sequential([dense, tf.keras.layers.Dense(1, kernel_initializer="ones")])
+    return tf.keras.Sequential([dense, tf.keras.layers.Dense(1, kernel_initializer="ones", trainable=trainable)])
+
+
+def optimizer_of(model, plan=None, **options):
+    values = {"batch_size": BATCH, "noise_seed": 5, "learning_rate": 1.0}
+    return federated.keras_optimizer(plan or make_plan(), model.trainable_variables, **(values | options))
 
 
 class Weights(tf.keras.callbacks.Callback):
@@ -47,43 +51,32 @@ def fit(model, optimizer, x, y, epochs=2, **options):
     return np.array(weights.seen)
 
 
-def noise(plan, size, seed):
-    """The noise of every step of the mean, (rounds, size), from the definitions."""
-    L = plan.mechanism.stream().causal().as_contraction().contraction
-    Z = np.stack([gaussian_source(seed, size)(t).numpy() for t in range(plan.mechanism.rounds)]).astype(np.float64)
-    return L @ Z * plan.stddev / BATCH
-
-
 def without_gradients(count):
     """The first layer's inputs are 0, and the second one's error is 0."""
     return np.zeros([count, FEATURES], np.float32), np.zeros([count, 1], np.float32)
 
 
+def compiled_model(*, extra=(), plan=None, **options):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=[FEATURES]), *extra, tf.keras.layers.Dense(1)])
+    model.compile(optimizer_of(model, plan), EACH, **options)
+    return model
+
+
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_every_step_of_fit_adds_its_own_row_of_the_plan(eagerly):
-    plan, model = make_plan(), make_model()
-    model.layers[1].trainable = False
-    size = 2 * FEATURES
-    optimizer = federated.keras_optimizer(
-        plan, model.trainable_variables, batch_size=BATCH, noise_seed=5, learning_rate=1.0
-    )
+    model, size = make_model(trainable=False), 2 * FEATURES
+    optimizer = optimizer_of(model)
     # Three steps an epoch, the last one of half a batch, which is divided by the same number.
     seen = fit(model, optimizer, *without_gradients(10), run_eagerly=eagerly)[:, :size]
-    np.testing.assert_allclose(-np.diff(seen, axis=0), noise(plan, size, 5), rtol=0, atol=1e-5)
+    expected = noise_of_sums(make_plan(), size, 5) / BATCH
+    np.testing.assert_allclose(-np.diff(seen, axis=0), expected, rtol=0, atol=1e-5)
     metrics = optimizer.metrics()
-    assert (metrics["rounds_done"], metrics["clients"], metrics["clip_fraction"], metrics["zeroed"]) == (
-        STEPS,
-        2,
-        0.0,
-        0,
-    )
+    assert [metrics[name] for name in ("rounds_done", "clients", "clip_fraction", "zeroed")] == [STEPS, 2, 0.0, 0]
 
 
 def test_each_example_moves_a_step_by_at_most_its_share():
-    plan, model = make_plan(noise_multiplier=0.0), make_model()
-    optimizer = federated.keras_optimizer(
-        plan, model.trainable_variables, batch_size=BATCH, noise_seed=5, zeroing_norm=1e6, learning_rate=1.0
-    )
+    model = make_model()
+    optimizer = optimizer_of(model, make_plan(noise_multiplier=0.0), zeroing_norm=1e6)
     x, y = without_gradients(3)
     y[:, 0] = [1e3, 1e-2, 1e9]  # gradients -2e3, -2e-2 and, zeroed, -2e9 in the last bias alone
     seen = fit(model, optimizer, x, y, epochs=1)
@@ -95,25 +88,13 @@ def test_each_example_moves_a_step_by_at_most_its_share():
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_a_larger_batch_than_planned_is_refused(eagerly):
     """With it an example would come back after fewer steps; the plan cannot see how many examples there are."""
-    plan, model = make_plan(), make_model()
-    optimizer = federated.keras_optimizer(plan, model.trainable_variables, batch_size=BATCH, noise_seed=5)
-    model.compile(optimizer, EACH, run_eagerly=eagerly)
+    model = compiled_model(run_eagerly=eagerly)
     model.fit(*without_gradients(BATCH), batch_size=BATCH, verbose=0)
-    model.fit(*without_gradients(BATCH - 1), batch_size=BATCH, verbose=0)
     before = model.get_weights()
     with pytest.raises(tf.errors.InvalidArgumentError, match="more examples than batch_size=4"):
         model.fit(*without_gradients(BATCH + 1), batch_size=2 * BATCH, verbose=0)
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def compiled_model(*, extra=(), plan=None, batch_size=BATCH, **options):
-    model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=[FEATURES]), *extra, tf.keras.layers.Dense(1)])
-    optimizer = federated.keras_optimizer(
-        make_plan() if plan is None else plan, model.trainable_variables, batch_size=batch_size, noise_seed=5
-    )
-    model.compile(optimizer, EACH, **options)
-    return model
 
 
 def test_gradients_that_are_neither_clipped_nor_noised_are_refused_every_time():
@@ -159,20 +140,18 @@ def test_batch_normalisation_is_refused_where_it_is_seen():
 
 def test_keras_fit_follows_the_plan():
     """Every example takes part once in three steps, in the same order in each epoch."""
-    model, seen = compiled_model(), []
-    x, y = np.zeros([10, FEATURES], np.float32), np.zeros([10, 1], np.float32)
+    model, passed = compiled_model(), {}
+    x, y = without_gradients(10)
     x[:, 0] = np.arange(10)
-    record = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
     fit_of_keras = model.fit
-    passed = {}
     model.fit = lambda x, y, **options: passed.update(x=x, y=y, **options) or fit_of_keras(x, y, **options)
-    federated.keras_fit(model, x, y, epochs=1, shuffle_seed=1, verbose=0, callbacks=[record])
-    order = passed["x"][:, 0].astype(int)
-    assert sorted(order) == list(range(10))
-    assert list(order) != list(range(10))
-    assert (passed["shuffle"], passed["batch_size"], seen) == (False, BATCH, [0, 1, 2])
-    federated.keras_fit(model, x, y, epochs=1, shuffle_seed=1, verbose=0)
-    np.testing.assert_array_equal(passed["x"][:, 0], order)
+    orders = []
+    for _ in range(2):
+        federated.keras_fit(model, x, y, epochs=1, shuffle_seed=1, verbose=0)
+        orders.append(passed["x"][:, 0].tolist())
+    assert orders[0] == orders[1]
+    assert sorted(orders[0]) == list(range(10)) != orders[0]
+    assert (passed["shuffle"], passed["batch_size"]) == (False, BATCH)
     assert model.optimizer.metrics()["rounds_done"] == 6
     with pytest.raises(ValueError, match="3 times, which the plan does not allow"):
         federated.keras_fit(model, x, y, epochs=1, shuffle_seed=1, verbose=0)
@@ -183,14 +162,11 @@ def test_keras_fit_follows_the_plan():
 )
 def test_keras_fit_refuses_what_the_plan_does_not_allow(examples, epochs, allowed):
     """The plan is for two participations, exactly three steps apart."""
-    model = compiled_model(run_eagerly=True)
+    model = compiled_model()
     model.fit = lambda *data, **options: "trained"
-    arguments = {"epochs": epochs, "shuffle_seed": 1}
-    if allowed:
-        assert federated.keras_fit(model, *without_gradients(examples), **arguments) == "trained"
-    else:
-        with pytest.raises(ValueError, match="which the plan does not allow"):
-            federated.keras_fit(model, *without_gradients(examples), **arguments)
+    refused = contextlib.nullcontext() if allowed else pytest.raises(ValueError, match="which the plan does not allow")
+    with refused:
+        assert federated.keras_fit(model, *without_gradients(examples), epochs=epochs, shuffle_seed=1) == "trained"
 
 
 def test_keras_fit_refuses_what_it_cannot_follow():
@@ -227,57 +203,30 @@ def test_compiled_by_xla_it_trains_and_a_larger_batch_gives_nan():
     assert all(np.isnan(w).all() for w in model.get_weights())
 
 
-def test_tensorflow_privacys_own_optimiser_is_stopped_where_it_would_repeat_its_noise():
-    plan, model = make_plan(), make_model()
-    specs = [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables]
-    kind = dp_optimizer_keras.make_keras_generic_optimizer_class(LEGACY.SGD)
-    query = federated.MatrixFactorizationQuery(plan, specs, noise_seed=5, divisor=1)
-    with pytest.raises(ValueError, match="every call would add the same noise"):
-        fit(model, kind(query, learning_rate=1.0), *without_gradients(12))
-    # Eagerly its attribute does advance.
-    seen = fit(model, kind(query, learning_rate=1.0), *without_gradients(12), run_eagerly=True)
-    np.testing.assert_allclose(-np.diff(seen, axis=0)[:, :6], noise(plan, 9, 5)[:, :6], rtol=0, atol=1e-5)
-
-
 @pytest.mark.slow
 def test_a_restored_checkpoint_goes_on_with_the_next_row(tmp_path):
-    plan, data = make_plan(), without_gradients(12)
+    def train(seed, epochs, restored=None):
+        model = make_model(trainable=False)
+        optimizer = optimizer_of(model, noise_seed=seed, momentum=0.9)
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+        if restored is not None:
+            checkpoint.restore(restored)
+        return fit(model, optimizer, *without_gradients(12), epochs=epochs), checkpoint
 
-    def make(seed):
-        model = make_model()
-        model.layers[1].trainable = False
-        optimizer = federated.keras_optimizer(
-            plan, model.trainable_variables, batch_size=BATCH, noise_seed=seed, learning_rate=1.0, momentum=0.9
-        )
-        model.compile(optimizer, EACH)
-        return model, optimizer
-
-    model, optimizer = make(7)
-    whole = fit(model, optimizer, *data)
-    model, optimizer = make(7)
-    first = fit(model, optimizer, *data, epochs=1)
-    saved = tf.train.Checkpoint(model=model, optimizer=optimizer).save(str(tmp_path / "state"))
+    whole, _ = train(7, 2)
+    first, checkpoint = train(7, 1)
     # The seed of the new optimiser does not matter: the key is in the checkpoint, also of a seed that nobody knows.
-    model, optimizer = make("os")
-    tf.train.Checkpoint(model=model, optimizer=optimizer).restore(saved)
-    second = fit(model, optimizer, *data, epochs=1)
+    second, _ = train("os", 1, restored=checkpoint.save(str(tmp_path / "state")))
     np.testing.assert_array_equal(np.concatenate([first, second[1:]]), whole)
 
 
 @pytest.mark.slow
 def test_adam_trains_and_stops_after_the_last_round():
-    plan, model = make_plan(rounds=60, noise_multiplier=1e-3, clip_norm=10.0), make_model()
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal([12, FEATURES]).astype(np.float32)
+    model = make_model()
+    x = np.random.default_rng(0).standard_normal([12, FEATURES]).astype(np.float32)
     y = x @ np.array([[1.0], [-2.0], [0.5]], np.float32)
-    optimizer = federated.keras_optimizer(
-        plan,
-        model.trainable_variables,
-        batch_size=BATCH,
-        noise_seed="os",
-        optimizer_class=LEGACY.Adam,
-        learning_rate=0.1,
-    )
+    plan = make_plan(rounds=60, noise_multiplier=1e-3, clip_norm=10.0)
+    optimizer = optimizer_of(model, plan, noise_seed="os", optimizer_class=LEGACY.Adam, learning_rate=0.1)
     fit(model, optimizer, x, y, epochs=20)
     assert np.mean((model.predict(x, verbose=0) - y) ** 2) < 0.1 * np.mean(y**2)
     with pytest.raises(tf.errors.InvalidArgumentError, match="planned for rounds=60"):
@@ -287,10 +236,7 @@ def test_adam_trains_and_stops_after_the_last_round():
 @pytest.mark.slow
 def test_what_is_published_does_not_hold_the_key(tmp_path):
     model = make_model()
-    optimizer = federated.keras_optimizer(
-        make_plan(), model.trainable_variables, batch_size=BATCH, noise_seed=987654321
-    )
-    assert "987654321" not in repr(optimizer) + repr(vars(optimizer._dp_sum_query))
+    optimizer = optimizer_of(model)
     fit(model, optimizer, *without_gradients(4), epochs=1)
     for name in ("model.keras", "model.h5"):
         with pytest.raises(NotImplementedError, match="would hold the key of its noise"):
@@ -304,59 +250,52 @@ def test_what_is_published_does_not_hold_the_key(tmp_path):
     assert [name for name, holds in found.items() if holds] == ["with_the_optimiser.data-00000-of-00001"]
 
 
-def test_refusals_say_what_to_do():
-    plan, model = make_plan(), make_model()
-    make = lambda **options: federated.keras_optimizer(  # noqa: E731
-        plan, model.trainable_variables, **({"batch_size": 4, "noise_seed": 1} | options)
-    )
-    for error, words, options in (
+@pytest.mark.parametrize(
+    ("error", "words", "options"),
+    [
         (ValueError, "batch_size=0", {"batch_size": 0}),
         (TypeError, "optimizer_class=.*legacy", {"optimizer_class": tf.keras.optimizers.SGD}),
         (TypeError, "num_microbatches=2", {"num_microbatches": 2}),
-        (TypeError, "gradient_accumulation_steps=2", {"gradient_accumulation_steps": 2}),
         (TypeError, "noise_strategy='precomputed'", {"noise_strategy": "precomputed"}),
-    ):
-        with pytest.raises(error, match=words):
-            make(**options)
+    ],
+)
+def test_refusals_say_what_to_do(error, words, options):
+    with pytest.raises(error, match=words):
+        optimizer_of(make_model(), **options)
+
+
+def test_devices_and_losses_that_cannot_work_are_refused():
+    model = make_model()
     with (
         tf.distribute.MirroredStrategy(["/cpu:0"]).scope(),
         pytest.raises(ValueError, match="strategies are not supported"),
     ):
-        make()
-    model.compile(make(), tf.keras.losses.MeanSquaredError())
+        optimizer_of(model)
+    model.compile(optimizer_of(model), tf.keras.losses.MeanSquaredError())
     with pytest.raises(ValueError, match="Reduction.NONE"):
         model.fit(*without_gradients(4), verbose=0)
 
 
-@pytest.mark.parametrize("how", ["the policy of the model", "a wrapper"])
-def test_mixed_precision_that_scales_the_loss_is_refused(how):
+@pytest.fixture
+def policy(request):
+    before = tf.keras.mixed_precision.global_policy()
+    tf.keras.mixed_precision.set_global_policy(request.param)
+    yield
+    tf.keras.mixed_precision.set_global_policy(before)
+
+
+@pytest.mark.parametrize(("policy", "wrapped"), [("mixed_float16", False), ("float32", True)], indirect=["policy"])
+def test_mixed_precision_that_scales_the_loss_is_refused(policy, wrapped):
     """Keras would scale the clipped gradient down by as much as the loss was scaled up, and the model would stand still."""
-    policy = tf.keras.mixed_precision.global_policy()
-    try:
-        if how == "the policy of the model":
-            tf.keras.mixed_precision.set_global_policy("mixed_float16")
-        model = make_model()
-    finally:
-        tf.keras.mixed_precision.set_global_policy(policy)
-    optimizer = federated.keras_optimizer(make_plan(), model.trainable_variables, batch_size=BATCH, noise_seed=5)
-    if how == "a wrapper":
-        optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizer)
-    model.compile(optimizer, EACH)
+    model = make_model()
+    optimizer = optimizer_of(model)
+    model.compile(tf.keras.mixed_precision.LossScaleOptimizer(optimizer) if wrapped else optimizer, EACH)
     with pytest.raises(ValueError, match="loss scaling, as of the mixed_float16 policy, is not supported"):
         model.fit(*without_gradients(BATCH), batch_size=BATCH, verbose=0)
 
 
-def test_mixed_precision_without_scaling_trains():
-    policy = tf.keras.mixed_precision.global_policy()
-    try:
-        tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
-        model = make_model()
-    finally:
-        tf.keras.mixed_precision.set_global_policy(policy)
-    optimizer = federated.keras_optimizer(
-        make_plan(), model.trainable_variables, batch_size=BATCH, noise_seed=5, learning_rate=1.0
-    )
-    before = model.get_weights()
-    model.compile(optimizer, EACH)
-    model.fit(*without_gradients(BATCH), batch_size=BATCH, verbose=0)
-    assert max(np.abs(new - old).max() for old, new in zip(before, model.get_weights(), strict=True)) > 0.01
+@pytest.mark.parametrize("policy", ["mixed_bfloat16"], indirect=True)
+def test_mixed_precision_without_scaling_trains(policy):
+    model = make_model()
+    seen = fit(model, optimizer_of(model), *without_gradients(BATCH), epochs=1)
+    assert np.abs(np.diff(seen, axis=0)).max() > 0.01

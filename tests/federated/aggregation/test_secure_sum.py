@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-import fedmf
 from fedmf import federated
+from tests.federated.plans import plan_of
+from tests.mechanisms.registry import MECHANISMS
 
 pytestmark = pytest.mark.tensorflow
 _KEPT: list[object] = []
@@ -24,18 +25,10 @@ def _runtime_with_secure_sums():
     tff.framework.set_default_context(before)
 
 
-def make_plan(noise_multiplier, clip_norm=0.5):
-    once = fedmf.Participation(rounds=3, schema="single")
-    mechanism = fedmf.fit(fedmf.prefix_sum(3), once, family="banded", bands=2)
-    return fedmf.Plan(
-        mechanism=mechanism, participation=once, noise_multiplier=noise_multiplier, clip_norm=clip_norm, delta=1e-6
-    )
-
-
-def rounds_of(plan, value_type, rounds, **options):
-    process = federated.dp_aggregator(plan, clients_per_round=3, noise_seed=1, **options).create(
-        tff.to_type(value_type)
-    )
+def rounds_of(value_type, rounds, *, secure_sum=True, **changes):
+    plan = plan_of(MECHANISMS["banded"](3), **changes)
+    factory = federated.dp_aggregator(plan, clients_per_round=3, noise_seed=1, secure_sum=secure_sum)
+    process = factory.create(tff.to_type(value_type))
     state, outputs = process.initialize(), []
     for updates in rounds:
         outputs.append(process.next(state, updates))
@@ -54,10 +47,7 @@ def test_the_sum_and_the_metrics_are_those_of_the_open_sum():
         return collections.OrderedDict(w=w, b=np.float32(scale), e=np.zeros(0, np.float32))
 
     rounds = [[update(0.1), update(9.0), update(np.inf)], [], [update(1e-4)]]
-    plan = make_plan(noise_multiplier=0.3)
-    for secure, plain in zip(
-        rounds_of(plan, kind, rounds, secure_sum=True), rounds_of(plan, kind, rounds), strict=True
-    ):
+    for secure, plain in zip(rounds_of(kind, rounds), rounds_of(kind, rounds, secure_sum=False), strict=True):
         for name in kind:
             # A few steps of 2^-32 of the clip norm, and the rounding of the result itself.
             rtol = 2.0**-10 if name == "w" else 1e-6
@@ -70,11 +60,11 @@ def test_the_sum_and_the_metrics_are_those_of_the_open_sum():
 @pytest.mark.parametrize("clip_norm", [0.1, 30.0])
 def test_rounding_to_integers_does_not_lift_an_update_over_the_clip_norm(clip_norm):
     size = 50_000
-    plan = make_plan(noise_multiplier=0.0, clip_norm=clip_norm)
     rng = np.random.default_rng(1)
     updates = [np.ones(size), rng.standard_normal(size), np.where(np.arange(size) == 7, 90.0, 0.0)]
     rounds = [[update.astype(np.float32)] for update in updates]
-    for output in rounds_of(plan, tff.TensorType(np.float32, [size]), rounds, secure_sum=True):
+    kind = tff.TensorType(np.float32, [size])
+    for output in rounds_of(kind, rounds, noise_multiplier=0.0, clip_norm=clip_norm):
         length = 3 * np.linalg.norm(output.result.astype(np.longdouble))
         # The mean itself is rounded to float32 after the sum, by 2^-24 at most.
         assert clip_norm * (1 - 1e-5) < length <= clip_norm * (1 + 2.0**-24)
@@ -82,4 +72,4 @@ def test_rounding_to_integers_does_not_lift_an_update_over_the_clip_norm(clip_no
 
 def test_records_of_two_precisions_are_refused():
     with pytest.raises(TypeError, match="secure_sum=True needs updates of one precision"):
-        rounds_of(make_plan(0.0), [(np.float32, [2]), (np.float64, [2])], [], secure_sum=True)
+        rounds_of([(np.float32, [2]), (np.float64, [2])], [])

@@ -53,7 +53,7 @@ def run(task, settings, *, rounds=6, state=None, first=0, **options):
     rows = []
     for t in range(first, rounds):
         clients = [(3 * t + i) % len(task.client_ids) for i in range(4)]
-        state, row = execution.next(state, [task.client_examples(task.client_ids[c]) for c in clients])
+        state, row = execution.next(state, [[task.client_examples(task.client_ids[c])] for c in clients])
         rows.append(row)
     return execution.weights(state), rows, execution.leaves(state)
 
@@ -105,7 +105,7 @@ def test_updates_are_summed_in_the_cohort_s_order(task):
             part[...] = shift[len(x)]
         return 0.0
 
-    cohort = [(np.ones((count, 5), np.int32),) * 2 for count in shift]
+    cohort = [[(np.ones((count, 5), np.int32),) * 2] for count in shift]
     sums = []
     for slow, threads in ((False, 1), (True, 4)):
         execution, state = execution_of(task, functools.partial(epoch, slow=slow), threads=threads)
@@ -126,7 +126,7 @@ def test_ctrl_c_stops_between_clients_and_waits_for_those_that_train(task):
         return 0.0
 
     execution, state = execution_of(task, epoch, threads=2)
-    cohort = [(np.ones((count, 5), np.int32),) * 2 for count in (1, 2, 2, 2, 2, 2, 2, 2)]
+    cohort = [[(np.ones((count, 5), np.int32),) * 2] for count in (1, 2, 2, 2, 2, 2, 2, 2)]
     with pytest.raises(KeyboardInterrupt), interrupts.deferred():
         execution.next(state, cohort)
     assert 1 in started
@@ -172,7 +172,7 @@ def test_without_a_compiler_the_keras_model_trains(task):
     autodiff, compiled = RunOptions(client_work="autodiff"), RunOptions(client_work="compiled")
     for quiet in (dataclasses.replace(task, compiled_epoch=None), task):
         assert not build_execution(quiet, settings.plan(), settings, 9, options=autodiff).slow
-    with pytest.raises(ValueError, match="it may need a C compiler"):
+    with pytest.raises(ValueError, match="it needs a C compiler"):
         build_execution(without, settings.plan(), settings, 9, options=compiled)
 
 
@@ -193,7 +193,7 @@ def test_so_many_clients_train_side_by_side(task, threads):
         return 0.0
 
     execution, state = execution_of(task, epoch, threads=threads)
-    execution.next(state, [task.client_examples(name) for name in task.client_ids[:9]])
+    execution.next(state, [[task.client_examples(name)] for name in task.client_ids[:9]])
     assert most == threads
 
 

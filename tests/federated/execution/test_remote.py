@@ -208,8 +208,8 @@ def test_bad_arguments_of_worker_have_status_2(capsys):
 def test_the_command_line_trains_on_workers_with_a_limit_on_threads(tmp_path):
     corpus = tmp_path / "corpus.sqlite"
     subprocess.run([*COMMAND, "data", "synth", "--clients", "40", "--out", str(corpus), "--quiet"], check=True)
-    small = "--rounds 3 --cohort-size 3 --min-sep 3 --noise-multiplier 1 --family identity --vocabulary-size 50 --embedding-size 4"
-    rest = "--lstm-size 6 --max-sentences 8 --validation-sentences 20 --test-sentences 20 --noise-seed 1 --threads 1 --json --quiet"
+    small = "--rounds 3 --cohort-size 3 --min-sep 3 --noise-multiplier 1 --family identity -o vocabulary-size=50 -o embedding-size=4"
+    rest = "-o lstm-size=6 -o max-sentences=8 -o validation-sentences=20 -o test-sentences=20 --noise-seed 1 --threads 1 --json --quiet"
     with local_workers() as workers:
         options = ["--execution", "tff-remote", "--workers", ",".join(worker.address for worker in workers)]
         command = [*COMMAND, "train", "--data", str(corpus), "--out", str(tmp_path / "run"), *f"{small} {rest}".split()]

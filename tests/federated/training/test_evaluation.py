@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 pytestmark = pytest.mark.tensorflow
 
@@ -12,19 +13,15 @@ from tests.federated.run_small import config  # noqa: E402
 from tests.federated.small_task import CLASSES, LENGTH, small_task  # noqa: E402
 
 
-def evaluated(bytes_, monkeypatch, examples=40):
+def evaluated(bytes_, monkeypatch):
     """Metrics of the small task's first weights, and the sizes of the batches."""
     monkeypatch.setattr(evaluation, "MAX_OUTPUT_BYTES", bytes_)
-    small, sizes = small_task(), []
-
-    def metrics(labels, logits, weights):
-        sizes.append(labels.shape[0])  # of every shape that is traced
-        return small.metrics(labels, logits, weights)
-
-    split = tuple(part[:examples] for part in small.evaluation_examples("validation 0"))
-    task = dataclasses.replace(small, metrics=metrics, evaluation_examples=lambda name: split)
-    weights = [v.numpy() for v in small.build_model(0).trainable_variables]
-    return evaluation.Evaluator(task, config())(weights, "validation"), sizes
+    task, sizes = small_task(), []
+    weights = [v.numpy() for v in task.build_model(0).trainable_variables]
+    evaluator = evaluation.Evaluator(task, config())
+    step = evaluator._step
+    evaluator._step = lambda x, y: (sizes.append(len(x)), step(x, y))
+    return evaluator(weights, "validation"), sizes
 
 
 def test_outputs_of_a_batch_stay_within_the_limit(monkeypatch):
@@ -37,12 +34,21 @@ def test_outputs_of_a_batch_stay_within_the_limit(monkeypatch):
         assert part == pytest.approx(whole, rel=1e-6)
 
 
-def test_an_empty_split_is_worth_nothing(monkeypatch):
-    assert evaluated(2**25, monkeypatch, examples=0) == ({}, [])
-
-
-def test_accuracy_is_that_of_numpy(monkeypatch):
+def test_metrics_are_those_of_numpy(monkeypatch):
     small = small_task()
-    x, y = small.evaluation_examples("validation 0")
-    right = np.argmax(small.build_model(0)(x).numpy(), -1) == y
-    assert evaluated(100, monkeypatch)[0]["accuracy"] == pytest.approx(right.mean())
+    x, y = small.evaluation_examples("validation")
+    logits = small.build_model(0)(x).numpy().astype(np.float64)
+    log_softmax = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    found = evaluated(100, monkeypatch)[0]
+    assert found["accuracy"] == pytest.approx((logits.argmax(-1) == y).mean())
+    assert found["loss"] == pytest.approx(-np.take_along_axis(log_softmax, y[..., None], -1).mean(), rel=1e-6)
+
+
+def test_a_metric_named_loss_takes_the_place_of_the_mean():
+    task = dataclasses.replace(
+        small_task(),
+        metrics=lambda: [tf.keras.metrics.SparseCategoricalCrossentropy("loss", from_logits=True)],
+        headline_metric="loss",
+    )
+    found = evaluation.Evaluator(task, config())([v.numpy() for v in task.build_model(0).trainable_variables], "test")
+    assert list(found) == ["loss"]

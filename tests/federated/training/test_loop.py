@@ -249,10 +249,10 @@ def test_unwritable_folder_is_one_sentence(tmp_path):
 
 def test_examples_are_shuffled_by_seed_round_and_client():
     task, settings = small_task(), config()
-    order = lambda *a, c=settings: loop.client_examples(task, c, *a)[0].tobytes()  # noqa: E731
+    order = lambda *a, c=settings: loop.client_epochs(task, c, *a)[0][0].tobytes()  # noqa: E731
     assert order(0, 9) == order(0, 9)
     assert len({order(0, 9), order(1, 9), order(0, 9, c=config(seed=4))}) == 3
-    x, _ = loop.client_examples(task, settings, 2, 9)
+    ((x, _),) = loop.client_epochs(task, settings, 2, 9)
     assert sorted(map(tuple, x)) == sorted(map(tuple, task.client_examples("client 9")[0]))
 
 
@@ -336,3 +336,13 @@ def test_a_log_file_gets_a_line_every_ten_seconds_and_not_every_round(tmp_path, 
     lines = capsys.readouterr().err.split("\r")
     assert all(part in lines[-1] for part in ("60/60", "clients/s=", "loss="))
     assert len(lines) < 20
+
+
+def test_a_run_that_diverges_says_so_once_also_after_a_resume(tmp_path):
+    """The watch's own rules are tested by themselves; here a rate of 50 drives the loss up, and the resumed rounds know of the first."""
+    settings = config(rounds=40, client_learning_rate=50.0, zeroing_norm=None, clip_norm=100.0, evaluate_every=40)
+    with pytest.raises(Crash):
+        train(tmp_path, settings, on_round=crash_after(15))
+    with pytest.warns(UserWarning, match="diverges|training loss of round") as caught:
+        train(tmp_path, settings, resume=True, noise_seed=None)
+    assert sum("server_learning_rate than 0.5" in str(warning.message) for warning in caught) == 1

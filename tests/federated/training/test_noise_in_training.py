@@ -42,8 +42,8 @@ def test_the_strategies_can_be_told_apart_by_nothing_but_rounding(tmp_path, whol
 def test_rows_on_disk_are_told_and_leave_nothing(tmp_path, capsys, whole):
     train(tmp_path / "quiet", config(min_sep=3), progress=True)
     assert "noise:" not in capsys.readouterr().err
-    # One byte less than the arrays for blocks of one round: 2 * 3 rows to work on, 3 to keep.
-    memory = 4 * 9 * sum(w.size for w in whole) - 1
+    # One byte less than the arrays for blocks of one round: 2 * 3 rows to work on, 2 to keep.
+    memory = 4 * 8 * sum(w.size for w in whole) - 1
     run = train(tmp_path / "run", config(min_sep=3), noise_strategy="recurrent", noise_memory=memory, progress=True)
     assert "rows carry what the future needs of the past, in a private memory map" in capsys.readouterr().err
     assert {path.name for path in (tmp_path / "run" / "private").iterdir()} == {"noise_seed"}

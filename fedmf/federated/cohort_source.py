@@ -1,0 +1,122 @@
+"""`CohortDataSource`: the cohorts of a participation controller as the data source of a TFF program."""
+
+import json
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from fedmf.cohorts.controller import ParticipationController
+from fedmf.federated.tff import tff
+from fedmf.participation.ledger import ParticipationLedger
+
+
+class CohortDataSource(tff.program.FederatedDataSource):
+    """The data of the controller's cohorts, round by round, for `tff.learning.programs.train_model` and kin.
+
+    All passes go over the same rounds: a cohort is a pure function of the controller's seed, the round and the ledger so far. A round
+    that is discarded or done again has the same clients, and is one round of the ledger. An iterator that is saved in a program state
+    holds the ledger of the rounds before, which a new controller then goes on from. With sampling that is secret, as is the noise in it.
+
+    Args:
+      controller: draws the cohorts; its ledger is the record of the run.
+      client_data: index of a client -> its tf.data.Dataset, of the same element_spec for all.
+
+    Raises:
+      TypeError: client_data gives anything else for client 0.
+
+    Example:
+      >>> import fedmf, numpy as np, tensorflow as tf
+      >>> from fedmf import federated
+      >>> twice = fedmf.Participation(rounds=4, schema="min_sep", min_sep=2)
+      >>> controller = fedmf.ParticipationController(twice, population=6, cohort_size=3, seed=1)
+      >>> source = federated.CohortDataSource(controller, lambda i: tf.data.Dataset.from_tensors(np.float32(i)))
+      >>> str(source.federated_type), len(source.iterator().select()), len(controller.ledger)
+      ('{float32*}@CLIENTS', 3, 1)
+    """
+
+    def __init__(self, controller: ParticipationController, client_data: Callable[[int], tf.data.Dataset]) -> None:
+        self.controller, self._client_data = controller, client_data
+        example = client_data(0)
+        if not isinstance(example, tf.data.Dataset):
+            raise TypeError(
+                f"client_data gave {example!r} for client 0: it must give a tf.data.Dataset for each client"
+            )
+        elements = tff.types.tensorflow_to_type(example.element_spec)
+        self._federated_type = tff.FederatedType(tff.SequenceType(elements), tff.CLIENTS)
+        # TFF restores an iterator by a method of its class, and says nothing else of where its data are.
+        self._iterator_class = type("CohortIterator", (CohortIterator,), {"source": self})
+
+    @property
+    def federated_type(self) -> tff.FederatedType:
+        """That of a list of datasets at clients."""
+        return self._federated_type
+
+    def iterator(self) -> "CohortIterator":
+        """A pass from round 0 on."""
+        return self._iterator_class()
+
+    def training_selection_fn(self, round_num: int) -> list[tf.data.Dataset]:
+        """The datasets of the cohort of a round of `tff.simulation.run_training_process`, which counts from 1.
+
+        Raises:
+          ValueError: rounds out of order; in a new process, before the controller has taken over the ledger of the rounds before.
+        """
+        return [self._client_data(int(client)) for client in self.controller.cohort(round_num - 1)]
+
+
+class CohortIterator(tff.program.FederatedDataSourceIterator):
+    """A pass over the rounds of one `CohortDataSource`, which makes it."""
+
+    source: ClassVar[CohortDataSource]
+
+    def __init__(self, rounds_done: int = 0) -> None:
+        self._rounds_done = rounds_done
+
+    @property
+    def federated_type(self) -> tff.FederatedType:
+        """That of the source."""
+        return self.source.federated_type
+
+    def select(self, k: int | None = None) -> list[tf.data.Dataset]:
+        """The datasets of the next round's cohort.
+
+        Args:
+          k: the controller's cohort_size, or None.
+
+        Raises:
+          ValueError: another k, or no round is left.
+        """
+        size = self.source.controller.cohort_size
+        if k not in (None, size):
+            raise ValueError(f"k={k} clients a round, but the controller draws cohort_size={size}: ask for {size}")
+        data = self.source.training_selection_fn(self._rounds_done + 1)
+        self._rounds_done += 1
+        return data
+
+    def to_bytes(self) -> bytes:
+        """The ledger of the rounds done: JSON, a list [took part, selected] of client indices for each."""
+        ledger = self.source.controller.ledger
+        rounds = [[ledger.cohort(t).tolist(), ledger.selected(t).tolist()] for t in range(self._rounds_done)]
+        return json.dumps(rounds).encode()
+
+    @classmethod
+    def from_bytes(cls, buffer: bytes) -> "CohortIterator":
+        """The inverse of `to_bytes`. A controller that has drawn nothing goes on from the ledger.
+
+        Raises:
+          ValueError: the ledger is not the controller's, or one that it cannot have drawn.
+        """
+        controller, rounds = cls.source.controller, json.loads(buffer)
+        saved = ParticipationLedger(cohort_size=controller.ledger.cohort_size)
+        for cohort, selected in rounds:
+            saved.append(np.array(cohort, np.int64), selected=np.array(selected, np.int64))
+        if len(controller.ledger) < len(saved):
+            controller.go_on_from(saved)
+        elif controller.ledger.first(len(saved)).to_csv() != saved.to_csv():
+            raise ValueError(
+                f"the program state's first {len(saved)} rounds had other cohorts than the controller's: it belongs to another run; use a "
+                "state folder of its own, or a new controller to go on with that one"
+            )
+        return cls(len(saved))

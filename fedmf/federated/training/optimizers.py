@@ -1,0 +1,122 @@
+"""Optimizers of clients and server, as tff.learning optimizers; and SGD with momentum under a schedule, which TFF has not."""
+
+import collections
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from fedmf.federated.tff import tff
+from fedmf.runs.config import TrainConfig
+
+
+class ScheduledSGDM(tff.learning.optimizers.Optimizer):
+    """Momentum v <- momentum * v + g; w <- w - learning_rates[t] * v in round t.
+
+    The FedSGDM server step of the banded paper's App. I; data-independent, hence post-processing of the privatised updates.
+
+    Args:
+      learning_rates: float (rounds,), positive; see `fedmf.WarmupCooldown`.
+      momentum: in [0, 1); the papers use 0.95.
+
+    Raises:
+      ValueError: naming the argument and its value.
+
+    >>> optimizer = ScheduledSGDM([1.0, 0.5], momentum=0.5)
+    >>> weights = tf.constant([1.0])
+    >>> state = optimizer.initialize(tf.TensorSpec([1], tf.float32))
+    >>> for _ in range(2):
+    ...     state, weights = optimizer.next(state, weights, tf.constant([1.0]))
+    >>> weights.numpy()
+    array([-0.75], dtype=float32)
+    """
+
+    def __init__(self, learning_rates: Any, *, momentum: float = 0.95) -> None:
+        rates = np.asarray(learning_rates, np.float64)
+        if rates.ndim != 1 or not len(rates) or not np.all(np.isfinite(rates)) or not np.all(rates > 0):
+            raise ValueError(f"learning_rates={learning_rates!r} must be one finite positive rate for every round")
+        if not (np.isfinite(momentum) and 0 <= momentum < 1):
+            raise ValueError(f"momentum={momentum!r} must be in [0, 1)")
+        self._rates = rates
+        self._momentum = float(momentum)
+
+    def initialize(self, specs: Any) -> Any:
+        """Round 0 and zero momentum for weights of these specs."""
+        velocity = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), specs)
+        return collections.OrderedDict(round=tf.constant(0, tf.int32), velocity=velocity)
+
+    def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
+        """One step; pure. Past the last round the last rate is kept."""
+        t = tf.minimum(state["round"], len(self._rates) - 1)
+        rate = tf.constant(self._rates, tf.float32)[t]
+        velocity = tf.nest.map_structure(
+            lambda v, g: tf.cast(self._momentum, v.dtype) * v + g, state["velocity"], gradients
+        )
+        weights = tf.nest.map_structure(lambda w, v: w - tf.cast(rate, w.dtype) * v, weights, velocity)
+        return collections.OrderedDict(round=state["round"] + 1, velocity=velocity), weights
+
+
+def server_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:
+    """The server's optimizer at the config's schedule. It sees privatised updates only: whichever it is, the guarantee is the same."""
+    rates = config.server_schedule().learning_rates()
+    if config.server_optimizer == "sgd":
+        return ScheduledSGDM(rates, momentum=config.server_momentum)
+    build = _ADAPTIVE[config.server_optimizer]
+    beta = {} if config.server_optimizer == "adagrad" else {"beta_1": config.server_momentum}
+    optimizer = build(float(rates[0]), epsilon=config.server_epsilon, **beta)
+    # The round after the last is asked for as well.
+    return tff.learning.optimizers.schedule_learning_rate(
+        optimizer, lambda t: tf.constant(rates, tf.float32)[tf.minimum(t, len(rates) - 1)]
+    )
+
+
+class Proximal(tff.learning.optimizers.Optimizer):
+    """An optimizer with FedProx's term: gradient + strength * (weights - weights before the first step).
+
+    Li et al., Federated Optimization in Heterogeneous Networks, Eq. 2. TFF 0.87's build_unweighted_fed_prox adds the term with the other
+    sign, which drives clients apart.
+
+    >>> optimizer = Proximal(tff.learning.optimizers.build_sgdm(0.5), 0.1)
+    >>> weights = [tf.constant([1.0])]
+    >>> state = optimizer.initialize([tf.TensorSpec([1], tf.float32)])
+    >>> for _ in range(2):
+    ...     state, weights = optimizer.next(state, weights, [tf.constant([1.0])])
+    >>> weights[0].numpy().round(4)
+    array([0.025], dtype=float32)
+    """
+
+    def __init__(self, optimizer: tff.learning.optimizers.Optimizer, strength: float) -> None:
+        self._optimizer, self._strength = optimizer, strength
+
+    def initialize(self, specs: Any) -> Any:
+        """The inner state; the first weights are not known yet."""
+        start = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), specs)
+        return collections.OrderedDict(begun=tf.constant(False), start=start, inner=self._optimizer.initialize(specs))
+
+    def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
+        """One step; pure."""
+        start = tf.nest.map_structure(lambda s, w: tf.where(state["begun"], s, w), state["start"], weights)
+        gradients = tf.nest.map_structure(
+            lambda g, w, s: tf.convert_to_tensor(g) + tf.cast(self._strength, w.dtype) * (w - s),
+            gradients,
+            weights,
+            start,
+        )
+        inner, weights = self._optimizer.next(state["inner"], weights, gradients)
+        return collections.OrderedDict(begun=tf.constant(True), start=start, inner=inner), weights
+
+
+def client_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:
+    """The clients' optimizer, which begins anew with every client and round."""
+    if config.client_optimizer == "sgd":
+        optimizer = tff.learning.optimizers.build_sgdm(config.client_learning_rate, config.client_momentum or None)
+    else:
+        optimizer = _ADAPTIVE[config.client_optimizer](config.client_learning_rate)
+    return Proximal(optimizer, config.proximal_strength) if config.proximal_strength else optimizer
+
+
+_ADAPTIVE = {
+    "adam": tff.learning.optimizers.build_adam,
+    "adagrad": tff.learning.optimizers.build_adagrad,
+    "yogi": tff.learning.optimizers.build_yogi,
+}

@@ -1,0 +1,43 @@
+"""The metrics of a run as scalars for TensorBoard, in RUN/tensorboard."""
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from fedmf.runs.metric_table import flat
+
+Row = Mapping[str, Any]
+
+
+@contextlib.contextmanager
+def scalars(folder: pathlib.Path, rows: Sequence[Row]) -> Iterator[Callable[[Row], None]]:
+    """Writes a scalar for each number of a row, at the row's round; yields the function that writes one more row.
+
+    Event files can only grow, and a resume does rounds again: earlier ones are removed, and `rows` are written first.
+
+    Args:
+      folder: made if it is not there, readable by its owner alone, as metrics.jsonl is.
+      rows: of the rounds that are done.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for old in folder.glob("events.out.tfevents.*"):
+        old.unlink()
+    writer = tf.summary.create_file_writer(str(folder))
+
+    def write(row: Row) -> None:
+        numbers = flat(row)
+        step = numbers.pop("round")
+        with writer.as_default():
+            for name, value in numbers.items():
+                tf.summary.scalar(name.replace("validation_", "validation/"), value, step=step)
+        writer.flush()
+
+    try:
+        for row in rows:
+            write(row)
+        yield write
+    finally:
+        writer.close()

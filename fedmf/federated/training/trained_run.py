@@ -1,0 +1,140 @@
+"""`TrainedRun`: what people do with a run: its model in Keras, its metrics on a split and on every client, its file."""
+
+import dataclasses
+import os
+import pathlib
+import tempfile
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from fedmf.federated.examples import count
+from fedmf.federated.task import Task
+from fedmf.federated.training.evaluation import Evaluator
+from fedmf.runs.folder import Run, RunFolder, check_export_path
+from fedmf.terminal import progress_bar
+
+_DECILES = np.arange(1, 10) / 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedRun(Run):
+    """A run with its task. Of an unfinished run the weights are those of its newest checkpoint.
+
+    Metrics are exact functions of the data that they are measured on; the run's guarantee covers the model, not them.
+
+    Attributes:
+      task: of the run; see `of`.
+    """
+
+    task: Task
+
+    @staticmethod
+    def of(run: Run, task: Task) -> "TrainedRun":
+        """The run with its task.
+
+        Raises:
+          ValueError: the task's model has other weights than the initial model that the run started from.
+        """
+        initial = RunFolder(run.path).initial_weights()
+        values = {field.name: getattr(run, field.name) for field in dataclasses.fields(Run)}
+        return TrainedRun(**values, task=task if initial is None else task.starting_from(initial))
+
+    @property
+    def weights(self) -> list[np.ndarray]:
+        """The weights in the order of the model's trainable variables.
+
+        Raises:
+          ValueError: there is no checkpoint yet, or the task's model has other weights.
+        """
+        shapes = [tuple(v.shape) for v in self._initial_model().trainable_variables]
+        checkpoint = None if self.result is not None else RunFolder(self.path).load_checkpoint()
+        if self.result is None and checkpoint is None:
+            raise ValueError(f"run {self.path} has no model yet: it is saved with the first checkpoint")
+        # A state begins with the model's weights, as `Execution.leaves` says.
+        weights = super().weights if checkpoint is None else list(checkpoint.state[: len(shapes)])
+        if [weight.shape for weight in weights] != shapes:
+            raise ValueError(
+                f"the weights of run {self.path} have the shapes {[weight.shape for weight in weights]} and the model of task "
+                f"{self.task.name!r} has {shapes}: take the task that the run was trained on"
+            )
+        return weights
+
+    def saved_rounds(self) -> int:
+        """The rounds that the weights were trained for."""
+        return RunFolder(self.path).saved_rounds() if self.result is None else self.config.rounds
+
+    def model(self) -> Any:
+        """A tf.keras.Model with the run's weights, which Keras saves and loads without the task's code.
+
+        Raises:
+          ValueError: as `weights` does.
+        """
+        model = self._trained()
+        return model if self.task.export_model is None else self.task.export_model(model)
+
+    def starting_weights(self) -> list[np.ndarray]:
+        """All weights of the model, those that are not trained too, as tf.keras.Model.get_weights gives them."""
+        weights: list[np.ndarray] = self._trained().get_weights()
+        return weights
+
+    def _initial_model(self) -> Any:
+        return self.task.build_model(self.config.seed)
+
+    def _trained(self) -> Any:
+        model = self._initial_model()
+        for variable, weight in zip(model.trainable_variables, self.weights, strict=True):
+            variable.assign(weight)
+        return model
+
+    def evaluate(self, split: str) -> dict[str, float]:
+        """The task's metrics on "validation" or "test"."""
+        return Evaluator(self.task, self.config)(self.weights, split)
+
+    def evaluate_clients(self, *, progress: bool = False) -> dict[str, Any]:
+        """The headline metric on the training examples of each client by itself.
+
+        Returns:
+          {"clients": with examples, "clients_without_examples": others, "mean": float, "deciles": the 10%, 20% ... 90% quantiles}.
+        """
+        evaluator, weights = Evaluator(self.task, self.config), self.weights
+        clients, values = self.task.client_ids, []
+        with progress_bar.bar(total=len(clients), unit="client", desc="evaluating", disable=not progress) as bar:
+            for client_id in clients:
+                examples = self.task.examples_of(client_id)
+                if count(examples):
+                    values.append(evaluator.on(weights, examples)[self.task.headline])
+                bar.update()
+        if not values:
+            raise ValueError(f"no client of task {self.task.name!r} has examples: there is nothing to evaluate")
+        return {
+            "clients": len(values),
+            "clients_without_examples": len(clients) - len(values),
+            "mean": float(np.mean(values)),
+            "deciles": np.quantile(values, _DECILES).tolist(),
+        }
+
+    def export(self, path: str | os.PathLike[str]) -> Any:
+        """Saves `model`, whole or not at all, and returns it.
+
+        Args:
+          path: FILE.keras, which is replaced; or a folder without a suffix, new or empty, for a SavedModel.
+
+        Raises:
+          ValueError: another suffix, a folder that holds files, or as `weights` does.
+        """
+        path = check_export_path(path)
+        model = self.model()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            part = pathlib.Path(folder) / path.name
+            logger = tf.get_logger()
+            level = logger.level
+            logger.setLevel("ERROR")  # Keras warns that the model has no loss of its own
+            try:
+                model.save(part, save_format="keras" if path.suffix else "tf")
+            finally:
+                logger.setLevel(level)
+            os.replace(part, path)
+        return model

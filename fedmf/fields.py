@@ -1,0 +1,67 @@
+"""Fields of a frozen dataclass of options: a default, the text that a command's help shows, and the check of a value."""
+
+import dataclasses
+import math
+import os
+import typing
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fedmf import checks
+
+
+def option(default: Any, help: str, check: Callable[[str, Any], Any]) -> Any:
+    """A field whose `check` returns a value in the field's own type; see `check_fields`."""
+    return dataclasses.field(default=default, metadata={"help": help, "check": check})
+
+
+def whole(default: int | None, help: str, *, low: int = 1) -> Any:
+    """An int of at least `low`, 0 or 1."""
+    hint = f"use a {'positive' if low else 'non-negative'} whole number"
+    return option(default, help, lambda name, value: checks.integer(name, value, low=low, hint=hint))
+
+
+def real(default: float | None, help: str, *, zero: bool = False, below: float = math.inf) -> Any:
+    """A finite positive float, or 0 where `zero` allows it."""
+    hint = f"use a finite {'non-negative' if zero else 'positive'} number"
+    return option(default, help, lambda name, value: checks.positive(name, value, hint, below=below, zero=zero))
+
+
+def choice(default: str | None, help: str, choices: Callable[[], Iterable[str]]) -> Any:
+    """One of some strings."""
+    return option(default, help, lambda name, value: checks.one_of(name, value, tuple(choices())))
+
+
+def flag(default: bool, help: str) -> Any:
+    """A bool."""
+
+    def check(name: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a bool: use True or False")
+        return value
+
+    return option(default, help, check)
+
+
+def text(default: str | None, help: str) -> Any:
+    """A str; a path is kept as one."""
+
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str | os.PathLike):
+            raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a str: pass it as text")
+        return os.fspath(value)
+
+    return option(default, help, check)
+
+
+def check_fields(options: Any) -> None:
+    """Replaces each field of a frozen dataclass by its checked value; None passes where the field's type allows it.
+
+    Raises:
+      TypeError, ValueError: naming the field, its value and what to do instead.
+    """
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if value is not None or type(None) not in typing.get_args(field.type):
+            # A plain number, also of numpy's: options are stored as JSON.
+            object.__setattr__(options, field.name, field.metadata["check"](field.name, value))

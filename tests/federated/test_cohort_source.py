@@ -1,0 +1,116 @@
+"""TFF programs with our cohorts: stopped and started again they train the same model on the same clients."""
+
+import asyncio
+import copy
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import fedmf
+from fedmf import federated
+from fedmf.cohorts.devices import DeviceBehavior
+from fedmf.federated.tff import tff
+from tests.federated.linear_regression import client_data, fed_avg
+from tests.federated.plans import plan_of
+from tests.mechanisms.registry import MECHANISMS
+
+pytestmark = pytest.mark.tensorflow
+
+ROUNDS, POPULATION, COHORT = 6, 12, 3
+
+
+def source_of(seed=1, **options):
+    participation = fedmf.Participation(rounds=ROUNDS, schema="min_sep", min_sep=3)
+    controller = fedmf.ParticipationController(
+        participation, population=POPULATION, cohort_size=COHORT, seed=seed, **options
+    )
+    return federated.CohortDataSource(controller, client_data)
+
+
+def cohorts(source):
+    return [source.controller.ledger.cohort(t).tolist() for t in range(len(source.controller.ledger))]
+
+
+@pytest.fixture(scope="module")
+def process():
+    plan = plan_of(MECHANISMS["banded"](ROUNDS))
+    return fed_avg(federated.dp_aggregator(plan, clients_per_round=COHORT, noise_seed=1))
+
+
+def weights_after(process, source, rounds, folder, discard=None):
+    """The weights that `train_model` ends with."""
+    released = tff.program.MemoryReleaseManager()
+    program = tff.learning.programs.train_model(
+        train_process=process,
+        train_data_source=source,
+        train_per_round_clients=COHORT,
+        train_total_rounds=rounds,
+        should_discard_round=discard,
+        program_state_manager=tff.program.FileProgramStateManager(str(folder)),
+        model_output_manager=released,
+        evaluation_manager=None,
+        evaluation_periodicity=1,
+    )
+    context = tff.program.NativeFederatedContext(tff.backends.native.create_async_local_cpp_execution_context())
+    with tff.framework.get_context_stack().install(context):
+        asyncio.run(program)
+    state = released.values()[f"training_checkpoint_round_{rounds}"]
+    return process.get_model_weights(state).trainable
+
+
+def test_a_program_goes_on_with_the_same_cohorts_and_weights(process, tmp_path):
+    whole = source_of()
+    expected = weights_after(process, whole, ROUNDS, tmp_path / "whole")
+    first, discarded = source_of(), []
+    weights_after(
+        process, first, 3, tmp_path / "parts", discard=lambda output: discarded.append(1) or len(discarded) == 2
+    )
+    assert len(discarded) == 4
+    later = source_of()
+    found = weights_after(process, later, ROUNDS, tmp_path / "parts")
+    assert cohorts(later) == cohorts(whole)
+    assert cohorts(first) == cohorts(whole)[:3]
+    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+
+
+def test_an_iterator_restores_the_ledger_also_of_clients_that_dropped_out():
+    away = {"behavior": DeviceBehavior(dropout=0.4, seed=5)}
+    whole, first, later = source_of(**away), source_of(**away), source_of(**away)
+    passes = whole.iterator(), first.iterator()
+    for _ in range(4):
+        for one in passes:
+            one.select(COHORT)
+    restored = type(later.iterator()).from_bytes(passes[1].to_bytes())
+    again = copy.deepcopy(passes[0])  # of a round that is discarded
+    for one in (passes[0], restored, again):
+        one.select()
+    assert cohorts(later) == cohorts(whole)
+    assert {len(cohort) for cohort in cohorts(whole)} != {COHORT}
+    selected = [[source.controller.ledger.selected(t).tolist() for t in range(5)] for source in (whole, later)]
+    assert selected[0] == selected[1]
+
+
+def test_a_training_process_goes_on_from_the_ledger():
+    whole, later = source_of(), source_of()
+    expected = [[list(data.as_numpy_iterator()) for data in whole.training_selection_fn(t + 1)] for t in range(4)]
+    with pytest.raises(ValueError, match=r"t=3 cannot be drawn.* call go_on_from\(ledger\) first"):
+        later.training_selection_fn(4)
+    later.controller.go_on_from(whole.controller.ledger.first(3))
+    found = [list(data.as_numpy_iterator()) for data in later.training_selection_fn(4)]
+    tf.nest.map_structure(np.testing.assert_array_equal, found, expected[3])
+
+
+def test_refusals():
+    source, other = source_of(), source_of(seed=2)
+    with pytest.raises(ValueError, match=f"k=2 clients a round, but the controller draws cohort_size={COHORT}"):
+        source.iterator().select(2)
+    one = source.iterator()
+    one.select(), other.iterator().select()
+    with pytest.raises(ValueError, match="belongs to another run"):
+        type(other.iterator()).from_bytes(one.to_bytes())
+    one.select()
+    with pytest.raises(ValueError, match="go on from a new one"):
+        type(other.iterator()).from_bytes(one.to_bytes())
+    with pytest.raises(TypeError, match="client_data gave 0 for client 0"):
+        federated.CohortDataSource(source.controller, lambda index: index)

@@ -1,0 +1,95 @@
+"""Which losses are called a divergence, and the rate that is named."""
+
+import json
+
+import numpy as np
+import pytest
+
+import fedmf
+from fedmf.federated.training.divergence import ROUNDS_ABOVE_START, START_ROUNDS, DivergenceWatch
+from tests.cli.program import fedmf as command
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.fixture(scope="module")
+def plan():
+    participation = fedmf.Participation(rounds=64, schema="min_sep", min_sep=16)
+    mechanism = fedmf.fit(fedmf.prefix_sum(64), participation, family="identity")
+    return fedmf.Plan(mechanism=mechanism, participation=participation, noise_multiplier=3.0, delta=1e-6, clip_norm=0.5)
+
+
+def watch(plan, rate=1.0):
+    return DivergenceWatch(plan, cohort_size=20, server_learning_rate=rate)
+
+
+def told(watch, losses, examples=100):
+    """round -> sentence."""
+    said = {t: watch.observe(t, float(loss), examples) for t, loss in enumerate(losses)}
+    return {t: sentence for t, sentence in said.items() if sentence}
+
+
+def noisy(losses, seed=0):
+    return losses * np.random.default_rng(seed).lognormal(0, 0.2, len(losses))
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        np.linspace(6, 2, 400),
+        np.full(400, 6.0),  # learns nothing
+        np.r_[np.linspace(6, 3, 100), np.linspace(3, 5, 300)],  # worse than it was, better than nothing
+        np.r_[np.linspace(6, 3, 50), np.full(10, 30.0), np.linspace(3, 2, 50)],  # some bad rounds
+    ],
+)
+def test_runs_that_do_not_diverge(plan, losses):
+    assert [told(watch(plan), noisy(losses, seed)) for seed in range(20)] == [{}] * 20
+
+
+def test_a_run_that_diverges_is_told_once(plan):
+    losses = np.r_[[5.7, 5.5, 4, 3, 3, 4, 5], 6 + 2.0 ** np.arange(60)]
+    said = told(watch(plan), losses)
+    assert [*said] == [7 + ROUNDS_ABOVE_START - 1]
+    (sentence,) = said.values()
+    assert f"is {losses[26]:.3g}, and for {ROUNDS_ABOVE_START} rounds it was above 5.7" in sentence
+    assert "smaller server_learning_rate than 1, such as" in sentence
+
+
+def test_one_round_below_the_start_counts_from_new(plan):
+    losses = np.r_[np.full(START_ROUNDS, 5.0), np.tile([*np.full(ROUNDS_ABOVE_START - 1, 9.0), 4.0], 10)]
+    assert told(watch(plan), losses) == {}
+
+
+@pytest.mark.parametrize("loss", [np.nan, np.inf])
+def test_a_loss_that_is_not_finite_is_told_at_once(plan, loss):
+    said = told(watch(plan), [5.0, loss, loss])
+    assert [*said] == [1]
+    assert (
+        f"loss of round 1 is {loss}: start again with a smaller client_learning_rate, or server_learning_rate"
+        in said[1]
+    )
+
+
+def test_rounds_without_examples_do_not_count(plan):
+    watching = watch(plan)
+    losses = [5.0] * START_ROUNDS + [9.0] * (ROUNDS_ABOVE_START - 1)
+    for t, loss in enumerate(losses):
+        assert watching.observe(2 * t, loss, 10) is None
+        assert watching.observe(2 * t + 1, 0.0, 0) is None
+    assert watching.observe(2 * len(losses), 9.0, 10)
+
+
+def test_the_rate_is_that_of_the_command(plan, tmp_path):
+    plan.mechanism.save(tmp_path / "identity.npz")
+    options = "--rounds 64 --min-sep 16 --noise-multiplier 3 --clip-norm 0.5 --cohort-size 20 --json".split()
+    rate = json.loads(command("plan", "learning-rate", tmp_path / "identity.npz", *options).stdout)["learning_rate"]
+    assert f"such as {rate:.2g}, which" in told(watch(plan), [np.nan])[0]
+    # A smaller rate than the run has is no rule's.
+    assert told(watch(plan, rate / 2), [np.nan])[0].endswith(f"server_learning_rate than {rate / 2:g}")
+
+
+def test_without_noise_there_is_no_rule(plan):
+    silent = fedmf.Plan(
+        mechanism=plan.mechanism, participation=plan.participation, noise_multiplier=0.0, delta=1e-6, clip_norm=0.5
+    )
+    assert told(watch(silent), [np.inf])[0].endswith("server_learning_rate than 1")
