@@ -1,28 +1,178 @@
 """Training tasks: data, model and metrics. They know no privacy.
 
-A task is a folder here and a line of TASKS, which names a function of a `TrainConfig` and `progress` that returns a `Task`.
+A task is a function of its own frozen options dataclass, and of `progress` if it shows bars, that returns a `federated.Task`. Those that
+ship are a folder here and a line of TASKS; those of installed packages are entry points of the group fedmf.tasks; a user's own are named
+package.module:function.
 """
 
+import dataclasses
+import importlib.metadata
+import inspect
+import os
 import pkgutil
-from typing import TYPE_CHECKING
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from fedmf import checks
+import msgspec
 
 if TYPE_CHECKING:
     from fedmf.federated.task import Task
     from fedmf.runs.config import TrainConfig
+    from fedmf.runs.folder import Run
 
 TASKS = {
-    "stackoverflow_nwp": "fedmf.tasks.stackoverflow.task:task_from_config",
+    "stackoverflow_nwp": "fedmf.tasks.stackoverflow:stackoverflow_nwp",
+    "emnist": "fedmf.tasks.emnist:emnist",
+    "cifar10": "fedmf.tasks.cifar10:cifar10",
+    "regression": "fedmf.tasks.regression:regression",
 }
+DEFAULT = "stackoverflow_nwp"
+ENTRY_POINTS = "fedmf.tasks"
+
+
+def available() -> dict[str, str]:
+    """Name -> package.module:function, of the tasks that ship and of those of installed packages."""
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return {point.name: point.value for point in points} | TASKS
+
+
+def task_function(name: str) -> Callable[..., "Task"]:
+    """The function of a task: of one that is `available`, or package.module:function, also in the working folder.
+
+    Raises:
+      ValueError: there is none, or it cannot be imported.
+    """
+    target = available().get(name, name)
+    if ":" not in target:
+        raise ValueError(
+            f"task={name!r} is unknown: choose one of {', '.join(available())}, or name a function as package.module:function"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # at the end: nothing of ours is shadowed
+    try:
+        function = pkgutil.resolve_name(target)
+    except Exception as error:
+        raise ValueError(
+            f"task={name!r} cannot be imported ({type(error).__name__}: {error}): name a function as package.module:function"
+        ) from error
+    if not callable(function):
+        raise ValueError(f"task={name!r} is a {type(function).__name__}: name a function that returns a Task")
+    return function
+
+
+def options_class(name: str) -> type[Any] | None:
+    """The dataclass of a task's options, which its function's first parameter is annotated with; None for one without.
+
+    Raises:
+      ValueError: as `task_function` does.
+    """
+    function = task_function(name)
+    parameters = list(inspect.signature(function).parameters.values())
+    kind = parameters[0].annotation if parameters else None
+    if isinstance(kind, str):  # under `from __future__ import annotations`
+        kind = getattr(function, "__globals__", {}).get(kind)
+    return kind if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
+
+
+def completed(config: "TrainConfig") -> "TrainConfig":
+    """The config with its task, and with every option of the task, checked.
+
+    Raises:
+      ValueError: no such task or option, or a value that the option does not take.
+    """
+    name = config.task or DEFAULT
+    options = dataclasses.asdict(_options(name, config)) if options_class(name) else dict(_none_of(name, config))
+    options.pop("data", None)
+    return dataclasses.replace(config, task=name, task_options=options)
+
+
+def _none_of(name: str, config: "TrainConfig") -> Mapping[str, Any]:
+    given = dict(config.task_options) | ({} if config.data is None else {"data": config.data})
+    if given:
+        raise ValueError(f"task_option {next(iter(given))!r}: the task {name} has no options, leave it out")
+    return {}
+
+
+def _options(name: str, config: "TrainConfig") -> Any:
+    kind = options_class(name)
+    assert kind is not None
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    given = {option.replace("-", "_"): value for option, value in config.task_options.items()}
+    if config.data is not None:
+        if "data" not in fields:
+            raise ValueError(f"data={config.data!r}: the task {name} reads no data, leave it out")
+        given["data"] = config.data
+    types_of = typing.get_type_hints(kind)
+    for option, value in given.items():
+        if option not in fields:
+            known = ", ".join(map(_spelled, fields))
+            raise ValueError(f"task_option {_spelled(option)!r} is none of the task {name}: its options are {known}")
+        if value == "none" and types.NoneType in typing.get_args(types_of[option]):
+            given[option] = None
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        # msgspec names the field behind the sentence: "Expected `int`, got `str` - at `$.clients`".
+        message, _, place = re.sub(r" - at `\$`$", "", str(error)).partition(" - at `$.")
+        option = place.rstrip("`")
+        message = f"{option}={given[option]!r}: {message}" if option else message
+        message = re.sub(rf"\b({'|'.join(fields)})\b", lambda match: _spelled(match[0]), message)
+        raise ValueError(f"task_option {message}") from error
+
+
+def task_of_run(run: "Run", *, data: str | None = None, progress: bool = True) -> "Task":
+    """The task that a run was trained on; with `data` the same on another data file.
+
+    Words, classes and the like keep the numbers that the model knows them by: where that is more than another file, the task's options
+    have a method `on_data(data)`.
+
+    Raises:
+      FileNotFoundError, TypeError, ValueError: as `task_from_config` does, or the run's config does not name its task.
+    """
+    config, recorded = run.config, run.plan["task"]["name"]
+    if config.task is None and recorded != DEFAULT:
+        raise ValueError(
+            f"run {run.path} was trained in Python on task {recorded!r}, which its config does not name: use "
+            "federated.TrainedRun.of(run, task) there"
+        )
+    if data is None:
+        return task_from_config(config, progress=progress)
+    task = task_from_config(dataclasses.replace(config, data=data), progress=progress)
+    options = _options(config.task or DEFAULT, config)
+    if task.data_version == run.plan["task"]["data_version"] or not hasattr(options, "on_data"):
+        return task
+    values = dataclasses.asdict(options.on_data(data))
+    config = dataclasses.replace(config, data=values.pop("data"), task_options=values)
+    return task_from_config(config, progress=progress)
+
+
+def _spelled(option: str) -> str:
+    """As on the command line, which config files take as well."""
+    return option.replace("_", "-")
 
 
 def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
     """The task that a config describes; imports TensorFlow. Reading shows progress bars where it takes long, or none.
 
     Raises:
-      FileNotFoundError, ValueError: no such task, the data file is absent or damaged, a size is out of range.
+      FileNotFoundError, TypeError, ValueError: no such task, an option out of range, the data file is absent or damaged.
     """
-    make = pkgutil.resolve_name(TASKS[checks.one_of("task", config.task, tuple(TASKS))])
-    task: Task = make(config, progress=progress)
+    from fedmf.federated.task import Task
+
+    name = config.task or DEFAULT
+    function = task_function(name)
+    options = [_options(name, config)] if options_class(name) else list(_none_of(name, config))
+    shown = {"progress": progress} if "progress" in inspect.signature(function).parameters else {}
+    try:
+        task = function(*options, **shown)
+    except (TypeError, ValueError, OSError):
+        raise
+    except Exception as error:
+        raise ValueError(f"task={name!r} raises {type(error).__name__}: {error}") from error
+    if not isinstance(task, Task):
+        raise TypeError(f"task={name!r} returns a {type(task).__name__}: return a fedmf.federated.Task")
     return task

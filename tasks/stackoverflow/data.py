@@ -1,4 +1,4 @@
-"""Opens, checks and describes a StackOverflow data file: TFF's own, or a synthetic one of the same format."""
+"""Opens, checks and describes a StackOverflow data file: TFF's own, a synthetic one or imported text in the same format."""
 
 import contextlib
 import functools
@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.tasks.stackoverflow import example_proto
-from fedmf.tasks.stackoverflow.synthetic import SYNTHETIC_APPLICATION_ID
+from fedmf.tasks import example_proto
+from fedmf.tasks.data_file import ORIGINS, SPLITS
 
-SPLITS = ("train", "heldout", "test")
 FILE_NAME = "stackoverflow.sqlite"
+TFF_FILE = "StackOverflow file"
 
 _SQLITE_HEADER = 100  # bytes
 _DESCRIBED_SENTENCES = 64  # of each sampled client
@@ -59,7 +59,8 @@ def _check_header(path: pathlib.Path) -> None:
     with path.open("rb") as file:
         header = file.read(_SQLITE_HEADER)
     if not header.startswith(b"SQLite format 3\0"[: len(header)]):
-        what = "the packed download; unpack it with `unlzma`" if path.suffix == ".lzma" else _HINT
+        own = "import a CSV, JSON lines or Parquet file of your own with `fedmf data import`, or "
+        what = "the packed download; unpack it with `unlzma`" if path.suffix == ".lzma" else own + _HINT
         raise ValueError(f"{path} is not a SQLite file: {what}")
     pages = changes = valid_for = page_size = 0
     if len(header) == 100:
@@ -139,10 +140,10 @@ def check_file(path: str | os.PathLike[str] | None) -> pathlib.Path:
     return file
 
 
-def is_synthetic(path: pathlib.Path) -> bool:
-    """Whether the file was made by `write_synthetic_corpus`."""
+def origin(path: pathlib.Path) -> str:
+    """Where the file comes from: "synthetic corpus", "imported text", or else TFF_FILE."""
     with connect(path) as connection:
-        return bool(connection.execute("PRAGMA application_id").fetchone()[0] == SYNTHETIC_APPLICATION_ID)
+        return ORIGINS.get(connection.execute("PRAGMA application_id").fetchone()[0], TFF_FILE)
 
 
 def client_sizes(path: pathlib.Path, split: str) -> dict[str, int]:
@@ -166,7 +167,7 @@ def iterate_examples(
             yield [_features(path, record) for (record,) in rows]
 
 
-def _features(path: pathlib.Path, record: Any) -> dict[str, bytes | int]:
+def _features(path: pathlib.Path, record: Any) -> dict[str, example_proto.Feature]:
     try:
         return example_proto.decode_example(record if isinstance(record, bytes) else b"\xff")
     except ValueError as error:
@@ -178,12 +179,12 @@ class Corpus:
 
     Attributes:
       path: the file.
-      synthetic: whether `write_synthetic_corpus` made it.
+      origin: as `origin` says.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
-        self.synthetic = is_synthetic(path)
+        self.origin = origin(path)
         self._clients: dict[str, Any] = {}
 
     @property
@@ -254,7 +255,7 @@ def describe_file(
       seed: draws the sample.
 
     Returns:
-      A JSON-able dict: path, bytes, synthetic, and for each split clients, examples, sentences_per_client (quantiles),
+      A JSON-able dict: path, bytes, origin, and for each split clients, examples, sentences_per_client (quantiles),
       and sample: clients, sentences, mean_sentence_length, first_date, last_date, distinct_words, top_words.
 
     Raises:
@@ -265,7 +266,7 @@ def describe_file(
     return {
         "path": str(file),
         "bytes": file.stat().st_size,
-        "synthetic": is_synthetic(file),
+        "origin": origin(file),
         "splits": splits,
     }
 

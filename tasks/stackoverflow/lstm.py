@@ -85,6 +85,18 @@ def _recurrence(gates: Any, kernel: Any) -> Any:
     return run(gates, kernel)
 
 
+def with_keras_lstm(model: Any) -> Any:
+    """The same model, of the same weights, with Keras's own LSTM layer in place of ours."""
+
+    def own(layer: Any) -> Any:
+        kind = tf.keras.layers.LSTM if isinstance(layer, UnrolledLSTM) else type(layer)
+        return kind.from_config(layer.get_config())
+
+    copy = tf.keras.models.clone_model(model, clone_function=own)
+    copy.set_weights(model.get_weights())
+    return copy
+
+
 class UnrolledLSTM(tf.keras.layers.LSTM):
     """tf.keras.layers.LSTM with the same weights and outputs, for whole sequences of a fixed length without a mask."""
 

@@ -11,9 +11,8 @@ import tensorflow as tf
 
 from fedmf import checks
 from fedmf.tasks.stackoverflow.lstm import UnrolledLSTM
+from fedmf.tasks.stackoverflow.options import LOSSES
 from fedmf.tasks.stackoverflow.preprocessing import SpecialIds
-
-LOSSES = ("published", "masked")
 
 
 def build_model(
@@ -80,34 +79,47 @@ def make_loss(kind: str) -> Callable[[Any, Any, Any], Any]:
     return loss
 
 
-def make_metrics(kind: str, ids: SpecialIds) -> Callable[[Any, Any, Any], dict[str, tuple[Any, Any]]]:
-    """(labels, logits, example_weights) -> metrics as (numerator, denominator), which add up over batches.
+class _Accuracy(tf.keras.metrics.Mean):
+    """Share of predictions that are right, where the label is none of `left_out`; the largest of all V + 4 logits is the prediction."""
+
+    def __init__(self, name: str, left_out: tuple[int, ...]) -> None:
+        super().__init__(name, tf.float64)
+        self._left_out = left_out
+
+    def update_state(self, labels: Any, logits: Any, sample_weight: Any = None) -> Any:
+        """Labels (batch, length), logits (batch, length, V + 4)."""
+        right = tf.equal(tf.argmax(logits, axis=-1, output_type=labels.dtype), labels)
+        counted = tf.reduce_all([tf.not_equal(labels, label) for label in self._left_out], axis=0)
+        return super().update_state(tf.cast(right, tf.float64), tf.cast(counted, tf.float64))
+
+
+class _Loss(tf.keras.metrics.Mean):
+    """The loss over the positions that it counts."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__("loss", tf.float64)
+        self._kind = kind
+
+    def update_state(self, labels: Any, logits: Any, sample_weight: Any = None) -> Any:
+        """Labels (batch, length), logits (batch, length, V + 4)."""
+        # TensorFlow's cross-entropy would make its gradient too, as large as the logits.
+        cross_entropy = tf.reduce_logsumexp(logits, axis=-1) - tf.gather(logits, labels, batch_dims=2)
+        return super().update_state(cross_entropy, _loss_weights(self._kind, labels, tf.ones(tf.shape(labels)[:1])))
+
+
+def make_metrics(kind: str, ids: SpecialIds) -> list[tf.keras.metrics.Metric]:
+    """Keras metrics of labels (batch, length) and logits (batch, length, V + 4).
 
     "accuracy" leaves out padding, out-of-vocabulary and end, as the papers report it; beside it are "accuracy_no_pad_no_oov",
-    "accuracy_no_pad" and "loss". A prediction is the largest of all V + 4 logits.
+    "accuracy_no_pad" and "loss".
 
     Args:
       kind: the loss reported as "loss", see `make_loss`.
       ids: the special labels.
     """
-    hidden = {
-        "accuracy": (ids.pad, ids.out_of_vocabulary, ids.end),
-        "accuracy_no_pad_no_oov": (ids.pad, ids.out_of_vocabulary),
-        "accuracy_no_pad": (ids.pad,),
-    }
-
-    def metrics(labels: Any, logits: Any, example_weights: Any) -> dict[str, tuple[Any, Any]]:
-        right = tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=labels.dtype), labels), tf.float32)
-        result = {}
-        for name, special in hidden.items():
-            weights = tf.ones_like(right) * example_weights[:, None]
-            for label in special:
-                weights *= tf.cast(tf.not_equal(labels, label), tf.float32)
-            result[name] = (tf.reduce_sum(weights * right), tf.reduce_sum(weights))
-        weights = _loss_weights(kind, labels, example_weights)
-        # TensorFlow's cross-entropy would make its gradient too, as large as the logits.
-        cross_entropy = tf.reduce_logsumexp(logits, axis=-1) - tf.gather(logits, labels, batch_dims=2)
-        result["loss"] = (tf.reduce_sum(weights * cross_entropy), tf.reduce_sum(weights))
-        return result
-
-    return metrics
+    return [
+        _Accuracy("accuracy", (ids.pad, ids.out_of_vocabulary, ids.end)),
+        _Accuracy("accuracy_no_pad_no_oov", (ids.pad, ids.out_of_vocabulary)),
+        _Accuracy("accuracy_no_pad", (ids.pad,)),
+        _Loss(kind),
+    ]

@@ -6,24 +6,18 @@ numeric strings with held-out users divisible by ten, test clients that are most
 (tasks/stackoverflow/language.py).
 """
 
-import contextlib
 import dataclasses
 import datetime
 import os
 import pathlib
-import sqlite3
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from fedmf.tasks.stackoverflow import example_proto, language
+from fedmf.tasks import data_file, example_proto
+from fedmf.tasks.stackoverflow import language
 from fedmf.terminal import progress_bar
 
-# In the SQLite header, which TFF's loader ignores: a report must be able to tell this corpus from the real one.
-SYNTHETIC_APPLICATION_ID = 0x464D4653
-
-_SPLITS = ("train", "heldout", "test")
 _EPOCH = datetime.datetime(2008, 8, 1)
 _DAYS_BEFORE_2018 = (datetime.datetime(2018, 1, 1) - _EPOCH).days
 _DAYS_AFTER_2018 = 400
@@ -49,8 +43,8 @@ class CorpusOptions:
       test_fraction: test users for each train user (real file: 0.6); four in five of them are train users too.
     """
 
-    clients: int = _within(1, 100_000_000)
-    seed: int = _within(0, 2**63 - 1)
+    clients: int = _within(1, 100_000_000, default=1_000)
+    seed: int = _within(0, 2**63 - 1, default=0)
     sentences_per_client: float = _within(4, 100_000, default=64.0)
     vocabulary_size: int = _within(1, 10_000_000, default=1_000)
     topics: int = _within(1, language.MAX_TOPICS, default=8)
@@ -80,7 +74,7 @@ def write_synthetic_corpus(
       path: file to write, such as "stackoverflow.sqlite"; its folder must exist.
       overwrite: replace an existing file.
       progress: show a progress bar.
-      options: of `CorpusOptions`; clients and seed are needed.
+      options: of `CorpusOptions`.
 
     Raises:
       TypeError: an option of the wrong kind.
@@ -92,21 +86,18 @@ def write_synthetic_corpus(
     users = _users(o.clients, o.heldout_fraction, o.test_fraction)
     total = sum(len(numbers) for numbers in users.values())
     with (
-        _atomic_database(path, overwrite) as connection,
+        data_file.create(path, data_file.SYNTHETIC, overwrite=overwrite) as connection,
         progress_bar.bar(total=total, desc=f"writing {path.name}", unit="client", disable=not progress) as bar,
     ):
-        for split in _SPLITS:
+        for split in data_file.SPLITS:
             mean = o.sentences_per_client / 2 if split == "test" else o.sentences_per_client
             for start in range(0, len(users[split]), _CLIENTS_PER_TRANSACTION):
                 block = users[split][start : start + _CLIENTS_PER_TRANSACTION]
-                for number in block:
-                    _write_client(connection, words, split, int(number), mean, o.seed)
+                for number in map(int, block):
+                    records = _records(words, split, number, mean, o.seed)
+                    data_file.write_client(connection, str(number), split, records)
                 connection.commit()
                 bar.update(len(block))
-        # One index serves TFF's two queries: by client, and by client and split.
-        connection.execute("CREATE INDEX index_examples_client ON examples (client_id, split_name)")
-        connection.execute("CREATE INDEX index_metadata_split ON client_metadata (split_name, client_id)")
-        connection.commit()
     return path
 
 
@@ -129,19 +120,10 @@ def _generator(seed: int, user: int, stream: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([seed, 4 * user + stream], np.uint64)))
 
 
-def _write_client(
-    connection: sqlite3.Connection, words: language.Language, split: str, user: int, mean: float, seed: int
-) -> None:
-    client_id = str(user)
-    rows = [(split, client_id, record) for record in _records(words, split, user, mean, seed)]
-    connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows)
-    connection.execute("INSERT INTO client_metadata VALUES (?, ?, ?)", (client_id, split, len(rows)))
-
-
 def _records(words: language.Language, split: str, user: int, mean: float, seed: int) -> list[bytes]:
     """The serialized examples of one user in one split, oldest post first."""
     style = language.draw_style(words, _generator(seed, user, 3))  # the same in train and test: the same person
-    rng = _generator(seed, user, _SPLITS.index(split))
+    rng = _generator(seed, user, data_file.SPLITS.index(split))
     spread = 0.7
     count = max(4, round(min(mean * rng.lognormal(-(spread**2) / 2, spread), 50 * mean)))
     starts = rng.random(count) < 1 / _SENTENCES_PER_POST
@@ -196,55 +178,3 @@ def _dates(split: str, posts: int, rng: np.random.Generator) -> list[str]:
         moment = _EPOCH + datetime.timedelta(seconds=tenth // 10)
         dates.append(moment.strftime("%Y-%m-%d %H:%M:%S") + (f".{tenth % 10} UTC" if tenth % 10 else " UTC"))
     return dates
-
-
-@contextlib.contextmanager
-def _atomic_database(path: pathlib.Path, overwrite: bool) -> Iterator[sqlite3.Connection]:
-    """A fresh SQLite file with the two tables that takes the name `path` only when the block ends without an error."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: name the file to write, such as {path / 'stackoverflow.sqlite'}")
-    if path.exists() and not overwrite:
-        raise ValueError(f"{path} exists already: choose another file name or pass overwrite=True (--overwrite)")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        _remove_left_over(path)
-        with partial.open("wb"):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that exists and is writable"
-        ) from None
-    connection = sqlite3.connect(partial)
-    try:
-        # No journal: a file that is not finished is thrown away anyhow.
-        connection.executescript(
-            f"""
-            PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA application_id = {SYNTHETIC_APPLICATION_ID};
-            CREATE TABLE examples
-              (split_name TEXT NOT NULL, client_id TEXT NOT NULL, serialized_example_proto BLOB NOT NULL);
-            CREATE TABLE client_metadata
-              (client_id TEXT NOT NULL, split_name TEXT NOT NULL, num_examples INTEGER NOT NULL);
-            """
-        )
-        yield connection
-        connection.close()
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
-        os.replace(partial, path)
-    except (sqlite3.Error, OSError) as error:
-        raise ValueError(f"cannot write {path}: {error}; check the free space of its folder") from None
-    finally:
-        connection.close()
-        partial.unlink(missing_ok=True)
-
-
-def _remove_left_over(path: pathlib.Path) -> None:
-    """Removes what writers of the same file left that were killed; a writer that is still alive keeps its file."""
-    for partial in path.parent.glob(f".{path.name}.*.partial"):
-        owner = partial.name.split(".")[-2]
-        try:
-            os.kill(int(owner), 0)
-        except ProcessLookupError:
-            partial.unlink(missing_ok=True)
-        except (ValueError, PermissionError):
-            continue

@@ -1,7 +1,6 @@
 """StackOverflow next-word prediction as a Task."""
 
 import collections
-import dataclasses
 import functools
 import os
 from collections.abc import Callable
@@ -9,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fedmf import checks
-from fedmf.federated.task import Examples, Task
-from fedmf.runs.config import TrainConfig
+from fedmf.federated.examples import Examples
+from fedmf.federated.task import Task
 from fedmf.tasks.stackoverflow import data, model, vocabulary
 from fedmf.tasks.stackoverflow.compiled import compiled_epoch
+from fedmf.tasks.stackoverflow.lstm import with_keras_lstm
+from fedmf.tasks.stackoverflow.options import StackOverflowOptions
 from fedmf.tasks.stackoverflow.preprocessing import Preprocessor
 from fedmf.terminal import progress_bar
 
@@ -45,41 +45,6 @@ class _Cache:
         return x.astype(np.int32), y.astype(np.int32)  # copies: a caller may write into them
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StackOverflowOptions:
-    """Sizes of the task; the defaults are the published experiments'.
-
-    Attributes:
-      vocabulary_size: words with an id of their own; the model has four classes more.
-      sequence_length: words kept of a sentence.
-      max_sentences: sentences kept of a train client.
-      batch_size: sentences in a client's batch.
-      embedding_size: width of the embedding and of the projection.
-      lstm_size: width of the LSTM layer.
-      loss: "published" or "masked", see `model.make_loss`.
-      validation_sentences: size of the validation set.
-      test_sentences: limit on the test set, None for all of it (16 million of the real file).
-      max_clients: use only the first so many train clients in TFF's order.
-    """
-
-    vocabulary_size: int = 10_000
-    sequence_length: int = 20
-    max_sentences: int = 256
-    batch_size: int = 16
-    embedding_size: int = 96
-    lstm_size: int = 670
-    loss: str = "published"
-    validation_sentences: int = 10_000
-    test_sentences: int | None = None
-    max_clients: int | None = None
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name != "loss" and not (value is None and field.default is None):
-                checks.integer(field.name, value, low=1, hint="use a positive whole number")
-
-
 def stackoverflow_task(path: str | os.PathLike[str] | None = None, *, progress: bool = True, **options: Any) -> Task:
     """The StackOverflow next-word task.
 
@@ -88,7 +53,7 @@ def stackoverflow_task(path: str | os.PathLike[str] | None = None, *, progress: 
     used.
 
     Args:
-      path: TFF's stackoverflow.sqlite or a synthetic corpus; None for TFF's cache. Nothing is downloaded.
+      path: TFF's stackoverflow.sqlite, a synthetic corpus or imported text; None for TFF's cache. Nothing is downloaded.
       progress: show progress bars.
       options: of `StackOverflowOptions`.
 
@@ -96,11 +61,14 @@ def stackoverflow_task(path: str | os.PathLike[str] | None = None, *, progress: 
       FileNotFoundError: no data file; the message says what to put where.
       TypeError, ValueError: an option of the wrong kind or out of range, a damaged file, or an empty test split.
     """
-    o = StackOverflowOptions(**options)
+    o = StackOverflowOptions(data=None if path is None else os.fspath(path), **options)
     loss = model.make_loss(o.loss)
     sizes = {name: getattr(o, name) for name in ("vocabulary_size", "embedding_size", "lstm_size")}
-    corpus = data.open_corpus(path)
-    words = vocabulary.load_vocabulary(corpus.path, o.vocabulary_size, synthetic=corpus.synthetic, progress=progress)
+    corpus = data.open_corpus(o.data)
+    counted = corpus if o.vocabulary_data is None else data.open_corpus(o.vocabulary_data)
+    words = vocabulary.load_vocabulary(
+        counted.path, o.vocabulary_size, published=counted.origin == data.TFF_FILE, progress=progress
+    )
     preprocessor = Preprocessor(words.words, o.vocabulary_size, o.sequence_length)
     client_ids = tuple(corpus.client_ids("train")[: o.max_clients])
     known = frozenset(client_ids)
@@ -125,14 +93,13 @@ def stackoverflow_task(path: str | os.PathLike[str] | None = None, *, progress: 
         start, stop = (0, first) if split == "validation" else (first, last)
         return _encode_slice(corpus, preprocessor, start, stop, progress)
 
-    kind = "synthetic corpus" if corpus.synthetic else "StackOverflow file"
     halved = (
         f" (half of the test split: fewer than 2 x {o.validation_sentences})" if first < o.validation_sentences else ""
     )
     missing = f", only {len(words.words)} of them occur" if len(words.words) < o.vocabulary_size else ""
     # Without the file's name: a run may be resumed on the same data under another.
     description = (
-        f"StackOverflow next-word prediction on the {kind}: {len(client_ids)} train clients of "
+        f"StackOverflow next-word prediction on the {corpus.origin}: {len(client_ids)} train clients of "
         f"at most {o.max_sentences} sentences, {o.vocabulary_size} words{missing}, {words.source}; "
         f"sequences of {o.sequence_length}; embedding {o.embedding_size}, LSTM {o.lstm_size}; {o.loss} loss; "
         f"{first} validation sentences{halved}, {last - first} test sentences"
@@ -147,19 +114,12 @@ def stackoverflow_task(path: str | os.PathLike[str] | None = None, *, progress: 
         evaluation_examples=evaluation_examples,
         build_model=functools.partial(model.build_model, sequence_length=o.sequence_length, **sizes),
         loss=loss,
-        metrics=model.make_metrics(o.loss, preprocessor.ids),
-        headline_metric="accuracy",
+        metric_note="leaves out padding, unknown words and sentence ends",
+        metrics=functools.partial(model.make_metrics, o.loss, preprocessor.ids),
         batch_size=o.batch_size,
+        export_model=with_keras_lstm,
         compiled_epoch=compiled_epoch(**sizes, loss=o.loss, batch_size=o.batch_size),
     )
-
-
-def task_from_config(config: TrainConfig, *, progress: bool) -> Task:
-    """The task with the config's sizes."""
-    options = {
-        f.name: getattr(config, f.name) for f in dataclasses.fields(StackOverflowOptions) if f.name != "max_clients"
-    }
-    return stackoverflow_task(config.data, progress=progress, **options)
 
 
 def _encode_slice(corpus: data.Corpus, preprocessor: Preprocessor, start: int, stop: int, progress: bool) -> Examples:

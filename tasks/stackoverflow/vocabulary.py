@@ -35,7 +35,7 @@ class Vocabulary:
         return hashlib.sha256("\n".join(self.words).encode()).hexdigest()[:16]
 
 
-def load_vocabulary(path: pathlib.Path, size: int, *, synthetic: bool, progress: bool = True) -> Vocabulary:
+def load_vocabulary(path: pathlib.Path, size: int, *, published: bool, progress: bool = True) -> Vocabulary:
     """The `size` most frequent words of a data file's train split, fewer if it has fewer.
 
     TFF's own `stackoverflow.word_count` beside the real `stackoverflow.sqlite` is used if it is there. Otherwise the
@@ -45,7 +45,7 @@ def load_vocabulary(path: pathlib.Path, size: int, *, synthetic: bool, progress:
     Args:
       path: a checked data file.
       size: number of words, positive.
-      synthetic: whether the file is a synthetic corpus, which TFF's counts would not fit.
+      published: whether the file is TFF's own, which TFF's counts fit.
       progress: show a progress bar while counting.
 
     Returns:
@@ -54,9 +54,9 @@ def load_vocabulary(path: pathlib.Path, size: int, *, synthetic: bool, progress:
     Raises:
       ValueError: `size` is not positive, or TFF's word count file is not in its format.
     """
-    published = path.with_suffix(".word_count")
-    if path.name == data.FILE_NAME and not synthetic and published.exists():
-        return Vocabulary(_read_counts(published, size), f"TFF's {published.name}")
+    counts = path.with_suffix(".word_count")
+    if path.name == data.FILE_NAME and published and counts.exists():
+        return Vocabulary(_read_counts(counts, size), f"TFF's {counts.name}")
     cache = path.with_name(path.name + ".word_count")
     sizes = data.client_sizes(path, "train")
     clients = list(sizes)

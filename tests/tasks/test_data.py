@@ -191,5 +191,5 @@ def test_names_with_odd_letters_are_opened_read_only(damaged, tmp_path):
 def test_a_file_that_is_not_ours_is_not_called_synthetic(damaged):
     execute(damaged, "PRAGMA application_id = 0", "DELETE FROM client_metadata WHERE split_name = 'heldout'")
     found = describe_file(damaged)
-    assert found["synthetic"] is False
+    assert found["origin"] == "StackOverflow file"
     assert found["splits"]["heldout"] == {"clients": 0, "examples": 0}  # a split may be without clients

@@ -1,18 +1,16 @@
 """A task is one folder and one line of the registry; a user's own folders named tasks and experiments are nobody's business."""
 
-import dataclasses
+import importlib.metadata
 import json
+import pathlib
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-import fedmf
 from fedmf import tasks
 from fedmf.cli import main
-from tests.federated.run_small import config
-from tests.federated.small_task import small_task
+from fedmf.runs.folder import Run
 
 pytestmark = pytest.mark.tensorflow
 
@@ -20,58 +18,85 @@ MODULE = """
 import dataclasses
 from tests.federated.small_task import small_task
 
-def task_from_config(config, *, progress):
-    return dataclasses.replace(small_task(), name="tiny", batch_size=config.batch_size)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TinyOptions:
+    batch_size: int = dataclasses.field(default=4, metadata={"help": "Sequences in a batch."})
+    label: str | None = "tiny"
+
+    def __post_init__(self):
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size={self.batch_size} must be positive")
+
+def tiny(options: TinyOptions, *, progress):
+    return dataclasses.replace(small_task(), name=options.label or "nameless", batch_size=options.batch_size)
+
+def broken(options: TinyOptions):
+    raise KeyError("lost")
+
+def nothing():
+    return {}
+
+number = 3
 """
-OPTIONS = "--rounds 4 --cohort-size 4 --min-sep 2 --noise-multiplier 0.3 --sequence-length 5 --batch-size 4 --evaluate-every 2"
+OPTIONS = "--rounds 4 --cohort-size 4 --min-sep 2 --noise-multiplier 0.3 --evaluate-every 2".split()
 
 
-def test_a_task_is_one_module_and_one_line(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A user's module in the working folder."""
     (tmp_path / "tiny_task.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(tasks.TASKS, "tiny", "tiny_task:task_from_config")
-    settings = config(task="tiny")
-    run = fedmf.federated.train(
-        tasks.task_from_config(settings), settings, folder=tmp_path / "run", noise_seed=1, progress=False
-    )
-    assert run.plan["task"]["name"] == "tiny"
-    folder = str(tmp_path / "by command")
-    main(["train", "--task", "tiny", "--out", folder, "--noise-seed", "1", "--quiet", "--json", *OPTIONS.split()])
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("tiny_task", None)
+
+
+@pytest.mark.parametrize("way", ["registry", "entry point", "module:function"])
+def test_a_task_is_one_module_and_its_name(way, module, monkeypatch, capsys):
+    name = "tiny_task:tiny" if way == "module:function" else "tiny"
+    if way == "registry":
+        monkeypatch.setitem(tasks.TASKS, "tiny", "tiny_task:tiny")
+    elif way == "entry point":
+        point = importlib.metadata.EntryPoint("tiny", "tiny_task:tiny", "fedmf.tasks")
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [point] * (group == "fedmf.tasks"))
+    train = ["train", "--out", "run", "--quiet", "--json"]
+    main([*train, "--task", name, "-o", "batch-size=3", "-o", "label=none", "--noise-seed", "1", *OPTIONS])
     assert "validation accuracy" in json.loads(capsys.readouterr().out)
-    main(["train", "--out", folder, "--resume", "--quiet", "--json"])
-    main(["audit", folder])
+    run = Run.load("run")
+    assert (run.config.task, run.config.task_options) == (name, {"batch_size": 3, "label": None})
+    assert run.plan["task"]["name"] == "nameless"
+    main([*train, "--resume"])
+    main(["audit", "./run"])
+    capsys.readouterr()
+    if way == "registry":
+        vary = ["--vary", "task-option.batch-size=2,3", "--vary", "seed=0,1"]
+        main(["sweep", "--task", name, "--out", "sweep", "--noise-seed", "1", "--dry-run", *vary, *OPTIONS])
+        assert "task_option.batch_size=3,seed=1" in capsys.readouterr().out
+        main(["train", "--task", name, "--help"])
+        assert "Sequences in a batch." in capsys.readouterr().out
 
 
-def test_a_task_that_is_none_is_one_sentence(tmp_path, capsys):
-    arguments = ["train", "--task", "weather", "--out", str(tmp_path / "run"), "--noise-seed", "1", *OPTIONS.split()]
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("tiny_task:none", "cannot be imported"),
+        ("tiny_task:number", "is a int"),
+        ("tiny_task:broken", "raises KeyError: 'lost'"),
+        ("tiny_task:nothing", "returns a dict"),
+        ("tiny_task:nothing -o batch-size=3", "the task tiny_task:nothing has no options"),
+        ("tiny_task:tiny --data corpus.sqlite", "reads no data"),
+        ("tiny_task:tiny -o batch-size=0", "--task-option batch-size=0 must be positive"),
+        ("tiny_task:tiny -o batch-size=x", "--task-option batch-size='x'"),
+        ("tiny_task:tiny -o sentences=3", "its options are batch-size, label"),
+    ],
+)
+def test_a_task_that_cannot_be_is_one_sentence(arguments, said, module, capsys):
     with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    error = capsys.readouterr().err
+        main(["train", "--task", *arguments.split(), "--out", "run", "--noise-seed", "1", *OPTIONS])
+    (line,) = capsys.readouterr().err.splitlines()
     assert stop.value.code == 2
-    assert "weather" in error
-    assert "stackoverflow_nwp" in error
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
-@pytest.mark.parametrize("part", ["clients", "validation"])
-def test_examples_of_another_dtype_are_refused_before_the_folder_exists(part, dtype, tmp_path):
-    """They were cut to int32 without a word: features between 0 and 1 became 0."""
-    task = small_task()
-
-    def cast(examples):
-        return lambda name: tuple(array.astype(dtype) for array in examples(name))
-
-    changes = (
-        {"client_examples": cast(task.client_examples)}
-        if part == "clients"
-        else {"evaluation_examples": cast(task.evaluation_examples)}
-    )
-    with pytest.raises(TypeError, match=rf"task 'small'.*{np.dtype(dtype)}.*int32"):
-        fedmf.federated.train(
-            dataclasses.replace(task, **changes), config(), folder=tmp_path / "run", noise_seed=1, progress=False
-        )
-    assert not (tmp_path / "run").exists()
+    assert said in line
+    assert not pathlib.Path("run").exists()
 
 
 def test_folders_of_ones_own_named_tasks_and_experiments_are_left_alone(tmp_path):
@@ -79,11 +104,9 @@ def test_folders_of_ones_own_named_tasks_and_experiments_are_left_alone(tmp_path
     for name in ("tasks", "experiments"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise AssertionError('the user\\'s own package was imported')\n")
-    train = (
-        "train --data c.sqlite --out run --noise-seed 1 --quiet --vocabulary-size 30 --embedding-size 4 --lstm-size 6"
-    )
-    small = "--validation-sentences 20 --test-sentences 20 --max-sentences 8 --evaluate-every 4"
-    commands = ["data synth --clients 20 --out c.sqlite --quiet", f"{train} {small} {OPTIONS}", "demo --help"]
+    train = "train --data c.sqlite --out run --noise-seed 1 --quiet -o vocabulary-size=30 -o embedding-size=4 -o lstm-size=6"
+    small = "-o validation-sentences=20 -o test-sentences=20 -o max-sentences=8 --evaluate-every 4"
+    commands = ["data synth --clients 20 --out c.sqlite --quiet", f"{train} {small} {' '.join(OPTIONS)}", "demo --help"]
     # As `python -m` does it: the working folder comes first. All in one process, which imports TensorFlow once.
     program = (
         "import sys; sys.path.insert(0, ''); from fedmf.cli import main\nfor line in sys.argv[1:]: main(line.split())"

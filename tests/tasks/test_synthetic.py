@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmf.tasks.stackoverflow import describe_file, example_proto, language, write_synthetic_corpus
+from fedmf.tasks import example_proto
+from fedmf.tasks.stackoverflow import describe_file, language, write_synthetic_corpus
 
 
 def rows(path, query="SELECT split_name, client_id, serialized_example_proto FROM examples ORDER BY rowid"):
@@ -225,7 +226,7 @@ def test_writing_and_describing_need_no_tensorflow(tmp_path):
 
 def test_description(corpus_file):
     found = describe_file(corpus_file)
-    assert found["synthetic"] is True
+    assert found["origin"] == "synthetic corpus"
     assert found["bytes"] == corpus_file.stat().st_size
     train = found["splits"]["train"]
     assert train["clients"] == 40

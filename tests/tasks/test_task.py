@@ -12,7 +12,8 @@ tf = pytest.importorskip("tensorflow")
 tff = pytest.importorskip("tensorflow_federated")
 
 from fedmf.federated.training.run_setup import _task_summary  # noqa: E402
-from fedmf.tasks.stackoverflow import data, example_proto, stackoverflow_task, write_synthetic_corpus  # noqa: E402
+from fedmf.tasks import example_proto  # noqa: E402
+from fedmf.tasks.stackoverflow import data, stackoverflow_task, write_synthetic_corpus  # noqa: E402
 from fedmf.tasks.stackoverflow.preprocessing import Preprocessor  # noqa: E402
 from fedmf.tasks.stackoverflow.vocabulary import load_vocabulary  # noqa: E402
 
@@ -71,7 +72,7 @@ def test_the_corpus_reads_what_is_in_the_file(corpus_file, split):
 
 def test_client_examples_are_the_preprocessed_first_sentences(corpus_file):
     task = stackoverflow_task(corpus_file, max_sentences=7, validation_sentences=10, sequence_length=12, **SMALL)
-    words = load_vocabulary(corpus_file, 200, synthetic=True, progress=False).words
+    words = load_vocabulary(corpus_file, 200, published=False, progress=False).words
     expected = plain_sentences(corpus_file, "train")
     assert list(task.client_ids) == sorted(expected)
     for client in [*task.client_ids[:5], task.client_ids[0]]:  # the last one again, from memory
@@ -87,7 +88,7 @@ def test_validation_is_the_beginning_of_the_test_split_and_test_the_rest(corpus_
     validation, test = (task.evaluation_examples(split) for split in ("validation", "test"))
     by_client = plain_sentences(corpus_file, "test")
     everything = [sentence for client in sorted(by_client) for sentence in by_client[client]]
-    words = load_vocabulary(corpus_file, 200, synthetic=True, progress=False).words
+    words = load_vocabulary(corpus_file, 200, published=False, progress=False).words
     x, y = Preprocessor(words, 200).encode(everything)
     np.testing.assert_array_equal(np.concatenate([validation[0], test[0]]), x)
     np.testing.assert_array_equal(np.concatenate([validation[1], test[1]]), y)
@@ -106,7 +107,7 @@ def test_a_small_test_split_is_halved_and_says_so(corpus_file):
 
 def test_what_the_task_says_of_itself(task):
     assert task.name == "stackoverflow_nwp"
-    assert task.headline_metric == "accuracy"
+    assert task.headline == "accuracy"
     assert task.batch_size == 16
     assert "synthetic corpus" in task.description
     assert "published loss" in task.description
@@ -222,8 +223,9 @@ def test_training_pays_and_more_training_pays_more(tmp_path):
 
     def accuracy():
         x, y = task.evaluation_examples("validation")
-        right, total = task.metrics(y, model(x), tf.ones(len(x)))["accuracy"]
-        return float(right / total)
+        metric = task.metrics()[0]
+        metric.update_state(y, model(x))
+        return float(metric.result())
 
     rng = np.random.default_rng(0)
     found = []

@@ -1,0 +1,18 @@
+"""CIFAR-10 at example level: the archive, its synthetic stand-in, the networks and the task."""
+
+from typing import TYPE_CHECKING
+
+from fedmf.tasks.cifar10.options import Cifar10Options
+from fedmf.tasks.cifar10.synthetic import write_synthetic
+
+if TYPE_CHECKING:
+    from fedmf.federated.task import Task
+
+__all__ = ["Cifar10Options", "cifar10", "write_synthetic"]
+
+
+def cifar10(options: Cifar10Options) -> "Task":
+    """See `task.build_task`; imports TensorFlow."""
+    from fedmf.tasks.cifar10.task import build_task
+
+    return build_task(options)

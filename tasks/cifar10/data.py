@@ -1,0 +1,176 @@
+"""Reads the Python version of CIFAR-10 (Krizhevsky 2009, "Learning multiple layers of features from tiny images"), or a stand-in.
+
+The archive holds pickles, which can run any code. Here they cannot: every name in them is looked up in a table of three, none of which does
+more than keep bytes.
+"""
+
+import dataclasses
+import hashlib
+import io
+import os
+import pathlib
+import pickle
+import tarfile
+import zlib
+from typing import Any
+
+import numpy as np
+
+LABEL_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SIDE = 32
+FOLDER = "cifar-10-batches-py"
+TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
+TEST, META = "test_batch", "batches.meta"
+
+_HINT = (
+    "put cifar-10-python.tar.gz there or name it with --data FILE, or, offline, write a stand-in with "
+    "`fedmf data synth --task cifar10 --out FILE`"
+)
+_PICKLE_ERRORS = (
+    pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, MemoryError, OverflowError, TypeError, ValueError,
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """An archive's content.
+
+    Attributes:
+      x: training images, uint8 (m, 32, 32, 3), red, green, blue.
+      y: their labels, int32 (m,) in 0..9.
+      x_test, y_test: the test batch.
+      label_names: of the ten classes.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    label_names: tuple[str, ...]
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether these are other classes than CIFAR-10's."""
+        return self.label_names != LABEL_NAMES
+
+    @property
+    def version(self) -> str:
+        """Another text for other images or labels."""
+        digest = hashlib.sha256()
+        for array in (self.x, self.y, self.x_test, self.y_test):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()[:16]
+
+
+def load_images(path: str | os.PathLike[str] | None = None) -> Images:
+    """The images of an archive; None is where Keras's own load_data keeps it. Nothing is downloaded, unpacked or run.
+
+    Raises:
+      FileNotFoundError: no such file; the message says what to put where.
+      ValueError: the archive is damaged or of another kind.
+    """
+    archive = (
+        pathlib.Path("~/.keras/datasets").expanduser() / f"{FOLDER}.tar.gz" if path is None else pathlib.Path(path)
+    )
+    if archive.is_dir():
+        raise ValueError(f"{archive} is a folder: name the packed archive, cifar-10-python.tar.gz")
+    if not archive.exists():
+        raise FileNotFoundError(f"there is no file {archive}: {_HINT}")
+    members = _members(archive)
+    batches = []
+    for name in (*TRAIN, TEST):
+        content = _unpickled(archive, name, members[name])
+        batches.append(_batch(archive, name, content))
+    names = _unpickled(archive, META, members[META]).get(b"label_names")
+    if not isinstance(names, list) or len(names) != 10 or not all(isinstance(name, bytes) for name in names):
+        raise ValueError(f"{archive}: {META} has no ten label names: {_HINT}")
+    *train, (x_test, y_test) = batches
+    return Images(
+        x=np.concatenate([x for x, _ in train]),
+        y=np.concatenate([y for _, y in train]),
+        x_test=x_test,
+        y_test=y_test,
+        label_names=tuple(name.decode(errors="replace") for name in names),
+    )
+
+
+def _members(archive: pathlib.Path) -> dict[str, bytes]:
+    """The files of the archive that hold data, by name."""
+    wanted = {*TRAIN, TEST, META}
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive, "r|gz") as stream:
+            for member in stream:
+                name = pathlib.PurePosixPath(member.name).name
+                if name in wanted and (content := stream.extractfile(member)) is not None:
+                    found[name] = content.read()
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+        raise ValueError(f"{archive} is no whole .tar.gz archive ({error}): {_HINT}") from None
+    if missing := sorted(wanted - set(found)):
+        raise ValueError(f"{archive} has no {missing[0]}, so it is not the Python version of CIFAR-10: {_HINT}")
+    return found
+
+
+class _PickledType:
+    """A numpy dtype by its name."""
+
+    def __init__(self, name: bytes | str, *_: Any) -> None:
+        self.name = name
+
+    def __setstate__(self, state: Any) -> None:
+        """Byte order and the like say nothing of single bytes."""
+
+
+class _PickledArray:
+    """A numpy array of bytes."""
+
+    array: np.ndarray
+
+    def __init__(self, *_: Any) -> None:
+        """What `_reconstruct` is called with is a placeholder; the state follows."""
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, fortran, content = state
+        if dtype.name not in (b"u1", "u1"):
+            raise ValueError(f"an array of {dtype.name!r} and not of bytes")
+        self.array = np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
+
+
+_NAMES = {
+    ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
+    ("numpy", "dtype"): _PickledType,
+    ("numpy", "ndarray"): _PickledArray,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Only what arrays of bytes need."""
+        if (module, name) not in _NAMES:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return _NAMES[module, name]
+
+
+def _unpickled(archive: pathlib.Path, name: str, content: bytes) -> dict[Any, Any]:
+    try:
+        # Written by Python 2, whose strings are bytes.
+        value = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+    except _PICKLE_ERRORS as error:
+        raise ValueError(f"{archive}: {name} is not a pickle of images ({error}): {_HINT}") from None
+    return value if isinstance(value, dict) else {}
+
+
+def _batch(archive: pathlib.Path, name: str, content: dict[Any, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Images (m, 32, 32, 3) and labels (m,) of a batch."""
+    data = getattr(content.get(b"data"), "array", None)
+    labels = content.get(b"labels")
+    if data is None or data.ndim != 2 or data.shape[1] != 3 * SIDE**2 or not isinstance(labels, list):
+        raise ValueError(f"{archive}: {name} does not hold b'data' of 3,072 bytes an image and b'labels': {_HINT}")
+    if len(labels) != len(data) or not labels or not all(type(label) is int and 0 <= label < 10 for label in labels):
+        raise ValueError(f"{archive}: {name} does not hold one label in 0..9 for each of {len(data)} images: {_HINT}")
+    return data.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1), np.array(labels, np.int32)
+
+
+def scaled(x: np.ndarray) -> np.ndarray:
+    """Images as the network takes them: float32 in [-1, 1], x / 127.5 - 1, as in the code of Kairouz et al. 2021."""
+    return x.astype(np.float32) / np.float32(127.5) - np.float32(1)

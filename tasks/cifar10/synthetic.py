@@ -1,0 +1,119 @@
+"""Writes a stand-in in the format of cifar-10-python.tar.gz: offline work goes through the same loader, and through other people's."""
+
+import gzip
+import io
+import os
+import pathlib
+import struct
+import tarfile
+from typing import BinaryIO
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.files import write_atomically
+from fedmf.tasks.cifar10.data import FOLDER, META, SIDE, TEST, TRAIN
+from fedmf.tasks.cifar10.shapes import LABEL_NAMES, draw_pictures
+from fedmf.terminal import progress_bar
+
+_DRAWN_AT_ONCE = 500  # pictures; more would take memory and no less time
+
+Pickled = bytes | int | np.ndarray | list["Pickled"] | dict[bytes, "Pickled"]
+
+
+def write_synthetic(
+    path: str | os.PathLike[str],
+    *,
+    examples: int = 5_000,
+    test_examples: int = 1_000,
+    seed: int = 0,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> pathlib.Path:
+    """Writes a stand-in for CIFAR-10 and returns its path. The file appears when it is complete; the same arguments give the same pictures.
+
+    Args:
+      path: file to write, such as "shapes.tar.gz"; its folder must exist.
+      examples: training images, in five batches.
+      test_examples: images of the test batch.
+      seed: draws the images.
+      overwrite: replace an existing file.
+      progress: show a progress bar.
+
+    Raises:
+      TypeError: an argument of the wrong kind.
+      ValueError: an argument out of range, an existing file without `overwrite`, or a file that cannot be written.
+    """
+    path = pathlib.Path(path)
+    for name, value in (("examples", examples), ("test_examples", test_examples)):
+        checks.integer(name, value, low=10, hint="use at least one image a class")
+    checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
+    if path.exists() and not overwrite:
+        raise ValueError(f"{path} exists already: choose another file name or pass overwrite=True (--overwrite)")
+    sizes = dict(zip(TRAIN, (len(part) for part in np.array_split(np.arange(examples), len(TRAIN))), strict=True))
+    names: list[Pickled] = [name.encode() for name in LABEL_NAMES]
+
+    def write(out: BinaryIO) -> None:
+        # Noise cannot be packed; a time in the file would make every archive another.
+        with (
+            gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1, mtime=0) as packed,
+            tarfile.open(fileobj=packed, mode="w") as archive,
+        ):
+            _add(
+                archive, META, {b"num_cases_per_batch": sizes[TRAIN[0]], b"label_names": names, b"num_vis": 3 * SIDE**2}
+            )
+            batches = progress_bar.bar(
+                (sizes | {TEST: test_examples}).items(), desc=f"writing {path.name}", unit="batch", disable=not progress
+            )
+            for number, (name, size) in enumerate(batches):
+                rng = np.random.default_rng([seed, number])
+                labels = rng.integers(0, 10, size)
+                parts = [draw_pictures(part, rng) for part in np.array_split(labels, -(-size // _DRAWN_AT_ONCE))]
+                pictures = np.concatenate(parts).transpose(0, 3, 1, 2).reshape(size, 3 * SIDE**2)
+                files: list[Pickled] = [f"{LABEL_NAMES[label]}_{i:06d}.png".encode() for i, label in enumerate(labels)]
+                content: Pickled = {
+                    b"batch_label": f"synthetic {name}".encode(),
+                    b"labels": labels.tolist(),
+                    b"data": pictures,
+                    b"filenames": files,
+                }
+                _add(archive, name, content)
+
+    try:
+        write_atomically(path, write)
+    except OSError as error:
+        raise ValueError(
+            f"cannot write {path}: {error.strerror or error}; choose a folder that exists and is writable"
+        ) from None
+    return path
+
+
+def _add(archive: tarfile.TarFile, name: str, value: Pickled) -> None:
+    content = _python_2_pickle(value)
+    member = tarfile.TarInfo(f"{FOLDER}/{name}")
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
+def _python_2_pickle(value: Pickled) -> bytes:
+    """A pickle of protocol 2 as Python 2 wrote the archive: its strings are bytes or text, whichever a reader asks for."""
+    return b"\x80\x02" + _opcodes(value) + b"."
+
+
+def _opcodes(value: Pickled) -> bytes:
+    """The opcodes (pickletools) that leave `value` on the stack."""
+    if isinstance(value, bytes):
+        return b"T" + struct.pack("<i", len(value)) + value  # BINSTRING
+    if isinstance(value, int):
+        return b"J" + struct.pack("<i", value)  # BININT
+    if isinstance(value, list):
+        return b"](" + b"".join(map(_opcodes, value)) + b"e"  # EMPTY_LIST MARK ... APPENDS
+    if isinstance(value, dict):
+        pairs = (_opcodes(key) + _opcodes(content) for key, content in value.items())
+        return b"}(" + b"".join(pairs) + b"u"  # EMPTY_DICT MARK ... SETITEMS
+    # What numpy's own ndarray.__reduce__ says, for an array of bytes in C order; c, R and b are GLOBAL, REDUCE and BUILD.
+    empty = b"cnumpy.core.multiarray\n_reconstruct\n" + b"cnumpy\nndarray\n" + b"K\x00\x85" + _opcodes(b"b") + b"\x87R"
+    order = b"(" + b"K\x03" + _opcodes(b"|") + b"NNN" + 2 * _opcodes(-1) + b"K\x00" + b"t"
+    dtype = b"cnumpy\ndtype\n" + _opcodes(b"u1") + b"K\x00K\x01\x87R" + order + b"b"
+    shape = b"(" + b"".join(map(_opcodes, value.shape)) + b"t"
+    return empty + b"(" + b"K\x01" + shape + dtype + b"\x89" + _opcodes(value.tobytes()) + b"tb"

@@ -1,0 +1,138 @@
+"""TFF's SQLite format of federated data (tff.simulation.datasets.SqlClientData): checked and read without TensorFlow.
+
+A file holds an `examples` table of serialized tf.train.Example with the client's id and the split's name, and a `client_metadata` table of
+the number of examples of each client in each split.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import pathlib
+import sqlite3
+import struct
+from collections.abc import Iterator
+
+from fedmf.tasks.data_file import SYNTHETIC
+
+_HEADER = 100  # bytes, sqlite.org/fileformat2.html
+_SAMPLED_RECORDS = 64
+_COLUMNS = {
+    "examples": ("split_name", "client_id", "serialized_example_proto"),
+    "client_metadata": ("client_id", "split_name", "num_examples"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientDatabase:
+    """A file of TFF's format.
+
+    Attributes:
+      path: the file.
+      hint: what errors tell the user to do, such as "fetch it again".
+
+    Raises:
+      FileNotFoundError: there is no such file; `hint` says what to put where.
+      ValueError: a folder, an empty, truncated or unreadable file, one in write-ahead mode, or another format.
+    """
+
+    path: pathlib.Path
+    hint: str
+
+    def __post_init__(self) -> None:
+        if self.path.is_dir():
+            raise ValueError(f"{self.path} is a folder: name the data file in it")
+        if not self.path.exists():
+            raise FileNotFoundError(f"there is no file {self.path}: {self.hint}")
+        try:
+            self._check_header()
+        except OSError as error:
+            raise ValueError(f"{self.path} cannot be read: {error.strerror or error}; check its permissions") from None
+        with self.connection() as connection:
+            for table, wanted in _COLUMNS.items():
+                columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+                if missing := [column for column in wanted if column not in columns]:
+                    raise ValueError(
+                        f"{self.path} has no column {missing[0]!r} in a table {table!r}, so it is not TFF's format: {self.hint}"
+                    )
+
+    def _header(self) -> bytes:
+        with self.path.open("rb") as file:
+            return file.read(_HEADER)
+
+    def _check_header(self) -> None:
+        size, header = self.path.stat().st_size, self._header()
+        if not size:
+            raise ValueError(f"{self.path} is empty: {self.hint}")
+        if not header.startswith(b"SQLite format 3\0"[: len(header)]):
+            what = "the packed download; unpack it with `unlzma`" if self.path.suffix == ".lzma" else self.hint
+            raise ValueError(f"{self.path} is not a SQLite file: {what}")
+        whole = _HEADER
+        if len(header) == _HEADER:
+            page_size, changes, pages = struct.unpack(">H6xII", header[16:32])
+            # The page count is in use only where both counters agree; older writers left it unset.
+            current = changes == struct.unpack(">I", header[92:96])[0]
+            whole = (65_536 if page_size == 1 else page_size) * (pages if current else 1)
+        if size < whole:
+            raise ValueError(f"{self.path} is truncated ({size} bytes of {whole}): {self.hint}")
+        # Beside the file itself, as SQLite does, not beside a link to it.
+        log = self.path.resolve().with_name(f"{self.path.resolve().name}-wal")
+        # What SQLite writes in this mode leaves the header's counter of changes as it is, and a resume would not notice.
+        if 2 in header[18:20] or (log.exists() and log.stat().st_size):
+            raise ValueError(
+                f"{self.path} is in SQLite's write-ahead mode, in which its header does not count changes: close its writer and run "
+                "`PRAGMA journal_mode=DELETE` on it"
+            )
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[sqlite3.Connection]:
+        """A read-only connection; SQLite's own errors become a ValueError that names the file and the way out."""
+        try:
+            connection = sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True)
+            with contextlib.closing(connection):
+                yield connection
+        except sqlite3.Error as error:
+            raise ValueError(f"{self.path} cannot be read ({error}): {self.hint}") from None
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether fedmf wrote the file as a stand-in."""
+        with self.connection() as connection:
+            return bool(connection.execute("PRAGMA application_id").fetchone()[0] == SYNTHETIC)
+
+    @property
+    def version(self) -> str:
+        """Another text for other data: SQLite's header counts the changes to a file, and the first records tell files apart."""
+        digest = hashlib.sha256(self._header() + str(self.path.stat().st_size).encode())
+        with self.connection() as connection:
+            rows = connection.execute("SELECT serialized_example_proto FROM examples LIMIT ?", (_SAMPLED_RECORDS,))
+            for (record,) in rows:
+                digest.update(self._blob(record))
+        return digest.hexdigest()[:16]
+
+    def client_sizes(self, split: str) -> dict[str, int]:
+        """Client id -> number of examples in a split, in the sorted order of TFF's loader.
+
+        Raises:
+          ValueError: the file has no such split.
+        """
+        query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? ORDER BY client_id"
+        with self.connection() as connection:
+            sizes = dict(connection.execute(query, (split,)))
+            if not sizes:
+                found = connection.execute("SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name")
+                names = ", ".join(str(name) for (name,) in found) or "none"
+                raise ValueError(f"{self.path} has no split {split!r} (but {names}): {self.hint}")
+        return sizes
+
+    def records(self, split: str, client_id: str) -> list[bytes]:
+        """A client's serialized examples in file order."""
+        query = "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ?"
+        with self.connection() as connection:
+            return [self._blob(record) for (record,) in connection.execute(query, (client_id, split))]
+
+    def _blob(self, record: object) -> bytes:
+        if not isinstance(record, bytes):
+            raise ValueError(
+                f"{self.path} holds a {type(record).__name__} where a tf.train.Example belongs: {self.hint}"
+            )
+        return record

@@ -1,0 +1,18 @@
+"""Federated EMNIST: the data file, its synthetic stand-in, the networks and the task."""
+
+from typing import TYPE_CHECKING
+
+from fedmf.tasks.emnist.options import EmnistOptions
+from fedmf.tasks.emnist.synthetic import write_synthetic
+
+if TYPE_CHECKING:
+    from fedmf.federated.task import Task
+
+__all__ = ["EmnistOptions", "emnist", "write_synthetic"]
+
+
+def emnist(options: EmnistOptions) -> "Task":
+    """See `task.build_task`; imports TensorFlow."""
+    from fedmf.tasks.emnist.task import build_task
+
+    return build_task(options)

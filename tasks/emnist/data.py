@@ -1,0 +1,73 @@
+"""Reads TFF's federated EMNIST file: 3,400 writers of the NIST collection, or a stand-in of the same format.
+
+Images are as TFF gives them, float32 with background 1 and ink 0, and nothing more is done to them, as in Reddi et al. 2021, "Adaptive
+federated optimization" (App. C). The data set is by Caldas et al. 2018, "LEAF: a benchmark for federated settings".
+"""
+
+import os
+import pathlib
+
+import numpy as np
+
+from fedmf.tasks.client_database import ClientDatabase
+from fedmf.tasks.example_proto import decode_example
+
+FILE_NAME = "emnist_all.sqlite"
+PIXELS = 28
+_HINT = (
+    f"put TFF's unpacked {FILE_NAME} there or name it with --data FILE, or, offline, write a stand-in with "
+    "`fedmf data synth --task emnist --out FILE` (--letters: 62 classes)"
+)
+
+
+def open_file(path: str | os.PathLike[str] | None = None) -> ClientDatabase:
+    """The data file; None is where TFF's own load_data keeps it. Nothing is downloaded.
+
+    Raises:
+      FileNotFoundError: no such file; the message says what to put where.
+      ValueError: the file is damaged or of another format.
+    """
+    return ClientDatabase(
+        pathlib.Path("~/.tff").expanduser() / FILE_NAME if path is None else pathlib.Path(path), _HINT
+    )
+
+
+def client_examples(
+    file: ClientDatabase, split: str, client_id: str, *, classes: int, limit: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """A writer's images in file order: float32 (m, 28, 28, 1) in [0, 1], and labels int32 (m,) below `classes`.
+
+    Args:
+      file: the data file.
+      split: such as "digits_only_train".
+      client_id: the writer.
+      classes: 10 or 62.
+      limit: most images; None for all.
+
+    Raises:
+      ValueError: records that are no such images; names the file and the writer.
+    """
+    records = file.records(split, client_id)[:limit]
+    pixels, labels = [], []
+    for record in records:
+        try:
+            example = decode_example(record)
+        except ValueError as error:
+            raise ValueError(f"{file.path}, writer {client_id!r}: {error}; {_HINT}") from None
+        image, label = example.get("pixels"), example.get("label")
+        if not isinstance(image, np.ndarray) or image.size != PIXELS**2:
+            raise ValueError(f"{file.path}, writer {client_id!r}: a record without 28 x 28 float 'pixels'; {_HINT}")
+        if not isinstance(label, int) or not 0 <= label < classes:
+            raise ValueError(f"{file.path}, writer {client_id!r}: label {label!r} is not in 0..{classes - 1}; {_HINT}")
+        pixels.append(image)
+        labels.append(label)
+    x = np.array(pixels, np.float32).reshape(-1, PIXELS, PIXELS, 1)
+    return x, np.array(labels, np.int32)
+
+
+def halves(client_ids: list[str]) -> tuple[list[str], list[str]]:
+    """The writers of the validation split and those of the test split.
+
+    They alternate: neighbours in the sorted order are of one NIST partition, such as census employees or pupils, and both halves need both.
+    """
+    return client_ids[::2], client_ids[1::2]

@@ -1,0 +1,128 @@
+"""Characters of fonts drawn by hand: each writer has a font, a pen and a slant, and no two characters are the same.
+
+A character is kept as its signed distance to the outline. A thicker pen is then another threshold, and a slanted, turned or shaky hand
+another place where the distance is looked up.
+"""
+
+import dataclasses
+import functools
+import pathlib
+
+import numpy as np
+from scipy import ndimage
+
+from fedmf.tasks.emnist.data import PIXELS
+from fedmf.tasks.emnist.options import CLASSES
+
+# Of matplotlib's own files. Shapes differ: with and without serifs, upright and italic.
+_FONTS = ("DejaVuSans", "DejaVuSerif", "DejaVuSansMono-Oblique", "STIXGeneral", "STIXGeneralItalic", "DejaVuSans-Bold")
+_FIELD = 96  # side of a distance field
+_CAPITAL = 56  # height of a capital in it
+_DRAWN = 17.0  # height of a capital in an image, in pixels
+
+
+@dataclasses.dataclass(frozen=True)
+class Hand:
+    """How one writer writes. Lengths are in pixels of the image.
+
+    Attributes:
+      font: index of the font.
+      pen: how far ink goes beyond the font's outline.
+      slant: shear to the right; rotation in radians; scale in width and height.
+      offset: of the centre, right and down.
+      shake: displacement of the pen on its way.
+      noise: standard deviation of the scanner's noise, of the range from ink to paper.
+    """
+
+    font: int
+    pen: float
+    slant: float
+    rotation: float
+    scale: tuple[float, float]
+    offset: tuple[float, float]
+    shake: float
+    noise: float
+
+
+def draw_hand(rng: np.random.Generator) -> Hand:
+    """A writer."""
+    width, height = np.exp(rng.normal(0, 0.1, 2)).tolist()
+    right, down = rng.normal(0, 0.8, 2).tolist()
+    return Hand(
+        font=int(rng.integers(len(_FONTS))),
+        pen=float(rng.uniform(-0.3, 0.7)),
+        slant=float(rng.normal(0.1, 0.2)),
+        rotation=float(rng.normal(0, 0.08)),
+        scale=(width, height),
+        offset=(right, down),
+        shake=float(rng.uniform(0.2, 0.8)),
+        noise=float(rng.uniform(0, 0.08)),
+    )
+
+
+@functools.cache
+def _distances(font: int) -> np.ndarray:
+    """Signed distances to the outlines, float32 (characters, side, side), in pixels of the field, negative in the ink."""
+    import matplotlib
+    from matplotlib.ft2font import FT2Font
+
+    face = FT2Font(str(pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{_FONTS[font]}.ttf"))
+    face.set_size(_CAPITAL, 72 / 0.72)  # a capital takes 0.72 of the size
+    fields = np.empty((len(CLASSES), _FIELD, _FIELD), np.float32)
+    for i, character in enumerate(CLASSES):
+        face.set_text(character, 0.0)
+        face.draw_glyphs_to_bitmap(antialiased=True)
+        bitmap = np.asarray(face.get_image())
+        below = face.get_descent() // 64
+        # The middle of a capital, which stands on the base line, is in the middle of the field.
+        bottom = min(_FIELD, (_FIELD + _CAPITAL) // 2 + below)
+        top, left = max(0, bottom - bitmap.shape[0]), max(0, (_FIELD - bitmap.shape[1]) // 2)
+        ink = np.zeros((_FIELD, _FIELD), bool)
+        ink[top:bottom, left : left + bitmap.shape[1]] = bitmap[: bottom - top, : _FIELD - left] > 127
+        outside, inside = ndimage.distance_transform_edt(~ink), ndimage.distance_transform_edt(ink)
+        fields[i] = outside - inside
+    return fields
+
+
+def draw_images(hand: Hand, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Images of characters, float32 (m, 28, 28) with paper 1 and ink 0, in steps of 1 / 255.
+
+    Args:
+      hand: the writer.
+      labels: (m,) indices into `CLASSES`.
+      rng: draws what differs between two characters of one writer.
+    """
+    m = len(labels)
+
+    def each(spread: float) -> np.ndarray:
+        return rng.normal(0, spread, (m, 1, 1))
+
+    centred = np.arange(PIXELS) - (PIXELS - 1) / 2
+    x = centred[None, None, :] - hand.offset[0] - each(0.4)
+    y = centred[None, :, None] - hand.offset[1] - each(0.4)
+    x, y = (
+        x + hand.shake * np.sin(y * (0.35 + each(0.08)) + each(3)),
+        y + hand.shake * np.sin(x * (0.35 + each(0.08)) + each(3)),
+    )
+    angle, slant = hand.rotation + each(0.06), hand.slant + each(0.05)
+    x, y = np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
+    x = x + slant * y
+    zoom = _CAPITAL / _DRAWN
+    columns = x / (hand.scale[0] * np.exp(each(0.04))) * zoom + (_FIELD - 1) / 2
+    rows = y / (hand.scale[1] * np.exp(each(0.04))) * zoom + (_FIELD - 1) / 2
+    distance = _looked_up(_distances(hand.font)[labels], rows, columns) / zoom
+    ink = np.clip(0.5 + hand.pen + each(0.1) - distance, 0, 1)
+    image = 1 - ink + hand.noise * rng.normal(size=ink.shape) * (ink > 0)
+    return (np.round(255 * np.clip(image, 0, 1)) / 255).astype(np.float32)
+
+
+def _looked_up(fields: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Bilinear interpolation of fields (m, side, side) at points (m, h, w); beyond the edge as at the edge."""
+    top = np.clip(np.floor(rows), 0, _FIELD - 2).astype(np.intp)
+    left = np.clip(np.floor(columns), 0, _FIELD - 2).astype(np.intp)
+    down, right = np.clip(rows - top, 0, 1), np.clip(columns - left, 0, 1)
+    which = np.arange(len(fields))[:, None, None]
+    upper = fields[which, top, left] * (1 - right) + fields[which, top, left + 1] * right
+    lower = fields[which, top + 1, left] * (1 - right) + fields[which, top + 1, left + 1] * right
+    result: np.ndarray = upper * (1 - down) + lower * down
+    return result

@@ -1,0 +1,51 @@
+"""The EMNIST task: 28 x 28 images of handwritten characters, a client for each writer."""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from fedmf.federated.task import Task
+from fedmf.tasks.emnist import data
+from fedmf.tasks.emnist.model import build_model
+from fedmf.tasks.emnist.options import EmnistOptions
+
+
+def build_task(o: EmnistOptions) -> Task:
+    """The EMNIST task. Every other writer's test images are the validation split, the others' are the test split.
+
+    Raises:
+      FileNotFoundError: no data file; the message says what to put where.
+      ValueError: a damaged file.
+    """
+    file = data.open_file(o.data)
+    train = tuple(file.client_sizes(o.split("train")))[: o.max_clients]
+    writers = list(file.client_sizes(o.split("test")))
+    if len(writers) < 2:
+        raise ValueError(
+            f"{file.path} has one writer in {o.split('test')!r}: validation and test need at least one each"
+        )
+    evaluated = dict(zip(("validation", "test"), data.halves(writers), strict=True))
+    read = functools.partial(data.client_examples, file, classes=o.classes)
+
+    @functools.cache
+    def evaluation_examples(split: str) -> tuple[np.ndarray, np.ndarray]:
+        parts = [read(o.split("test"), writer) for writer in evaluated[split]]
+        x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return x, y
+
+    return Task(
+        name="emnist",
+        description=(
+            f"EMNIST on {'a stand-in' if file.synthetic else 'the federated file'}: {len(train)} writers, {o.classes} classes, "
+            f"network {o.model!r}"
+        ),
+        data_version=file.version,
+        client_ids=train,
+        client_examples=lambda client_id: read(o.split("train"), client_id, limit=o.max_examples),
+        evaluation_examples=evaluation_examples,
+        build_model=functools.partial(build_model, classes=o.classes, kind=o.model),
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
+        batch_size=o.batch_size,
+    )

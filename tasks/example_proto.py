@@ -1,0 +1,63 @@
+"""tf.train.Example by protobuf alone, so that writing and reading a data file needs no TensorFlow."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory, text_format
+
+Feature = bytes | int | np.ndarray
+
+# tensorflow/core/example/{example,feature}.proto. A packed list of floats is, on the wire, a string of little-endian float32: read as
+# bytes, no number becomes a Python object.
+_DESCRIPTOR = """
+name: "example.proto" package: "fedmf.tasks" syntax: "proto3"
+message_type { name: "BytesList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "FloatList" field { name: "value" number: 1 label: LABEL_OPTIONAL type: TYPE_BYTES } }
+message_type { name: "Int64List" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type { name: "Feature"
+  field { name: "bytes_list" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".fedmf.tasks.BytesList" }
+  field { name: "float_list" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".fedmf.tasks.FloatList" }
+  field { name: "int64_list" number: 3 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".fedmf.tasks.Int64List" } }
+message_type { name: "Features"
+  field { name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".fedmf.tasks.Features.FeatureEntry" }
+  nested_type { name: "FeatureEntry" options { map_entry: true }
+    field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+    field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".fedmf.tasks.Feature" } } }
+message_type { name: "Example"
+  field { name: "features" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".fedmf.tasks.Features" } }
+"""
+_POOL = descriptor_pool.DescriptorPool()  # of our own: TensorFlow fills the default one
+_POOL.Add(text_format.Parse(_DESCRIPTOR, descriptor_pb2.FileDescriptorProto()))
+_Example: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("fedmf.tasks.Example"))
+
+
+def encode_example(features: Mapping[str, Feature]) -> bytes:
+    """A serialized tf.train.Example of byte strings, ints and arrays of floats; the same features give the same bytes."""
+    example = _Example()
+    for name, value in features.items():
+        feature = example.features.feature[name]
+        if isinstance(value, np.ndarray):
+            feature.float_list.value = np.ascontiguousarray(value, "<f4").tobytes()
+        else:
+            (feature.int64_list if isinstance(value, int) else feature.bytes_list).value.append(value)
+    return bytes(example.SerializeToString(deterministic=True))
+
+
+def decode_example(serialized: bytes) -> dict[str, Feature]:
+    """The features of a serialized tf.train.Example: all floats as a float32 array, of bytes and ints the first value.
+
+    Raises:
+      ValueError: the bytes are not a tf.train.Example.
+    """
+    try:
+        features = _Example.FromString(serialized).features.feature
+        decoded: dict[str, Feature] = {}
+        for name, feature in features.items():
+            if feature.float_list.value:
+                decoded[name] = np.frombuffer(feature.float_list.value, "<f4")
+            elif values := (*feature.bytes_list.value, *feature.int64_list.value):
+                decoded[name] = values[0]
+    except (message.DecodeError, TypeError, ValueError) as error:
+        raise ValueError(f"a record of {len(serialized)} bytes is not a serialized tf.train.Example: {error}") from None
+    return decoded

@@ -1,0 +1,17 @@
+"""Linear and logistic regression on generated clients."""
+
+from typing import TYPE_CHECKING
+
+from fedmf.tasks.regression.options import RegressionOptions
+
+if TYPE_CHECKING:
+    from fedmf.federated.task import Task
+
+__all__ = ["RegressionOptions", "regression"]
+
+
+def regression(options: RegressionOptions) -> "Task":
+    """See `task.build_task`; imports TensorFlow."""
+    from fedmf.tasks.regression.task import build_task
+
+    return build_task(options)

@@ -1,0 +1,61 @@
+"""Linear and logistic regression with a chosen spectrum: clients are generated, in memory, when they are asked for.
+
+The setting is that of Choquette-Choo et al. 2024, "Correlated noise provably beats independent noise for differentially private learning":
+x ~ Normal(0, H) with eigenvalues i^-decay, and a well-specified model. Noisy SGD's error grows with the dimension, that of correlated noise
+with the effective dimension Tr(H) / ||H||.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from fedmf.tasks.regression.options import RegressionOptions
+
+
+def eigenvalues(o: RegressionOptions) -> np.ndarray:
+    """Float64 (features,): the variances of the features, of which the first is 1. The features are not correlated."""
+    return np.arange(1, o.features + 1, dtype=np.float64) ** -o.decay
+
+
+def effective_dimension(o: RegressionOptions) -> float:
+    """Tr(H) / ||H||, between 1 and the number of features."""
+    return float(eigenvalues(o).sum())
+
+
+def true_weights(o: RegressionOptions) -> np.ndarray:
+    """Float64 (features,): the weights that the labels are drawn with; <x, weights> has variance 1."""
+    direction = np.random.default_rng([o.seed, 0]).normal(size=o.features)
+    return direction / np.sqrt(eigenvalues(o) @ direction**2)
+
+
+def client_examples(o: RegressionOptions, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """A client's features float32 (examples, features) and labels float32 (examples, 1).
+
+    A client's features have a mean of their own. Over all clients they have mean 0 and covariance H. A linear label is
+    <x, weights> + noise * Normal(0, 1); a logistic one is 1 with probability 1 / (1 + exp(-<x, weights> / noise)).
+
+    Args:
+      o: the data.
+      client: its number. Clients do not depend on how many there are.
+    """
+    rng = np.random.default_rng([o.seed, 1 + client])
+    mean, own = rng.normal(size=o.features), rng.normal(size=(o.examples, o.features))
+    x = np.sqrt(eigenvalues(o)) * (o.shift * mean + np.sqrt(1 - o.shift**2) * own)
+    signal = x @ true_weights(o)
+    if o.kind == "linear":
+        y = signal + o.noise * rng.normal(size=o.examples)
+    else:
+        y = signal + o.noise * rng.logistic(size=o.examples) > 0
+    return x.astype(np.float32), y.astype(np.float32)[:, None]
+
+
+def split_examples(o: RegressionOptions, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """The examples of clients that do not train, as `client_examples` has them, for "validation" or "test"."""
+    first = o.clients + (o.evaluation_clients if split == "test" else 0)
+    parts = [client_examples(o, client) for client in range(first, first + o.evaluation_clients)]
+    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+
+
+def version(o: RegressionOptions) -> str:
+    """Another text for other data."""
+    return repr({name: value for name, value in dataclasses.asdict(o).items() if name != "batch_size"})

@@ -1,0 +1,215 @@
+"""Text of one's own, a row for each text with its user, as a data file in the format of TFF's stackoverflow.sqlite."""
+
+import dataclasses
+import hashlib
+import itertools
+import operator
+import os
+import pathlib
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from fedmf import checks, tables
+from fedmf.tasks import data_file, example_proto
+from fedmf.tasks.stackoverflow.sentences import split_sentences
+from fedmf.terminal import progress_bar
+
+if TYPE_CHECKING:
+    import duckdb
+
+_MEMORY_BYTES = 10**9  # of DuckDB's sort; what does not fit goes to a temporary file
+_FETCHED_ROWS = 1000
+# TFF's parser of the real file asks for all of its features.
+_OTHER_FEATURES: dict[str, bytes | int] = {"creation_date": b"", "score": 0, "tags": b"", "title": b"", "type": b""}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """Which columns hold what, and how users are split.
+
+    Attributes:
+      user_column: name of the column of users.
+      text_column: name of the column of texts.
+      heldout_users: share of the users in the held-out split (StackOverflow: 0.066), which training does not use.
+      test_users: share of the users in the test split (StackOverflow: 0.349), on which training validates and tests.
+      seed: another seed puts other users into the splits.
+
+    Raises:
+      TypeError, ValueError: naming the argument.
+    """
+
+    user_column: str = "user"
+    text_column: str = "text"
+    heldout_users: float = 0.07
+    test_users: float = 0.35
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.user_column == self.text_column:
+            raise ValueError(f"user_column and text_column are both {self.user_column!r}: name two columns of the file")
+        for name in ("heldout_users", "test_users"):
+            checks.positive(name, getattr(self, name), "pass a share of the users", below=1, zero=True)
+        if self.heldout_users + self.test_users >= 1:
+            raise ValueError(
+                f"heldout_users={self.heldout_users} and test_users={self.test_users} leave nobody to train on: pass less than 1 together"
+            )
+        checks.integer("seed", self.seed, low=0, high=2**63 - 1, hint="pass a whole number")
+
+    def split_of(self, user: str) -> str:
+        """The split of a user: by a keyed hash, so that it does not depend on the other users."""
+        key = self.seed.to_bytes(8, "big")
+        digest = hashlib.blake2b(user.encode(), key=key, digest_size=8).digest()
+        place = int.from_bytes(digest, "big") / 2**64
+        return (
+            "test"
+            if place < self.test_users
+            else "heldout"
+            if place < self.test_users + self.heldout_users
+            else "train"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImportSummary:
+    """What was imported, and what was not.
+
+    Attributes:
+      path: the data file.
+      rows: of the table that was read.
+      rows_without_user: left out; their user is missing, or nothing of it is visible.
+      rows_without_text: left out; their text is missing, no text, or without a word or sign.
+      lookalike_users: users whose ids came in several spellings that no reader can tell apart, each counted as one user.
+      users, sentences: their numbers by split.
+    """
+
+    path: str
+    rows: int
+    rows_without_user: int
+    rows_without_text: int
+    lookalike_users: int
+    users: dict[str, int]
+    sentences: dict[str, int]
+
+
+def import_text(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    progress: bool = True,
+    **options: Any,
+) -> ImportSummary:
+    """Writes a data file from a table of texts, of any length in bounded memory.
+
+    A row is one text of one user, and a user may have any number of rows in any order. Users are whole numbers or texts; ids that differ
+    only in invisible characters, blanks, or how letters are composed are one user, as in the audit of logs: one person in two clients
+    would have half the protection. Texts become sentences as `split_sentences` says, in the order of the rows. The file appears under its
+    name when it is complete.
+
+    Args:
+      path: CSV (commas, a header line), JSON lines or Parquet, in UTF-8; its contents decide which.
+      out: the data file to write; its folder must exist, and have room for the texts twice.
+      overwrite: replace an existing file.
+      progress: show a progress bar.
+      options: of `ImportOptions`.
+
+    Returns:
+      The counts.
+
+    Raises:
+      FileNotFoundError, TypeError, ValueError: one sentence that names the argument, or the file and what is wrong in it.
+    """
+    o = ImportOptions(**options)
+    path, out = pathlib.Path(path), pathlib.Path(out)
+    if not path.is_file():
+        wrong = "is not a file" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"{path} {wrong}: name a CSV, JSON lines or Parquet file of users and texts")
+    if out.exists() and out.samefile(path):
+        raise ValueError(f"out={str(out)!r} is the file that is read: choose another name")
+    with (
+        data_file.create(out, data_file.IMPORTED, overwrite=overwrite) as connection,
+        data_file.scratch_folder(out) as scratch,
+        tables.database(scratch, _MEMORY_BYTES) as db,
+        progress_bar.bar(desc=f"sorting {path.name}", unit="row", disable=not progress) as bar,
+    ):
+        rows, without_user, lookalikes = _load(db, path, o)
+        bar.reset(total=rows - without_user)
+        bar.set_description(f"importing {path.name}")
+        users, sentences, without_text = _write(db, connection, o, bar)
+        if not users.total():
+            raise ValueError(f"{path} has no row with a user and a text among its {rows} rows")
+        for split, needed in (("train", 1), ("test", 2)):
+            if sentences[split] < needed:
+                raise ValueError(
+                    f"{path} has {users.total()} users, of whom {users[split]} with {sentences[split]} sentences fall into the {split} "
+                    f"split, but training needs {needed}: bring more users, or change test_users={o.test_users} or seed={o.seed}"
+                )
+    return ImportSummary(
+        path=str(out),
+        rows=rows,
+        rows_without_user=without_user,
+        rows_without_text=without_text,
+        lookalike_users=lookalikes,
+        users={split: users[split] for split in data_file.SPLITS},
+        sentences={split: sentences[split] for split in data_file.SPLITS},
+    )
+
+
+def _load(db: "duckdb.DuckDBPyConnection", path: pathlib.Path, o: ImportOptions) -> tuple[int, int, int]:
+    """Fills the table texts. Returns the numbers of rows, of rows without a user, and of users in several spellings."""
+    import duckdb
+
+    seen = f"trim({tables.as_seen('spelling')})"
+    try:
+        table, (user, text) = tables.read(db, path, {"user_column": o.user_column, "text_column": o.text_column})
+        db.execute(
+            f"CREATE TABLE texts AS SELECT nullif({seen}, '') AS client, nullif(spelling, {seen}) AS spelling, text "
+            f"FROM (SELECT {user}::VARCHAR AS spelling, {text}::VARCHAR AS text FROM {table})"
+        )
+    except duckdb.OutOfMemoryException as error:
+        raise ValueError(f"{path} has texts too long to sort in {_MEMORY_BYTES} bytes: cut them") from error
+    except duckdb.IOException as error:  # of its temporary files
+        raise OSError(str(error).splitlines()[0]) from error
+    except duckdb.Error as error:
+        raise ValueError(tables.damage(str(path), error)) from error
+    rows, without_user = db.execute("SELECT count(*), count(*) FILTER (client IS NULL) FROM texts").fetchall()[0]
+    (lookalikes,) = db.execute(
+        """
+        SELECT count(*) FROM (
+          SELECT client FROM texts WHERE client IN (SELECT client FROM texts WHERE spelling IS NOT NULL)
+          GROUP BY client HAVING count(DISTINCT coalesce(spelling, client)) > 1)"""
+    ).fetchall()[0]
+    return rows, without_user, lookalikes
+
+
+def _write(
+    db: "duckdb.DuckDBPyConnection", connection: sqlite3.Connection, o: ImportOptions, bar: Any
+) -> tuple[Counter[str], Counter[str], int]:
+    """Writes the table texts, user by user. Returns the numbers of users and of sentences by split, and of rows without a sentence."""
+    users: Counter[str] = Counter()
+    sentences: Counter[str] = Counter()
+    without_text = 0
+
+    def records(rows: Iterator[tuple[str, str | None]]) -> Iterator[bytes]:
+        nonlocal without_text
+        for _, text in rows:
+            found = split_sentences(text or "")
+            without_text += not found
+            bar.update()
+            for sentence in found:
+                yield example_proto.encode_example(_OTHER_FEATURES | {"tokens": sentence.encode()})
+
+    for user, rows in itertools.groupby(_sorted_rows(db), key=operator.itemgetter(0)):
+        split = o.split_of(user)
+        count = data_file.write_client(connection, user, split, records(rows))
+        users[split] += count > 0
+        sentences[split] += count
+    return users, sentences, without_text
+
+
+def _sorted_rows(db: "duckdb.DuckDBPyConnection") -> Iterator[tuple[str, str | None]]:
+    cursor = db.execute("SELECT client, text FROM texts WHERE client IS NOT NULL ORDER BY client, rowid")
+    while rows := cursor.fetchmany(_FETCHED_ROWS):
+        yield from rows

@@ -1,0 +1,243 @@
+"""CIFAR-10: the stand-in, its way through ours and other people's loaders, pickles that would run code, and something to learn."""
+
+import io
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+
+from fedmf.tasks.cifar10 import Cifar10Options, data, write_synthetic
+from fedmf.tasks.cifar10.synthetic import _python_2_pickle
+
+TENSORFLOW = pytest.mark.tensorflow
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    """100 training and 20 test images."""
+    path = tmp_path_factory.mktemp("cifar10") / "shapes.tar.gz"
+    return write_synthetic(path, examples=100, test_examples=20, progress=False)
+
+
+def members(archive):
+    with tarfile.open(archive) as packed:
+        return {member.name: packed.extractfile(member).read() for member in packed if member.isfile()}
+
+
+def repacked(path, contents):
+    with tarfile.open(path, "w:gz") as packed:
+        for name, content in contents.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            packed.addfile(info, io.BytesIO(content))
+    return path
+
+
+def test_what_is_written_is_read(archive):
+    images = data.load_images(archive)
+    assert images.x.shape == (100, 32, 32, 3)
+    assert images.x_test.shape == (20, 32, 32, 3)
+    assert images.x.dtype == np.uint8
+    assert images.y.dtype == images.y_test.dtype == np.int32
+    assert set(images.y) == set(range(10))
+    assert images.synthetic
+    assert images.label_names[2] == "square"
+    scaled = data.scaled(images.x)
+    assert scaled.dtype == np.float32
+    assert (scaled.min(), scaled.max()) == (-1, 1)
+
+
+def test_same_seed_same_archive(archive, tmp_path):
+    again = write_synthetic(tmp_path / "again", examples=100, test_examples=20, progress=False)
+    other = write_synthetic(tmp_path / "other", examples=100, test_examples=20, seed=1, progress=False)
+    assert again.read_bytes() == archive.read_bytes()
+    assert data.load_images(other).version != data.load_images(again).version == data.load_images(archive).version
+
+
+@pytest.mark.parametrize("encoding", ["bytes", "latin1"])
+def test_any_reader_unpickles_the_stand_in(archive, encoding):
+    """Readers of the real archive ask for bytes (Keras) or for text (torchvision)."""
+    content = pickle.loads(members(archive)[f"{data.FOLDER}/data_batch_2"], encoding=encoding)
+    if encoding == "bytes":
+        content = {name.decode(): value for name, value in content.items()}
+    assert sorted(content) == ["batch_label", "data", "filenames", "labels"]
+    images = data.load_images(archive)
+    rows = images.x[20:40].transpose(0, 3, 1, 2).reshape(20, 3072)
+    np.testing.assert_array_equal(content["data"], rows)
+    assert content["labels"] == images.y[20:40].tolist()
+
+
+@TENSORFLOW
+def test_keras_reads_the_same(archive, tmp_path):
+    from keras.src.datasets.cifar import load_batch
+
+    (tmp_path / "batch").write_bytes(members(archive)[f"{data.FOLDER}/data_batch_1"])
+    x, y = load_batch(tmp_path / "batch")
+    images = data.load_images(archive)
+    np.testing.assert_array_equal(x.transpose(0, 2, 3, 1), images.x[:20])
+    assert y == images.y[:20].tolist()
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_that_numpy_pickled_are_read(archive, tmp_path, protocol, order):
+    """numpy gives its arrays of bytes the same three names; Python 3 has another for bytes below protocol 3."""
+    contents = members(archive)
+    name = f"{data.FOLDER}/test_batch"
+    batch = pickle.loads(contents[name], encoding="bytes")
+    batch[b"data"] = np.asarray(batch[b"data"], order=order)
+    path = repacked(tmp_path / "archive", contents | {name: pickle.dumps(batch, protocol)})
+    if protocol < 3:
+        with pytest.raises(ValueError, match="it asks for _codecs.encode"):
+            data.load_images(path)
+    else:
+        np.testing.assert_array_equal(data.load_images(path).x_test, data.load_images(archive).x_test)
+
+
+class _Evil:
+    def __init__(self, call, *arguments):
+        self.reduced = call, arguments
+
+    def __reduce__(self):
+        return self.reduced
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize(
+    "call",
+    [
+        (exec, "raise SystemExit('run')"),
+        (print, "run"),
+        (getattr, dict, "clear"),
+        (np.load, "x"),
+        (np.frombuffer, b"x"),
+    ],
+    ids=lambda call: call[0].__name__,
+)
+def test_pickles_cannot_run_code(archive, tmp_path, call, protocol, capsys):
+    name = f"{data.FOLDER}/data_batch_3"
+    path = repacked(tmp_path / "evil", members(archive) | {name: pickle.dumps({b"data": _Evil(*call)}, protocol)})
+    with pytest.raises(ValueError, match=r"evil: data_batch_3 is not a pickle of images \(it asks for .*\): "):
+        data.load_images(path)
+    assert capsys.readouterr().out == ""
+
+
+def batch(**changes):
+    content = {b"data": np.zeros((10, 3072), np.uint8), b"labels": [0] * 10}
+    return _python_2_pickle(content | {name.encode(): value for name, value in changes.items()})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("data_batch_1", b"", "is not a pickle"),
+        ("data_batch_1", b"\x80\x02}q", "is not a pickle"),
+        ("data_batch_1", pickle.dumps([1]), "3,072 bytes an image"),
+        ("data_batch_1", batch(data=np.zeros((10, 3071), np.uint8)), "3,072 bytes an image"),
+        ("data_batch_1", batch(data=b"text"), "3,072 bytes an image"),
+        ("data_batch_1", batch(labels=[0] * 9), "one label in 0..9 for each of 10"),
+        ("data_batch_1", batch(labels=[0] * 9 + [10]), "one label in 0..9"),
+        ("test_batch", pickle.dumps({b"data": np.zeros((2, 3072), np.float32)}, 4), "is not a pickle of images"),
+        ("batches.meta", _python_2_pickle({b"label_names": [b"cat"]}), "no ten label names"),
+    ],
+)
+def test_batches_of_another_kind(archive, tmp_path, name, content, words):
+    path = repacked(tmp_path / "archive", members(archive) | {f"{data.FOLDER}/{name}": content})
+    with pytest.raises(ValueError, match=words) as caught:
+        data.load_images(path)
+    assert str(path) in str(caught.value)
+    assert name in str(caught.value)
+
+
+def test_archives_of_another_kind(archive, tmp_path):
+    contents = members(archive)
+    cases = {
+        "empty": (b"", "no whole .tar.gz archive"),
+        "text": (b"hello", "no whole .tar.gz archive"),
+        "short": (archive.read_bytes()[:100_000], "no whole .tar.gz archive"),
+        "other": (repacked(tmp_path / "o", {"cifar-100-python/train": b""}).read_bytes(), "has no batches.meta"),
+        "lacks": (
+            repacked(tmp_path / "l", {n: c for n, c in contents.items() if "4" not in n}).read_bytes(),
+            "has no data_batch_4",
+        ),
+    }
+    for name, (content, words) in cases.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=words) as caught:
+            data.load_images(tmp_path / name)
+        assert str(tmp_path / name) in str(caught.value)
+    with pytest.raises(ValueError, match="is a folder"):
+        data.load_images(tmp_path)
+
+
+def test_nothing_is_downloaded(tmp_path, monkeypatch, archive):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"cifar-10-batches-py\.tar\.gz.*fedmf data synth --task cifar10"):
+        data.load_images()
+    assert not list(tmp_path.iterdir())
+    (tmp_path / ".keras" / "datasets").mkdir(parents=True)
+    (tmp_path / ".keras" / "datasets" / "cifar-10-batches-py.tar.gz").write_bytes(archive.read_bytes())
+    assert len(data.load_images().x) == 100
+
+
+def test_existing_files_and_missing_folders(archive, tmp_path):
+    before = archive.read_bytes()
+    with pytest.raises(ValueError, match="exists already"):
+        write_synthetic(archive, progress=False)
+    assert archive.read_bytes() == before
+    with pytest.raises(ValueError, match="cannot write .*choose a folder"):
+        write_synthetic(tmp_path / "no" / "file", examples=10, test_examples=10, progress=False)
+    with pytest.raises(ValueError, match="examples=9 must be at least 10"):
+        write_synthetic(tmp_path / "file", examples=9, progress=False)
+
+
+@pytest.mark.parametrize("changes", [{"model": "cnn"}, {"validation": "none"}, {"max_clients": 0}])
+def test_options_are_checked(changes):
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        Cifar10Options(**changes)
+
+
+@TENSORFLOW
+@pytest.mark.parametrize(("kind", "size"), [("vgg", 550_570), ("small", 38_570)])
+def test_the_networks(kind, size):
+    from fedmf.tasks.cifar10.model import build_model
+
+    first, again, other = (build_model(seed, kind=kind) for seed in (5, 5, 6))
+    assert first.count_params() == size
+    for left, right, third in zip(*(model.get_weights() for model in (first, again, other)), strict=True):
+        np.testing.assert_array_equal(left, right)
+        assert left.ndim == 1 or not np.array_equal(left, third)
+
+
+@TENSORFLOW
+def test_there_is_something_to_learn(tmp_path):
+    import tensorflow as tf
+
+    from fedmf.tasks.cifar10.model import build_model
+
+    images = data.load_images(write_synthetic(tmp_path / "file", examples=3000, test_examples=500, progress=False))
+    model = build_model(0, kind="small")
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tf.keras.optimizers.SGD(0.1), loss, ["accuracy"])
+    tf.keras.utils.set_random_seed(0)
+    model.fit(data.scaled(images.x), images.y, batch_size=50, epochs=3, verbose=0)
+    assert 0.5 < model.evaluate(data.scaled(images.x_test), images.y_test, verbose=0)[1] < 0.9
+
+
+@TENSORFLOW
+@pytest.mark.parametrize(("validation", "sizes"), [("train", (90, 10, 20)), ("test", (100, 10, 10))])
+def test_the_task(archive, validation, sizes):
+    from fedmf.tasks.cifar10 import Cifar10Options, cifar10
+
+    task = cifar10(Cifar10Options(data=str(archive), model="small", validation=validation))
+    images = data.load_images(archive)
+    splits = [task.split(name) for name in ("validation", "test")]
+    assert (len(task.client_ids), *(len(y) for _, y in splits)) == sizes
+    clients = [task.examples_of(client) for client in task.client_ids]
+    np.testing.assert_array_equal(np.concatenate([x for x, _ in clients]), data.scaled(images.x[: sizes[0]]))
+    np.testing.assert_array_equal(np.concatenate([y for _, y in clients]), images.y[: sizes[0]])
+    everything = np.concatenate([images.x[sizes[0] :], images.x_test])
+    found = np.concatenate([x for x, _ in splits])
+    assert sorted(x.tobytes() for x in found) == sorted(x.tobytes() for x in data.scaled(everything))
+    assert len(cifar10(Cifar10Options(data=str(archive), max_clients=7)).client_ids) == 7

@@ -1,0 +1,62 @@
+"""Every task that ships exports a model that plain Keras loads."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+from fedmf import TrainConfig, tasks  # noqa: E402
+from fedmf.federated.examples import take  # noqa: E402
+from fedmf.tasks import cifar10, emnist  # noqa: E402
+
+LOADS = """
+import json, sys
+sys.modules["fedmf"] = None  # importing it fails
+import numpy as np, tensorflow as tf
+for name in json.loads(sys.argv[1]):
+    model = tf.keras.models.load_model(f"{name}.keras")
+    np.save(f"{name}.out.npy", model(np.load(f"{name}.in.npy"), training=False))
+try:
+    tf.keras.models.load_model("with_our_layer.keras")
+except Exception as error:
+    print("refused", error)
+"""
+
+
+def options_of(name, corpus_file, folder):
+    """Small data of a task that ships."""
+    if name == "stackoverflow_nwp":
+        return {"data": str(corpus_file), "task_options": {"vocabulary_size": 100, "embedding_size": 8, "lstm_size": 6}}
+    if name == "emnist":
+        data = emnist.write_synthetic(folder / "emnist.sqlite", clients=4, progress=False)
+    elif name == "cifar10":
+        data = cifar10.write_synthetic(folder / "shapes.tar.gz", examples=100, test_examples=20, progress=False)
+    else:
+        return {}
+    return {"data": str(data), "task_options": {"model": "small"}}
+
+
+def test_every_task_s_model_loads_where_fedmf_cannot_be_imported(corpus_file, tmp_path):
+    expected = {}
+    for name in tasks.TASKS:
+        config = TrainConfig(task=name, family="none", min_sep=1, **options_of(name, corpus_file, tmp_path))
+        task = tasks.task_from_config(config, progress=False)
+        x, _ = take(task.split("test"), slice(5))
+        model = task.build_model(3)
+        model.set_weights([w + 0.1 for w in model.get_weights()])  # not all zeros
+        if task.export_model is not None:
+            model.save(tmp_path / "with_our_layer.keras")
+        exported = model if task.export_model is None else task.export_model(model)
+        exported.save(tmp_path / f"{name}.keras")
+        np.save(tmp_path / f"{name}.in.npy", x)
+        expected[name] = model(x, training=False).numpy()
+        assert np.ptp(expected[name]) > 0.01
+    command = [sys.executable, "-c", LOADS, json.dumps(list(expected))]
+    done = subprocess.run(command, cwd=tmp_path, check=True, timeout=300, capture_output=True, text=True)
+    assert "refused" in done.stdout  # what export_model is for
+    for name, outputs in expected.items():
+        np.testing.assert_allclose(np.load(tmp_path / f"{name}.out.npy"), outputs, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,29 @@
+"""Options of the tasks: they have help and are checked, and neither they nor the writers of stand-ins need TensorFlow."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from fedmf.tasks.cifar10 import Cifar10Options
+from fedmf.tasks.emnist import EmnistOptions
+from fedmf.tasks.regression import RegressionOptions
+from tests.test_import_without_tensorflow import _PROGRAM
+
+OPTIONS = (EmnistOptions, Cifar10Options, RegressionOptions)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_option_has_help_and_a_check(options):
+    for field in dataclasses.fields(options):
+        assert field.metadata["help"].endswith(".")
+        assert field.type in (bool, int, float, str, int | None, str | None)
+        with pytest.raises(TypeError, match=f"{field.name}="):
+            options(**{field.name: [1]})
+
+
+def test_they_import_without_tensorflow():
+    names = sorted({options.__module__.rpartition(".")[0] for options in OPTIONS})
+    result = subprocess.run([sys.executable, "-c", _PROGRAM, *names], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr

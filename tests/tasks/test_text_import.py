@@ -1,0 +1,355 @@
+"""Text of one's own as a data file: what becomes of rows, users and sentences, and what a failure leaves."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+
+import duckdb
+import pytest
+
+from fedmf.tasks import example_proto
+from fedmf.tasks.stackoverflow import data, describe_file, import_text, text_import
+from fedmf.tasks.stackoverflow.sentences import split_sentences
+from fedmf.tasks.stackoverflow.text_import import ImportOptions
+from tests.cli.program import TRAIN, fedmf, refused
+
+
+def read_back(path):
+    """(split, user) -> sentences in the order of the file."""
+    found = {}
+    with sqlite3.connect(path) as connection:
+        query = "SELECT split_name, client_id, serialized_example_proto FROM examples ORDER BY rowid"
+        for split, user, record in connection.execute(query):
+            found.setdefault((split, user), []).append(example_proto.decode_example(record)["tokens"].decode())
+    return found
+
+
+def by_user(path):
+    return {user: sentences for (_, user), sentences in read_back(path).items()}
+
+
+def crowd(users=20):
+    """Rows enough that no split is empty."""
+    return [(f"crowd{i}", "One sentence. Another one.") for i in range(users)]
+
+
+def write_csv(path, rows, header="user,text"):
+    quoted = ['"' + text.replace('"', '""') + '"' for row in rows for text in row]
+    lines = [f"{user},{text}" for user, text in zip(quoted[::2], quoted[1::2], strict=True)]
+    path.write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+    return path
+
+
+def write_parquet(path, query):
+    with duckdb.connect() as db:
+        db.execute(f"COPY ({query}) TO '{path}'")
+
+
+@pytest.fixture
+def table(tmp_path):
+    return write_csv(tmp_path / "posts.csv", crowd())
+
+
+def run(path, out=None, **options):
+    out = out or path.with_name("corpus.sqlite")
+    return import_text(path, out, progress=False, **options), out
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("It's (well-known), isn’t it?", ["it's ( well-known ) , isn't it ?"]),
+        ("One. Two! Three?  Four", ["one .", "two !", "three ?", "four"]),
+        ('He said "Go!" Then left.', ['he said " go ! "', "then left ."]),
+        ("A title\r\n\r\nits text", ["a title", "its text"]),
+        ("x &lt; 3.5 &amp;&amp; y", ["x < 3 . 5 & & y"]),
+        ("see https://a.org/b?c=1. or www.b.de/", ["see <url> .", "or <url>"]),
+        ("Stra\u00dfe nai\u0308ve", ["stra\u00dfe na\u00efve"]),
+        ("हिन्दी में 👍", ["हिन्दी में 👍"]),
+        ("a\x00b \u200b", ["a b"]),
+        (" \n\t ", []),
+    ],
+)
+def test_sentences(text, sentences):
+    assert split_sentences(text) == sentences
+
+
+def test_the_three_formats_give_the_same_file(tmp_path):
+    rows = [*crowd(), ("ann", 'Said "no".\nTwice, äöü'), ("7", "a, b")]
+    paths = [write_csv(tmp_path / "a.csv", rows), tmp_path / "b.jsonl", tmp_path / "c.parquet"]
+    paths[1].write_text(
+        "".join(json.dumps({"x": [1], "text": t, "user": 7 if u == "7" else u}) + "\n" for u, t in rows)
+    )
+    write_parquet(paths[2], f"SELECT \"user\", text FROM read_csv('{paths[0]}', header = true, all_varchar = true)")
+    made = []
+    for path in paths:
+        summary, out = run(path, path.with_suffix(".sqlite"))
+        assert (summary.rows, summary.rows_without_user, summary.rows_without_text) == (22, 0, 0)
+        made.append(read_back(out))
+    assert made[0] == made[1] == made[2]
+    assert by_user(out)["ann"] == ['said " no " .', "twice , äöü"]
+    assert summary.users == {split: sum(s == split for s, _ in made[0]) for split in data.SPLITS}
+    assert sum(summary.sentences.values()) == sum(map(len, made[0].values())) == 43
+
+
+def test_the_file_is_what_tffs_loader_and_ours_expect(table):
+    summary, out = run(table)
+    found = describe_file(out)
+    assert found["origin"] == "imported text"
+    assert {split: found["splits"][split]["clients"] for split in data.SPLITS} == summary.users
+    with sqlite3.connect(out) as connection:
+        records = connection.execute("SELECT serialized_example_proto FROM examples").fetchall()
+    # Those that TFF's parser asks for.
+    assert all(
+        sorted(example_proto.decode_example(record)) == ["creation_date", "score", "tags", "title", "tokens", "type"]
+        for (record,) in records
+    )
+    stated = {(split, user): n for split in data.SPLITS for user, n in data.client_sizes(out, split).items()}
+    assert stated == {key: len(sentences) for key, sentences in read_back(out).items()}
+
+
+def test_rows_of_one_user_come_together_in_their_order(tmp_path):
+    rows = [(f"u{i % 50}", f"number {i}") for i in range(5_000)]
+    _, out = run(write_csv(tmp_path / "rows.csv", rows))
+    assert by_user(out) == {f"u{u}": [f"number {i}" for i in range(u, 5_000, 50)] for u in range(50)}
+
+
+def test_rows_without_user_or_text_are_counted_and_left_out(tmp_path):
+    rows = [("", "nobody's"), ("\u200b", "nobody's"), ("ann", ""), ("bob", " \n"), ("eve", "hi")]
+    path = write_csv(tmp_path / "rows.csv", [*crowd(), *rows])
+    with path.open("a") as file:
+        file.write(",\n")
+    summary, out = run(path)
+    assert (summary.rows, summary.rows_without_user, summary.rows_without_text) == (26, 3, 2)
+    assert sum(summary.users.values()) == 21
+    assert by_user(out).keys() & {"", "ann", "bob", "eve"} == {"eve"}  # a user with one row is a user
+    without_text = [{"user": "crowd1", "text": None}, {"user": "a", "text": {}}]
+    without_user = [{"user": None, "text": "x"}, {"text": "x"}, {"user": ["a"], "text": "x"}]
+    lines = [*({"user": user, "text": text} for user, text in crowd()), *without_text, *without_user]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary, _ = run(path, overwrite=True)
+    assert (summary.rows, summary.rows_without_user, summary.rows_without_text) == (25, 3, 2)
+
+
+def test_ids_that_look_alike_are_one_user(tmp_path):
+    same = ["Zoe\u0308 B", "Zo\u00eb B", " Zo\u00eb\u00a0B", "Zo\u200b\u00eb B"]
+    summary, out = run(
+        write_csv(
+            tmp_path / "rows.csv", [*crowd(), *((user, "hi") for user in same), ("zo\u00eb B", "hi"), (" tim", "hi")]
+        )
+    )
+    assert summary.lookalike_users == 1
+    assert {user: len(s) for user, s in by_user(out).items() if "crowd" not in user} == {
+        "Zo\u00eb B": 4,
+        "zo\u00eb B": 1,
+        "tim": 1,
+    }
+
+
+def test_users_are_split_by_a_keyed_hash(tmp_path):
+    options = ImportOptions(heldout_users=0.1, test_users=0.3)
+    users = [f"user {i}" for i in range(20_000)]
+    splits = [options.split_of(user) for user in users]
+    for split, share in (("heldout", 0.1), ("test", 0.3), ("train", 0.6)):
+        assert abs(splits.count(split) / 20_000 - share) < 6 * (share * (1 - share) / 20_000) ** 0.5
+    assert [ImportOptions(heldout_users=0.1, test_users=0.3, seed=1).split_of(user) for user in users] != splits
+    _, out = run(
+        write_csv(tmp_path / "rows.csv", [(user, "hi") for user in users[:300]]), heldout_users=0.1, test_users=0.3
+    )
+    assert read_back(out).keys() == {*zip(splits[:300], users[:300], strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("latin.csv", "user,text\nann,caf\u00e9\n".encode("latin-1"), ["line 2 of", "not in UTF-8", "iconv"]),
+        ("latin.jsonl", '{"user": 1, "text": "a"}\n{"user": 1, "text": "\u00e9"}\n'.encode("latin-1"), ["line 2 of", "UTF-8"]),
+        ("utf16.csv", "user,text\nann,hi\n".encode("utf-16"), ["UTF-8: convert it"]),
+        ("empty.csv", b"", ["is empty"]),
+        ("blank.csv", b"\n\n", ["is empty"]),
+        ("header.csv", b"user,text\n", ["no row with a user and a text"]),
+        ("nobody.csv", b"user,text\n,\n,x\nann,\n", ["no row with a user and a text among its 3 rows"]),
+        ("columns.csv", b"author,body\nann,hi\n", ["no column 'user' among 'author', 'body'", "user_column"]),
+        ("columns.jsonl", b'{"user": 1, "body": "x"}\n', ["no column 'text' among 'body', 'user'", "text_column"]),
+        ("twice.csv", b"user,text,text\nann,hi,hi\n", ["several columns 'text'"]),
+        ("long.csv", b"user,text\nann,hi,hi\n", ["line 2 of", "another number of columns"]),
+        ("open.csv", b'user,text\nann,"hi\nbob,hi\n', ["line 2 of", "a quote that does not end"]),
+        ("cut.jsonl", b'{"user": 1, "text": "x"}\n{"user": 1, "te\n', ["line 2 of", "not a JSON object"]),
+        ("array.json", b'[{"user": 1, "text": "x"}]', ["neither CSV", "JSON lines"]),
+        ("cut.parquet", b"PAR1" + bytes(60), ["cannot be read"]),
+        ("one.csv", b"user,text\nann,hi\n", ["has 1 users", "bring more users", "test_users=0.35"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_files_that_cannot_be_imported(tmp_path, name, content, words):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"\A[^\n]*\Z") as caught:
+        run(path)
+    for word in (str(path), *words):
+        assert word in str(caught.value)
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_parquet_columns_that_are_no_text_are_named(tmp_path):
+    path = tmp_path / "rows.parquet"
+    write_parquet(path, "SELECT 1 AS \"user\", ['a'] AS text")
+    with pytest.raises(ValueError, match=r"column 'text' of type VARCHAR\[\]: write it as texts"):
+        run(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"text_column": "user"}, "user_column and text_column are both 'user'"),
+        ({"test_users": 1.0}, "test_users=1.0"),
+        ({"test_users": 0.5, "heldout_users": 0.5}, "leave nobody to train on"),
+        ({"seed": -1}, "seed=-1"),
+        ({"out": "posts.csv", "overwrite": True}, "is the file that is read"),
+        ({"out": "corpus.sqlite"}, "exists already"),
+    ],
+)
+def test_bad_arguments_are_named(table, options, words):
+    table.with_name("corpus.sqlite").write_text("kept")
+    before = table.read_bytes()
+    out = table.with_name(options.pop("out", "other.sqlite"))
+    with pytest.raises(ValueError, match=words):
+        run(table, out, **options)
+    assert table.read_bytes() == before
+    assert sorted(os.listdir(table.parent)) == ["corpus.sqlite", "posts.csv"]
+
+
+def test_names_that_are_patterns_or_sql(tmp_path):
+    path = write_csv(tmp_path / "it's [ab]*.csv", crowd(), header='user,"a ""text"" / ~1\'s"')
+    write_csv(tmp_path / "it's a.csv", [("wrong", "file")])
+    summary, _ = run(path, text_column='a "text" / ~1\'s')
+    assert summary.rows == 20
+    path = tmp_path / "it's.jsonl"
+    path.write_text("".join(json.dumps({"user": user, 'a "text" / ~1\'s': text}) + "\n" for user, text in crowd()))
+    assert run(path, overwrite=True, text_column='a "text" / ~1\'s')[0].sentences == summary.sentences
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, OSError(28, "No space left on device")])
+def test_a_failure_on_the_way_leaves_nothing(table, monkeypatch, error):
+    done = []
+
+    def fail(text):
+        done.append(text)
+        if len(done) > 5:
+            raise error
+        return split_sentences(text)
+
+    monkeypatch.setattr(text_import, "split_sentences", fail)
+    with pytest.raises((KeyboardInterrupt, MemoryError, ValueError)):
+        run(table)
+    assert os.listdir(table.parent) == ["posts.csv"]
+
+
+def rows_of(path, count):
+    """A table large enough that its import takes a while."""
+    with path.open("w") as file:
+        file.write("user,text\n")
+        for i in range(count):
+            file.write(
+                f'{i % 997},"Hello there, this is text number {i}. How are you? I am fine, thanks for asking me."\n'
+            )
+    return path
+
+
+IMPORT = "import sys; from fedmf.tasks.stackoverflow import import_text; import_text(sys.argv[1], sys.argv[2], progress=False)"
+
+
+def start(path, out):
+    """An import in another process, on its way into the database."""
+    process = subprocess.Popen([sys.executable, "-c", IMPORT, str(path), str(out)], stderr=subprocess.DEVNULL)
+    partial = out.with_name(f".{out.name}.{process.pid}.partial")
+    deadline = time.monotonic() + 120
+    while not (partial.exists() and partial.stat().st_size > 100_000):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return process
+
+
+def test_a_killed_import_leaves_no_file_and_the_next_one_cleans_up(tmp_path):
+    path = rows_of(tmp_path / "rows.csv", 200_000)
+    process = start(path, tmp_path / "corpus.sqlite")
+    process.kill()
+    process.wait()
+    left = sorted(os.listdir(tmp_path))
+    assert "corpus.sqlite" not in left
+    assert len(left) == 3  # its database, and the folder of its sort
+    run(write_csv(tmp_path / "few.csv", crowd()))
+    assert sorted(os.listdir(tmp_path)) == ["corpus.sqlite", "few.csv", "rows.csv"]
+
+
+def test_ctrl_c_leaves_nothing(tmp_path):
+    path = rows_of(tmp_path / "rows.csv", 200_000)
+    process = start(path, tmp_path / "corpus.sqlite")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) != 0
+    assert os.listdir(tmp_path) == ["rows.csv"]
+
+
+def test_ctrl_c_while_duckdb_sorts_leaves_nothing(tmp_path):
+    path = rows_of(tmp_path / "rows.csv", 300_000)
+    main = threading.get_ident()
+
+    def interrupt():
+        while not any(tmp_path.glob(".*scratch*/table.duckdb")):
+            time.sleep(0.005)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run(path)
+    assert os.listdir(tmp_path) == ["rows.csv"]
+
+
+@pytest.mark.slow
+def test_two_hundred_thousand_rows_in_bounded_time_and_memory(tmp_path):
+    path = rows_of(tmp_path / "rows.csv", 200_000)
+    cpu = time.process_time()
+    summary, _ = run(path)
+    assert time.process_time() - cpu < 60  # 10 s on an idle processor
+    assert (summary.rows, sum(summary.sentences.values())) == (200_000, 600_000)
+
+
+def test_the_command(table):
+    out = table.with_name("corpus.sqlite")
+    printed = fedmf("data", "import", table, "--out", out, "--quiet").stdout
+    assert "users.train" in printed
+    again = json.loads(fedmf("data", "import", table, "--out", out, "--overwrite", "--quiet", "--json").stdout)
+    assert again["path"] == str(out)
+    assert again["users"]["train"] + again["users"]["heldout"] + again["users"]["test"] == again["rows"] == 20
+    refused("data", "import", table, "--out", out, words=["corpus.sqlite", "--overwrite"])
+    refused(
+        "data",
+        "import",
+        table,
+        "--out",
+        table.with_name("x"),
+        "--text-column",
+        "body",
+        "--quiet",
+        words=["'body'", "--text-column"],
+    )
+    refused("train", "--data", table, "--out", table.with_name("run"), *TRAIN, words=["posts.csv", "fedmf data import"])
+
+
+@pytest.mark.tensorflow
+def test_a_corpus_of_ones_own_trains(tmp_path):
+    rows = [(f"author {i}", "The cat sat on the mat. So it goes!\nWhy not?") for i in range(40)]
+    out = tmp_path / "corpus.sqlite"
+    fedmf("data", "import", write_csv(tmp_path / "posts.csv", rows), "--out", out, "--quiet")
+    few = ["2" if before == "--rounds" else word for before, word in zip(["", *TRAIN], TRAIN, strict=False)]
+    fedmf("train", "--data", out, "--out", tmp_path / "run", *few)
+    rounds = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["round"], row["clients"], row["examples"]) for row in rounds] == [(0, 4, 12), (1, 4, 12)]
+    assert "imported text" in (tmp_path / "run" / "plan.json").read_text()
