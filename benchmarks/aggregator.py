@@ -12,6 +12,7 @@ A difference of rounds cannot be told from nothing when it is smaller than its e
 clients train: rounds of clients with one sentence show it with smaller errors, and rounds of one such client show what it adds once.
 """
 
+import functools
 import json
 import statistics
 import sys
@@ -21,7 +22,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.clients import BATCH, LENGTH, SENTENCES, random_sentences
+from benchmarks.clients import BATCH, SENTENCES, random_sentences
 from benchmarks.core import paired, timed
 from benchmarks.noise import MECHANISMS, ROUNDS, SMALL_ROUNDS, plan_of
 
@@ -37,7 +38,7 @@ def round_of(task: Any, aggregator: Any, noise: Any) -> Callable[[], float]:
     from fedmf.federated.tff import tff
 
     process = tff.learning.algorithms.build_unweighted_fed_avg(
-        model_fn=lambda: tff_model(task, 0, LENGTH),
+        model_fn=functools.partial(tff_model, task, 0, task.spec),
         client_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
         server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0, momentum=0.95),
         model_aggregator=aggregator,

@@ -25,25 +25,13 @@ def sentences(model: str, count: int, seed: int) -> np.ndarray:
     return words
 
 
-def with_keras_lstm(model: Any) -> Any:
-    """The same model, of the same weights, with Keras's own LSTM layer in place of ours."""
-    import tensorflow as tf
-
-    def own(layer: Any) -> Any:
-        kind = tf.keras.layers.LSTM if isinstance(layer, tf.keras.layers.LSTM) else type(layer)
-        return kind.from_config(layer.get_config())
-
-    copy = tf.keras.models.clone_model(model, clone_function=own)
-    copy.set_weights(model.get_weights())
-    return copy
-
-
 def random_sentences(model: str, clients: int, *, count: int | None = None, keras_lstm: bool = False) -> Any:
     """The task: `count` sentences a client; with Keras's own LSTM layer if so chosen."""
     from fedmf import federated
     from fedmf.tasks.stackoverflow import model as next_word
     from fedmf.tasks.stackoverflow import preprocessing
     from fedmf.tasks.stackoverflow.compiled import compiled_epoch
+    from fedmf.tasks.stackoverflow.lstm import with_keras_lstm
 
     sizes = MODELS[model]
 
@@ -63,8 +51,7 @@ def random_sentences(model: str, clients: int, *, count: int | None = None, kera
         evaluation_examples=examples,
         build_model=build_model,
         loss=next_word.make_loss("published"),
-        metrics=next_word.make_metrics("published", preprocessing.SpecialIds(sizes["vocabulary_size"])),
-        headline_metric="accuracy",
+        metrics=lambda: next_word.make_metrics("published", preprocessing.SpecialIds(sizes["vocabulary_size"])),
         batch_size=BATCH,
         compiled_epoch=compiled_epoch(**sizes, loss="published", batch_size=BATCH),
     )

@@ -15,14 +15,15 @@ before each block. Memory is the peak of resident memory, set-up included, over 
 one vector.
 """
 
-import abc
 import contextlib
 import ctypes
 import functools
 import gc
 import pathlib
 import statistics
+import time
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import fedmf
@@ -61,12 +62,6 @@ MECHANISMS = {
 }
 # Mechanisms whose state is small enough to pass through a graph by value.
 IN_GRAPH = ("identity", "banded, 8 bands", "tree, online", "tree, full", "blt, 4 buffers")
-# Honaker's estimator from below, the plain tree, and one that is restarted each epoch.
-TFP: dict[str, dict[str, Any]] = {
-    "efficient tree / tfp": {"use_efficient": True},
-    "plain tree / tfp": {"use_efficient": False},
-    "efficient tree, restarts / tfp": {"use_efficient": True, "restart_every": MIN_SEP},
-}
 
 
 @functools.cache
@@ -87,127 +82,104 @@ def plan_of(name: str, rounds: int) -> fedmf.Plan:
     )
 
 
-class Engine(abc.ABC):
-    """One way to make the rows of one mechanism; the constructor makes all that is no part of the noise.
+class Rows(NamedTuple):
+    """One way to make the rows of one mechanism, ready for round 0.
 
     Attributes:
       strategy: in words.
+      run: makes the rows of these rounds, one after the other.
       length: rounds that are made together.
       history: rounds until the rows that are kept are all there.
       grows: whether late blocks cost more.
       disk, state: bytes on disk, and bytes of state that pass through the graph by value.
     """
 
-    strategy, length, history, grows, disk, state = "tree", _WINDOW, 1, False, 0, 0
-
-    @abc.abstractmethod
-    def __init__(self, name: str, rounds: int, size: int) -> None: ...
-
-    @abc.abstractmethod
-    def draw(self) -> None:
-        """One iid vector, by the generator that the rows are made of."""
-
-    @abc.abstractmethod
-    def set_up(self) -> None:
-        """What a run does once before round 0."""
-
-    @abc.abstractmethod
-    def run(self, rounds: range) -> None:
-        """Makes rows, one after the other."""
+    strategy: str
+    run: Callable[[range], None]
+    length: int = _WINDOW
+    history: int = 1
+    grows: bool = False
+    disk: int = 0
+    state: int = 0
 
 
-class Host(Engine):
+# (name, rounds, size) -> what draws one iid vector by the generator that the rows are made of, and what a run does once before round 0.
+Way = Callable[[str, int, int], tuple[Callable[[], Any], Callable[[], Rows]]]
+
+
+def host(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Callable[[], Rows]]:
     """`fedmf.federated.HostNoise`; the rows come out as numpy arrays."""
+    plan = plan_of(name, rounds)
 
-    def __init__(self, name: str, rounds: int, size: int) -> None:
-        self._plan, self._size, self._iid = plan_of(name, rounds), size, iid(size)
-
-    def draw(self) -> None:
-        """See `Engine`."""
-        self._iid()
-
-    def set_up(self) -> None:
-        """Chooses the strategy."""
+    def set_up() -> Rows:
         from fedmf.federated.noise.host import HostNoise
 
         # At toy size all noise fits into memory and would be regenerated.
-        strategy = "recurrent" if self._size < SIZE and self._plan.mechanism.family != "dense" else None
-        self._noise = HostNoise(self._plan, self._size, noise_seed=_SEED, strategy=strategy)
-        chosen = self._noise.strategy
-        self.strategy, self.length, self.disk, self.state = chosen.name, chosen.length, chosen.disk, 4 * self._size
-        self.grows, self.history = chosen.name == "regenerated", max(1, chosen.width)
+        strategy = "recurrent" if size < SIZE and plan.mechanism.family != "dense" else None
+        noise = HostNoise(plan, size, noise_seed=_SEED, strategy=strategy)
+        chosen = noise.strategy
 
-    def run(self, rounds: range) -> None:
-        """See `Engine`."""
-        for t in rounds:
-            self._noise.row(t)
+        def run(rounds: range) -> None:
+            for t in rounds:
+                noise.row(t)
+
+        grows, history = chosen.name == "regenerated", max(1, chosen.width)
+        return Rows(chosen.name, run, chosen.length, history, grows, chosen.disk, 4 * size)
+
+    return iid(size), set_up
 
 
-class Graph(Engine):
+def graph(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Callable[[], Rows]]:
     """`fedmf.federated.noise.NoiseRows` in a tf.function."""
+    stream = plan_of(name, rounds).mechanism.stream()
 
-    def __init__(self, name: str, rounds: int, size: int) -> None:
-        self._stream, self._size, self._iid = plan_of(name, rounds).mechanism.stream(), size, iid(size)
-
-    def draw(self) -> None:
-        """See `Engine`."""
-        self._iid()
-
-    def set_up(self) -> None:
-        """Chooses the strategy and traces a round."""
+    def set_up() -> Rows:
         import tensorflow as tf
 
         from fedmf.federated.noise.rows import NoiseRows
 
-        noise = NoiseRows(stream=self._stream, size=self._size, noise_seed=_SEED)
-        self.strategy, self.state = str(noise.strategy), 4 * noise.state_rows * self._size
-        self._next, self._state = tf.function(noise.next), noise.initial_state()
-        self._next(self._state)
+        noise = NoiseRows(stream=stream, size=size, noise_seed=_SEED)
+        following, state = tf.function(noise.next), noise.initial_state()
+        following(state)
 
-    def run(self, rounds: range) -> None:
-        """See `Engine`."""
-        for _ in rounds:
-            _, self._state = self._next(self._state)
+        def run(rounds: range) -> None:
+            nonlocal state
+            for _ in rounds:
+                _, state = following(state)
+
+        return Rows(str(noise.strategy), run, state=4 * noise.state_rows * size)
+
+    return iid(size), set_up
 
 
-class Tfp(Engine):
+def tfp_tree(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Callable[[], Rows]]:
     """TensorFlow Privacy's TreeResidualSumQuery, whose result is a round's noise; its rows cost more in later rounds than timed here."""
+    import tensorflow as tf
 
-    def __init__(self, name: str, rounds: int, size: int) -> None:
-        import tensorflow as tf
+    from fedmf.federated.tff import tfp
 
-        from fedmf.federated.tff import tfp
+    specs, zeros = tf.TensorSpec([size], tf.float32), tf.zeros([size])
+    generator = tfp.tree_aggregation.GaussianNoiseGenerator(1.0, specs, seed=_SEED)
+    one, generated = tf.function(generator.next), generator.initialize()
 
-        self._options, self._specs, self._zeros = TFP[name], tf.TensorSpec([size], tf.float32), tf.zeros([size])
-        self._generator = tfp.tree_aggregation.GaussianNoiseGenerator(1.0, self._specs, seed=_SEED)
-        self._one, self._generated = tf.function(self._generator.next), self._generator.initialize()
-        self.state = 4 * size * (1 + self._options.get("restart_every", rounds).bit_length())  # at most
+    def draw() -> None:
+        nonlocal generated
+        _, generated = one(generated)
 
-    def draw(self) -> None:
-        """See `Engine`."""
-        _, self._generated = self._one(self._generated)
+    def set_up() -> Rows:
+        # Honaker's estimator from below.
+        query: Any = tfp.TreeResidualSumQuery(specs, generator, lambda record, _: record, 1.0, use_efficient=True)
+        following, state = tf.function(query.get_noised_result, reduce_retracing=True), query.initial_global_state()
+        following(zeros, state)
 
-    def set_up(self) -> None:
-        """Builds the query and traces a round."""
-        import tensorflow as tf
+        def run(rounds: range, query: Any = query) -> None:  # a tf.function of a method does not keep its object alive
+            nonlocal state
+            for _ in rounds:
+                _, state, _ = following(zeros, state)
 
-        from fedmf.federated.tff import tfp
+        return Rows("tree", run, state=4 * size * (1 + rounds.bit_length()))  # at most
 
-        query: Any = tfp.TreeResidualSumQuery(
-            self._specs, self._generator, lambda record, _: record, 1.0, use_efficient=self._options["use_efficient"]
-        )
-        if "restart_every" in self._options:
-            indicator = tfp.restart_query.PeriodicRoundRestartIndicator(self._options["restart_every"])
-            query = tfp.RestartQuery(query, indicator)
-        self._query = query  # a tf.function of a method does not keep its object alive
-        self._next = tf.function(query.get_noised_result, reduce_retracing=True)
-        self._state = query.initial_global_state()
-        self._next(self._zeros, self._state)
-
-    def run(self, rounds: range) -> None:
-        """See `Engine`."""
-        for _ in rounds:
-            _, self._state, _ = self._next(self._zeros, self._state)
+    return draw, set_up
 
 
 def iid(size: int) -> Any:
@@ -230,50 +202,52 @@ def forget_peak() -> int:
     return memory_bytes(field="VmRSS")
 
 
-CASES: dict[str, tuple[type[Engine], str]] = {
-    **{f"{name} / host": (Host, name) for name in MECHANISMS},
-    **{f"{name} / graph": (Graph, name) for name in IN_GRAPH},
-    **{name: (Tfp, name) for name in TFP},
+CASES: dict[str, tuple[Way, str]] = {
+    **{f"{name} / host": (host, name) for name in MECHANISMS},
+    **{f"{name} / graph": (graph, name) for name in IN_GRAPH},
+    "efficient tree / tfp": (tfp_tree, ""),
 }
 
 
-def measure(case: tuple[type[Engine], str], small: bool) -> dict[str, Any]:
+def measure(case: tuple[Way, str], small: bool) -> dict[str, Any]:
     """Times one way to make the rows of one mechanism here."""
     rounds, size = (SMALL_ROUNDS, SMALL_SIZE) if small else (ROUNDS, SIZE)
-    kind, name = case
-    engine = kind(name, rounds, size)
-    engine.draw()
+    way, name = case
+    draw, set_up = way(name, rounds, size)
+    draw()
     before = forget_peak()
-    setup = timed(engine.set_up)
-    step = engine.length * -(-_WINDOW // engine.length)
+    began = time.perf_counter()
+    made = set_up()
+    setup = time.perf_counter() - began
+    step = made.length * -(-_WINDOW // made.length)
     starts = range(0, rounds, step)
     draws: list[float] = []
     seconds: list[float] = []
 
-    def block(start: int) -> float:
-        draws.extend(timed(engine.draw) for _ in range(_DRAWS))
-        made = range(start, min(start + step, rounds))
-        return timed(lambda: engine.run(made)) / len(made)
+    def seconds_a_row(start: int) -> float:
+        draws.extend(timed(draw) for _ in range(_DRAWS))
+        block = range(start, min(start + step, rounds))
+        return timed(lambda: made.run(block)) / len(block)
 
     for start in starts:
-        taken = block(start)
-        if start >= engine.history or start == starts[-1]:
+        taken = seconds_a_row(start)
+        if start >= made.history or start == starts[-1]:
             seconds.append(taken)
         if len(seconds) == _REPETITIONS or sum(seconds) * step > _SECONDS:
             break
     row = statistics.median(seconds)
-    last = block(starts[-1]) if engine.grows and len(starts) > 1 else row
+    last = seconds_a_row(starts[-1]) if made.grows and len(starts) > 1 else row
     vector = statistics.median(draws)
     return {
-        "strategy": f"{engine.strategy} ({engine.length})",
+        "strategy": f"{made.strategy} ({made.length})",
         "ms": 1000 * row,
         "last": 1000 * last,
         "iid": 1000 * vector,
         "ratio": row / vector,
         "last_ratio": last / vector,
         "memory": (memory_bytes() - before) / MIB,
-        "disk": engine.disk / MIB,
-        "state": engine.state / MIB,
+        "disk": made.disk / MIB,
+        "state": made.state / MIB,
         "setup": setup,
     }
 

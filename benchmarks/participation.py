@@ -1,18 +1,15 @@
-"""What the participation controller costs at the size of real populations, and beside asking every client in every round.
+"""What the participation controller costs at the size of real populations.
 
     make bench-participation                                       all cases; some minutes
     python -m benchmarks.participation --case "10 million, min_sep"
 
 Each case runs in a process of its own: the controller is made, hands out all cohorts, and its ledger is summed up. "seconds" is all of
-that, "peak MiB" the largest resident memory of the process, Python and numpy included. "x everybody" is the time of asking every client in
-every round over the controller's, in the cases that are small enough for it.
+that, "peak MiB" the largest resident memory of the process, Python and numpy included.
 """
 
 import time
 import warnings
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from benchmarks.core import MIB, memory_bytes, table
 from fedmf.cohorts.availability import Always, Diurnal
@@ -29,7 +26,6 @@ class Case(NamedTuple):
       schema: of the participation; or "poisson" or "shuffle".
       min_sep: or the partitions of a sampling scheme.
       always: every client is available; by default by the hour of the day.
-      everybody: also measured by asking everybody.
     """
 
     population: int = 10**7
@@ -38,7 +34,6 @@ class Case(NamedTuple):
     schema: str = "min_sep"
     min_sep: int = 300
     always: bool = False
-    everybody: bool = False
 
 
 CASES = {
@@ -49,8 +44,6 @@ CASES = {
     "10 million, fixed order": Case(schema="fixed_epoch", min_sep=1500, always=True),
     "10 million, poisson": Case(schema="poisson"),
     "10 million, shuffle": Case(schema="shuffle", min_sep=2, always=True),
-    "10 million, 30 rounds": Case(rounds=30, min_sep=30, everybody=True),
-    "1 million, 200 rounds": Case(population=10**6, cohort_size=650, rounds=200, min_sep=100, everybody=True),
 }
 
 
@@ -88,11 +81,9 @@ def measure(case: Case, small: bool) -> dict[str, Any]:
     milliseconds = 1000 * (time.perf_counter() - drawing) / rounds
     observed = controller.ledger.observed()
     seconds, mebibytes = time.perf_counter() - began, memory_bytes() / MIB
-    ratio = milliseconds_asking_everybody(controller) / milliseconds if case.everybody else float("nan")
     return {
         "seconds": seconds,
         "milliseconds": milliseconds,
-        "ratio": f"{ratio:.1f}" if case.everybody else "",
         "mebibytes": mebibytes,
         "dry": controller.ledger.planned().observed().short_rounds,
         "separation": observed.min_separation,
@@ -100,26 +91,9 @@ def measure(case: Case, small: bool) -> dict[str, Any]:
     }
 
 
-def milliseconds_asking_everybody(controller: ParticipationController) -> float:
-    """Time a round of drawing from a mask and a list of all eligible clients."""
-    p, availability = controller.participation, Diurnal(seed=1)
-    last = np.full(controller.population, -(2**30), np.int32)
-    count = np.zeros(controller.population, np.int32)
-    everybody, rng = np.arange(controller.population), np.random.default_rng(1)
-    began = time.perf_counter()
-    for t in range(p.rounds):
-        eligible = (t - last >= p.min_sep) & (count < p.max_participations) & availability.available(t, everybody)
-        candidates = np.flatnonzero(eligible)
-        chosen = np.sort(rng.choice(candidates, size=min(controller.cohort_size, len(candidates)), replace=False))
-        last[chosen] = t
-        count[chosen] += 1
-    return 1000 * (time.perf_counter() - began) / p.rounds
-
-
 COLUMNS = {
     "seconds": "{seconds:.1f}",
     "ms a round": "{milliseconds:.2f}",
-    "x everybody": "{ratio}",
     "peak MiB": "{mebibytes:.0f}",
     "dry rounds": "{dry}",
     "separation": "{separation}",

@@ -32,7 +32,7 @@ from typing import Any
 
 import click
 
-from benchmarks.clients import LENGTH, MODELS, random_sentences
+from benchmarks.clients import MODELS, random_sentences
 from benchmarks.core import cpu_seconds, memory_bytes
 
 KINDS = ("compiled", "autodiff", "tff", "stock")
@@ -67,7 +67,7 @@ def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None)
 
     config = fedmf.TrainConfig(
         rounds=rounds, cohort_size=clients, family="blt", schema="every_round", noise_multiplier=1e-6, clip_norm=1.0,
-        client_learning_rate=1.0, sequence_length=LENGTH, execution="tff" if kind in IN_TFF else "fast", seed=0,
+        client_learning_rate=1.0, execution="tff" if kind in IN_TFF else "fast", seed=0,
         evaluate_every=rounds, checkpoint_every=rounds,
     )  # fmt: skip
     task = random_sentences(model, clients, keras_lstm=kind == "stock")
@@ -162,19 +162,17 @@ def text(clients: int, rounds: Rounds) -> str:
 @click.option("--small", is_flag=True, help="Two clients, the demo's model, one pass: checks this program.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--serve", "served", type=click.Choice(KINDS), hidden=True)
-def main(
-    clients: tuple[int, ...], passes: int, kinds: tuple[str, ...], model: str, threads: int | None, small: bool, as_json: bool,
-    served: str | None,
-) -> None:  # fmt: skip
+def main(clients: tuple[int, ...], small: bool, as_json: bool, served: str | None, **options: Any) -> None:
     """Print the cost of a round, one table for each number of clients."""
+    kinds = options.pop("kinds")
     if served is not None:
-        serve(served, model, clients[0], passes, threads)
+        serve(served, clients=clients[0], rounds=options.pop("passes"), **options)
         return
     if small:
-        clients, passes, model = (2,), 1, "demo"
+        clients, options = (2,), options | {"passes": 1, "model": "demo"}
     costs = {}
     for count in clients:
-        costs[count] = measure(kinds, model, count, passes, threads)
+        costs[count] = measure(kinds, clients=count, **options)
         if not as_json:
             print(text(count, costs[count]) + "\n", flush=True)
     if as_json:

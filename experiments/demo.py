@@ -12,12 +12,14 @@ from typing import Any
 
 import click
 
+from fedmf import tasks
 from fedmf.experiments.sweep_results import validation_of
 from fedmf.experiments.table_cells import aligned
 from fedmf.mechanisms.error import rmse
 from fedmf.privacy.learning_rate import SLOPE
 from fedmf.reports import write_report
 from fedmf.runs.config import TrainConfig
+from fedmf.runs.figures import figures_note
 from fedmf.runs.folder import Run
 
 # In the papers' order, least noise first.
@@ -26,7 +28,7 @@ FAMILIES = ("none", "banded", "tree", "identity")
 # Small enough for minutes, large enough to learn. The population is the cohort times min_sep, as in a busy deployment. Clients hold one
 # batch, and at this client rate every update is clipped: no sensitivity is paid for in vain.
 CLIENTS, SENTENCES_PER_CLIENT, WORDS = 1280, 24.0, 300
-SETTINGS: dict[str, Any] = {
+TASK_OPTIONS: dict[str, Any] = {
     "vocabulary_size": WORDS,
     "embedding_size": 24,
     "lstm_size": 48,
@@ -34,6 +36,9 @@ SETTINGS: dict[str, Any] = {
     "loss": "masked",
     "validation_sentences": 1500,
     "test_sentences": 1500,
+}
+SETTINGS: dict[str, Any] = {
+    "task_options": TASK_OPTIONS,
     "rounds": 128,
     "cohort_size": 40,
     "min_sep": 32,
@@ -67,7 +72,7 @@ def check_demo(*, seeds: Sequence[int], epsilon: float) -> None:
 
 def demo_configs(corpus: pathlib.Path, *, seed: int, epsilon: float) -> list[TrainConfig]:
     """The grid of one seed: the families, everything but the server's rate equal."""
-    base = TrainConfig(data=str(corpus), seed=seed, family="none", **SETTINGS)
+    base = tasks.completed(TrainConfig(data=str(corpus), seed=seed, family="none", **SETTINGS))
     configs = [base] + [dataclasses.replace(base, family=family, epsilon=epsilon) for family in FAMILIES[1:]]
     return [dataclasses.replace(config, server_learning_rate=server_rate(config)) for config in configs]
 
@@ -117,20 +122,19 @@ def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict
         private = [f"{run.plan[name]:.2f}" if family != "none" else "-" for name in ("epsilon", "rmse")]
         rate = str(run.config.server_learning_rate)
         rows.append([family, *private, rate, "  ".join(f"{value:.4f}" for value in accuracy[family])])
-    click.echo("\n".join([*aligned(rows), f"{seconds:.0f} s; open {report}"]), err=True)
+    click.echo("\n".join([*aligned(rows), figures_note(in_order), f"{seconds:.0f} s; open {report}"]), err=True)
     return {"report": str(report), "seconds": round(seconds, 1), "accuracy": accuracy}
 
 
 def _run(config: TrainConfig, folder: pathlib.Path, seed: int) -> Run:
     from fedmf import federated
-    from fedmf.tasks import task_from_config
 
     started = (folder / "config.json").exists()
     if started:
         run = Run.load(folder)
         if dataclasses.replace(run.config, data=config.data) == config and run.result is not None:
             return run
-    task, first_seed = task_from_config(config), None if started else seed
+    task, first_seed = tasks.task_from_config(config), None if started else seed
     try:
         return federated.train(task, config, folder=folder, noise_seed=first_seed, resume=started)
     except federated.InterruptedRun as stop:

@@ -44,9 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
             seconds = time.perf_counter() - began
             line = f"  {cell.row:34s} {cell.column:16s} {cell.printed:>8s} {cell.ours:>12.6g}  {cell.verdict(name)}"
             print(f"{line}   [{seconds:.1f} s]", flush=True)
-            if cell.printed:
-                count["as printed" if cell.as_printed else "nearly" if cell.agrees else "not"] += 1
-                count["unexplained"] += cell.agrees == ((name, cell.row, cell.column) in figures.KNOWN_DIFFERENCES)
+            count["as printed" if cell.as_printed else "nearly" if cell.agrees else "not"] += 1
+            count["unexplained"] += cell.agrees == ((name, cell.row, cell.column) in figures.KNOWN_DIFFERENCES)
             began = time.perf_counter()
     print(
         f"\n{count['as printed']} figures as printed, {count['nearly']} nearly, {count['not']} not, "

@@ -1,6 +1,5 @@
 """Tables of noise multipliers, epsilons and numbers of bands; rows of `experiments.paper_tables`."""
 
-import functools
 import math
 import sys
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from fedmf.experiments import band_sweep, tuning_figures
 from fedmf.experiments import paper_figures as figures
 from fedmf.experiments.table_cells import Cell
 from fedmf.privacy.amplification import sampled_gaussian_epsilon, sampled_gaussian_noise_multiplier
-from fedmf.privacy.bands import CLOSE, choose_bands
+from fedmf.privacy.bands import CLOSE, BandSearch
 from fedmf.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 
 _DELTA = 1e-6
@@ -93,20 +92,20 @@ def banded_table_5(quick: bool = False) -> Iterator[Cell]:
 
 def banded_bands(quick: bool = False) -> Iterator[Cell]:
     """Choquette-Choo et al. 2023, Sec. 6: the best bands on StackOverflow. "Nearly": theirs are within 1% of our best rmse."""
-    choose = functools.partial(
-        choose_bands,
-        fedmf.prefix_sum(ROUNDS),
-        population=POPULATION,
-        cohort_size=COHORT,
-        delta=_DELTA,
-        progress=shown_on_terminal,
-    )
     for row in tuning_figures.BANDED_TABLE_5 * (not quick):
         if row.mechanism == "Band MF" and row.bands is not None:
-            ours = choose(epsilon=row.epsilon, dense=True).best
-            printed = {"bands": [row.bands]} if row.amplified else {"bands": [], "dense": True}
-            ratio = choose(epsilon=row.epsilon, **printed).best.rmse / ours.rmse
-            yield _bands(f"epsilon {row.epsilon:g}", "bands", row.bands, ours.bands, ratio)
+            search = BandSearch(
+                workload=fedmf.prefix_sum(ROUNDS),
+                population=POPULATION,
+                cohort_size=COHORT,
+                epsilon=row.epsilon,
+                delta=_DELTA,
+            )
+            shown_on_terminal(f"bands for epsilon {row.epsilon:g}")
+            dense = search.dense()
+            best = min((*search.rows(), dense), key=lambda candidate: candidate.rmse)
+            printed = search.banded(row.bands) if row.amplified else dense
+            yield _bands(f"epsilon {row.epsilon:g}", "bands", row.bands, best.bands, printed.rmse / best.rmse)
 
 
 def banded_k_1(quick: bool = False) -> Iterator[Cell]:

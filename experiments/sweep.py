@@ -1,6 +1,7 @@
-"""`fedmf sweep`: the runs of a grid, each a `fedmf train` of its own, several at a time; then a table, a figure and a report of all.
+"""`fedmf sweep`: the runs of a grid, each a `fedmf train`, in several processes; then a table, a figure and a report of all.
 
-A run that dies takes no other with it, and one that is finished is never trained again. The sweep's folder:
+A process trains run after run. A run that dies takes its process and no other run with it, and one that is finished is never trained
+again. The sweep's folder:
 
   runs/NAME/     a run folder each
   logs/NAME.txt  what the run said on standard error
@@ -16,24 +17,22 @@ import hashlib
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fedmf.experiments import sweep_figures, sweep_grid, sweep_results
+from fedmf.experiments import sweep_figures, sweep_grid, sweep_job, sweep_results
 from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.privacy.statement import mechanism_digest
 from fedmf.reports import write_report
+from fedmf.reports.labels import field_names
 from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
 from fedmf.runs.folder import Run
 from fedmf.terminal import interrupts
 from fedmf.terminal.progress_bar import bar
 
-# What trains one run, without its arguments.
-PROGRAM = (sys.executable, "-c", "from fedmf.cli import main; main()")
 _POLL_SECONDS = 0.5
 _BAD_ARGUMENTS = 2  # exit status of `fedmf train` for inputs that no run can begin with
 
@@ -99,8 +98,8 @@ def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str
 def _check_beside(name: str, config: TrainConfig, folder: pathlib.Path, there: TrainConfig) -> None:
     """Refuses a run beside another one of the folder that is not of the same sweep."""
     may_differ = {"data"} if name == folder.name else {"data"} | sweep_grid.named(name) | sweep_grid.named(folder.name)
-    for field in (field.name for field in dataclasses.fields(config)):
-        mine, theirs = getattr(config, field), getattr(there, field)
+    for field in field_names([config, there]):
+        mine, theirs = config.flat().get(field), there.flat().get(field)
         if field not in may_differ and mine != theirs and sweep_grid.taken(field, config, there):
             raise ValueError(
                 f"{folder} holds a run with {field}={theirs}, and this sweep has {field}={mine}: name another folder "
@@ -197,7 +196,8 @@ def train_all(
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     options = ["--threads", str(threads or max(1, processors // jobs))]
     waiting = [name for name in configs if state(out, name) != "finished"]
-    running: dict[str, subprocess.Popen[bytes]] = {}
+    running: dict[str, sweep_job.Job] = {}
+    idle: list[sweep_job.Job] = []
     failures: dict[str, Failure] = {}
 
     def rounds_done() -> int:
@@ -205,15 +205,20 @@ def train_all(
 
     total = sum(config.rounds for config in configs.values())
     shown = bar(total=total, initial=rounds_done(), unit="round", desc="sweep", disable=not progress)
-    with shown, _stopped_together(running):
+    with shown, _stopped_together(running, idle):
         while running or waiting:
             while waiting and len(running) < jobs:
                 name = waiting.pop(0)
-                running[name] = _begin(out, name, configs[name], noise_seed, options)
+                running[name] = idle.pop() if idle else sweep_job.Job(sweep_job.PROGRAM)
+                running[name].begin(_arguments(out, name, configs[name], noise_seed) + options, str(_log(out, name)))
             time.sleep(_POLL_SECONDS)
             shown.update(rounds_done() - shown.n)
-            for name in [name for name, process in running.items() if process.poll() is not None]:
-                status = running.pop(name).returncode
+            for name, status in [(name, job.status()) for name, job in running.items()]:
+                if status is None:
+                    continue
+                job = running.pop(name)
+                if job.process.poll() is None:
+                    idle.append(job)
                 if status:
                     bad = status == _BAD_ARGUMENTS
                     failures[name] = Failure(_BAD_ARGUMENTS if bad else 1, _reason(out, name, status))
@@ -226,21 +231,19 @@ def train_all(
     return failures
 
 
-def _begin(
-    out: pathlib.Path, name: str, config: TrainConfig, noise_seed: int | str, options: list[str]
-) -> "subprocess.Popen[bytes]":
-    folder, logs = run_folder(out, name), out / "logs"
-    arguments = ["train", "--quiet", "--out", str(folder), *options]
+def _log(out: pathlib.Path, name: str) -> pathlib.Path:
+    return out / "logs" / f"{name}.txt"
+
+
+def _arguments(out: pathlib.Path, name: str, config: TrainConfig, noise_seed: int | str) -> list[str]:
+    """Of the command that begins the run, or goes on with it."""
+    folder = run_folder(out, name)
+    arguments = ["train", "--quiet", "--out", str(folder)]
     if (folder / "config.json").exists():
-        arguments += ["--resume"] + (["--data", config.data] if config.data is not None else [])
-    else:
-        write_atomically(logs / f"{name}.json", config.to_json())
-        arguments += ["--config", str(logs / f"{name}.json"), "--noise-seed", str(_seed_of(noise_seed, config))]
-    with (logs / f"{name}.txt").open("ab") as log:
-        # A session of its own keeps a terminal's Ctrl-C from the run, which gets it once, from here.
-        return subprocess.Popen(
-            [*PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+        return [*arguments, "--resume"] + (["--data", config.data] if config.data is not None else [])
+    file = out / "logs" / f"{name}.json"
+    write_atomically(file, config.to_json())
+    return [*arguments, "--config", str(file), "--noise-seed", str(_seed_of(noise_seed, config))]
 
 
 def _seed_of(noise_seed: int | str, config: TrainConfig) -> int | str:
@@ -252,26 +255,25 @@ def _seed_of(noise_seed: int | str, config: TrainConfig) -> int | str:
 
 
 @contextlib.contextmanager
-def _stopped_together(running: dict[str, "subprocess.Popen[bytes]"]) -> Iterator[None]:
+def _stopped_together(running: dict[str, sweep_job.Job], idle: list[sweep_job.Job]) -> Iterator[None]:
     """Passes Ctrl-C on to the runs, and raises StoppedSweep when every run has saved; a second Ctrl-C ends them at once."""
     try:
         yield
     except KeyboardInterrupt:
         stopped = len(running)
-        for process in running.values():
-            process.send_signal(signal.SIGINT)
-        for process in running.values():
-            process.wait()
+        for job in running.values():
+            job.process.send_signal(signal.SIGINT)
+        for job in running.values():
+            job.process.wait()
         stopped_runs = f"{stopped} run{' is' if stopped == 1 else 's are'} stopped and saved"
         raise StoppedSweep(f"interrupted: {stopped_runs}: give the same command again to go on") from None
     finally:
-        for process in running.values():
-            if process.poll() is None:
-                process.kill()
+        for job in (*running.values(), *idle):
+            job.end()
 
 
 def _reason(out: pathlib.Path, name: str, status: int) -> str:
-    log = out / "logs" / f"{name}.txt"
+    log = _log(out, name)
     if status < 0:
         memory = " (was there enough memory?)" if -status == signal.SIGKILL else ""
         return f"ended by signal {-status}{memory}; see {log}"

@@ -47,7 +47,9 @@ def best_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | None:
         lines.setdefault(tuple((name, x) for name, x in best.compared.items() if name != axis), []).append(best)
     firsts = []
     for group in lines.values():
-        run = next(run for run in runs if all(getattr(run.config, name) == x for name, x in group[0].compared.items()))
+        run = next(
+            run for run in runs if all(run.config.flat().get(name) == x for name, x in group[0].compared.items())
+        )
         # The tuned fields differ along a line. Its label names none of them but the bands.
         tuned = {name: getattr(runs[0].config, name) for name in fields if name != "bands"}
         firsts.append(_off_axis(runs, run, axis, **tuned))

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from fedmf import tasks
 from fedmf.runs.config import TrainConfig, config_from_mapping, families_taking
 
-_FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
+_FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig) if field.name != "task_options"}
+_OPTION = "task_option."
 MAX_NAME_CHARACTERS = 200  # file systems allow 255
 
 
@@ -30,8 +32,12 @@ def varied_values(text: str) -> tuple[str, list[Any]]:
     name = name.strip().replace("-", "_")
     if not equals or not values.strip():
         raise ValueError(f"vary={text!r} names no values: write it as epsilon=2,8")
+    if name.startswith(_OPTION):
+        return name, [value.strip() for value in values.split(",")]
     if name not in _FIELDS:
-        raise ValueError(f"vary={text!r} names no option of fedmf train: the fields are {', '.join(_FIELDS)}")
+        raise ValueError(
+            f"vary={text!r} names no option of fedmf train: the fields are {', '.join(_FIELDS)}, and task-option.NAME those of the task"
+        )
     return name, [_value(name, value.strip()) for value in values.split(",")]
 
 
@@ -54,8 +60,8 @@ def sweep_configs(fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]])
     is one run.
 
     Args:
-      fixed: field of `TrainConfig` -> the value of every run.
-      varied: field -> its values; the last one changes fastest.
+      fixed: field of `TrainConfig`, or task_option.NAME, -> the value of every run.
+      varied: the same -> its values; the last one changes fastest.
 
     Returns:
       In the order of the product. A name says the varied values, as in "family=tree,epsilon=8", and is that of the run's folder.
@@ -85,7 +91,7 @@ def sweep_configs(fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]])
         taken |= set(here)
         name = _name({k: v for k, v in chosen.items() if k in here})
         try:
-            config = config_from_mapping(here, "the sweep")
+            config = tasks.completed(config_from_mapping(_nested(here), "the sweep"))
         except (ValueError, TypeError) as error:
             raise ValueError(f"run {name or family}: {error}") from error
         if name in configs and configs[name] != config:
@@ -95,6 +101,22 @@ def sweep_configs(fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]])
     for name in sorted((set(fixed) | set(varied)) - taken):
         raise ValueError(f"{name} belongs to no family of this sweep: leave it out, or add one that takes it")
     return configs
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, with task_option.NAME for each option of the task.
+
+    >>> flat({"rounds": 8, "task_options": {"batch_size": 4}})
+    {'rounds': 8, 'task_option.batch_size': 4}
+    """
+    options = {_OPTION + option: value for option, value in values.get("task_options", {}).items()}
+    return {name: value for name, value in values.items() if name != "task_options"} | options
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, with the options of the task in one of them."""
+    options = {name.removeprefix(_OPTION): value for name, value in values.items() if name.startswith(_OPTION)}
+    return {name: value for name, value in values.items() if not name.startswith(_OPTION)} | {"task_options": options}
 
 
 def named(run: str) -> set[str]:

@@ -13,9 +13,9 @@ import numpy as np
 from fedmf.experiments.table_cells import aligned
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.reports.groups import final_metric, simulation_note, validation_curve
-from fedmf.reports.labels import TUNED
-from fedmf.reports.text import metric_name, plain
-from fedmf.runs.config import TrainConfig
+from fedmf.reports.labels import TUNED, differing
+from fedmf.reports.text import metric_name, plain, smaller_is_better
+from fedmf.runs.figures import figures_note
 from fedmf.runs.folder import Run
 
 
@@ -41,8 +41,7 @@ class Best:
 
 def varying(runs: Sequence[Run]) -> list[str]:
     """The fields in which the runs differ; where the data lies is none."""
-    names = [field.name for field in dataclasses.fields(TrainConfig) if field.name != "data"]
-    return [name for name in names if len({getattr(run.config, name) for run in runs}) > 1]
+    return [name for name in differing([run.config for run in runs]) if name != "data"]
 
 
 def results_csv(runs: Sequence[Run], smoothed_over: int = 0) -> str:
@@ -66,7 +65,7 @@ def _row(run: Run, names: Sequence[str], smoothed_over: int) -> dict[str, Any]:
     smoothed = {f"smoothed_validation_{metric}": validation_of(run, smoothed_over)} if smoothed_over else {}
     return {
         "run": run.path.name,
-        **{name: getattr(run.config, name) for name in names},
+        **{name: run.config.flat().get(name) for name in names},
         "plan_epsilon": plan["epsilon"],
         "plan_delta": plan["delta"],
         "plan_noise_multiplier": plan["noise_multiplier"] if private else None,
@@ -96,14 +95,14 @@ def tuned_fields(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def best_settings(runs: Sequence[Run], smoothed_over: int = 0) -> list[Best]:
-    """For everything compared the tuned fields with the largest mean of `validation_of` over the seeds."""
+    """For everything compared the tuned fields with the best mean of `validation_of` over the seeds: the smallest of an error or loss."""
     names = varying(runs)
     tuned = [name for name in names if name in tuned_fields(runs)]
     compared = [name for name in names if name not in (*tuned, "seed")]
     settings: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Run]]] = {}
     for run in runs:
-        of_one = settings.setdefault(tuple(getattr(run.config, name) for name in compared), {})
-        of_one.setdefault(tuple(getattr(run.config, name) for name in tuned), []).append(run)
+        of_one = settings.setdefault(tuple(run.config.flat().get(name) for name in compared), {})
+        of_one.setdefault(tuple(run.config.flat().get(name) for name in tuned), []).append(run)
     return [
         _best(dict(zip(compared, values, strict=True)), tuned, tried, smoothed_over)
         for values, tried in settings.items()
@@ -114,11 +113,11 @@ def _best(
     compared: dict[str, Any], tuned: list[str], tried: dict[tuple[Any, ...], list[Run]], smoothed_over: int
 ) -> Best:
     metrics = {setting: [validation_of(run, smoothed_over) for run in runs] for setting, runs in tried.items()}
+    (metric,) = {run.plan["task"]["headline_metric"] for runs in tried.values() for run in runs}
+    sign = -1 if smaller_is_better(metric) else 1
+    means = {setting: sign * np.mean(values) for setting, values in metrics.items()}
     # A model that diverged is no best one.
-    means = {
-        setting: np.nan_to_num(np.mean(values), nan=-math.inf, posinf=-math.inf) for setting, values in metrics.items()
-    }
-    best = max(means, key=lambda setting: means[setting])
+    best = max(means, key=lambda setting: means[setting] if math.isfinite(means[setting]) else -math.inf)
     edges = {
         name: (min(values), max(values)) for name, *values in zip(tuned, *tried, strict=True) if len(set(values)) > 2
     }
@@ -154,6 +153,8 @@ def best_table(runs: Sequence[Run], smoothed_over: int = 0) -> str:
         lines.append("* the smallest or largest that was tried: a better one may lie beyond")
     if smoothed_over:
         lines.append(f"validation: the mean over the last {smoothed_over} rounds")
+    if note := figures_note(runs):
+        lines.append(note)
     return "\n".join([*lines, *textwrap.wrap(simulation_note(runs), 110)])
 
 

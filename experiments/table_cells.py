@@ -15,7 +15,7 @@ class Cell(NamedTuple):
     Attributes:
       row: the mechanism.
       column: the quantity.
-      printed: the paper's figure, or "" where it prints none.
+      printed: the paper's figure.
       ours: the same quantity from this package.
       nearly: why ours, where it is another figure, is as good as the printed one by a rule stated with the table; "" if it is not.
     """
@@ -29,7 +29,7 @@ class Cell(NamedTuple):
     @property
     def as_printed(self) -> bool:
         """Whether ours has the printed digits."""
-        return bool(self.printed) and figures.agrees(self.ours, self.printed)
+        return figures.agrees(self.ours, self.printed)
 
     @property
     def agrees(self) -> bool:
@@ -38,8 +38,6 @@ class Cell(NamedTuple):
 
     def verdict(self, table: str) -> str:
         """The comparison in words."""
-        if not self.printed:
-            return "not in the paper"
         if self.agrees:
             return "ok" if self.as_printed else f"nearly: {self.nearly}"
         smaller = "smaller" if self.ours < float(self.printed.lstrip("≤")) else "larger"

@@ -9,6 +9,7 @@ from fedmf.cli.audit import audit
 from fedmf.cli.calibrate import calibrate
 from fedmf.cli.data import data
 from fedmf.cli.errors import one_line
+from fedmf.cli.evaluate import evaluate, export
 from fedmf.cli.fit import fit
 from fedmf.cli.plan import plan
 from fedmf.cli.run import demo, report, train
@@ -32,7 +33,7 @@ def cli(debug: bool) -> None:
     del debug  # read in main, which also sees errors of the parser
 
 
-for command in (demo, data, fit, plan, calibrate, train, sweep, worker, report, audit):
+for command in (demo, data, fit, plan, calibrate, train, evaluate, export, sweep, worker, report, audit):
     cli.add_command(command)
 
 

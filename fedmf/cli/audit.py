@@ -110,7 +110,7 @@ def log(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """The guarantee of a run of any system after the fact, from its log: CSV or Parquet with a row for each participation.
+    """The guarantee of a run of any system after the fact, from its log: CSV, JSON lines or Parquet.
 
     The plan is what the run was planned with. Of 100 million rows it takes minutes, and no more memory than a few rows.
     docs/statement.md says what is read and what is refused. Exit status 1 if the run did not keep to its plan, after all is shown and

@@ -1,6 +1,5 @@
 """fedmf audit mechanism: of the noise that a mechanism really makes."""
 
-import contextlib
 import dataclasses
 import math
 import pathlib
@@ -41,15 +40,12 @@ def mechanism(mechanism_file: pathlib.Path, quiet: bool, as_json: bool, **option
     from fedmf.federated.audit import audit_mechanism
     from fedmf.terminal import progress_bar
 
-    with arguments_checked(), contextlib.ExitStack() as until_done:
-        bar: Any = None
+    # Not drawn at once: arguments that are refused leave no bar behind.
+    bar = progress_bar.bar(desc="audit", unit="round", disable=quiet or as_json, delay=0.5)
+    with arguments_checked(), bar:
 
         def progress(done: int, total: int) -> None:
-            nonlocal bar
-            if bar is None:  # made no earlier: arguments that are refused leave no bar behind
-                bar = until_done.enter_context(
-                    progress_bar.bar(desc="audit", unit="round", total=total, disable=quiet or as_json)
-                )
+            bar.total = total
             bar.update(done - bar.n)
 
         chosen = {name: options[name] for name in ("seed", "coordinates", "trials", "false_positive_rate")}

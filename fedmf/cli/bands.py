@@ -31,7 +31,12 @@ class _Counts(click.ParamType[list[int]]):
 @click.option("--out", type=OutputFile(".png"), help="Draw the curve into this PNG file.")
 @json_option
 def bands(
-    rounds: int, workload: str, momentum: float | None, out: pathlib.Path | None, as_json: bool, **target: Any
+    rounds: int,
+    workload: str,
+    momentum: float | None,
+    out: pathlib.Path | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """The number of bands with the least error, where the server draws clients at random.
 
@@ -44,13 +49,23 @@ def bands(
       fedmf plan bands --rounds 2052 --population 342000 --cohort-size 1000 --epsilon 8 --bands 32,64,342
     """
     from fedmf.files import write_atomically
-    from fedmf.privacy.bands import choose_bands
+    from fedmf.privacy.bands import BandChoice, BandSearch
 
-    progress = status_line()
+    target = {name: options[name] for name in ("population", "cohort_size", "epsilon", "delta")}
+    progress = status_line() or (lambda phrase: None)
     with arguments_checked():
-        choice = choose_bands(workload_from(workload, momentum, rounds), progress=progress, **target)
-    if progress is not None:
-        progress("")
+        search = BandSearch(workload=workload_from(workload, momentum, rounds), **target)
+        progress("fitting the first number of bands")
+        rows = []
+        for row in search.rows(options["bands"]):
+            progress(f"{row.bands} bands: rmse {row.rmse:.4g}")
+            rows.append(row)
+        rows.sort(key=lambda row: row.bands)
+        if options["dense"]:
+            progress("fitting the dense optimum")
+            rows.append(search.dense())
+    progress("")
+    choice = BandChoice(search=search, rows=tuple(rows))
     if out is not None:
         from fedmf.reports.bands import bands_picture
 
@@ -62,7 +77,7 @@ def bands(
 
 
 def _table(choice: "BandChoice") -> str:
-    best, p = choice.best, choice.participation
+    best, p, search = choice.best, choice.participation, choice.search
     lines = [" bands         q  events  noise each     noise       rmse  per client"]
     for row in choice.rows:
         name = "dense" if row.family == "dense" else row.bands
@@ -74,8 +89,8 @@ def _table(choice: "BandChoice") -> str:
         )
     chosen = "the dense optimum" if best.family == "dense" else f"{best.bands} band{'s' * (best.bands != 1)}"
     lines.append(
-        f"epsilon {choice.epsilon:g} at delta {choice.delta:g}; {p.rounds} rounds; cohorts of {choice.cohort_size:,} out of "
-        f"{choice.population:,} clients.\n"
+        f"epsilon {search.epsilon:g} at delta {search.delta:g}; {p.rounds} rounds; cohorts of {search.cohort_size:,} out of "
+        f"{search.population:,} clients.\n"
         "q: chance of a client to be drawn in a round of its part (-: no sampling); events: rounds of its part. noise each: stddev\n"
         f"over the largest column norm; noise: over the sensitivity of {p.max_participations} participation"
         f"{'s' * (p.max_participations != 1)} {p.min_sep} rounds apart. rmse: of a\n"

@@ -60,7 +60,7 @@ def calibrate(
         if explain:
             stream = plan.mechanism.stream().causal()
             host = strategies.host_strategies(stream, parameters, memory_bytes=noise_memory, folder=pathlib.Path.cwd())
-            graph = strategies.graph_strategies(stream, parameters)
+            graph = [strategies.graph_strategy(stream, parameters)]
     extras: dict[str, Any] = {
         "rdp": rdp,
         "commands": [plan.calibrate_command(shlex.quote(mechanism_file.name), rdp=rdp)],
@@ -76,7 +76,9 @@ def calibrate(
         if explain and as_json:
             summary["noise_strategies"] = [strategy.summary() for strategy in host]
             summary["graph_noise_strategies"] = [strategy.summary() for strategy in graph]
-        show(summary if as_json else _for_people(summary), as_json)
+        if not as_json:
+            del summary["participation"], summary["certificate"]  # which the command line and the fit have said
+        show(summary, as_json)
     if explain and not as_json:
         click.echo(
             f"\nNoise for {parameters:,} parameters, the choice first. Cost: of a round on average over the run, in draws of one\n"
@@ -84,14 +86,3 @@ def calibrate(
             f"Made ahead by the host (fedmf train, federated.HostNoise):\n{strategies.explain(host)}\n\n"
             f"In the graph (the default of federated.dp_aggregator in other pipelines):\n{strategies.explain(graph)}"
         )
-
-
-def _for_people(summary: dict[str, Any]) -> dict[str, Any]:
-    """The summary of a plan without what its command line says, and with no values inside others."""
-    sensitivity, simulated = summary.pop("sensitivity"), summary.pop("simulated_cohort")
-    claimed, sampling = summary.pop("claimed_cohort"), summary.pop("sampling")
-    values = {name: value for name, value in summary.items() if name not in ("participation", "certificate")}
-    values["sensitivity"] = f"{sensitivity['value']:.6g} ({'exact' if sensitivity['exact'] else 'upper bound'})"
-    if simulated is not None:
-        values["simulated"] = f"{simulated} clients a round for a claimed cohort of {claimed}"
-    return values | (sampling or {})

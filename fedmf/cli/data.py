@@ -1,50 +1,111 @@
-"""fedmf data: make and describe StackOverflow files."""
+"""fedmf data: make, import and describe the data files of tasks."""
 
+import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from fedmf.cli.errors import Group, arguments_checked
-from fedmf.cli.options import COUNT, PATH, json_option, quiet_option, show
+from fedmf.cli.options import COUNT, EXISTING_FILE, PATH, SHARE, json_option, quiet_option, show
 
 _MIN_WORDS = 259  # of write_synthetic_corpus with its default topics
+# Task -> what is its own of the options of `data synth`.
+_STAND_INS = {
+    "stackoverflow_nwp": ("clients", "sentences_per_client", "vocabulary_size"),
+    "emnist": ("clients", "examples_per_client", "only_digits"),
+    "cifar10": ("examples", "test_examples"),
+}
 
 
 @click.group(cls=Group)
 def data() -> None:
-    """Make and describe StackOverflow data files."""
+    """Make, import and describe the data files of tasks."""
 
 
 @data.command()
-@click.option("--clients", required=True, type=COUNT, help="Training clients.")
-@click.option("--out", required=True, type=PATH, help="SQLite file to write.")
-@click.option("--seed", type=click.IntRange(0), default=0, help="Same seed, same corpus.")
-@click.option("--sentences-per-client", default=64.0, help="Mean; users differ.")
 @click.option(
-    "--words", "vocabulary_size", type=click.IntRange(_MIN_WORDS), default=1000, help="Different words of the language."
+    "--task",
+    type=click.Choice(tuple(_STAND_INS)),
+    default="stackoverflow_nwp",
+    help="The task that is to read the file.",
 )
+@click.option("--out", required=True, type=PATH, help="File to write: SQLite, or .tar.gz of cifar10.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Same seed, same file.")
+@click.option("--clients", type=COUNT, help="Training clients.  [default: 1000; emnist: 200]")
+@click.option("--sentences-per-client", type=float, help="stackoverflow_nwp: mean number; users differ.  [default: 64]")
+@click.option(
+    "--words",
+    "vocabulary_size",
+    type=click.IntRange(_MIN_WORDS),
+    help="stackoverflow_nwp: different words of the language.  [default: 1000]",
+)
+@click.option("--examples-per-client", type=COUNT, help="emnist: mean number of images.  [default: 100]")
+@click.option(
+    "--only-digits/--letters", default=None, help="emnist: 10 classes, or 62 as well.  [default: --only-digits]"
+)
+@click.option("--examples", type=COUNT, help="cifar10: images of the training batches.  [default: 5000]")
+@click.option("--test-examples", type=COUNT, help="cifar10: test images.  [default: 1000]")
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @quiet_option
-def synth(out: pathlib.Path, quiet: bool, **language: Any) -> None:
-    """Write a synthetic corpus in the format of TFF's StackOverflow file.
+def synth(task: str, out: pathlib.Path, quiet: bool, seed: int, overwrite: bool, **sizes: Any) -> None:
+    """Write a stand-in in the format of a task's real file, with made-up contents.
 
     \b
     Example:
       fedmf data synth --clients 4000 --out corpus.sqlite
+      fedmf data synth --task emnist --clients 200 --out emnist.sqlite
+      fedmf data synth --task cifar10 --examples 5000 --out shapes.tar.gz
     """
-    from fedmf.tasks.stackoverflow import write_synthetic_corpus
+    given = {name: value for name, value in sizes.items() if value is not None}
+    with arguments_checked():
+        for name, value in given.items():
+            if name not in _STAND_INS[task]:
+                owners = " or ".join(owner for owner, names in _STAND_INS.items() if name in names)
+                raise ValueError(f"{name}={value} belongs to task={owners}, not to task={task}: leave it out")
+        _writer(task)(out, seed=seed, overwrite=overwrite, progress=not quiet, **given)
+    click.echo(str(out))
+
+
+def _writer(task: str) -> Callable[..., Any]:
+    from fedmf.tasks import cifar10, emnist, stackoverflow
+
+    writers: dict[str, Callable[..., Any]] = {"emnist": emnist.write_synthetic, "cifar10": cifar10.write_synthetic}
+    return writers.get(task, stackoverflow.write_synthetic_corpus)
+
+
+@data.command("import")
+@click.argument("file", type=EXISTING_FILE)
+@click.option("--user-column", default="user", help="Column of users.")
+@click.option("--text-column", default="text", help="Column of texts.")
+@click.option("--out", required=True, type=PATH, help="SQLite file to write.")
+@click.option("--heldout-users", type=SHARE, default=0.07, help="Share of users for the held-out split.")
+@click.option("--test-users", type=SHARE, default=0.35, help="Share of users for validation and test.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Another seed, other users in the splits.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing file.")
+@quiet_option
+@json_option
+def import_(file: pathlib.Path, out: pathlib.Path, quiet: bool, as_json: bool, **options: Any) -> None:
+    """Make a data file of your own text: FILE is CSV, JSON lines or Parquet with a user and a text in each row.
+
+    \b
+    Example:
+      fedmf data import posts.csv --user-column author --text-column body --out corpus.sqlite
+      fedmf train --data corpus.sqlite ...
+    """
+    from fedmf.tasks.stackoverflow import import_text
 
     with arguments_checked():
-        write_synthetic_corpus(out, progress=not quiet, **language)
-    click.echo(str(out))
+        summary = dataclasses.asdict(import_text(file, out, progress=not quiet, **options))
+    show(summary, as_json)
 
 
 @data.command()
 @click.argument("file", type=PATH, required=False)
 @json_option
 def info(file: pathlib.Path | None, as_json: bool) -> None:
-    """Describe FILE: a synthetic or the real StackOverflow file; without FILE the one in TFF's own cache.
+    """Describe FILE: imported text, a synthetic or the real StackOverflow file; without FILE the one in TFF's own cache.
 
     \b
     Example:
@@ -54,12 +115,4 @@ def info(file: pathlib.Path | None, as_json: bool) -> None:
 
     with arguments_checked():
         description = describe_file(file)
-    show(description if as_json else _flat(description), as_json)
-
-
-def _flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Values inside others by the names of both."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{above}{name}.") if isinstance(value, dict) else {above + name: value}
-    return flat
+    show(description, as_json)

@@ -1,7 +1,6 @@
 """fedmf fit: from a participation schema to a mechanism file."""
 
 import contextlib
-import functools
 import pathlib
 import warnings
 from collections.abc import Iterator
@@ -64,8 +63,6 @@ def _family_options() -> list[click.Parameter]:
     "--tolerance", type=float, help="Relative optimality gap to reach; of toeplitz and blt the last progress."
 )
 @click.option("--max-iterations", type=COUNT, help="Steps after which to stop anyway.")
-@click.option("--stamps", type=COUNT, default=1, help="Fit a part of the run and repeat it as often.")
-@click.option("--stamp-decoder", type=click.Choice(["optimal", "restarted"]), help="Of stamps.  [default: optimal]")
 @click.option("--matrices", type=EXISTING, help="Read another program's matrices, fit nothing.")
 @workload_options
 @click.option("--warmup", type=SHARE, default=0.0, help="Share of rounds of rising learning rate.")
@@ -74,17 +71,7 @@ def _family_options() -> list[click.Parameter]:
 @click.option("--show", "picture", is_flag=True, help="Draw C, N, X and the error by round, as a PNG beside the file.")
 @click.option("--cache/--no-cache", default=True, help="Answer from fits kept on disk, and keep this one.")
 @json_option
-def fit(
-    family: str,
-    stamps: int,
-    stamp_decoder: str | None,
-    matrices: pathlib.Path | None,
-    out: pathlib.Path,
-    picture: bool,
-    cache: bool,
-    as_json: bool,
-    **others: Any,
-) -> None:
+def fit(matrices: pathlib.Path | None, out: pathlib.Path, picture: bool, as_json: bool, **options: Any) -> None:
     """Find the best mechanism of a family and write it to a file. Ctrl-C keeps the best one so far, with exit status 130.
 
     \b
@@ -98,29 +85,23 @@ def fit(
     from fedmf.terminal.interrupts import Interrupted
 
     interrupted_fit.set(False)
-    limits = {name: others.pop(name) for name in ("rounds", "schema", "min_sep", "max_participations")}
-    learning = {name: others.pop(name) for name in ("momentum", "warmup", "cooldown")}
-    workload_of = functools.partial(workload_from, others.pop("workload"), **learning)
-    options = {name: value for name, value in others.items() if value is not None}
+    limits = {name: options.pop(name) for name in ("rounds", "schema", "min_sep", "max_participations")}
+    learning = {name: options.pop(name) for name in ("momentum", "warmup", "cooldown")}
+    workload = options.pop("workload")
+    options = {name: value for name, value in options.items() if value is not None}
     with arguments_checked(), _warnings_in_a_line():
-        if stamps == 1 and stamp_decoder is not None:
-            raise ValueError(f"stamp_decoder={stamp_decoder!r} belongs to --stamps: leave it out, or give --stamps")
         participation = fedmf.Participation(**limits)
-        A = workload_of(rounds=participation.rounds)
+        A = workload_from(workload, rounds=participation.rounds, **learning)
         if matrices is not None:
-            if options or stamps != 1:
-                refused = " and ".join([f"--{n.replace('_', '-')}" for n in options] + ["--stamps"] * (stamps != 1))
+            refused = " and ".join(f"--{n.replace('_', '-')}" for n in options if n not in ("family", "cache"))
+            if refused:
                 raise ValueError(f"matrices={str(matrices)!r} are taken as they are: leave out {refused}")
             mechanism = fedmf.load_factorization(matrices)
             if mechanism.rounds != A.rounds:
                 raise ValueError(f"rounds={A.rounds} but the matrices have {mechanism.rounds} rounds: pass that number")
         else:
-            part = participation if stamps == 1 else _part(participation, stamps)
-            with shown(family, not as_json) as progress:
-                options |= {"family": family, "cache": cache, "progress": progress}
-                mechanism = fedmf.fit(workload_of(rounds=part.rounds), part, **options)
-            if stamps != 1:
-                mechanism = fedmf.stamp(mechanism, stamps, decoder=stamp_decoder or "optimal")
+            with shown(options["family"], not as_json) as progress:
+                mechanism = fedmf.fit(A, participation, progress=progress, **options)
     mechanism.save(out)
     sensitivity = fedmf.sensitivity(mechanism, participation)
     errors = fedmf.per_round_error(mechanism, A, participation)
@@ -149,16 +130,6 @@ def fit(
         raise Interrupted(
             f"interrupted: {out} holds the best mechanism so far; the same command would fit it anew, to the end"
         )
-
-
-def _part(participation: "Participation", stamps: int) -> "Participation":
-    """The participation within each of so many equal parts of the rounds."""
-    rounds, schema = participation.rounds, participation.schema
-    if rounds % stamps:
-        raise ValueError(f"stamps={stamps} does not divide rounds={rounds}: choose a divisor")
-    part = rounds // stamps
-    min_sep = min(part, participation.min_sep) if schema in ("fixed_epoch", "min_sep") else None
-    return type(participation)(rounds=part, schema=schema, min_sep=min_sep)
 
 
 def _certified_for(participation: "Participation | None", family: str) -> str:

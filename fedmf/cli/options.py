@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.errors import BadArgument, one_line, with_option_names
+from fedmf.cli.errors import BadArgument, Command, one_line, with_option_names
 
 if TYPE_CHECKING:
     from fedmf.privacy.plan import Plan
@@ -178,20 +178,64 @@ workload_options = together(
 )
 
 
+class _TaskOption(click.ParamType[tuple[str, str]]):
+    name = "name=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        option, equals, setting = value.partition("=")
+        if not option or not equals:
+            self.fail(f"{value!r} names no option and its value: write it as batch-size=20", param, ctx)
+        return option.strip().replace("-", "_"), setting.strip()
+
+
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """One option for every field of TrainConfig; the command's keyword arguments are for `chosen_options`."""
     from fedmf.runs.config import TrainConfig
 
     for field in reversed(dataclasses.fields(TrainConfig)):
-        default = "" if field.default is None else f"  [default: {field.default}]"
-        flag, help_text = f"--{field.name.replace('_', '-')}", field.metadata["help"] + default
-        command = click.option(flag, field.name, type=_ConfigField(field), default=None, help=help_text)(command)
+        help_text, settings = field.metadata["help"], dict[str, Any](default=None)
+        if field.name == "task_options":
+            flags, settings["type"], settings["multiple"] = ["-o", "--task-option"], _TaskOption(), True
+            help_text += " Repeatable; `--task NAME --help` lists them."
+        else:
+            flags, settings["type"] = [f"--{field.name.replace('_', '-')}"], _ConfigField(field)
+            settings["is_eager"] = field.name == "task"  # the help asks for it
+            help_text += "" if field.default is None else f"  [default: {field.default}]"
+        command = click.option(*flags, field.name, help=help_text, **settings)(command)
     return command
+
+
+class TaskCommand(Command):
+    """A command whose help lists the options of the task that --task names before --help."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options, and those of the task."""
+        super().format_options(ctx, formatter)
+        name = ctx.params.get("task")
+        if name is None:
+            return
+        from fedmf import tasks
+
+        kind = tasks.options_class(name)
+        fields = () if kind is None else dataclasses.fields(kind)
+        rows = [(f"{field.name}={field.default}", field.metadata.get("help", "")) for field in fields]
+        with formatter.section(f"Task options of {name}"):
+            formatter.write_dl(rows or [("none", "")])
 
 
 def chosen_options(flags: dict[str, Any]) -> dict[str, Any]:
     """Those of `config_options` that were on the command line."""
-    return {n: None if value is _ConfigField.NONE else value for n, value in flags.items() if value is not None}
+    chosen: dict[str, Any] = {
+        n: None if value is _ConfigField.NONE else value for n, value in flags.items() if value is not None
+    }
+    options = dict(chosen.pop("task_options"))
+    return chosen | ({"task_options": options} if options else {})
+
+
+def over(values: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with those `above` in their place, and each option of the task by itself."""
+    options = {**values.get("task_options", {}), **above.get("task_options", {})}
+    return {**values, **above} | ({"task_options": options} if options else {})
 
 
 def config_values(path: pathlib.Path | None) -> dict[str, Any]:
@@ -286,15 +330,23 @@ def status_line(label: str = "") -> Callable[[Any], None] | None:
 
 
 def show(values: dict[str, Any], as_json: bool) -> None:
-    """Prints a result: as JSON, or one aligned line a value."""
+    """Prints a result: as JSON, or one aligned line a value, with values inside others by the names of both."""
     if as_json:
         click.echo(json.dumps(values, indent=2))
         return
+    values = _flat(values)
     width = max(map(len, values))
     for name, value in values.items():
-        # In JSON an infinite epsilon is null.
-        unbounded = value is None and ("epsilon" in name or "rho" in name)
-        click.echo(f"{name:<{width}}  {'infinite' if unbounded else _text(value)}")
+        if value is None:  # in JSON an infinite epsilon is null
+            value = "infinite" if "epsilon" in name or "rho" in name else "none"
+        click.echo(f"{name:<{width}}  {_text(value)}")
+
+
+def _flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{above}{name}.") if isinstance(value, dict) else {above + name: value}
+    return flat
 
 
 def _text(value: Any) -> str:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from fedmf.privacy.sampling import Sampling
 
 _MAX_ROWS = 12
+_BY_ROUND = ("dry", "pool", "pool_rounds", "cohorts", "tried", "histogram")
+# Of a population, those of all clients can be further out than those of a part of them.
+_SEEN = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_participations_")
 
 
 @click.command(cls=Command)
@@ -73,29 +76,27 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
         drawn_from = {} if options["sampling"] else {"population": None, "cohort_size": None}
         scheme = sampling_from(options | drawn_from)
         planned = _planned(scheme, options)
-        largest = None
+        largest: dict[str, Any] = {}
         if search and scheme is None and options["schema"] == "min_sep":
             if planned is not None:
                 refuse_impossible(planned, size, behavior=behavior, **who)  # before a long search
             progress = status_line("min separations tried: ")
             largest = largest_min_sep(size, rounds=options["rounds"], seed=seed, progress=progress, **who)
         if planned is None:
-            if largest is None:
+            if not largest:
                 raise ValueError("min_sep is missing: give it, or leave out --no-search")
-            if largest.min_sep is None:
+            if largest["largest_min_sep"] is None:
                 raise ValueError(
                     f"cohort_size={size.cohort_size} of population={size.population} cannot be filled in every round with "
                     f"availability={availability!r}, whatever the separation: lower --cohort-size, or give --min-sep to see how often "
                     "the pool runs dry"
                 )
-            planned = _planned(None, options | {"min_sep": largest.min_sep})
+            planned = _planned(None, options | {"min_sep": largest["largest_min_sep"]})
             assert planned is not None
         result = forecast(
             planned, size, sampling=scheme, behavior=behavior, seed=seed, progress=status_line("round "), **who
         )
-    values = {"availability": availability, "sampling": options["sampling"], **result.values()}
-    if largest is not None:
-        values |= {"largest_min_sep": largest.min_sep, "too_large_min_sep": largest.too_large, "tried": largest.tried}
+    values = {"availability": availability, "sampling": options["sampling"], **result, **largest}
     if out is not None:
         from fedmf.reports.participation import participation_picture
 
@@ -120,35 +121,11 @@ def _planned(scheme: "Sampling | None", options: dict[str, Any]) -> "Participati
 
 
 def _for_people(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a forecast in a dozen lines."""
-    v = values
-    lines = {"population": "{population:,} clients, {cohort_size:,} a round, {rounds:,} rounds".format(**v)}
-    simulated = v["simulated_population"] != v["population"]
-    seen = ", simulated" * simulated  # extremes over fewer clients: those of the population can be further out
-    if simulated:
-        lines["simulated with"] = "{simulated_population:,} clients, {simulated_cohort_size:,} a round".format(**v)
-    if "largest_min_sep" in v:
-        largest, too_large = v["largest_min_sep"], v["too_large_min_sep"]
-        failed = f", {too_large:,} did not" if too_large else ", and no larger one is possible"
-        lines["largest min separation"] = (
-            "none: the pool runs dry whatever it is" if largest is None else f"{largest:,} held in every round{failed}"
-        )
-    planned = "min separation {min_sep:,}, at most {max_participations:,} participations".format(**v)
-    lines["looked at"] = f"{v['sampling'] or v['schema']}, {planned}"
-    first = f", the first is round {v['dry'][0]:,}" if v["dry"] else ""
-    lines[f"dry rounds{seen}"] = f"{v['dry_rounds']:,} of {v['rounds']:,}{first}"
-    lines[f"cohorts{seen}"] = "{mean_cohort:,.0f} clients on average, {smallest_cohort:,.0f} in the smallest".format(
-        **v
-    )
-    observed = (v["min_separation_observed"], v["max_participations_observed"])
-    lines[f"min separation{seen or ' seen'}"] = "nobody came twice" if observed[0] is None else f"{observed[0]:,}"
-    lines[f"most participations{seen}"] = f"{observed[1]:,}"
-    compliant = (v["min_separation_of_the_well_behaved"], v["max_participations_of_the_well_behaved"])
-    if compliant != observed:
-        lines["of the well-behaved"] = "min separation {}, most participations {}".format(*compliant)
+    """The values but those by round, with the histogram in percent. Extremes seen among fewer clients are marked as simulated."""
+    mark = ", simulated" * (values["simulated_population"] != values["population"])
+    lines = {name + mark * name.startswith(_SEEN): value for name, value in values.items() if name not in _BY_ROUND}
     shares: dict[str, float] = {}
-    for times, share in v["histogram"].items():
-        row = f"{times:,} participation{'s' * (times != 1)}" if times <= _MAX_ROWS else f"more than {_MAX_ROWS}"
+    for times, share in values["histogram"].items():
+        row = f"clients with {times:,} participations" if times <= _MAX_ROWS else f"with more than {_MAX_ROWS}"
         shares[row] = shares.get(row, 0.0) + share
-    lines |= {row: f"{100 * share:.3g}% of the clients" for row, share in shares.items()}
-    return lines | {name: v[name] for name in ("picture",) if name in v}
+    return lines | {row: f"{100 * share:.3g}%" for row, share in shares.items()}

@@ -15,18 +15,21 @@ from fedmf.cli.options import (
     PATH,
     Gigabytes,
     OneOf,
+    OutputFile,
+    TaskCommand,
     chosen_options,
     config_options,
     config_values,
     json_option,
     noise_seed_option,
+    over,
     quiet_option,
     show,
 )
 from fedmf.cli.stopped import training
 
 
-@click.command(cls=Command)
+@click.command(cls=TaskCommand)
 @click.option("--out", required=True, type=PATH, help="Folder of the run.")
 @click.option("--config", "config_file", type=EXISTING_FILE, help="TOML or JSON file of these options.")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out.")
@@ -39,6 +42,7 @@ from fedmf.cli.stopped import training
 )
 @click.option("--threads", type=COUNT, help="Most threads that compute.  [default: one on each processor]")
 @click.option("--workers", help="With --execution tff-remote: host:port,host:port of `fedmf worker`s.")
+@click.option("--tensorboard", is_flag=True, help="Write the metrics to OUT/tensorboard: tensorboard --logdir OUT.")
 @quiet_option
 @config_options
 @json_option
@@ -52,16 +56,20 @@ def train(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Train StackOverflow next-word prediction once. Flags win over the config file.
+    """Train a task once, by default StackOverflow next-word prediction. Flags win over the config file.
 
     \b
     Example:
       fedmf data synth --clients 4000 --out corpus.sqlite
       fedmf train --data corpus.sqlite --out runs/first --rounds 100 --cohort-size 20 --min-sep 20 \\
-        --vocabulary-size 1000 --embedding-size 32 --lstm-size 64 --epsilon 8 --noise-seed os
-      fedmf train --out runs/first --resume
+        -o vocabulary-size=1000 -o lstm-size=64 --epsilon 8 --noise-seed os
+      fedmf train --out runs/first --resume --tensorboard
+      fedmf train --data mine.sqlite --out runs/tuned --initial-model runs/first -o vocabulary-data=corpus.sqlite \\
+        -o vocabulary-size=1000 -o lstm-size=64 --rounds 50 --cohort-size 20 --min-sep 20 --epsilon 4 --noise-seed os
     """
+    from fedmf import tasks
     from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
+    from fedmf.runs.figures import figures_note
     from fedmf.runs.folder import RunFolder
     from fedmf.runs.worker_addresses import worker_addresses
 
@@ -71,19 +79,18 @@ def train(
         if not resume and noise_seed is None:
             raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one")
         stored = RunFolder.open(out).path / "config.json" if resume else None
-        host = {name: options.pop(name) for name in ("noise_strategy", "noise_memory", "threads")}
+        host = {name: options.pop(name) for name in ("noise_strategy", "noise_memory", "threads", "tensorboard")}
         values = read_config_file(stored) if stored else {}
-        values |= config_values(config_file) | chosen_options(options)
+        values = over(over(values, config_values(config_file)), chosen_options(options))
         origin = config_file or stored
-        config = config_from_mapping(values, str(origin)) if origin else TrainConfig(**values)
+        config = tasks.completed(config_from_mapping(values, str(origin)) if origin else TrainConfig(**values))
         addresses = worker_addresses(workers, config.execution)
 
     from fedmf import federated
-    from fedmf.tasks import task_from_config
 
     with _dry_rounds_counted(), training(out, resume=resume) as begin:
         run = federated.train(
-            task_from_config(config, progress=not quiet),
+            tasks.task_from_config(config, progress=not quiet),
             config,
             folder=out,
             noise_seed=noise_seed,
@@ -106,6 +113,7 @@ def train(
         values["simulated"] = f"{config.cohort_size} clients a round for a claimed cohort of {config.claimed_cohort}"
     else:
         values["achieved epsilon"] = run.result["achieved"]["epsilon"]
+    values["note"] = figures_note([run])
     show(values, as_json)
 
 
@@ -159,19 +167,32 @@ def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: boo
 
 @click.command(cls=Command)
 @click.argument("runs", nargs=-1, required=True, type=PATH)
-@click.option("--out", required=True, type=PATH, help="Folder to write.")
+@click.option("--out", type=PATH, help="Folder to write report.html to.")
+@click.option(
+    "--csv", "table", type=OutputFile(".csv"), help="File to write the metrics of every round to, as a flat table."
+)
 @click.option("--title", default="fedmf report", help="Title of the report.")
-def report(runs: tuple[pathlib.Path, ...], out: pathlib.Path, title: str) -> None:
-    """Write one HTML report of several runs.
+def report(runs: tuple[pathlib.Path, ...], out: pathlib.Path | None, table: pathlib.Path | None, title: str) -> None:
+    """Write one HTML report of several runs, or their metrics as a table, or both.
 
     \b
     Example:
       fedmf report runs/first runs/second --out report
+      fedmf report runs/first --csv first.csv      # round,clients,examples,train_loss,...,validation_accuracy
     """
+    from fedmf.files import write_atomically
     from fedmf.reports import write_report
     from fedmf.runs.folder import Run, RunFolder
+    from fedmf.runs.metric_table import metrics_csv
 
     with arguments_checked():
+        if out is None and table is None:
+            raise ValueError("out and csv are both missing: give --out FOLDER for a report, --csv FILE for a table")
         for path in runs:
             RunFolder.open(path)
-    click.echo(write_report([Run.load(path) for path in runs], out, title=title))
+    loaded = [Run.load(path) for path in runs]
+    if table is not None:
+        write_atomically(table, metrics_csv({str(run.path): run.metrics for run in loaded}), mode=0o600)
+        click.echo(table)
+    if out is not None:
+        click.echo(write_report(loaded, out, title=title))

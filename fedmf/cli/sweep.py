@@ -6,11 +6,12 @@ from typing import Any
 
 import click
 
-from fedmf.cli.errors import Command, arguments_checked
+from fedmf.cli.errors import arguments_checked
 from fedmf.cli.options import (
     COUNT,
     EXISTING_FILE,
     PATH,
+    TaskCommand,
     chosen_options,
     config_options,
     config_values,
@@ -21,7 +22,7 @@ from fedmf.cli.options import (
 )
 
 
-@click.command(cls=Command)
+@click.command(cls=TaskCommand)
 @click.option("--out", required=True, type=PATH, help="Folder of the sweep.")
 @click.option(
     "--vary",
@@ -53,31 +54,28 @@ def sweep(
     out: pathlib.Path,
     varied: tuple[str, ...],
     config_file: pathlib.Path | None,
-    noise_seed: int | str | None,
-    jobs: int,
-    threads: int | None,
-    smoothed_over: int,
     dry_run: bool,
-    quiet: bool,
     as_json: bool,
-    **flags: Any,
+    **options: Any,
 ) -> None:
-    """Train StackOverflow next-word prediction for every combination of options. The same command again goes on where it stopped.
+    """Train a task for every combination of options. The same command again goes on where it stopped.
 
     \b
     Example:
       fedmf data synth --clients 400 --out corpus.sqlite
       fedmf sweep --data corpus.sqlite --out sweeps/first --vary family=none,banded,identity --vary server-learning-rate=0.5,1,2 \\
-        --epsilon 8 --rounds 20 --cohort-size 20 --min-sep 10 --loss masked --vocabulary-size 500 --embedding-size 16 --lstm-size 32 \\
-        --max-sentences 16 --validation-sentences 500 --test-sentences 500 --noise-seed os --jobs 2
+        --epsilon 8 --rounds 20 --cohort-size 20 --min-sep 10 -o loss=masked -o vocabulary-size=500 \\
+        -o lstm-size=32 -o max-sentences=16 --noise-seed os --jobs 2
     """
     from fedmf.experiments import sweep as driver
     from fedmf.experiments import sweep_grid as grid
 
+    training = {name: options.pop(name) for name in ("noise_seed", "jobs", "threads", "smoothed_over")}
+    training["progress"] = not options.pop("quiet")
     with arguments_checked():
-        if noise_seed is None and not dry_run:
+        if training["noise_seed"] is None and not dry_run:
             raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one for every run")
-        fixed = config_values(config_file)
+        fixed = grid.flat(config_values(config_file))
         lists = {name: fixed.pop(name) for name in tuple(fixed) if isinstance(fixed[name], list)}
         from_vary: dict[str, list[Any]] = {}
         for text in varied:
@@ -86,16 +84,14 @@ def sweep(
                 raise ValueError(f"--vary names {name} twice: give all its values at once")
             from_vary[name] = values
         # The command line wins over the file.
-        single = chosen_options(flags)
+        single = grid.flat(chosen_options(options))
         lists = {name: values for name, values in lists.items() if name not in single} | from_vary
         fixed = {name: value for name, value in fixed.items() if name not in from_vary} | single
         configs = driver.in_folder(out, grid.sweep_configs(fixed, lists))
     if dry_run:
         show({name: driver.state(out, name) for name in configs}, as_json)
         return
-    result = driver.run_sweep(
-        out, configs, noise_seed=noise_seed, jobs=jobs, threads=threads, progress=not quiet, smoothed_over=smoothed_over
-    )
+    result = driver.run_sweep(out, configs, **training)
     if as_json:
         show(result, as_json)
     elif result["text"]:

@@ -70,6 +70,6 @@ def test_a_broken_plan_is_exit_status_1_after_all_is_written(log, identity, tmp_
 def test_nothing_is_written_for_a_log_that_is_none(tmp_path, identity):
     bad, out = tmp_path / "bad.csv", tmp_path / "statement.md"
     bad.write_text("client,round\nann,1\nann,x\n")
-    refused("audit", "log", bad, identity, *PLAN, "--statement", out, words=["line 3", "'x'"])
+    refused("audit", "log", bad, identity, *PLAN, "--statement", out, words=["row 2", "'x'"])
     refused("audit", "log", tmp_path / "none.csv", identity, *PLAN, words=["none.csv does not exist"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.csv"]

@@ -13,6 +13,8 @@ import time
 
 import pytest
 
+from fedmf.tasks.cifar10.data import load_images
+from fedmf.tasks.emnist.data import open_file
 from tests.cli.program import SECRET, TRAIN, fedmf, refused
 from tests.cli.test_errors import commands
 
@@ -41,13 +43,30 @@ def test_data_synth_and_info(corpus):
     refused("data", "synth", "--clients", 3, "--out", corpus, words=["corpus.sqlite", "--overwrite"])
 
 
-def test_fit_and_calibrate(tmp_path):
+def test_data_synth_writes_the_stand_in_of_any_task(tmp_path):
+    synth = ["data", "synth", "--quiet", "--seed", 1]
+    writers = tmp_path / "emnist.sqlite"
+    fedmf(*synth, "--task", "emnist", "--clients", 3, "--examples-per-client", 20, "--letters", "--out", writers)
+    assert len(open_file(writers).client_sizes("all_train")) == 3
+    archive = tmp_path / "shapes.tar.gz"
+    fedmf(*synth, "--task", "cifar10", "--examples", 30, "--test-examples", 10, "--out", archive)
+    images = load_images(archive)
+    assert (len(images.x), len(images.x_test)) == (30, 10)
+
+
+def test_fit_and_calibrate(tmp_path, identity):
     path = tmp_path / "banded.npz"
     fitted = json.loads(fedmf("fit", "--rounds", 32, "--min-sep", 8, "--out", path, "--json").stdout)
     assert fitted["sensitivity"] == pytest.approx(2.0)
     calibrate = ["calibrate", path, "--rounds", 32, "--min-sep", 8]
     plan = json.loads(fedmf(*calibrate, "--epsilon", 2, "--json").stdout)
     assert plan["noise_multiplier"] == pytest.approx(2.23048, abs=1e-4)  # banded paper, Table 4
+    scheme = ["--sampling", "poisson", "--population", 400, "--cohort-size", 4, "--rdp"]
+    sampled = json.loads(
+        fedmf("calibrate", identity, "--rounds", 12, "--min-sep", 4, "--epsilon", 8, *scheme, "--json").stdout
+    )
+    assert sampled["epsilon"] <= 8 < sampled["sampling"]["unamplified_epsilon"]
+    assert sampled["rdp_epsilon"] > 0
     none = fedmf(*calibrate, "--noise-multiplier", 0).stdout.splitlines()
     assert [line.split()[1] for line in none if line.startswith(("epsilon", "rho"))] == ["infinite", "infinite"]
     assert "# Privacy statement" in fedmf(*calibrate, "--epsilon", 2, "--statement").stdout
@@ -55,15 +74,6 @@ def test_fit_and_calibrate(tmp_path):
     assert "Noise for 100,000,000 parameters, the choice first" in fedmf(*explain).stdout
     strategies = json.loads(fedmf(*explain, "--json", "--noise-memory", 1).stdout)["noise_strategies"]
     assert {strategy["name"] for strategy in strategies} == {"recurrent", "regenerated"}
-
-
-def test_calibrate_with_sampling_and_rdp(identity):
-    scheme = ["--sampling", "poisson", "--population", 400, "--cohort-size", 4, "--rdp"]
-    command = ["calibrate", identity, "--rounds", 12, "--min-sep", 4, "--epsilon", 8, *scheme]
-    shown = json.loads(fedmf(*command, "--json").stdout)
-    assert shown["epsilon"] <= 8 < shown["sampling"]["unamplified_epsilon"]
-    assert shown["rdp_epsilon"] > 0
-    assert "CyclicPoisson" in fedmf(*command).stdout
 
 
 @pytest.mark.tensorflow
@@ -94,6 +104,7 @@ def test_train_from_a_config_file_with_flags_on_top_and_resume(corpus, trained, 
     refused(*resume, "--rounds", 8, words=["--rounds 8 (the run has 4)"])
     refused("train", "--data", corpus, "--out", run, *TRAIN, words=["already holds a run", "--resume"])
     refused("train", "--out", corpus.parent, "--resume", words=["holds no run"])
+    refused("train", "--data", corpus, "--out", corpus / "run", *TRAIN, words=["cannot write to folder"])
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
@@ -107,11 +118,14 @@ def test_none_is_a_value_where_the_default_is_a_number(command, tmp_path, monkey
         read.append(values)
         raise ValueError("enough")
 
-    monkeypatch.setattr(fedmf.runs.config, "config_from_mapping", config_from_mapping)
+    # This one first: its module, imported later, would keep the function of the other line for all tests that follow.
     monkeypatch.setattr("fedmf.experiments.sweep_grid.config_from_mapping", config_from_mapping)
+    monkeypatch.setattr(fedmf.runs.config, "config_from_mapping", config_from_mapping)
     (tmp_path / "c.toml").write_text("zeroing_norm = 50.0\nepsilon = 2.0\n")
+    (tmp_path / "c.yaml").write_text("rounds: 4")
     vary = ["--vary", "seed=1,2"] if command == "sweep" else []
     words = [command, "--out", tmp_path / "out", "--config", tmp_path / "c.toml", "--noise-seed", 1, *vary]
+    refused(*words, "--config", tmp_path / "c.yaml", words=[".toml nor .json"])
     refused(*words, words=["enough"])
     refused(*words, "--zeroing-norm", "none", words=["enough"])
     refused(*words, "--zeroing-norm", "7", words=["enough"])
@@ -119,29 +133,11 @@ def test_none_is_a_value_where_the_default_is_a_number(command, tmp_path, monkey
     assert all("rounds" not in values for values in read)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("c.yaml", "rounds: 4", [".toml nor .json"]),
-        ("c.toml", "rounds = 'many'", ["c.toml", "rounds"]),
-        ("c.toml", "[", ["c.toml", "TOML"]),
-        ("c.toml", "speed = 3", ["c.toml", "speed"]),
-    ],
-)
-def test_bad_config_files_are_named(name, text, words, tmp_path):
-    (tmp_path / name).write_text(text)
-    refused("train", "--config", tmp_path / name, "--out", tmp_path / "r", "--noise-seed", 1, words=words)
-
-
 @pytest.mark.tensorflow
 def test_bad_data_files_are_one_sentence_and_status_2(corpus, tmp_path):
     whole = corpus.read_bytes()
     train = ["train", "--out", tmp_path / "run", *TRAIN, "--data"]
-    for name, content in {
-        "truncated": whole[: len(whole) // 2],
-        "empty": b"",
-        "text": b"not a database\n" * 100,
-    }.items():
+    for name, content in {"truncated": whole[: len(whole) // 2], "text": b"not a database\n" * 100}.items():
         path = tmp_path / f"{name}.sqlite"
         path.write_bytes(content)
         refused(*train, path, words=[path.name])
@@ -179,20 +175,8 @@ def test_rounds_without_enough_clients_are_said_once(corpus, tmp_path):
     assert line.endswith("more such rounds)")
 
 
-def test_an_unwritable_folder_fails_before_training(corpus, tmp_path):
-    (tmp_path / "file").write_text("precious")
-    refused("train", "--data", corpus, "--out", tmp_path / "file" / "run", *TRAIN, words=["cannot write to folder"])
-    assert (tmp_path / "file").read_text() == "precious"
-
-
-def test_debug_shows_the_traceback(tmp_path):
-    assert "Traceback" in fedmf("--debug", "audit", tmp_path, status=2).stderr
-    assert "Traceback" in fedmf("audit", tmp_path, "--debug", status=2).stderr
-
-
 @pytest.mark.tensorflow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_saves_and_says_how_to_go_on(corpus, tmp_path, number, status):
+def test_ctrl_c_saves_and_says_how_to_go_on(corpus, tmp_path):
     command = [sys.executable, "-c", "from fedmf.cli import main; main()", "train", "--data", str(corpus)]
     command += ["--out", str(tmp_path / "run"), *TRAIN, "--rounds", "300", "--checkpoint-every", "300"]
     command.remove("--quiet")
@@ -202,8 +186,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(corpus, tmp_path, number, status):
         deadline = time.monotonic() + 200
         while time.monotonic() < deadline and (not metrics.exists() or metrics.read_text().count("\n") < 3):
             time.sleep(0.2)
-        process.send_signal(number)
-        assert process.wait(timeout=60) == status
+        process.send_signal(signal.SIGTERM)  # which is taken for one, with a status of its own
+        assert process.wait(timeout=60) == 143
     text = (tmp_path / "log").read_text()
     assert "stopping: saving round" in text
     assert "--resume" in text

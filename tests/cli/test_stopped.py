@@ -1,7 +1,6 @@
 """What `fedmf train` says that was stopped, or cannot go on; and what it exits with."""
 
 import errno
-import json
 import os
 import shutil
 
@@ -31,11 +30,10 @@ def resume(run):
     [
         f"{SECRET}x\n".encode(),
         f"-{SECRET}\n".encode(),
-        f"{SECRET} {SECRET}\n".encode(),
         SECRET.encode() + b"\xff",
         SECRET.encode() * 250,  # more digits than Python reads
     ],
-    ids=["letter", "negative", "two", "bytes", "long"],
+    ids=["letter", "negative", "bytes", "long"],
 )
 def test_a_damaged_seed_is_not_shown(run, content):
     seed = run / "private" / "noise_seed"
@@ -55,23 +53,6 @@ def test_a_published_run_cannot_be_resumed(run):
 def test_a_mechanism_of_another_length_is_named(run):
     IdentityMechanism(rounds=9).save(run / "mechanism.npz")
     refused(*resume(run), words=[f"cannot resume {run}: its mechanism.npz has 9 rounds", "has 4", "put back"])
-
-
-def test_a_run_that_broke_its_plan_is_exit_status_1_after_all_is_written(run, tmp_path):
-    fedmf("audit", run)
-    rows = (run / "participation.csv").read_text().splitlines()
-    first = next(row for row in rows if row.startswith("0,")).partition(",")[2]
-    place = next(i for i, row in enumerate(rows) if row.startswith("1,"))
-    rows[place] = f"1,{first}"
-    (run / "participation.csv").write_text("\n".join(rows) + "\n")
-    # What would contradict it.
-    (run / "result.json").unlink()
-    shutil.rmtree(run / "checkpoints")
-    out = tmp_path / "statement.json"
-    shown = fedmf("audit", run, "--statement", out, status=1).stdout
-    assert "keeps_to_the_plan" in shown
-    assert "two rounds of one client are 1 apart where at least 2 were planned" in shown
-    assert json.loads(out.read_text())["contradictions"]
 
 
 def test_a_full_disk_says_what_is_saved(corpus, tmp_path, monkeypatch):
@@ -121,9 +102,7 @@ def test_ctrl_c_before_the_first_round_says_how_to_go_on(corpus, tmp_path, monke
     ("options", "words"),
     [
         (["--cohort-size", 7], ["--cohort-size 7"]),
-        (["--family", "file"], ["mechanism"]),
         (["--mechanism", "absent.npz"], ["absent.npz"]),
-        (["--sampling", "fixed_size", "--bands", 2, "--population", 12, "--dropout", 0.1], ["dropout"]),
         (["--sampling", "poisson", "--bands", 2, "--population", 13], ["--population 13"]),
     ],
     ids=lambda v: " ".join(map(str, v))[:40],

@@ -1,0 +1,105 @@
+"""fedmf evaluate and export: what people do with a run's model."""
+
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedmf.cli.errors import Command, arguments_checked
+from fedmf.cli.options import EXISTING, PATH, json_option, quiet_option, show
+
+if TYPE_CHECKING:
+    from fedmf.federated import TrainedRun
+
+_SPLITS = ("validation", "test")
+
+
+@click.command(cls=Command)
+@click.argument("run", type=PATH)
+@click.option("--split", type=click.Choice(_SPLITS), default="test", help="Examples to evaluate on.")
+@click.option("--data", type=EXISTING, help="Another data file or folder of the task.  [default: the run's]")
+@click.option("--by-client", is_flag=True, help="Also every training client by itself: mean and deciles.")
+@quiet_option
+@json_option
+def evaluate(
+    run: pathlib.Path, split: str, data: pathlib.Path | None, by_client: bool, quiet: bool, as_json: bool
+) -> None:
+    """Metrics of a run's model on a split. They are exact functions of the data, which the run's guarantee does not cover.
+
+    \b
+    Example:
+      fedmf evaluate runs/first
+      fedmf evaluate runs/first --split validation --by-client --json
+      fedmf evaluate runs/first --data other.sqlite
+    """
+    from fedmf.runs.figures import figures_note
+
+    trained = _trained(run, None if data is None else str(data), quiet)
+    task = trained.task
+    values = _what(trained)
+    if task.data_version:
+        same = task.data_version == trained.plan["task"]["data_version"]
+        values["data"] = "the run's" if same else "not the run's"
+    values |= {f"{split} {name}": value for name, value in trained.evaluate(split).items()}
+    if by_client:
+        found = trained.evaluate_clients(progress=not quiet)
+        metric = task.headline
+        values |= {"clients": found["clients"], "clients without examples": found["clients_without_examples"]}
+        values |= {f"client {metric}, mean": found["mean"], f"client {metric}, deciles": found["deciles"]}
+    show(values | {"note": figures_note([trained])}, as_json)
+
+
+@click.command(cls=Command)
+@click.argument("run", type=PATH)
+@click.option("--out", required=True, type=PATH, help="FILE.keras, or a new folder without a suffix for a SavedModel.")
+@json_option
+def export(run: pathlib.Path, out: pathlib.Path, as_json: bool) -> None:
+    """Write a run's model for Keras, which loads it without fedmf.
+
+    \b
+    Example:
+      fedmf export runs/first --out model.keras      # tf.keras.models.load_model("model.keras")
+      fedmf export runs/first --out saved_model      # tf.keras.models.load_model or tf.saved_model.load
+    """
+    from fedmf.runs.folder import check_export_path
+
+    with arguments_checked():
+        check_export_path(out)
+    trained = _trained(run, None, quiet=True)
+    model = trained.export(out)
+    statement = "final_statement.md" if trained.result else "statement.md"
+    show(
+        _what(trained)
+        | {
+            "model": str(out),
+            "parameters": model.count_params(),
+            "inputs": _shapes(model.inputs),
+            "outputs": _shapes(model.outputs),
+            "statement": str(trained.path / statement),
+        },
+        as_json,
+    )
+
+
+def _trained(path: pathlib.Path, data: str | None, quiet: bool) -> "TrainedRun":
+    from fedmf.runs.folder import Run, RunFolder
+
+    with arguments_checked():
+        RunFolder.open(path)
+    run = Run.load(path)
+    from fedmf import federated, tasks
+
+    with arguments_checked():
+        return federated.TrainedRun.of(run, tasks.task_of_run(run, data=data, progress=not quiet))
+
+
+def _what(trained: "TrainedRun") -> dict[str, Any]:
+    rounds = trained.config.rounds
+    return {
+        "folder": str(trained.path),
+        "rounds": rounds if trained.result else f"{trained.saved_rounds()} of {rounds}, the run is not finished",
+    }
+
+
+def _shapes(tensors: Any) -> list[str]:
+    return [f"{tensor.dtype.name} {tuple(tensor.shape)}".replace("None", "any") for tensor in tensors]

@@ -1,0 +1,73 @@
+"""fedmf evaluate, export and report --csv on a run of the command line."""
+
+import csv
+import json
+
+import pytest
+
+from fedmf.tasks.stackoverflow import write_synthetic_corpus
+from tests.cli.program import fedmf, refused
+
+pytestmark = pytest.mark.tensorflow
+
+
+def test_evaluate(trained, tmp_path):
+    folder, _ = trained
+    result = json.loads((folder / "result.json").read_text())
+    found = json.loads(fedmf("evaluate", folder, "--by-client", "--json", "--quiet").stdout)
+    assert found["test accuracy"] == pytest.approx(result["test"]["accuracy"])
+    assert (found["data"], found["rounds"], found["clients"]) == ("the run's", 4, 12)
+    assert len(found["client accuracy, deciles"]) == 9
+    assert found["client accuracy, deciles"] == sorted(found["client accuracy, deciles"])
+    found = json.loads(fedmf("evaluate", folder, "--split", "validation", "--json", "--quiet").stdout)
+    assert found["validation accuracy"] == pytest.approx(result["validation"]["accuracy"])
+
+
+def test_evaluate_on_other_data_keeps_the_words_of_the_run(trained, corpus, tmp_path):
+    folder, _ = trained
+    copy = tmp_path / "copy.sqlite"
+    copy.write_bytes(corpus.read_bytes())
+    same = json.loads(fedmf("evaluate", folder, "--data", copy, "--json", "--quiet").stdout)
+    result = json.loads((folder / "result.json").read_text())
+    assert same["test accuracy"] == pytest.approx(result["test"]["accuracy"])
+    other = write_synthetic_corpus(
+        tmp_path / "other.sqlite", clients=12, seed=5, sentences_per_client=9, progress=False
+    )
+    assert json.loads(fedmf("evaluate", folder, "--data", other, "--json", "--quiet").stdout)["data"] == "not the run's"
+    from fedmf import tasks
+    from fedmf.runs.folder import Run
+
+    on_other = tasks.task_of_run(Run.load(folder), data=str(other), progress=False)
+    assert "-" in on_other.data_version
+    words = [task.data_version.partition("-")[2] for task in (on_other, tasks.task_of_run(Run.load(folder)))]
+    assert words[0] == words[1]
+
+
+def test_export(trained, tmp_path):
+    folder, _ = trained
+    printed = json.loads(fedmf("export", folder, "--out", tmp_path / "model.keras", "--json").stdout)
+    assert printed["inputs"] == ["int32 (any, 20)"]
+    assert printed["outputs"] == ["float32 (any, 20, 64)"]
+    assert (tmp_path / "model.keras").stat().st_size > 4 * printed["parameters"]
+    assert "saved_model" in fedmf("export", folder, "--out", tmp_path / "saved_model").stdout
+    assert (tmp_path / "saved_model" / "saved_model.pb").exists()
+    refused("export", folder, "--out", tmp_path / "saved_model", words=["--out", "new or an empty folder"])
+    refused("export", folder, "--out", tmp_path / "model.h5", words=["--out", "FILE.keras"])
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    for command in (("evaluate", tmp_path), ("export", tmp_path, "--out", tmp_path / "model.keras")):
+        refused(*command, words=["holds no run"])
+
+
+def test_report_as_a_table(trained, tmp_path):
+    folder, _ = trained
+    fedmf("report", folder, "--csv", tmp_path / "one.csv")
+    assert (tmp_path / "one.csv").read_text() == (folder / "metrics.csv").read_text()
+    fedmf("report", folder, folder, "--csv", tmp_path / "two.csv")
+    with open(tmp_path / "one.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["round"] for row in rows] == ["0", "1", "2", "3"]
+    assert rows[1]["validation_accuracy"]
+    assert not rows[0]["validation_accuracy"]
+    refused("report", folder, words=["--out", "--csv"])
