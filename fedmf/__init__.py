@@ -10,7 +10,7 @@ Importing this package does not import TensorFlow; `from fedmf import federated`
 from fedmf.audits.guarantee import Audit, audit_ledger, audit_log
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
 from fedmf.mechanisms import Certificate, Mechanism, load_factorization, load_mechanism, stamp
-from fedmf.mechanisms.error import last_error, loss, max_error, per_round_error, rmse
+from fedmf.mechanisms.error import loss, max_error, per_round_error, rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.participation.ledger import ParticipationLedger
@@ -51,7 +51,6 @@ __all__ = [
     "effective_rmse",
     "fit",
     "identity",
-    "last_error",
     "load_factorization",
     "load_mechanism",
     "loss",

@@ -123,6 +123,14 @@ def banded_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return product
 
 
+def banded_times(rows: np.ndarray, M: np.ndarray) -> np.ndarray:
+    """The product of a banded lower-triangular matrix given by rows, (n, bands), and M, (n, d)."""
+    product = rows[:, :1] * M
+    for j in range(1, rows.shape[1]):
+        product[j:] += rows[j:, j, None] * M[:-j]
+    return product
+
+
 def frozen(matrix: np.ndarray) -> np.ndarray:
     """Returns a read-only copy, so that a frozen dataclass that holds it is frozen all the way down."""
     copy = np.array(matrix, dtype=np.float64, order="C")

@@ -30,15 +30,14 @@ class WarmupCooldown:
 
     def __post_init__(self) -> None:
         checks.rounds("rounds", self.rounds)
-        if checks.real("peak", self.peak, hint="pass a learning rate such as 1.0") <= 0:
-            raise ValueError(f"peak={self.peak} must be positive: pass a learning rate such as 1.0")
-        if not 0 < checks.real("floor", self.floor, hint="pass a share such as 0.05") <= 1:
-            raise ValueError(f"floor={self.floor} must be in (0, 1]: pass a share such as 0.05")
+        checks.positive("peak", self.peak, "pass a learning rate such as 1.0")
+        if checks.positive("floor", self.floor, "pass a share such as 0.05") > 1:
+            raise ValueError(f"floor={self.floor} is above 1: pass a share such as 0.05")
         for name in ("warmup", "cooldown"):
-            checks.real(name, getattr(self, name), hint="pass a share of the run such as 0.25, or 0 for none")
-        if min(self.warmup, self.cooldown) < 0 or self.warmup + self.cooldown > 1:
+            checks.positive(name, getattr(self, name), "pass a share of the run such as 0.25, or 0 for none", zero=True)
+        if self.warmup + self.cooldown > 1:
             raise ValueError(
-                f"warmup={self.warmup} and cooldown={self.cooldown} must not be negative nor add up to more than 1: pass shares of the run"
+                f"warmup={self.warmup} and cooldown={self.cooldown} add up to more than 1: pass shares of the run"
             )
 
     def learning_rates(self) -> np.ndarray:

@@ -54,7 +54,7 @@ def missed_by_variance(trials, ratio, rate=FALSE_POSITIVE_RATE) -> float:
 
 
 def missed_by_game(trials, snr, claimed, rate=FALSE_POSITIVE_RATE) -> float:
-    """Of the test that the signal-to-noise ratio of a distinguishing game is above the claim.
+    """Of a test that the signal-to-noise ratio of a distinguishing game is above the claim; of those of signal and noise at most.
 
     A measured ratio r has variance (4 + r^2 / 2) / trials, half of them with the client, to first order.
     """

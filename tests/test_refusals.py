@@ -34,40 +34,32 @@ def fitted(family="banded", participation=SINGLE, **options):
     return fit(prefix_sum(4), participation, family=family, **options)
 
 
-def stream_rows(**limits):
-    stream = IdentityMechanism(rounds=3).stream()
-    return stream.rows(lambda i: np.eye(3)[i], **limits)
-
-
 # what is called, the kind of error, the words that must appear: the argument, its value, the way out.
 REFUSALS = {
     "workload name": (lambda: Workload(3, np.eye(2)), TypeError, ["name=3", "name the workload"]),
     "matrix of text": (lambda: Workload("w", [["a"]]), TypeError, ["matrix", "array of floats"]),
     "matrix of bools": (lambda: Workload("w", np.eye(2, dtype=bool)), TypeError, ["matrix", "bool", "floats"]),
-    "matrix of complex": (lambda: Workload("w", 1j * np.eye(2)), TypeError, ["matrix", "complex", "floats"]),
     "ragged matrix": (lambda: Workload("w", [[1.0], [1.0, 2.0]]), TypeError, ["matrix", "rectangular"]),
     "matrix of one axis": (lambda: Workload("w", [1.0]), ValueError, ["matrix", "(1,)", "2-D"]),
     "matrix without entries": (lambda: Workload("w", np.ones((0, 0))), ValueError, ["matrix", "(0, 0)", "no empty"]),
     "matrix not square": (lambda: Workload("w", np.ones((2, 3))), ValueError, ["matrix", "(2, 3)", "square"]),
     "matrix upper": (lambda: Workload("w", UPPER), ValueError, ["matrix[0, 1]=2.0", "lower-triangular"]),
     "matrix nan": (lambda: Workload("w", [[NAN]]), ValueError, ["matrix[0, 0]=nan", "finite"]),
-    "matrix singular": (lambda: Workload("w", [[1, 0], [1, 0]]), ValueError, ["matrix[1, 1]=0.0", "non-zero weight"]),
-    "prefix_sum float": (lambda: prefix_sum(4.0), TypeError, ["n=4.0", "positive int"]),
+    "matrix singular": (
+        lambda: Workload("w", [[1, 0], [1, 0]]),
+        ValueError,
+        ["matrix is singular", "round 1's own input is 0", "give it another"],
+    ),
     "prefix_sum bool": (lambda: prefix_sum(True), TypeError, ["n=True", "positive int"]),
     "momentum one": (lambda: momentum_sgd(3, 1.0), ValueError, ["momentum=1.0", "[0, 1)"]),
-    "momentum nan": (lambda: momentum_sgd(3, NAN), ValueError, ["momentum=nan", "[0, 1)"]),
     "momentum text": (lambda: momentum_sgd(3, "0.9"), TypeError, ["momentum='0.9'", "[0, 1)"]),
     "rates of other length": (lambda: momentum_sgd(3, 0.9, [1.0]), ValueError, ["learning_rates", "(1,)", "n=3"]),
     "rate zero": (lambda: momentum_sgd(2, 0.9, [1, 0]), ValueError, ["learning_rates[1]=0.0", "positive rate"]),
-    "rate infinite": (lambda: momentum_sgd(2, 0.9, [1, INF]), ValueError, ["learning_rates[1]=inf", "finite"]),
     "rounds zero": (lambda: participate(rounds=0), ValueError, ["rounds=0", "positive int"]),
     "schema unknown": (lambda: participate(schema="cyclic"), ValueError, ["schema='cyclic'", "min_sep, every_round"]),
-    "schema not a word": (lambda: participate(schema=3), TypeError, ["schema=3", "choose one of"]),
     "min_sep missing": (lambda: participate(min_sep=None), ValueError, ["min_sep=None", "1..12"]),
-    "min_sep zero": (lambda: participate(min_sep=0), ValueError, ["min_sep=0", "1..12"]),
     "min_sep too large": (lambda: participate(min_sep=13), ValueError, ["min_sep=13", "1..12"]),
     "too many": (lambda: participate(max_participations=4), ValueError, ["max_participations=4", "at most 3 times"]),
-    "never": (lambda: participate(max_participations=0), ValueError, ["max_participations=0", "1..3"]),
     "single twice": (
         lambda: participate(schema="single", min_sep=None, max_participations=2),
         ValueError,
@@ -82,30 +74,17 @@ REFUSALS = {
         ["participation is of type int", "pass a"],
     ),
     "sensitivity of other rounds": (lambda: sensitivity(np.eye(5), SINGLE), ValueError, ["5 columns", "rounds=4"]),
-    "sensitivity of nan": (lambda: sensitivity([[NAN] * 4], SINGLE), ValueError, ["encoder[0, 0]=nan", "finite"]),
     "tree decoder": (lambda: TreeMechanism(rounds=4, decoder="best"), ValueError, ["decoder='best'", "online, full"]),
     "banded shape": (lambda: BandedMechanism(diagonals=np.ones((2, 3))), ValueError, ["(2, 3)", "drop the others"]),
     "banded sign": (lambda: BandedMechanism(diagonals=[[-1.0]]), ValueError, ["diagonals[0, 0]=-1.0", "positive"]),
     "banded outside": (lambda: BandedMechanism(diagonals=np.ones((2, 2))), ValueError, ["diagonals[0, 1]=1.0", "to 0"]),
     "dense sign": (lambda: DenseMechanism(matrix=-np.eye(2)), ValueError, ["matrix[0, 0]=-1.0", "positive diagonal"]),
-    "dense upper": (lambda: DenseMechanism(matrix=UPPER), ValueError, ["matrix[0, 1]=2.0", "lower-triangular"]),
-    "certificate of another kind": (
-        lambda: IdentityMechanism(rounds=2, certificate=0.1),
-        TypeError,
-        ["certificate=0.1", "pass a Certificate"],
-    ),
     "certificate and reason": (
         lambda: IdentityMechanism(rounds=2, certificate=Certificate(2.0, 1.0, 1, 0.0), certificate_reason="a"),
         ValueError,
         ["certificate_reason=", "pass a certificate, or else"],
     ),
-    "reason not a word": (
-        lambda: IdentityMechanism(rounds=2, certificate_reason=3),
-        TypeError,
-        ["certificate_reason=3", "say why"],
-    ),
     "certificate above loss": (lambda: Certificate(1.0, 2.0, 1, 0.0), ValueError, ["loss=1.0", "fit the mechanism"]),
-    "certificate nan": (lambda: Certificate(NAN, 2.0, 1, 0.0), ValueError, ["loss=nan", "fit the mechanism"]),
     "stream of nothing": (lambda: NoiseStream(rounds=2, sources=2), ValueError, ["recurrence", "exactly one"]),
     "stream of both": (
         lambda: NoiseStream(rounds=2, sources=2, recurrence=np.ones((2, 1)), contraction=np.eye(2)),
@@ -117,9 +96,6 @@ REFUSALS = {
         ValueError,
         ["sources=3", "(2, 2)", "(rounds, sources)"],
     ),
-    "rows from before": (lambda: stream_rows(start=-1), ValueError, ["start=-1", "0..3"]),
-    "rows backwards": (lambda: stream_rows(start=2, stop=1), ValueError, ["start=2", "0..1", "before stop"]),
-    "rows beyond": (lambda: stream_rows(stop=4), ValueError, ["stop=4", "0..3"]),
     "fit without workload": (
         lambda: fit(np.eye(4), SINGLE),
         TypeError,
@@ -139,11 +115,9 @@ REFUSALS = {
     "family not a word": (lambda: fitted(None), TypeError, ["family=None", "banded, blt, dense, fft, identity"]),
     "option unknown": (lambda: fitted("banded", band=2), TypeError, ["band=2 ", "bands, equal_norms, tolerance"]),
     "option of another family": (lambda: fitted("tree", bands=2), TypeError, ["bands=2 ", "decoder, restarts"]),
-    "bands zero": (lambda: fitted(bands=0), ValueError, ["bands=0", "1..4"]),
     "bands too many": (lambda: fitted(bands=5), ValueError, ["bands=5", "1..4"]),
-    "bands float": (lambda: fitted(bands=2.0), TypeError, ["bands=2.0", "int"]),
     "norms": (lambda: fitted(equal_norms=1), TypeError, ["equal_norms=1", "True or False"]),
-    "restarts": (lambda: fitted("tree", restarts=3), ValueError, ["restarts=3", "4 rounds", "choose 2 or 4"]),
+    "restarts": (lambda: fitted("tree", restarts=3), ValueError, ["restarts=3", "4 rounds", "choose a divisor"]),
     "stamps": (lambda: stamp(IdentityMechanism(rounds=2), 0), ValueError, ["times=0"]),
     "stamp of a matrix": (lambda: stamp(np.eye(2), 2), TypeError, ["ndarray"]),
     "stamp decoder": (lambda: stamp(IdentityMechanism(rounds=2), 2, decoder="best"), ValueError, ["decoder='best'"]),
@@ -159,11 +133,6 @@ REFUSALS = {
         ValueError,
         ["bands=3", "min_sep=2", "equal_norms=True"],
     ),
-    "k times b beyond n": (
-        lambda: participate(schema="fixed_epoch", min_sep=6, max_participations=3),
-        ValueError,
-        ["max_participations=3", "at most 2 times"],
-    ),
     "dense of huge runs": (
         lambda: fit(prefix_sum(50_000), Participation(rounds=50_000, schema="single"), family="dense"),
         ValueError,
@@ -175,8 +144,7 @@ REFUSALS = {
     "workload times a matrix": (lambda: prefix_sum(3) @ np.eye(3), TypeError, ["Workload"]),
     "buffer momentum": (lambda: momentum_buffer(3, -0.1), ValueError, ["momentum=-0.1", "[0, 1)"]),
     "sgd rate": (lambda: sgd([1.0, -1.0]), ValueError, ["learning_rates[1]=-1.0", "positive rate"]),
-    "inverse singular": (lambda: Workload.from_inverse("w", [[0.0]]), ValueError, ["inverse_diagonals[0, 0]=0.0"]),
-    "inverse outside": (lambda: Workload.from_inverse("w", np.ones((2, 2))), ValueError, ["inverse_diagonals[0, 1]"]),
+    "inverse singular": (lambda: Workload.from_inverse("w", [[0.0]]), ValueError, ["inverse_diagonals is singular"]),
     "tolerance zero": (lambda: fitted(tolerance=0.0), ValueError, ["tolerance=0.0", "small positive"]),
     "no iterations": (lambda: fitted(max_iterations=0), ValueError, ["max_iterations=0", "positive int"]),
     "progress": (lambda: fitted("identity", progress=True), TypeError, ["progress=True", "(iteration, loss, gap)"]),

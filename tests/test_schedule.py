@@ -39,25 +39,14 @@ def test_shape(rounds, peak, warmup, cooldown, floor):
     assert not falls.any() or not rises[falls.argmax() :].any()
 
 
-def test_none_of_either_is_constant():
-    rates = WarmupCooldown(rounds=5, peak=0.3, warmup=0, cooldown=0).learning_rates()
-    assert rates.tolist() == [0.3] * 5
-
-
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
-        ({"rounds": 0}, ValueError, "rounds=0"),
         ({"rounds": 2.5}, TypeError, "rounds=2.5"),
-        ({"rounds": "8"}, TypeError, "rounds='8'"),
         ({"peak": 0.0}, ValueError, "peak=0.0"),
-        ({"peak": float("inf")}, ValueError, "peak=inf"),
-        ({"peak": "1"}, TypeError, "peak='1'"),
         ({"floor": 0.0}, ValueError, "floor=0.0"),
         ({"floor": 1.1}, ValueError, "floor=1.1"),
         ({"warmup": -0.1}, ValueError, "warmup=-0.1"),
-        ({"warmup": float("nan")}, ValueError, "warmup=nan"),
-        ({"cooldown": float("nan")}, ValueError, "cooldown=nan"),
         ({"cooldown": True}, TypeError, "cooldown=True"),
         ({"warmup": 0.6, "cooldown": 0.5}, ValueError, "warmup=0.6 and cooldown=0.5"),
     ],

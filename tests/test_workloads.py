@@ -41,11 +41,6 @@ def test_momentum_workload_is_the_product_of_prop_4_2(rates, momentum):
     np.testing.assert_allclose(momentum_sgd(n, momentum, rates).matrix, M_eta @ M_beta, rtol=1e-12)
 
 
-def test_no_momentum_and_no_schedule_is_prefix_sums():
-    assert np.array_equal(momentum_sgd(5, momentum=0.0).matrix, prefix_sum(5).matrix)
-    assert np.array_equal(momentum_sgd(5).matrix, momentum_sgd(5, 0.95, np.ones(5)).matrix)
-
-
 def test_a_workload_keeps_its_own_read_only_copy():
     given_matrix = np.eye(3)
     by_position, by_keyword = Workload("mine", given_matrix), Workload(name="mine", matrix=given_matrix)
@@ -59,10 +54,6 @@ def test_a_workload_keeps_its_own_read_only_copy():
             workload.name = "other"
 
 
-def test_integer_matrices_are_taken():
-    assert Workload("ints", np.tri(2, dtype=int)).matrix.dtype == np.float64
-
-
 @pytest.mark.parametrize("extreme", [1e-300, 1e-80, 1e80, 1e300])
 def test_entries_whose_squares_are_beyond_float64(extreme):
     with pytest.raises(ValueError, match=r"^matrix has entries from .* another unit$"):
@@ -71,7 +62,3 @@ def test_entries_whose_squares_are_beyond_float64(extreme):
         sgd([1.0, extreme])
     with pytest.raises(ValueError, match="another unit"):
         sgd([1.0, 1e70 if extreme > 1.0 else 1e-70]) @ sgd([1.0, 1e70 if extreme > 1.0 else 1e-70])
-
-
-def test_tiny_entries_off_the_diagonal_are_nothing_special():
-    assert Workload("decaying", [[1.0, 0.0], [1e-300, 1.0]]).rounds == 2

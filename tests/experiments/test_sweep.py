@@ -12,43 +12,48 @@ import pytest
 
 import fedmf
 from fedmf.cli import main
-from fedmf.experiments import sweep
+from fedmf.experiments import sweep, sweep_job
 from fedmf.experiments.sweep_grid import sweep_configs
 from fedmf.runs.folder import Run
 
 FIXED = {"rounds": 4, "min_sep": 2, "cohort_size": 2, "family": "identity", "epsilon": 8.0}
 # Stands for `fedmf train`: a round every tenth of a second, saved at once; --seed says what becomes of it.
 TRAINS = """
-import json, pathlib, signal, sys, time
-arguments = sys.argv[1:]
-def given(name): return arguments[arguments.index(name) + 1] if name in arguments else None
-folder = pathlib.Path(given("--out"))
-resumed = "--resume" in arguments
-config = json.loads(pathlib.Path(folder / "config.json" if resumed else given("--config")).read_text())
-folder.mkdir(parents=True, exist_ok=True)
-(folder / "config.json").write_text(json.dumps(config))
-with (folder / "began.txt").open("a") as began: began.write(f"{time.time()} {' '.join(arguments)}\\n")
-seed = config["seed"]
-if seed == 2: sys.exit("fedmf: error: no such data")
-rows = folder / "metrics.jsonl"
-try:
-    while not rows.exists() or rows.read_text().count("\\n") < config["rounds"]:
-        time.sleep(0.1)
-        with rows.open("a") as out: out.write("{}\\n")
-        if seed == 9: signal.raise_signal(signal.SIGKILL)
-except KeyboardInterrupt:
-    time.sleep(0.3)
-    (folder / "saved").touch()
-    sys.exit(130)
-(folder / "ended.txt").write_text(str(time.time()))
-(folder / "result.json").write_text("{}")
+import json, os, pathlib, signal, sys, time
+from fedmf.experiments.sweep_job import serve
+
+def main(arguments):
+    def given(name): return arguments[arguments.index(name) + 1] if name in arguments else None
+    folder = pathlib.Path(given("--out"))
+    resumed = "--resume" in arguments
+    config = json.loads(pathlib.Path(folder / "config.json" if resumed else given("--config")).read_text())
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "process.txt").write_text(str(os.getpid()))
+    with (folder / "began.txt").open("a") as began: began.write(f"{time.time()} {' '.join(arguments)}\\n")
+    seed = config["seed"]
+    if seed == 2: sys.exit("fedmf: error: no such data")
+    rows = folder / "metrics.jsonl"
+    try:
+        while not rows.exists() or rows.read_text().count("\\n") < config["rounds"]:
+            time.sleep(0.1)
+            with rows.open("a") as out: out.write("{}\\n")
+            if seed == 9: signal.raise_signal(signal.SIGKILL)
+    except KeyboardInterrupt:
+        time.sleep(0.3)
+        (folder / "saved").touch()
+        sys.exit(130)
+    (folder / "ended.txt").write_text(str(time.time()))
+    (folder / "result.json").write_text("{}")
+
+serve(main)
 """
 
 
 @pytest.fixture
 def trains(monkeypatch):
     def program(text=TRAINS):
-        monkeypatch.setattr(sweep, "PROGRAM", (sys.executable, "-c", text))
+        monkeypatch.setattr(sweep_job, "PROGRAM", (sys.executable, "-c", text))
 
     program()
     monkeypatch.setattr(sweep, "_POLL_SECONDS", 0.02)
@@ -72,6 +77,9 @@ def test_so_many_run_at_a_time(trains, tmp_path, jobs):
     spans = [times(tmp_path, name) for name in configs]
     most = max(sum(began <= start < ended for began, ended in spans) for start, _ in spans)
     assert most == jobs
+    # A process trains run after run.
+    processes = {(sweep.run_folder(tmp_path, name) / "process.txt").read_text() for name in configs}
+    assert len(processes) == jobs
 
 
 def test_finished_runs_are_kept_and_begun_ones_resumed(trains, tmp_path):
@@ -209,8 +217,8 @@ def test_a_second_ctrl_c_leaves_nobody_training(trains, tmp_path):
 
 
 COMMAND = (
-    "sweep --vary family=none,identity --vary server-learning-rate=0.5,1 --epsilon 8 --rounds 4 --cohort-size 4 --min-sep 2 --lstm-size 8 "
-    "--embedding-size 8 --vocabulary-size 50 --max-sentences 8 --validation-sentences 40 --test-sentences 40 --quiet"
+    "sweep --vary family=none,identity --vary server-learning-rate=0.5,1 --epsilon 8 --rounds 4 --cohort-size 4 --min-sep 2 -o lstm-size=8 "
+    "-o embedding-size=8 -o vocabulary-size=50 -o max-sentences=8 -o validation-sentences=40 -o test-sentences=40 --quiet"
 ).split()
 
 
@@ -244,8 +252,14 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     assert (out / "results.csv").read_text().count("\n") == 5
     for name in ("figure.png", "report/report.html"):
         assert (out / name).stat().st_size > 10_000
+    # Two processes trained two runs each. The last one alone has the same bits.
+    last = runs[-1]
+    seed = (last.path / "private" / "noise_seed").read_text().strip()
+    alone = str(tmp_path / "alone")
+    main(["train", "--config", str(last.path / "config.json"), "--out", alone, "--noise-seed", seed, "--quiet"])
+    assert (tmp_path / "alone" / "metrics.jsonl").read_bytes() == (last.path / "metrics.jsonl").read_bytes()
     # Nothing is trained again. What earlier commands left in the folder counts: another product shows and adds up all four.
-    monkeypatch.setattr(sweep, "_begin", None)
+    monkeypatch.setattr(sweep_job, "Job", None)
     first = {run.path.name: run.config for run in runs[:1]}
     assert sweep.run_sweep(out, first, noise_seed="os")["together"] == result["together"]
     assert (out / "results.csv").read_text().count("\n") == 5
