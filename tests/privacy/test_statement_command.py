@@ -107,7 +107,8 @@ def test_a_simulation_is_said_in_the_table(folder):
     made = plan().simulating(simulated=7, claimed=90)
     made.mechanism.save(folder / "mechanism.npz")
     arguments = [word for word in shlex.split(made.calibrate_command())[1:] if word != "--statement"]
-    assert "7 clients a round for a claimed cohort of 90" in fedmf(*arguments).stdout
+    rows = dict(line.split(maxsplit=1) for line in fedmf(*arguments).stdout.splitlines())
+    assert (rows["simulated_cohort"], rows["claimed_cohort"]) == ("7", "90")
     # Calibrated, the noise of the claimed run is scaled as well.
     target = ["--rounds", ROUNDS, "--min-sep", 6, "--epsilon", 8, "--json"]
     claimed = json.loads(fedmf("calibrate", "mechanism.npz", *target).stdout)

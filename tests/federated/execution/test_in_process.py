@@ -207,7 +207,7 @@ def test_memory_does_not_grow(task, tmp_path):
         if t in (99, 498):
             in_use.append(int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
 
-    settings = config(rounds=500, min_sep=3, **SIZES, checkpoint_every=50, evaluate_every=500)
+    settings = config(rounds=500, min_sep=3, checkpoint_every=50, evaluate_every=500)
     federated.train(task, settings, folder=tmp_path / "run", noise_seed=9, progress=False, on_round=look)
     # 400 rounds of one leaked update of 4 KB a client would be 6 MB.
     assert in_use[1] - in_use[0] < 4 << 20
