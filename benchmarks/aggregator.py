@@ -44,7 +44,7 @@ def round_of(task: Any, aggregator: Any, noise: Any) -> Callable[[], float]:
         model_aggregator=aggregator,
     )
     examples = [task.client_examples(name) for name in task.client_ids]
-    data = [tf.data.Dataset.from_tensor_slices(pair).batch(BATCH) for pair in examples]
+    data = [tf.data.Dataset.from_tensor_slices(pair).batch(task.batch_size) for pair in examples]
     state = process.initialize()
 
     def run() -> float:
@@ -121,7 +121,7 @@ def measure(kinds: tuple[str, ...], clients: int, sentences: int, passes: int, s
 @click.option("--json", "as_json", is_flag=True, help="Print JSON at the end.")
 def main(clients: int, sentences: int, passes: int, kinds: tuple[str, ...], small: bool, as_json: bool) -> None:
     """Print a row for each kind of round."""
-    results = measure(kinds, 2 if small else clients, BATCH if small else sentences, passes, small)
+    results = measure(kinds, 2 if small else clients, BATCH["demo"] if small else sentences, passes, small)
     if as_json:
         print(json.dumps(results))
         return

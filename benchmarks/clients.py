@@ -1,5 +1,7 @@
-"""The clients of the benchmarks of training: the published next-word model on sentences of full length."""
+"""The clients of the benchmarks of training: next-word models on sentences of full length, networks on images, and a table."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,9 +9,13 @@ import numpy as np
 MODELS: dict[str, dict[str, int]] = {
     "full": {"vocabulary_size": 10_000, "embedding_size": 96, "lstm_size": 670},
     "demo": {"vocabulary_size": 300, "embedding_size": 24, "lstm_size": 48},
+    "lstm": {"vocabulary_size": 1000, "embedding_size": 32, "lstm_size": 64},  # 122,076 parameters
 }
-SENTENCES = {"full": 64, "demo": 16}
-LENGTH, BATCH = 20, 16
+SENTENCES = {"full": 64, "demo": 16, "lstm": 50}
+BATCH = {"full": 16, "demo": 16, "lstm": 10}
+LENGTH = 20
+# Parameters: 62, 56,714 and 1,199,882.
+EXAMPLES = ("logistic", "cnn", "emnist")
 _SHIFT = 2.7  # Mandelbrot's, for English
 
 
@@ -45,13 +51,47 @@ def random_sentences(model: str, clients: int, *, count: int | None = None, kera
 
     return federated.Task(
         name="random sentences",
-        description="the papers' model" if model == "full" else "the demo's model",
         client_ids=[str(i) for i in range(clients)],
         client_examples=examples,
         evaluation_examples=examples,
         build_model=build_model,
         loss=next_word.make_loss("published"),
         metrics=lambda: next_word.make_metrics("published", preprocessing.SpecialIds(sizes["vocabulary_size"])),
-        batch_size=BATCH,
-        compiled_epoch=compiled_epoch(**sizes, loss="published", batch_size=BATCH),
+        batch_size=BATCH[model],
+        compiled_epoch=compiled_epoch(**sizes, loss="published", batch_size=BATCH[model]),
+    )
+
+
+def random_examples(model: str, clients: int) -> Any:
+    """The task: features or images from a normal distribution, and labels that say nothing."""
+    import tensorflow as tf
+
+    from fedmf import federated
+    from fedmf.tasks.emnist.model import build_model as emnist_model
+
+    def logistic(seed: int) -> Any:
+        kernel = tf.keras.initializers.GlorotUniform(seed=seed)
+        return tf.keras.Sequential([tf.keras.layers.Dense(2, kernel_initializer=kernel, input_shape=(30,))])
+
+    wide = model == "emnist"
+    count, batch_size, classes = (100, 20, 10) if wide else (50, 10, 10)
+    shape: tuple[int, ...] = (28, 28, 1)
+    build_model: Callable[[int], Any] = functools.partial(emnist_model, classes=10, kind="cnn" if wide else "small")
+    if model == "logistic":
+        build_model, classes, shape = logistic, 2, (30,)
+
+    @functools.cache
+    def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(sum(name.encode()))
+        return rng.normal(size=(count, *shape)).astype(np.float32), rng.integers(0, classes, count)
+
+    return federated.Task(
+        name=model,
+        client_ids=[str(i) for i in range(clients)],
+        client_examples=examples,
+        evaluation_examples=examples,
+        build_model=build_model,
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
+        batch_size=batch_size,
     )

@@ -1,21 +1,24 @@
 """What a round of training costs on this machine, beside TFF's stock process on the same clients in the same run.
 
-    make bench-simulation                                      10 and 100 clients a round; about a quarter of an hour
-    python -m benchmarks.simulation --clients 10 --passes 3    one cohort; minutes
-    python -m benchmarks.simulation --model demo               the demo's small model, whose cost is dispatch and not arithmetic
+    make bench-simulation                                      all models, 10 and 100 clients a round; about half an hour
+    python -m benchmarks.simulation --clients 10 --passes 3    one cohort
+    python -m benchmarks.simulation --model demo               one model
     python -m benchmarks.simulation --small                    a check of this program, measures nothing
+
+Models and a client's examples: full and demo, the LSTMs of the papers (64 sentences of full length, batch 16) and of `make demo` (16);
+lstm, 122,076 parameters (50, batch 10); emnist, the CNN of 1.2 million (100 images, batch 20); cnn, 56,714 (50, batch 10); logistic
+regression, 62 (50, batch 10). Small models cost dispatch and not arithmetic.
 
 Kinds of rounds, each a `federated.train` in a process of its own, all on the same cohorts:
   compiled  --execution fast: client work in compiled C, clients side by side; the default where there is a C compiler
-  autodiff  --execution fast without a compiler: a tf.function for each client, one after the other
+  autodiff  --execution fast without a compiler: a tf.function for a group of clients
   tff       --execution tff: build_unweighted_fed_avg with our aggregator, in TFF's C++ runtime
-  stock     the same with Keras's own LSTM layer in place of ours
+  stock     the same with Keras's own LSTM layer in place of ours; without an LSTM it is tff, which is left out
 
 The processes take turns, one round each and in the opposite order the next time: slow drifts of the machine cancel in the ratios. While
 one works the others wait. The first round (tracing, compiling) is counted apart, and the second is not counted, because TFF's memory
 still grows in it. CPU seconds and the peak of memory are of the process and its TFF worker. On a machine that others use as well, CPU
-seconds say more than seconds. With the published model TFF takes 5.3 GB and 45 MB a client. Clients hold 64 sentences of full length; batch
-16, one epoch.
+seconds say more than seconds. With the published model TFF takes 5.3 GB and 45 MB a client. A client's work is one epoch.
 """
 
 import contextlib
@@ -32,7 +35,7 @@ from typing import Any
 
 import click
 
-from benchmarks.clients import MODELS, random_sentences
+from benchmarks.clients import EXAMPLES, MODELS, random_examples, random_sentences
 from benchmarks.core import cpu_seconds, memory_bytes
 
 KINDS = ("compiled", "autodiff", "tff", "stock")
@@ -70,7 +73,11 @@ def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None)
         client_learning_rate=1.0, execution="tff" if kind in IN_TFF else "fast", seed=0,
         evaluate_every=rounds, checkpoint_every=rounds,
     )  # fmt: skip
-    task = random_sentences(model, clients, keras_lstm=kind == "stock")
+    task = (
+        random_examples(model, clients)
+        if model in EXAMPLES
+        else random_sentences(model, clients, keras_lstm=kind == "stock")
+    )
     began = [0.0, 0.0]
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary) / "run"
@@ -119,9 +126,14 @@ def measure(kinds: tuple[str, ...], model: str, clients: int, passes: int, threa
     return rows
 
 
-def text(clients: int, rounds: Rounds) -> str:
+def kinds_of(model: str) -> tuple[str, ...]:
+    """The kinds of rounds that differ for a model."""
+    return ("autodiff", "stock") if model in EXAMPLES else KINDS
+
+
+def text(model: str, clients: int, rounds: Rounds) -> str:
     """The costs of one cohort, and the ratios of rounds that were made in the same turn."""
-    lines = [f"{clients} clients a round, load of the machine {os.getloadavg()[0]:.1f}"]
+    lines = [f"{model}, {clients} clients a round, load of the machine {os.getloadavg()[0]:.1f}"]
     lines.append(
         f"{'':<12}{'clients/s':>10}{'single rounds':>18}{'CPU s/client':>14}{'first round s':>15}{'peak GB':>9}"
     )
@@ -155,26 +167,44 @@ def text(clients: int, rounds: Rounds) -> str:
 @click.option(
     "--kind", "kinds", multiple=True, type=click.Choice(KINDS), default=KINDS, show_default=True, help="Repeatable."
 )
-@click.option("--model", type=click.Choice(tuple(MODELS)), default="full", show_default=True)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    type=click.Choice((*MODELS, *EXAMPLES)),
+    default=(*MODELS, *EXAMPLES),
+    show_default=True,
+    help="Repeatable.",
+)
 @click.option(
     "--threads", type=click.IntRange(min=1), help="Clients that train side by side.  [default: the processors]"
 )
-@click.option("--small", is_flag=True, help="Two clients, the demo's model, one pass: checks this program.")
+@click.option("--small", is_flag=True, help="Two clients, two models, one pass: checks this program.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--serve", "served", type=click.Choice(KINDS), hidden=True)
-def main(clients: tuple[int, ...], small: bool, as_json: bool, served: str | None, **options: Any) -> None:
-    """Print the cost of a round, one table for each number of clients."""
-    kinds = options.pop("kinds")
+def main(
+    clients: tuple[int, ...],
+    models: tuple[str, ...],
+    kinds: tuple[str, ...],
+    small: bool,
+    as_json: bool,
+    served: str | None,
+    **options: Any,
+) -> None:
+    """Print the cost of a round, one table for each model and number of clients."""
     if served is not None:
-        serve(served, clients=clients[0], rounds=options.pop("passes"), **options)
+        serve(served, models[0], clients[0], rounds=options.pop("passes"), **options)
         return
     if small:
-        clients, options = (2,), options | {"passes": 1, "model": "demo"}
-    costs = {}
-    for count in clients:
-        costs[count] = measure(kinds, clients=count, **options)
-        if not as_json:
-            print(text(count, costs[count]) + "\n", flush=True)
+        clients, models, options = (2,), ("demo", "logistic"), options | {"passes": 1}
+    costs: dict[str, dict[int, Rounds]] = {}
+    for model in models:
+        chosen = tuple(kind for kind in kinds if kind in kinds_of(model))
+        costs[model] = {}
+        for count in clients:
+            costs[model][count] = measure(chosen, model, count, **options)
+            if not as_json:
+                print(text(model, count, costs[model][count]) + "\n", flush=True)
     if as_json:
         print(json.dumps(costs))
 

@@ -24,7 +24,7 @@ def count(examples: Examples) -> int:
 
 def take(examples: Examples, index: Any) -> Examples:
     """The examples at `index`, an array of positions or a slice."""
-    taken: Examples = tf.nest.map_structure(lambda array: array[index], examples)
+    taken: Examples = tf.nest.pack_sequence_as(examples, [array[index] for array in tf.nest.flatten(examples)])
     return taken
 
 
@@ -34,27 +34,57 @@ def concatenated(parts: Sequence[Examples]) -> Examples:
     return joined
 
 
+def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays behind a new first axis, filled with zeros to the length of the longest, and to one at least.
+
+    >>> stacked([np.ones(1), np.ones(3)])
+    array([[1., 0., 0.],
+           [1., 1., 1.]])
+    """
+    filled = np.zeros((len(arrays), max(1, *map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
+    for row, array in zip(filled, arrays, strict=True):
+        row[: len(array)] = array
+    return filled
+
+
 def spec(examples: Examples) -> Any:
     """The examples as a structure of tf.TensorSpec, (None, ...)."""
     return tf.nest.map_structure(lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), examples)
 
 
-def in_batches(examples: Examples, size: int) -> tuple[Examples, np.ndarray]:
-    """Batches of one shape, (batches, size, ...), and what is real in them.
+def fits(examples: Examples, expected: Any) -> bool:
+    """Whether `spec` of the examples is the expected one; much faster."""
+    try:
+        tf.nest.assert_same_structure(examples, expected)
+    except (TypeError, ValueError):
+        return False
+    pairs = zip(tf.nest.flatten(examples), tf.nest.flatten(expected), strict=True)
+    return all(array.shape[1:] == tuple(spec.shape[1:]) and array.dtype == spec.dtype for array, spec in pairs)
+
+
+def in_batches(epochs: Epochs, size: int) -> list[np.ndarray]:
+    """A client's batches of one shape, epoch after epoch.
 
     Returns:
-      The examples, filled with zeros behind the last one; and float32 (batches, size), 1 for an example and 0 for filling.
+      The leaves of inputs and labels, (batches, size, ...), filled with zeros behind each epoch's last example; and float32 (batches,
+      size), 1 for an example and 0 for filling.
+
+    >>> x, y, real = in_batches([(np.arange(3), np.arange(3)), (np.arange(1), np.arange(1))], 2)
+    >>> x.tolist(), real.tolist()
+    ([[0, 1], [2, 0], [0, 0]], [[1.0, 1.0], [1.0, 0.0], [1.0, 0.0]])
     """
-    number = count(examples)
-    batches = -(-number // size)
-    empty = batches * size - number
+    counts = np.array([count(epoch) for epoch in epochs])
+    batches = -(-counts // size)
+    starts = (np.cumsum(batches) - batches) * size
 
-    def batched(array: np.ndarray) -> np.ndarray:
-        filled = np.pad(array, ((0, empty), *((0, 0),) * (array.ndim - 1)))
-        return filled.reshape(batches, size, *array.shape[1:])
+    def batched(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        filled = np.zeros((batches.sum() * size, *arrays[0].shape[1:]), arrays[0].dtype)
+        for start, array in zip(starts, arrays, strict=True):
+            filled[start : start + len(array)] = array
+        return filled.reshape(-1, size, *arrays[0].shape[1:])
 
-    real = (np.arange(batches * size) < number).astype(np.float32).reshape(batches, size)
-    return tf.nest.map_structure(batched, examples), real
+    leaves = zip(*map(tf.nest.flatten, epochs), strict=True)
+    return [*map(batched, leaves), batched([np.ones(number, np.float32) for number in counts])]
 
 
 def digest(*structures: Any) -> str:
@@ -79,8 +109,7 @@ def checked(examples: Any, origin: str) -> Examples:
     if not isinstance(examples, tuple) or len(examples) != 2:
         raise TypeError(f"the examples of {origin} are a {type(examples).__name__}: pass a pair (x, y) of arrays")
     try:
-        arrays: Examples = tf.nest.map_structure(np.asarray, examples)
-        leaves = tf.nest.flatten(arrays)
+        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(examples)]
         for array in leaves:
             tf.as_dtype(array.dtype)
             if array.dtype == object:
@@ -98,4 +127,5 @@ def checked(examples: Any, origin: str) -> Examples:
     for array in leaves:
         if np.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all():
             raise ValueError(f"the examples of {origin} hold NaN or infinite values: clean them, or leave them out")
+    arrays: Examples = tf.nest.pack_sequence_as(examples, leaves)
     return arrays

@@ -170,11 +170,10 @@ class Task:
 
     def _checked(self, examples: Any, origin: str) -> Examples:
         arrays = of_examples.checked(examples, origin)
-        found = of_examples.spec(arrays)
-        if found != self.spec:
+        if not of_examples.fits(arrays, self.spec):
             raise TypeError(
-                f"the examples of {origin} are {found} where those of the validation split are {self.spec}: give all the same shapes "
-                "and dtypes"
+                f"the examples of {origin} are {of_examples.spec(arrays)} where those of the validation split are {self.spec}: give all "
+                "the same shapes and dtypes"
             )
         return arrays
 

@@ -3,6 +3,7 @@
 import abc
 import collections
 import concurrent.futures
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,16 +12,19 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery
-from fedmf.federated.examples import Epochs, concatenated, count, in_batches
+from fedmf.federated.examples import Epochs, count, in_batches, stacked
+from fedmf.federated.execution.stateless_model import stateless_model
 from fedmf.federated.task import CompiledEpoch, Task, mean_loss
 from fedmf.federated.training.optimizers import client_optimizer
 from fedmf.runs.config import TrainConfig
 from fedmf.terminal import interrupts
 
-# Examples times parameters of a group of clients: some tenths of a second on one core.
+# Examples times parameters of clients that train one after the other: some tenths of a second on one core.
 GROUP_PRODUCTS = 10**8
-# Of the gradients of single examples that are held at once: 128 MiB.
-GROUP_FLOATS = 2**25
+# The same of clients side by side, which bounds their weights and inputs: 128 MiB.
+SIDE_BY_SIDE_PRODUCTS = 2**25
+# Up to here a step costs its dispatch and not its arithmetic. Larger models are slower with filters and kernels for each client.
+SMALL_MODEL = 10_000  # parameters
 
 
 class ClientWork(abc.ABC):
@@ -46,109 +50,136 @@ def cores() -> int:
 
 
 class AutodiffClients(ClientWork):
-    """For any Keras model: a tf.function that trains a group of clients, one after the other, and adds their updates.
+    """For any Keras model: a tf.function that trains a group of clients and adds their updates.
 
-    A group is as many clients as are worth a call: of small models a call costs more than its arithmetic.
+    A group is as many clients as are worth a call: of small models a call costs more than its arithmetic. Clients of one gradient each
+    (privacy of single examples) and those of small models train side by side, others one after the other.
     """
 
     def __init__(self, task: Task, config: TrainConfig, query: MatrixFactorizationQuery, specs: Sequence[Any]) -> None:
         self._batch_size, self._query, self._loss = task.batch_size, query, mean_loss(task)
         self._optimizer = client_optimizer(config)
-        self._specs = list(specs)
+        self._specs, self._structure = list(specs), task.spec
         self._model = task.build_model(config.seed)
-        parameters = sum(spec.shape.num_elements() for spec in specs)
-        self._group_examples, self._group_gradients = GROUP_PRODUCTS // parameters, GROUP_FLOATS // parameters
-        batches = tf.nest.map_structure(
-            lambda spec: tf.TensorSpec([None, task.batch_size, *spec.shape[1:]], spec.dtype), task.spec
+        self._parameters = sum(spec.shape.num_elements() for spec in specs)
+
+        def signature(*axes: int | None) -> list[Any]:
+            """Weights, sum, inputs, labels and what is real, with these axes before that of the batch."""
+            batches = tf.nest.map_structure(
+                lambda spec: tf.TensorSpec([*axes, task.batch_size, *spec.shape[1:]], spec.dtype), task.spec
+            )
+            return [list(specs), _specs_of(query), *batches, tf.TensorSpec([*axes, task.batch_size], tf.float32)]
+
+        self._in_turn = tf.function(
+            self._train_in_turn, input_signature=[*signature(None), tf.TensorSpec([None], tf.int32)]
         )
-        real, ends = tf.TensorSpec([None, task.batch_size], tf.float32), tf.TensorSpec([None], tf.int32)
-        self._group = tf.function(self._train, input_signature=[list(specs), _specs_of(query), *batches, real, ends])
-        self._single_gradients = tf.function(
-            self._vectorised, input_signature=[list(specs), _specs_of(query), *batches]
-        )
+        self._one_batch = tf.function(self._train_side_by_side, input_signature=signature(None, 1))
+        self._side_by_side = tf.function(self._train_side_by_side, input_signature=signature(None, None))
+        self._small = self._parameters <= SMALL_MODEL
+        self._can_side_by_side = False
+        if self._small or self._batch_size == 1:
+            # Models that cannot be built in a graph, or whose operations have no vectorised form, train in turn.
+            with contextlib.suppress(Exception):
+                self._stateless = stateless_model(task, config.seed)
+                (self._side_by_side if self._small else self._one_batch).get_concrete_function()
+                self._can_side_by_side = True
 
     def add(self, weights: Sequence[Any], total: Any, cohort: Sequence[Epochs]) -> tuple[Any, float]:
         """See `ClientWork.add`."""
-        loss = 0.0
         single = self._batch_size == 1 and all(len(epochs) == 1 and count(epochs[0]) == 1 for epochs in cohort)
-        for group in _groups(cohort, max(1, self._group_gradients) if single else self._group_examples):
+        side_by_side = self._can_side_by_side and (single or self._small)
+        loss = 0.0
+        for group in _groups(cohort, self._parameters, side_by_side):
             interrupts.check()
-            batches, real = zip(
-                *(in_batches(epoch, self._batch_size) for epochs in group for epoch in epochs), strict=True
-            )
-            if single:
-                total, losses = self._single_gradients(list(weights), total, *concatenated(batches))
+            clients = [in_batches(epochs, self._batch_size) for epochs in group]
+            join = stacked if side_by_side else np.concatenate
+            *leaves, real = (join(arrays) for arrays in zip(*clients, strict=True))
+            batches = [list(weights), total, *tf.nest.pack_sequence_as(self._structure, leaves), real]
+            if side_by_side:
+                total, losses = (self._side_by_side if self._small else self._one_batch)(*batches)
             else:
-                in_epochs = np.cumsum([len(each) for each in real])
-                ends = in_epochs[np.cumsum([len(epochs) for epochs in group]) - 1].astype(np.int32)
-                total, losses = self._group(list(weights), total, *concatenated(batches), np.concatenate(real), ends)
+                ends = np.cumsum([len(client[-1]) for client in clients]).astype(np.int32)
+                total, losses = self._in_turn(*batches, ends)
             loss += float(losses)
         return total, loss
 
-    def _train(self, weights: Any, total: Any, xs: Any, ys: Any, real: Any, ends: Any) -> Any:
-        """Trains each client of the group; client c has the batches before ends[c]. Adds the clipped updates to `total`.
+    def _train_in_turn(self, weights: Any, total: Any, xs: Any, ys: Any, real: Any, ends: Any) -> Any:
+        """Trains one client after the other; client c has the batches before ends[c]. Adds the clipped updates to `total`.
 
         Returns:
           The sum, and the loss before each step summed over examples.
         """
         loss_sum, batch = tf.constant(0.0), tf.constant(0)
+        variables = self._model.trainable_variables
         for end in ends:
-            for variable, weight in zip(self._model.trainable_variables, weights, strict=True):
+            for variable, weight in zip(variables, weights, strict=True):
                 variable.assign(weight)
             state = self._optimizer.initialize(self._specs)
             while batch < end:
                 x, y = tf.nest.map_structure(lambda array, i=batch: array[i], (xs, ys))
-                state, loss = self._step(state, x, y, real[batch])
+                with tf.GradientTape() as tape:
+                    loss = self._loss(y, self._model(x, training=True), real[batch])
+                    minimised = tf.add_n([loss, *self._model.losses])  # as TFF's and Keras's training add regularisers
+                gradients = _gradients(tape, minimised, variables)
+                state, after = self._optimizer.next(state, [variable.read_value() for variable in variables], gradients)
+                for variable, weight in zip(variables, after, strict=True):
+                    variable.assign(weight)
                 loss_sum += loss * tf.reduce_sum(real[batch])
                 batch += 1
             # TFF's sign: the "gradient" the server descends is weights before minus weights after.
-            update = [w - v for v, w in zip(self._model.trainable_variables, weights, strict=True)]
+            update = [w - v for v, w in zip(variables, weights, strict=True)]
             total = _accumulate(self._query, total, update)
         return total, loss_sum
 
-    def _vectorised(self, weights: Any, total: Any, xs: Any, ys: Any) -> Any:
-        """`_train` for clients of one example each, whose gradients are taken side by side: privacy of single examples."""
-        for variable, weight in zip(self._model.trainable_variables, weights, strict=True):
-            variable.assign(weight)
-        gradients, losses = tf.vectorized_map(
-            lambda example: self._gradients(example[0], example[1], tf.ones([1])), (xs, ys)
-        )
-        state = self._optimizer.initialize(self._specs)
-        for i in tf.range(tf.shape(losses)[0]):
-            _, after = self._optimizer.next(state, weights, [gradient[i] for gradient in gradients])
-            total = _accumulate(self._query, total, [w - a for w, a in zip(weights, after, strict=True)])
+    def _train_side_by_side(self, weights: Any, total: Any, xs: Any, ys: Any, real: Any) -> Any:
+        """`_train_in_turn` with the step of all clients at once; client c has the batches xs[c], of which some may hold nothing real."""
+
+        def step(weights: Any, state: Any, x: Any, y: Any, real: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(weights)
+                outputs, own = self._stateless(weights, x)
+                loss = self._loss(y, outputs, real)
+                minimised = tf.add_n([loss, *own])
+            after = self._optimizer.next(state, weights, _gradients(tape, minimised, weights))
+            is_real = tf.reduce_any(real > 0)
+            kept = tf.nest.map_structure(lambda new, old: tf.where(is_real, new, old), after, (state, weights))
+            return *kept, loss * tf.reduce_sum(real)
+
+        def batch(b: Any) -> Any:
+            return tf.nest.map_structure(lambda array: array[:, b], (xs, ys, real))
+
+        # All begin with the same weights, which is faster.
+        start = self._optimizer.initialize(self._specs)
+        states, after, losses = tf.vectorized_map(lambda each: step(list(weights), start, *each), batch(0))
+        if real.shape[1] != 1:
+            for b in tf.range(1, tf.shape(real)[1]):
+                states, after, more = tf.vectorized_map(
+                    lambda each: step(each[1], each[0], *each[2]), (states, after, batch(b))
+                )
+                losses += more
+        for c in tf.range(tf.shape(real)[0]):
+            total = _accumulate(self._query, total, [w - each[c] for w, each in zip(weights, after, strict=True)])
         return total, tf.reduce_sum(losses)
 
-    def _step(self, state: Any, x: Any, y: Any, real: Any) -> Any:
-        """One step of the client's optimizer; returns its state, and the loss before the step."""
-        variables = self._model.trainable_variables
-        gradients, loss = self._gradients(x, y, real)
-        state, after = self._optimizer.next(state, [variable.read_value() for variable in variables], gradients)
-        for variable, weight in zip(variables, after, strict=True):
-            variable.assign(weight)
-        return state, loss
 
-    def _gradients(self, x: Any, y: Any, real: Any) -> Any:
-        """Of a batch; and its loss."""
-        variables = self._model.trainable_variables
-        with tf.GradientTape() as tape:
-            loss = self._loss(y, self._model(x, training=True), real)
-            minimised = tf.add_n([loss, *self._model.losses])  # as TFF's and Keras's training add regularisers
-        gradients = tape.gradient(minimised, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return [tf.convert_to_tensor(gradient) for gradient in gradients], loss
+def _gradients(tape: Any, loss: Any, weights: Any) -> Any:
+    gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
-def _groups(cohort: Sequence[Epochs], examples: int) -> Iterator[list[Epochs]]:
-    """The cohort in groups of at most so many examples, or of one client."""
+def _groups(cohort: Sequence[Epochs], parameters: int, side_by_side: bool) -> Iterator[list[Epochs]]:
+    """The cohort in groups of at most so many examples, or of one client. Side by side all clients take as much room as the largest."""
+    limit = (SIDE_BY_SIDE_PRODUCTS if side_by_side else GROUP_PRODUCTS) // parameters
     group: list[Epochs] = []
-    held = 0
+    sizes: list[int] = []
     for epochs in cohort:
         size = sum(map(count, epochs))
-        if group and held + size > examples:
+        with_it = [*sizes, size]
+        if group and (len(with_it) * max(with_it) if side_by_side else sum(with_it)) > limit:
             yield group
-            group, held = [], 0
+            group, sizes = [], []
         group.append(epochs)
-        held += size
+        sizes.append(size)
     if group:
         yield group
 

@@ -53,9 +53,10 @@ def check_model(task: Task, config: TrainConfig) -> None:
             f"loss of task {task.name!r} gives the shape {traced.structured_outputs.shape} where a scalar is needed: take the mean, or "
             "pass a tf.keras.losses.Loss"
         )
-    some, real = in_batches(take(task.split("validation"), slice(task.batch_size)), task.batch_size)
+    some = in_batches([take(task.split("validation"), slice(task.batch_size))], task.batch_size)
+    *leaves, real = (tf.constant(array[0]) for array in some)
     try:
-        forward(*tf.nest.map_structure(lambda array: tf.constant(array[0]), some), tf.constant(real[0]))
+        forward(*tf.nest.pack_sequence_as(task.spec, leaves), real)
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(
             f"model or loss of task {task.name!r} fail on its validation split: make outputs and labels fit "

@@ -25,8 +25,10 @@ WORK = [
 ]
 
 
+@pytest.mark.parametrize("side_by_side", [True, False], ids=["side by side", "in turn"])
 @pytest.mark.parametrize("work", WORK, ids=lambda work: " ".join(map(str, work.values())))
-def test_fast_and_tff_train_the_same_model(work, tmp_path):
+def test_fast_and_tff_train_the_same_model(work, side_by_side, tmp_path, monkeypatch):
+    monkeypatch.setattr(client_work, "SMALL_MODEL", 10_000 if side_by_side else 0)
     settings = {"rounds": 4, "server_learning_rate": 0.1} | work
     runs = [
         federated.train(
@@ -46,6 +48,7 @@ def test_fast_and_tff_train_the_same_model(work, tmp_path):
 
 def test_the_groups_that_clients_train_in_change_no_bit(tmp_path, monkeypatch):
     weights = []
+    monkeypatch.setattr(client_work, "SMALL_MODEL", 0)
     for products in (1, 2000, 10**8):
         monkeypatch.setattr(client_work, "GROUP_PRODUCTS", products)
         run = federated.train(
@@ -92,8 +95,9 @@ def test_the_momentum_of_clients_belongs_to_sgd():
 @pytest.mark.parametrize("examples", [4, 2])
 def test_clients_of_one_example_train_side_by_side_the_same_model(examples, tmp_path, monkeypatch):
     """Example-level privacy: gradients in groups of two, and all at once, beside TFF's clients."""
+    monkeypatch.setattr(client_work, "SMALL_MODEL", 0)
     parameters = sum(v.shape.num_elements() for v in small_task().build_model(3).trainable_variables)
-    monkeypatch.setattr(client_work, "GROUP_FLOATS", examples * parameters)
+    monkeypatch.setattr(client_work, "SIDE_BY_SIDE_PRODUCTS", examples * parameters)
     task = small_task()
     x, y = task.split("validation")
     one_each = dataclasses.replace(
@@ -120,10 +124,36 @@ def test_clients_of_one_example_train_side_by_side_the_same_model(examples, tmp_
         )
         for execution in ("fast", "tff")
     ]
-    assert len(calls) == 1  # a trace, in the fast execution
+    assert len(calls) == 1  # a trace, in the fast execution; for several batches there would be two
     ours, theirs = ([weight for _, weight in np.load(run.path / "model.npz").items()] for run in runs)
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     for row, expected in zip(runs[0].metrics, runs[1].metrics, strict=True):
         assert row["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-4)
         assert row["clip_fraction"] == expected["clip_fraction"] > 0
+
+
+def test_a_model_that_cannot_be_built_in_a_graph_trains_in_turn(tmp_path, monkeypatch):
+    """Tensors take the place of its variables, and have no set_weights."""
+    in_turn, train_in_turn = [], client_work.AutodiffClients._train_in_turn
+
+    @tf.autograph.experimental.do_not_convert
+    def counted(self, *arguments):
+        in_turn.append(self)
+        return tf.autograph.to_graph(train_in_turn)(self, *arguments)
+
+    monkeypatch.setattr(client_work.AutodiffClients, "_train_in_turn", counted)
+
+    def build_model(seed):
+        model = small_task().build_model(seed)
+        model.set_weights([weight.copy() for weight in model.get_weights()])
+        return model
+
+    runs = []
+    for task in (small_task(), dataclasses.replace(small_task(), build_model=build_model)):
+        assert not in_turn
+        folder = tmp_path / str(len(runs))
+        runs.append(federated.train(task, config(), folder=folder, noise_seed=1, progress=False))
+    assert in_turn
+    for a, b in zip(*(run.weights for run in runs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
