@@ -74,7 +74,7 @@ def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str
 
     Raises:
       ValueError: the folder holds a run that differs in what neither name says, or whose mechanism was another in a file of the same
-        name; or execution is tff-remote.
+        name.
     """
     present = {
         path.parent.name: config_from_mapping(read_config_file(path), str(path))
@@ -82,10 +82,6 @@ def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str
     }
     names = {}
     for name, config in configs.items():
-        if config.execution == "tff-remote":
-            raise ValueError(
-                "execution=tff-remote has workers that runs cannot share: use `fedmf train` for it, or another execution"
-            )
         same = [other for other, there in present.items() if dataclasses.replace(there, data=config.data) == config]
         for other, there in present.items():
             if name not in same or other == name:

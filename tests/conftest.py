@@ -31,5 +31,5 @@ def _no_worker_is_left() -> Iterator[None]:
     yield
     import sys
 
-    if "fedmf.federated.execution.workers" in sys.modules:
-        sys.modules["fedmf.federated.execution.workers"].end_workers()
+    if "fedmf.federated.execution.tff_worker" in sys.modules:
+        sys.modules["fedmf.federated.execution.tff_worker"].end_workers()

@@ -15,7 +15,6 @@ from fedmf.cli.plan import plan
 from fedmf.cli.run import demo, report, train
 from fedmf.cli.stopped import no_half_archives
 from fedmf.cli.sweep import sweep
-from fedmf.cli.worker import worker
 from fedmf.terminal import interrupts
 
 
@@ -33,7 +32,7 @@ def cli(debug: bool) -> None:
     del debug  # read in main, which also sees errors of the parser
 
 
-for command in (demo, data, fit, plan, calibrate, train, evaluate, export, sweep, worker, report, audit):
+for command in (demo, data, fit, plan, calibrate, train, evaluate, export, sweep, report, audit):
     cli.add_command(command)
 
 

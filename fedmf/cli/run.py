@@ -1,6 +1,7 @@
 """fedmf train, demo, report."""
 
 import contextlib
+import functools
 import pathlib
 import warnings
 from collections.abc import Iterator
@@ -41,7 +42,12 @@ from fedmf.cli.stopped import training
     help="GB that noise takes before it is on disk.  [default: a quarter of the memory]",
 )
 @click.option("--threads", type=COUNT, help="Most threads that compute.  [default: one on each processor]")
-@click.option("--workers", help="With --execution tff-remote: host:port,host:port of `fedmf worker`s.")
+@click.option(
+    "--cluster", help="Train clients on a Ray cluster: local, auto, host:port or ray://host:port (docs/cluster.md)."
+)
+@click.option(
+    "--data-on-workers", is_flag=True, help="With --cluster: workers read --data themselves, at the same path."
+)
 @click.option("--tensorboard", is_flag=True, help="Write the metrics to OUT/tensorboard: tensorboard --logdir OUT.")
 @quiet_option
 @config_options
@@ -51,7 +57,7 @@ def train(
     config_file: pathlib.Path | None,
     resume: bool,
     noise_seed: int | str | None,
-    workers: str | None,
+    data_on_workers: bool,
     quiet: bool,
     as_json: bool,
     **options: Any,
@@ -71,7 +77,6 @@ def train(
     from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
     from fedmf.runs.figures import figures_note
     from fedmf.runs.folder import RunFolder
-    from fedmf.runs.worker_addresses import worker_addresses
 
     with arguments_checked():
         if resume and noise_seed is not None:
@@ -79,12 +84,17 @@ def train(
         if not resume and noise_seed is None:
             raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one")
         stored = RunFolder.open(out).path / "config.json" if resume else None
-        host = {name: options.pop(name) for name in ("noise_strategy", "noise_memory", "threads", "tensorboard")}
+        host = {
+            name: options.pop(name) for name in ("noise_strategy", "noise_memory", "threads", "tensorboard", "cluster")
+        }
         values = read_config_file(stored) if stored else {}
         values = over(over(values, config_values(config_file)), chosen_options(options))
         origin = config_file or stored
         config = tasks.completed(config_from_mapping(values, str(origin)) if origin else TrainConfig(**values))
-        addresses = worker_addresses(workers, config.execution)
+        if data_on_workers:
+            if host["cluster"] is None:
+                raise ValueError("data_on_workers belongs to cluster: leave it out, or name a cluster")
+            host["worker_task"] = functools.partial(tasks.task_from_config, config, progress=False)
 
     from fedmf import federated
 
@@ -95,7 +105,6 @@ def train(
             folder=out,
             noise_seed=noise_seed,
             resume=resume,
-            workers=addresses or None,
             progress=not quiet,
             on_start=begin,
             **host,

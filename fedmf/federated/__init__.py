@@ -10,7 +10,7 @@ from fedmf.federated.aggregation.keras_optimizer import keras_fit, keras_optimiz
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery  # noqa: E402
 from fedmf.federated.cohort_source import CohortDataSource  # noqa: E402
 from fedmf.federated.execution.base import RunOptions  # noqa: E402
-from fedmf.federated.execution.remote_workers import WorkersLost  # noqa: E402
+from fedmf.federated.execution.cluster import WorkersLost  # noqa: E402
 from fedmf.federated.noise.host import HostNoise  # noqa: E402
 from fedmf.federated.task import CompiledEpoch, Task  # noqa: E402
 from fedmf.federated.training.loop import InterruptedRun, train  # noqa: E402

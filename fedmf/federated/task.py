@@ -165,6 +165,18 @@ class Task:
 
         return dataclasses.replace(self, build_model=build)
 
+    def without_examples(self) -> "Task":
+        """This task as other machines get it: its model, its loss and its batches."""
+
+        def examples(name: str) -> Examples:
+            raise ValueError(f"{self._origin(name)} is not on this machine")
+
+        light = dataclasses.replace(
+            self, client_ids=("none",), client_examples=examples, evaluation_examples=examples, metrics=list
+        )
+        light.__dict__["spec"] = self.spec
+        return light
+
     def _origin(self, name: str) -> str:
         return f"the {name} split of task {self.name!r}" if name in SPLITS else f"client {name!r} of task {self.name!r}"
 

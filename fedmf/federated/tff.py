@@ -2,15 +2,12 @@
 
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
-from tensorflow_federated.proto.v0 import executor_pb2, executor_pb2_grpc
 from tensorflow_federated.python.core.impl.compiler import building_blocks, transformation_utils, transformations
 from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
 
 __all__ = [
     "building_blocks",
     "dp_optimizer_keras",
-    "executor_pb2",
-    "executor_pb2_grpc",
     "tff",
     "tfp",
     "transformation_utils",

@@ -156,8 +156,8 @@ class TrainConfig:
     checkpoint_every: int = fields.whole(20, "Rounds between checkpoints.")
     execution: str = fields.choice(
         "fast",
-        "fast: our loop on one machine; tff: TFF's own learning process; tff-remote: that on other machines.",
-        lambda: ("fast", "tff", "tff-remote"),
+        "fast: our loop; tff: TFF's own learning process.",
+        lambda: ("fast", "tff"),
     )
 
     def __post_init__(self) -> None:

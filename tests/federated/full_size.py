@@ -16,7 +16,7 @@ import numpy as np
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.execution.workers import worker_processes
+from fedmf.federated.execution.tff_worker import worker_processes
 from fedmf.federated.training import loop
 from fedmf.tasks.stackoverflow.compiled import compiled_epoch
 from fedmf.tasks.stackoverflow.model import build_model, make_loss, make_metrics

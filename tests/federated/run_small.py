@@ -6,7 +6,7 @@ import sys
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.execution.workers import worker_processes
+from fedmf.federated.execution.tff_worker import worker_processes
 from tests.federated.small_task import small_task
 
 

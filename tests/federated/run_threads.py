@@ -12,7 +12,7 @@ import sys
 import tensorflow as tf
 
 from fedmf import federated
-from fedmf.federated.execution.workers import worker_processes
+from fedmf.federated.execution.tff_worker import worker_processes
 from tests.federated.run_small import config
 from tests.federated.small_task import CLASSES, LENGTH, small_task
 

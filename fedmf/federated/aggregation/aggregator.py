@@ -11,6 +11,8 @@ from fedmf.federated.aggregation.query import MatrixFactorizationQuery, check_ze
 from fedmf.federated.aggregation.secure_sum import SecureSampleSum
 from fedmf.federated.noise.source import check_noise_seed
 from fedmf.federated.tff import tff
+from fedmf.mechanisms.identity import IdentityMechanism
+from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
 
 
@@ -18,6 +20,18 @@ def mean_query(plan: Plan, record_specs: Any, *, clients_per_round: int, **optio
     """The query whose result is (sum of clipped updates + noise) / clients_per_round; both execution paths run exactly this."""
     check_clients_per_round(plan, clients_per_round)
     return MatrixFactorizationQuery(plan, record_specs, divisor=clients_per_round, **options)
+
+
+def clipping_query(record_specs: Any, *, clip_norm: float, zeroing_norm: float | None) -> MatrixFactorizationQuery:
+    """A query that zeroes, clips and counts as `mean_query` does, and knows no noise: what a machine needs that trains clients."""
+    plan = Plan(
+        mechanism=IdentityMechanism(rounds=1),
+        participation=Participation(rounds=1, schema="single"),
+        noise_multiplier=0.0,
+        clip_norm=clip_norm,
+        delta=1e-6,
+    )
+    return MatrixFactorizationQuery(plan, record_specs, noise_seed=0, zeroing_norm=zeroing_norm)
 
 
 def check_clients_per_round(plan: Plan, clients_per_round: Any) -> None:

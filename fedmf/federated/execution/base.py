@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf import checks
-from fedmf.federated.examples import Epochs
 from fedmf.federated.noise.host import HostNoise
+from fedmf.federated.task import Task
 
 CLIENT_WORK = ("compiled", "autodiff")
 
@@ -23,9 +23,11 @@ class RunOptions:
       noise_strategy: how the host makes the noise, as `HostNoise` names it; None chooses. A resume may name another one.
       noise_memory: bytes that the noise may take in memory, and is in a memory map in private/ beyond; None for a quarter of the
         machine's memory.
-      threads: limit on the threads of this process and of the TFF worker it starts; None for one on each processor. docs/remote.md says
-        what it limits.
-      workers: with execution="tff-remote", "host:port,host:port" or a sequence of "host:port".
+      threads: limit on the threads of this process and of the TFF worker it starts; None for one on each processor. docs/threads.md
+        says what it limits.
+      cluster: with execution="fast", the address of a Ray cluster whose workers train the clients: "local", "auto", "host:port" or
+        "ray://host:port"; docs/cluster.md.
+      worker_task: makes the run's task on a worker of the cluster, which then reads its clients' examples itself; None to send them.
       client_work: with execution="fast", "compiled" trains clients by the task's `compiled_epoch`, "autodiff" by its Keras model; None
         takes the former where there is one.
       progress: show a progress bar with rounds, clients/s, time left and the latest metrics.
@@ -37,7 +39,8 @@ class RunOptions:
     noise_strategy: str | None = None
     noise_memory: int | None = None
     threads: int | None = None
-    workers: str | Sequence[str] | None = None
+    cluster: str | None = None
+    worker_task: Callable[[], Task] | None = None
     client_work: str | None = None
     progress: bool = True
     tensorboard: bool = False
@@ -65,8 +68,8 @@ class Execution(abc.ABC):
         """State before round 0."""
 
     @abc.abstractmethod
-    def next(self, state: Any, cohort: Sequence[Epochs]) -> tuple[Any, dict[str, float]]:
-        """One round on the epochs of the cohort's clients.
+    def next(self, state: Any, cohort: Sequence[Any]) -> tuple[Any, dict[str, float]]:
+        """One round on the epochs of the cohort's clients, or on what a cluster's workers read where they are `ClientRound`.
 
         Returns:
           The new state and {"examples", "train_loss"} with the query's {"clip_fraction", "zeroed", "noise_stddev"}.

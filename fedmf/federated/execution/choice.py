@@ -1,8 +1,7 @@
 """The execution that a config names: pure state machines over the same task, plan, cohorts and examples.
 
-fast        our loop in this process: client work outside TFF's executor, the mean by the same DPQuery as in TFF.
-tff         TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C++ runtime.
-tff-remote  the same process, with the clients of a round shared out to TFF workers on other machines.
+fast   our loop: client work outside TFF's executor, in this process or on a cluster, the mean by the same DPQuery as in TFF.
+tff    TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C++ runtime.
 """
 
 import pathlib
@@ -10,9 +9,10 @@ import pathlib
 import numpy as np
 
 from fedmf.federated.execution.base import Execution, RunOptions
+from fedmf.federated.execution.cluster import Cluster
 from fedmf.federated.execution.in_process import FastExecution
-from fedmf.federated.execution.remote_workers import LocalWorker, RemoteWorkers
-from fedmf.federated.execution.tff import RemoteTffExecution, TffExecution
+from fedmf.federated.execution.tff import TffExecution
+from fedmf.federated.execution.tff_worker import TffWorker
 from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import Task
 from fedmf.privacy.plan import Plan
@@ -31,7 +31,8 @@ def build_execution(
     noise_seed: int,
     *,
     options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
-    workers: RemoteWorkers | None = None,
+    worker: TffWorker | None = None,
+    cluster: Cluster | None = None,
     noise_folder: str | pathlib.Path | None = None,
 ) -> Execution:
     """The execution that `config.execution` names.
@@ -39,7 +40,8 @@ def build_execution(
     Args:
       task, plan, config, noise_seed: of the run.
       options: how this machine runs it.
-      workers: connected; needed for "tff-remote". "tff" starts one that ends with the execution where this is None.
+      worker: of "tff"; where it is None one is started, which ends with the execution.
+      cluster: connected, where "fast" trains clients on one.
       noise_folder: private folder for a memory map of noise; None for one that ends with the execution.
     """
     noise = HostNoise(
@@ -51,9 +53,5 @@ def build_execution(
         folder=noise_folder,
     )
     if config.execution == "fast":
-        return FastExecution(task, plan, config, noise, noise_seed, options)
-    if config.execution == "tff":
-        return TffExecution(task, plan, config, noise, noise_seed, workers or LocalWorker(options.threads))
-    if workers is None:
-        raise ValueError("workers is None, which execution=tff-remote needs: connect some")
-    return RemoteTffExecution(task, plan, config, noise, noise_seed, workers)
+        return FastExecution(task, plan, config, noise, noise_seed, options, cluster)
+    return TffExecution(task, plan, config, noise, noise_seed, worker or TffWorker(options.threads))

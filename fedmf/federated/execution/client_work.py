@@ -1,11 +1,12 @@
-"""Client work of the fast execution: a local epoch for each client, whose clipped updates are summed in the cohort's order."""
+"""Client work of the fast execution: a local epoch for each client, whose clipped updates are summed group by group."""
 
 import abc
 import collections
 import concurrent.futures
 import contextlib
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery
 from fedmf.federated.examples import Epochs, count, in_batches, stacked
+from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.execution.stateless_model import stateless_model
 from fedmf.federated.task import CompiledEpoch, Task, mean_loss
 from fedmf.federated.training.optimizers import client_optimizer
@@ -28,19 +30,15 @@ SMALL_MODEL = 10_000  # parameters
 
 
 class ClientWork(abc.ABC):
-    """The clients of a round. The same weights and cohort give the same sum, bit for bit."""
+    """The clients of a round. The same weights and groups give the same sums, bit for bit."""
 
     @abc.abstractmethod
-    def add(self, weights: Sequence[Any], total: Any, cohort: Sequence[Epochs]) -> tuple[Any, float]:
-        """Adds the clipped updates of the cohort's clients to `total`, in their order.
+    def sums(self, weights: Sequence[Any], groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
+        """Yields the sum of the clipped updates of each group's clients, added in their order.
 
         Args:
           weights: of the global model.
-          total: the query's sample state.
-          cohort: each client's epochs.
-
-        Returns:
-          The sum, and the sum over all examples of the loss before each step.
+          groups: of the cohort, with each client's epochs.
         """
 
 
@@ -84,8 +82,13 @@ class AutodiffClients(ClientWork):
                 (self._side_by_side if self._small else self._one_batch).get_concrete_function()
                 self._can_side_by_side = True
 
-    def add(self, weights: Sequence[Any], total: Any, cohort: Sequence[Epochs]) -> tuple[Any, float]:
-        """See `ClientWork.add`."""
+    def sums(self, weights: Sequence[Any], groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
+        """See `ClientWork.sums`."""
+        for group in groups:
+            total, loss = self._add(weights, self._query.initial_sample_state(), group)
+            yield GroupSum(total, loss, examples_of(group))
+
+    def _add(self, weights: Sequence[Any], total: Any, cohort: Sequence[Epochs]) -> tuple[Any, float]:
         single = self._batch_size == 1 and all(len(epochs) == 1 and count(epochs[0]) == 1 for epochs in cohort)
         side_by_side = self._can_side_by_side and (single or self._small)
         loss = 0.0
@@ -200,30 +203,35 @@ class CompiledClients(ClientWork):
         self._pool = concurrent.futures.ThreadPoolExecutor(self._threads, "client")
         # One update for each client in training, and one that waits for its turn.
         self._updates = [_Update(specs) for _ in range(self._threads + 1)]
+        self._zero = query.initial_sample_state()
         self._sum = tf.function(
             lambda total, update: _accumulate(query, total, update), input_signature=[_specs_of(query), list(specs)]
         )
 
-    def add(self, weights: Sequence[Any], total: Any, cohort: Sequence[Epochs]) -> tuple[Any, float]:
-        """See `ClientWork.add`."""
+    def sums(self, weights: Sequence[Any], groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
+        """See `ClientWork.sums`. Clients of the next groups begin where threads are free."""
         weights = [np.ascontiguousarray(w) for w in weights]
         free, waiting = list(self._updates), collections.deque[tuple[Any, _Update]]()
-        clients, loss = iter(cohort), 0.0
+        groups = list(groups)
+        clients = itertools.chain.from_iterable(groups)
         try:
-            for _ in cohort:
-                while free and (epochs := next(clients, None)) is not None:
-                    x, y = (np.ascontiguousarray(part) for part in epochs[0])
-                    update = free.pop()
-                    waiting.append((self._pool.submit(self._epoch, weights, x, y, self._rate, update.arrays), update))
-                job, update = waiting.popleft()
-                loss += job.result()
-                total = self._sum(total, update.tensors)
-                free.append(update)
-                interrupts.check()
+            for group in groups:
+                total, loss = self._zero, 0.0
+                for _ in group:
+                    while free and (epochs := next(clients, None)) is not None:
+                        x, y = (np.ascontiguousarray(part) for part in epochs[0])
+                        update = free.pop()
+                        job = self._pool.submit(self._epoch, weights, x, y, self._rate, update.arrays)
+                        waiting.append((job, update))
+                    job, update = waiting.popleft()
+                    loss += job.result()
+                    total = self._sum(total, update.tensors)
+                    free.append(update)
+                    interrupts.check()
+                yield GroupSum(total, loss, examples_of(group))
         finally:
             # After an error: no client of this round writes into an update of the next.
             concurrent.futures.wait([job for job, _ in waiting if not job.cancel()])
-        return total, loss
 
 
 class _Update:
@@ -241,6 +249,11 @@ def aligned_buffer(floats: int) -> np.ndarray:
     buffer = np.zeros(floats + line // 4, np.float32)
     start = -buffer.ctypes.data % line // 4
     return buffer[start : start + floats]
+
+
+def examples_of(group: Sequence[Epochs]) -> int:
+    """How many examples these clients train on, an example of several epochs so many times."""
+    return sum(count(epoch) for epochs in group for epoch in epochs)
 
 
 def _specs_of(query: MatrixFactorizationQuery) -> Any:

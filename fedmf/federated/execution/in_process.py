@@ -1,20 +1,24 @@
-"""Rounds in this process: client work outside TFF's executor, the mean by the same DPQuery as in TFF."""
+"""Rounds of our own loop: client work outside TFF's executor, here or on a cluster, and the mean by the same DPQuery as in TFF."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.aggregation.aggregator import mean_query
-from fedmf.federated.examples import Epochs, count
+from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import Execution, RunOptions, query_metrics
-from fedmf.federated.execution.client_work import AutodiffClients, ClientWork, CompiledClients
+from fedmf.federated.execution.client_setup import ClientSetup, client_kind
+from fedmf.federated.execution.groups import group_size, in_groups
 from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import Task
 from fedmf.federated.training.optimizers import server_optimizer
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
+
+if TYPE_CHECKING:
+    from fedmf.federated.execution.cluster import Cluster
 
 
 class FastExecution(Execution):
@@ -25,31 +29,29 @@ class FastExecution(Execution):
       noise: made with the same plan and noise_seed.
       noise_seed: non-negative int.
       options: its `client_work` and `threads`; the latter change no bit.
+      cluster: connected, to train the clients there; None to train them here. It changes no bit.
 
     Raises:
       ValueError: client_work="compiled" for a task whose compiled epoch does not run here.
     """
 
     def __init__(
-        self, task: Task, plan: Plan, config: TrainConfig, noise: HostNoise, noise_seed: int, options: RunOptions
+        self,
+        task: Task,
+        plan: Plan,
+        config: TrainConfig,
+        noise: HostNoise,
+        noise_seed: int,
+        options: RunOptions,
+        cluster: "Cluster | None" = None,
     ) -> None:
-        wanted = options.client_work
-        plain = config.client_optimizer == "sgd" and not config.client_momentum and config.client_epochs == 1
-        compilable = task.compiled_epoch if plain and not config.proximal_strength else None
-        epoch = None if compilable is None or wanted == "autodiff" else compilable()
-        if wanted == "compiled" and epoch is None:
-            raise ValueError(
-                f"client_work='compiled': task {task.name!r} has no compiled epoch that runs here (it needs a C compiler, and one epoch of "
-                "plain SGD): use client_work='autodiff'"
-            )
-        if wanted is None and epoch is None and compilable is not None:
-            self.slow = (
-                f"the compiled epoch of {task.name} does not run here, so its Keras model trains, about half as fast: install a C "
-                "compiler, or name one in FEDMF_CC"
-            )
         self.noise = noise
         self._initial = [v.numpy() for v in task.build_model(config.seed).trainable_variables]
         self._specs = [tf.TensorSpec(w.shape, w.dtype) for w in self._initial]
+        self.client_work, self.slow = client_kind(task, config, options.client_work)
+        setup = ClientSetup(task=task, config=config, clip_norm=plan.clip_norm, kind=self.client_work)
+        self._clients = setup.work(options.threads) if cluster is None else cluster.clients(setup, options.worker_task)
+        self._group_size = group_size(config.cohort_size, sum(w.size for w in self._initial))
         self._query = mean_query(
             plan,
             self._specs,
@@ -58,13 +60,7 @@ class FastExecution(Execution):
             zeroing_norm=config.zeroing_norm,
             noise_strategy="precomputed",
         )
-        self._clients: ClientWork
-        if epoch is None:
-            self.client_work = "autodiff"
-            self._clients = AutodiffClients(task, config, self._query, self._specs)
-        else:
-            self.client_work = "compiled"
-            self._clients = CompiledClients(epoch, config, self._query, self._specs, options.threads)
+        self._add = tf.function(lambda total, part: tf.nest.map_structure(tf.add, total, part))
         self._optimizer = server_optimizer(config)
         self._server = tf.function(self._server_work)
 
@@ -76,9 +72,11 @@ class FastExecution(Execution):
     def next(self, state: Any, cohort: Sequence[Epochs]) -> tuple[Any, dict[str, float]]:
         """See `Execution.next`."""
         weights, optimizer_state, query_state = self.noise.hand_in(state)
-        total, loss = self._clients.add(weights, self._query.initial_sample_state(self._specs), cohort)
+        total, loss, examples = self._query.initial_sample_state(), 0.0, 0
+        for part in self._clients.sums(weights, in_groups(cohort, self._group_size)):
+            total = self._add(total, part.total)
+            loss, examples = loss + part.loss, examples + part.examples
         state = self._server(weights, optimizer_state, query_state, total)
-        examples = sum(count(epoch) for epochs in cohort for epoch in epochs)
         row = {"examples": examples, "train_loss": loss / examples if examples else 0.0}
         return state, row | query_metrics(self._query.derive_metrics(state[2]))
 

@@ -1,8 +1,8 @@
-"""Rounds in TFF: its stock build_unweighted_fed_avg with our aggregator, in TFF's C++ workers here or on other machines."""
+"""Rounds in TFF: its stock build_unweighted_fed_avg with our aggregator, in TFF's C++ worker."""
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +10,7 @@ import tensorflow as tf
 from fedmf.federated.aggregation.aggregator import dp_aggregator
 from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import Execution, query_metrics
-from fedmf.federated.execution.remote_workers import RemoteWorkers
+from fedmf.federated.execution.tff_worker import TffWorker
 from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import Task, mean_loss
 from fedmf.federated.tff import tff
@@ -18,23 +18,21 @@ from fedmf.federated.training.optimizers import client_optimizer, server_optimiz
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 
-T = TypeVar("T")
-
 
 class TffExecution(Execution):
-    """TFF's own federated averaging on one worker.
+    """TFF's own federated averaging on a worker.
 
     Args:
       task, plan, config: of the run.
       noise: made with the same plan and noise_seed.
       noise_seed: non-negative int.
-      workers: connected; the caller closes them.
+      worker: the caller closes it.
     """
 
     def __init__(
-        self, task: Task, plan: Plan, config: TrainConfig, noise: HostNoise, noise_seed: int, workers: RemoteWorkers
+        self, task: Task, plan: Plan, config: TrainConfig, noise: HostNoise, noise_seed: int, worker: TffWorker
     ) -> None:
-        self._task, self.noise, self._workers = task, noise, workers
+        self._task, self.noise, self._worker = task, noise, worker
         self._initial = [v.numpy() for v in task.build_model(config.seed).trainable_variables]
         aggregator = dp_aggregator(
             plan,
@@ -51,19 +49,17 @@ class TffExecution(Execution):
         )
         self._state: Any = None
 
-    def _round(self, state: Any, data: list[Any]) -> Any:
-        return self._workers.run(lambda: self._process.next(state, data))
-
     def init(self) -> Any:
         """TFF's state with our initial weights, the same as the fast path's."""
         if self._state is None:
             model = tff.learning.models.ModelWeights(trainable=self._initial, non_trainable=[])
-            self._state = self._workers.run(lambda: self._process.set_model_weights(self._process.initialize(), model))
+            self._state = self._worker.run(lambda: self._process.set_model_weights(self._process.initialize(), model))
         return self._state
 
     def next(self, state: Any, cohort: Sequence[Epochs]) -> tuple[Any, dict[str, float]]:
         """See `Execution.next`."""
-        output = self._round(self.noise.hand_in(state), [self._dataset(epochs) for epochs in cohort])
+        state, data = self.noise.hand_in(state), [self._dataset(epochs) for epochs in cohort]
+        output = self._worker.run(lambda: self._process.next(state, data))
         train = output.metrics["client_work"]["train"]
         examples = int(train["num_examples"])
         row = {"examples": examples, "train_loss": float(train["loss"]) if examples else 0.0}
@@ -75,47 +71,8 @@ class TffExecution(Execution):
 
     def weights(self, state: Any) -> list[np.ndarray]:
         """See `Execution.weights`."""
-        weights = self._workers.run(lambda: self._process.get_model_weights(state))
+        weights = self._worker.run(lambda: self._process.get_model_weights(state))
         return [np.asarray(w) for w in weights.trainable]
-
-
-class RemoteTffExecution(TffExecution):
-    """The same process, with the clients of a round shared out to several workers.
-
-    Each worker sums the updates of its share; one adds the shares in their order and does the server's work. TFF splits the process at
-    its only aggregation (compile_to_mergeable_comp_form). A share is a fixed part of the cohort: a round in which a worker was lost has
-    the same result bit for bit. Another number of workers adds in another order, and differs by float32 rounding.
-    """
-
-    def __init__(
-        self, task: Task, plan: Plan, config: TrainConfig, noise: HostNoise, noise_seed: int, workers: RemoteWorkers
-    ) -> None:
-        super().__init__(task, plan, config, noise, noise_seed, workers)
-        self._form = tff.backends.native.compile_to_mergeable_comp_form(self._process.next)
-
-    def _round(self, state: Any, data: list[Any]) -> Any:
-        def summed(share: Sequence[Any]) -> Callable[[], Any]:
-            return lambda: self._form.up_to_merge(state, list(share))
-
-        def added(total: Any, other: Any) -> Callable[[], Any]:
-            return lambda: self._form.merge(total, other)
-
-        total, *others = self._workers.run_all([summed(share) for share in shares(data, len(self._workers))])
-        for other in others:
-            total = self._workers.run(added(total, other))
-        return self._workers.run(lambda: self._form.after_merge((state, []), total))
-
-
-def shares(data: Sequence[T], count: int) -> list[Sequence[T]]:
-    """`data` in at most `count` parts in order, of sizes that differ by one at most; a single empty part if there is none.
-
-    >>> shares([1, 2, 3, 4, 5], 2), shares([1], 3), shares([], 2)
-    ([[1, 2, 3], [4, 5]], [[1]], [[]])
-    """
-    parts = max(1, min(count, len(data)))
-    size, longer = divmod(len(data), parts)
-    ends = [size * (i + 1) + min(i + 1, longer) for i in range(parts)]
-    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def tff_model(task: Task, seed: int, spec: Any) -> tff.learning.models.VariableModel:

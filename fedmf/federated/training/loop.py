@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.federated.examples import Examples, count, take
+from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.choice import build_execution
-from fedmf.federated.execution.remote_workers import RemoteWorkers, WorkersLost, connected
+from fedmf.federated.execution.client_data import ClientRound, client_epochs
+from fedmf.federated.execution.cluster import Cluster, WorkersLost, check_address, connected
+from fedmf.federated.execution.tff_worker import TffWorker, tff_worker
 from fedmf.federated.execution.threads import limited_threads
 from fedmf.federated.task import Task
 from fedmf.federated.training.divergence import DivergenceWatch
@@ -27,7 +29,6 @@ from fedmf.runs.audit import write_final_statement
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
-from fedmf.runs.worker_addresses import worker_addresses
 from fedmf.terminal import interrupts, progress_bar
 
 _ALL_ZEROED = (
@@ -70,11 +71,15 @@ def train(
       TypeError, ValueError: before anything is trained, for inputs that cannot give the guarantee asked for, a folder that holds another
         run, a damaged checkpoint.
       InterruptedRun: after Ctrl-C, once the last complete round is safely on disk. A second Ctrl-C stops at once.
-      WorkersLost: a worker does not answer at the start, or none is left; the run can be resumed.
+      WorkersLost: the cluster does not answer at the start, or has no worker left; the run can be resumed.
     """
     machine = RunOptions(**options)
-    addresses = worker_addresses(machine.workers, config.execution)
-    with limited_threads(machine.threads), connected(config.execution, addresses, machine.threads) as workers:
+    check_address(machine.cluster, config.execution)
+    with (
+        limited_threads(machine.threads),
+        connected(machine.cluster, machine.threads) as cluster,
+        tff_worker(config.execution, machine.threads) as worker,
+    ):
         task = starting_task(task, config, RunFolder.open(folder) if resume else None)
         check_model(task, config)
         setup = None if resume else new_run(task, config, folder, noise_seed, plan, machine)
@@ -84,14 +89,14 @@ def train(
                 setup = reopen_run(task, config, run_folder, plan)
             else:
                 setup.write()
-            _Training(setup, machine, workers).run()
+            _Training(setup, machine, cluster, worker).run()
     return TrainedRun.of(Run.load(folder), task)
 
 
 class _Training:
     """A run under way: `state` is that after `done` rounds."""
 
-    def __init__(self, setup: RunSetup, options: RunOptions, workers: RemoteWorkers | None) -> None:
+    def __init__(self, setup: RunSetup, options: RunOptions, cluster: Cluster | None, worker: TffWorker | None) -> None:
         task, config, folder = setup.task, setup.config, setup.folder
         self.task, self.config, self.folder, self.plan, self.options = task, config, folder, setup.plan, options
         self.execution = build_execution(
@@ -100,7 +105,8 @@ class _Training:
             config,
             setup.noise_seed,
             options=options,
-            workers=workers,
+            worker=worker,
+            cluster=cluster,
             noise_folder=folder.path / "private",
         )
         checkpoint = folder.load_checkpoint()
@@ -157,8 +163,8 @@ class _Training:
     def _round(self, t: int) -> None:
         config, began = self.config, time.perf_counter()
         cohort = self.controller.cohort(t)
-        epochs = [client_epochs(self.task, config, t, int(client)) for client in cohort]
-        state, metrics = self.execution.next(self.state, epochs)  # client work, noisy mean of the updates, server step
+        clients = [self._client(t, int(client)) for client in cohort]
+        state, metrics = self.execution.next(self.state, clients)  # client work, noisy mean of the updates, server step
         row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
         if len(cohort) and metrics.get("zeroed") == len(cohort):
             warnings.warn(_ALL_ZEROED.format(config.zeroing_norm), stacklevel=4)
@@ -172,6 +178,10 @@ class _Training:
             self._save()
         if self.options.on_round is not None:
             self.options.on_round(t)
+
+    def _client(self, t: int, client: int) -> Epochs | ClientRound:
+        on_workers = self.options.cluster is not None and self.options.worker_task is not None
+        return ClientRound(t, client) if on_workers else client_epochs(self.task, self.config, t, client)
 
     def _record(self, row: dict[str, Any], seconds: float) -> None:
         self.metric_row(row)
@@ -249,16 +259,3 @@ class _Training:
             },
         )
         write_final_statement(self.folder.path, audit)
-
-
-def client_epochs(task: Task, config: TrainConfig, t: int, client: int) -> list[Examples]:
-    """What the client trains on in round t: a pure function of (config.seed, t, client)."""
-    examples = task.examples_of(task.client_ids[client])
-    rng = np.random.default_rng(np.random.SeedSequence([config.seed, 2, t, client]))
-    epochs, left = [], config.client_batches
-    for _ in range(config.client_epochs):
-        order = rng.permutation(count(examples))[: None if left is None else left * task.batch_size]
-        epochs.append(take(examples, order))
-        if left is not None:
-            left -= -(-len(order) // task.batch_size)
-    return epochs

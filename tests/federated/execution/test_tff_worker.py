@@ -14,16 +14,15 @@ PROGRAM = """
 import os, signal, sys
 import numpy as np
 import tensorflow_federated as tff
-from fedmf.federated.execution import workers
-from fedmf.federated.execution.remote_workers import LocalWorker
+from fedmf.federated.execution.tff_worker import TffWorker, worker_processes
 
 add = tff.tensorflow.computation(lambda x: x + 1, np.int32)
 if sys.argv[1] == "TFF's own":
     assert add(1) == 2
 else:
-    local = LocalWorker()
-    assert local.run(lambda: add(1)) == 2
-print(*workers.worker_processes(), flush=True)
+    worker = TffWorker()
+    assert worker.run(lambda: add(1)) == 2
+print(*worker_processes(), flush=True)
 if sys.argv[2] == "kill -9":
     os.kill(os.getpid(), signal.SIGKILL)
 """

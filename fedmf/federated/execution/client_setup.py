@@ -1,0 +1,76 @@
+"""What client work is made of, on this machine or on a worker of a cluster. It holds no noise, no seed of it, and no examples."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from fedmf.federated.aggregation.aggregator import clipping_query
+from fedmf.federated.execution.client_work import AutodiffClients, ClientWork, CompiledClients
+from fedmf.federated.task import CompiledEpoch, Task
+from fedmf.runs.config import TrainConfig
+
+_NOT_COMPILED = (
+    "client_work='compiled': task {!r} has no compiled epoch that runs here (it needs a C compiler, and one epoch of plain SGD): use "
+    "client_work='autodiff'"
+)
+_SLOW = (
+    "the compiled epoch of {} does not run here, so its Keras model trains, about half as fast: install a C compiler, or name one in "
+    "FEDMF_CC"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClientSetup:
+    """The model, the optimizer and the clipping of a run's clients.
+
+    Attributes:
+      task: of the run; its examples are not looked at.
+      config: of the run.
+      clip_norm: the plan's.
+      kind: "compiled" or "autodiff".
+    """
+
+    task: Task
+    config: TrainConfig
+    clip_norm: float
+    kind: str
+
+    def work(self, threads: int | None) -> ClientWork:
+        """The client work, with as many clients side by side where it is compiled; None for one on each processor.
+
+        Raises:
+          ValueError: the compiled epoch does not run here.
+        """
+        specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.task.build_model(self.config.seed).trainable_variables]
+        query = clipping_query(specs, clip_norm=self.clip_norm, zeroing_norm=self.config.zeroing_norm)
+        if self.kind == "autodiff":
+            return AutodiffClients(self.task, self.config, query, specs)
+        epoch = compiled_epoch(self.task, self.config)
+        if epoch is None:
+            raise ValueError(_NOT_COMPILED.format(self.task.name))
+        return CompiledClients(epoch, self.config, query, specs, threads)
+
+
+def compiled_epoch(task: Task, config: TrainConfig) -> CompiledEpoch | None:
+    """The task's compiled epoch; None where it has none for this client work, or none that runs here."""
+    return task.compiled_epoch() if task.compiled_epoch is not None and _is_plain(config) else None
+
+
+def client_kind(task: Task, config: TrainConfig, wanted: str | None) -> tuple[str, str]:
+    """The kind of client work: the compiled one where it runs, unless another is wanted; and why it is slow, a sentence or nothing.
+
+    Raises:
+      ValueError: "compiled" is wanted and does not run here.
+    """
+    if wanted != "autodiff" and compiled_epoch(task, config) is not None:
+        return "compiled", ""
+    if wanted == "compiled":
+        raise ValueError(_NOT_COMPILED.format(task.name))
+    slow = wanted is None and task.compiled_epoch is not None and _is_plain(config)
+    return "autodiff", _SLOW.format(task.name) if slow else ""
+
+
+def _is_plain(config: TrainConfig) -> bool:
+    """Whether clients make one epoch of plain SGD, which is what compiled epochs do."""
+    plain = config.client_optimizer == "sgd" and config.client_epochs == 1
+    return plain and not config.client_momentum and not config.proximal_strength

@@ -1,0 +1,281 @@
+"""Client work on a Ray cluster: groups of the cohort are tasks of Ray, and their sums come back in the order of the groups.
+
+Noise, controller, ledger and checkpoints stay in this process, the driver. A worker gets weights, examples and what `ClientSetup` holds.
+Ray does the work of a lost worker again, on any other; it is a pure function, so that the second time gives the same bits.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import importlib.metadata
+import platform
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+import tqdm
+
+from fedmf.federated.examples import Epochs
+from fedmf.federated.execution.client_data import ClientRound
+from fedmf.federated.execution.client_setup import ClientSetup
+from fedmf.federated.execution.client_work import ClientWork, cores
+from fedmf.federated.execution.groups import GroupSum
+from fedmf.federated.task import Task
+from fedmf.terminal import interrupts
+
+_ADDRESS = re.compile(r"local|auto|(ray://)?[^\s/@,:]+:[1-9][0-9]{0,4}|(ray://)?\[[0-9a-fA-F:.]+\]:[1-9][0-9]{0,4}")
+_CONNECT_SECONDS = 5.0
+# So long a run waits for workers when there are none.
+WAIT_SECONDS = 120.0
+_LOOK_SECONDS = 2.0
+# Groups under way for each processor of the cluster: one in work, and some that wait for their turn.
+_GROUPS_AHEAD = 3
+# What a worker holds of the model's size: weights, variables, gradients, update, sum, and the optimizer's state.
+_MODEL_COPIES = 8
+
+
+class WorkersLost(ConnectionError):
+    """The cluster does not answer, or has no worker left; the message says how to go on."""
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on all machines of a run."""
+    packages = {name: importlib.metadata.version(name) for name in ("fedmf", "tensorflow", "numpy")}
+    return {"Python": platform.python_version(), **packages}
+
+
+def check_address(address: Any, execution: str) -> None:
+    """Raises unless `address` is None, or the address of a cluster and the execution is the one for clusters."""
+    if address is None:
+        return
+    if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+        raise ValueError(f"cluster={address!r} is no address: give local, auto, host:port or ray://host:port")
+    if execution != "fast":
+        raise ValueError(
+            f"cluster={address!r} does not go with execution={execution}, which trains in TFF's own process: leave one of them out"
+        )
+
+
+@contextlib.contextmanager
+def connected(address: str | None, cpus: int | None) -> Iterator["Cluster | None"]:
+    """The cluster at an address for the block; None for no address.
+
+    Args:
+      address: "local" for one on this machine that ends with the block, "auto" for the one that runs here, "host:port" or "ray://host:port".
+      cpus: processors of a local one; None for all.
+
+    Raises:
+      ImportError: Ray is not installed.
+      WorkersLost: nothing answers there, or it has no processors.
+    """
+    if address is None:
+        yield None
+        return
+    try:
+        import ray
+    except ImportError:
+        raise ImportError(f"cluster={address!r} needs Ray, which is not installed: pip install 'fedmf[ray]'") from None
+    ours = not ray.is_initialized()  # a program may have connected itself
+    if ours:
+        _connect(ray, address, cpus)
+    try:
+        cluster = Cluster(ray, address)
+        if not cluster.cpus():
+            raise WorkersLost(f"cluster={address!r} has no processors: start Ray with --num-cpus on its machines")
+        yield cluster
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _connect(ray: Any, address: str, cpus: int | None) -> None:
+    _check_listens(address)
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == "local":
+        options |= {"num_cpus": cpus or cores(), "include_dashboard": False}
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        # Ray tells the cluster the driver's command line, and the noise seed may stand in it.
+        with mock.patch("ray._private.utils.get_entrypoint_name", return_value="fedmf"):
+            ray.init(address=address, **options)
+    except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise WorkersLost(
+            f"cluster={address!r} does not answer ({reason}): start one with `ray start --head`"
+        ) from error
+    finally:
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGTERM, handler)  # Ray's own would end this process before it has saved
+
+
+def _check_listens(address: str) -> None:
+    """Raises WorkersLost where nothing takes connections: Ray itself tries for a minute."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise WorkersLost(
+            f"cluster={address!r}: nothing answers there ({error.strerror or error}): start Ray with `ray start --head --port {port}`"
+        ) from error
+
+
+class Cluster:
+    """A connection to a cluster."""
+
+    def __init__(self, ray: Any, address: str) -> None:
+        self._ray, self.address = ray, address
+
+    def cpus(self) -> int:
+        """The processors of all its machines."""
+        return int(self._ray.cluster_resources().get("CPU", 0))
+
+    def clients(self, setup: ClientSetup, worker_task: Callable[[], Task] | None) -> "ClusterClients":
+        """The client work of a run on the cluster's workers; see `RunOptions.worker_task`."""
+        return ClusterClients(self, setup, worker_task)
+
+    def put(self, value: Any) -> Any:
+        """A reference to the value, which travels once to each machine."""
+        return self._ray.put(value)
+
+    def function(self, body: Callable[..., Any], cpus: float = 1) -> Any:
+        """A function of the cluster, whose calls are done again as often as workers are lost in them."""
+        return self._ray.remote(num_cpus=cpus, max_retries=-1)(body)
+
+    def least_memory(self) -> tuple[str, float]:
+        """The machine with the least memory for each of its processors, and the bytes of that."""
+        nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        return min(
+            ((n["NodeManagerAddress"], n["Resources"].get("memory", np.inf) / n["Resources"]["CPU"]) for n in nodes),
+            key=lambda pair: pair[1],
+            default=("", np.inf),
+        )
+
+    def in_order(self, function: Any, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """Yields what the calls of a cluster's function return, in their order; some are under way ahead of it.
+
+        Raises:
+          WorkersLost: there was no worker for WAIT_SECONDS.
+          KeyboardInterrupt: as `interrupts.check` does. Errors of the function itself pass through.
+        """
+        calls, pending = iter(calls), collections.deque[Any]()
+        try:
+            while True:
+                ahead = _GROUPS_AHEAD * max(1, self.cpus())
+                while len(pending) < ahead and (call := next(calls, None)) is not None:
+                    pending.append(function.remote(*call))
+                if not pending:
+                    return
+                result = self._result(pending[0])
+                pending.popleft()
+                yield result
+        finally:
+            for reference in pending:
+                self._ray.cancel(reference, force=True)
+
+    def _result(self, reference: Any) -> Any:
+        looked, empty_since = time.monotonic(), None
+        while not self._ray.wait([reference], timeout=0.2)[0]:
+            interrupts.check()
+            if time.monotonic() - looked < _LOOK_SECONDS:
+                continue
+            looked = time.monotonic()
+            if self.cpus():
+                empty_since = None
+                continue
+            if empty_since is None:
+                empty_since = looked
+                text = f"fedmf: no worker is left in cluster {self.address}: waiting {WAIT_SECONDS:g} s for one"
+                tqdm.tqdm.write(text, file=sys.stderr)
+            if looked - empty_since >= WAIT_SECONDS:
+                raise WorkersLost(f"no worker is left in cluster {self.address}: add machines to it, then --resume")
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, Exception) else RuntimeError(str(error))
+            raise cause from None
+
+
+class ClusterClients(ClientWork):
+    """The clients of a round on a cluster's workers, a group each.
+
+    Args:
+      cluster: connected.
+      setup: of the run.
+      worker_task: makes the run's task on a worker, which then reads the examples itself; None to send them.
+
+    Raises:
+      TypeError: the task cannot be sent.
+    """
+
+    def __init__(self, cluster: Cluster, setup: ClientSetup, worker_task: Callable[[], Task] | None) -> None:
+        from ray import cloudpickle
+
+        light = dataclasses.replace(setup, task=setup.task.without_examples())
+        try:
+            pickled = cloudpickle.dumps((light, worker_task))
+        except Exception as error:
+            raise TypeError(
+                f"task {setup.task.name!r} cannot be sent to workers ({type(error).__name__}: {error}): let its functions use nothing "
+                "that is open here, such as files, connections or locks"
+            ) from error
+        self._cluster, self._setup = cluster, cluster.put(pickled)
+        self._expected = versions()
+        self._train = cluster.function(_train_group())
+
+    def sums(self, weights: Sequence[Any], groups: Iterable[Sequence[Epochs | ClientRound]]) -> Iterator[GroupSum]:
+        """See `ClientWork.sums`."""
+        arrays = [np.asarray(w) for w in weights]
+        model = self._cluster.put(arrays)
+        machine, memory = self._cluster.least_memory()
+
+        def calls() -> Iterator[tuple[Any, ...]]:
+            for group in groups:
+                needed = _MODEL_COPIES * sum(w.nbytes for w in arrays) + sum(map(_bytes, group))
+                if needed > memory:
+                    raise ValueError(
+                        f"cluster={self._cluster.address!r}: a group of {len(group)} clients takes some {needed / 1e9:.2g} GB and machine "
+                        f"{machine} has {memory / 1e9:.2g} for each processor: give it more memory, or Ray fewer processors there"
+                    )
+                yield self._expected, self._setup, model, group
+
+        for total, loss, examples in self._cluster.in_order(self._train, calls()):
+            yield GroupSum(total, loss, examples)
+
+
+def _bytes(client: Epochs | ClientRound) -> int:
+    return 0 if isinstance(client, ClientRound) else sum(leaf.nbytes for leaf in tf.nest.flatten(client))
+
+
+def _train_group() -> Callable[..., Any]:
+    """The body of a task, which travels as code: a worker without our package, or with another version, must be able to say so."""
+
+    def train_group(expected: dict[str, str], setup: bytes, weights: Any, group: Any) -> Any:
+        import importlib.metadata
+        import platform
+
+        here = {"Python": platform.python_version()}
+        for name in expected:
+            if name not in here:
+                try:
+                    here[name] = importlib.metadata.version(name)
+                except importlib.metadata.PackageNotFoundError:
+                    here[name] = "none"
+        wrong = ", ".join(
+            f"{name} {here[name]} and not {version}" for name, version in expected.items() if here[name] != version
+        )
+        if wrong:
+            raise RuntimeError(f"worker {platform.node()} has {wrong}: install the same there")
+        from fedmf.federated.execution.cluster_worker import train
+
+        return train(setup, weights, group)
+
+    return train_group

@@ -1,0 +1,45 @@
+"""The cohort in groups of clients, whose clipped updates are summed one by one before the groups' sums are.
+
+Groups are a function of the run and not of who computes them: a run has the same bits on one machine and on any number of workers.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+# Clients of a group at least, and groups of a round at most: a group costs a sum of the model's size, in memory and on the network.
+LEAST_CLIENTS, MOST_GROUPS = 4, 64
+# Clients times parameters of a group at least. Of a small model many clients cost less than a call for each group.
+LEAST_PRODUCTS = 2**22
+
+
+class GroupSum(NamedTuple):
+    """What comes of a group's clients.
+
+    Attributes:
+      total: `QuerySample`, the sum of their clipped updates, and counts.
+      loss: the sum over all examples of the loss before each step.
+      examples: on how many they trained.
+    """
+
+    total: Any
+    loss: float
+    examples: int
+
+
+def group_size(cohort_size: int, parameters: int) -> int:
+    """Clients of a group, for the planned cohort and the model's trainable parameters.
+
+    >>> [group_size(clients, 4_050_748) for clients in (10, 100, 1000)], group_size(100, 62) > 100
+    ([4, 4, 16], True)
+    """
+    return max(LEAST_CLIENTS, -(-cohort_size // MOST_GROUPS), LEAST_PRODUCTS // parameters)
+
+
+def in_groups(clients: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """The clients in their order, `size` at a time.
+
+    >>> list(in_groups([1, 2, 3], 2))
+    [[1, 2], [3]]
+    """
+    return (clients[start : start + size] for start in range(0, len(clients), size))

@@ -1,0 +1,179 @@
+"""TFF's C++ worker as a child process that ends with this one, and the computations of a run on it.
+
+TFF 0.87 leaves its worker alive when the interpreter ends. The worker holds standard output, so that a pipe behind the program never ends.
+Its own context asks a lost worker again forever, and answers no Ctrl-C while it waits.
+"""
+
+import atexit
+import contextlib
+import gc
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import grpc
+
+from fedmf.federated.tff import tff
+from fedmf.terminal import interrupts
+
+T = TypeVar("T")
+
+_WORKER = pathlib.Path(tff.__file__).parent / "data" / "worker_binary"
+_MAX_MESSAGE_BYTES = 2 * 1000 * 1000 * 1000  # as TFF's executor_factory.py has it
+_CHANNEL = [
+    ("grpc.max_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+]
+_START_SECONDS = 60.0
+# prctl(PR_SET_PDEATHSIG, SIGKILL): Linux ends the worker when this process is gone, also by kill -9. It survives the exec.
+_DIE_WITH_PARENT = (
+    "import ctypes, os, sys; getattr(ctypes.CDLL(None), 'prctl', id)(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+def start_worker(threads: int | None = None) -> tuple[subprocess.Popen[bytes], str]:
+    """Starts a worker on a free port of this machine.
+
+    Args:
+      threads: clients that train side by side; None for no limit.
+
+    Returns:
+      The process, which may not listen yet, and its address.
+    """
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    limit = [] if threads is None else [f"--max_concurrent_computation_calls={threads}"]
+    die_with_parent = [sys.executable, "-S", "-c", _DIE_WITH_PARENT] if sys.platform == "linux" else []
+    # In a session of its own: a Ctrl-C is for the run, which ends the worker when it has saved.
+    process = subprocess.Popen([*die_with_parent, str(_WORKER), f"--port={port}", *limit], start_new_session=True)
+    return process, f"localhost:{port}"
+
+
+class TffWorker:
+    """A worker of this run, and the TFF context that computes on it.
+
+    Args:
+      threads: clients that train side by side; None for no limit.
+
+    Raises:
+      ChildProcessError: it does not start.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._process, address = start_worker(threads)
+        weakref.finalize(self, _end, self._process)
+        self._channel = grpc.insecure_channel(address, _CHANNEL)
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=_START_SECONDS)
+        except grpc.FutureTimeoutError:
+            self.close()
+            raise ChildProcessError(f"TFF's worker did not start within {_START_SECONDS:g} s") from None
+        stub = tff.framework.RemoteExecutorGrpcStub(self._channel)
+
+        def executor(cardinalities: Any) -> Any:
+            # TFF's default keeps twenty values of the model's size in the worker before it drops them.
+            remote = tff.framework.RemoteExecutor(stub, dispose_batch_size=1)
+            remote.set_cardinalities({tff.CLIENTS: 0} | cardinalities)
+            return remote
+
+        self._context = tff.framework.SyncExecutionContext(
+            executor_fn=tff.framework.ResourceManagingExecutorFactory(executor),
+            compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+            transform_args=tff.tensorflow.transform_args,
+            transform_result=tff.tensorflow.transform_result,
+        )
+
+    def run(self, job: Callable[[], T]) -> T:
+        """The job's value, with its TFF computations on the worker.
+
+        Raises:
+          ChildProcessError: the worker has ended.
+          KeyboardInterrupt: as `interrupts.check` does; the worker has ended then too. Errors of the job itself pass through.
+        """
+        done: list[tuple[T | None, BaseException | None]] = []
+
+        def work() -> None:
+            try:
+                with tff.framework.get_context_stack().install(self._context):  # contexts are each thread's own
+                    done.append((job(), None))
+            except BaseException as error:
+                done.append((None, error))
+
+        # A daemon: it may wait for a lost worker forever.
+        thread = threading.Thread(target=work, name="tff", daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive():
+                thread.join(0.2)
+                interrupts.check()
+                if self._process.poll() is not None and thread.is_alive():
+                    raise ChildProcessError(
+                        "TFF's worker process has ended (was there enough memory?): go on with --resume"
+                    )
+        except BaseException:
+            self.close()
+            raise
+        [(value, error)] = done
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Ends the worker."""
+        self._channel.close()
+        _end(self._process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+@contextlib.contextmanager
+def tff_worker(execution: str, threads: int | None) -> Iterator[TffWorker | None]:
+    """The worker of an execution for the block; None for "fast", which needs none."""
+    if execution != "tff":
+        yield None
+        return
+    worker = TffWorker(threads)
+    try:
+        yield worker
+    finally:
+        worker.close()
+
+
+def worker_processes() -> list[int]:
+    """Process ids of the TFF workers that this process has started, also by TFF itself."""
+    try:
+        command = ["ps", "-o", "pid=,comm=", "--ppid", str(os.getpid())]
+        listing = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # no `ps`
+        return []
+    rows = (line.split(None, 1) for line in listing.stdout.splitlines())
+    return [int(row[0]) for row in rows if len(row) == 2 and row[1].startswith(_WORKER.name)]
+
+
+class _Ended(tff.framework.SyncContext):
+    def invoke(self, comp: Any, arg: Any) -> Any:
+        raise RuntimeError("TFF's worker has ended because the process is exiting")
+
+
+@atexit.register
+def end_workers() -> None:
+    """Ends this process's workers; called at exit."""
+    for pid in worker_processes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    # TFF's handle of its worker is dropped while its destructor still finds the modules that it needs.
+    tff.framework.set_default_context(_Ended())
+    gc.collect()
