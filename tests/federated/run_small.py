@@ -1,13 +1,20 @@
-"""One training process for the crash tests: python -m tests.federated.run_small FOLDER EXECUTION KILL_AFTER."""
+"""One training process for the crash tests: python -m tests.federated.run_small FOLDER EXECUTION KILL_AFTER.
+
+EXECUTION "cluster" is "fast" on a cluster of this process, in groups of two clients.
+"""
 
 import os
+import pathlib
 import signal
 import sys
 
 import fedmf
 from fedmf import federated
+from fedmf.federated.execution import groups
 from fedmf.federated.execution.tff_worker import worker_processes
 from tests.federated.small_task import small_task
+
+SEED = 0xFEED5EED5EED5EED  # of the runs on clusters, to be looked for in what is sent
 
 
 def config(execution: str = "fast", **changes: object) -> fedmf.TrainConfig:
@@ -20,15 +27,38 @@ def config(execution: str = "fast", **changes: object) -> fedmf.TrainConfig:
     return fedmf.TrainConfig(**(values | changes))  # type: ignore[arg-type]
 
 
+def descendants(pid: int) -> list[int]:
+    """Processes that this one has started, and those that they have, without the agents of Ray that wait a minute before they end."""
+    found = []
+    for children in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            if "agent" not in pathlib.Path(f"/proc/{child}/cmdline").read_text():
+                found += [child, *descendants(child)]
+    return found
+
+
 def main(folder: str, execution: str, kill_after: int) -> None:
     """Kills itself with SIGKILL after that many rounds."""
 
+    settings, cluster = None, None
+    if execution == "cluster":
+        settings, cluster = config(cohort_size=6), "local"
+        groups.LEAST_PRODUCTS, groups.LEAST_CLIENTS = 0, 2
+
     def kill(t: int) -> None:
         if t + 1 == kill_after:
-            print("workers", *worker_processes(), flush=True)
+            print("workers", *(worker_processes() if cluster is None else descendants(os.getpid())), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    federated.train(small_task(), config(execution), folder=folder, noise_seed=9, progress=False, on_round=kill)
+    federated.train(
+        small_task(),
+        settings or config(execution),
+        folder=folder,
+        noise_seed=SEED if cluster else 9,
+        progress=False,
+        on_round=kill,
+        cluster=cluster,
+    )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import collections
 import contextlib
 import dataclasses
 import importlib.metadata
+import os
 import platform
 import re
 import signal
@@ -78,6 +79,8 @@ def connected(address: str | None, cpus: int | None) -> Iterator["Cluster | None
     if address is None:
         yield None
         return
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of groups behind one that failed
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError:

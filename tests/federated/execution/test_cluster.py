@@ -1,0 +1,268 @@
+"""Training on a Ray cluster: the same bits whoever computes, whoever is lost; nothing secret leaves; one sentence where it cannot go on."""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from fedmf import federated
+from fedmf.federated.execution import cluster, groups
+from fedmf.federated.execution.client_setup import ClientSetup
+from fedmf.federated.noise.source import noise_key
+from fedmf.terminal import interrupts
+from tests.federated.run_small import SEED, config
+from tests.federated.small_task import small_task
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+
+
+@pytest.fixture(autouse=True)
+def _groups_of_two(monkeypatch):
+    """Three groups a round, where the small model would have one."""
+    monkeypatch.setattr(groups, "LEAST_PRODUCTS", 0)
+    monkeypatch.setattr(groups, "LEAST_CLIENTS", 2)
+
+
+@pytest.fixture(scope="module")
+def machines():
+    """A cluster of a head that trains nobody and one other machine, and this process connected to it."""
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    cluster._connect(ray, started.address, None)
+    started.add_node(num_cpus=1)
+    started.wait_for_nodes()
+    yield started
+    ray.shutdown()
+    started.shutdown()
+
+
+@pytest.fixture
+def nobody(machines):
+    """The cluster without its one machine; for the last tests of this file."""
+    for node in list(machines.worker_nodes):
+        machines.remove_node(node, allow_graceful=False)
+    return machines
+
+
+def train(folder, task=None, settings=None, **options):
+    options = {"noise_seed": SEED, "progress": False, "cluster": "auto"} | options
+    return federated.train(task or small_task(), settings or config(cohort_size=6), folder=folder, **options)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The run without a cluster, in the same groups."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "LEAST_PRODUCTS", 0)
+        patch.setattr(groups, "LEAST_CLIENTS", 2)
+        return train(tmp_path_factory.mktemp("alone") / "run", cluster=None)
+
+
+def assert_same_bits(one, other):
+    for name in ("metrics.jsonl", "participation.csv"):
+        assert (one.path / name).read_bytes() == (other.path / name).read_bytes()
+    for a, b in zip(one.weights, other.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def busy_workers():
+    """Process ids of Ray's workers that are in a task of ours."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"train_group" in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("more", [0, 1, 4])
+def test_any_number_of_workers_gives_the_bits_of_none(machines, alone, tmp_path, more):
+    if more:
+        node = machines.add_node(num_cpus=more)
+        machines.wait_for_nodes()
+    assert_same_bits(train(tmp_path / "run"), alone)
+    if more:
+        machines.remove_node(node, allow_graceful=False)
+
+
+def test_groups_matter(alone, tmp_path, monkeypatch):
+    """The control of the test above: sums in another order have other bits."""
+    monkeypatch.setattr(groups, "LEAST_CLIENTS", 100)
+    whole = train(tmp_path / "run", cluster=None)
+    assert any((a != b).any() for a, b in zip(whole.weights, alone.weights, strict=True))
+
+
+def test_workers_that_die_in_their_work_change_no_bit(machines, alone, tmp_path):
+    killed, over = set(), threading.Event()
+
+    def kill():
+        while not over.wait(0.02):
+            fresh = [pid for pid in busy_workers() if pid not in killed]
+            if fresh and len(killed) < 3:
+                os.kill(fresh[0], signal.SIGKILL)
+                killed.add(fresh[0])
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        run = train(tmp_path / "run")
+    finally:
+        over.set()
+        thread.join()
+    assert killed
+    assert_same_bits(run, alone)
+
+
+def test_a_machine_leaves_and_another_joins(machines, alone, tmp_path):
+    nodes = [machines.add_node(num_cpus=1)]
+    machines.wait_for_nodes()
+
+    def change(t):
+        if t == 1:
+            machines.remove_node(nodes.pop(), allow_graceful=False)
+        if t == 3:
+            nodes.append(machines.add_node(num_cpus=1))
+
+    assert_same_bits(train(tmp_path / "run", on_round=change), alone)
+    machines.remove_node(nodes.pop(), allow_graceful=False)
+
+
+def test_ctrl_c_ends_a_round_under_way(machines, alone, tmp_path):
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    pressed = []
+
+    def press(t):
+        if t == 2:
+
+            def send():
+                while not busy_workers():
+                    time.sleep(0.01)
+                pressed.append(time.monotonic())
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+            threading.Thread(target=send).start()
+
+    try:
+        with pytest.raises(federated.InterruptedRun, match=r"interrupted after \d of 6 rounds"):
+            train(tmp_path / "run", on_round=press)
+        assert time.monotonic() - pressed[0] < 5
+    finally:
+        signal.signal(signal.SIGINT, old)
+    run = train(tmp_path / "run", noise_seed=None, resume=True, cluster=None)
+    assert_same_bits(run, alone)
+
+
+def test_nothing_secret_is_serialised(machines, tmp_path, monkeypatch):
+    key, sent = noise_key(SEED), []
+    secrets = [key.tobytes(), *(pickle.dumps(int(part), 5)[-9:-1] for part in key), pickle.dumps(SEED, 5)[-10:-1]]
+    secrets += [str(SEED).encode(), hex(SEED)[2:].encode()]
+    context = ray._private.worker.global_worker.get_serialization_context()
+    serialize = type(context).serialize
+
+    def record(self, value):
+        sent.append(ray.cloudpickle.dumps(value))
+        return serialize(self, value)
+
+    monkeypatch.setattr(type(context), "serialize", record)
+    train(tmp_path / "run")
+    assert len(sent) > 6
+    assert not [secret for secret in secrets for blob in sent if secret in blob]
+    for leak in ({"seed": SEED}, {"key": key}):  # the control
+        assert any(secret in ray.cloudpickle.dumps(leak) for secret in secrets)
+    jobs = ray._private.worker.global_worker.gcs_client.get_all_job_info()
+    assert {job.entrypoint for job in jobs.values()} == {"fedmf"}
+
+
+def test_other_versions_are_refused_by_name(machines, tmp_path, monkeypatch):
+    expected = cluster.versions() | {"fedmf": "9.9", "tensorflow": "1.0"}
+    monkeypatch.setattr(cluster, "versions", lambda: expected)
+    with pytest.raises(RuntimeError, match=r"worker .* has fedmf .* and not 9\.9, tensorflow"):
+        train(tmp_path / "run")
+
+
+def test_workers_read_the_data_themselves(machines, alone, tmp_path, monkeypatch):
+    asked = []
+    task = small_task()
+    seen = dataclasses.replace(task, client_examples=lambda name: asked.append(name) or task.client_examples(name))
+    assert_same_bits(train(tmp_path / "run", task=seen, worker_task=small_task, on_start=asked.clear), alone)
+    assert not asked
+    other = functools.partial(dataclasses.replace, task, data_version="another")
+    with pytest.raises(ValueError, match="has other data than the run"):
+        train(tmp_path / "other", worker_task=other)
+
+
+def test_a_group_larger_than_memory_is_refused(machines, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster.Cluster, "least_memory", lambda self: ("10.0.0.9", 1000.0))
+    with pytest.raises(ValueError, match=r"machine 10\.0\.0\.9 has 1e-06 for each processor"):
+        train(tmp_path / "run")
+
+
+def test_a_task_that_cannot_be_sent_is_refused(machines, tmp_path):
+    lock = threading.Lock()
+    task = dataclasses.replace(small_task(), build_model=lambda seed: lock and small_task().build_model(seed))
+    with pytest.raises(TypeError, match="task 'small' cannot be sent to workers"):
+        train(tmp_path / "run", task=task)
+
+
+def test_a_driver_that_is_killed_leaves_nobody_and_its_run_goes_on(alone, tmp_path):
+    command = [sys.executable, "-m", "tests.federated.run_small", str(tmp_path / "run"), "cluster", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pids = done.stdout.split("workers ")[1].split()
+    assert len(pids) >= 3
+    deadline = time.monotonic() + 30
+    while (left := [pid for pid in pids if pathlib.Path(f"/proc/{pid}/exe").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left
+    assert_same_bits(train(tmp_path / "run", noise_seed=None, resume=True, cluster=None), alone)
+
+
+def test_setups_hold_no_examples():
+    task = small_task()
+    light = pickle.loads(ray.cloudpickle.dumps(task.without_examples()))
+    assert light.spec == task.spec
+    with pytest.raises(ValueError, match="is not on this machine"):
+        light.client_examples("client 1")
+    assert ClientSetup(task=light, config=config(), clip_norm=1.0, kind="autodiff").work(1) is not None
+
+
+def test_interrupts_stay_ours_after_connecting(machines):
+    with interrupts.handled(signal.SIGTERM):
+        before = signal.getsignal(signal.SIGTERM)
+        with cluster.connected("auto", None):
+            assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_without_workers_it_waits_stops_and_resumes_elsewhere(machines, alone, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(cluster, "WAIT_SECONDS", 3.0)
+    settings = config(cohort_size=6, checkpoint_every=6)  # what is saved is saved because the workers were lost
+
+    def leave(t):
+        if t == 2:
+            for node in list(machines.worker_nodes):
+                machines.remove_node(node, allow_graceful=False)
+
+    with pytest.raises(federated.WorkersLost) as lost:
+        train(tmp_path / "run", settings=settings, on_round=leave)
+    assert "waiting 3 s for one" in capfd.readouterr().err
+    assert f"3 of 6 rounds are saved in {tmp_path / 'run'}" in str(lost.value)
+    assert "\n" not in str(lost.value)
+    run = train(tmp_path / "run", settings=settings, noise_seed=None, resume=True, cluster=None)
+    assert_same_bits(run, alone)
+
+
+def test_a_cluster_without_processors_is_refused(nobody, tmp_path):
+    with pytest.raises(federated.WorkersLost, match="has no processors"):
+        train(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
