@@ -1,10 +1,10 @@
-"""`fedmf sweep`: the runs of a grid, each a `fedmf train`, in several processes; then a table, a figure and a report of all.
+"""`fedmf sweep`: the runs of a grid, each a `fedmf train`, several at a time; then a table, a figure and a report of all.
 
-A process trains run after run. A run that dies takes its process and no other run with it, and one that is finished is never trained
-again. The sweep's folder:
+A run that dies takes no other run with it, and one that is finished is never trained again. The sweep's folder:
 
   runs/NAME/     a run folder each
   logs/NAME.txt  what the run said on standard error
+  private/       noise seeds of the runs
   results.csv    a row for every finished run
   figure.png     validation over a rate or a privacy target; best.png: the best settings over what was compared
   report/        `fedmf report` of the finished runs
@@ -22,7 +22,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fedmf.experiments import sweep_figures, sweep_grid, sweep_job, sweep_results
+from fedmf.experiments import sweep_figures, sweep_grid, sweep_halving, sweep_results, sweep_runs
+from fedmf.experiments.sweep_runs import log_file, run_folder
 from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.privacy.statement import mechanism_digest
@@ -46,11 +47,6 @@ class Failure(NamedTuple):
 
     status: int
     reason: str
-
-
-def run_folder(out: pathlib.Path, name: str) -> pathlib.Path:
-    """The folder of the run of this name."""
-    return out / "runs" / name
 
 
 def state(out: pathlib.Path, name: str) -> str:
@@ -130,7 +126,7 @@ def run_sweep(
     configs = in_folder(out, configs)
     failures = train_all(out, configs, **training)
     answer: dict[str, Any] = {"report": None, "results": None, "best": [], "together": "", "text": ""}
-    # Those of earlier commands count as well, and those that are not finished: they trained on the same clients.
+    # Those of earlier commands count as well, and those that are not finished or were stopped: they trained on the same clients.
     others = sorted(path.name for path in (out / "runs").iterdir() if path.name not in configs)
     folders = [run_folder(out, name) for name in (*configs, *others)]
     begun = [Run.load(folder) for folder in folders if (folder / "result.json").exists() or _rounds_done(folder)]
@@ -162,9 +158,9 @@ def train_all(
     configs: Mapping[str, TrainConfig],
     *,
     noise_seed: int | str,
-    jobs: int = 1,
-    threads: int | None = None,
+    halving: bool = False,
     progress: bool = False,
+    **where: Any,
 ) -> dict[str, Failure]:
     """Trains what is not finished, and goes on with what was interrupted.
 
@@ -172,74 +168,101 @@ def train_all(
       out: the sweep's folder; made if needed.
       configs: name -> configuration.
       noise_seed: "os" draws one for every new run; from a number every configuration gets another one, the same in every sweep.
-      jobs: runs at a time.
-      threads: most threads of one run; by default the processors are divided among the jobs.
+      halving: stop the worse half of the settings at some rounds; see `sweep_halving`.
       progress: draw a bar of all rounds, and say what each run reached, on standard error.
+      where: the fields of `Where`.
 
     Returns:
-      Run -> why it failed; the others are finished. After one that could not begin, none is begun.
+      Run -> why it failed; the others are finished, or stopped by halving. After one that could not begin, none is begun.
 
     Raises:
       ValueError: see `in_folder`; or the folder cannot be written to.
       StoppedSweep: Ctrl-C; every run that was training has saved its rounds.
     """
-    configs = in_folder(out, configs)
+    configs, place = in_folder(out, configs), Where(**where)
     try:
         for part in ("runs", "logs"):
             (out / part).mkdir(parents=True, exist_ok=True)
+        for name, config in configs.items():
+            sweep_runs.prepare(out, name, config, _seed_of(noise_seed, config))
     except OSError as error:
         raise ValueError(f"cannot write to folder {out} ({error.strerror}): name a folder you may write to") from error
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    options = ["--threads", str(threads or max(1, processors // jobs))]
-    waiting = [name for name in configs if state(out, name) != "finished"]
-    running: dict[str, sweep_job.Job] = {}
-    idle: list[sweep_job.Job] = []
-    failures: dict[str, Failure] = {}
-
-    def rounds_done() -> int:
-        return sum(_rounds_done(run_folder(out, name)) for name in configs)
-
     total = sum(config.rounds for config in configs.values())
-    shown = bar(total=total, initial=rounds_done(), unit="round", desc="sweep", disable=not progress)
-    with shown, _stopped_together(running, idle):
-        while running or waiting:
-            while waiting and len(running) < jobs:
-                name = waiting.pop(0)
-                running[name] = idle.pop() if idle else sweep_job.Job(sweep_job.PROGRAM)
-                running[name].begin(_arguments(out, name, configs[name], noise_seed) + options, str(_log(out, name)))
+    shown = bar(total=total, unit="round", desc="sweep", disable=not progress)
+    failures: dict[str, Failure] = {}
+    with shown:
+        going_on = dict(configs)
+        if halving:
+            for rung in sorted({rung for config in configs.values() for rung in sweep_halving.rungs(config)}):
+                due = [name for name in going_on if _rounds_done(run_folder(out, name)) < rung]
+                failures |= _train(out, due, place, ["--stop-after", str(rung)], shown)
+                going_on = {name: configs[name] for name in sweep_halving.kept(out, going_on, rung)}
+        unfinished = [name for name in going_on if state(out, name) != "finished" and name not in failures]
+        return failures | _train(out, unfinished, place, [], shown)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where runs train.
+
+    Attributes:
+      jobs: runs at a time.
+      threads: most threads of one run; by default the processors are divided among the jobs, and on a cluster those of a job.
+      cluster: address of a Ray cluster; None for processes of this machine.
+      cpus_per_job: processors of a cluster that one run takes.
+    """
+
+    jobs: int = 1
+    threads: int | None = None
+    cluster: str | None = None
+    cpus_per_job: int = 1
+
+    @contextlib.contextmanager
+    def runs(self, out: pathlib.Path, more: list[str]) -> Iterator[sweep_runs.Runs]:
+        """The runs of a sweep, with more options of `fedmf train`."""
+        if self.cluster is None:
+            processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            options = ["--threads", str(self.threads or max(1, processors // self.jobs)), *more]
+            yield sweep_runs.LocalRuns(out, options)
+            return
+        from fedmf.federated.execution.cluster import check_address, connected
+
+        check_address(self.cluster, "fast")
+        options = ["--threads", str(self.threads or self.cpus_per_job), *more]
+        with connected(self.cluster, None) as cluster:
+            assert cluster is not None
+            yield sweep_runs.ClusterRuns(cluster, out, options, self.cpus_per_job)
+
+
+def _train(out: pathlib.Path, names: list[str], place: Where, options: list[str], shown: Any) -> dict[str, Failure]:
+    """Trains the runs of these names, some at a time; which failed, and why."""
+    waiting, failures = list(names), dict[str, Failure]()
+
+    def show() -> None:
+        shown.update(sum(map(_rounds_done, (out / "runs").iterdir())) - shown.n)
+
+    if not waiting:
+        show()
+        return {}
+    with place.runs(out, options) as runs, _stopped_together(runs):
+        while runs.under_way() or waiting:
+            while waiting and runs.under_way() < place.jobs:
+                runs.begin(waiting.pop(0))
             time.sleep(_POLL_SECONDS)
-            shown.update(rounds_done() - shown.n)
-            for name, status in [(name, job.status()) for name, job in running.items()]:
-                if status is None:
-                    continue
-                job = running.pop(name)
-                if job.process.poll() is None:
-                    idle.append(job)
+            show()
+            for name, status in runs.finished():
                 if status:
                     bad = status == _BAD_ARGUMENTS
                     failures[name] = Failure(_BAD_ARGUMENTS if bad else 1, _reason(out, name, status))
                     if bad:  # most likely the others' as well
                         waiting.clear()
-                if progress:
-                    shown.write(
-                        f"{name}: {f'failed: {failures[name].reason}' if status else 'finished'}", file=sys.stderr
-                    )
+                if not shown.disable:
+                    shown.write(f"{name}: {_said(out, name, failures.get(name))}", file=sys.stderr)
     return failures
 
 
-def _log(out: pathlib.Path, name: str) -> pathlib.Path:
-    return out / "logs" / f"{name}.txt"
-
-
-def _arguments(out: pathlib.Path, name: str, config: TrainConfig, noise_seed: int | str) -> list[str]:
-    """Of the command that begins the run, or goes on with it."""
-    folder = run_folder(out, name)
-    arguments = ["train", "--quiet", "--out", str(folder)]
-    if (folder / "config.json").exists():
-        return [*arguments, "--resume"] + (["--data", config.data] if config.data is not None else [])
-    file = out / "logs" / f"{name}.json"
-    write_atomically(file, config.to_json())
-    return [*arguments, "--config", str(file), "--noise-seed", str(_seed_of(noise_seed, config))]
+def _said(out: pathlib.Path, name: str, failure: Failure | None) -> str:
+    return state(out, name) if failure is None else f"failed: {failure.reason}"
 
 
 def _seed_of(noise_seed: int | str, config: TrainConfig) -> int | str:
@@ -251,25 +274,21 @@ def _seed_of(noise_seed: int | str, config: TrainConfig) -> int | str:
 
 
 @contextlib.contextmanager
-def _stopped_together(running: dict[str, sweep_job.Job], idle: list[sweep_job.Job]) -> Iterator[None]:
+def _stopped_together(runs: sweep_runs.Runs) -> Iterator[None]:
     """Passes Ctrl-C on to the runs, and raises StoppedSweep when every run has saved; a second Ctrl-C ends them at once."""
     try:
         yield
     except KeyboardInterrupt:
-        stopped = len(running)
-        for job in running.values():
-            job.process.send_signal(signal.SIGINT)
-        for job in running.values():
-            job.process.wait()
+        stopped = runs.under_way()
+        runs.stop()
         stopped_runs = f"{stopped} run{' is' if stopped == 1 else 's are'} stopped and saved"
         raise StoppedSweep(f"interrupted: {stopped_runs}: give the same command again to go on") from None
     finally:
-        for job in (*running.values(), *idle):
-            job.end()
+        runs.end()
 
 
 def _reason(out: pathlib.Path, name: str, status: int) -> str:
-    log = _log(out, name)
+    log = log_file(out, name)
     if status < 0:
         memory = " (was there enough memory?)" if -status == signal.SIGKILL else ""
         return f"ended by signal {-status}{memory}; see {log}"

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 PROGRAM = (
     sys.executable,
     "-c",
+    # prctl(PR_SET_PDEATHSIG, SIGKILL): Linux ends it with the sweep, also by kill -9.
+    "import ctypes; getattr(ctypes.CDLL(None), 'prctl', id)(1, 9); "
     "from fedmf.cli import main; from fedmf.experiments.sweep_job import serve; serve(main)",
 )
 _STOPPED = 128  # and above: exit status of a run that a signal stopped

@@ -48,6 +48,7 @@ from fedmf.cli.stopped import training
 @click.option(
     "--data-on-workers", is_flag=True, help="With --cluster: workers read --data themselves, at the same path."
 )
+@click.option("--stop-after", type=COUNT, help="Rounds after which it stops, to go on with --resume.")
 @click.option("--tensorboard", is_flag=True, help="Write the metrics to OUT/tensorboard: tensorboard --logdir OUT.")
 @quiet_option
 @config_options
@@ -84,9 +85,8 @@ def train(
         if not resume and noise_seed is None:
             raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one")
         stored = RunFolder.open(out).path / "config.json" if resume else None
-        host = {
-            name: options.pop(name) for name in ("noise_strategy", "noise_memory", "threads", "tensorboard", "cluster")
-        }
+        names = ("noise_strategy", "noise_memory", "threads", "tensorboard", "cluster", "stop_after")
+        host = {name: options.pop(name) for name in names}
         values = read_config_file(stored) if stored else {}
         values = over(over(values, config_values(config_file)), chosen_options(options))
         origin = config_file or stored
@@ -109,7 +109,9 @@ def train(
             on_start=begin,
             **host,
         )
-    assert run.result is not None
+    if run.result is None:
+        show({"folder": str(run.path), "rounds": run.saved_rounds(), "note": "stopped: go on with --resume"}, as_json)
+        return
     metric = run.plan["task"]["headline_metric"]
     values = {
         "folder": str(run.path),

@@ -46,6 +46,14 @@ from fedmf.cli.options import (
     default=0,
     help="Rounds at the end whose validations are averaged to choose the best by (the banded paper: 400); 0 for the last one alone",
 )
+@click.option(
+    "--halving", is_flag=True, help="Stop the worse half of the rates after a quarter and half of the rounds."
+)
+@click.option(
+    "--cluster",
+    help="Train on a Ray cluster whose machines share --out: auto, host:port or ray://host:port (docs/cluster.md).",
+)
+@click.option("--cpus-per-job", type=COUNT, default=1, help="With --cluster: processors of one run.")
 @click.option("--dry-run", is_flag=True, help="Name the runs and how far each is, and train nothing.")
 @quiet_option
 @config_options
@@ -70,7 +78,8 @@ def sweep(
     from fedmf.experiments import sweep as driver
     from fedmf.experiments import sweep_grid as grid
 
-    training = {name: options.pop(name) for name in ("noise_seed", "jobs", "threads", "smoothed_over")}
+    names = ("noise_seed", "jobs", "threads", "smoothed_over", "halving", "cluster", "cpus_per_job")
+    training = {name: options.pop(name) for name in names}
     training["progress"] = not options.pop("quiet")
     with arguments_checked():
         if training["noise_seed"] is None and not dry_run:

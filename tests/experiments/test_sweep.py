@@ -89,6 +89,9 @@ def test_finished_runs_are_kept_and_begun_ones_resumed(trains, tmp_path):
     folder.mkdir()
     (folder / "config.json").write_text(configs["seed=1"].to_json())
     sweep.train_all(tmp_path, configs, noise_seed=5, threads=3)
+    seeds = sorted((tmp_path / "private").iterdir())
+    assert len(seeds) == len(configs)
+    assert {file.stat().st_mode & 0o777 for file in seeds} == {0o600}
     first, second = ((sweep.run_folder(tmp_path, name) / "began.txt").read_text() for name in configs)
     assert first.count("\n") == second.count("\n") == 1
     assert "--resume" not in first

@@ -32,6 +32,7 @@ class RunOptions:
         takes the former where there is one.
       progress: show a progress bar with rounds, clients/s, time left and the latest metrics.
       tensorboard: write the metrics of every round to RUN/tensorboard, for TensorBoard.
+      stop_after: rounds after which the run stops, checkpointed and without a result, to go on with at a resume; None for all.
       on_start: called before the first round of this process; errors before that are of the inputs.
       on_round: called with t after round t; an exception it raises stops the run like a crash.
     """
@@ -44,12 +45,15 @@ class RunOptions:
     client_work: str | None = None
     progress: bool = True
     tensorboard: bool = False
+    stop_after: int | None = None
     on_start: Callable[[], None] | None = None
     on_round: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         if self.threads is not None:
             checks.integer("threads", self.threads, low=1, hint="use None for one on each processor")
+        if self.stop_after is not None:
+            checks.integer("stop_after", self.stop_after, low=1, hint="use a number of rounds, or None for all")
         if self.client_work is not None:
             checks.one_of("client_work", self.client_work, CLIENT_WORK)
 

@@ -7,6 +7,7 @@ Ray does the work of a lost worker again, on any other; it is a pure function, s
 import collections
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import os
 import platform
@@ -108,6 +109,9 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
         # Ray tells the cluster the driver's command line, and the noise seed may stand in it.
         with mock.patch("ray._private.utils.get_entrypoint_name", return_value="fedmf"):
             ray.init(address=address, **options)
+        ray._private.worker._worker_logs_enabled = (
+            False  # it prints of lost machines on standard output, which is for results
+        )
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise WorkersLost(
@@ -141,6 +145,10 @@ class Cluster:
         """The processors of all its machines."""
         return int(self._ray.cluster_resources().get("CPU", 0))
 
+    def most_cpus(self) -> int:
+        """The processors of its largest machine."""
+        return max((int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes() if node["Alive"]), default=0)
+
     def clients(self, setup: ClientSetup, worker_task: Callable[[], Task] | None) -> "ClusterClients":
         """The client work of a run on the cluster's workers; see `RunOptions.worker_task`."""
         return ClusterClients(self, setup, worker_task)
@@ -149,9 +157,29 @@ class Cluster:
         """A reference to the value, which travels once to each machine."""
         return self._ray.put(value)
 
-    def function(self, body: Callable[..., Any], cpus: float = 1) -> Any:
-        """A function of the cluster, whose calls are done again as often as workers are lost in them."""
-        return self._ray.remote(num_cpus=cpus, max_retries=-1)(body)
+    def function(self, target: str, cpus: int = 1) -> Callable[..., Any]:
+        """A function of the cluster: package.module:function on a worker, done again as often as workers are lost in it.
+
+        A call returns a reference. A worker of other `versions` raises RuntimeError.
+        """
+        remote = self._ray.remote(num_cpus=cpus, max_retries=-1)(_on_worker())
+        return functools.partial(remote.remote, versions(), target)
+
+    def finished(self, reference: Any, seconds: float = 0) -> bool:
+        """Whether a call is over, after so many seconds at most."""
+        return bool(self._ray.wait([reference], timeout=seconds)[0])
+
+    def value(self, reference: Any) -> Any:
+        """What a call returned. What it raised is raised here."""
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, Exception) else RuntimeError(str(error))
+            raise cause from None
+
+    def cancel(self, reference: Any, *, force: bool) -> None:
+        """Ends a call, by a KeyboardInterrupt in it or with its worker."""
+        self._ray.cancel(reference, force=force)
 
     def least_memory(self) -> tuple[str, float]:
         """The machine with the least memory for each of its processors, and the bytes of that."""
@@ -174,7 +202,7 @@ class Cluster:
             while True:
                 ahead = _GROUPS_AHEAD * max(1, self.cpus())
                 while len(pending) < ahead and (call := next(calls, None)) is not None:
-                    pending.append(function.remote(*call))
+                    pending.append(function(*call))
                 if not pending:
                     return
                 result = self._result(pending[0])
@@ -182,11 +210,11 @@ class Cluster:
                 yield result
         finally:
             for reference in pending:
-                self._ray.cancel(reference, force=True)
+                self.cancel(reference, force=True)
 
     def _result(self, reference: Any) -> Any:
         looked, empty_since = time.monotonic(), None
-        while not self._ray.wait([reference], timeout=0.2)[0]:
+        while not self.finished(reference, 0.2):
             interrupts.check()
             if time.monotonic() - looked < _LOOK_SECONDS:
                 continue
@@ -200,11 +228,7 @@ class Cluster:
                 tqdm.tqdm.write(text, file=sys.stderr)
             if looked - empty_since >= WAIT_SECONDS:
                 raise WorkersLost(f"no worker is left in cluster {self.address}: add machines to it, then --resume")
-        try:
-            return self._ray.get(reference)
-        except self._ray.exceptions.RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, Exception) else RuntimeError(str(error))
-            raise cause from None
+        return self.value(reference)
 
 
 class ClusterClients(ClientWork):
@@ -231,8 +255,7 @@ class ClusterClients(ClientWork):
                 "that is open here, such as files, connections or locks"
             ) from error
         self._cluster, self._setup = cluster, cluster.put(pickled)
-        self._expected = versions()
-        self._train = cluster.function(_train_group())
+        self._train = cluster.function("fedmf.federated.execution.cluster_worker:train")
 
     def sums(self, weights: Sequence[Any], groups: Iterable[Sequence[Epochs | ClientRound]]) -> Iterator[GroupSum]:
         """See `ClientWork.sums`."""
@@ -248,7 +271,7 @@ class ClusterClients(ClientWork):
                         f"cluster={self._cluster.address!r}: a group of {len(group)} clients takes some {needed / 1e9:.2g} GB and machine "
                         f"{machine} has {memory / 1e9:.2g} for each processor: give it more memory, or Ray fewer processors there"
                     )
-                yield self._expected, self._setup, model, group
+                yield self._setup, model, group
 
         for total, loss, examples in self._cluster.in_order(self._train, calls()):
             yield GroupSum(total, loss, examples)
@@ -258,27 +281,25 @@ def _bytes(client: Epochs | ClientRound) -> int:
     return 0 if isinstance(client, ClientRound) else sum(leaf.nbytes for leaf in tf.nest.flatten(client))
 
 
-def _train_group() -> Callable[..., Any]:
-    """The body of a task, which travels as code: a worker without our package, or with another version, must be able to say so."""
+def _on_worker() -> Callable[..., Any]:
+    """The body of a call, which travels as code: a worker without our package, or with another version, must be able to say so."""
 
-    def train_group(expected: dict[str, str], setup: bytes, weights: Any, group: Any) -> Any:
+    def fedmf_call(expected: dict[str, str], target: str, *arguments: Any) -> Any:
         import importlib.metadata
+        import pkgutil
         import platform
 
         here = {"Python": platform.python_version()}
-        for name in expected:
-            if name not in here:
-                try:
-                    here[name] = importlib.metadata.version(name)
-                except importlib.metadata.PackageNotFoundError:
-                    here[name] = "none"
-        wrong = ", ".join(
+        for name in [name for name in expected if name not in here]:
+            try:
+                here[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                here[name] = "none"
+        wrong = [
             f"{name} {here[name]} and not {version}" for name, version in expected.items() if here[name] != version
-        )
+        ]
         if wrong:
-            raise RuntimeError(f"worker {platform.node()} has {wrong}: install the same there")
-        from fedmf.federated.execution.cluster_worker import train
+            raise RuntimeError(f"worker {platform.node()} has {', '.join(wrong)}: install the same there")
+        return pkgutil.resolve_name(target)(*arguments)
 
-        return train(setup, weights, group)
-
-    return train_group
+    return fedmf_call

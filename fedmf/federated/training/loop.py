@@ -129,7 +129,7 @@ class _Training:
             self._announce()
 
     def run(self) -> None:
-        """Trains the rounds that are left, and writes the result."""
+        """Trains the rounds that are left, and writes the result after the last one."""
         config, folder = self.config, self.folder
         folder.truncate_rows(self.done)
         rows = Run.load(folder.path).metrics
@@ -153,11 +153,14 @@ class _Training:
                 folder.rows("timings") as self.timing_row,
                 points as self.point,
             ):
-                for t in range(self.done, config.rounds):
+                for t in range(self.done, min(config.rounds, self.options.stop_after or config.rounds)):
                     self._round(t)
                     interrupts.check()
         except (KeyboardInterrupt, WorkersLost) as stop:
             self._stop(stop)
+        if self.done < config.rounds:
+            self._save()
+            return
         self._write_result(time.perf_counter() - started)
 
     def _round(self, t: int) -> None:

@@ -1,0 +1,186 @@
+"""Where the runs of a sweep train: in processes of this machine, or on the machines of a Ray cluster that share the sweep's folder."""
+
+import os
+import pathlib
+import signal
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fedmf.experiments import sweep_job
+from fedmf.files import write_atomically
+from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
+
+if TYPE_CHECKING:
+    from fedmf.federated.execution.cluster import Cluster
+
+_POLL_SECONDS = 0.5
+
+
+class Runs(Protocol):
+    """Runs under way."""
+
+    def begin(self, name: str) -> None:
+        """Begins a `prepared` run, or goes on with it."""
+
+    def finished(self) -> list[tuple[str, int]]:
+        """Runs that are over since the last call, with the exit status of each; negative if its process died of that signal."""
+
+    def under_way(self) -> int:
+        """How many are not over."""
+
+    def stop(self) -> None:
+        """Asks all to save what they have, and waits for it."""
+
+    def end(self) -> None:
+        """Ends all, at once."""
+
+
+def run_folder(out: pathlib.Path, name: str) -> pathlib.Path:
+    """The folder of the run of this name."""
+    return out / "runs" / name
+
+
+def log_file(out: pathlib.Path, name: str) -> pathlib.Path:
+    """What the run says on standard error."""
+    return out / "logs" / f"{name}.txt"
+
+
+def prepare(out: pathlib.Path, name: str, config: TrainConfig, noise_seed: int | str) -> None:
+    """Writes what `begin` needs: also the noise seed, in a private file. It travels to no other machine but by the shared folder."""
+    private = out / "private"
+    private.mkdir(mode=0o700, exist_ok=True)
+    write_atomically(out / "logs" / f"{name}.json", config.to_json())
+    write_atomically(private / f"{name}.seed", str(noise_seed), mode=0o600)
+
+
+def request(out: pathlib.Path, name: str, options: list[str]) -> dict[str, Any]:
+    """The command that begins a prepared run or goes on with it, and its log, as `sweep_job.Job.begin` takes them."""
+    folder, file = run_folder(out, name), out / "logs" / f"{name}.json"
+    arguments = ["train", "--quiet", "--out", str(folder), *options]
+    if (folder / "config.json").exists():
+        data = config_from_mapping(read_config_file(file), str(file)).data
+        arguments += ["--resume", *([] if data is None else ["--data", data])]
+    else:
+        arguments += ["--config", str(file), "--noise-seed", (out / "private" / f"{name}.seed").read_text()]
+    return {"arguments": arguments, "log": str(log_file(out, name))}
+
+
+class LocalRuns:
+    """Runs in processes of this machine, each of which trains run after run.
+
+    Args:
+      out: the sweep's folder.
+      options: more arguments of `fedmf train`.
+    """
+
+    def __init__(self, out: pathlib.Path, options: list[str]) -> None:
+        self._out, self._options = out, options
+        self._running: dict[str, sweep_job.Job] = {}
+        self._idle: list[sweep_job.Job] = []
+
+    def begin(self, name: str) -> None:
+        """See `Runs.begin`."""
+        self._running[name] = self._idle.pop() if self._idle else sweep_job.Job(sweep_job.PROGRAM)
+        self._running[name].begin(**request(self._out, name, self._options))
+
+    def finished(self) -> list[tuple[str, int]]:
+        """See `Runs.finished`."""
+        statuses = [(name, status) for name, job in self._running.items() if (status := job.status()) is not None]
+        for name, _ in statuses:
+            job = self._running.pop(name)
+            if job.process.poll() is None:
+                self._idle.append(job)
+        return statuses
+
+    def under_way(self) -> int:
+        """See `Runs.under_way`."""
+        return len(self._running)
+
+    def stop(self) -> None:
+        """See `Runs.stop`."""
+        for job in self._running.values():
+            job.process.send_signal(signal.SIGINT)
+        for job in self._running.values():
+            job.process.wait()
+
+    def end(self) -> None:
+        """See `Runs.end`."""
+        for job in (*self._running.values(), *self._idle):
+            job.end()
+
+
+class ClusterRuns:
+    """Runs on a cluster's machines. A run whose machine is lost goes on elsewhere, from its checkpoint in the shared folder.
+
+    Args:
+      cluster: connected.
+      out: the sweep's folder, at the same path on all machines.
+      options: more arguments of `fedmf train`.
+      cpus: processors of one run.
+
+    Raises:
+      ValueError: no machine has so many processors.
+    """
+
+    def __init__(self, cluster: "Cluster", out: pathlib.Path, options: list[str], cpus: int) -> None:
+        if cluster.most_cpus() < cpus:
+            raise ValueError(
+                f"cpus_per_job={cpus}: the largest machine of cluster {cluster.address} has {cluster.most_cpus()} processors, ask for fewer"
+            )
+        self._cluster, self._out, self._options = cluster, out.absolute(), options
+        self._train = cluster.function("fedmf.experiments.sweep_runs:train_there", cpus)
+        self._running: dict[str, Any] = {}
+
+    def begin(self, name: str) -> None:
+        """See `Runs.begin`."""
+        self._running[name] = self._train(str(self._out), name, self._options)
+
+    def finished(self) -> list[tuple[str, int]]:
+        """See `Runs.finished`."""
+        over = [name for name, call in self._running.items() if self._cluster.finished(call)]
+        return [(name, self._status(name, self._running.pop(name))) for name in over]
+
+    def _status(self, name: str, call: Any) -> int:
+        try:
+            return int(self._cluster.value(call))
+        except Exception as error:
+            with log_file(self._out, name).open("a") as log:
+                print(f"fedmf: error: {error}", file=log)
+            return 1
+
+    def under_way(self) -> int:
+        """See `Runs.under_way`."""
+        return len(self._running)
+
+    def stop(self) -> None:
+        """See `Runs.stop`."""
+        for call in self._running.values():
+            self._cluster.cancel(call, force=False)
+        for call in self._running.values():
+            while not self._cluster.finished(call, _POLL_SECONDS):
+                pass
+
+    def end(self) -> None:
+        """See `Runs.end`."""
+        for call in self._running.values():
+            self._cluster.cancel(call, force=True)
+
+
+def train_there(out: str, name: str, options: list[str]) -> int:
+    """On a cluster's machine: trains a run in a process of its own, and returns its exit status."""
+    folder = pathlib.Path(out)
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{os.uname().nodename} has no folder {out}: the machines of a sweep share its folder, at the same path"
+        )
+    job = sweep_job.Job(sweep_job.PROGRAM)
+    try:
+        job.begin(**request(folder, name, options))
+        while (status := job.status()) is None:
+            time.sleep(_POLL_SECONDS)
+        return status
+    except KeyboardInterrupt:  # the sweep stops
+        job.process.send_signal(signal.SIGINT)
+        return job.process.wait()
+    finally:
+        job.end()

@@ -1,0 +1,99 @@
+"""A sweep on a Ray cluster: the runs of processes, a lost machine's runs elsewhere, halving, the same answer."""
+
+import json
+import threading
+import time
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from fedmf.cli import main
+from fedmf.experiments import sweep
+from fedmf.experiments.sweep_grid import sweep_configs
+from fedmf.federated.execution import cluster
+from fedmf.runs.folder import Run
+from tests.federated.execution.test_cluster import assert_same_files
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+FIXED = {
+    "task": "regression", "task_option.clients": 60, "cohort_size": 4, "min_sep": 5, "evaluate_every": 10, "checkpoint_every": 5,
+    "epsilon": 4.0, "family": "banded", "warmup": 0.0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def machines():
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    cluster._connect(ray, started.address, None)
+    yield started
+    ray.shutdown()
+    started.shutdown()
+
+
+def rounds_done(out, name):
+    file = sweep.run_folder(out, name) / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def test_the_runs_of_a_lost_machine_go_on_elsewhere(machines, tmp_path):
+    configs = sweep_configs(FIXED | {"rounds": 400}, {"seed": [0, 1]})
+    nodes = [machines.add_node(num_cpus=1), machines.add_node(num_cpus=1)]
+    machines.wait_for_nodes()
+    lost = []
+
+    def lose_one():
+        while min(rounds_done(tmp_path / "on", name) for name in configs) < 12:
+            time.sleep(0.05)
+        lost.append(max(rounds_done(tmp_path / "on", name) for name in configs))
+        machines.remove_node(nodes[0], allow_graceful=False)
+
+    thread = threading.Thread(target=lose_one)
+    thread.start()
+    failed = sweep.train_all(tmp_path / "on", configs, noise_seed=5, jobs=2, cluster="auto")
+    thread.join()
+    assert not failed
+    assert lost[0] < 400, "both runs were over before the machine was lost"
+    assert sweep.train_all(tmp_path / "here", configs, noise_seed=5, jobs=2, threads=1) == {}
+    for name in configs:
+        assert_same_files(*(Run.load(sweep.run_folder(tmp_path / place, name)) for place in ("on", "here")))
+    machines.remove_node(nodes[1], allow_graceful=False)
+
+
+def test_more_processors_than_a_machine_has_are_refused(machines, tmp_path):
+    node = machines.add_node(num_cpus=2)
+    machines.wait_for_nodes()
+    configs = sweep_configs(FIXED | {"rounds": 10}, {"seed": [0]})
+    with pytest.raises(ValueError, match="cpus_per_job=3: the largest machine of cluster auto has 2 processors"):
+        sweep.train_all(tmp_path, configs, noise_seed="os", cluster="auto", cpus_per_job=3)
+    machines.remove_node(node, allow_graceful=False)
+
+
+def test_the_command_on_a_cluster_with_halving(machines, tmp_path, capfd):
+    node = machines.add_node(num_cpus=2)
+    machines.wait_for_nodes()
+    out = tmp_path / "sweep"
+    options = " ".join(
+        f"--{name.replace('_', '-')} {value}"
+        for name, value in FIXED.items()
+        if name not in ("task_option.clients", "epsilon")
+    )
+    rates = "--vary server-learning-rate=0.0001,0.2,0.3,1000000 --rounds 40 --epsilon 400 --noise-seed os --halving"
+    main(
+        [
+            "sweep",
+            "--out",
+            str(out),
+            "-o",
+            "clients=60",
+            *f"{options} {rates} --cluster auto --jobs 2 --json --quiet".split(),
+        ]
+    )
+    answer = json.loads(capfd.readouterr().out)
+    finished = [path.parent.name for path in (out / "runs").glob("*/result.json")]
+    assert len(finished) == 1
+    assert finished[0].split("=")[1] in ("0.2", "0.3")
+    done = sorted(rounds_done(out, path.name) for path in (out / "runs").iterdir())
+    assert done == [10, 10, 20, 40]
+    assert "The 4 private runs together" in answer["together"]
+    machines.remove_node(node, allow_graceful=False)
