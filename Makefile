@@ -1,10 +1,10 @@
-# make demo | test | test-all | tables | figure-4 | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | lint | lock | clean. Each target does its own set-up; a second run finds it done.
+# make demo | test | test-all | tables | figure-4 | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | lint | lock | clean. Each target does its own set-up; a second run finds it done.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = $(PYTHON) -m pip --disable-pip-version-check --python
 INSTALL = install --quiet --no-deps --require-hashes
 
-.PHONY: demo test test-all tables figure-4 bench-fit bench-noise bench-aggregator bench-participation bench-simulation lint lock clean setup
+.PHONY: demo test test-all tables figure-4 bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster lint lock clean setup
 
 demo: setup
 	.venv/bin/fedmf demo
@@ -42,6 +42,12 @@ bench-participation: setup
 
 bench-simulation: setup
 	.venv/bin/python -m benchmarks.simulation
+
+# On two cores: workers of one core beside as many threads.
+bench-cluster: setup
+	for workers in 1 2; do \
+	  .venv/bin/python -m benchmarks.simulation --model full --kind compiled --kind cluster --threads $$workers --clients 10 --clients 100 --clients 1000 || exit; \
+	done
 
 lint: setup .venv-lint/.installed
 	.venv-lint/bin/ruff check .

@@ -12,6 +12,7 @@ regression, 62 (50, batch 10). Small models cost dispatch and not arithmetic.
 Kinds of rounds, each a `federated.train` in a process of its own, all on the same cohorts:
   compiled  --execution fast: client work in compiled C, clients side by side; the default where there is a C compiler
   autodiff  --execution fast without a compiler: a tf.function for a group of clients
+  cluster   the same client work on a Ray cluster of this machine, a worker for each of --threads (make bench-cluster)
   tff       --execution tff: build_unweighted_fed_avg with our aggregator, in TFF's C++ runtime
   stock     the same with Keras's own LSTM layer in place of ours; without an LSTM it is tff, which is left out
 
@@ -38,17 +39,20 @@ import click
 from benchmarks.clients import EXAMPLES, MODELS, random_examples, random_sentences
 from benchmarks.core import cpu_seconds, memory_bytes
 
-KINDS = ("compiled", "autodiff", "tff", "stock")
+KINDS = ("compiled", "autodiff", "cluster", "tff", "stock")
 IN_TFF = ("tff", "stock")
 _NOT_COUNTED = 2  # rounds
 # Round -> seconds, CPU seconds, peak bytes and training loss, of each kind.
 Rounds = dict[str, list[dict[str, float]]]
 
 
-def _family() -> list[int]:
-    """This process and its children."""
-    children = pathlib.Path("/proc/self/task").glob("*/children")
-    return [os.getpid(), *(int(pid) for file in children for pid in file.read_text().split())]
+def _family(pid: int | None = None) -> list[int]:
+    """A process, by default this one, and all that it and its children have started."""
+    pid, found = os.getpid() if pid is None else pid, []
+    for file in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # one that has just ended
+            found += [each for child in file.read_text().split() for each in _family(int(child))]
+    return [pid, *found]
 
 
 def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None) -> None:
@@ -61,12 +65,13 @@ def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None)
     def answer(values: dict[str, float]) -> None:
         print(json.dumps(values), file=out, flush=True)
         sys.stdin.readline()
-        began[:] = time.perf_counter(), cpu_seconds(_family())
+        began[:] = time.perf_counter(), cpu_seconds(_family()), cpu_seconds([os.getpid()])
 
     def on_round(t: int) -> None:
         seconds, cpu = time.perf_counter() - began[0], cpu_seconds(_family()) - began[1]
         row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-        answer({"seconds": seconds, "cpu": cpu, "peak": memory_bytes(_family()), "loss": row["train_loss"]})
+        own = cpu_seconds([os.getpid()]) - began[2]
+        answer({"seconds": seconds, "cpu": cpu, "own": own, "peak": memory_bytes(_family()), "loss": row["train_loss"]})
 
     config = fedmf.TrainConfig(
         rounds=rounds, cohort_size=clients, family="blt", schema="every_round", noise_multiplier=1e-6, clip_norm=1.0,
@@ -78,11 +83,12 @@ def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None)
         if model in EXAMPLES
         else random_sentences(model, clients, keras_lstm=kind == "stock")
     )
-    began = [0.0, 0.0]
+    began = [0.0, 0.0, 0.0]
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary) / "run"
         answer({})
-        federated.train(task, config, folder=folder, noise_seed=1, threads=threads, progress=False, on_round=on_round)
+        options: dict[str, Any] = {"threads": threads, "cluster": "local" if kind == "cluster" else None}
+        federated.train(task, config, folder=folder, noise_seed=1, progress=False, on_round=on_round, **options)
 
 
 @contextlib.contextmanager
@@ -128,24 +134,27 @@ def measure(kinds: tuple[str, ...], model: str, clients: int, passes: int, threa
 
 def kinds_of(model: str) -> tuple[str, ...]:
     """The kinds of rounds that differ for a model."""
-    return ("autodiff", "stock") if model in EXAMPLES else KINDS
+    return ("autodiff", "stock") if model in EXAMPLES else tuple(kind for kind in KINDS if kind != "cluster")
 
 
 def text(model: str, clients: int, rounds: Rounds) -> str:
     """The costs of one cohort, and the ratios of rounds that were made in the same turn."""
     lines = [f"{model}, {clients} clients a round, load of the machine {os.getloadavg()[0]:.1f}"]
     lines.append(
-        f"{'':<12}{'clients/s':>10}{'single rounds':>18}{'CPU s/client':>14}{'first round s':>15}{'peak GB':>9}"
+        f"{'':<12}{'clients/s':>10}{'single rounds':>18}{'CPU s/client':>14}{'driver CPU s':>14}{'first round s':>15}{'peak GB':>9}"
     )
     counted = {kind: rows[_NOT_COUNTED:] for kind, rows in rounds.items()}
     for kind, rows in counted.items():
         seconds = [row["seconds"] for row in rows]
-        mean, cpu = statistics.mean(seconds), statistics.mean(row["cpu"] for row in rows)
+        mean, cpu, own = statistics.mean(seconds), *(statistics.mean(row[k] for row in rows) for k in ("cpu", "own"))
         span = f"{clients / max(seconds):.2f} to {clients / min(seconds):.2f}"
         first, peak = rounds[kind][0]["seconds"], rows[-1]["peak"] / 1e9
-        lines.append(f"{kind:<12}{clients / mean:>10.2f}{span:>18}{cpu / clients:>14.4f}{first:>15.1f}{peak:>9.2f}")
-    for base in (base for base in IN_TFF if base in rounds):
-        for kind in (kind for kind in rounds if kind not in ("stock", base)):
+        lines.append(
+            f"{kind:<12}{clients / mean:>10.2f}{span:>18}{cpu / clients:>14.4f}{own:>14.2f}{first:>15.1f}{peak:>9.2f}"
+        )
+    for base in (base for base in (*IN_TFF, "compiled") if base in rounds):
+        others = ("cluster",) if base == "compiled" else ("compiled", "autodiff", "cluster", "tff")
+        for kind in (kind for kind in others if kind in rounds and kind != base):
             pairs = list(zip(counted[base], counted[kind], strict=True))
             ratios = [a["seconds"] / b["seconds"] for a, b in pairs]
             cpu = sum(a["cpu"] for a, _ in pairs) / sum(b["cpu"] for _, b in pairs)
@@ -165,7 +174,7 @@ def text(model: str, clients: int, rounds: Rounds) -> str:
 )
 @click.option("--passes", type=click.IntRange(min=1), default=3, show_default=True, help="Counted rounds of each kind.")
 @click.option(
-    "--kind", "kinds", multiple=True, type=click.Choice(KINDS), default=KINDS, show_default=True, help="Repeatable."
+    "--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Repeatable.  [default: all but cluster]"
 )
 @click.option(
     "--model",
@@ -199,7 +208,7 @@ def main(
         clients, models, options = (2,), ("demo", "logistic"), options | {"passes": 1}
     costs: dict[str, dict[int, Rounds]] = {}
     for model in models:
-        chosen = tuple(kind for kind in kinds if kind in kinds_of(model))
+        chosen = tuple(kind for kind in kinds or kinds_of(model) if kind in (*kinds_of(model), "cluster"))
         costs[model] = {}
         for count in clients:
             costs[model][count] = measure(chosen, model, count, **options)

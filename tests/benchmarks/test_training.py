@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from benchmarks.simulation import KINDS
+
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
 
@@ -24,9 +26,9 @@ def bench(module, tmp_path, *arguments):
 
 
 def test_rounds_of_all_kinds_train_alike(tmp_path):
-    models = bench("simulation", tmp_path)
-    assert list(models["demo"]["2"]) == ["compiled", "autodiff", "tff", "stock"]
-    assert list(models["logistic"]["2"]) == ["autodiff", "stock"]
+    models = bench("simulation", tmp_path, *(word for kind in KINDS for word in ("--kind", kind)))
+    assert list(models["demo"]["2"]) == ["compiled", "autodiff", "cluster", "tff", "stock"]
+    assert list(models["logistic"]["2"]) == ["autodiff", "cluster", "stock"]
     for rounds in (model["2"] for model in models.values()):
         for rows in rounds.values():
             assert len(rows) == 3

@@ -23,7 +23,7 @@ class RunOptions:
       noise_strategy: how the host makes the noise, as `HostNoise` names it; None chooses. A resume may name another one.
       noise_memory: bytes that the noise may take in memory, and is in a memory map in private/ beyond; None for a quarter of the
         machine's memory.
-      threads: limit on the threads of this process and of the TFF worker it starts; None for one on each processor. docs/threads.md
+      threads: limit on the threads of this process and of the TFF worker it starts; None for one on each processor. docs/cluster.md
         says what it limits.
       cluster: with execution="fast", the address of a Ray cluster whose workers train the clients: "local", "auto", "host:port" or
         "ray://host:port"; docs/cluster.md.

@@ -76,7 +76,7 @@ def run_side_by_side(folder, runs):
 
 @pytest.mark.slow
 def test_clients_of_the_fast_path_give_the_same_bits_with_any_number_of_threads(tmp_path):
-    """With noise of six rounds; numpy's longer products round otherwise on other numbers of threads (docs/threads.md)."""
+    """With noise of six rounds; numpy's longer products round otherwise on other numbers of threads (docs/cluster.md)."""
     runs = [("fast", 1), ("fast", 3)]
     for (_, threads), found in zip(runs, run_side_by_side(tmp_path, runs), strict=True):
         assert found["tensorflow"] == [threads, threads]
