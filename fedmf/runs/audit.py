@@ -136,7 +136,10 @@ def pretraining(config: TrainConfig) -> str:
         return f"none, the initial model is drawn with seed {config.seed}"
     path = pathlib.Path(config.initial_model)
     if path.suffix == ".keras":
-        return f"the initial model is {path.name}, which was trained before this run"
+        return (
+            f"the initial model is {path.name}, which was trained before this run; for clients whose data it was trained on as well, the "
+            "losses add up"
+        )
     return (
         f"the initial model is that of the run {path.name}, which has a statement of its own; for clients who took part in both runs the "
         "losses add up"

@@ -15,7 +15,7 @@ import tensorflow as tf
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery
 from fedmf.federated.examples import Epochs, count, in_batches, stacked
 from fedmf.federated.execution.groups import GroupSum
-from fedmf.federated.execution.stateless_model import stateless_model
+from fedmf.federated.execution.stateless_model import check_apart, dense_rows, stateless_model
 from fedmf.federated.task import CompiledEpoch, Task, mean_loss
 from fedmf.federated.training.optimizers import client_optimizer
 from fedmf.runs.config import TrainConfig
@@ -76,9 +76,11 @@ class AutodiffClients(ClientWork):
         self._small = self._parameters <= SMALL_MODEL
         self._can_side_by_side = False
         if self._small or self._batch_size == 1:
-            # Models that cannot be built in a graph, or whose operations have no vectorised form, train in turn.
+            # Models that cannot be built in a graph, or whose operations have no vectorised form that is safe, train in turn.
             with contextlib.suppress(Exception):
                 self._stateless = stateless_model(task, config.seed)
+                weights, _, *batch = signature()
+                check_apart(tf.function(self._loss_and_gradients, input_signature=[weights, *batch]))
                 (self._side_by_side if self._small else self._one_batch).get_concrete_function()
                 self._can_side_by_side = True
 
@@ -123,7 +125,7 @@ class AutodiffClients(ClientWork):
                 with tf.GradientTape() as tape:
                     loss = self._loss(y, self._model(x, training=True), real[batch])
                     minimised = tf.add_n([loss, *self._model.losses])  # as TFF's and Keras's training add regularisers
-                gradients = _gradients(tape, minimised, variables)
+                gradients = [tf.convert_to_tensor(gradient) for gradient in _gradients(tape, minimised, variables)]
                 state, after = self._optimizer.next(state, [variable.read_value() for variable in variables], gradients)
                 for variable, weight in zip(variables, after, strict=True):
                     variable.assign(weight)
@@ -134,16 +136,21 @@ class AutodiffClients(ClientWork):
             total = _accumulate(self._query, total, update)
         return total, loss_sum
 
+    def _loss_and_gradients(self, weights: Any, x: Any, y: Any, real: Any) -> Any:
+        """The loss of a batch under one client's weights, and the gradients of all that is minimised, as the tape gives them."""
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            outputs, own = self._stateless(weights, x)
+            loss = self._loss(y, outputs, real)
+            minimised = tf.add_n([loss, *own])
+        return loss, _gradients(tape, minimised, weights)
+
     def _train_side_by_side(self, weights: Any, total: Any, xs: Any, ys: Any, real: Any) -> Any:
         """`_train_in_turn` with the step of all clients at once; client c has the batches xs[c], of which some may hold nothing real."""
 
         def step(weights: Any, state: Any, x: Any, y: Any, real: Any) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(weights)
-                outputs, own = self._stateless(weights, x)
-                loss = self._loss(y, outputs, real)
-                minimised = tf.add_n([loss, *own])
-            after = self._optimizer.next(state, weights, _gradients(tape, minimised, weights))
+            loss, gradients = self._loss_and_gradients(weights, x, y, real)
+            after = self._optimizer.next(state, weights, [dense_rows(gradient) for gradient in gradients])
             is_real = tf.reduce_any(real > 0)
             kept = tf.nest.map_structure(lambda new, old: tf.where(is_real, new, old), after, (state, weights))
             return *kept, loss * tf.reduce_sum(real)
@@ -166,8 +173,7 @@ class AutodiffClients(ClientWork):
 
 
 def _gradients(tape: Any, loss: Any, weights: Any) -> Any:
-    gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return [tf.convert_to_tensor(gradient) for gradient in gradients]
+    return tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
 
 def _groups(cohort: Sequence[Epochs], parameters: int, side_by_side: bool) -> Iterator[list[Epochs]]:

@@ -1,5 +1,6 @@
 """A Keras model as a function of weights and inputs, for clients that are trained side by side with weights of their own."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,3 +41,34 @@ def stateless_model(task: Task, seed: int) -> StatelessModel:
         return model(x, training=True), model.losses
 
     return apply
+
+
+# Operations of which tf.vectorized_map lays the clients end to end in one array, and an index or axis of one client can reach the next
+# one's part: segment sums (of a negative index, which alone is dropped) and tf.roll (of a negative axis). Read in TensorFlow 2.14.
+_MIXES_CLIENTS = re.compile(r"Roll|.*Segment")
+
+
+def check_apart(function: Any) -> None:
+    """Checks that tf.vectorized_map of a tf.function with a signature keeps its clients apart, whatever their data.
+
+    Raises:
+      ValueError: it has an operation that may mix them.
+    """
+    mixing = sorted(filter(_MIXES_CLIENTS.match, operations(function.get_concrete_function())))
+    if mixing:
+        raise ValueError(f"{', '.join(mixing)} would mix clients")
+
+
+def operations(traced: Any) -> set[str]:
+    """The operations of a traced tf.function and of all functions that it calls."""
+    graph = traced.graph.as_graph_def()
+    return {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
+
+
+def dense_rows(gradient: Any) -> Any:
+    """A gradient that may be tf.IndexedSlices as a tensor. Rows of indices out of range are left out, and reach no other client's."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, index = gradient.dense_shape[0], gradient.indices
+    inside = tf.where((index >= 0) & (index < tf.cast(rows, index.dtype)), index, tf.cast(rows, index.dtype))
+    return tf.math.unsorted_segment_sum(gradient.values, inside, rows + 1)[:-1]

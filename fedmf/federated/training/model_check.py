@@ -1,10 +1,13 @@
 """Refuses models that would carry one client's data to another past the clipped sum."""
 
 import re
+from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from fedmf.federated.examples import in_batches, take
+from fedmf.federated.execution.stateless_model import operations
 from fedmf.federated.task import Task, mean_loss
 from fedmf.runs.config import TrainConfig
 
@@ -12,23 +15,30 @@ from fedmf.runs.config import TrainConfig
 _FORBIDDEN = (
     # Moving averages, states of recurrent layers, words seen so far.
     (
-        r"Assign|ResourceScatter|Scatter(Nd)?(Add|Sub|Update)$|ResourceApply|LookupTable(Insert|Import|Remove)|Queue(En|De)queue",
+        r"Assign|Resource(Scatter|StridedSliceAssign|Apply)|Scatter(Nd)?(Add|Sub|Update)$|LookupTable(Insert|Import|Remove)|Queue(En|De)queue",
         "writes a variable or a table",
         "leave out layers that keep something from batch to batch (BatchNormalization, stateful=True)",
     ),
-    # Draws from a generator that goes on from call to call; tf.random.stateless_... is not among them.
+    # Draws from a generator that goes on from call to call; tf.random.stateless_... is not among them. TensorFlow does not count pooling
+    # and glimpses among the operations with a state.
     (
-        r"Random|Multinomial|Parameterized|TruncatedNormal|Stateful(?!PartitionedCall)|Rng|NonDeterministic",
+        r"Random|Multinomial|Parameterized|TruncatedNormal|Stateful(?!PartitionedCall)|Rng|NonDeterministic|.*CandidateSampler|Fractional"
+        r"|ExtractGlimpse|Timestamp",
         "draws random numbers",
-        "leave out layers such as Dropout",
+        "leave out layers such as Dropout, and sampled losses",
     ),
     # Python inside a graph could do either.
     (r"(Eager)?PyFunc", "calls Python", "write it in TensorFlow"),
 )
+# All that TensorFlow marks as having a state or an effect, and that keeps nothing from call to call. Others are refused, known or not.
+_KEEPS_NOTHING = re.compile(
+    r"ReadVariableOp|ResourceGather(Nd)?|VariableShape|LookupTable(Find|Size)V2|If|While|Case|StatefulPartitionedCall|DeviceIndex|Assert"
+    r"|CheckNumerics(V2)?|PrintV2|StatelessRandomGetAlg|CudnnRNN(Backprop)?(V[23])?"
+)
 
 
 def check_model(task: Task, config: TrainConfig) -> None:
-    """Looks at every operation of the task's model and loss in training.
+    """Looks at every operation of the task's model and loss in training, forwards and backwards.
 
     A written variable or table would carry a client's data into the next client's update without being clipped: the sensitivity would
     not be the plan's. After random draws a resumed run would repeat its noise on other updates, whose difference is free of it. Python
@@ -39,33 +49,41 @@ def check_model(task: Task, config: TrainConfig) -> None:
     """
     model = task.build_model(config.seed)
     loss = mean_loss(task)
-    forward = tf.function(lambda x, y, real: tf.add_n([loss(y, model(x, training=True), real), *model.losses]))
+
+    def step(x: Any, y: Any, real: Any) -> Any:
+        with tf.GradientTape() as tape:
+            minimised = tf.add_n([loss(y, model(x, training=True), real), *model.losses])
+        return minimised, tape.gradient(minimised, model.trainable_variables) if minimised.shape.rank == 0 else ()
+
+    traced_step = tf.function(step)
     batch = tf.nest.map_structure(lambda spec: tf.TensorSpec([task.batch_size, *spec.shape[1:]], spec.dtype), task.spec)
     try:
-        traced = forward.get_concrete_function(*batch, tf.TensorSpec([task.batch_size], tf.float32))
+        traced = traced_step.get_concrete_function(*batch, tf.TensorSpec([task.batch_size], tf.float32))
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"model or loss of task {task.name!r} do not take a batch {batch} of its examples: make them fit "
             f"({str(error).strip().splitlines()[-1].strip()})"
         ) from error
-    if traced.structured_outputs.shape.rank != 0:
+    shape = traced.structured_outputs[0].shape
+    if shape.rank != 0:
         raise ValueError(
-            f"loss of task {task.name!r} gives the shape {traced.structured_outputs.shape} where a scalar is needed: take the mean, or "
+            f"loss of task {task.name!r} gives the shape {shape} where a scalar is needed: take the mean, or "
             "pass a tf.keras.losses.Loss"
         )
     some = in_batches([take(task.split("validation"), slice(task.batch_size))], task.batch_size)
     *leaves, real = (tf.constant(array[0]) for array in some)
     try:
-        forward(*tf.nest.pack_sequence_as(task.spec, leaves), real)
+        traced_step(*tf.nest.pack_sequence_as(task.spec, leaves), real)
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(
             f"model or loss of task {task.name!r} fail on its validation split: make outputs and labels fit "
             f"({error.message.splitlines()[0].rpartition('}} ')[2]})"
         ) from error
-    graph = traced.graph.as_graph_def()
-    operations = {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
-    for pattern, does, instead in _FORBIDDEN:
-        matching = sorted(operation for operation in operations if re.match(pattern, operation))
+    found = operations(traced)
+    others = [name for name in found if _has_state(name) and not _KEEPS_NOTHING.fullmatch(name)]
+    rest = "|".join(others) or "$", "keeps a state or has an effect", "leave out its layer"
+    for pattern, does, instead in (*_FORBIDDEN, rest):
+        matching = sorted(operation for operation in found if re.match(pattern, operation))
         if matching:
             raise ValueError(
                 f"build_model of task {task.name!r} gives a model that {does} in training ({', '.join(matching)}), so that the "
@@ -77,3 +95,9 @@ def check_model(task: Task, config: TrainConfig) -> None:
             f"build_model of task {task.name!r} gives a model with weights that are not trained ({', '.join(fixed)}), which "
             f"execution={config.execution!r} does not take: use execution='fast'"
         )
+
+
+def _has_state(operation: str) -> bool:
+    # None for a function of the graph, whose operations are looked at as well.
+    definition = op_def_registry.get(operation)
+    return definition is not None and definition.is_stateful

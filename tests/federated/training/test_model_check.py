@@ -38,6 +38,53 @@ class Seen(layers.Layer):
             return tf.ensure_shape(x + before, x.shape)
 
 
+class PartOfVariable(layers.Layer):
+    """What it has seen so far, written to a slice."""
+
+    def build(self, shape):
+        self.seen = tf.Variable(tf.zeros([shape[-1]]), trainable=False)
+
+    def call(self, x):
+        self.seen[1:].assign(self.seen[1:] + tf.reduce_sum(x, [0, 1])[1:])
+        return x - self.seen
+
+
+class Backwards(layers.Layer):
+    """Keeps the gradients that it has seen, and adds them to what comes next."""
+
+    def build(self, shape):
+        self.seen = tf.Variable(tf.zeros([shape[-1]]), trainable=False)
+
+    def call(self, x):
+        @tf.custom_gradient
+        def through(x):
+            def gradient(upstream):
+                self.seen.assign_add(tf.reduce_sum(upstream, [0, 1]))
+                return upstream + self.seen
+
+            return tf.identity(x), gradient
+
+        return through(x)
+
+
+class Staged(layers.Layer):
+    """A batch later: an operation that no pattern names."""
+
+    def call(self, x):
+        with tf.control_dependencies([tf.raw_ops.Stage(values=[x], shared_name="attack")]):
+            (before,) = tf.raw_ops.Unstage(dtypes=[tf.float32], shared_name="attack")
+        return tf.ensure_shape(before, x.shape)
+
+
+def sampled(x):
+    loss = tf.nn.sampled_softmax_loss(tf.ones([50, 4]), tf.ones([50]), tf.zeros([4, 1], tf.int64), x[:, 0], 5, 50)
+    return x + tf.reduce_mean(loss)
+
+
+def pooled(x):
+    return x + tf.nn.fractional_max_pool(x[..., None], [1.0, 1.2, 1.0, 1.0], pseudo_random=True)[0][:, :1, :, 0]
+
+
 class FromGenerator(layers.Layer):
     """Numbers of a generator that goes on from call to call."""
 
@@ -79,6 +126,11 @@ def task_with(*middle):
         (lambda: layers.LSTM(4, return_sequences=True, stateful=True), "writes a variable"),
         (RunningMean, "writes a variable"),
         (Seen, "writes a variable or a table"),
+        (PartOfVariable, "writes a variable"),
+        (Backwards, "writes a variable"),
+        (Staged, "keeps a state or has an effect"),
+        (lambda: layers.Lambda(sampled), "draws random numbers"),
+        (lambda: layers.Lambda(pooled), "draws random numbers"),
         (lambda: layers.Dropout(0.5), "draws random numbers"),
         (lambda: layers.Dropout(0.5, seed=3), "draws random numbers"),
         (lambda: layers.LSTM(4, return_sequences=True, recurrent_dropout=0.5), "draws random numbers"),

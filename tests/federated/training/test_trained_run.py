@@ -101,4 +101,5 @@ def test_the_snippet_of_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(snippet, "docs/after_training.md", "exec"), {"__name__": "after_training"})
     statement = (tmp_path / "runs" / "tuned" / "final_statement.md").read_text()
-    assert "table.keras, which was trained before this run" in " ".join(statement.split())
+    said = "table.keras, which was trained before this run; for clients whose data it was trained on as well, the losses add up"
+    assert said in " ".join(statement.split())

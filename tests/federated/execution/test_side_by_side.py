@@ -1,0 +1,100 @@
+"""Clients that train side by side do not reach into one another's updates, whatever their data."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from fedmf import federated
+from fedmf.federated.aggregation.aggregator import mean_query
+from fedmf.federated.execution import client_work
+from fedmf.federated.execution.stateless_model import dense_rows
+from tests.federated.run_small import config
+
+pytestmark = pytest.mark.tensorflow
+layers = tf.keras.layers
+
+# Clients of two examples of small whole numbers. A column names their segment: that of the second client is -1, which
+# tf.math.unsorted_segment_sum drops.
+COHORT = [
+    [(np.array([[segment, a, b, 3], [segment, 3, 1, 4]], np.float32), np.array([0, 1], np.int64))]
+    for segment, a, b in ((1, 0, 5), (-1, 7, 0), (0, 1, 2))
+]
+
+
+class Segments(layers.Layer):
+    """Sums of the examples by segment, of which there are as many as examples."""
+
+    def call(self, x):
+        return tf.math.unsorted_segment_sum(x, tf.cast(x[:, 0], tf.int32), 2)
+
+
+class Embedded(layers.Layer):
+    """Embedded numbers, as rows of a table: a gradient of a few rows."""
+
+    def build(self, shape):
+        self.table = self.add_weight("table", shape=(8, 3))
+
+    def call(self, x):
+        return tf.reshape(tf.gather(self.table, tf.cast(tf.abs(x), tf.int32)), [-1, 12])
+
+
+def clients(layer, small, monkeypatch):
+    x, y = COHORT[0][0]
+    task = federated.Task.from_arrays(
+        name="mixing",
+        x=x,
+        y=y,
+        client_ids=[0, 1],
+        validation=(x, y),
+        test=(x, y),
+        model=lambda: tf.keras.Sequential([tf.keras.Input((4,)), layer(), layers.Dense(2)]),
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
+        batch_size=2,
+    )
+    monkeypatch.setattr(client_work, "SMALL_MODEL", small)
+    weights = [v.value() for v in task.build_model(3).trainable_variables]
+    specs = [tf.TensorSpec(w.shape) for w in weights]
+    settings = config()
+    plan = settings.plan(settings.fit(show_progress=False))
+    query = mean_query(plan, specs, clients_per_round=4, noise_seed=1, zeroing_norm=None, noise_strategy="precomputed")
+    work = client_work.AutodiffClients(task, settings, query, specs)
+
+    def summed(cohort):
+        total, _ = work.add(weights, query.initial_sample_state(specs), cohort)
+        return np.concatenate([np.ravel(part) for part in total.record])
+
+    return work, summed
+
+
+@pytest.mark.parametrize(
+    ("layer", "side_by_side"),
+    [
+        (lambda: layers.Dense(3), True),
+        (Embedded, True),
+        (Segments, False),
+        (lambda: layers.Lambda(lambda x: tf.roll(x, 1, axis=-1)), False),
+    ],
+)
+def test_the_sum_of_a_cohort_is_that_of_its_clients_alone(layer, side_by_side, monkeypatch):
+    work, summed = clients(layer, 10_000, monkeypatch)
+    assert work._can_side_by_side is side_by_side
+    _, alone = clients(layer, 0, monkeypatch)
+    np.testing.assert_allclose(summed(COHORT), sum(alone([client]) for client in COHORT), atol=1e-5)
+
+
+def test_without_the_refusal_they_would_mix(monkeypatch):
+    """Negative control: TensorFlow's own vectorised forms."""
+    monkeypatch.setattr(client_work, "check_apart", lambda function: None)
+    for layer in (Segments, lambda: layers.Lambda(lambda x: tf.roll(x, 1, axis=-1))):
+        _, summed = clients(layer, 10_000, monkeypatch)
+        _, alone = clients(layer, 0, monkeypatch)
+        assert np.abs(summed(COHORT) - sum(alone([client]) for client in COHORT)).max() > 0.1
+
+
+def test_rows_out_of_range_are_left_out():
+    def dense(index):
+        return dense_rows(tf.IndexedSlices(tf.ones([3]), index, tf.constant([2])))
+
+    index = tf.constant([[0, 1, 1], [-1, 2, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(tf.vectorized_map(dense, index), [[1, 2], [1, 0], [3, 0]])
