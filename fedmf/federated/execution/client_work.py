@@ -73,7 +73,7 @@ class AutodiffClients(ClientWork):
         self._in_turn = tf.function(
             self._train_in_turn, input_signature=[*signature(None), tf.TensorSpec([None], tf.int32)]
         )
-        self._one_batch = tf.function(self._train_side_by_side, input_signature=signature(None, 1))
+        self._single = tf.function(self._train_single, input_signature=signature(None))
         self._side_by_side = tf.function(self._train_side_by_side, input_signature=signature(None, None))
         self._small = self._parameters <= SMALL_MODEL
         self._can_side_by_side = False
@@ -81,7 +81,7 @@ class AutodiffClients(ClientWork):
             # Models that cannot be built in a graph, or whose operations have no vectorised form, train in turn.
             with contextlib.suppress(Exception):
                 self._stateless = stateless_model(task, config.seed)
-                (self._side_by_side if self._small else self._one_batch).get_concrete_function()
+                (self._side_by_side if self._small else self._single).get_concrete_function()
                 self._can_side_by_side = True
 
     def add(self, weights: Sequence[Any], total: Any, cohort: Sequence[Epochs]) -> tuple[Any, float]:
@@ -92,11 +92,11 @@ class AutodiffClients(ClientWork):
         for group in _groups(cohort, self._parameters, side_by_side):
             interrupts.check()
             clients = [in_batches(epochs, self._batch_size) for epochs in group]
-            join = stacked if side_by_side else np.concatenate
+            join = stacked if side_by_side and self._small else np.concatenate
             *leaves, real = (join(arrays) for arrays in zip(*clients, strict=True))
             batches = [list(weights), total, *tf.nest.pack_sequence_as(self._structure, leaves), real]
             if side_by_side:
-                total, losses = (self._side_by_side if self._small else self._one_batch)(*batches)
+                total, losses = (self._side_by_side if self._small else self._single)(*batches)
             else:
                 ends = np.cumsum([len(client[-1]) for client in clients]).astype(np.int32)
                 total, losses = self._in_turn(*batches, ends)
@@ -131,16 +131,31 @@ class AutodiffClients(ClientWork):
             total = _accumulate(self._query, total, update)
         return total, loss_sum
 
+    def _gradients_and_loss(self, weights: Any, x: Any, y: Any, real: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            outputs, own = self._stateless(weights, x)
+            loss = self._loss(y, outputs, real)
+            minimised = tf.add_n([loss, *own])
+        return _gradients(tape, minimised, weights), loss
+
+    def _train_single(self, weights: Any, total: Any, xs: Any, ys: Any, real: Any) -> Any:
+        """`_train_in_turn` with the gradients of all clients at once; client c has the one batch xs[c], which is real."""
+        gradients, losses = tf.vectorized_map(
+            lambda each: self._gradients_and_loss(list(weights), *each), (xs, ys, real)
+        )
+        state = self._optimizer.initialize(self._specs)
+        for c in tf.range(tf.shape(real)[0]):
+            _, after = self._optimizer.next(state, list(weights), [gradient[c] for gradient in gradients])
+            total = _accumulate(self._query, total, [w - v for v, w in zip(after, weights, strict=True)])
+        return total, tf.reduce_sum(losses)
+
     def _train_side_by_side(self, weights: Any, total: Any, xs: Any, ys: Any, real: Any) -> Any:
         """`_train_in_turn` with the step of all clients at once; client c has the batches xs[c], of which some may hold nothing real."""
 
         def step(weights: Any, state: Any, x: Any, y: Any, real: Any) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(weights)
-                outputs, own = self._stateless(weights, x)
-                loss = self._loss(y, outputs, real)
-                minimised = tf.add_n([loss, *own])
-            after = self._optimizer.next(state, weights, _gradients(tape, minimised, weights))
+            gradients, loss = self._gradients_and_loss(weights, x, y, real)
+            after = self._optimizer.next(state, weights, gradients)
             is_real = tf.reduce_any(real > 0)
             kept = tf.nest.map_structure(lambda new, old: tf.where(is_real, new, old), after, (state, weights))
             return *kept, loss * tf.reduce_sum(real)
@@ -151,12 +166,11 @@ class AutodiffClients(ClientWork):
         # All begin with the same weights, which is faster.
         start = self._optimizer.initialize(self._specs)
         states, after, losses = tf.vectorized_map(lambda each: step(list(weights), start, *each), batch(0))
-        if real.shape[1] != 1:
-            for b in tf.range(1, tf.shape(real)[1]):
-                states, after, more = tf.vectorized_map(
-                    lambda each: step(each[1], each[0], *each[2]), (states, after, batch(b))
-                )
-                losses += more
+        for b in tf.range(1, tf.shape(real)[1]):
+            states, after, more = tf.vectorized_map(
+                lambda each: step(each[1], each[0], *each[2]), (states, after, batch(b))
+            )
+            losses += more
         for c in tf.range(tf.shape(real)[0]):
             total = _accumulate(self._query, total, [w - each[c] for w, each in zip(weights, after, strict=True)])
         return total, tf.reduce_sum(losses)
