@@ -42,6 +42,7 @@ bench-participation: setup
 
 bench-simulation: setup
 	.venv/bin/python -m benchmarks.simulation
+	.venv/bin/python -m benchmarks.gradients
 
 lint: setup .venv-lint/.installed
 	.venv-lint/bin/ruff check .
