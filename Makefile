@@ -42,6 +42,7 @@ bench-participation: setup
 
 bench-simulation: setup
 	.venv/bin/python -m benchmarks.simulation
+	.venv/bin/python -m benchmarks.gradients
 
 # On two cores: workers of one core beside as many threads.
 bench-cluster: setup

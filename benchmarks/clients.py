@@ -14,8 +14,8 @@ MODELS: dict[str, dict[str, int]] = {
 SENTENCES = {"full": 64, "demo": 16, "lstm": 50}
 BATCH = {"full": 16, "demo": 16, "lstm": 10}
 LENGTH = 20
-# Parameters: 62, 56,714 and 1,199,882.
-EXAMPLES = ("logistic", "cnn", "emnist")
+# Parameters: 62, 56,714, 1,199,882 and 550,570.
+EXAMPLES = ("logistic", "cnn", "emnist", "cifar10")
 _SHIFT = 2.7  # Mandelbrot's, for English
 
 
@@ -67,6 +67,7 @@ def random_examples(model: str, clients: int) -> Any:
     import tensorflow as tf
 
     from fedmf import federated
+    from fedmf.tasks.cifar10.model import build_model as cifar10_model
     from fedmf.tasks.emnist.model import build_model as emnist_model
 
     def logistic(seed: int) -> Any:
@@ -79,6 +80,8 @@ def random_examples(model: str, clients: int) -> Any:
     build_model: Callable[[int], Any] = functools.partial(emnist_model, classes=10, kind="cnn" if wide else "small")
     if model == "logistic":
         build_model, classes, shape = logistic, 2, (30,)
+    elif model == "cifar10":
+        build_model, count, batch_size, shape = cifar10_model, 1, 1, (32, 32, 3)
 
     @functools.cache
     def examples(name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@
 
 Models and a client's examples: full and demo, the LSTMs of the papers (64 sentences of full length, batch 16) and of `make demo` (16);
 lstm, 122,076 parameters (50, batch 10); emnist, the CNN of 1.2 million (100 images, batch 20); cnn, 56,714 (50, batch 10); logistic
-regression, 62 (50, batch 10). Small models cost dispatch and not arithmetic.
+regression, 62 (50, batch 10); cifar10, 550,570 (1: privacy of single examples). Small models cost dispatch and not arithmetic.
 
 Kinds of rounds, each a `federated.train` in a process of its own, all on the same cohorts:
   compiled  --execution fast: client work in compiled C, clients side by side; the default where there is a C compiler

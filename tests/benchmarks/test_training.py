@@ -37,6 +37,12 @@ def test_rounds_of_all_kinds_train_alike(tmp_path):
             assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in rounds["stock"]], rel=1e-4)
 
 
+def test_single_gradients_of_all_ways(tmp_path):
+    costs = bench("gradients", tmp_path)
+    assert list(costs) == ["side by side", "loop", "batch", "TF Privacy"]
+    assert all(len(rows) == 1 and min(rows[0]) > 0 for rows in costs.values())
+
+
 def test_the_aggregators_rounds_stand_beside_the_plain_means(tmp_path):
     results = bench("aggregator", tmp_path, "--passes", "2")
     kinds = ["plain mean", "blt, 4 buffers / precomputed", "blt, 4 buffers / graph"]

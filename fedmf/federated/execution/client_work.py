@@ -71,7 +71,7 @@ class AutodiffClients(ClientWork):
         self._in_turn = tf.function(
             self._train_in_turn, input_signature=[*signature(None), tf.TensorSpec([None], tf.int32)]
         )
-        self._one_batch = tf.function(self._train_side_by_side, input_signature=signature(None, 1))
+        self._single = tf.function(self._train_single, input_signature=signature(None))
         self._side_by_side = tf.function(self._train_side_by_side, input_signature=signature(None, None))
         self._small = self._parameters <= SMALL_MODEL
         self._can_side_by_side = False
@@ -81,7 +81,7 @@ class AutodiffClients(ClientWork):
                 self._stateless = stateless_model(task, config.seed)
                 weights, _, *batch = signature()
                 check_apart(tf.function(self._loss_and_gradients, input_signature=[weights, *batch]))
-                (self._side_by_side if self._small else self._one_batch).get_concrete_function()
+                (self._side_by_side if self._small else self._single).get_concrete_function()
                 self._can_side_by_side = True
 
     def sums(self, weights: Sequence[Any], groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
@@ -97,11 +97,11 @@ class AutodiffClients(ClientWork):
         for group in _groups(cohort, self._parameters, side_by_side):
             interrupts.check()
             clients = [in_batches(epochs, self._batch_size) for epochs in group]
-            join = stacked if side_by_side else np.concatenate
+            join = stacked if side_by_side and self._small else np.concatenate
             *leaves, real = (join(arrays) for arrays in zip(*clients, strict=True))
             batches = [list(weights), total, *tf.nest.pack_sequence_as(self._structure, leaves), real]
             if side_by_side:
-                total, losses = (self._side_by_side if self._small else self._one_batch)(*batches)
+                total, losses = (self._side_by_side if self._small else self._single)(*batches)
             else:
                 ends = np.cumsum([len(client[-1]) for client in clients]).astype(np.int32)
                 total, losses = self._in_turn(*batches, ends)
@@ -145,6 +145,20 @@ class AutodiffClients(ClientWork):
             minimised = tf.add_n([loss, *own])
         return loss, _gradients(tape, minimised, weights)
 
+    def _train_single(self, weights: Any, total: Any, xs: Any, ys: Any, real: Any) -> Any:
+        """`_train_in_turn` with the gradients of all clients at once; client c has the one batch xs[c], which is real."""
+
+        def of_one(batch: Any) -> Any:
+            loss, gradients = self._loss_and_gradients(list(weights), *batch)
+            return loss, [dense_rows(gradient) for gradient in gradients]
+
+        losses, gradients = tf.vectorized_map(of_one, (xs, ys, real))
+        state = self._optimizer.initialize(self._specs)
+        for c in tf.range(tf.shape(real)[0]):
+            _, after = self._optimizer.next(state, list(weights), [gradient[c] for gradient in gradients])
+            total = _accumulate(self._query, total, [w - v for v, w in zip(after, weights, strict=True)])
+        return total, tf.reduce_sum(losses)
+
     def _train_side_by_side(self, weights: Any, total: Any, xs: Any, ys: Any, real: Any) -> Any:
         """`_train_in_turn` with the step of all clients at once; client c has the batches xs[c], of which some may hold nothing real."""
 
@@ -161,12 +175,11 @@ class AutodiffClients(ClientWork):
         # All begin with the same weights, which is faster.
         start = self._optimizer.initialize(self._specs)
         states, after, losses = tf.vectorized_map(lambda each: step(list(weights), start, *each), batch(0))
-        if real.shape[1] != 1:
-            for b in tf.range(1, tf.shape(real)[1]):
-                states, after, more = tf.vectorized_map(
-                    lambda each: step(each[1], each[0], *each[2]), (states, after, batch(b))
-                )
-                losses += more
+        for b in tf.range(1, tf.shape(real)[1]):
+            states, after, more = tf.vectorized_map(
+                lambda each: step(each[1], each[0], *each[2]), (states, after, batch(b))
+            )
+            losses += more
         for c in tf.range(tf.shape(real)[0]):
             total = _accumulate(self._query, total, [w - each[c] for w, each in zip(weights, after, strict=True)])
         return total, tf.reduce_sum(losses)

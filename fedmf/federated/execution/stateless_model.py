@@ -1,9 +1,12 @@
 """A Keras model as a function of weights and inputs, for clients that are trained side by side with weights of their own."""
 
+import functools
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.task import Task
@@ -38,6 +41,9 @@ def stateless_model(task: Task, seed: int) -> StatelessModel:
         in_order = iter([weights[i] for i in order])
         with tf.variable_creator_scope(lambda _, **arguments: next(in_order)):
             model = task.build_model(seed)
+        for layer in model.submodules:
+            if type(layer) is tf.keras.layers.Conv2D and layer.groups == 1 and layer.dilation_rate == (1, 1):
+                layer.convolution_op = functools.partial(_convolution, layer)
         return model(x, training=True), model.losses
 
     return apply
@@ -72,3 +78,32 @@ def dense_rows(gradient: Any) -> Any:
     rows, index = gradient.dense_shape[0], gradient.indices
     inside = tf.where((index >= 0) & (index < tf.cast(rows, index.dtype)), index, tf.cast(rows, index.dtype))
     return tf.math.unsorted_segment_sum(gradient.values, inside, rows + 1)[:-1]
+
+
+def _convolution(layer: Any, x: Any, kernel: Any) -> Any:
+    """The layer's `convolution_op`, whose gradient by the kernel is a product of matrices for each of the kernel's places.
+
+    Many clients share such a product. TensorFlow's own gradient would run for one after the other.
+    """
+
+    @tf.custom_gradient
+    def convolution(x: Any, kernel: Any) -> Any:
+        outputs = type(layer).convolution_op(layer, x, kernel)
+        strides, sizes = np.array(layer.strides), np.array(kernel.shape[:2])
+        # Rows and columns that one place of the kernel sees.
+        spans = (np.array(outputs.shape[1:3]) - 1) * strides + 1
+        missing = np.maximum(spans + sizes - 1 - x.shape[1:3], 0)
+
+        def gradient(upstream: Any) -> Any:
+            padded = tf.pad(x, [[0, 0], *([pad // 2, pad - pad // 2] for pad in missing), [0, 0]])
+            flat = tf.reshape(upstream, [-1, kernel.shape[3]])
+            products = []
+            for i, j in itertools.product(*map(range, sizes)):
+                seen = padded[:, i : i + spans[0] : strides[0], j : j + spans[1] : strides[1]]
+                products.append(tf.matmul(tf.reshape(seen, [-1, kernel.shape[2]]), flat, transpose_a=True))
+            by_x = tf.nn.conv2d_transpose(upstream, kernel, tf.shape(x), layer.strides, layer.padding.upper())
+            return by_x, tf.reshape(tf.stack(products), kernel.shape)
+
+        return outputs, gradient
+
+    return convolution(x, kernel)

@@ -1,0 +1,51 @@
+"""The model as a function of weights: its outputs and gradients are the Keras model's."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from fedmf.federated.execution.stateless_model import stateless_model
+from tests.federated.small_task import small_task
+
+pytestmark = pytest.mark.tensorflow
+
+CONVOLUTIONS = [
+    {"kernel_size": 3, "padding": "same"},
+    {"kernel_size": (2, 4), "padding": "same", "strides": (2, 3)},
+    {"kernel_size": (3, 1), "padding": "valid", "strides": (1, 2), "use_bias": False},
+    {"kernel_size": 4, "padding": "valid", "strides": 5},
+    {"kernel_size": 3, "padding": "same", "dilation_rate": 2},
+    {"kernel_size": 3, "groups": 2},
+]
+
+
+@pytest.mark.parametrize("arguments", CONVOLUTIONS, ids=str)
+def test_gradients_of_convolutions_one_by_one(arguments):
+    def build_model(seed):
+        layers = [tf.keras.Input((11, 8, 2)), tf.keras.layers.Conv2D(4, activation="tanh", **arguments)]
+        layers += [tf.keras.layers.Conv2D(2, 1), tf.keras.layers.Flatten()]
+        tf.keras.utils.set_random_seed(seed)
+        return tf.keras.Sequential(layers)
+
+    model = build_model(3)
+    variables = model.trainable_variables
+    apply = stateless_model(dataclasses.replace(small_task(), build_model=build_model), 3)
+    x = tf.constant(np.random.default_rng(1).normal(size=(3, 1, 11, 8, 2)).astype(np.float32))
+
+    def ours(x):
+        weights = [tf.convert_to_tensor(variable) for variable in variables]
+        with tf.GradientTape() as tape:
+            tape.watch([weights, x])
+            loss = tf.reduce_sum(tf.sin(apply(weights, x)[0]))
+        return loss, tape.gradient(loss, [*weights, x])
+
+    losses, gradients = tf.function(lambda x: tf.vectorized_map(ours, x))(x)
+    for i, each in enumerate(x):
+        with tf.GradientTape() as tape:
+            tape.watch(each)
+            loss = tf.reduce_sum(tf.sin(model(each)))
+        np.testing.assert_allclose(losses[i], loss, rtol=1e-5)
+        for a, b in zip(gradients, tape.gradient(loss, [*variables, each]), strict=True):
+            np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5)
