@@ -48,6 +48,7 @@ ZERO_ALLOWED = {
     "warmup",
     "cooldown",
     "dropout",
+    "canaries",
 }
 NOT_CHECKED_FOR = {
     "data": "8",

@@ -9,6 +9,7 @@ import tensorflow as tf
 from fedmf.federated.aggregation.aggregator import mean_query
 from fedmf.federated.examples import Epochs, count
 from fedmf.federated.execution.base import Execution, RunOptions, query_metrics
+from fedmf.federated.execution.canaries import Canaries
 from fedmf.federated.execution.client_work import AutodiffClients, ClientWork, CompiledClients
 from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import Task
@@ -67,25 +68,41 @@ class FastExecution(Execution):
             self._clients = CompiledClients(epoch, config, self._query, self._specs, options.threads)
         self._optimizer = server_optimizer(config)
         self._server = tf.function(self._server_work)
+        self._rounds, self._cohort_size = config.rounds, config.cohort_size
+        self._canaries = Canaries(config.canaries, self._query, self._specs, noise_seed) if config.canaries else None
 
     def init(self) -> Any:
-        """Weights, optimiser state, query state."""
+        """Weights, optimiser state, query state; with canaries the releases so far along their directions, float64 (rounds, canaries)."""
         weights = [tf.constant(w) for w in self._initial]
-        return weights, self._optimizer.initialize(self._specs), self._query.initial_global_state()
+        state = weights, self._optimizer.initialize(self._specs), self._query.initial_global_state()
+        return state if self._canaries is None else (*state, np.zeros((self._rounds, len(self._canaries.included))))
 
-    def next(self, state: Any, cohort: Sequence[Epochs]) -> tuple[Any, dict[str, float]]:
+    def next(self, state: Any, cohort: Sequence[Epochs], canaries: Sequence[int] = ()) -> tuple[Any, dict[str, float]]:
         """See `Execution.next`."""
-        weights, optimizer_state, query_state = self.noise.hand_in(state)
+        weights, optimizer_state, query_state, *releases = self.noise.hand_in(state)
         total, loss = self._clients.add(weights, self._query.initial_sample_state(self._specs), cohort)
-        state = self._server(weights, optimizer_state, query_state, total)
+        if self._canaries is not None:
+            total = self._canaries.add(total, canaries)
+        *state, mean = self._server(weights, optimizer_state, query_state, total)
+        if self._canaries is not None:
+            seen = np.array(releases[0])
+            seen[int(query_state.noise.next_round)] = self._cohort_size * self._canaries.projections(mean)
+            state.append(seen)
         examples = sum(count(epoch) for epochs in cohort for epoch in epochs)
         row = {"examples": examples, "train_loss": loss / examples if examples else 0.0}
-        return state, row | query_metrics(self._query.derive_metrics(state[2]))
+        return tuple(state), row | query_metrics(self._query.derive_metrics(state[2]))
 
     def _server_work(self, weights: Any, optimizer_state: Any, query_state: Any, total: Any) -> Any:
         mean, query_state, _ = self._query.get_noised_result(total, query_state)
         optimizer_state, weights = self._optimizer.next(optimizer_state, weights, mean)
-        return weights, optimizer_state, query_state
+        return weights, optimizer_state, query_state, mean
+
+    def canary_evidence(self, state: Any) -> dict[str, np.ndarray]:
+        """See `Execution.canary_evidence`."""
+        if self._canaries is None:
+            return {}
+        start, end = self._canaries.projections(self._initial), self._canaries.projections(self.weights(state))
+        return {"included": self._canaries.included, "releases": np.asarray(state[3]), "model": start - end}
 
     def weights(self, state: Any) -> list[np.ndarray]:
         """See `Execution.weights`."""
