@@ -142,8 +142,9 @@ def release_scores(noising: np.ndarray, rounds: np.ndarray, projections: np.ndar
     """How much likelier the releases are with each canary than without, up to a positive factor: a matched filter.
 
     In coordinates in which the noise of the rounds is white by the mechanism, N N^T = L L^T, canary j is in with mean a_j = L^-1 x_j,
-    and <a_j, S^-1 (L^-1 y_j - a_j / 2)> is its log-likelihood ratio for noise of covariance S. S is the identity by the claim; here it is
-    the mean of the identity and of what the canaries' own projections show, so that noise that does not vary as claimed helps to tell.
+    and <a_j, S^-1 (L^-1 y_j - a_j / 2)> is its log-likelihood ratio for noise of covariance S. By the claim S is the identity. Here it is
+    what the canaries' own projections show, shrunk to the identity the more the fewer canaries there are: noise that does not vary as
+    claimed helps to tell.
 
     Args:
       noising: N of the mechanism, (n, m).
@@ -160,7 +161,7 @@ def release_scores(noising: np.ndarray, rounds: np.ndarray, projections: np.ndar
     L = causal_factor(noising)
     a, y = clip_norm * white(rounds.astype(np.float64)), white(projections)
     S = y @ y.T / y.shape[1]
-    S += (np.trace(S) / len(S) or 1.0) * np.eye(len(S))
+    S += (np.trace(S) / y.shape[1] or 1.0) * np.eye(len(S))
     scores: np.ndarray = (a * scipy.linalg.solve(S, y - a / 2, assume_a="pos")).sum(axis=0)
     return scores
 
