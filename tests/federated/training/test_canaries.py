@@ -157,7 +157,7 @@ def test_refusals(run, tmp_path):
         secret.write_bytes(kept)
     refused("audit", "canaries", run.path, "--confidence", "2", words=("--confidence 2",))
     sampled = dataclasses.replace(
-        config(), sampling="poisson", population=CLIENTS, bands=2, min_sep=None, max_participations=None
+        config(cohort_size=5), sampling="poisson", population=CLIENTS, bands=2, min_sep=None, max_participations=None
     )
     with pytest.raises(ValueError, match="set population to 80"):
         controller_of(wide_task(), sampled, sampled.plan())
