@@ -44,11 +44,16 @@ class RunSetup:
         return controller_of(self.task, self.config, self.plan, self.noise_seed)
 
     def check(self, options: RunOptions) -> None:
-        """Refuses cohorts that cannot be drawn, and noise for which there is no room or that float32 does not hold."""
+        """Refuses cohorts that cannot be drawn, too many canaries, and noise for which there is no room or that float32 does not hold."""
         self.controller()
+        size, canaries = parameters(self.task, self.config), self.config.canaries
+        if size < 10 * canaries:
+            raise ValueError(
+                f"canaries={canaries} disturb each other in a model of {size} parameters: use at most {size // 10}"
+            )
         choose_host_strategy(
             self.plan.mechanism.stream().causal(),
-            parameters(self.task, self.config),
+            size,
             memory_bytes=options.noise_memory,
             folder=self.folder.path / "private",
             name=options.noise_strategy,

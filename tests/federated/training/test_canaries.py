@@ -16,7 +16,9 @@ from fedmf.federated.training.run_setup import controller_of
 from fedmf.runs.audit import audit_run, audit_run_canaries
 from tests.cli.program import fedmf as program
 from tests.cli.program import refused
+from tests.federated import run_small
 from tests.federated.training.test_loop import ROOT, Crash, crash_after
+from tests.federated.training.test_loop import train as train_small
 
 pytestmark = pytest.mark.tensorflow
 
@@ -156,6 +158,8 @@ def test_refusals(run, tmp_path):
     finally:
         secret.write_bytes(kept)
     refused("audit", "canaries", run.path, "--confidence", "2", words=("--confidence 2",))
+    with pytest.raises(ValueError, match="canaries=7 .* model of 63 parameters: use at most 6"):
+        train_small(tmp_path / "small", run_small.config(canaries=7))
     sampled = dataclasses.replace(
         config(cohort_size=5), sampling="poisson", population=CLIENTS, bands=2, min_sep=None, max_participations=None
     )
