@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedmf.cli.audit_canaries import canaries
 from fedmf.cli.audit_mechanism import mechanism
 from fedmf.cli.errors import Group, arguments_checked
 from fedmf.cli.options import (
@@ -38,13 +39,14 @@ class _RunByDefault(Group):
 
 @click.group(cls=_RunByDefault)
 def audit() -> None:
-    """Check a guarantee after the fact: of a run (the default), of another system's log, or of the noise that a mechanism makes.
+    """Check a guarantee after the fact: of a run (the default), its canaries or another system's log, or the noise of a mechanism.
 
     \b
     Example:
       fedmf audit runs/first --statement statement.md
       fedmf audit log log.csv banded.npz --rounds 256 --min-sep 64 --epsilon 8
       fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8
+      fedmf audit canaries runs/first
     """
 
 
@@ -144,6 +146,7 @@ def log(
 
 
 audit.add_command(mechanism)
+audit.add_command(canaries)
 
 
 def _write(path: pathlib.Path, values: dict[str, Any]) -> None:

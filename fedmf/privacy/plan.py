@@ -295,6 +295,7 @@ class Plan:
         rdp: bool = False,
         pretraining: str | None = None,
         population: int | None = None,
+        canaries: int = 0,
         commands: Sequence[str] | None = None,
         versions: dict[str, str] | None = None,
     ) -> dict[str, Any]:
@@ -305,6 +306,7 @@ class Plan:
           pretraining: data on which the model was trained before, in a few words, and whether it is public; a text that begins with
             "none" says that there was none; None says nothing.
           population: clients that there are, where they are known: a simulation says whether the run that it stands for could have them.
+          canaries: synthetic clients among them, for an audit of the run.
           commands: that make what is stated again; None for those that follow from the plan.
           versions: of packages; None for those installed here.
         """
@@ -345,7 +347,7 @@ class Plan:
             "not_covered": list(_statement.NOT_COVERED),
             "commands": [self.calibrate_command(rdp=rdp)] if commands is None else list(commands),
             "versions": _statement.installed_versions() if versions is None else dict(versions),
-        }
+        } | ({"canaries": canaries} if canaries else {})
 
     def calibrate_command(self, mechanism: str = "mechanism.npz", *, rdp: bool = False) -> str:
         """The command that prints the statement of this plan again."""

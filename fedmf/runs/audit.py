@@ -4,15 +4,19 @@ import math
 import pathlib
 from typing import Any
 
+import numpy as np
+
+from fedmf.audits.canaries import CanaryAudit, CanaryEvidence, audit_canaries
 from fedmf.audits.guarantee import Audit, audit_ledger, named, with_unrecorded
 from fedmf.files import write_atomically
+from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import scheme_from_facts
 from fedmf.privacy.statement import as_text
 from fedmf.runs.config import TrainConfig
-from fedmf.runs.folder import Run, digests
+from fedmf.runs.folder import CANARIES, Run, digests
 
 FINAL_STATEMENT = "final_statement"
 
@@ -27,14 +31,7 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
       ValueError: it holds no run, a file of it is damaged or missing, or is not the one that the finished run left.
     """
     run = folder if isinstance(folder, Run) else Run.load(folder)
-    if run.result is not None:
-        recorded, there = run.result.get("sha256", {}), digests(run.path)
-        changed = sorted(name for name in recorded.keys() | there if recorded.get(name) != there.get(name))
-        if changed:
-            raise ValueError(
-                f"{run.path}: {', '.join(changed)} changed after the run had finished (result.json has other SHA-256 digests): no "
-                "guarantee can be stated; put the run's own files back, or run it again in another folder"
-            )
+    _check_digests(run)
     plan, ledger = recorded_plan(run), _record(run)
     # A run that goes on has no digests yet, and two files that say how many took part.
     known = [row for row in run.metrics if run.result is None and "clients" in row and 0 <= row["round"] < len(ledger)]
@@ -49,6 +46,18 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
         {row["round"] for row in run.metrics if row.get("clients") != 0 and row["round"] >= len(ledger)}
     )
     return with_unrecorded(audit_ledger(ledger, plan), unrecorded, "resume the run, and audit it when it is done")
+
+
+def _check_digests(run: Run) -> None:
+    """Refuses a finished run whose files are not those that it left."""
+    if run.result is not None:
+        recorded, there = run.result.get("sha256", {}), digests(run.path)
+        changed = sorted(name for name in recorded.keys() | there if recorded.get(name) != there.get(name))
+        if changed:
+            raise ValueError(
+                f"{run.path}: {', '.join(changed)} changed after the run had finished (result.json has other SHA-256 digests): no "
+                "guarantee can be stated; put the run's own files back, or run it again in another folder"
+            )
 
 
 def _record(run: Run) -> ParticipationLedger:
@@ -71,6 +80,35 @@ def _record(run: Run) -> ParticipationLedger:
     while rounds in empty:
         rounds += 1
     return ledger.first(rounds)
+
+
+def audit_run_canaries(folder: str | pathlib.Path | Run, *, confidence: float = 0.95) -> CanaryAudit:
+    """What the canaries of a finished run prove of its epsilon; see `fedmf.audits.canaries.audit_canaries`.
+
+    Raises:
+      ValueError: a run without canaries, one that is not finished, or a copy without its private files; or what `audit_run` refuses.
+    """
+    run = folder if isinstance(folder, Run) else Run.load(folder)
+    path, count = run.path / CANARIES, run.config.canaries
+    if not count:
+        raise ValueError(f"{run.path} was trained without canaries: train one with --canaries, such as 100")
+    if run.result is None:
+        raise ValueError(f"run {run.path} is not finished, and its canaries are judged at the end: resume it")
+    _check_digests(run)
+    rounds, ledger = np.zeros((run.config.rounds, count), bool), _record(run)
+    for t in range(len(ledger)):
+        places = ledger.cohort(t) - run.plan["task"]["clients"]
+        rounds[t, places[places >= 0]] = True
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            evidence = CanaryEvidence(rounds=rounds, **arrays)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{path} is not there, as in a copy of the run that was made to be published: audit the run itself"
+        ) from error
+    except (*READ_ERRORS, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): put back the run's own file") from error
+    return audit_canaries(recorded_plan(run), evidence, confidence=confidence)
 
 
 def recorded_plan(run: Run) -> Plan:
@@ -116,7 +154,8 @@ def run_statement_values(run: Run, audit: Audit, **options: Any) -> dict[str, An
     """
     known: dict[str, Any] = {
         "cohort_size": run.config.cohort_size,
-        "population": run.plan["task"]["clients"],
+        "population": run.plan["task"]["clients"] + run.config.canaries,
+        "canaries": run.config.canaries,
         "pretraining": pretraining(run.config),
         "versions": run.plan["versions"],
         # The config of a run with a plan of its caller's says nothing of its noise.

@@ -120,6 +120,10 @@ class TrainConfig:
     clip_norm: float = fields.real(1.0, "L2 bound on a client's update.")
     zeroing_norm: float | None = fields.real(100.0, "Updates with a larger entry count as zero; none for no limit.")
 
+    canaries: int = fields.whole(
+        0, "Synthetic clients that `fedmf audit canaries` tells in or out of the run by what it releases.", low=0
+    )
+
     # Optimisation
     client_learning_rate: float = fields.real(1.0, "Rate of the clients' optimizer.")
     client_optimizer: str = fields.choice("sgd", f"On the clients: {', '.join(OPTIMIZERS)}.", lambda: OPTIMIZERS)
@@ -202,6 +206,18 @@ class TrainConfig:
         if self.family != "none" and self.epsilon is None and self.noise_multiplier is None:
             raise ValueError(
                 f"family={self.family} needs a privacy target: give epsilon (such as 8) or noise_multiplier"
+            )
+        if self.canaries and (self.execution != "fast" or self.claimed_cohort is not None):
+            wrong = (
+                f"execution={self.execution}" if self.execution != "fast" else f"claimed_cohort={self.claimed_cohort}"
+            )
+            why = (
+                "does not hand out what it releases"
+                if self.execution != "fast"
+                else "claims other noise than what runs"
+            )
+            raise ValueError(
+                f"canaries={self.canaries} audit what is released, and {wrong} {why}: leave one of them out"
             )
         availability_from_text(self.availability)
         self._check_sampling()

@@ -16,6 +16,7 @@ run/
   tensorboard/         the metrics as events, if wanted; mode 0700
   checkpoints/         round-000020.ckpt: everything a resume needs
   private/noise_seed   secret; do not publish
+  private/canaries.npz with canaries: their coins, and what was released along their directions; as secret until the audit
 """
 
 import contextlib
@@ -25,7 +26,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ from fedmf.runs.metric_table import columns, metrics_csv
 
 _KEPT_CHECKPOINTS = 2
 _SUMMED_UP = ("config.json", "plan.json", "mechanism.npz", "metrics.jsonl", "participation.csv", "selected.csv")
+CANARIES = "private/canaries.npz"
 # What a run writes beside its folders and config.json.
 _WRITTEN = (
     "plan.json statement.md mechanism.npz metrics.jsonl metrics.csv timings.jsonl participation.csv selected.csv result.json "
@@ -203,6 +205,10 @@ class RunFolder:
         """Writes name.npz."""
         arrays = {f"weight_{i}": weight for i, weight in enumerate(weights)}
         write_atomically(self.path / f"{name}.npz", lambda out: np.savez(out, **arrays))
+
+    def write_canaries(self, evidence: Mapping[str, np.ndarray]) -> None:
+        """Writes private/canaries.npz."""
+        write_atomically(self.path / CANARIES, lambda out: np.savez(out, **evidence), mode=0o600)
 
     def initial_weights(self) -> list[np.ndarray] | None:
         """All weights of the model that the run started from; None of a run that drew its own."""

@@ -89,6 +89,7 @@ WRONG_CALLS = {
     "report . --out report": ["holds no run"],
     "audit .": ["holds no run"],
     "audit run . --json": ["holds no run"],
+    "audit canaries .": ["holds no run"],
     "evaluate .": ["holds no run"],
     "export . --out model.keras": ["holds no run"],
     "audit": ["RUN"],

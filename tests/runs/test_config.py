@@ -48,6 +48,7 @@ ZERO_ALLOWED = {
     "warmup",
     "cooldown",
     "dropout",
+    "canaries",
 }
 NOT_CHECKED_FOR = {
     "data": "8",
@@ -107,6 +108,8 @@ def test_ends_and_choices(name, values, hint):
         "none with epsilon": ({"family": "none"}, ["family=none", "leave out epsilon"]),
         "none with noise": ({"family": "none", "epsilon": None, "noise_multiplier": 1.0}, ["family=none", "leave out"]),
         "claims no more than it trains": ({"claimed_cohort": 100}, ["claimed_cohort=100", "cohort_size=100", "leave"]),
+        "canaries in TFF": ({"canaries": 5, "execution": "tff"}, ["canaries=5", "execution=tff", "leave"]),
+        "canaries of a simulation": ({"canaries": 5, "claimed_cohort": 200}, ["canaries=5", "claimed_cohort=200"]),
         "more bands than rounds": ({"bands": 9, "family": "banded"}, ["bands=9", "rounds=8"]),
         "file without mechanism": ({"family": "file"}, ["family=file", "give mechanism"]),
         "mechanism of another family": ({"mechanism": "m.npz"}, ["mechanism=m.npz", "family=file", "leave it out"]),

@@ -72,8 +72,10 @@ class Execution(abc.ABC):
         """State before round 0."""
 
     @abc.abstractmethod
-    def next(self, state: Any, cohort: Sequence[Any]) -> tuple[Any, dict[str, float]]:
-        """One round on the epochs of the cohort's clients, or on what a cluster's workers read where they are `ClientRound`.
+    def next(self, state: Any, cohort: Sequence[Any], canaries: Sequence[int] = ()) -> tuple[Any, dict[str, float]]:
+        """One round on the epochs of the cohort's clients, and with those of the run's canaries that take part.
+
+        Where a cluster's workers read the examples, clients are `ClientRound`.
 
         Returns:
           The new state and {"examples", "train_loss"} with the query's {"clip_fraction", "zeroed", "noise_stddev"}.
@@ -82,6 +84,10 @@ class Execution(abc.ABC):
     @abc.abstractmethod
     def weights(self, state: Any) -> list[np.ndarray]:
         """The global model's trainable weights."""
+
+    def canary_evidence(self, state: Any) -> dict[str, np.ndarray]:
+        """What the state shows of the run's canaries, as in `fedmf.audits.canaries.CanaryEvidence`; empty without canaries."""
+        return {}
 
     def leaves(self, state: Any) -> list[np.ndarray]:
         """The state as numpy arrays in a fixed order; the model's trainable weights are the first."""

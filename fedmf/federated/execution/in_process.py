@@ -9,6 +9,7 @@ import tensorflow as tf
 from fedmf.federated.aggregation.aggregator import mean_query
 from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import Execution, RunOptions, query_metrics
+from fedmf.federated.execution.canaries import Canaries
 from fedmf.federated.execution.client_setup import ClientSetup, client_kind
 from fedmf.federated.execution.groups import group_size, in_groups
 from fedmf.federated.noise.host import HostNoise
@@ -63,27 +64,43 @@ class FastExecution(Execution):
         self._add = tf.function(lambda total, part: tf.nest.map_structure(tf.add, total, part))
         self._optimizer = server_optimizer(config)
         self._server = tf.function(self._server_work)
+        self._rounds, self._cohort_size = config.rounds, config.cohort_size
+        self._canaries = Canaries(config.canaries, self._query, self._specs, noise_seed) if config.canaries else None
 
     def init(self) -> Any:
-        """Weights, optimiser state, query state."""
+        """Weights, optimiser state, query state; with canaries the releases so far along their directions, float64 (rounds, canaries)."""
         weights = [tf.constant(w) for w in self._initial]
-        return weights, self._optimizer.initialize(self._specs), self._query.initial_global_state()
+        state = weights, self._optimizer.initialize(self._specs), self._query.initial_global_state()
+        return state if self._canaries is None else (*state, np.zeros((self._rounds, len(self._canaries.included))))
 
-    def next(self, state: Any, cohort: Sequence[Epochs]) -> tuple[Any, dict[str, float]]:
+    def next(self, state: Any, cohort: Sequence[Epochs], canaries: Sequence[int] = ()) -> tuple[Any, dict[str, float]]:
         """See `Execution.next`."""
-        weights, optimizer_state, query_state = self.noise.hand_in(state)
+        weights, optimizer_state, query_state, *releases = self.noise.hand_in(state)
         total, loss, examples = self._query.initial_sample_state(), 0.0, 0
         for part in self._clients.sums(weights, in_groups(cohort, self._group_size)):
             total = self._add(total, part.total)
             loss, examples = loss + part.loss, examples + part.examples
-        state = self._server(weights, optimizer_state, query_state, total)
+        if self._canaries is not None:
+            total = self._canaries.add(total, canaries)
+        *state, mean = self._server(weights, optimizer_state, query_state, total)
+        if self._canaries is not None:
+            seen = np.array(releases[0])
+            seen[int(query_state.noise.next_round)] = self._cohort_size * self._canaries.projections(mean)
+            state.append(seen)
         row = {"examples": examples, "train_loss": loss / examples if examples else 0.0}
-        return state, row | query_metrics(self._query.derive_metrics(state[2]))
+        return tuple(state), row | query_metrics(self._query.derive_metrics(state[2]))
 
     def _server_work(self, weights: Any, optimizer_state: Any, query_state: Any, total: Any) -> Any:
         mean, query_state, _ = self._query.get_noised_result(total, query_state)
         optimizer_state, weights = self._optimizer.next(optimizer_state, weights, mean)
-        return weights, optimizer_state, query_state
+        return weights, optimizer_state, query_state, mean
+
+    def canary_evidence(self, state: Any) -> dict[str, np.ndarray]:
+        """See `Execution.canary_evidence`."""
+        if self._canaries is None:
+            return {}
+        start, end = self._canaries.projections(self._initial), self._canaries.projections(self.weights(state))
+        return {"included": self._canaries.included, "releases": np.asarray(state[3]), "model": start - end}
 
     def weights(self, state: Any) -> list[np.ndarray]:
         """See `Execution.weights`."""

@@ -56,8 +56,8 @@ class TffExecution(Execution):
             self._state = self._worker.run(lambda: self._process.set_model_weights(self._process.initialize(), model))
         return self._state
 
-    def next(self, state: Any, cohort: Sequence[Epochs]) -> tuple[Any, dict[str, float]]:
-        """See `Execution.next`."""
+    def next(self, state: Any, cohort: Sequence[Epochs], canaries: Sequence[int] = ()) -> tuple[Any, dict[str, float]]:
+        """See `Execution.next`. There are no canaries: TFF does not hand out what it releases."""
         state, data = self.noise.hand_in(state), [self._dataset(epochs) for epochs in cohort]
         output = self._worker.run(lambda: self._process.next(state, data))
         train = output.metrics["client_work"]["train"]

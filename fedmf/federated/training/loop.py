@@ -166,8 +166,11 @@ class _Training:
     def _round(self, t: int) -> None:
         config, began = self.config, time.perf_counter()
         cohort = self.controller.cohort(t)
-        clients = [self._client(t, int(client)) for client in cohort]
-        state, metrics = self.execution.next(self.state, clients)  # client work, noisy mean of the updates, server step
+        known = len(self.task.client_ids)  # canaries have the indices behind the clients'
+        clients = [self._client(t, client) for client in cohort.tolist() if client < known]
+        canaries = [client - known for client in cohort.tolist() if client >= known]
+        # Client work, noisy mean of the updates, server step.
+        state, metrics = self.execution.next(self.state, clients, canaries)
         row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
         if len(cohort) and metrics.get("zeroed") == len(cohort):
             warnings.warn(_ALL_ZEROED.format(config.zeroing_norm), stacklevel=4)
@@ -234,6 +237,8 @@ class _Training:
         weights = self.execution.weights(self.state)
         self.folder.write_weights("model", weights)
         self.folder.write_table()
+        if self.config.canaries:
+            self.folder.write_canaries(self.execution.canary_evidence(self.state))
         audit = self.controller.audit(self.plan)
         # Our controller drew as the plan's sampling says; a ledger alone could not show it.
         epsilon = audit.epsilon if audit.amplified_epsilon is None else audit.amplified_epsilon

@@ -44,11 +44,16 @@ class RunSetup:
         return controller_of(self.task, self.config, self.plan, self.noise_seed)
 
     def check(self, options: RunOptions) -> None:
-        """Refuses cohorts that cannot be drawn, and noise for which there is no room or that float32 does not hold."""
+        """Refuses cohorts that cannot be drawn, too many canaries, and noise for which there is no room or that float32 does not hold."""
         self.controller()
+        size, canaries = parameters(self.task, self.config), self.config.canaries
+        if size < 10 * canaries:
+            raise ValueError(
+                f"canaries={canaries} disturb each other in a model of {size} parameters: use at most {size // 10}"
+            )
         choose_host_strategy(
             self.plan.mechanism.stream().causal(),
-            parameters(self.task, self.config),
+            size,
             memory_bytes=options.noise_memory,
             folder=self.folder.path / "private",
             name=options.noise_strategy,
@@ -75,7 +80,11 @@ class RunSetup:
         )
         write_atomically(
             folder.path / "statement.md",
-            plan.statement(population=len(self.task.client_ids), pretraining=pretraining(self.config)),
+            plan.statement(
+                population=len(self.task.client_ids) + self.config.canaries,
+                pretraining=pretraining(self.config),
+                canaries=self.config.canaries,
+            ),
         )
         write_atomically(folder.path / "private" / "noise_seed", f"{self.noise_seed}\n", mode=0o600)
         write_atomically(folder.path / "config.json", self.config.to_json())
@@ -122,18 +131,20 @@ def controller_of(
     """
     sampling = None if plan is None else plan.sampling
     participation, seed = config.participation(), config.seed
+    population = len(task.client_ids) + config.canaries
     if sampling is not None:
-        if len(task.client_ids) != sampling.population:
+        if population != sampling.population:
+            canaries = f" and the run {config.canaries} canaries" if config.canaries else ""
             raise ValueError(
-                f"population={sampling.population} but the data has {len(task.client_ids)} clients: set population to that, on which "
-                "the amplification depends"
+                f"population={sampling.population} but the data has {len(task.client_ids)} clients{canaries}: set population to "
+                f"{population}, on which the amplification depends"
             )
         sampling = sampling.resized(cohort_size=config.cohort_size)
         participation = sampling.participation(config.rounds)
         seed = int.from_bytes(hashlib.sha256(f"fedmf cohorts {noise_seed}".encode()).digest()[:16], "big")
     return ParticipationController(
         participation,
-        population=len(task.client_ids),
+        population=population,
         cohort_size=config.cohort_size,
         seed=seed,
         sampling=sampling,

@@ -1,0 +1,73 @@
+"""Canaries of a run: clients with known random directions, each in or out by a secret coin (`fedmf.audits.canaries`)."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from fedmf.federated.aggregation.query import MatrixFactorizationQuery
+
+# Entries of a direction that are not 0. Two directions of d entries then meet as rarely as dense ones: <c_i, c_j> has variance 1 / d.
+_ENTRIES = 4096
+# A canary sends so much more than it may: clipping is part of the audit.
+_TIMES_THE_CLIP_NORM = 10.0
+
+
+class Canaries:
+    """Directions and coins, made from the secret noise seed: neither is ever stored with the model's size.
+
+    A direction has the value +-1/sqrt(s) in s random entries. An in-canary's update is ten times the clip norm along it, an out-canary's is
+    zero; both pass the query like any client's.
+
+    Args:
+      count: of the canaries.
+      query: of the run.
+      specs: of an update.
+      noise_seed: of the run; coins and directions are independent of its noise.
+
+    Attributes:
+      included: bool (count,), the coins.
+    """
+
+    def __init__(self, count: int, query: MatrixFactorizationQuery, specs: Sequence[Any], noise_seed: int) -> None:
+        secret = int.from_bytes(hashlib.sha256(f"fedmf canaries {noise_seed}".encode()).digest()[:16], "big")
+        self._query, self._specs = query, list(specs)
+        self._sizes = [spec.shape.num_elements() for spec in specs]
+        size = sum(self._sizes)
+        entries, coins = min(_ENTRIES, size), np.random.default_rng([secret, 0])
+        self.included = coins.random(count) < 0.5
+        self._places = np.empty((count, entries), np.int64)
+        self._signs = np.empty((count, entries), np.float32)
+        for canary, (places, signs) in enumerate(zip(self._places, self._signs, strict=True)):
+            rng = np.random.default_rng([secret, 1, canary])
+            places[:] = np.sort(rng.choice(size, entries, replace=False))
+            signs[:] = np.where(rng.random(entries) < 0.5, -1, 1)
+        self._signs /= np.sqrt(entries)
+        self._add = tf.function(self._accumulate)
+
+    def add(self, total: Any, canaries: Sequence[int]) -> Any:
+        """Adds the clipped updates of these canaries, in or out, to the query's sample state `total`."""
+        for canary in canaries:
+            length = _TIMES_THE_CLIP_NORM * self._query.plan.clip_norm * self.included[canary]
+            total = self._add(total, self._places[canary][:, None], np.float32(length) * self._signs[canary])
+        return total
+
+    def _accumulate(self, total: Any, places: Any, values: Any) -> Any:
+        parts = tf.split(tf.scatter_nd(places, values, [sum(self._sizes)]), self._sizes)
+        update = [
+            tf.cast(tf.reshape(part, spec.shape), spec.dtype) for part, spec in zip(parts, self._specs, strict=True)
+        ]
+        query = self._query
+        return query.accumulate_record(query.derive_sample_params(query.initial_global_state()), total, update)
+
+    def projections(self, arrays: Sequence[Any]) -> np.ndarray:
+        """Products of each direction with the model-sized arrays, float64 (count,)."""
+        flat = np.concatenate([np.ravel(array) for array in arrays])
+        return np.array(
+            [
+                np.dot(flat[places].astype(np.float64), signs)
+                for places, signs in zip(self._places, self._signs, strict=True)
+            ]
+        )

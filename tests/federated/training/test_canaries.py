@@ -1,0 +1,167 @@
+"""Canaries in a training run: under the schema, clipped, the same after a crash, and judged."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import fedmf
+from fedmf import federated
+from fedmf.federated.training.run_setup import controller_of
+from fedmf.runs.audit import audit_run, audit_run_canaries
+from tests.cli.program import fedmf as program
+from tests.cli.program import refused
+from tests.federated import run_small
+from tests.federated.training.test_loop import ROOT, Crash, crash_after
+from tests.federated.training.test_loop import train as train_small
+
+pytestmark = pytest.mark.tensorflow
+
+CLIENTS, CANARIES, FEATURES = 20, 60, 3000
+
+
+def wide_task():
+    """Logistic regression on clients of one example each."""
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((CLIENTS, FEATURES)).astype(np.float32), rng.integers(0, 2, CLIENTS)
+
+    def model():
+        return tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(FEATURES,), kernel_initializer="zeros")])
+
+    return federated.Task.from_arrays(
+        name="wide", x=x, y=y, client_ids=np.arange(CLIENTS), model=model, validation=(x, y), test=(x, y), batch_size=1,
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
+    )  # fmt: skip
+
+
+def config(**changes):
+    values = {
+        "rounds": 8, "cohort_size": 20, "min_sep": 4, "family": "banded", "epsilon": 8.0, "clip_norm": 0.5, "seed": 3,
+        "client_learning_rate": 0.1, "evaluate_every": 8, "checkpoint_every": 2, "canaries": CANARIES,
+    }  # fmt: skip
+    return fedmf.TrainConfig(**(values | changes))
+
+
+def train(folder, settings=None, **options):
+    options = {"noise_seed": 9} | options
+    return federated.train(wide_task(), settings or config(), folder=folder, progress=False, **options)
+
+
+def evidence(run):
+    with np.load(run.path / "private" / "canaries.npz") as arrays:
+        return dict(arrays)
+
+
+def took_part(run):
+    rounds = np.zeros((run.config.rounds, run.config.canaries), bool)
+    for t, client in np.loadtxt(run.path / "participation.csv", delimiter=",", skiprows=1, dtype=int):
+        if client >= CLIENTS:
+            rounds[t, client - CLIENTS] = True
+    return rounds
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("canaries") / "run")
+
+
+def test_a_run_after_kill_9_has_the_same_canaries_bit_for_bit(run, tmp_path):
+    program = (
+        "import os, signal, sys; from tests.federated.training.test_canaries import train; "
+        "train(sys.argv[1], on_round=lambda t: t == 4 and os.kill(os.getpid(), signal.SIGKILL))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "parts")]
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    parts = train(tmp_path / "parts", noise_seed=None, resume=True)
+    whole = evidence(run)
+    assert whole["releases"].shape == (8, CANARIES)
+    for name, array in evidence(parts).items():
+        np.testing.assert_array_equal(array, whole[name])
+    for one, other in zip(parts.weights, run.weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_canaries_are_clients_under_the_schema(run):
+    rounds = took_part(run)
+    assert rounds.sum(axis=0).max() == 2
+    assert all(np.diff(np.flatnonzero(column)).min(initial=4) >= 4 for column in rounds.T)
+    assert [row["clients"] for row in run.metrics] == [20] * 8
+    assert {row["examples"] for row in run.metrics} < set(range(20))  # canaries stand where clients would
+    audit = audit_run(run)
+    assert not audit.contradictions
+    assert audit.observed.clients == CLIENTS + CANARIES
+    assert run.result["participation"]["population"] == CLIENTS + CANARIES
+    for name in ("statement.md", "final_statement.md"):
+        assert f"**Canaries.** {CANARIES} synthetic clients" in (run.path / name).read_text()
+    assert json.loads((run.path / "final_statement.json").read_text())["canaries"] == CANARIES
+    assert (run.path / "private" / "canaries.npz").stat().st_mode & 0o77 == 0
+
+
+def test_releases_hold_the_clipped_updates_of_those_who_are_in(tmp_path):
+    """Without noise and with clients that hardly move, a release along a direction is the clip norm or 0, but for other canaries."""
+    run = train(tmp_path / "run", config(family="none", epsilon=None, client_learning_rate=1e-9))
+    seen, rounds = evidence(run), took_part(run)
+    expected = 0.5 * rounds * seen["included"]
+    assert 15 < seen["included"].sum() < 45
+    # Products of two directions have variance 1 / 6002; up to 20 canaries meet.
+    assert np.abs(seen["releases"] - expected).max() < 0.5 * 6 * np.sqrt(20 / 6002)
+    result = audit_run_canaries(run)
+    assert result.took_part == CANARIES
+    assert not result.exceeded  # nothing is claimed
+    assert all(bound.epsilon_lower > 1 for bound in result.bounds)
+
+
+def test_the_command(run, tmp_path):
+    shown = json.loads(program("audit", "canaries", run.path, "--json").stdout)
+    assert shown["consistent"]
+    assert (shown["canaries"], shown["took_part"]) == (CANARIES, CANARIES)
+    assert [bound["epsilon_claimed"] for bound in shown["bounds"]] == [run.plan["epsilon"]] * 6
+    assert max(bound["epsilon_lower"] for bound in shown["bounds"]) > 0.5
+    table = program("audit", "canaries", run.path, "--confidence", "0.5").stdout
+    assert "normal scores" in table
+    assert "ABOVE" not in table
+
+
+def test_updates_that_are_not_clipped_break_the_claim(tmp_path, monkeypatch):
+    def unclipped(record, *, clip_norm, zeroing_norm):
+        zero = tf.constant(0)
+        return fedmf.federated.aggregation.clipping.Clipped(record, clipped=zero, zeroed=zero)
+
+    monkeypatch.setattr("fedmf.federated.aggregation.query.zero_and_clip", unclipped)
+    broken = train(tmp_path / "broken", config(client_learning_rate=1e-9))
+    printed = program("audit", "canaries", broken.path, status=1).stdout
+    assert "ABOVE THE CLAIM" in printed
+
+
+def test_refusals(run, tmp_path):
+    with pytest.raises(Crash):
+        train(tmp_path / "half", on_round=crash_after(3))
+    with pytest.raises(Crash):
+        train(tmp_path / "none", config(canaries=0, cohort_size=5), on_round=crash_after(1))
+    refused("audit", "canaries", tmp_path / "half", words=("not finished",))
+    refused("audit", "canaries", tmp_path / "none", words=("--canaries",))
+    assert "Canaries" not in (tmp_path / "none" / "statement.md").read_text()
+    secret = run.path / "private" / "canaries.npz"
+    kept = secret.read_bytes()
+    try:
+        secret.write_bytes(kept[:100])
+        refused("audit", "canaries", run.path, words=("damaged",))
+        secret.unlink()
+        refused("audit", "canaries", run.path, words=("published",))
+    finally:
+        secret.write_bytes(kept)
+    refused("audit", "canaries", run.path, "--confidence", "2", words=("--confidence 2",))
+    with pytest.raises(ValueError, match="canaries=7 .* model of 63 parameters: use at most 6"):
+        train_small(tmp_path / "small", run_small.config(canaries=7))
+    sampled = dataclasses.replace(
+        config(cohort_size=5), sampling="poisson", population=CLIENTS, bands=2, min_sep=None, max_participations=None
+    )
+    with pytest.raises(ValueError, match="set population to 80"):
+        controller_of(wide_task(), sampled, sampled.plan())
