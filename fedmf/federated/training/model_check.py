@@ -1,11 +1,13 @@
 """Refuses models that would carry one client's data to another past the clipped sum."""
 
 import re
+from typing import Any
 
 import tensorflow as tf
 
 from fedmf.federated.examples import in_batches, take
 from fedmf.federated.task import Task, mean_loss
+from fedmf.federated.tff_models import TffModel
 from fedmf.runs.config import TrainConfig
 
 # Operations that break the guarantee, what they do, and what to use instead.
@@ -25,6 +27,8 @@ _FORBIDDEN = (
     # Python inside a graph could do either.
     (r"(Eager)?PyFunc", "calls Python", "write it in TensorFlow"),
 )
+# Of the local variables of a TFF model, which `TffModel` sets back.
+_LOCAL_WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 
 
 def check_model(task: Task, config: TrainConfig) -> None:
@@ -35,9 +39,11 @@ def check_model(task: Task, config: TrainConfig) -> None:
     may do both.
 
     Raises:
-      ValueError: for such an operation, and for weights that are not trained in a model for TFF, whose state does not hold them.
+      ValueError: for such an operation, for trained weights or computations in other than float32, and for weights that are not trained
+        in a model for TFF, whose state does not hold them.
     """
     model = task.build_model(config.seed)
+    _check_dtypes(task, model)
     loss = mean_loss(task)
     forward = tf.function(lambda x, y, real: tf.add_n([loss(y, model(x, training=True), real), *model.losses]))
     batch = tf.nest.map_structure(lambda spec: tf.TensorSpec([task.batch_size, *spec.shape[1:]], spec.dtype), task.spec)
@@ -64,6 +70,9 @@ def check_model(task: Task, config: TrainConfig) -> None:
         ) from error
     graph = traced.graph.as_graph_def()
     operations = {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
+    if isinstance(model, TffModel):
+        _check_local_variables(task, model, traced.graph.variables)
+        operations -= _LOCAL_WRITES
     for pattern, does, instead in _FORBIDDEN:
         matching = sorted(operation for operation in operations if re.match(pattern, operation))
         if matching:
@@ -76,4 +85,32 @@ def check_model(task: Task, config: TrainConfig) -> None:
         raise ValueError(
             f"build_model of task {task.name!r} gives a model with weights that are not trained ({', '.join(fixed)}), which "
             f"execution={config.execution!r} does not take: use execution='fast'"
+        )
+
+
+def _check_dtypes(task: Task, model: Any) -> None:
+    """Refuses what clipped float32 updates do not hold, and float16, in which small gradients are zero."""
+    layers = () if isinstance(model, TffModel) else model._flatten_layers()
+    half = [f"{layer.name} computes in float16" for layer in layers if layer.compute_dtype == "float16"]
+    others = [f"{v.name} is {v.dtype.name}" for v in model.trainable_variables if v.dtype != tf.float32]
+    if half or others:
+        raise ValueError(
+            f"build_model of task {task.name!r} gives a model that is not all float32 ({', '.join(others or half)}): build it with "
+            "float32 weights, under the Keras policy float32 or mixed_bfloat16"
+        )
+    if not model.trainable_variables:
+        raise ValueError(
+            f"build_model of task {task.name!r} gives a model of which nothing is trained: leave a layer trainable"
+        )
+
+
+def _check_local_variables(task: Task, model: TffModel, used: Any) -> None:
+    """Refuses a TFF model that changes a weight, or keeps numbers in a variable that it does not list: nothing sets it back."""
+    weights = [*model.trainable_variables, *model.non_trainable_variables]
+    listed = {id(variable) for variable in (*weights, *model.local_variables)}
+    hidden = [variable.name for variable in used if id(variable) not in listed]
+    if hidden:
+        raise ValueError(
+            f"build_model of task {task.name!r} gives a {model.kind} that uses the variables {', '.join(hidden)} and lists them neither as "
+            "weights nor as local_variables: list them"
         )
