@@ -10,7 +10,9 @@ import hashlib
 import pathlib
 import sqlite3
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from fedmf.tasks.data_file import SYNTHETIC
 
@@ -118,11 +120,17 @@ class ClientDatabase:
         query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? ORDER BY client_id"
         with self.connection() as connection:
             sizes = dict(connection.execute(query, (split,)))
-            if not sizes:
-                found = connection.execute("SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name")
-                names = ", ".join(str(name) for (name,) in found) or "none"
-                raise ValueError(f"{self.path} has no split {split!r} (but {names}): {self.hint}")
+        if not sizes:
+            raise ValueError(
+                f"{self.path} has no split {split!r} (but {', '.join(self.splits()) or 'none'}): {self.hint}"
+            )
         return sizes
+
+    def splits(self) -> list[str]:
+        """The names of the splits, sorted."""
+        with self.connection() as connection:
+            found = connection.execute("SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name")
+            return [str(name) for (name,) in found]
 
     def records(self, split: str, client_id: str) -> list[bytes]:
         """A client's serialized examples in file order."""
@@ -136,3 +144,9 @@ class ClientDatabase:
                 f"{self.path} holds a {type(record).__name__} where a tf.train.Example belongs: {self.hint}"
             )
         return record
+
+
+def quantiles(sizes: Sequence[int]) -> dict[str, float]:
+    """The smallest of clients' sizes, the largest, and some between."""
+    levels = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
+    return {name: float(np.quantile(sizes, level)) for name, level in levels.items()}

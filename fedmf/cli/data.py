@@ -105,13 +105,14 @@ def import_(file: pathlib.Path, out: pathlib.Path, quiet: bool, as_json: bool, *
 @click.argument("file", type=PATH, required=False)
 @json_option
 def info(file: pathlib.Path | None, as_json: bool) -> None:
-    """Describe FILE: imported text, a synthetic or the real StackOverflow file; without FILE the one in TFF's own cache.
+    """Describe FILE, a data file of any task that ships; without FILE the StackOverflow file in TFF's own cache.
 
     \b
     Example:
       fedmf data info corpus.sqlite
+      fedmf data info shapes.tar.gz
     """
-    from fedmf.tasks.stackoverflow import describe_file
+    from fedmf.tasks.describe import describe_file
 
     with arguments_checked():
         description = describe_file(file)

@@ -66,7 +66,8 @@ def export(run: pathlib.Path, out: pathlib.Path, as_json: bool) -> None:
     with arguments_checked():
         check_export_path(out)
     trained = _trained(run, None, quiet=True)
-    model = trained.export(out)
+    with arguments_checked():
+        model = trained.export(out)
     statement = "final_statement.md" if trained.result else "statement.md"
     show(
         _what(trained)

@@ -245,7 +245,8 @@ class ParticipationController:
         if t != len(self.ledger) or t >= self.participation.rounds:
             raise ValueError(
                 f"round t={t} cannot be drawn: the next round is {len(self.ledger)} of {self.participation.rounds}; "
-                "ask for rounds in order, each once they are due; to go on with a run call go_on_from(ledger) first"
+                "ask for rounds in order, each once they are due; to go on with a run call controller.go_on_from(ledger=...) first, with "
+                "the ledger of the rounds before (ParticipationLedger.from_csv reads one)"
             )
         self._catch_up()
         selected, cohort = self._drawn(t)

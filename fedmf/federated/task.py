@@ -12,6 +12,7 @@ import tensorflow as tf
 from fedmf import checks
 from fedmf.federated import examples as of_examples
 from fedmf.federated.examples import Examples
+from fedmf.federated.tff_models import TffModel, loop_model
 
 SPLITS = ("validation", "test")
 # (labels, outputs, example weights) -> scalar; see `Task.loss`.
@@ -60,12 +61,12 @@ class Task:
       client_examples: client id -> (x, y), structures of arrays of any dtype whose first axis counts the client's examples, possibly none.
         Pure.
       evaluation_examples: "validation" or "test" -> (x, y). Pure; the two splits are disjoint.
-      build_model: seed -> an untrained tf.keras.Model of x. The same seed gives the same weights. In training it must be a function of
-        weights and inputs alone: no Dropout, no BatchNormalization.
+      build_model: seed -> an untrained tf.keras.Model of x, or a tff.learning.models VariableModel or FunctionalModel. The same seed
+        gives the same weights. In training it must be a function of weights and inputs alone: no Dropout, no BatchNormalization.
       loss: a tf.keras.losses.Loss, or a function (labels, outputs, example_weights) -> the scalar mean that a client minimises, where
-        example_weights is float32 (batch,), 0 for examples that only fill a batch.
+        example_weights is float32 (batch,), 0 for examples that only fill a batch. None for a TFF model, which brings its own.
       metrics: () -> tf.keras.metrics.Metric objects with scalar results, for evaluation. One may be named "loss"; otherwise the loss is
-        reported as the mean over examples.
+        reported as the mean over examples. None for a TFF model, of whose own metrics the scalar ones are reported.
       batch_size: examples in a client's batch.
       headline_metric: the metric that reports show; by default the first. A sweep chooses where it is largest, or smallest if its name
         has error, loss or perplexity.
@@ -86,8 +87,8 @@ class Task:
     client_examples: Callable[[str], Examples]
     evaluation_examples: Callable[[str], Examples]
     build_model: Callable[[int], Any]
-    loss: tf.keras.losses.Loss | LossFunction
-    metrics: Callable[[], Sequence[tf.keras.metrics.Metric]]
+    loss: tf.keras.losses.Loss | LossFunction | None = None
+    metrics: Callable[[], Sequence[tf.keras.metrics.Metric]] | None = None
     batch_size: int
     headline_metric: str = ""
     metric_note: str = ""
@@ -105,6 +106,13 @@ class Task:
                 "id of its own"
             )
         checks.integer("batch_size", self.batch_size, low=1, hint="use a positive whole number")
+        if (self.loss is None) != (self.metrics is None):
+            raise ValueError(
+                f"task {self.name!r} has only one of loss and metrics: give both, or neither for a TFF model with its own"
+            )
+        # Everything behind this line sees one kind of model.
+        built = functools.partial(loop_model, self.name, self.build_model, self.loss is None)
+        object.__setattr__(self, "build_model", built)
 
     @functools.cached_property
     def headline(self) -> str:
@@ -113,10 +121,17 @@ class Task:
         Raises:
           ValueError: there are no metrics, or none of the name in `headline_metric`.
         """
-        names = [metric.name for metric in self.metrics()]
+        names = self._metric_names()
         if not names:
             raise ValueError(f"metrics of task {self.name!r} gives no metric: reports need one, such as an accuracy")
         return checks.one_of("headline_metric", self.headline_metric or names[0], (*names, "loss"))
+
+    def _metric_names(self) -> list[str]:
+        if self.metrics is not None:
+            return [metric.name for metric in self.metrics()]
+        model: TffModel = self.build_model(0)
+        model.reset_metrics()
+        return list(model.metric_values()) or ["loss"]
 
     @functools.cached_property
     def spec(self) -> Any:
@@ -207,7 +222,7 @@ class Task:
           x, y: structures of arrays; the first axis counts all examples.
           client_ids: an id for each example, of any dtype. Clients are in the order of their ids, examples in that of the arrays.
           validation, test: (x, y) of the splits.
-          model: () -> an untrained tf.keras.Model; its weights follow from the run's seed, by tf.keras.utils.set_random_seed.
+          model: () -> a model as of `build_model`; its weights follow from the run's seed, by tf.keras.utils.set_random_seed.
           attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`. `data_version` is by default a digest of
             the contents.
 
@@ -266,7 +281,7 @@ class Task:
           train: the ClientData of the training clients.
           validation, test: a ClientData, all of whose clients are evaluated on, or (x, y).
           preprocess: a client's tf.data.Dataset -> a tf.data.Dataset of single examples (x, y), not batched; or (x, y) as arrays.
-          model: () -> an untrained tf.keras.Model; its weights follow from the run's seed, by tf.keras.utils.set_random_seed.
+          model: () -> a model as of `build_model`; its weights follow from the run's seed, by tf.keras.utils.set_random_seed.
           attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`. Without a `data_version` a resume on other
             data is not noticed.
 
@@ -322,6 +337,8 @@ def mean_loss(task: Task) -> LossFunction:
       ValueError: when it is called, for a Keras loss that gives one number for a batch.
     """
     loss = task.loss
+    if loss is None:
+        return lambda labels, outputs, example_weights: outputs.loss(labels, example_weights)
     if not isinstance(loss, tf.keras.losses.Loss):
         return loss
 

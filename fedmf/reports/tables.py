@@ -63,6 +63,7 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
     if any(map(unfinished, runs)):
         caption += " Of unfinished runs it is the latest validation, and the privacy is that of the whole planned run."
     error = "of prefix sums" if {group.plan["workload"] for group in groups} == {"prefix_sum"} else "on the workload"
+    caption += _adaptive_servers(groups)
     columns = ["Mechanism", "ε planned", "ρ (zCDP)", "Noise multiplier", "Sensitivity", f"RMSE {error}"]
     rows = []
     for group in groups:
@@ -72,6 +73,19 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
         metrics = [_metric_cell(group, split) for split in ("validation", "test")]
         rows.append([Cell(group.label, "strong", heading, group.color), *privacy, *metrics])
     return _table("results", groups, caption, [*columns, f"Validation {name}", f"Test {name}"], rows)
+
+
+def _adaptive_servers(groups: Sequence[Group]) -> str:
+    """What to know of the mechanism of a private run whose server does not add up the updates; empty if there is none."""
+    private = [group.config.server_optimizer for group in groups if group.private]
+    names = [name for name in dict.fromkeys(private) if name != "sgd"]
+    if not names:
+        return ""
+    some = "The" if len(set(private)) == len(names) else "Some of the"
+    return (
+        f" {some} servers optimise with {join([name.capitalize() for name in names])}: the privacy is the same, but the mechanism was "
+        "optimised for prefix sums, that is for a server that adds up the updates, and its noise is not the best possible for this one."
+    )
 
 
 def _privacy_cells(group: Group, *, with_delta: bool) -> list[Cell]:

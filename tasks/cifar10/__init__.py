@@ -2,13 +2,14 @@
 
 from typing import TYPE_CHECKING
 
+from fedmf.tasks.cifar10.data import describe
 from fedmf.tasks.cifar10.options import Cifar10Options
 from fedmf.tasks.cifar10.synthetic import write_synthetic
 
 if TYPE_CHECKING:
     from fedmf.federated.task import Task
 
-__all__ = ["Cifar10Options", "cifar10", "write_synthetic"]
+__all__ = ["Cifar10Options", "cifar10", "describe", "write_synthetic"]
 
 
 def cifar10(options: Cifar10Options) -> "Task":

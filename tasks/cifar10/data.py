@@ -174,3 +174,21 @@ def _batch(archive: pathlib.Path, name: str, content: dict[Any, Any]) -> tuple[n
 def scaled(x: np.ndarray) -> np.ndarray:
     """Images as the network takes them: float32 in [-1, 1], x / 127.5 - 1, as in the code of Kairouz et al. 2021."""
     return x.astype(np.float32) / np.float32(127.5) - np.float32(1)
+
+
+def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Path, bytes, origin, and the images of each class in both parts; JSON-able.
+
+    Raises:
+      FileNotFoundError, ValueError: as `load_images`.
+    """
+    images = load_images(path)
+    parts = {
+        name: {
+            "images": len(y),
+            "labels": dict(zip(images.label_names, np.bincount(y, minlength=10).tolist(), strict=True)),
+        }
+        for name, y in (("training", images.y), ("test", images.y_test))
+    }
+    origin = "synthetic stand-in" if images.synthetic else "CIFAR-10"
+    return {"path": str(path), "bytes": pathlib.Path(path).stat().st_size, "origin": origin, "splits": parts}

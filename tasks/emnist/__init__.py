@@ -2,13 +2,14 @@
 
 from typing import TYPE_CHECKING
 
+from fedmf.tasks.emnist.data import describe, is_emnist
 from fedmf.tasks.emnist.options import EmnistOptions
 from fedmf.tasks.emnist.synthetic import write_synthetic
 
 if TYPE_CHECKING:
     from fedmf.federated.task import Task
 
-__all__ = ["EmnistOptions", "emnist", "write_synthetic"]
+__all__ = ["EmnistOptions", "describe", "emnist", "is_emnist", "write_synthetic"]
 
 
 def emnist(options: EmnistOptions) -> "Task":

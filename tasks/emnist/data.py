@@ -6,14 +6,19 @@ federated optimization" (App. C). The data set is by Caldas et al. 2018, "LEAF: 
 
 import os
 import pathlib
+import random
+from typing import Any
 
 import numpy as np
 
-from fedmf.tasks.client_database import ClientDatabase
+from fedmf.tasks.client_database import ClientDatabase, quantiles
+from fedmf.tasks.emnist.options import CLASSES
 from fedmf.tasks.example_proto import decode_example
 
 FILE_NAME = "emnist_all.sqlite"
 PIXELS = 28
+_SPLITS = ("digits_only_train", "digits_only_test", "all_train", "all_test")
+_SAMPLED_WRITERS = 100
 _HINT = (
     f"put TFF's unpacked {FILE_NAME} there or name it with --data FILE, or, offline, write a stand-in with "
     "`fedmf data synth --task emnist --out FILE` (--letters: 62 classes)"
@@ -71,3 +76,34 @@ def halves(client_ids: list[str]) -> tuple[list[str], list[str]]:
     They alternate: neighbours in the sorted order are of one NIST partition, such as census employees or pupils, and both halves need both.
     """
     return client_ids[::2], client_ids[1::2]
+
+
+def is_emnist(path: str | os.PathLike[str]) -> bool:
+    """Whether a SQLite file has a split of EMNIST; no, of one that cannot be read."""
+    try:
+        return bool({*ClientDatabase(pathlib.Path(path), _HINT).splits()} & {*_SPLITS})
+    except ValueError:
+        return False
+
+
+def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Path, bytes, origin, and for each split writers, images, quantiles of a writer's, and labels of a sample of writers; JSON-able.
+
+    Raises:
+      FileNotFoundError, ValueError: as `open_file` and `client_examples` do.
+    """
+    file = open_file(path)
+    splits = {}
+    for split in (name for name in _SPLITS if name in file.splits()):
+        sizes = file.client_sizes(split)
+        some = random.Random(0).sample(list(sizes), min(_SAMPLED_WRITERS, len(sizes)))
+        labels = np.concatenate([client_examples(file, split, name, classes=len(CLASSES))[1] for name in some])
+        counts = np.bincount(labels, minlength=10 if split.startswith("digits") else len(CLASSES))
+        splits[split] = {
+            "writers": len(sizes),
+            "images": sum(sizes.values()),
+            "images_per_writer": quantiles(list(sizes.values())),
+            "sample": {"writers": len(some), "labels": {CLASSES[i]: int(count) for i, count in enumerate(counts)}},
+        }
+    origin = "synthetic stand-in" if file.synthetic else "federated EMNIST"
+    return {"path": str(file.path), "bytes": file.path.stat().st_size, "origin": origin, "splits": splits}

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedmf.tasks import example_proto
+from fedmf.tasks.client_database import quantiles
 from fedmf.tasks.data_file import ORIGINS, SPLITS
 
 FILE_NAME = "stackoverflow.sqlite"
@@ -275,8 +276,6 @@ def _describe_split(path: pathlib.Path, split: str, sample_clients: int, seed: i
     sizes = client_sizes(path, split)
     if not sizes:
         return {"clients": 0, "examples": 0}
-    counts = np.fromiter(sizes.values(), np.int64, len(sizes))
-    levels = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
     sample = random.Random(seed).sample(list(sizes), min(sample_clients, len(sizes)))
     words: Counter[bytes] = Counter()
     lengths: list[int] = []
@@ -289,8 +288,8 @@ def _describe_split(path: pathlib.Path, split: str, sample_clients: int, seed: i
             dates.append(example.get("creation_date", b""))
     return {
         "clients": len(sizes),
-        "examples": int(counts.sum()),
-        "sentences_per_client": {name: float(np.quantile(counts, level)) for name, level in levels.items()},
+        "examples": sum(sizes.values()),
+        "sentences_per_client": quantiles(list(sizes.values())),
         "sample": {
             "clients": len(sample),
             "sentences": len(lengths),

@@ -94,7 +94,7 @@ def test_an_iterator_restores_the_ledger_also_of_clients_that_dropped_out():
 def test_a_training_process_goes_on_from_the_ledger():
     whole, later = source_of(), source_of()
     expected = [[list(data.as_numpy_iterator()) for data in whole.training_selection_fn(t + 1)] for t in range(4)]
-    with pytest.raises(ValueError, match=r"t=3 cannot be drawn.* call go_on_from\(ledger\) first"):
+    with pytest.raises(ValueError, match=r"t=3 cannot be drawn.* call controller\.go_on_from\(ledger=\.\.\.\) first"):
         later.training_selection_fn(4)
     later.controller.go_on_from(whole.controller.ledger.first(3))
     found = [list(data.as_numpy_iterator()) for data in later.training_selection_fn(4)]

@@ -237,3 +237,18 @@ def test_bad_arguments_are_named(make_run, tmp_path):
     with pytest.raises(ValueError, match=r"cannot write the report to folder .*file"):
         write_report([make_run("none")], tmp_path / "file", title="")
     assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_an_adaptive_server_is_said_where_the_error_is_printed(make_run, tmp_path):
+    adam, none = make_run("banded", server_optimizer="adam"), make_run("none", server_optimizer="yogi")
+    sgd = make_run("tree")
+
+    def caption(*runs):
+        return Page(write_report(list(runs), tmp_path, title="servers").read_text()).captions[0]
+
+    assert (
+        "The servers optimise with Adam: the privacy is the same, but the mechanism was optimised for prefix sums"
+        in (caption(adam, none))
+    )
+    assert "Some of the servers optimise with Adam" in caption(adam, sgd)
+    assert "optimise with" not in caption(sgd, none)

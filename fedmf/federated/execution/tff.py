@@ -1,5 +1,6 @@
 """Rounds in TFF: its stock build_unweighted_fed_avg with our aggregator, in TFF's C++ worker."""
 
+import collections
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import Execution, query_metrics
 from fedmf.federated.execution.tff_worker import TffWorker
 from fedmf.federated.noise.host import HostNoise
-from fedmf.federated.task import Task, mean_loss
+from fedmf.federated.task import LossFunction, Task, mean_loss
 from fedmf.federated.tff import tff
 from fedmf.federated.training.optimizers import client_optimizer, server_optimizer
 from fedmf.privacy.plan import Plan
@@ -77,13 +78,55 @@ class TffExecution(Execution):
 
 def tff_model(task: Task, seed: int, spec: Any) -> tff.learning.models.VariableModel:
     """The task's model and loss as a TFF model; `spec` is the task's, which cannot be read while TFF traces."""
-    loss = mean_loss(task)
+    return _TrainedModel(task.build_model(seed), mean_loss(task), spec)
 
-    class TaskLoss(tf.keras.losses.Loss):
-        def __init__(self) -> None:
-            super().__init__(reduction=tf.keras.losses.Reduction.NONE)
 
-        def call(self, y_true: Any, y_pred: Any) -> Any:
-            return loss(y_true, y_pred, tf.ones(tf.shape(tf.nest.flatten(y_true)[0])[:1], tf.float32))
+class _TrainedModel(tff.learning.models.VariableModel):
+    """A model and its loss; the metrics are the loss and the number of examples."""
 
-    return tff.learning.models.from_keras_model(task.build_model(seed), loss=TaskLoss(), input_spec=spec)
+    def __init__(self, model: Any, loss: LossFunction, spec: Any) -> None:
+        self._model, self._loss, self._spec = model, loss, spec
+        self._loss_sum, self._examples = tf.Variable(0.0, trainable=False), tf.Variable(0, trainable=False)
+
+    @property
+    def trainable_variables(self) -> Any:
+        return self._model.trainable_variables
+
+    @property
+    def non_trainable_variables(self) -> Any:
+        return self._model.non_trainable_variables
+
+    @property
+    def local_variables(self) -> Any:
+        return [self._loss_sum, self._examples, *getattr(self._model, "local_variables", ())]
+
+    @property
+    def input_spec(self) -> Any:
+        return self._spec
+
+    @tf.function
+    def forward_pass(self, batch_input: Any, training: bool = True) -> Any:
+        x, y = batch_input
+        real = tf.ones(tf.shape(tf.nest.flatten(y)[0])[:1], tf.float32)
+        loss, examples = self._loss(y, self._model(x, training=training), real), tf.shape(real)[0]
+        self._loss_sum.assign_add(loss * tf.cast(examples, tf.float32))
+        self._examples.assign_add(examples)
+        minimised = tf.add_n([loss, *self._model.losses])
+        return tff.learning.models.BatchOutput(minimised, (), examples)
+
+    def predict_on_batch(self, batch_input: Any, training: bool = True) -> Any:
+        return self._model(batch_input, training=training)
+
+    @tf.function
+    def report_local_unfinalized_metrics(self) -> Any:
+        total, examples = self._loss_sum.read_value(), self._examples.read_value()
+        return collections.OrderedDict(loss=[total, tf.cast(examples, tf.float32)], num_examples=examples)
+
+    def metric_finalizers(self) -> Any:
+        ratio, same = tf.function(lambda sums: sums[0] / sums[1]), tf.function(lambda number: number)
+        return collections.OrderedDict(loss=ratio, num_examples=same)
+
+    @tf.function
+    def reset_metrics(self) -> None:
+        self._loss_sum.assign(0.0)
+        self._examples.assign(0)

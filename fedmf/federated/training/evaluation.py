@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from fedmf.federated.examples import Examples, count, take
 from fedmf.federated.task import Task, mean_loss
+from fedmf.federated.tff_models import Outputs, TffModel
 from fedmf.runs.config import TrainConfig
 
 # Larger outputs the C library gets from the system each time, page by page: a fifth of the time with 256 examples of 20 words among 10,000.
@@ -18,7 +19,8 @@ class Evaluator:
     def __init__(self, task: Task, config: TrainConfig) -> None:
         self._task, self._loss = task, mean_loss(task)
         self._model = task.build_model(config.seed)
-        self._metrics = list(task.metrics())
+        self._own = self._model if isinstance(self._model, TffModel) else None  # with metrics of its own
+        self._metrics = [] if task.metrics is None else list(task.metrics())
         # Float64: float32 stands still at 16 million counted words.
         self._mean_loss = tf.keras.metrics.Mean("loss", tf.float64)
         if all(metric.name != "loss" for metric in self._metrics):
@@ -38,7 +40,8 @@ class Evaluator:
     def _affordable(self, examples: Examples) -> int:
         """Examples of a batch, a power of two."""
         first = tf.nest.map_structure(tf.constant, take(examples, slice(0, 1)))
-        outputs = tf.nest.flatten(self._model(first[0], training=False))
+        outputs = self._model(first[0], training=False)
+        outputs = tf.nest.flatten(outputs.predictions if isinstance(outputs, Outputs) else outputs)
         each = max(1, sum(output.dtype.size * int(tf.size(output)) for output in outputs))
         return min(MAX_BATCH_EXAMPLES, 1 << max(0, (MAX_OUTPUT_BYTES // each).bit_length() - 1))
 
@@ -52,8 +55,11 @@ class Evaluator:
             variable.assign(weight)
         for metric in self._metrics:
             metric.reset_state()
+        if self._own is not None:
+            self._own.reset_metrics()
         self._batch_size = self._batch_size or self._affordable(examples)
         for start in range(0, count(examples), self._batch_size):
             batch = take(examples, slice(start, start + self._batch_size))
             self._step(*tf.nest.map_structure(tf.constant, batch))
-        return {metric.name: float(metric.result()) for metric in self._metrics}
+        own = {} if self._own is None else self._own.metric_values()
+        return own | {metric.name: float(metric.result()) for metric in self._metrics}

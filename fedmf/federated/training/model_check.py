@@ -9,6 +9,7 @@ from tensorflow.python.framework import op_def_registry
 from fedmf.federated.examples import in_batches, take
 from fedmf.federated.execution.stateless_model import operations
 from fedmf.federated.task import Task, mean_loss
+from fedmf.federated.tff_models import TffModel
 from fedmf.runs.config import TrainConfig
 
 # Operations that break the guarantee, what they do, and what to use instead.
@@ -35,6 +36,8 @@ _KEEPS_NOTHING = re.compile(
     r"ReadVariableOp|ResourceGather(Nd)?|VariableShape|LookupTable(Find|Size)V2|If|While|Case|StatefulPartitionedCall|DeviceIndex|Assert"
     r"|CheckNumerics(V2)?|PrintV2|StatelessRandomGetAlg|CudnnRNN(Backprop)?(V[23])?"
 )
+# Of the local variables of a TFF model, which `TffModel` sets back.
+_LOCAL_WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 
 
 def check_model(task: Task, config: TrainConfig) -> None:
@@ -45,9 +48,11 @@ def check_model(task: Task, config: TrainConfig) -> None:
     may do both.
 
     Raises:
-      ValueError: for such an operation, and for weights that are not trained in a model for TFF, whose state does not hold them.
+      ValueError: for such an operation, for trained weights or computations in other than float32, and for weights that are not trained
+        in a model for TFF, whose state does not hold them.
     """
     model = task.build_model(config.seed)
+    _check_dtypes(task, model)
     loss = mean_loss(task)
 
     def step(x: Any, y: Any, real: Any) -> Any:
@@ -80,6 +85,9 @@ def check_model(task: Task, config: TrainConfig) -> None:
             f"({error.message.splitlines()[0].rpartition('}} ')[2]})"
         ) from error
     found = operations(traced)
+    if isinstance(model, TffModel):
+        _check_local_variables(task, model, traced.graph.variables)
+        found -= _LOCAL_WRITES
     others = [name for name in found if _has_state(name) and not _KEEPS_NOTHING.fullmatch(name)]
     rest = "|".join(others) or "$", "keeps a state or has an effect", "leave out its layer"
     for pattern, does, instead in (*_FORBIDDEN, rest):
@@ -101,3 +109,31 @@ def _has_state(operation: str) -> bool:
     # None for a function of the graph, whose operations are looked at as well.
     definition = op_def_registry.get(operation)
     return definition is not None and definition.is_stateful
+
+
+def _check_dtypes(task: Task, model: Any) -> None:
+    """Refuses what clipped float32 updates do not hold, and float16, in which small gradients are zero."""
+    layers = () if isinstance(model, TffModel) else model._flatten_layers()
+    half = [f"{layer.name} computes in float16" for layer in layers if layer.compute_dtype == "float16"]
+    others = [f"{v.name} is {v.dtype.name}" for v in model.trainable_variables if v.dtype != tf.float32]
+    if half or others:
+        raise ValueError(
+            f"build_model of task {task.name!r} gives a model that is not all float32 ({', '.join(others or half)}): build it with "
+            "float32 weights, under the Keras policy float32 or mixed_bfloat16"
+        )
+    if not model.trainable_variables:
+        raise ValueError(
+            f"build_model of task {task.name!r} gives a model of which nothing is trained: leave a layer trainable"
+        )
+
+
+def _check_local_variables(task: Task, model: TffModel, used: Any) -> None:
+    """Refuses a TFF model that changes a weight, or keeps numbers in a variable that it does not list: nothing sets it back."""
+    weights = [*model.trainable_variables, *model.non_trainable_variables]
+    listed = {id(variable) for variable in (*weights, *model.local_variables)}
+    hidden = [variable.name for variable in used if id(variable) not in listed]
+    if hidden:
+        raise ValueError(
+            f"build_model of task {task.name!r} gives a {model.kind} that uses the variables {', '.join(hidden)} and lists them neither as "
+            "weights nor as local_variables: list them"
+        )

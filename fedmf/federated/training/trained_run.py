@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from fedmf.federated.examples import count
 from fedmf.federated.task import Task
+from fedmf.federated.tff_models import TffModel
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.runs.folder import Run, RunFolder, check_export_path
 from fedmf.terminal import progress_bar
@@ -69,9 +70,14 @@ class TrainedRun(Run):
         """A tf.keras.Model with the run's weights, which Keras saves and loads without the task's code.
 
         Raises:
-          ValueError: as `weights` does.
+          ValueError: as `weights` does, or the task has a model of TFF.
         """
         model = self._trained()
+        if isinstance(model, TffModel):
+            raise ValueError(
+                f"task {self.task.name!r} has a {model.kind} of TFF, which Keras cannot save: take the weights, {self.path}/model.npz or "
+                "`run.weights`, in the order of its trainable variables"
+            )
         return model if self.task.export_model is None else self.task.export_model(model)
 
     def starting_weights(self) -> list[np.ndarray]:

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from fedmf import federated
+from fedmf.federated.task import seeded
 from fedmf.federated.training.model_check import check_model
 from tests.federated.run_small import config
 from tests.federated.small_task import CLASSES, LENGTH, small_task
@@ -181,3 +182,74 @@ def test_frozen_weights_train_reproducibly(tmp_path):
     frozen = task_with(lambda: layers.Dense(4, trainable=False, kernel_initializer=tf.keras.initializers.Identity()))
     run = federated.train(frozen, config(), folder=tmp_path / "run", noise_seed=9, progress=False)
     assert run.result is not None
+
+
+def cast_to(dtype, policy=None):
+    return task_with(
+        lambda: layers.Dense(4, dtype=policy or dtype), lambda: layers.Lambda(lambda x: tf.cast(x, "float32"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        ("float64", "dense.*/kernel:0 is float64"),
+        ("float16", "dense.*/kernel:0 is float16"),
+        ("bfloat16", "dense.*/kernel:0 is bfloat16"),
+        ("mixed_float16", "dense.* computes in float16"),
+    ],
+)
+def test_weights_that_are_not_float32(tmp_path, dtype, said):
+    with pytest.raises(
+        ValueError, match=rf"(?s)build_model of task 'small' .* not all float32 \({said}.*: build it with float32"
+    ):
+        federated.train(cast_to(dtype), config(), folder=tmp_path / "run", noise_seed=9, progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+class Complex(layers.Layer):
+    """Trained weights that are no real numbers."""
+
+    def build(self, shape):
+        self.turn = self.add_weight("turn", shape=[4], dtype=tf.complex64, initializer="ones")
+
+    def call(self, x):
+        return x * tf.math.real(self.turn)
+
+
+class Counted(layers.Layer):
+    def build(self, shape):
+        self.count = tf.Variable(1, trainable=True, name="count")
+
+    def call(self, x):
+        return x * tf.cast(self.count, tf.float32)
+
+
+@pytest.mark.parametrize(("layer", "said"), [(Complex, "turn:0 is complex64"), (Counted, "count:0 is int32")])
+def test_weights_that_are_no_floats(layer, said):
+    with pytest.raises(ValueError, match=rf"not all float32 \(.*{said}"):
+        check_model(task_with(layer), config())
+
+
+def test_mixed_bfloat16_trains_the_same_model_in_both_executions(tmp_path):
+    """Weights in float32, arithmetic in bfloat16 (8 bits)."""
+    task = cast_to("float32")
+    task = dataclasses.replace(task, build_model=seeded(lambda: cast_to("float32", "mixed_bfloat16").build_model(0)))
+    initial = task.build_model(3).get_weights()
+    runs = [
+        federated.train(task, config(execution), folder=tmp_path / execution, noise_seed=9, progress=False)
+        for execution in ("fast", "tff")
+    ]
+    for one, other, start in zip(*(run.weights for run in runs), initial, strict=True):
+        assert abs(one - start).max() > 0.02
+        assert abs(one - other).max() < 0.02 * abs(one - start).max()
+
+
+def test_models_without_weights_to_train():
+    def task(*stack):
+        return dataclasses.replace(small_task(), build_model=lambda seed: tf.keras.Sequential(list(stack)))
+
+    with pytest.raises(ValueError, match=r"gives a model without weights: begin it with tf\.keras\.Input"):
+        check_model(task(layers.Dense(CLASSES)), config())
+    with pytest.raises(ValueError, match="gives a model of which nothing is trained"):
+        check_model(task(layers.Embedding(CLASSES, CLASSES, input_length=LENGTH, trainable=False)), config())

@@ -1,0 +1,248 @@
+"""Tasks whose model is a VariableModel or a FunctionalModel of TFF, with loss and metrics of its own."""
+
+import collections
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from fedmf import federated
+from fedmf.federated.tff import tff
+from fedmf.federated.training.model_check import check_model
+from tests.federated.run_small import config
+from tests.federated.small_task import LENGTH, small_task
+
+pytestmark = pytest.mark.tensorflow
+models = tff.learning.models
+
+
+def spec(named=False):
+    x, y = (tf.TensorSpec([None, LENGTH], tf.int32) for _ in range(2))
+    return collections.OrderedDict(x=x, y=y) if named else (x, y)
+
+
+def accuracy():
+    return tf.keras.metrics.SparseCategoricalAccuracy("accuracy")
+
+
+def from_keras(seed):
+    return models.from_keras_model(
+        small_task().build_model(seed), loss=small_task().loss, metrics=[accuracy()], input_spec=spec()
+    )
+
+
+class ByHand(models.VariableModel):
+    """Not from Keras: reports no loss and no number of examples, and takes a dict."""
+
+    def __init__(self, start):
+        self.weights = [tf.Variable(weight) for weight in start]
+        self.seen = tf.Variable([0.0, 0.0], trainable=False, name="seen")
+
+    trainable_variables = property(lambda self: self.weights)
+    non_trainable_variables = property(lambda self: [])
+    local_variables = property(lambda self: [self.seen])
+    input_spec = property(lambda self: spec(named=True))
+
+    def logits(self, x):
+        return tf.nn.embedding_lookup(self.weights[0], x) @ self.weights[1] + self.weights[2]
+
+    @tf.function
+    def forward_pass(self, batch_input, training=True):
+        logits, y = self.logits(batch_input["x"]), batch_input["y"]
+        right = tf.cast(tf.argmax(logits, -1, tf.int32) == y, tf.float32)
+        self.seen.assign_add([tf.reduce_sum(right), tf.cast(tf.size(right), tf.float32)])
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+        return models.BatchOutput(loss, logits, tf.shape(y)[0])
+
+    @tf.function
+    def predict_on_batch(self, batch_input, training=True):
+        return self.logits(batch_input)
+
+    def report_local_unfinalized_metrics(self):
+        return collections.OrderedDict(accuracy=self.seen.read_value(), counts=self.seen.read_value())
+
+    def metric_finalizers(self):
+        return collections.OrderedDict(accuracy=tf.function(lambda s: s[0] / s[1]), counts=tf.function(lambda s: s))
+
+    @tf.function
+    def reset_metrics(self):
+        self.seen.assign([0.0, 0.0])
+
+
+def functional(seed):
+    @tf.function
+    def predict(weights, x, training):
+        (table, dense), _ = weights
+        return tf.nn.embedding_lookup(table, x) @ dense["1 kernel"] + dense["2 bias"]
+
+    def loss(output, label, sample_weight=None):  # of the whole batch, as in TFF's example
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(label, output))
+
+    table, kernel, bias = small_task().build_model(seed).get_weights()
+    return models.FunctionalModel(
+        initial_weights=((table, {"1 kernel": kernel, "2 bias": bias}), ()),
+        predict_on_batch_fn=predict,
+        loss_fn=loss,
+        metrics_fns=tff.learning.metrics.create_functional_metric_fns(collections.OrderedDict(accuracy=accuracy)),
+        input_spec=spec(),
+    )
+
+
+def task_of(build_model):
+    return dataclasses.replace(small_task(), build_model=build_model, loss=None, metrics=None)
+
+
+def by_hand(model=ByHand):
+    """TFF builds the model in a graph, where Keras has no numbers to give."""
+    starts = {seed: small_task().build_model(seed).get_weights() for seed in (0, 3)}
+    return task_of(lambda seed: model(starts[seed]))
+
+
+def functional_task():
+    made = {seed: functional(seed) for seed in (0, 3)}
+    return task_of(made.__getitem__)
+
+
+TASKS = {"from_keras_model": lambda: task_of(from_keras), "by hand": by_hand, "functional": functional_task}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_trains_the_model_that_keras_trains_in_both_executions(name, tmp_path):
+    settings = {"client_epochs": 2, "client_momentum": 0.5}
+
+    def trained(task, execution):
+        folder = tmp_path / f"{task.loss is None} {execution}"
+        return federated.train(task, config(execution, **settings), folder=folder, noise_seed=1, progress=False)
+
+    expected = trained(small_task(), "fast")
+    task = TASKS[name]()
+    for run in (trained(task, "fast"), trained(task, "tff")):
+        weights = sorted(run.weights, key=lambda w: w.shape)
+        for a, b in zip(weights, sorted(expected.weights, key=lambda w: w.shape), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        for row, other in zip(run.metrics, expected.metrics, strict=True):
+            assert row["examples"] == other["examples"]
+            assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
+        for split in ("validation", "test"):
+            for metric in ("accuracy", "loss"):
+                assert run.result[split][metric] == pytest.approx(expected.result[split][metric], rel=1e-4)
+        assert run.plan["task"]["headline_metric"] == "accuracy"
+        assert run.evaluate_clients()["mean"] == pytest.approx(expected.evaluate_clients()["mean"], rel=1e-4)
+
+
+def test_clients_of_one_example_train_side_by_side(tmp_path, monkeypatch):
+    """Example-level privacy: no batch is filled, so that a FunctionalModel's gradients are taken at once."""
+    calls, vectorized_map = [], tf.vectorized_map
+
+    @tf.autograph.experimental.do_not_convert
+    def counted(function, elements):
+        calls.append(function)
+        return vectorized_map(function, elements)
+
+    monkeypatch.setattr(tf, "vectorized_map", counted)
+    x, y = small_task().split("validation")
+    one_each = {
+        "batch_size": 1,
+        "client_ids": [str(i) for i in range(40)],
+        "client_examples": lambda name: (x[int(name) : int(name) + 1], y[int(name) : int(name) + 1]),
+    }
+    runs = [
+        federated.train(
+            dataclasses.replace(task, **one_each), config(), folder=tmp_path / str(i), noise_seed=1, progress=False
+        )
+        for i, task in enumerate((functional_task(), small_task()))
+    ]
+    assert len(calls) >= 2
+    for a, b in zip(
+        *(sorted(run.weights, key=lambda w: w.shape) for run in runs),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+class Remembers(ByHand):
+    """A loss that depends on what was seen in earlier batches: a client's data in the next client's update."""
+
+    def forward_pass(self, batch_input, training=True):
+        output = super().forward_pass(batch_input, training)
+        return output._replace(loss=output.loss * (1 + self.seen[0]))
+
+
+def test_nothing_is_carried_from_client_to_client(tmp_path):
+    """Without noise: a client's update is the same, whoever came before."""
+    start = small_task().build_model(3).get_weights()
+
+    def sum_of(clients):
+        no_noise = {"rounds": 1, "min_sep": 1, "family": "none", "noise_multiplier": None, "clip_norm": 100.0}
+        settings = config(cohort_size=len(clients), client_learning_rate=0.1, **no_noise)
+        some = dataclasses.replace(by_hand(Remembers), client_ids=[f"client {i}" for i in clients])
+        run = federated.train(some, settings, folder=tmp_path / repr(clients), noise_seed=1, progress=False)
+        return [len(clients) * (w - s) for w, s in zip(run.weights, start, strict=True)]
+
+    both, first, second = sum_of([3, 4]), sum_of([3]), sum_of([4])
+    for total, one, other in zip(both, first, second, strict=True):
+        assert np.abs(total).max() > 1e-3
+        np.testing.assert_allclose(total, one + other, rtol=1e-4, atol=1e-6)
+
+
+class Hidden(Remembers):
+    """Keeps what it has seen in a variable that it does not list."""
+
+    local_variables = property(lambda self: [])
+
+
+def test_a_variable_that_is_not_listed_is_refused():
+    with pytest.raises(ValueError, match="VariableModel that uses the variables seen:0 and lists them neither"):
+        check_model(by_hand(Hidden), config())
+
+
+def test_dropout_is_refused():
+    def build(seed):
+        layers = [*small_task().build_model(seed).layers, tf.keras.layers.Dropout(0.5)]
+        return models.from_keras_model(
+            tf.keras.Sequential([tf.keras.Input((LENGTH,), dtype=tf.int32), *layers]),
+            loss=small_task().loss,
+            input_spec=spec(),
+        )
+
+    with pytest.raises(ValueError, match="draws random numbers in training"):
+        check_model(task_of(build), config())
+
+
+def test_warm_start_and_what_keras_only_does(tmp_path):
+    settings = config(rounds=2)
+    task = functional_task()
+    first = federated.train(task, settings, folder=tmp_path / "first", noise_seed=1, progress=False)
+    still = config(rounds=1, min_sep=1, family="none", noise_multiplier=None, zeroing_norm=1e-9)
+    with pytest.warns(UserWarning, match="zeroed"):
+        again = federated.train(
+            task,
+            dataclasses.replace(still, initial_model=str(first.path)),
+            folder=tmp_path / "again",
+            noise_seed=1,
+            progress=False,
+        )
+    for one, other in zip(first.weights, again.weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    for method in (first.model, lambda: first.export(tmp_path / "model.keras")):
+        with pytest.raises(ValueError, match=r"has a FunctionalModel of TFF, .*: take .*weights"):
+            method()
+
+
+def test_what_does_not_fit_is_refused_in_a_sentence():
+    with pytest.raises(ValueError, match="has only one of loss and metrics"):
+        dataclasses.replace(small_task(), loss=None)
+    both = dataclasses.replace(small_task(), build_model=from_keras)
+    with pytest.raises(ValueError, match="brings its own: leave both out"):
+        check_model(both, config())
+    with pytest.raises(ValueError, match=r"neither loss nor metrics, which a tf\.keras\.Model needs"):
+        check_model(task_of(small_task().build_model), config())
+    with pytest.raises(TypeError, match=r"gives a list: return a tf\.keras\.Model, or a VariableModel"):
+        check_model(dataclasses.replace(small_task(), build_model=lambda seed: []), config())
+
+
+def test_a_functional_model_from_keras_is_refused():
+    made = models.functional_model_from_keras(small_task().build_model(3), small_task().loss, spec())
+    with pytest.raises(ValueError, match=r"(?s)functional_model_from_keras works in TFF's own computations only"):
+        check_model(task_of(lambda seed: made), config())
