@@ -187,7 +187,11 @@ class Task:
             raise ValueError(f"{self._origin(name)} is not on this machine")
 
         light = dataclasses.replace(
-            self, client_ids=("none",), client_examples=examples, evaluation_examples=examples, metrics=list
+            self,
+            client_ids=("none",),
+            client_examples=examples,
+            evaluation_examples=examples,
+            metrics=self.metrics and list,
         )
         light.__dict__["spec"] = self.spec
         return light
