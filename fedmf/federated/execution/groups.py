@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 T = TypeVar("T")
 # Clients of a group at least, and groups of a round at most: a group costs a sum of the model's size, in memory and on the network.
 LEAST_CLIENTS, MOST_GROUPS = 4, 64
-# Clients times parameters of a group at least. Of a small model many clients cost less than a call for each group.
-LEAST_PRODUCTS = 2**22
+# Clients times examples of a batch times parameters, at least. Of small models and of single examples many clients cost less than a call for
+# each group.
+LEAST_PRODUCTS = 2**25
 
 
 class GroupSum(NamedTuple):
@@ -27,13 +28,13 @@ class GroupSum(NamedTuple):
     examples: int
 
 
-def group_size(cohort_size: int, parameters: int) -> int:
-    """Clients of a group, for the planned cohort and the model's trainable parameters.
+def group_size(cohort_size: int, batch_size: int, parameters: int) -> int:
+    """Clients of a group, for the planned cohort, the task's batches and the model's trainable parameters.
 
-    >>> [group_size(clients, 4_050_748) for clients in (10, 100, 1000)], group_size(100, 62) > 100
-    ([4, 4, 16], True)
+    >>> [group_size(clients, 16, 4_050_748) for clients in (10, 100, 1000)], group_size(500, 1, 550_570)
+    ([4, 4, 16], 60)
     """
-    return max(LEAST_CLIENTS, -(-cohort_size // MOST_GROUPS), LEAST_PRODUCTS // parameters)
+    return max(LEAST_CLIENTS, -(-cohort_size // MOST_GROUPS), LEAST_PRODUCTS // (batch_size * parameters))
 
 
 def in_groups(clients: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -52,7 +52,7 @@ class FastExecution(Execution):
         self.client_work, self.slow = client_kind(task, config, options.client_work)
         setup = ClientSetup(task=task, config=config, clip_norm=plan.clip_norm, kind=self.client_work)
         self._clients = setup.work(options.threads) if cluster is None else cluster.clients(setup, options.worker_task)
-        self._group_size = group_size(config.cohort_size, sum(w.size for w in self._initial))
+        self._group_size = group_size(config.cohort_size, task.batch_size, sum(w.size for w in self._initial))
         self._query = mean_query(
             plan,
             self._specs,
