@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 T = TypeVar("T")
 # Clients of a group at least, and groups of a round at most: a group costs a sum of the model's size, in memory and on the network.
 LEAST_CLIENTS, MOST_GROUPS = 4, 64
-# Clients times examples of a batch times parameters, at least: of small models and of single examples many clients cost no more than a call.
+# Clients times examples of a batch times parameters, at least: of small models many clients cost no more than a call.
 LEAST_PRODUCTS = 2**25
 
 
