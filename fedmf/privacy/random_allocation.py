@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.privacy.gaussian import check_delta, gaussian_epsilon
+from fedmf.privacy.gaussian import check_delta, gaussian_delta, gaussian_epsilon
 
 # Mass beyond the ends of a grid, which becomes 0 and infinity: nothing beside the least delta, 1e-15.
 _TAIL = 1e-25
@@ -40,7 +40,7 @@ _FINENESS = 64
 # Relative error of a delta for each release that its law was made of; 1e-15 was measured.
 _ROUNDING = 1e-14
 # The cost grows with the positions. More of them give no larger epsilon: reveal so many places, the client's among them, at random.
-_MOST_POSITIONS = 2**14
+_MOST_POSITIONS = 2**16
 # Ratios beyond exp(700) leave float64. Epsilon is then hundreds with or without amplification.
 _LARGEST_LOSS = 700.0
 
@@ -161,17 +161,17 @@ def _product(first: RatioLaw, second: RatioLaw) -> RatioLaw:
     ).trimmed()
 
 
-def _from_halves(one: RatioLaw, count: int, join: Callable[[RatioLaw, RatioLaw, float, bool], RatioLaw]) -> RatioLaw:
-    """The law of `count` like `one`: `join` takes laws of half as many, the second's share of the count, and whether to change the grid.
+def _from_halves(one: RatioLaw, count: int, join: Callable[[RatioLaw, RatioLaw, float, float], RatioLaw]) -> RatioLaw:
+    """The law of `count` like `one`: `join` takes laws of half as many, the second's share of the count, and the count, whole or not.
 
-    That is every second time. The standard deviation of means falls, and that of products grows, by the square root of 2 each time.
+    A count of 3 joins the laws of 1 and of 2: both must be on the grid of `one`.
     """
     depth, laws = (count - 1).bit_length(), {1: one}
     for level in range(1, depth + 1):
-        sizes = {count >> (depth - level), -(-count >> (depth - level))}
+        share = 2.0 ** (level - depth)
+        sizes = {math.floor(count * share), math.ceil(count * share)}
         laws = {
-            n: laws[1] if n == 1 else join(laws[n // 2], laws[n - n // 2], (n - n // 2) / n, level % 2 == 0)
-            for n in sizes
+            n: one if n == 1 else join(laws[n // 2], laws[n - n // 2], (n - n // 2) / n, count * share) for n in sizes
         }
     return laws[count]
 
@@ -179,16 +179,20 @@ def _from_halves(one: RatioLaw, count: int, join: Callable[[RatioLaw, RatioLaw, 
 @functools.lru_cache(maxsize=16)
 def allocation_law(noise_multiplier: float, positions: int, epochs: int) -> RatioLaw:
     """The law of the ratio after `epochs` epochs of 1-out-of-`positions` allocation."""
+    s = 1 / noise_multiplier
 
-    def mean(first: RatioLaw, second: RatioLaw, share: float, finer: bool) -> RatioLaw:
-        return _mean(first, second, share, first.step / 2 if finer else first.step)
+    # The deviation of a logarithm, as for a lognormal of the same variance, falls in means. There the grid becomes finer.
+    def mean(first: RatioLaw, second: RatioLaw, share: float, count: float) -> RatioLaw:
+        wanted = math.sqrt(math.log1p(math.expm1(s * s) / count)) / _FINENESS
+        return _mean(first, second, share, first.step / 2 if wanted < 0.6 * first.step else first.step)
 
-    def product(first: RatioLaw, second: RatioLaw, share: float, coarser: bool) -> RatioLaw:
+    # It grows in products, by sqrt(2) each time they double.
+    def product(first: RatioLaw, second: RatioLaw, share: float, count: float) -> RatioLaw:
         both = _product(first, second)
-        return both.coarsened() if coarser else both
+        return both.coarsened() if math.log2(both.step / one.step) < 0.5 * math.log2(count) - 0.75 else both
 
-    one = gaussian_law(noise_multiplier, 1 / (noise_multiplier * _FINENESS))
-    return _from_halves(_from_halves(one, positions, mean), epochs, product)
+    one = _from_halves(gaussian_law(noise_multiplier, s / _FINENESS), positions, mean)
+    return _from_halves(one, epochs, product)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -204,19 +208,17 @@ def random_allocation_epsilon(noise_multiplier: float, delta: float, *, position
       epochs: E >= 1.
 
     >>> round(random_allocation_epsilon(1.0, 1e-8, positions=8), 2), round(gaussian_epsilon(1.0, 1e-8), 2)
-    (3.72, 5.68)
+    (3.72, 5.78)
     """
     t = min(checks.integer("positions", positions, low=1, hint="count the releases of an epoch"), _MOST_POSITIONS)
     E = checks.integer("epochs", epochs, low=1, hint="count the passes over the population")
     delta = check_delta(delta)
-    whole = gaussian_epsilon(noise_multiplier / math.sqrt(E), delta)
-    if t == 1 or math.isinf(whole):
-        return whole
-    s = 1 / noise_multiplier
-    if E * s * s / 2 + 15 * s * math.sqrt(E) > _LARGEST_LOSS:
-        return whole
-    law = allocation_law(noise_multiplier, t, E)
-    return min(whole, _epsilon(law, delta * (1 - _ROUNDING * t * E)))
+    together = noise_multiplier / math.sqrt(E)
+    if t == 1 or noise_multiplier == 0 or 0.5 / together**2 + 15 / together > _LARGEST_LOSS:
+        return gaussian_epsilon(together, delta)
+    epsilon = _epsilon(allocation_law(noise_multiplier, t, E), delta * (1 - _ROUNDING * t * E))
+    # Where there is next to no amplification, the grid can cost more than that.
+    return min(epsilon, gaussian_epsilon(together, delta)) if gaussian_delta(together, epsilon) < delta else epsilon
 
 
 def _epsilon(law: RatioLaw, delta: float) -> float:

@@ -135,8 +135,8 @@ def test_more_places_or_noise_or_fewer_epochs_never_raise_epsilon(sigma, positio
 def test_the_ends_of_its_range():
     # The least delta there is; so many positions that they are counted as fewer; noise without amplification to speak of.
     assert random_allocation_epsilon(1.0, 1e-15, positions=8) < gaussian_epsilon(1.0, 1e-15)
-    many = [random_allocation_epsilon(4.0, 1e-6, positions=n) for n in (2**14, 10**9)]
-    assert many[0] == many[1] < 0.02
+    many = [random_allocation_epsilon(4.0, 1e-6, positions=n) for n in (2**16, 10**9)]
+    assert many[0] == many[1] < 0.003
     assert random_allocation_epsilon(0.03, 1e-6, positions=8) == gaussian_epsilon(0.03, 1e-6)
     assert random_allocation_epsilon(0.0, 1e-6, positions=8) == math.inf
     assert random_allocation_epsilon(100.0, 0.9, positions=8) == 0

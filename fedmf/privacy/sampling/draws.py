@@ -1,4 +1,4 @@
-"""Which clients a round draws: from one part of the population, or in a random order. Pure functions of (seed, round)."""
+"""Which clients a round draws: some of a part, the next in an order, or whose place it is. Pure functions of (seed, round)."""
 
 import abc
 import dataclasses
@@ -62,56 +62,70 @@ class PartitionDraws(Draws):
 
 
 class EpochOrder(Draws):
-    """A random order of the population dealt out in batches: round t takes batch t mod `epoch`.
-
-    With `reshuffle`, every epoch deals each of `partitions` parts anew: batch i of an epoch is drawn from the clients of the batches
-    i mod partitions of the first order. Takes four bytes a client, and eight with `reshuffle`.
+    """A random order of the population dealt out in batches: round t takes batch t mod `epoch`. Takes four bytes a client.
 
     Args:
-      population: clients; those beyond epoch * cohort_size in the first order are never drawn.
+      population: clients; those beyond epoch * cohort_size in the order are never drawn.
       cohort_size: clients of a batch.
       epoch: batches of an epoch.
       seed: of the order.
-      reshuffle: a new order each epoch.
-      partitions: parts that keep their rounds; a divisor of `epoch`.
     """
 
-    def __init__(
-        self, *, population: int, cohort_size: int, epoch: int, seed: int, reshuffle: bool = False, partitions: int = 1
-    ) -> None:
-        self.population, self.cohort_size, self.epoch = population, cohort_size, epoch
-        self.seed, self.reshuffle, self.partitions = seed, reshuffle, partitions
-        self._first: np.ndarray | None = None
-        self._dealt: dict[int, tuple[int, np.ndarray]] = {}
+    def __init__(self, *, population: int, cohort_size: int, epoch: int, seed: int) -> None:
+        self.population, self.cohort_size, self.epoch, self.seed = population, cohort_size, epoch, seed
+        self._order: np.ndarray | None = None
 
     def clients(self, t: int) -> np.ndarray:
         """The clients whose turn it is in round t, int64 (cohort_size,)."""
-        number, place = divmod(t, self.epoch)
-        batches = self._order()
-        if self.reshuffle and number > 0:
-            part, place = place % self.partitions, place // self.partitions
-            if self._dealt.get(part, (0,))[0] != number:
-                self._dealt[part] = (number, self._dealt_anew(number, part))
-            batches = self._dealt[part][1]
-        start = place * self.cohort_size
-        return batches[start : start + self.cohort_size].astype(np.int64)
+        if self._order is None:
+            rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
+            self._order = _random_places(rng, self.population, self.epoch * self.cohort_size)
+        start = t % self.epoch * self.cohort_size
+        return self._order[start : start + self.cohort_size].astype(np.int64)
 
     def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Which of the clients have their turn in round t, bool."""
         return np.isin(clients, self.clients(t))
 
-    def _order(self) -> np.ndarray:
-        if self._first is None:
-            rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
-            self._first = _random_places(rng, self.population, self.epoch * self.cohort_size)
-        return self._first
 
-    def _dealt_anew(self, number: int, part: int) -> np.ndarray:
-        # number >= 1, so that these words are not those of the first order with zeros behind, which would give the same generator.
-        rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER, number, part]))
-        members = self._order().reshape(self.epoch, self.cohort_size)[part :: self.partitions].flatten()
-        rng.shuffle(members)
-        return members
+class EpochPlaces(Draws):
+    """Each epoch every client draws its round anew, independently: one of those congruent to it modulo `partitions`.
+
+    Takes a byte a client where there are at most 256 such rounds, two for up to 65,536.
+
+    Args:
+      population: clients 0 .. population - 1.
+      epoch: rounds of an epoch.
+      partitions: a divisor of `epoch`.
+      seed: of the draws.
+
+    >>> draws = EpochPlaces(population=9, epoch=6, partitions=2, seed=1)
+    >>> sorted(client for t in range(6) for client in draws.clients(t).tolist())
+    [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    """
+
+    def __init__(self, *, population: int, epoch: int, partitions: int, seed: int) -> None:
+        self.population, self.epoch, self.partitions, self.seed = population, epoch, partitions, seed
+        self._drawn: dict[int, tuple[int, np.ndarray]] = {}
+
+    def clients(self, t: int) -> np.ndarray:
+        """The clients that drew round t, int64, ascending."""
+        part, place = t % self.partitions, t % self.epoch // self.partitions
+        return np.flatnonzero(self._places(t // self.epoch, part) == place) * self.partitions + part
+
+    def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Which of the clients drew round t, bool."""
+        return np.isin(clients, self.clients(t))
+
+    def _places(self, number: int, part: int) -> np.ndarray:
+        """Of the clients of the part in that epoch."""
+        if self._drawn.get(part, (-1,))[0] != number:
+            rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER, number, part, 1]))
+            positions = self.epoch // self.partitions
+            members = -(-(self.population - part) // self.partitions)
+            kind = np.min_scalar_type(positions - 1)
+            self._drawn[part] = number, rng.integers(positions, size=members, dtype=kind)
+        return self._drawn[part][1]
 
 
 def _random_places(rng: np.random.Generator, population: int, places: int) -> np.ndarray:
