@@ -2,11 +2,12 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from fedmf.mechanisms.base import Mechanism
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
+from fedmf.privacy.gaussian import MIN_DELTA
 from fedmf.privacy.random_allocation import random_allocation_epsilon
 from fedmf.privacy.rounding import down
 from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE, column_norm
@@ -35,6 +36,8 @@ class CyclicShuffle(Cyclic, names={"shuffle": {"reshuffle": False}, "reshuffle":
     >>> shuffle.epoch, shuffle.positions, shuffle.participation(250)
     (100, 25, Participation(rounds=250, schema='min_sep', min_sep=4, max_participations=3))
     """
+
+    min_delta: ClassVar[float] = MIN_DELTA
 
     reshuffle: bool = False
 
