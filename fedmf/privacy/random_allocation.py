@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.privacy.gaussian import check_delta, gaussian_delta, gaussian_epsilon
+from fedmf.privacy.gaussian import check_delta, gaussian_delta, gaussian_epsilon, loss_scale
 
 # Mass beyond the ends of a grid, which becomes 0 and infinity: nothing beside the least delta, 1e-15.
 _TAIL = 1e-25
@@ -214,11 +214,13 @@ def random_allocation_epsilon(noise_multiplier: float, delta: float, *, position
     E = checks.integer("epochs", epochs, low=1, hint="count the passes over the population")
     delta = check_delta(delta)
     together = noise_multiplier / math.sqrt(E)
-    if t == 1 or noise_multiplier == 0 or 0.5 / together**2 + 15 / together > _LARGEST_LOSS:
+    if t == 1 or noise_multiplier == 0 or loss_scale(together) + 10 / together > _LARGEST_LOSS:
         return gaussian_epsilon(together, delta)
     epsilon = _epsilon(allocation_law(noise_multiplier, t, E), delta * (1 - _ROUNDING * t * E))
-    # Where there is next to no amplification, the grid can cost more than that.
-    return min(epsilon, gaussian_epsilon(together, delta)) if gaussian_delta(together, epsilon) < delta else epsilon
+    if gaussian_delta(together, epsilon) >= delta:
+        return epsilon
+    # Next to no amplification, and the grid costs more than that.
+    return min(epsilon, gaussian_epsilon(together, delta))
 
 
 def _epsilon(law: RatioLaw, delta: float) -> float:

@@ -138,7 +138,11 @@ def test_the_ends_of_its_range():
     many = [random_allocation_epsilon(4.0, 1e-6, positions=n) for n in (2**16, 10**9)]
     assert many[0] == many[1] < 0.003
     assert random_allocation_epsilon(0.03, 1e-6, positions=8) == gaussian_epsilon(0.03, 1e-6)
-    assert random_allocation_epsilon(0.0, 1e-6, positions=8) == math.inf
+    assert (
+        random_allocation_epsilon(0.0, 1e-6, positions=8)
+        == random_allocation_epsilon(1e-200, 1e-6, positions=8)
+        == math.inf
+    )
     assert random_allocation_epsilon(100.0, 0.9, positions=8) == 0
 
 
