@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -59,6 +60,72 @@ class PartitionDraws(Draws):
     def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Which of the clients belong to the part of round t, bool."""
         return clients % self.partitions == t % self.partitions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BinDraws(Draws):
+    """Every client is in one bin, drawn once; round t has bin t mod `bins`.
+
+    >>> draws = BinDraws(population=5, bins=2, seed=1)
+    >>> sorted([*draws.clients(0), *draws.clients(3)])
+    [0, 1, 2, 3, 4]
+    """
+
+    population: int
+    bins: int
+    seed: int
+
+    @functools.cached_property
+    def _bin(self) -> np.ndarray:
+        rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
+        return rng.integers(self.bins, size=self.population, dtype=np.min_scalar_type(self.bins - 1))
+
+    def clients(self, t: int) -> np.ndarray:
+        """The clients of the round's bin, int64."""
+        return np.flatnonzero(self._bin == t % self.bins)
+
+    def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Which of the clients are in the bin of round t, bool."""
+        return self._bin[clients] == t % self.bins
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MinSepDraws(Draws):
+    """Every client's coin of every round; it counts for clients that rest no more, which the controller knows from the ledger.
+
+    Attributes:
+      population, min_sep, probability, warm: of the scheme.
+      seed: of the draws.
+    """
+
+    population: int
+    min_sep: int
+    probability: float
+    seed: int
+    warm: bool = True
+
+    @functools.cached_property
+    def _rest(self) -> np.ndarray:
+        """Rounds before a client may come for the first time: s >= 1 with probability p / (1 + (b - 1) p) each, else 0."""
+        b, p = self.min_sep, self.probability
+        rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
+        place = rng.random(self.population) * (1 + (b - 1) * p)
+        rest = np.minimum(np.floor(np.maximum(place - 1, 0) / p) + 1, b - 1)
+        return np.where(place < 1, 0, rest).astype(np.min_scalar_type(b))
+
+    def clients(self, t: int) -> np.ndarray:
+        """The clients whose coin says so in round t, int64, unsorted."""
+        rng = draw_generator(self.seed, t)
+        # The number of coins is binomial, and given it every subset of that size is equally likely.
+        size = int(rng.binomial(self.population, self.probability))
+        drawn = rng.choice(self.population, size, replace=False, shuffle=False).astype(np.int64)
+        return drawn[self.can_draw(t, drawn)]
+
+    def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Which of the clients do not rest at the start of the run, bool."""
+        if not self.warm or t >= self.min_sep:
+            return np.ones(len(clients), bool)
+        return self._rest[clients] <= t
 
 
 class EpochOrder(Draws):
