@@ -28,7 +28,7 @@ tables: setup
 figure-4: setup
 	.venv/bin/python -m fedmf.experiments.band_figure
 
-# Minutes: schemes.png and schemes.csv.
+# An hour or more, most of it simulated privacy losses: schemes.png and schemes.csv.
 figure-schemes: setup
 	.venv/bin/python -m fedmf.experiments.scheme_figure
 

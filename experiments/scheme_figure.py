@@ -28,7 +28,7 @@ EPSILONS = tuple(2.0**i for i in range(-2, 5))
 # (rounds, rounds in which every client comes once): (20, 100) and (6, 342) of the papers, and two columns of banded Fig. 4.
 SETTINGS = ((2000, 100), (2052, 342), (1024, 256), (1024, 32))
 # For tests and a first look.
-QUICK_SETTINGS, QUICK_EPSILONS = ((16, 4), (16, 8)), (1.0, 8.0)
+QUICK_SETTINGS, QUICK_EPSILONS = ((16, 4),), (2.0, 4.0)
 
 UNAMPLIFIED = "dense, unamplified"
 COLORS = {
