@@ -71,6 +71,25 @@ def test_two_positions_by_quadrature(sigma, epsilon, remove, add):
     assert all(delta >= exact - 1e-6 for delta, exact in zip(found, (remove, add), strict=True))
 
 
+@pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 16.5), (1.0, 2.5), (1.0, 5.8), (3.0, 1.8)])
+def test_the_tail_keeps_its_relative_accuracy(sigma, epsilon):
+    """Two positions, deltas of 1e-4 to 1e-15: one ratio in closed form, the other by the trapezoidal rule."""
+    s, x = 1 / sigma, np.linspace(-14, 14 + 3 / sigma, 200_001)
+    ratio, weight = np.exp(s * x - s * s / 2), np.exp(-x * x / 2) / math.sqrt(2 * math.pi) * (x[1] - x[0])
+
+    def beyond(strike):
+        """E max(0, R - strike) and E max(0, strike - R)."""
+        d = (s * s / 2 - np.log(np.maximum(strike, 1e-300))) / s
+        above = np.where(strike > 0, special.ndtr(d) - strike * special.ndtr(d - s), 1 - strike)
+        return above, np.where(strike > 0, strike * special.ndtr(s - d) - special.ndtr(-d), 0)
+
+    remove = weight @ beyond(2 * math.exp(epsilon) - ratio)[0] / 2
+    add = weight @ beyond(2 * math.exp(-epsilon) - ratio)[1] * math.exp(epsilon) / 2
+    for delta, exact in zip(allocation_law(sigma, 2, 1).deltas(epsilon), (remove, add), strict=True):
+        if exact > 1e-15:
+            assert exact * (1 - 1e-9) <= delta <= 1.01 * exact
+
+
 def test_two_epochs_of_two_positions_by_quadrature():
     sigma, epsilon = 1.0, 1.5
     nodes, weights = np.polynomial.hermite_e.hermegauss(120)
