@@ -27,11 +27,6 @@ class _Counts(click.ParamType[list[int]]):
 @click.option("--delta", type=float, default=1e-6, help="Failure probability.")
 @click.option("--bands", type=_Counts(), help="Candidates, as in 8,16,32.  [default: a search]")
 @click.option("--dense", is_flag=True, help="Try the best encoder of all without amplification as well.")
-@click.option(
-    "--other-schemes",
-    is_flag=True,
-    help="Try other ways to draw clients with the chosen bands as well; some are simulated for minutes.",
-)
 @workload_options
 @click.option("--out", type=OutputFile(".png"), help="Draw the curve into this PNG file.")
 @json_option
@@ -69,22 +64,16 @@ def bands(
         if options["dense"]:
             progress("fitting the dense optimum")
             rows.append(search.dense())
-        choice = BandChoice(search=search, rows=tuple(rows))
-        others: dict[str, float] = {}
-        if options["other_schemes"] and choice.best.family == "banded":
-            progress(f"other schemes with {choice.best.bands} bands")
-            others = dict(search.other_schemes(choice.best.bands))
     progress("")
-    more = {"other_schemes": others} if options["other_schemes"] else {}
+    choice = BandChoice(search=search, rows=tuple(rows))
     if out is not None:
         from fedmf.reports.bands import bands_picture
 
         write_atomically(out, bands_picture(choice.summary()))
     if as_json:
-        show(choice.summary() | more | ({"picture": str(out)} if out else {}), as_json)
+        show(choice.summary() | ({"picture": str(out)} if out else {}), as_json)
     else:
-        lines = [_table(choice), *(f"With --sampling {name} rmse {error:.4g}." for name, error in others.items())]
-        click.echo("\n".join(lines) + (f"\nPicture: {out}" if out else ""))
+        click.echo(_table(choice) + (f"\nPicture: {out}" if out else ""))
 
 
 def _table(choice: "BandChoice") -> str:

@@ -17,9 +17,8 @@ from fedmf.mechanisms.fitting.progress import interruptible_fits
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import sampled_gaussian_noise_multiplier
-from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_multiplier
-from fedmf.privacy.sampling import BallsInBins, CyclicPoisson, CyclicShuffle, MinSepPoisson, Sampling
+from fedmf.privacy.sampling import CyclicPoisson
 from fedmf.privacy.sampling.base import column_norm
 from fedmf.workloads import Workload
 
@@ -91,10 +90,6 @@ class BandSearch:
         n = self.workload.rounds
         return Participation(rounds=n, schema="fixed_epoch", min_sep=min(n, self.population // self.cohort_size))
 
-    @property
-    def _once(self) -> Participation:
-        return Participation(rounds=self.workload.rounds, schema="single")
-
     def rows(self, bands: Iterable[int] | None = None) -> Iterator[BandRow]:
         """The rows of `choose_bands`, in the order in which they are tried."""
         n = self.workload.rounds
@@ -113,8 +108,9 @@ class BandSearch:
 
     def banded(self, bands: int) -> BandRow:
         """The row of the best encoder of so many bands and columns of one norm."""
+        once = Participation(rounds=self.workload.rounds, schema="single")
         with interruptible_fits():
-            mechanism = fit(self.workload, self._once, family="banded", bands=bands)
+            mechanism = fit(self.workload, once, family="banded", bands=bands)
         if bands * self.cohort_size >= self.population:
             return self._row(mechanism, bands, None)
         sampling = CyclicPoisson(population=self.population, cohort_size=self.cohort_size, partitions=bands)
@@ -126,23 +122,6 @@ class BandSearch:
             mechanism = fit(self.workload, self.participation, family="dense", tolerance=1e-3)
         return self._row(mechanism, self.workload.rounds, None)
 
-    def other_schemes(self, bands: int) -> Iterator[tuple[str, float]]:
-        """(name, rmse) of other ways to draw clients, for the encoder of `banded`. Those that are simulated take minutes each."""
-        once = self._once
-        size: dict[str, Any] = {"population": self.population, "cohort_size": self.cohort_size}
-        epoch = self.population // self.cohort_size
-        schemes: dict[str, Sampling] = {}
-        if bands <= epoch:
-            parts = next(parts for parts in range(bands, epoch + 1) if epoch % parts == 0)
-            schemes["reshuffle"] = CyclicShuffle(**size, partitions=parts, reshuffle=True)
-            schemes["min-sep-poisson"] = MinSepPoisson(**size, min_sep=bands)
-        schemes["balls-in-bins"] = BallsInBins(population=self.population, bins=epoch)
-        with interruptible_fits():
-            mechanism = fit(self.workload, once, family="banded", bands=bands)
-        for name, scheme in schemes.items():
-            plan = calibrate(mechanism, None, epsilon=self.epsilon, delta=self.delta, sampling=scheme)
-            yield name, plan.unit_noise * rmse(mechanism, self.workload, once)
-
     def _row(self, mechanism: Mechanism, bands: int, scheme: CyclicPoisson | None) -> BandRow:
         norm, unit = column_norm(mechanism), sensitivity(mechanism, self.participation).value
         if scheme is None:
@@ -151,7 +130,7 @@ class BandSearch:
         else:
             q, k = scheme.probability, scheme.compositions(self.workload.rounds)
             sigma = sampled_gaussian_noise_multiplier(self.epsilon, self.delta, probability=q, compositions=k)
-        error = sigma * rmse(mechanism, self.workload, self._once)
+        error = sigma * rmse(mechanism, self.workload, Participation(rounds=self.workload.rounds, schema="single"))
         return BandRow(
             bands=bands,
             family=mechanism.family,

@@ -134,31 +134,6 @@ def test_the_search_ends_beside_the_best(least):
     assert len(rows) <= 22
 
 
-def test_other_schemes_meet_the_target_too(search):
-    # 3 bands in an epoch of 16 rounds: the clients keep to the rounds of 4 parts.
-    name, error = next(search.other_schemes(3))
-    once = fedmf.Participation(rounds=64, schema="single")
-    mechanism = fedmf.fit(fedmf.prefix_sum(64), once, family="banded", bands=3)
-    sampling = fedmf.CyclicShuffle(population=320, cohort_size=20, partitions=4, reshuffle=True)
-    unit = fedmf.rmse(mechanism, fedmf.prefix_sum(64), once)
-    plan = fedmf.Plan(
-        mechanism=mechanism, participation=None, noise_multiplier=1.0, clip_norm=1.0, delta=1e-6, sampling=sampling
-    )
-    plan = dataclasses.replace(plan, noise_multiplier=error / unit / plan.sensitivity.value)
-    assert name == "reshuffle"
-    assert 0.999 * 2.0 < plan.epsilon <= 2.0 * (1 + 1e-9)
-
-
-@pytest.mark.slow
-def test_command_with_other_schemes(capfd):
-    arguments = ["plan", "bands", "--rounds", "16", "--population", "80", "--cohort-size", "10", "--epsilon", "4"]
-    main([*arguments, "--bands", "2", "--other-schemes", "--json"])
-    found = json.loads(capfd.readouterr().out)
-    others, poisson = found["other_schemes"], found["best"]["rmse"]
-    assert others.keys() == {"reshuffle", "min-sep-poisson", "balls-in-bins"}
-    assert others["reshuffle"] < poisson > others["min-sep-poisson"]
-
-
 def test_command(tmp_path, capfd):
     out = tmp_path / "curve.png"
     arguments = ["plan", "bands", "--rounds", "16", "--population", "80", "--cohort-size", "10", "--epsilon", "4"]
