@@ -1,10 +1,10 @@
-# make demo | test | test-all | tables | figure-4 | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | lint | lock | clean. Each target does its own set-up; a second run finds it done.
+# make demo | test | test-all | tables | figure-4 | figure-schemes | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | lint | lock | clean. Each target does its own set-up; a second run finds it done.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = $(PYTHON) -m pip --disable-pip-version-check --python
 INSTALL = install --quiet --no-deps --require-hashes
 
-.PHONY: demo test test-all tables figure-4 bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster lint lock clean setup
+.PHONY: demo test test-all tables figure-4 figure-schemes bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster lint lock clean setup
 
 demo: setup
 	.venv/bin/fedmf demo
@@ -27,6 +27,10 @@ tables: setup
 # Minutes: figure_4.png and figure_4.json.
 figure-4: setup
 	.venv/bin/python -m fedmf.experiments.band_figure
+
+# An hour or more, most of it simulated privacy losses: schemes.png and schemes.csv.
+figure-schemes: setup
+	.venv/bin/python -m fedmf.experiments.scheme_figure
 
 bench-fit: setup
 	.venv/bin/python -m benchmarks.fit

@@ -4,11 +4,8 @@ rmse of prefix sums of mean updates for n = 1024 rounds and delta = 1e-6, over e
 multi-epoch MF (the best encoder of all for that many epochs, without amplification), and BandMF with its best number of bands, amplified.
 """
 
-import argparse
 import json
-import pathlib
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,6 +15,7 @@ from matplotlib.axes import Axes
 
 import fedmf
 from fedmf.experiments.band_sweep import sweep
+from fedmf.experiments.figure_command import asked
 from fedmf.experiments.table_cells import exit_status, fit
 from fedmf.files import write_atomically
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
@@ -123,27 +121,14 @@ def _heat(ax: Axes, comparison: Comparison, ratio: np.ndarray, norm: matplotlib.
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Computes and draws the figure, and prints where it is."""
-    parser = argparse.ArgumentParser(prog="python -m fedmf.experiments.band_figure", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds and two epsilons")
-    parser.add_argument(
-        "--out", type=pathlib.Path, default=pathlib.Path("figure_4.png"), help="the picture; numbers go beside it"
-    )
-    options = parser.parse_args(arguments)
-    if options.out.suffix != ".png" or not options.out.parent.is_dir() or options.out.is_dir():
-        parser.error(
-            f"--out {options.out} is no .png file in a folder that exists: create the folder, or choose another"
-        )
-    began = time.perf_counter()
-
-    def progress(phrase: str) -> None:
-        print(f"[{time.perf_counter() - began:6.1f} s] {phrase}", file=sys.stderr, flush=True)
-
-    comparison = compare(*((QUICK_ROUNDS, QUICK_EPSILONS) if options.quick else (ROUNDS, EPSILONS)), progress)
-    write_atomically(options.out, picture(comparison))
-    numbers = options.out.with_suffix(".json")
+    """Computes and draws the figure, and says where it is."""
+    module, sizes = "fedmf.experiments.band_figure", f"{QUICK_ROUNDS} rounds and two epsilons"
+    quick, out, progress = asked(module, __doc__, arguments, out="figure_4.png", quick=sizes)
+    comparison = compare(*((QUICK_ROUNDS, QUICK_EPSILONS) if quick else (ROUNDS, EPSILONS)), progress)
+    write_atomically(out, picture(comparison))
+    numbers = out.with_suffix(".json")
     write_atomically(numbers, (json.dumps(comparison.summary(), indent=1) + "\n").encode())
-    print(f"{options.out} and {numbers}, {time.perf_counter() - began:.0f} s")
+    progress(f"{out} and {numbers}")
     return 0
 
 

@@ -18,9 +18,6 @@ from fedmf.experiments.table_cells import fit, one_participation
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 
-# Ratio of neighbouring sigmas in a curve's first table, and how far the logarithm of epsilon may be from its target.
-_SIGMA_RATIO, _LOG_EPSILON_TOLERANCE = 1.4, 1e-4
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sweep:
@@ -78,22 +75,36 @@ def sweep(
 
 
 def noise_curve(epsilons: Sequence[float], delta: float, *, probability: float, compositions: int) -> np.ndarray:
-    """The noise multiplier of each sampled event for each epsilon, float64; accounting of each gives its epsilon to 1e-4 of it.
-
-    Epsilon is tabulated over noise and interpolated monotonically between logarithms. Where accounting of an answer gives another epsilon,
-    the answer becomes a further entry of the table. Without sampling the answers are exact.
-    """
+    """The noise multiplier of each Poisson-sampled event for each epsilon, float64; exact without sampling."""
     if probability == 1:
         return np.array([gaussian_noise_multiplier(epsilon, delta) * math.sqrt(compositions) for epsilon in epsilons])
 
+    def epsilon_of(sigma: float) -> float:
+        return sampled_gaussian_epsilon(sigma, delta, probability=probability, compositions=compositions)
+
+    return inverse(epsilon_of, epsilons)
+
+
+def inverse(
+    epsilon_of: Callable[[float], float], epsilons: Sequence[float], *, tolerance: float = 1e-4, ratio: float = 1.4
+) -> np.ndarray:
+    """The noise at which a decreasing `epsilon_of` gives each epsilon to `tolerance` of it, float64.
+
+    Epsilon is tabulated over noise and interpolated monotonically between logarithms. Where accounting of an answer gives another epsilon,
+    the answer becomes a further entry of the table.
+
+    Args:
+      epsilon_of: of a noise.
+      epsilons: targets.
+      tolerance: relative; infinity asks `epsilon_of` for the first table only.
+      ratio: of neighbouring noises in the first table.
+    """
+
     @functools.cache
     def log_epsilon(log_sigma: float) -> float:
-        epsilon = sampled_gaussian_epsilon(
-            math.exp(log_sigma), delta, probability=probability, compositions=compositions
-        )
-        return math.log(max(epsilon, 1e-300))
+        return math.log(max(epsilon_of(math.exp(log_sigma)), 1e-300))
 
-    step, targets = math.log(_SIGMA_RATIO), np.log(epsilons)
+    step, targets = math.log(ratio), np.log(epsilons)
     low = high = 0
     # A knot beyond either end, for the slopes of the interpolation.
     while log_epsilon((low + 1) * step) < targets.max():
@@ -105,7 +116,9 @@ def noise_curve(epsilons: Sequence[float], delta: float, *, probability: float, 
         # With less noise than any that is needed, epsilon can be infinite.
         table = sorted((e, s) for s in knots if (e := log_epsilon(s)) < math.log(1e4))
         answers = scipy.interpolate.PchipInterpolator([e for e, _ in table], [s for _, s in table])(targets)
-        if max(abs(log_epsilon(float(s)) - e) for s, e in zip(answers, targets, strict=True)) <= _LOG_EPSILON_TOLERANCE:
+        if math.isinf(tolerance) or all(
+            abs(log_epsilon(float(s)) - e) <= tolerance for s, e in zip(answers, targets, strict=True)
+        ):
             return np.asarray(np.exp(answers))
         knots |= set(map(float, answers))
-    raise RuntimeError(f"epsilon does not settle at probability={probability}, compositions={compositions}")
+    raise RuntimeError(f"the noise for epsilons={list(epsilons)} does not settle")

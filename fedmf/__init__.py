@@ -19,7 +19,7 @@ from fedmf.privacy.bands import choose_bands
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.learning_rate import effective_rmse, predicted_learning_rate
 from fedmf.privacy.plan import Plan
-from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
+from fedmf.privacy.sampling import BallsInBins, CyclicFixedSize, CyclicPoisson, CyclicShuffle, MinSepPoisson
 from fedmf.runs.audit import audit_run
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
@@ -28,11 +28,13 @@ from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, p
 
 __all__ = [
     "Audit",
+    "BallsInBins",
     "Certificate",
     "CyclicFixedSize",
     "CyclicPoisson",
     "CyclicShuffle",
     "Mechanism",
+    "MinSepPoisson",
     "Participation",
     "ParticipationController",
     "ParticipationLedger",

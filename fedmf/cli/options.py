@@ -311,11 +311,12 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
 
 def sampling_from(target: Mapping[str, Any]) -> "Sampling | None":
     """The scheme of `sampling_options`; None without --sampling."""
-    from fedmf.privacy.sampling import scheme_from
+    from fedmf.privacy.sampling import scheme_from, takes
 
     settings = {setting: target.get(setting) for setting in ("population", "cohort_size", "partitions")}
     if target.get("sampling") is not None:
-        return scheme_from(target["sampling"], **settings)
+        own = {"min_sep": target.get("min_sep")} if takes(target["sampling"], "min_sep") else {}
+        return scheme_from(target["sampling"], **settings, **own)
     for setting, value in settings.items():
         if value is not None:
             raise ValueError(f"{setting}={value} belongs to --sampling: leave it out, or give --sampling")

@@ -16,7 +16,6 @@ from fedmf.privacy.gaussian import (
     MIN_DELTA,
     check_delta,
     check_epsilon,
-    gaussian_delta,
     gaussian_epsilon,
     loss_scale,
 )
@@ -149,53 +148,6 @@ def _rdp_accountant(event: "dp_accounting.DpEvent", replaces: bool) -> Any:
     accountant = rdp.RdpAccountant(_ORDERS, relation.REPLACE_ONE if replaces else relation.ADD_OR_REMOVE_ONE)
     accountant.compose(event)
     return accountant
-
-
-def shuffled_gaussian_epsilon(noise_multiplier: float, delta: float, *, positions: int, epochs: int) -> float:
-    """Epsilon of `epochs` passes in new random orders, in each of which a client is in one of `positions` Gaussian releases.
-
-    Feldman, McMillan and Talwar 2021 ("Hiding among the clones"), Theorem 3.8: releases that are (e0, d0)-differentially private for
-    any two records in their place are, in random order, (e, d + (exp(e) + 1) (1 + exp(-e0) / 2) positions d0) for the closed form of
-    e in e0 and d, if e0 <= log(positions / (16 log(2 / d))). Condition on everything but the order of the client and of one other
-    client of each other batch: that order is uniform, and two of them differ by at most two sensitivities. Epochs compose as
-    (e, d)-differentially private mechanisms by PLD. Infinite where the theorem's condition fails, which is for fewer than some
-    hundreds of positions.
-
-    >>> shuffled_gaussian_epsilon(8.0, 1e-6, positions=38, epochs=6)
-    inf
-    >>> round(shuffled_gaussian_epsilon(8.0, 1e-6, positions=100_000, epochs=1), 2) < gaussian_epsilon(8.0, 1e-6)
-    True
-    """
-    best, local = math.inf, noise_multiplier / 2
-    if noise_multiplier == 0:
-        return best
-    # Half of delta is for the composition of several epochs.
-    each = delta / (2 * epochs) if epochs > 1 else delta
-    for share in (0.1, 0.5):  # of delta that d0 may take
-        d = (1 - share) * each
-        condition = math.log(positions / (16 * math.log(2 / d)))
-        for e0 in (condition * i / 64 for i in range(1, 65) if condition > 0):
-            growth = math.exp(e0)
-            e = math.log1p(
-                (growth - 1) / (growth + 1)
-                * (8 * math.sqrt(growth * math.log(4 / d) / positions) + 8 * growth / positions)
-            )  # fmt: skip
-            if (math.exp(e) + 1) * (1 + 1 / (2 * growth)) * positions * gaussian_delta(local, e0) <= share * each:
-                # e grows with e0: the first that passes is the best.
-                best = min(best, e)
-                break
-    return best if epochs == 1 or math.isinf(best) else _composed(best, epochs, delta / 2)
-
-
-def _composed(epsilon: float, times: int, delta: float) -> float:
-    """`times` adaptive pure epsilon-private mechanisms at delta: the optimal composition, by PLD."""
-    from dp_accounting.pld import common, privacy_loss_distribution
-
-    if delta < MIN_COMPOSED_DELTA / 2:
-        return math.inf
-    pure, interval = common.DifferentialPrivacyParameters(epsilon, 0.0), max(1e-6, epsilon / 100)
-    one = privacy_loss_distribution.from_privacy_parameters(pure, value_discretization_interval=interval)
-    return float(one.self_compose(times).get_epsilon_for_delta(delta - _COMPOSITION_ERROR))
 
 
 def group_epsilon(

@@ -6,6 +6,7 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import least_noise_multiplier
 from fedmf.privacy.gaussian import check_epsilon, gaussian_noise_multiplier
+from fedmf.privacy.monte_carlo import MAX_ATTEMPTS
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.sampling.base import column_norm
@@ -56,12 +57,17 @@ def calibrate(
     enough, target = plan.unit_noise, check_epsilon(epsilon)
 
     def epsilon_of(noise: float) -> float:
-        return target / 2 if noise >= enough else scheme.epsilon(mechanism, noise, delta)
+        return target / 2 if noise >= enough else scheme.expected_epsilon(mechanism, noise, delta)
 
     # In units of the largest column norm, in which the search knows what is little.
     unit = column_norm(mechanism)
-    noise = unit * least_noise_multiplier(lambda sigma: epsilon_of(unit * sigma), target)
+    relative, step = (1e-4, 2e-3) if scheme.simulated else (1e-5, 1e-7)
+    noise = unit * least_noise_multiplier(lambda sigma: epsilon_of(unit * sigma), target, relative=relative)
     plan = dataclasses.replace(plan, noise_multiplier=min(enough, noise) / plan.sensitivity.value)
-    while plan.epsilon > target:  # the rounding of that quotient
-        plan = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * (1 + 1e-7))
-    return plan
+    # The rounding of that quotient; or random numbers that the search has not seen, whose chance to fail is that of all attempts together.
+    for _ in range(MAX_ATTEMPTS - 1):
+        if plan.epsilon <= target:
+            return plan
+        plan = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * (1 + step))
+        step *= 2
+    return dataclasses.replace(plan, noise_multiplier=gaussian_noise_multiplier(epsilon, delta))

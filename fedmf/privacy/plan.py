@@ -210,7 +210,8 @@ class Plan:
         """
         g = checks.integer("devices", devices, low=1, hint="count the clients of one user")
         together = gaussian_epsilon(self.noise_multiplier / g, self.delta)
-        if self.sampling is None or self.noise_multiplier == 0:
+        # A simulation for each delta of the search would take hours.
+        if self.sampling is None or self.sampling.simulated or self.noise_multiplier == 0:
             return together
         one = functools.partial(self.sampling.epsilon, self.mechanism, self.unit_noise)
         return min(together, group_epsilon(one, self.delta, g, least=self.sampling.min_delta))
@@ -311,6 +312,10 @@ class Plan:
           versions: of packages; None for those installed here.
         """
         p, scheme, claimed = self.participation, self.sampling, self.claimed_cohort
+        sentences: dict[str, str] = {}
+        if scheme is not None:
+            evidence = scheme.evidence(self.mechanism, self.unit_noise, self.delta)
+            sentences = scheme.statement(self.mechanism, self.unit_noise) | ({"evidence": evidence} if evidence else {})
         # Cohorts of min_sep rounds in a row have no client in common, and nobody is in more than max_participations of all.
         needed = max((claimed or 0) * p.min_sep, -(-(claimed or 0) * p.rounds // p.max_participations))
         guarantee = self.guarantee_values() | ({"rdp_epsilon": finite(self.rdp_epsilon)} if rdp else {})
@@ -337,9 +342,7 @@ class Plan:
                 "sha256": _statement.mechanism_digest(self.mechanism),
             },
             "participation": dataclasses.asdict(p),
-            "sampling": self._sampling_facts(
-                **({} if scheme is None else scheme.statement(self.mechanism, self.unit_noise))
-            ),
+            "sampling": self._sampling_facts(**sentences),
             "clip_norm": self.clip_norm,
             "stddev": self.stddev,
             "guarantee": guarantee,

@@ -22,7 +22,7 @@ from fedmf.participation.schema import SCHEMAS, Participation
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.gaussian import check_delta, check_epsilon
 from fedmf.privacy.plan import Plan
-from fedmf.privacy.sampling import SCHEMES, Sampling, scheme_from
+from fedmf.privacy.sampling import SCHEMES, Sampling, scheme_from, takes
 from fedmf.schedule import WarmupCooldown
 from fedmf.workloads import Workload, prefix_sum
 
@@ -93,7 +93,7 @@ class TrainConfig:
     max_participations: int | None = fields.whole(None, "Most participations of a client.")
     sampling: str | None = fields.choice(
         None,
-        "Amplify by how clients are drawn: poisson, fixed_size, shuffle or reshuffle. Needs population.",
+        "Amplify by how clients are drawn: poisson, fixed_size, shuffle, reshuffle, balls-in-bins or min-sep-poisson. Needs population.",
         lambda: SCHEMES,
     )
     population: int | None = fields.whole(None, "With sampling: the number of clients of the data.")
@@ -232,7 +232,8 @@ class TrainConfig:
                 )
             return
         self.sampling_scheme()
-        if self.min_sep is not None or self.max_participations is not None or self.schema != "min_sep":
+        own = takes(self.sampling, "min_sep")
+        if (self.min_sep is not None and not own) or self.max_participations is not None or self.schema != "min_sep":
             raise ValueError(
                 f"sampling={self.sampling} decides how far apart clients take part: leave out min_sep={self.min_sep}, "
                 f"max_participations={self.max_participations} and schema={self.schema}"
@@ -247,7 +248,8 @@ class TrainConfig:
         if self.sampling is None:
             return None
         cohort_size = self.claimed_cohort or self.cohort_size
-        return scheme_from(self.sampling, population=self.population, cohort_size=cohort_size)
+        own = {"min_sep": self.min_sep} if takes(self.sampling, "min_sep") else {}
+        return scheme_from(self.sampling, population=self.population, cohort_size=cohort_size, **own)
 
     def participation(self) -> Participation:
         """What clients keep to and the mechanism is fitted for; with sampling, where the plan has the scheme's, that of a fixed order."""

@@ -9,7 +9,7 @@ from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.draws import Pool
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
-from fedmf.privacy.sampling.draws import EpochOrder, PartitionDraws
+from fedmf.privacy.sampling.draws import EpochOrder, EpochPlaces, PartitionDraws
 from tests.power import (
     FALSE_POSITIVE_RATE,
     distributed,
@@ -196,27 +196,32 @@ class TestOrders:
         assert not distributed((dealt / 10**6) ** 2, "uniform", departure=0.15)  # at most 0.25 away
         assert (order.clients(23) == order.clients(3)).all()
 
-    @pytest.mark.parametrize("groups", [1, 2, 3])
-    def test_dealt_anew_within_the_parts(self, groups):
-        order = EpochOrder(population=50, cohort_size=4, epoch=12, seed=3, reshuffle=True, partitions=groups)
-        epochs = [[order.clients(12 * e + i) for i in range(12)] for e in range(4)]
-        for epoch in epochs[1:]:
-            assert [b.tolist() for b in epoch] != [b.tolist() for b in epochs[0]]
-            for part in range(groups):
-                same = [np.sort(np.concatenate(e[part::groups])).tolist() for e in (epochs[0], epoch)]
-                assert same[0] == same[1]
+
+class TestPlaces:
+    @pytest.mark.parametrize("partitions", [1, 2, 3])
+    def test_every_client_once_an_epoch_in_its_part(self, partitions):
+        places = EpochPlaces(population=50, epoch=12, partitions=partitions, seed=3)
+        epochs = [[places.clients(12 * e + i) for i in range(12)] for e in range(3)]
+        for epoch in epochs:
+            assert sorted(np.concatenate(epoch).tolist()) == list(range(50))
+            assert all((clients % partitions == i % partitions).all() for i, clients in enumerate(epoch))
         # Not one after the other, but asked for at once: the same.
-        again = EpochOrder(population=50, cohort_size=4, epoch=12, seed=3, reshuffle=True, partitions=groups)
-        assert (again.clients(40) == epochs[3][4]).all()
+        again = EpochPlaces(population=50, epoch=12, partitions=partitions, seed=3)
+        assert (again.clients(28) == epochs[2][4]).all()
         assert (again.clients(2) == epochs[0][2]).all()
 
-    def test_the_place_in_a_new_epoch_is_uniform(self):
-        places = []
-        for seed in range(draws_that_see_a_preference(4)):
-            order = EpochOrder(population=8, cohort_size=2, epoch=4, seed=seed, reshuffle=True)
-            first = order.clients(0)[0]
-            places.append(next(i for i in range(4) if first in order.clients(4 + i)))
-        assert scipy.stats.chisquare(np.bincount(places, minlength=4)).pvalue > FALSE_POSITIVE_RATE
+    def test_places_are_independent_of_those_of_others_and_of_other_epochs(self):
+        # All 256 ways of 4 clients in 2 places and 2 epochs. A deal of two clients a round has 36 of them; here it is had once in ten runs.
+        uniform = np.full(256, 1 / 256)
+        two = np.array([bin(i % 16).count("1") == bin(i // 16).count("1") == 2 for i in range(256)])
+        mostly = 0.9 * uniform + 0.1 * two / two.sum()
+        runs, counts = draws_that_see(uniform, mostly), np.zeros(256)
+        for seed in range(runs):
+            places = EpochPlaces(population=4, epoch=2, partitions=1, seed=seed)
+            second = np.array([np.isin(range(4), places.clients(t)) for t in (1, 3)]).ravel()
+            counts[int(second @ 2 ** np.arange(8))] += 1
+        assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
+        assert scipy.stats.chisquare(np.random.default_rng(1).multinomial(runs, mostly)).pvalue < FALSE_POSITIVE_RATE
 
 
 @pytest.mark.parametrize(("population", "partitions"), [(10, 3), (12, 4), (5, 5), (7, 1)])

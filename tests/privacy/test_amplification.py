@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import special, stats
 
 from fedmf.mechanisms import BandedMechanism, IdentityMechanism
 from fedmf.participation.schema import Participation
-from fedmf.privacy import amplification
+from fedmf.privacy import amplification, random_allocation
 from fedmf.privacy.amplification import (
     _sampled_accountant,
     group_epsilon,
@@ -18,7 +18,6 @@ from fedmf.privacy.amplification import (
     rdp_epsilon,
     sampled_gaussian_epsilon,
     sampled_gaussian_noise_multiplier,
-    shuffled_gaussian_epsilon,
 )
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
@@ -152,18 +151,6 @@ def test_poisson_accounting_would_be_too_small_for_a_fixed_size():
     assert hockey_stick(zeroed, present, epsilon, cell) > delta
 
 
-def test_shuffling_is_above_what_the_sum_of_all_releases_shows():
-    for positions in (20_000, 1_000_000):
-        for sigma in (3.0, 8.0):
-            found = shuffled_gaussian_epsilon(sigma, 1e-6, positions=positions, epochs=1)
-            assert gaussian_epsilon(sigma * math.sqrt(positions), 1e-6) < found
-    # It amplifies where there are many positions, proves nothing where there are few, and epochs compose.
-    assert shuffled_gaussian_epsilon(8.0, 1e-6, positions=1_000_000, epochs=1) < gaussian_epsilon(8.0, 1e-6)
-    assert shuffled_gaussian_epsilon(8.0, 1e-6, positions=100, epochs=1) == math.inf
-    once, thrice = (shuffled_gaussian_epsilon(8.0, 1e-6, positions=1_000_000, epochs=e) for e in (1, 3))
-    assert once < thrice < 6 * once
-
-
 def test_group_of_two_is_above_what_two_present_clients_show():
     sigma, q, delta = 2.0, 0.3, 1e-4
     x, cell = grid(sigma)
@@ -247,7 +234,7 @@ def test_the_known_mistake_claims_a_fraction_of_the_epsilon():
         CyclicFixedSize(population=1000, cohort_size=20),
         CyclicShuffle(population=480, cohort_size=20),
         CyclicShuffle(population=480, cohort_size=20, reshuffle=True),
-        CyclicShuffle(population=4_000_000, cohort_size=2),
+        CyclicShuffle(population=4_000_000, cohort_size=2, reshuffle=True),
     ],
 )
 def test_calibration_is_never_weaker_than_asked_nor_much_stronger(scheme):
@@ -258,10 +245,46 @@ def test_calibration_is_never_weaker_than_asked_nor_much_stronger(scheme):
     assert plan.per_query_noise_multiplier <= gaussian_noise_multiplier(2.0, 1e-6) * math.sqrt(6) * (1 + 1e-6)
 
 
-def test_one_order_for_several_epochs_is_not_amplified():
+def test_one_order_is_not_amplified():
     several = sampled(banded(4), CyclicShuffle(population=160, cohort_size=20))  # an epoch of 8 rounds, three epochs
     assert several.epsilon == several.unamplified_epsilon
     assert several.participation == Participation(rounds=24, schema="fixed_epoch", min_sep=8)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "exact"), [(banded(2, n=16), True), (banded(2, n=11, uneven=0.5), False)], ids=["even", "uneven"]
+)
+def test_places_drawn_anew_are_what_a_simulation_sees(mechanism, exact):
+    """Both deltas of C x + Z itself, for a client of part 0 that adds 1 in one of 4 rounds of each of two epochs.
+
+    Exact where the columns have one norm and the epochs their full length; otherwise at most what is claimed.
+    """
+    n, epsilon, samples = mechanism.rounds, 0.5, 200_000
+    plan = sampled(mechanism, CyclicShuffle(population=160, cohort_size=20, reshuffle=True))
+    assert (plan.sampling.positions, plan.sampling.epochs(n)) == (4, 2)
+    rng, noise = np.random.default_rng(1), plan.unit_noise
+    columns = np.pad(mechanism.encoder(), ((0, 0), (0, 16 - n)))  # rounds beyond the last add nothing
+    means = np.array([columns[:, i] + columns[:, j] for i in range(0, 8, 2) for j in range(8, 16, 2)])
+    zeroed = noise * rng.standard_normal((samples, n))
+    present = means[rng.integers(16, size=samples)] + noise * rng.standard_normal((samples, n))
+
+    def loss(y):
+        exponents = (y @ means.T - (means**2).sum(axis=1) / 2) / noise**2
+        return special.logsumexp(exponents, axis=1) - math.log(16)
+
+    seen = [np.maximum(0, -np.expm1(epsilon - x)).mean() for x in (loss(present), -loss(zeroed))]
+    error = math.sqrt(
+        math.log(2e6) / (2 * samples)
+    )  # Hoeffding: each is further from its mean with probability at most 1e-6
+    claimed, of_eight = (
+        random_allocation.allocation_law(plan.per_query_noise_multiplier, places, 2).deltas(epsilon)
+        for places in (4, 8)
+    )
+    for found, claim, control in zip(seen, claimed, of_eight, strict=True):
+        assert found <= claim + error
+        if exact:
+            assert claim - error <= found * 1.002
+            assert control < found - error  # twice the places would claim too little
 
 
 def test_every_client_every_round_is_no_amplification():

@@ -160,23 +160,26 @@ class TestValues:
 
 
 class TestSampled:
-    @pytest.mark.parametrize(
-        ("kind", "changes", "words"),
-        [
-            (CyclicFixedSize, {}, ["a uniform subset of 20 clients", "part t mod 2 only"]),
-            (CyclicShuffle, {}, ["batches of 20 clients in one random order for all epochs of 200 rounds"]),
-            (CyclicShuffle, {"reshuffle": True}, ["a new random order every epoch of 200 rounds"]),
-        ],
-    )
-    def test_schemes_in_words(self, kind, changes, words):
-        statement = sampled(kind, **changes).statement()
+    def test_fixed_size(self):
+        statement = sampled(CyclicFixedSize).statement()
         text = point(statement, "Assumptions")
-        for word in words:
+        for word in ("a uniform subset of 20 clients", "part t mod 2 only"):
             assert word in text
         assert "Who is drawn stays secret: amplification" in text  # how many are drawn is no secret
         adjacency = point(statement, "Adjacency")
         assert "twice the clip norm" in adjacency
         assert "same two distributions" not in adjacency
+
+    def test_batches_claim_no_amplification_and_places_do(self):
+        batches = sampled(CyclicShuffle).statement()
+        assert "batches of 20 clients in one random order for all epochs of 200 rounds" in point(batches, "Assumptions")
+        assert "No amplification is claimed for batches of fixed size." in " ".join(batches.split())
+        places = sampled(CyclicShuffle, reshuffle=True)
+        assert places.epsilon < places.unamplified_epsilon
+        text = point(places.statement(), "Assumptions")
+        assert "in every epoch of 200 rounds each client draws one of its 100, uniformly" in text
+        assert "Who is drawn stays secret, and so does how many are in any round" in text
+        assert "2602.17284" in places.statement()
 
 
 class TestObserved:

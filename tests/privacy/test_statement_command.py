@@ -10,7 +10,7 @@ import pytest
 from fedmf.mechanisms import BandedMechanism
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
-from fedmf.privacy.sampling import SCHEMES, CyclicPoisson, scheme_from
+from fedmf.privacy.sampling import SCHEMES, CyclicPoisson, scheme_from, takes
 from tests.cli.test_commands import fedmf, refused
 
 ROUNDS = 48
@@ -71,9 +71,11 @@ def test_without_sampling(folder, schema, simulated):
 @pytest.mark.parametrize(("partitions", "simulated"), [(None, True), (8, False)])  # of 4 bands; 8 say more than they do
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_sampling_scheme(folder, scheme, partitions, simulated):
-    sampling = scheme_from(scheme, population=640, cohort_size=20, partitions=partitions)
-    made = plan(sampling=sampling)
-    assert made.sampling.partitions == (partitions or 4)
+    setting = "min_sep" if takes(scheme, "min_sep") else "partitions"
+    partitions = partitions and (32 if scheme == "balls-in-bins" else partitions)  # there they follow from the cohort
+    made = plan(sampling=scheme_from(scheme, population=640, cohort_size=20, **{setting: partitions}))
+    if scheme != "balls-in-bins":
+        assert getattr(made.sampling, setting) == (partitions or 4)
     check(made.simulating(simulated=2, claimed=20) if simulated else made, folder)
 
 
@@ -85,7 +87,7 @@ def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
     }
     kinds = {kind for kind, _ in SCHEMES.values()}
     assert {field.name for kind in kinds for field in dataclasses.fields(kind)} == {
-        *("population", "cohort_size", "partitions", "reshuffle"),
+        *("population", "cohort_size", "partitions", "reshuffle", "bins", "min_sep", "warm"),
     }
 
 

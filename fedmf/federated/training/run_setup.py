@@ -165,7 +165,7 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
         )
     _ = plan.stddev  # refuses what float32 cannot hold
     wanted = config.sampling_scheme()
-    if (None if plan.sampling is None else plan.sampling.as_configured()) != wanted:
+    if plan.sampling != (None if wanted is None else wanted.for_mechanism(plan.mechanism)):
         raise ValueError(
             f"plan has sampling={plan.sampling} but the config asks for {wanted}: calibrate the plan for the run"
         )

@@ -1,15 +1,19 @@
 """Sampling schemes, whose randomness amplifies a guarantee: one class each, which answers for itself (`base.Sampling`)."""
 
-from fedmf.privacy.sampling.base import SCHEMES, Sampling, scheme_from, scheme_from_facts
+from fedmf.privacy.sampling.base import SCHEMES, Sampling, scheme_from, scheme_from_facts, takes
 from fedmf.privacy.sampling.cyclic import CyclicFixedSize, CyclicPoisson
 from fedmf.privacy.sampling.shuffle import CyclicShuffle
+from fedmf.privacy.sampling.simulated import BallsInBins, MinSepPoisson
 
 __all__ = [
     "SCHEMES",
+    "BallsInBins",
     "CyclicFixedSize",
     "CyclicPoisson",
     "CyclicShuffle",
+    "MinSepPoisson",
     "Sampling",
     "scheme_from",
     "scheme_from_facts",
+    "takes",
 ]

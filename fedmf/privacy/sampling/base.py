@@ -43,11 +43,13 @@ class Sampling(abc.ABC):
       independent: clients are drawn independently of each other, so that cohorts vary in size and clients that are away are not replaced.
       replaces: the accountant of `event` speaks of replacing a client and not of adding or removing one.
       min_delta: the least delta at which `epsilon` is finite.
+      simulated: `epsilon` is simulated, which takes minutes and fails with a stated probability; `expected_epsilon` takes seconds.
     """
 
     independent: ClassVar[bool] = False
     replaces: ClassVar[bool] = False
     min_delta: ClassVar[float] = MIN_COMPOSED_DELTA
+    simulated: ClassVar[bool] = False
 
     if TYPE_CHECKING:  # at run time fields or properties
 
@@ -103,10 +105,6 @@ class Sampling(abc.ABC):
           ValueError: a mechanism for which no amplification is proven.
         """
 
-    def as_configured(self) -> Self:
-        """The scheme without what it takes from a mechanism."""
-        return self
-
     @abc.abstractmethod
     def participation(self, rounds: int) -> Participation:
         """What every client keeps to, whatever is drawn."""
@@ -114,6 +112,14 @@ class Sampling(abc.ABC):
     @abc.abstractmethod
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
         """An upper bound on epsilon for the zero-out relation; infinite where no amplification is proven."""
+
+    def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
+        """What a search for the noise asks in place of `epsilon`, where that takes long; the outcome is held against `epsilon`."""
+        return self.epsilon(mechanism, noise, delta)
+
+    def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
+        """Sentences for the privacy statement on what `epsilon` rests on at this delta; empty where `statement` says all."""
+        return ""
 
     def event(self, mechanism: Mechanism, noise: float) -> "dp_accounting.DpEvent | None":
         """The run as an event of dp_accounting, where that has one."""
@@ -154,6 +160,15 @@ def scheme_from(name: str, **settings: Any) -> Sampling:
     """
     kind, fixed = SCHEMES[checks.one_of("sampling", name, tuple(SCHEMES))]
     return kind.configured(name, settings | dict(fixed))
+
+
+def takes(name: str, setting: str) -> bool:
+    """Whether the scheme of a name has a field of this name.
+
+    >>> takes("poisson", "min_sep")
+    False
+    """
+    return any(field.name == setting for field in dataclasses.fields(SCHEMES[name][0]))
 
 
 def scheme_from_facts(facts: Mapping[str, Any]) -> Sampling:

@@ -77,7 +77,7 @@ class Cyclic(Sampling):
 
     def for_mechanism(self, mechanism: Mechanism) -> Self:
         """The scheme in as many parts as the mechanism has bands, unless it has more."""
-        bands = _proven_bands(mechanism)
+        bands = proven_bands(mechanism)
         if self.partitions is None:
             return dataclasses.replace(self, partitions=bands)
         if self.partitions < bands:
@@ -86,10 +86,6 @@ class Cyclic(Sampling):
                 "in a row of C x: leave partitions out, or fit a mechanism of fewer bands"
             )
         return self
-
-    def as_configured(self) -> Self:
-        """The scheme without its number of parts."""
-        return dataclasses.replace(self, partitions=None)
 
     def participation(self, rounds: int) -> Participation:
         """Rounds of one client are multiples of `partitions` apart."""
@@ -102,7 +98,7 @@ class Cyclic(Sampling):
         )
 
 
-def _proven_bands(mechanism: Mechanism) -> int:
+def proven_bands(mechanism: Mechanism) -> int:
     """Bands of a lower-triangular encoder, from its entries and not from what it says of itself."""
     rows = mechanism.banded_rows()
     if rows is not None:

@@ -1,7 +1,8 @@
-"""Which clients a round draws: from one part of the population, or in a random order. Pure functions of (seed, round)."""
+"""Which clients a round draws: some of a part, the next in an order, or whose place it is. Pure functions of (seed, round)."""
 
 import abc
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -61,57 +62,137 @@ class PartitionDraws(Draws):
         return clients % self.partitions == t % self.partitions
 
 
-class EpochOrder(Draws):
-    """A random order of the population dealt out in batches: round t takes batch t mod `epoch`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BinDraws(Draws):
+    """Every client is in one bin, drawn once; round t has bin t mod `bins`.
 
-    With `reshuffle`, every epoch deals each of `partitions` parts anew: batch i of an epoch is drawn from the clients of the batches
-    i mod partitions of the first order. Takes four bytes a client, and eight with `reshuffle`.
+    >>> draws = BinDraws(population=5, bins=2, seed=1)
+    >>> sorted([*draws.clients(0), *draws.clients(3)])
+    [0, 1, 2, 3, 4]
+    """
+
+    population: int
+    bins: int
+    seed: int
+
+    @functools.cached_property
+    def _bin(self) -> np.ndarray:
+        rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
+        return rng.integers(self.bins, size=self.population, dtype=np.min_scalar_type(self.bins - 1))
+
+    def clients(self, t: int) -> np.ndarray:
+        """The clients of the round's bin, int64."""
+        return np.flatnonzero(self._bin == t % self.bins)
+
+    def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Which of the clients are in the bin of round t, bool."""
+        return self._bin[clients] == t % self.bins
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MinSepDraws(Draws):
+    """Every client's coin of every round; it counts for clients that rest no more, which the controller knows from the ledger.
+
+    Attributes:
+      population, min_sep, probability, warm: of the scheme.
+      seed: of the draws.
+    """
+
+    population: int
+    min_sep: int
+    probability: float
+    seed: int
+    warm: bool = True
+
+    @functools.cached_property
+    def _rest(self) -> np.ndarray:
+        """Rounds before a client may come for the first time: s >= 1 with probability p / (1 + (b - 1) p) each, else 0."""
+        b, p = self.min_sep, self.probability
+        rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
+        place = rng.random(self.population) * (1 + (b - 1) * p)
+        rest = np.minimum(np.floor(np.maximum(place - 1, 0) / p) + 1, b - 1)
+        return np.where(place < 1, 0, rest).astype(np.min_scalar_type(b))
+
+    def clients(self, t: int) -> np.ndarray:
+        """The clients whose coin says so in round t, int64, unsorted."""
+        rng = draw_generator(self.seed, t)
+        # The number of coins is binomial, and given it every subset of that size is equally likely.
+        size = int(rng.binomial(self.population, self.probability))
+        drawn = rng.choice(self.population, size, replace=False, shuffle=False).astype(np.int64)
+        return drawn[self.can_draw(t, drawn)]
+
+    def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Which of the clients do not rest at the start of the run, bool."""
+        if not self.warm or t >= self.min_sep:
+            return np.ones(len(clients), bool)
+        return self._rest[clients] <= t
+
+
+class EpochOrder(Draws):
+    """A random order of the population dealt out in batches: round t takes batch t mod `epoch`. Takes four bytes a client.
 
     Args:
-      population: clients; those beyond epoch * cohort_size in the first order are never drawn.
+      population: clients; those beyond epoch * cohort_size in the order are never drawn.
       cohort_size: clients of a batch.
       epoch: batches of an epoch.
       seed: of the order.
-      reshuffle: a new order each epoch.
-      partitions: parts that keep their rounds; a divisor of `epoch`.
     """
 
-    def __init__(
-        self, *, population: int, cohort_size: int, epoch: int, seed: int, reshuffle: bool = False, partitions: int = 1
-    ) -> None:
-        self.population, self.cohort_size, self.epoch = population, cohort_size, epoch
-        self.seed, self.reshuffle, self.partitions = seed, reshuffle, partitions
-        self._first: np.ndarray | None = None
-        self._dealt: dict[int, tuple[int, np.ndarray]] = {}
+    def __init__(self, *, population: int, cohort_size: int, epoch: int, seed: int) -> None:
+        self.population, self.cohort_size, self.epoch, self.seed = population, cohort_size, epoch, seed
+        self._order: np.ndarray | None = None
 
     def clients(self, t: int) -> np.ndarray:
         """The clients whose turn it is in round t, int64 (cohort_size,)."""
-        number, place = divmod(t, self.epoch)
-        batches = self._order()
-        if self.reshuffle and number > 0:
-            part, place = place % self.partitions, place // self.partitions
-            if self._dealt.get(part, (0,))[0] != number:
-                self._dealt[part] = (number, self._dealt_anew(number, part))
-            batches = self._dealt[part][1]
-        start = place * self.cohort_size
-        return batches[start : start + self.cohort_size].astype(np.int64)
+        if self._order is None:
+            rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
+            self._order = _random_places(rng, self.population, self.epoch * self.cohort_size)
+        start = t % self.epoch * self.cohort_size
+        return self._order[start : start + self.cohort_size].astype(np.int64)
 
     def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Which of the clients have their turn in round t, bool."""
         return np.isin(clients, self.clients(t))
 
-    def _order(self) -> np.ndarray:
-        if self._first is None:
-            rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
-            self._first = _random_places(rng, self.population, self.epoch * self.cohort_size)
-        return self._first
 
-    def _dealt_anew(self, number: int, part: int) -> np.ndarray:
-        # number >= 1, so that these words are not those of the first order with zeros behind, which would give the same generator.
-        rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER, number, part]))
-        members = self._order().reshape(self.epoch, self.cohort_size)[part :: self.partitions].flatten()
-        rng.shuffle(members)
-        return members
+class EpochPlaces(Draws):
+    """Each epoch every client draws its round anew, independently: one of those congruent to it modulo `partitions`.
+
+    Takes a byte a client where there are at most 256 such rounds, two for up to 65,536.
+
+    Args:
+      population: clients 0 .. population - 1.
+      epoch: rounds of an epoch.
+      partitions: a divisor of `epoch`.
+      seed: of the draws.
+
+    >>> draws = EpochPlaces(population=9, epoch=6, partitions=2, seed=1)
+    >>> sorted(client for t in range(6) for client in draws.clients(t).tolist())
+    [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    """
+
+    def __init__(self, *, population: int, epoch: int, partitions: int, seed: int) -> None:
+        self.population, self.epoch, self.partitions, self.seed = population, epoch, partitions, seed
+        self._drawn: dict[int, tuple[int, np.ndarray]] = {}
+
+    def clients(self, t: int) -> np.ndarray:
+        """The clients that drew round t, int64, ascending."""
+        part, place = t % self.partitions, t % self.epoch // self.partitions
+        return np.flatnonzero(self._places(t // self.epoch, part) == place) * self.partitions + part
+
+    def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Which of the clients drew round t, bool."""
+        return np.isin(clients, self.clients(t))
+
+    def _places(self, number: int, part: int) -> np.ndarray:
+        """Of the clients of the part in that epoch."""
+        if self._drawn.get(part, (-1,))[0] != number:
+            rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER, number, part, 1]))
+            positions = self.epoch // self.partitions
+            members = -(-(self.population - part) // self.partitions)
+            kind = np.min_scalar_type(positions - 1)
+            self._drawn[part] = number, rng.integers(positions, size=members, dtype=kind)
+        return self._drawn[part][1]
 
 
 def _random_places(rng: np.random.Generator, population: int, places: int) -> np.ndarray:

@@ -1,33 +1,43 @@
-"""Shuffled batches: the population in a random order, dealt out epoch after epoch (banded paper, Cor. F.2)."""
+"""One round an epoch for every client: in batches of one random order, or in places drawn anew (banded paper, Cor. F.2)."""
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from fedmf.mechanisms.base import Mechanism
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
-from fedmf.privacy.amplification import shuffled_gaussian_epsilon
+from fedmf.privacy.gaussian import MIN_DELTA
+from fedmf.privacy.random_allocation import random_allocation_epsilon
 from fedmf.privacy.rounding import down
-from fedmf.privacy.sampling.base import column_norm
-from fedmf.privacy.sampling.cyclic import REPLACES, Cyclic, too_large_cohort
-from fedmf.privacy.sampling.draws import Draws, EpochOrder
+from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE, column_norm
+from fedmf.privacy.sampling.cyclic import Cyclic, too_large_cohort
+from fedmf.privacy.sampling.draws import Draws, EpochOrder, EpochPlaces
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CyclicShuffle(Cyclic, names={"shuffle": {"reshuffle": False}, "reshuffle": {"reshuffle": True}}):
-    """A random order of the population, dealt out in batches of cohort_size, epoch after epoch (banded paper, Cor. F.2).
+    """Every client once an epoch of floor(population / cohort_size) rounds, which `partitions` must divide.
 
-    An epoch is floor(population / cohort_size) rounds, which `partitions` must divide; clients left over are never drawn. Batch i of an
-    epoch belongs to part i mod partitions. dp_accounting has no such event.
+    - Without `reshuffle`: a random order of the population, dealt out in batches of cohort_size, the same order every epoch. Clients left
+      over are never drawn. No amplification is claimed.
+    - With it: every epoch each client draws one of its `positions` rounds, the ones congruent to it modulo `partitions`, independently of
+      all others. Cohorts vary in size, population / epoch on average.
+
+    With `reshuffle` the guarantee is that of random allocation (`fedmf.privacy.random_allocation`). A client's rounds are multiples of
+    partitions >= bands apart, in epochs as in the next one. What it adds in round i lies in rows i .. i + bands - 1 of C x, which no other
+    of its rounds reaches and which end before its next one. So a run is, for each epoch, one of `positions` adaptive Gaussian queries,
+    query i of sensitivity ||C e_i||: conditioned on the others, whose places say nothing of this client's. dp_accounting has no such event.
 
     Attributes:
-      reshuffle: deal every part in a new order each epoch; False keeps one order for the whole run.
+      reshuffle: draw places anew each epoch; False keeps one order for the whole run.
 
-    >>> shuffle = CyclicShuffle(population=1000, cohort_size=10, partitions=4)
+    >>> shuffle = CyclicShuffle(population=1000, cohort_size=10, partitions=4, reshuffle=True)
     >>> shuffle.epoch, shuffle.positions, shuffle.participation(250)
-    (100, 25, Participation(rounds=250, schema='fixed_epoch', min_sep=100, max_participations=3))
+    (100, 25, Participation(rounds=250, schema='min_sep', min_sep=4, max_participations=3))
     """
+
+    min_delta: ClassVar[float] = MIN_DELTA
 
     reshuffle: bool = False
 
@@ -40,6 +50,11 @@ class CyclicShuffle(Cyclic, names={"shuffle": {"reshuffle": False}, "reshuffle":
                 f"partitions={self.partitions} does not divide an epoch of {self.epoch} rounds (population={self.population} // "
                 f"cohort_size={self.cohort_size}): use a mechanism whose bands divide {self.epoch}, or pass such partitions"
             )
+
+    @property
+    def independent(self) -> bool:  # type: ignore[override]
+        """Whether clients are drawn independently of each other."""
+        return self.reshuffle
 
     @property
     def epoch(self) -> int:
@@ -69,44 +84,59 @@ class CyclicShuffle(Cyclic, names={"shuffle": {"reshuffle": False}, "reshuffle":
         return Participation(rounds=rounds, schema="min_sep", min_sep=least, max_participations=most)
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """By the closed form of Feldman, McMillan and Talwar 2021 (Theorem 3.8)."""
-        epochs = self.epochs(mechanism.rounds)
-        if epochs > 1 and not self.reshuffle:
-            return math.inf  # one order for all epochs: what the first reveals of it is known in the second
-        sigma = noise / column_norm(mechanism)
-        return shuffled_gaussian_epsilon(sigma, delta, positions=self.positions, epochs=epochs)
+        """That of random allocation, with `reshuffle`; infinite for batches of fixed size (docs/accounting.md)."""
+        if not self.reshuffle:
+            return math.inf
+        sigma, epochs = noise / column_norm(mechanism), self.epochs(mechanism.rounds)
+        return random_allocation_epsilon(sigma, delta, positions=self.positions, epochs=epochs)
 
     def draws(self, seed: int) -> Draws:
-        """The batches of the order."""
-        return EpochOrder(
-            population=self.population,
-            cohort_size=self.cohort_size,
-            epoch=self.epoch,
-            seed=seed,
-            reshuffle=self.reshuffle,
-            partitions=self.parts,
-        )
+        """The batches of the order, or the places of every epoch."""
+        if self.reshuffle:
+            return EpochPlaces(population=self.population, epoch=self.epoch, partitions=self.parts, seed=seed)
+        return EpochOrder(population=self.population, cohort_size=self.cohort_size, epoch=self.epoch, seed=seed)
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
         """Those of all schemes, too large cohorts, and clients outside their part."""
-        found = super().contradictions(observed, rounds) + too_large_cohort(observed, self.cohort_size)
+        from scipy import stats
+
+        found = super().contradictions(observed, rounds)
+        if not self.reshuffle:
+            return found + too_large_cohort(observed, self.cohort_size)
         off = sum(count for gap, count in observed.separations.items() if gap % self.parts)
-        if off and self.reshuffle:  # the participation of one order for all epochs has these gaps in it
+        if off:
             found.append(
                 f"{off} separations of two rounds of one client are no multiples of {self.parts}, so that those clients left their "
                 "part of the population"
+            )
+        part, largest = -(-self.population // self.parts), int(observed.cohort_sizes.max())
+        chance = observed.rounds * float(stats.binom.sf(largest - 1, part, 1 / self.positions))
+        if chance < FALSE_POSITIVE_RATE:
+            found.append(
+                f"a round has {largest} clients, which one of {self.positions} places drawn by {part} clients gives with probability at "
+                f"most {max(chance, 1e-300):.2g}"
             )
         return found
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
-        order = "a new random order every epoch" if self.reshuffle else "one random order for all epochs"
+        if not self.reshuffle:
+            return {
+                "adjacency": "",
+                "accounting": "No amplification is claimed for batches of fixed size",
+                "drawing": f"{self._in_words()}: batches of {self.cohort_size} clients in one random order for all epochs of "
+                f"{self.epoch} rounds.",
+                "secret": "",
+            }
         return {
-            "adjacency": f"The bound for shuffled clients {REPLACES}",
-            "accounting": "The closed form of Feldman, McMillan and Talwar 2021 (Theorem 3.8) for (epsilon, delta), for a client's "
-            f"place among {self.positions} rounds of an epoch (Choquette-Choo et al. 2023, Corollary F.2), {self.epochs(mechanism.rounds)} "
-            "epochs composed by privacy loss distributions, each query a Gaussian mechanism with noise multiplier "
-            f"{down(noise / column_norm(mechanism))}",
-            "drawing": f"{self._in_words()}: batches of {self.cohort_size} clients in {order} of {self.epoch} rounds.",
-            "secret": "",
+            "adjacency": "The accountant of random allocation speaks of zeroing a client out: the places of other clients are drawn "
+            "independently of its own, and the divisor is fixed.",
+            "accounting": "Random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284) for (epsilon, delta), for a client's place "
+            f"among {self.positions} rounds of an epoch (Choquette-Choo et al. 2023, Corollary F.2, with places drawn independently), "
+            f"{self.epochs(mechanism.rounds)} epochs composed, each query a Gaussian mechanism with noise multiplier "
+            f"{down(noise / column_norm(mechanism))}; computed without simulation and rounded to the safe side",
+            "drawing": f"{self._in_words()}: in every epoch of {self.epoch} rounds each client draws one of its {self.positions}, "
+            "uniformly and independently of all others and of other epochs.",
+            # Given how many others are in each round, a number tells the client's place.
+            "secret": ", and so does how many are in any round",
         }

@@ -1,0 +1,250 @@
+"""Privacy losses of balls in bins and of b-min-sep sampling, drawn for `fedmf.privacy.monte_carlo`."""
+
+import functools
+import math
+
+import numpy as np
+
+from fedmf.privacy.monte_carlo import Losses, digest_of
+
+_MAX_EXPONENT = 600.0
+
+
+class BinLosses(Losses):
+    """Losses of balls in bins: P = (1/b) sum_j N(m_j, sigma^2 I) (Choquette-Choo et al. 2024, arXiv:2410.06266).
+
+    Only u_j = <m_j, y> counts, which is Gaussian in b dimensions with covariance sigma^2 G, G = (<m_j, m_k>).
+
+    Args:
+      gram: G / sigma^2, float64 (b, b).
+    """
+
+    def __init__(self, gram: np.ndarray) -> None:
+        self.gram, self.bins = gram, len(gram)
+        values, vectors = np.linalg.eigh(gram)
+        # G is singular where bins have no round. A Cholesky factor would fail there, and a banded one would lose the corner of G.
+        self.root = vectors * np.sqrt(np.maximum(values, 0))
+        if np.abs(self.root @ self.root.T - gram).max() > 1e-8 * gram.max():
+            raise ValueError("the Gram matrix of the bins has no square root in float64: rescale the encoder")
+        self.digest, self.work = digest_of("bins", gram), 2.0 * self.bins
+
+    def sample(self, order: int, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """The first bin is uniform; each other falls into bin k with a probability in proportion to exp(sum of G[., k] of those before)."""
+        u, log_factor = np.zeros((size, self.bins)), np.zeros(size)
+        for i in range(order):
+            if i == 0:
+                bin_ = rng.integers(self.bins, size=size)
+            else:
+                chances = np.cumsum(np.exp(u), axis=1)
+                total = chances[:, -1]
+                log_factor += np.log(total / self.bins)
+                bin_ = (chances < (rng.random(size) * total)[:, None]).sum(axis=1)
+                np.minimum(bin_, self.bins - 1, out=bin_)
+            u += self.gram[bin_]
+        u += rng.standard_normal((size, self.bins)) @ self.root.T
+        u -= np.diagonal(self.gram) / 2
+        largest = u.max(axis=1)
+        u -= largest[:, None]
+        return log_factor, np.log(np.exp(u, out=u).mean(axis=1)) + largest
+
+    def log_factor_bound(self, order: int) -> float:
+        """T is the product of mean_k exp(sum of i rows of G) for i < K; by Hölder's inequality i times one row is the largest."""
+        if (order - 1) * self.gram.max() > _MAX_EXPONENT:
+            return math.inf
+        return sum(math.log(np.exp(i * self.gram).mean(axis=1).max()) for i in range(1, order))
+
+
+class MinSepLosses(Losses):
+    """Losses of b-min-sep sampling for an encoder of at most b bands (Dong et al. 2026, arXiv:2602.09338).
+
+    With c_i the columns of C and L_i = 0 for i >= n, the log-likelihood ratio follows (Eq. 2)
+
+        L_i = logaddexp(log(1 - p) + L_(i+1), log p + (2 <c_i, y> - |c_i|^2) / (2 sigma^2) + L_(i+b)).
+
+    The warm start averages L_0 .. L_(b-1) with weights 1, p, .., p.
+
+    Args:
+      columns: C by columns, float64 (n, bands), [t, j] = C[t + j, t] / sigma.
+      min_sep: b >= bands.
+      probability: p of a client that may come, in (0, 1].
+      warm: the stationary start.
+    """
+
+    def __init__(self, columns: np.ndarray, min_sep: int, probability: float, warm: bool) -> None:
+        self.columns, self.p = columns, probability
+        self.rounds, self.bands = columns.shape
+        self.b, self.warm = min_sep, warm and min_sep > 1
+        # products[d, t] = <c_t, c_(t-d)> / sigma^2
+        padded = np.hstack([columns, np.zeros_like(columns)])
+        self.products = np.zeros((self.bands, self.rounds))
+        for d in range(self.bands):
+            late = columns[d:]
+            self.products[d, d:] = (late * padded[: len(late), d : d + self.bands]).sum(axis=1)
+        self.digest = digest_of("min_sep", columns, min_sep, probability, self.warm)
+        self.work = 6.0 * self.rounds
+        self.blocks = _blocks(columns)
+        self.bounds: dict[int, tuple[float, float]] = {}
+
+    def sample(self, order: int, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Round after round, m of those e patterns that may take part do, with a probability in proportion to
+
+            binomial(e, p)(m) exp(m (m - 1) / 2 |c_t|^2 / sigma^2 + m h + m a).
+
+        h is the sum of <c_t, c_s> / sigma^2 over earlier rounds s, times how many took part in s. The advance a makes up for what those m
+        will add to h of the others.
+        """
+        n, K = self.rounds, order
+        normals = rng.standard_normal((n, size))
+        inner = np.zeros((n, size))  # <c_t, y> / sigma^2
+        for low, high, end, block in self.blocks:
+            inner[low:high] = block.T @ normals[low:end]
+        del normals
+        log_factor = np.zeros(size)
+        if K:
+            log_factor += self._draw_patterns(K, inner, rng)
+        return log_factor, self._loss(inner)
+
+    def _draw_patterns(self, K: int, inner: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """log T, of patterns whose C x it adds to `inner`."""
+        n, size = inner.shape
+        b, advance = self.b, self._best(K)[1]
+        mean, total = np.zeros((n, size)), np.zeros(size)
+        taken = np.zeros(
+            (n + b, size), np.int8
+        )  # [t + b]: how many took part in round t, those before the first round included
+        if self.warm:
+            start = np.full(b, self.p)
+            start[0] = 1.0
+            for _ in range(K):  # a cool-down of s rounds is left of a participation in round s - b
+                rest = rng.choice(b, size=size, p=start / start.sum())
+                resting = np.flatnonzero(rest)
+                taken[rest[resting], resting] += 1
+        able = (K - taken[:b].sum(axis=0)).astype(np.int8)
+        log_total, chunk = np.zeros(size), np.ones(size)
+        for t in range(n):
+            able += taken[t]
+            weights = self._weights(K, t, advance)[:, able]
+            growth = np.exp(mean[t])
+            power = growth.copy()
+            for m in range(1, K + 1):
+                weights[m] *= power
+                power *= growth
+            np.cumsum(weights, axis=0, out=weights)
+            chunk *= weights[-1]
+            if t % 16 == 15 or t == n - 1:
+                log_total += np.log(chunk)
+                chunk[:] = 1.0
+            drawn = rng.random(size) * weights[-1]
+            some = np.flatnonzero(drawn >= weights[0])
+            if len(some):
+                m = np.minimum((drawn[some] >= weights[:, some]).sum(axis=0), able[some])
+                taken[t + b, some] = m
+                able[some] -= m.astype(np.int8)
+                total[some] += m
+                low, high, shape = self._reach(t)
+                mean[low:high, some] += shape[:, None] * m
+        inner += mean
+        return log_total - advance * total
+
+    def _reach(self, t: int) -> tuple[int, int, np.ndarray]:
+        """(low, high, <c_s, c_t> / sigma^2 for low <= s < high)."""
+        low, high = max(0, t - self.bands + 1), min(self.rounds, t + self.bands)
+        before = self.products[t - np.arange(low, t), t]
+        after = np.arange(t, high)
+        return low, high, np.concatenate([before, self.products[after - t, after]])
+
+    def _weights(self, K: int, t: int, advance: float) -> np.ndarray:
+        """[m, e]: weight of m of e, before h."""
+        m = np.arange(K + 1)
+        return _binomial(K, self.p) * np.exp(m * (m - 1) / 2 * self.products[0, t] + advance * m)[:, None]
+
+    def _loss(self, inner: np.ndarray) -> np.ndarray:
+        """L by the recursion, in likelihood ratios and not in their logs."""
+        n, size = inner.shape
+        ratio = np.ones((n + self.b, size))
+        for t in range(n - 1, -1, -1):
+            term = np.exp(inner[t] - self.products[0, t] / 2, out=inner[t])
+            term *= self.p
+            term *= ratio[t + self.b]
+            np.multiply(ratio[t + 1], 1 - self.p, out=ratio[t])
+            ratio[t] += term
+        if self.warm:
+            return np.log((ratio[0] + self.p * ratio[1 : self.b].sum(axis=0)) / (1 + (self.b - 1) * self.p))
+        return np.log(ratio[0])
+
+    def log_factor_bound(self, order: int) -> float:
+        """The bound of `_bound` at the advance of the order."""
+        return self._best(order)[0]
+
+    def _best(self, K: int) -> tuple[float, float]:
+        """(log of the bound on T, the advance a >= 0), of those tried: 0, and steps towards the fixed point."""
+        if K not in self.bounds:
+            self.bounds[K] = self._searched(K)
+        return self.bounds[K]
+
+    def _searched(self, K: int) -> tuple[float, float]:
+        if K == 1:
+            return 0.0, 0.0
+        largest = self.products.max(axis=1)
+        if K * (K - 1) / 2 * largest[0] + K * (K - 1) * largest[1:].max(initial=0) > _MAX_EXPONENT:
+            return math.inf, 0.0
+        best, advance = (math.inf, 0.0), 0.0
+        for _ in range(20):
+            bound, credit = self._bound(K, advance, largest)
+            best = min(best, (bound, advance))
+            if not credit < _MAX_EXPONENT / K or abs(credit - advance) < 1e-6 * abs(credit):
+                break
+            advance = max(credit, 0.0)
+        return best
+
+    def _bound(self, K: int, advance: float, largest: np.ndarray) -> tuple[float, float]:
+        """(log of an upper bound on T, sum of the credits d_1, d_2, ..) for the advance a.
+
+        T is the product over rounds of z(e, h), the sum of the weights, times exp(-a) for each participation. Of the patterns, s took part
+        in the last b - 1 rounds: e <= K - s, and z grows with e and h. Given s, log z is convex in h. So log z less a linear credit is
+        largest where all s took part in the same round, j rounds ago, with h = s X_j. Credits d_j with
+        log z(K - s, s X_j) <= log z(K, 0) + s d_j for all s and j therefore give
+        log T <= n log z(K, 0) + the credits of all participations - a times their number.
+        """
+        from scipy import special
+
+        n, b = self.rounds, self.b
+        m, s = np.arange(K + 1), np.arange(K + 1)
+        with np.errstate(divide="ignore"):
+            log_weights = np.log(_binomial(K, self.p)) + (m * (m - 1) / 2 * largest[0] + advance * m)[:, None]
+        ages = np.zeros(b)  # X_1, X_2, .., and 0 beyond the bands
+        ages[1 : self.bands] = largest[1:]
+        exponents = m[:, None, None] * s[None, :, None] * ages[None, None, 1:]
+        log_z = special.logsumexp(log_weights[:, K - s][:, :, None] + exponents, axis=0)  # [s, age]
+        level = float(special.logsumexp(log_weights[:, K]))
+        if b == 1:
+            return n * level, 0.0
+        credits = ((log_z[1:] - level) / s[1:, None]).max(axis=0)
+        most = -(-n // b)
+        later = np.cumsum(credits[::-1])[
+            ::-1
+        ]  # what is left of a participation's credits is negative only near the last round
+        excess = max(0.0, float(credits.sum()) - advance) * K * most
+        return n * level + excess + K * max(0.0, float((-later).max())), float(credits.sum())
+
+
+@functools.lru_cache(maxsize=64)
+def _binomial(K: int, p: float) -> np.ndarray:
+    """[m, e]: the chance of m of e, each with probability p."""
+    from scipy import stats
+
+    return np.array([[stats.binom.pmf(m, e, p) for e in range(K + 1)] for m in range(K + 1)])
+
+
+def _blocks(columns: np.ndarray) -> list[tuple[int, int, int, np.ndarray]]:
+    """(low, high, end, C[low:end, low:high] / sigma): for C^T z in a few products of matrices."""
+    n, bands = columns.shape
+    width, blocks = max(bands, 32), []
+    for low in range(0, n, width):
+        high, end = min(low + width, n), min(low + width + bands - 1, n)
+        block = np.zeros((end - low, high - low))
+        for j in range(bands):
+            t = np.arange(low, min(high, n - j))
+            block[t - low + j, t - low] = columns[t, j]
+        blocks.append((low, high, end, block))
+    return blocks

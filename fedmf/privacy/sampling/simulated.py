@@ -1,0 +1,357 @@
+"""Schemes whose epsilon is simulated: balls in bins, and b-min-sep sampling. Near exact where the encoder has no negative entry."""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.participation.schema import Participation
+from fedmf.participation.stats import ParticipationStats
+from fedmf.privacy.gaussian import MIN_DELTA, gaussian_epsilon
+from fedmf.privacy.monte_carlo import (
+    FAILURE,
+    MAX_ATTEMPTS,
+    Losses,
+    SimulatedEpsilon,
+    expected_epsilon,
+    simulated_epsilon,
+)
+from fedmf.privacy.rounding import down, up
+from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE, Sampling, column_norm
+from fedmf.privacy.sampling.cyclic import proven_bands
+from fedmf.privacy.sampling.draws import BinDraws, Draws, MinSepDraws
+from fedmf.privacy.sampling.losses import BinLosses, MinSepLosses
+
+
+class Simulated(Sampling):
+    """What schemes with simulated privacy losses have in common: clients are drawn independently of each other."""
+
+    independent: ClassVar[bool] = True
+    simulated: ClassVar[bool] = True
+    min_delta: ClassVar[float] = MIN_DELTA
+
+    @abc.abstractmethod
+    def losses(self, mechanism: Mechanism, noise: float) -> Losses:
+        """The privacy losses of one client."""
+
+    def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
+        """By simulation: an upper bound but for a chance of `FAILURE` over our own coins, and never above the unamplified epsilon."""
+        most = self._unamplified(mechanism, noise, delta)
+        return min(most, self._simulated(mechanism, noise, delta).epsilon) if noise > 0 else most
+
+    def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
+        """About `epsilon`, in seconds, by random numbers that are independent of those of `epsilon`."""
+        most = self._unamplified(mechanism, noise, delta)
+        return min(most, expected_epsilon(self.losses(mechanism, noise), delta, most)) if noise > 0 else most
+
+    def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
+        """Sentences: how many samples, both the bound and the estimate, and the chance that the bound is wrong."""
+        if noise == 0:
+            return ""
+        found = self._simulated(mechanism, noise, delta)
+        return (
+            f"It is a Monte-Carlo bound from {found.samples} samples in each of the two directions, add and remove. The bound at "
+            f"delta = {delta} is epsilon = {up(found.epsilon if np.isfinite(found.epsilon) else None)}, and the point estimate is "
+            f"{up(found.estimate if np.isfinite(found.estimate) else None)}. The bound is wrong with probability at most {FAILURE:g}, over "
+            f"the coins of the simulation and not of the run; after calibration, which may try {MAX_ATTEMPTS} times, so many times that."
+            + f" A margin of a few percent of delta would take {found.wanted:.2g} samples."
+            * (found.wanted > 1.5 * found.samples)
+        )
+
+    def _simulated(self, mechanism: Mechanism, noise: float, delta: float) -> SimulatedEpsilon:
+        most = self._unamplified(mechanism, noise, delta)
+        return simulated_epsilon(self.losses(mechanism, noise), delta, most)
+
+    def _unamplified(self, mechanism: Mechanism, noise: float, delta: float) -> float:
+        return gaussian_epsilon(noise / _sensitivity(mechanism, self.participation(mechanism.rounds)), delta)
+
+    def _refuse_signed(self, mechanism: Mechanism) -> None:
+        """Raises for encoders whose dominating pair is not proven."""
+        rows = mechanism.banded_rows()
+        least = float((mechanism.encoder() if rows is None else rows).min())
+        if least < 0:
+            raise ValueError(
+                f"the {mechanism.family} encoder has a negative entry, {least:.3g}, and for those no pair of distributions is proven to be "
+                f"the worst for {type(self).__name__} (Choquette-Choo et al. 2024, Lemma 3.2): use banded, toeplitz or blt"
+            )
+
+    def _accounting(self, pair: str, mechanism: Mechanism, noise: float) -> str:
+        return (
+            f"Simulated privacy losses for (epsilon, delta), of {pair} (Choquette-Choo et al. 2024, arXiv:2410.06266, Lemma 3.2) with "
+            f"noise multiplier {down(noise / column_norm(mechanism))} for the largest column: by importance sampling with bounded weights "
+            "and an empirical Bernstein inequality for removing a client, and by Ehrhard's inequality for adding one"
+        )
+
+
+ADJACENCY = (
+    "The simulated pair of distributions is that of adding or removing a client. That is the same here: clients are drawn independently "
+    "of each other and the divisor is fixed, so that zeroing a client out and removing it give the same two distributions of the output."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BallsInBins(Simulated, names={"balls-in-bins": {}}):
+    """Every client draws one of `bins` residues once and takes part in rounds i, i + bins, i + 2 bins, .. (arXiv:2410.06266).
+
+    For any lower-triangular encoder without negative entries. Cohorts vary in size; the divisor of the mean stays cohort_size.
+
+    Attributes:
+      population: clients that can be drawn.
+      bins: b; rounds need not be a multiple of it, clients of the last bins then come once less.
+
+    >>> scheme = BallsInBins(population=1000, bins=20)
+    >>> scheme.cohort_size, scheme.participation(100)
+    (50, Participation(rounds=100, schema='fixed_epoch', min_sep=20, max_participations=5))
+    """
+
+    population: int
+    bins: int
+
+    def __post_init__(self) -> None:
+        m = checks.integer("population", self.population, low=1, hint="use the number of clients")
+        hint = f"use at most the population={m}, and population / cohort_size for cohorts of that size"
+        b = checks.integer("bins", self.bins, low=1, high=m, hint=hint)
+        object.__setattr__(self, "population", m)
+        object.__setattr__(self, "bins", b)
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients of a round on average, rounded down."""
+        return self.population // self.bins
+
+    @classmethod
+    def configured(cls, name: str, settings: Mapping[str, Any]) -> Self:
+        """`partitions`, or else population // cohort_size, as the number of bins."""
+        chosen = {field: value for field, value in settings.items() if value is not None}
+        for field in ("population", "cohort_size"):
+            if field not in chosen:
+                raise ValueError(f"sampling={name} needs {field}=None to be given")
+        population, cohort_size = chosen.pop("population"), chosen.pop("cohort_size")
+        bins = chosen.pop("partitions", max(1, population // cohort_size))
+        for field, value in chosen.items():
+            raise ValueError(f"{field}={value} does not belong to sampling={name}: leave it out")
+        scheme = cls(population=population, bins=bins)
+        if scheme.cohort_size != cohort_size:
+            raise ValueError(
+                f"cohort_size={cohort_size} is not that of population={population} in {bins} bins: use {scheme.cohort_size}"
+            )
+        return scheme
+
+    @property
+    def command_options(self) -> dict[str, Any]:
+        """Command-line options, without dashes, that `scheme_from` turns into this scheme."""
+        sizes = {"population": self.population, "cohort-size": self.cohort_size, "partitions": self.bins}
+        return {"sampling": "balls-in-bins", **sizes}
+
+    def resized(self, **sizes: int) -> Self:
+        """The scheme of another population or cohort_size, in as many bins as give cohorts of that size."""
+        wanted = {"population": self.population, "cohort_size": self.cohort_size} | sizes
+        if wanted["cohort_size"] == self.cohort_size and wanted["population"] == self.population:
+            return self
+        return type(self).configured("balls-in-bins", wanted)
+
+    def for_mechanism(self, mechanism: Mechanism) -> Self:
+        """Itself, for encoders that are lower-triangular and have no negative entry."""
+        proven_bands(mechanism)
+        self._refuse_signed(mechanism)
+        return self
+
+    def participation(self, rounds: int) -> Participation:
+        """Rounds of one client are exactly `bins` apart."""
+        return Participation(rounds=rounds, schema="fixed_epoch", min_sep=min(self.bins, rounds))
+
+    def losses(self, mechanism: Mechanism, noise: float) -> Losses:
+        """Those of the Gram matrix of the bins' sums of columns."""
+        return _bin_losses(mechanism, self.bins, noise)
+
+    def draws(self, seed: int) -> Draws:
+        """The clients of the round's bin."""
+        return BinDraws(population=self.population, bins=self.bins, seed=seed)
+
+    def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
+        """Those of all schemes, and a round with more clients than chance gives."""
+        found, largest = super().contradictions(observed, rounds), int(observed.cohort_sizes.max())
+        # Rounds of one bin have the same clients.
+        chance = min(self.bins, observed.rounds) * _binomial_tail(largest, self.population, 1 / self.bins)
+        if chance < FALSE_POSITIVE_RATE:
+            given = f"which {self.bins} bins give with probability at most {max(chance, 1e-300):.2g}"
+            found.append(f"a round has {largest} clients, {given}")
+        return found
+
+    def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
+        """Sentences for the privacy statement."""
+        return {
+            "adjacency": ADJACENCY,
+            "accounting": self._accounting(f"a mixture of {self.bins} Gaussians, one for each bin", mechanism, noise),
+            "drawing": f"Each of {self.population} clients draws one of {self.bins} bins once, uniformly and independently of all "
+            f"others, and round t is that of bin t mod {self.bins}.",
+            "secret": ", and so does how many are in any round",
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MinSepPoisson(Simulated, names={"min-sep-poisson": {"warm": True}, "min-sep-poisson-cold": {"warm": False}}):
+    """A client that took part in none of the last min_sep - 1 rounds takes part with probability p (arXiv:2602.09338, b-min-sep sampling).
+
+    For encoders of at most min_sep bands without negative entries. Cohorts vary in size; the divisor of the mean stays cohort_size.
+
+    Attributes:
+      population: clients that can be drawn.
+      cohort_size: clients of a round on average; with a cold start, what the average tends to.
+      min_sep: b; None until a Plan sets it to the mechanism's bands.
+      warm: each client starts in the stationary state, so that all rounds expect the same cohort; else all may come in round 0.
+
+    >>> scheme = MinSepPoisson(population=1000, cohort_size=50, min_sep=4)
+    >>> round(scheme.probability, 6), scheme.participation(10).max_participations
+    (0.058824, 3)
+    """
+
+    population: int
+    cohort_size: int
+    min_sep: int | None = None
+    warm: bool = True
+
+    def __post_init__(self) -> None:
+        m = checks.integer("population", self.population, low=1, hint="use the number of clients")
+        B = checks.integer("cohort_size", self.cohort_size, low=1, hint="use the number of clients a round")
+        b = self.min_sep
+        if b is not None:
+            b = checks.integer("min_sep", b, low=1, hint="use the number of bands, or leave it out")
+        if not isinstance(self.warm, bool):
+            raise TypeError(f"warm={self.warm!r} must be True or False")
+        for name, value in (("population", m), ("cohort_size", B), ("min_sep", b)):
+            object.__setattr__(self, name, value)
+        if B * (b or 1) > m:
+            raise ValueError(
+                f"cohort_size={B} * min_sep={b or 1} exceeds population={m}, and clients that rest cannot come: "
+                f"lower cohort_size to at most {m // (b or 1)}, min_sep to at most {m // B}, or raise the population to {B * (b or 1)}"
+            )
+
+    @property
+    def separation(self) -> int:
+        """b, once it is known."""
+        if self.min_sep is None:
+            raise ValueError("min_sep=None: a plan sets it to the mechanism's bands; or pass min_sep")
+        return self.min_sep
+
+    @property
+    def probability(self) -> float:
+        """p = q / (1 - (b - 1) q) for q = cohort_size / population, the stationary share."""
+        b = self.separation
+        return self.cohort_size / (self.population - (b - 1) * self.cohort_size)
+
+    def facts(self, rounds: int) -> dict[str, Any]:
+        """Class, fields and probability."""
+        more = {"probability": self.probability} if self.min_sep is not None else {}
+        return super().facts(rounds) | more
+
+    @classmethod
+    def configured(cls, name: str, settings: Mapping[str, Any]) -> Self:
+        """`partitions` is no field: min_sep takes its place."""
+        if settings.get("partitions") is not None:
+            raise ValueError(
+                f"partitions={settings['partitions']} does not belong to sampling={name}: give min_sep, or leave it out for the bands"
+            )
+        return super().configured(name, settings)
+
+    def for_mechanism(self, mechanism: Mechanism) -> Self:
+        """The scheme with min_sep the mechanism's bands, unless it has more."""
+        bands = proven_bands(mechanism)
+        self._refuse_signed(mechanism)
+        if self.min_sep is None:
+            return dataclasses.replace(self, min_sep=bands)
+        if self.min_sep < bands:
+            raise ValueError(
+                f"sampling has min_sep={self.min_sep} but the mechanism has {bands} bands, and two rounds of one client would meet in a "
+                "row of C x: use BallsInBins, which needs no bands, or fit a mechanism of fewer bands, or leave min_sep out"
+            )
+        return self
+
+    def participation(self, rounds: int) -> Participation:
+        """Rounds of one client are at least `min_sep` apart."""
+        return Participation(rounds=rounds, schema="min_sep", min_sep=min(self.separation, rounds))
+
+    def losses(self, mechanism: Mechanism, noise: float) -> Losses:
+        """Those of the recursion over rounds."""
+        return _min_sep_losses(mechanism, self.separation, self.probability, self.warm, noise)
+
+    def draws(self, seed: int) -> Draws:
+        """Independent coins, of which the controller leaves out those of clients that rest."""
+        return MinSepDraws(
+            population=self.population, min_sep=self.separation, probability=self.probability, seed=seed, warm=self.warm
+        )
+
+    def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
+        """Those of all schemes, and a round with more clients than chance gives; a separation below min_sep breaks the participation."""
+        found, largest = super().contradictions(observed, rounds), int(observed.cohort_sizes.max())
+        chance = observed.rounds * _binomial_tail(largest, self.population, self.probability)
+        if chance < FALSE_POSITIVE_RATE:
+            found.append(
+                f"a round has {largest} clients, which sampling with probability {self.probability:.6g} gives with probability at most "
+                f"{max(chance, 1e-300):.2g}"
+            )
+        return found
+
+    def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
+        """Sentences for the privacy statement."""
+        start = "began in the stationary state of that rule" if self.warm else "could come in round 0"
+        return {
+            "adjacency": ADJACENCY,
+            "accounting": self._accounting(
+                "the recursion over rounds of b-min-sep sampling (Dong et al. 2026, arXiv:2602.09338, Eq. 2)",
+                mechanism,
+                noise,
+            ),
+            "drawing": f"Each of {self.population} clients rests {self.separation - 1} rounds after a round in which it was drawn, is "
+            f"then drawn with probability {self.probability:.12g} in each round, independently of all others, and {start}.",
+            "secret": ", and so does how many are in any round",
+        }
+
+
+def _binomial_tail(at_least: int, trials: int, probability: float) -> float:
+    from scipy import stats
+
+    return float(stats.binom.sf(at_least - 1, trials, probability))
+
+
+@functools.lru_cache(maxsize=16)
+def _sensitivity(mechanism: Mechanism, participation: Participation) -> float:
+    return sensitivity(mechanism, participation).value
+
+
+@functools.lru_cache(maxsize=2)
+def _bin_gram(mechanism: Mechanism, bins: int) -> np.ndarray:
+    C = mechanism.encoder()
+    sums = np.zeros((len(C), bins))
+    for j in range(min(bins, C.shape[1])):
+        sums[:, j] = C[:, j::bins].sum(axis=1)
+    return sums.T @ sums
+
+
+@functools.lru_cache(maxsize=8)
+def _bin_losses(mechanism: Mechanism, bins: int, noise: float) -> BinLosses:
+    return BinLosses(_bin_gram(mechanism, bins) / noise**2)
+
+
+@functools.lru_cache(maxsize=2)
+def _columns(mechanism: Mechanism) -> np.ndarray:
+    """C by columns, float64 (n, bands): [t, j] = C[t + j, t]."""
+    n, rows = mechanism.rounds, mechanism.banded_rows()
+    if rows is None:
+        C, bands = mechanism.encoder(), proven_bands(mechanism)
+        rows = np.stack([np.pad(np.diagonal(C, -j), (j, 0)) for j in range(bands)], axis=1)
+    columns = np.zeros_like(rows)
+    for j in range(rows.shape[1]):
+        columns[: n - j, j] = rows[j:, j]
+    return columns
+
+
+@functools.lru_cache(maxsize=8)
+def _min_sep_losses(mechanism: Mechanism, min_sep: int, probability: float, warm: bool, noise: float) -> MinSepLosses:
+    return MinSepLosses(_columns(mechanism) / noise, min_sep, probability, warm)
