@@ -56,12 +56,12 @@ class Simulated(Sampling):
             return ""
         found = self._simulated(mechanism, noise, delta)
         return (
-            f"It is a Monte-Carlo bound from {found.samples} samples in each of the two directions, add and remove. The bound at "
-            f"delta = {delta} is epsilon = {up(found.epsilon if np.isfinite(found.epsilon) else None)}, and the point estimate is "
+            f"It is a Monte-Carlo bound from {found.samples[0]} samples for removing and {found.samples[1]} for adding a client. The bound "
+            f"at delta = {delta} is epsilon = {up(found.epsilon if np.isfinite(found.epsilon) else None)}, and the point estimate is "
             f"{up(found.estimate if np.isfinite(found.estimate) else None)}. The bound is wrong with probability at most {FAILURE:g}, over "
             f"the coins of the simulation and not of the run; after calibration, which may try {MAX_ATTEMPTS} times, so many times that."
             + f" A margin of a few percent of delta would take {found.wanted:.2g} samples."
-            * (found.wanted > 1.5 * found.samples)
+            * (found.wanted > 1.5 * found.samples[0])
         )
 
     def _simulated(self, mechanism: Mechanism, noise: float, delta: float) -> SimulatedEpsilon:
