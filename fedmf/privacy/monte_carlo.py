@@ -48,6 +48,8 @@ SEARCH, PROOF = 0, 1
 _SEARCH_WORK, _PROOF_WORK = 1e8, 1e10
 _MIN_SIZE, _MAX_SIZE = 2**16, 2**22
 _MAX_ORDER = 64
+# Losses beyond are not simulated: their exponentials overflow, and no guarantee is worth it.
+_MAX_EPSILON = 300.0
 # Shares of delta that the terms of Bernstein's inequality may add, if work allows.
 _SHARE = 0.03
 _QUANTILES = (0.5, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4)
@@ -206,7 +208,7 @@ def add_sample(losses: Losses, size: int, purpose: int) -> AddSample:
 
 def shard_size(losses: Losses) -> int:
     """Samples that are drawn together, from a generator of their own; a matter of the losses alone, not of the machine."""
-    return 2 ** max(6, min(13, round(math.log2(2e6 / losses.work))))
+    return 2 ** max(8, min(13, round(math.log2(1.2e7 / losses.work))))
 
 
 def _shards(
@@ -259,6 +261,8 @@ def simulated_epsilon(losses: Losses, delta: float, most: float) -> SimulatedEps
       delta: target.
       most: an epsilon that holds anyway.
     """
+    if most > _MAX_EPSILON:
+        return SimulatedEpsilon(epsilon=math.inf, estimate=math.inf, order=1, samples=(0, 0), wanted=0.0)
     folder = cache_folder()
     if folder is None:
         return _simulated(losses, delta, most)
@@ -306,7 +310,7 @@ def _simulated(losses: Losses, delta: float, most: float) -> SimulatedEpsilon:
 
 def expected_epsilon(losses: Losses, delta: float, most: float) -> float:
     """About what `simulated_epsilon` will be, from a smaller sample that is independent of the proof."""
-    return _search(losses, delta, most).epsilon
+    return _search(losses, delta, most).epsilon if most <= _MAX_EPSILON else most
 
 
 @functools.lru_cache(maxsize=256)
