@@ -26,6 +26,12 @@ class _Counts(click.ParamType[list[int]]):
 @click.option("--epsilon", type=float, required=True, help="Privacy target.")
 @click.option("--delta", type=float, default=1e-6, help="Failure probability.")
 @click.option("--bands", type=_Counts(), help="Candidates, as in 8,16,32.  [default: a search]")
+@click.option(
+    "--sampling",
+    type=click.Choice(["poisson", "reshuffle", "min-sep-poisson", "balls-in-bins"]),
+    default="poisson",
+    help="How clients are drawn; min-sep-poisson and balls-in-bins take a minute or so for each number of bands.",
+)
 @click.option("--dense", is_flag=True, help="Try the best encoder of all without amplification as well.")
 @workload_options
 @click.option("--out", type=OutputFile(".png"), help="Draw the curve into this PNG file.")
@@ -51,7 +57,7 @@ def bands(
     from fedmf.files import write_atomically
     from fedmf.privacy.bands import BandChoice, BandSearch
 
-    target = {name: options[name] for name in ("population", "cohort_size", "epsilon", "delta")}
+    target = {name: options[name] for name in ("population", "cohort_size", "epsilon", "delta", "sampling")}
     progress = status_line() or (lambda phrase: None)
     with arguments_checked():
         search = BandSearch(workload=workload_from(workload, momentum, rounds), **target)

@@ -17,11 +17,14 @@ from fedmf.mechanisms.fitting.progress import interruptible_fits
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import sampled_gaussian_noise_multiplier
+from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_multiplier
-from fedmf.privacy.sampling import CyclicPoisson
+from fedmf.privacy.sampling import BallsInBins, CyclicPoisson, CyclicShuffle, MinSepPoisson
 from fedmf.privacy.sampling.base import column_norm
 from fedmf.workloads import Workload
 
+_Scheme = CyclicPoisson | CyclicShuffle | BallsInBins | MinSepPoisson
+SCHEMES_WITH_BANDS = ("poisson", "reshuffle", "min-sep-poisson", "balls-in-bins")
 # Rows this near to the best in rmse are called close.
 CLOSE = 1.01
 # The search ends where the candidates next to the best are within this ratio of it. The curve is flat there.
@@ -36,8 +39,9 @@ class BandRow:
       bands: b; `rounds` for the dense optimum.
       family: "banded" with columns of one norm, or "dense".
       amplified: whether the guarantee rests on sampling (q < 1).
-      probability: q, with which a client of the round's part is drawn; 1 where not amplified.
-      compositions: sampled events of one client; its participations where not amplified.
+      probability: q, with which a client of the round's part is drawn, or a client of min-sep Poisson that rests no more; 1 where not
+        amplified.
+      compositions: sampled events of one client; its most participations where they are not composed.
       per_query_noise_multiplier: stddev / (largest column norm * clip norm), of each sampled event.
       noise_multiplier: stddev / (sensitivity under the search's `participation` * clip norm), the unit of the papers' tables.
       rmse: root of the mean squared error per round of the workload's query on sums of updates, for clip norm 1.
@@ -64,6 +68,8 @@ class BandSearch:
       population: m, clients in all.
       cohort_size: B, clients drawn in a round, on average.
       epsilon, delta: the target, for the whole run.
+      sampling: "poisson" (`CyclicPoisson`), "reshuffle" (`CyclicShuffle`, in the least number of parts that divides an epoch), or
+        "min-sep-poisson" or "balls-in-bins", whose rows take a minute or so each.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -74,6 +80,7 @@ class BandSearch:
     cohort_size: int
     epsilon: float
     delta: float
+    sampling: str = "poisson"
 
     def __post_init__(self) -> None:
         if not isinstance(self.workload, Workload):
@@ -81,6 +88,7 @@ class BandSearch:
         m = checks.integer("population", self.population, low=1, hint="pass the number of clients, a positive int")
         hint = f"a round draws at most all of population={m} clients"
         checks.integer("cohort_size", self.cohort_size, low=1, high=m, hint=hint)
+        checks.one_of("sampling", self.sampling, SCHEMES_WITH_BANDS)
         object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
         object.__setattr__(self, "delta", check_delta(self.delta))
 
@@ -111,10 +119,18 @@ class BandSearch:
         once = Participation(rounds=self.workload.rounds, schema="single")
         with interruptible_fits():
             mechanism = fit(self.workload, once, family="banded", bands=bands)
+        sizes: dict[str, Any] = {"population": self.population, "cohort_size": self.cohort_size}
+        if self.sampling == "balls-in-bins":
+            return self._row(mechanism, bands, BallsInBins.configured(self.sampling, sizes))
         if bands * self.cohort_size >= self.population:
             return self._row(mechanism, bands, None)
-        sampling = CyclicPoisson(population=self.population, cohort_size=self.cohort_size, partitions=bands)
-        return self._row(mechanism, bands, sampling)
+        if self.sampling == "min-sep-poisson":
+            return self._row(mechanism, bands, MinSepPoisson(min_sep=bands, **sizes))
+        if self.sampling == "reshuffle":
+            epoch = self.population // self.cohort_size
+            parts = next(parts for parts in range(bands, epoch + 1) if epoch % parts == 0)
+            return self._row(mechanism, bands, CyclicShuffle(**sizes, partitions=parts, reshuffle=True))
+        return self._row(mechanism, bands, CyclicPoisson(**sizes, partitions=bands))
 
     def dense(self) -> BandRow:
         """The row of the best encoder of all without amplification ("b = n" in the paper); its fit is O(rounds^3)."""
@@ -122,11 +138,15 @@ class BandSearch:
             mechanism = fit(self.workload, self.participation, family="dense", tolerance=1e-3)
         return self._row(mechanism, self.workload.rounds, None)
 
-    def _row(self, mechanism: Mechanism, bands: int, scheme: CyclicPoisson | None) -> BandRow:
+    def _row(self, mechanism: Mechanism, bands: int, scheme: _Scheme | None) -> BandRow:
         norm, unit = column_norm(mechanism), sensitivity(mechanism, self.participation).value
         if scheme is None:
             q, k = 1.0, self.participation.max_participations
             sigma = gaussian_noise_multiplier(self.epsilon, self.delta) * unit / norm
+        elif not isinstance(scheme, CyclicPoisson):
+            q, k = scheme.probability, scheme.participation(self.workload.rounds).max_participations
+            plan = calibrate(mechanism, None, epsilon=self.epsilon, delta=self.delta, sampling=scheme)
+            sigma = plan.per_query_noise_multiplier
         else:
             q, k = scheme.probability, scheme.compositions(self.workload.rounds)
             sigma = sampled_gaussian_noise_multiplier(self.epsilon, self.delta, probability=q, compositions=k)
@@ -173,7 +193,8 @@ class BandChoice:
 
     def summary(self) -> dict[str, Any]:
         """In plain JSON types."""
-        question = {name: getattr(self.search, name) for name in ("population", "cohort_size", "epsilon", "delta")}
+        asked = ("population", "cohort_size", "epsilon", "delta", "sampling")
+        question = {name: getattr(self.search, name) for name in asked}
         return {
             "rounds": self.participation.rounds,
             **question,
@@ -193,6 +214,7 @@ def choose_bands(
     delta: float,
     rounds: int | None = None,
     bands: Iterable[int] | None = None,
+    sampling: str = "poisson",
 ) -> BandChoice:
     """Minimises sigma(b)^2 * loss(b) over the number of bands b (banded paper, Sec. 5).
 
@@ -207,7 +229,7 @@ def choose_bands(
     nothing proves that it has; pass `bands=range(1, ...)` to try every one. `BandSearch` gives row after row, and the dense optimum.
 
     Args:
-      workload, population, cohort_size, epsilon, delta: of `BandSearch`.
+      workload, population, cohort_size, epsilon, delta, sampling: of `BandSearch`.
       rounds: n; None takes the workload's, which it must equal.
       bands: candidates, each in 1..rounds; None: see above.
 
@@ -219,7 +241,14 @@ def choose_bands(
     >>> [(row.bands, row.amplified, row.compositions) for row in choice.rows], choice.best.bands
     ([(1, True, 32), (4, True, 8), (16, False, 2)], 4)
     """
-    search = BandSearch(workload=workload, population=population, cohort_size=cohort_size, epsilon=epsilon, delta=delta)
+    search = BandSearch(
+        workload=workload,
+        population=population,
+        cohort_size=cohort_size,
+        epsilon=epsilon,
+        delta=delta,
+        sampling=sampling,
+    )
     if rounds is not None and rounds != workload.rounds:
         raise ValueError(
             f"rounds={rounds} but workload {workload.name!r} has rounds={workload.rounds}: pass that number, or leave it out"

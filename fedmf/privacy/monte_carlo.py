@@ -48,6 +48,8 @@ SEARCH, PROOF = 0, 1
 _SEARCH_WORK, _PROOF_WORK = 1e8, 1e10
 _MIN_SIZE, _MAX_SIZE = 2**16, 2**22
 _MAX_ORDER = 64
+# Losses beyond are not simulated: their exponentials overflow, and no guarantee is worth it.
+_MAX_EPSILON = 300.0
 # Shares of delta that the terms of Bernstein's inequality may add, if work allows.
 _SHARE = 0.03
 _QUANTILES = (0.5, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4)
@@ -96,14 +98,14 @@ class SimulatedEpsilon:
       epsilon: upper bound, which fails with probability `FAILURE` at most; infinite where the sample shows nothing.
       estimate: the epsilon whose estimated delta is the target: without the margin.
       order: K; how many patterns are drawn together.
-      samples: of each of the two directions.
+      samples: of the directions remove and add.
       wanted: samples with which the margin would be a few percent of delta; more than `samples` where those would take too long.
     """
 
     epsilon: float
     estimate: float
     order: int
-    samples: int
+    samples: tuple[int, int]
     wanted: float
 
 
@@ -137,9 +139,10 @@ class AddSample:
 
     loss: np.ndarray
 
-    def mean(self, epsilon: float) -> float:
-        """The estimate of delta_add."""
-        return self._moments(epsilon)[0]
+    def estimate(self, epsilon: float, points: tuple[float, float]) -> float:
+        """The mean of max(0, 1 - exp(epsilon + L)); where few losses are as low as that, the line through two points without a margin."""
+        few = np.searchsorted(self.loss, -epsilon) < 100
+        return self.by_line(epsilon, points, 1.0, len(self.loss)) if few else self._moments(epsilon)[0]
 
     def _moments(self, epsilon: float) -> tuple[float, float]:
         W = -np.expm1(epsilon + self.loss[: np.searchsorted(self.loss, -epsilon)])
@@ -205,7 +208,7 @@ def add_sample(losses: Losses, size: int, purpose: int) -> AddSample:
 
 def shard_size(losses: Losses) -> int:
     """Samples that are drawn together, from a generator of their own; a matter of the losses alone, not of the machine."""
-    return 2 ** max(6, min(13, round(math.log2(2e6 / losses.work))))
+    return 2 ** max(8, min(13, round(math.log2(1.2e7 / losses.work))))
 
 
 def _shards(
@@ -243,6 +246,7 @@ class _Search:
 
     order: int
     size: int
+    add_size: int
     wanted: float
     points: tuple[float, float]
     epsilon: float
@@ -257,14 +261,17 @@ def simulated_epsilon(losses: Losses, delta: float, most: float) -> SimulatedEps
       delta: target.
       most: an epsilon that holds anyway.
     """
+    if most > _MAX_EPSILON:
+        return SimulatedEpsilon(epsilon=math.inf, estimate=math.inf, order=1, samples=(0, 0), wanted=0.0)
     folder = cache_folder()
     if folder is None:
         return _simulated(losses, delta, most)
     name = hashlib.sha256(f"{_code()} {losses.digest} {delta!r} {most!r}".encode()).hexdigest()[:32]
     path = folder / f"epsilon-{name}.json"
     try:
-        return SimulatedEpsilon(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        kept = json.loads(path.read_text())
+        return SimulatedEpsilon(**kept | {"samples": tuple(kept["samples"])})
+    except (OSError, ValueError, TypeError, KeyError):
         result = _simulated(losses, delta, most)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -284,7 +291,7 @@ def _code() -> str:
 def _simulated(losses: Losses, delta: float, most: float) -> SimulatedEpsilon:
     plan = _search(losses, delta, most)
     removed = remove_sample(losses, plan.order, plan.size, PROOF)
-    added = add_sample(losses, plan.size, PROOF)
+    added = add_sample(losses, plan.add_size, PROOF)
 
     def bound(epsilon: float) -> float:
         remove, add = removed.bound(epsilon, FAILURE / 2), added.bound(epsilon, plan.points, FAILURE / 2)
@@ -292,21 +299,23 @@ def _simulated(losses: Losses, delta: float, most: float) -> SimulatedEpsilon:
 
     return SimulatedEpsilon(
         epsilon=_least(bound, delta, most),
-        estimate=_least(lambda epsilon: max(removed.moments(epsilon)[0], added.mean(epsilon)), delta, most),
+        estimate=_least(
+            lambda epsilon: max(removed.moments(epsilon)[0], added.estimate(epsilon, plan.points)), delta, most
+        ),
         order=plan.order,
-        samples=removed.size,
+        samples=(removed.size, len(added.loss)),
         wanted=plan.wanted,
     )
 
 
 def expected_epsilon(losses: Losses, delta: float, most: float) -> float:
     """About what `simulated_epsilon` will be, from a smaller sample that is independent of the proof."""
-    return _search(losses, delta, most).epsilon
+    return _search(losses, delta, most).epsilon if most <= _MAX_EPSILON else most
 
 
 @functools.lru_cache(maxsize=256)
 def _search(losses: Losses, delta: float, most: float) -> _Search:
-    bounds = _log_factor_bounds(losses)
+    bounds = _log_factor_bounds(losses, most)
 
     def best(epsilon: float) -> tuple[float, int]:
         return min((log_weight_bound(K, bound, epsilon), K) for K, bound in enumerate(bounds, 1))
@@ -327,22 +336,25 @@ def _search(losses: Losses, delta: float, most: float) -> _Search:
     wanted = max(2 * square * log / (_SHARE * delta) ** 2, 7 * largest * log / (3 * _SHARE * delta), _MIN_SIZE)
     size = int(min(wanted, sample_size(_PROOF_WORK, order)))
     added = add_sample(losses, sample_size(_SEARCH_WORK, 1), SEARCH)
-    points = _points(added, at, size)
+    add_size = sample_size(_PROOF_WORK / 2, 0)
+    points = _points(added, at, add_size)
 
     def bound(epsilon: float) -> float:
         remove = removed.bound(epsilon, FAILURE / 2, size)
-        return max(remove, added.bound(epsilon, points, FAILURE / 2, size))
+        return max(remove, added.bound(epsilon, points, FAILURE / 2, add_size))
 
-    return _Search(order=order, size=size, wanted=wanted, points=points, epsilon=_least(bound, delta, most))
+    return _Search(
+        order=order, size=size, add_size=add_size, wanted=wanted, points=points, epsilon=_least(bound, delta, most)
+    )
 
 
 @functools.lru_cache(maxsize=64)
-def _log_factor_bounds(losses: Losses) -> list[float]:
-    """Of the orders 1, 2, .. up to the last of use."""
-    bounds: list[float] = []
-    for order in range(1, _MAX_ORDER + 1):
+def _log_factor_bounds(losses: Losses, most: float) -> list[float]:
+    """Of the orders 1, 2, .. as long as one more may lower the bound on the weights at an epsilon up to `most`."""
+    bounds = [losses.log_factor_bound(1)]
+    for order in range(2, _MAX_ORDER + 1):
         bounds.append(losses.log_factor_bound(order))
-        if not math.isfinite(bounds[-1]):
+        if not bounds[-1] - bounds[-2] < most + 1:
             return bounds[:-1]
     return bounds
 

@@ -13,6 +13,7 @@ from fedmf.privacy import bands
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.bands import choose_bands
 from fedmf.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
+from fedmf.privacy.random_allocation import random_allocation_epsilon
 
 ASK = {"population": 320, "cohort_size": 20, "epsilon": 2.0, "delta": 1e-6}
 
@@ -65,6 +66,20 @@ def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(choice, search):
     # The dense optimum is the best without amplification.
     assert (dense.family, dense.amplified) == ("dense", False)
     assert dense.rmse <= row.rmse
+
+
+def test_places_of_an_epoch_cost_less_than_a_coin_a_round(choice):
+    # 3 bands in an epoch of 16 rounds: clients keep to the rounds of 4 parts.
+    poisson = {row.bands: row for row in choice.rows}
+    places = choose_bands(fedmf.prefix_sum(64), **ASK, bands=[1, 3, 4, 16], sampling="reshuffle")
+    for row, positions in zip(places.rows, (16, 4, 4, 1), strict=True):
+        if row.amplified:
+            assert (row.probability, row.compositions) == (1 / positions, 4)
+            reached = random_allocation_epsilon(row.per_query_noise_multiplier, 1e-6, positions=positions, epochs=4)
+            assert 0.999 * 2.0 < reached <= 2.0
+            assert row.bands == 3 or row.rmse < poisson[row.bands].rmse
+        else:
+            assert (row.bands, row.rmse) == (16, poisson[16].rmse)
 
 
 def test_one_band_is_dp_sgd(choice):

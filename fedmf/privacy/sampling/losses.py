@@ -42,10 +42,14 @@ class BinLosses(Losses):
                 np.minimum(bin_, self.bins - 1, out=bin_)
             u += self.gram[bin_]
         u += rng.standard_normal((size, self.bins)) @ self.root.T
-        u -= np.diagonal(self.gram) / 2
-        largest = u.max(axis=1)
-        u -= largest[:, None]
-        return log_factor, np.log(np.exp(u, out=u).mean(axis=1)) + largest
+        return log_factor, self.loss(u)
+
+    def loss(self, inner: np.ndarray) -> np.ndarray:
+        """L of <m_j, y> / sigma^2, float64 (size, bins), which it overwrites."""
+        inner -= np.diagonal(self.gram) / 2
+        largest = inner.max(axis=1)
+        inner -= largest[:, None]
+        return np.log(np.exp(inner, out=inner).mean(axis=1)) + largest
 
     def log_factor_bound(self, order: int) -> float:
         """T is the product of mean_k exp(sum of i rows of G) for i < K; by Hölder's inequality i times one row is the largest."""
@@ -102,7 +106,7 @@ class MinSepLosses(Losses):
         log_factor = np.zeros(size)
         if K:
             log_factor += self._draw_patterns(K, inner, rng)
-        return log_factor, self._loss(inner)
+        return log_factor, self.loss(inner)
 
     def _draw_patterns(self, K: int, inner: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """log T, of patterns whose C x it adds to `inner`."""
@@ -158,8 +162,8 @@ class MinSepLosses(Losses):
         m = np.arange(K + 1)
         return _binomial(K, self.p) * np.exp(m * (m - 1) / 2 * self.products[0, t] + advance * m)[:, None]
 
-    def _loss(self, inner: np.ndarray) -> np.ndarray:
-        """L by the recursion, in likelihood ratios and not in their logs."""
+    def loss(self, inner: np.ndarray) -> np.ndarray:
+        """L of <c_t, y> / sigma^2, float64 (rounds, size), which it overwrites; by the recursion, in ratios and not in their logs."""
         n, size = inner.shape
         ratio = np.ones((n + self.b, size))
         for t in range(n - 1, -1, -1):
@@ -189,7 +193,7 @@ class MinSepLosses(Losses):
         if K * (K - 1) / 2 * largest[0] + K * (K - 1) * largest[1:].max(initial=0) > _MAX_EXPONENT:
             return math.inf, 0.0
         best, advance = (math.inf, 0.0), 0.0
-        for _ in range(20):
+        for _ in range(8):
             bound, credit = self._bound(K, advance, largest)
             best = min(best, (bound, advance))
             if not credit < _MAX_EXPONENT / K or abs(credit - advance) < 1e-6 * abs(credit):

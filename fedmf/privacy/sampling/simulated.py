@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -13,7 +14,7 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
-from fedmf.privacy.gaussian import MIN_DELTA, gaussian_epsilon
+from fedmf.privacy.gaussian import MIN_DELTA, exact_gaussian_epsilon, gaussian_epsilon
 from fedmf.privacy.monte_carlo import (
     FAILURE,
     MAX_ATTEMPTS,
@@ -42,34 +43,37 @@ class Simulated(Sampling):
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
         """By simulation: an upper bound but for a chance of `FAILURE` over our own coins, and never above the unamplified epsilon."""
-        most = self._unamplified(mechanism, noise, delta)
-        return min(most, self._simulated(mechanism, noise, delta).epsilon) if noise > 0 else most
+        found = self._simulated(mechanism, noise, delta).epsilon if noise > 0 else math.inf
+        return found if math.isfinite(found) else gaussian_epsilon(self._multiplier(mechanism, noise), delta)
 
     def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
         """About `epsilon`, in seconds, by random numbers that are independent of those of `epsilon`."""
-        most = self._unamplified(mechanism, noise, delta)
-        return min(most, expected_epsilon(self.losses(mechanism, noise), delta, most)) if noise > 0 else most
+        if noise == 0:
+            return math.inf
+        most = exact_gaussian_epsilon(self._multiplier(mechanism, noise), delta)
+        return min(most, expected_epsilon(self.losses(mechanism, noise), delta, most))
 
     def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
         """Sentences: how many samples, both the bound and the estimate, and the chance that the bound is wrong."""
         if noise == 0:
             return ""
         found = self._simulated(mechanism, noise, delta)
+        bound, estimate = (up(value if math.isfinite(value) else None) for value in (found.epsilon, found.estimate))
+        more = f" A margin of a few percent of delta would take {found.wanted:.2g} samples for removing."
         return (
-            f"It is a Monte-Carlo bound from {found.samples} samples in each of the two directions, add and remove. The bound at "
-            f"delta = {delta} is epsilon = {up(found.epsilon if np.isfinite(found.epsilon) else None)}, and the point estimate is "
-            f"{up(found.estimate if np.isfinite(found.estimate) else None)}. The bound is wrong with probability at most {FAILURE:g}, over "
-            f"the coins of the simulation and not of the run; after calibration, which may try {MAX_ATTEMPTS} times, so many times that."
-            + f" A margin of a few percent of delta would take {found.wanted:.2g} samples."
-            * (found.wanted > 1.5 * found.samples)
+            f"It is a Monte-Carlo bound from {found.samples[0]} samples for removing and {found.samples[1]} for adding a client. The "
+            f"bound at delta = {delta} is epsilon = {bound}, and the point estimate is {estimate}. The bound is wrong with probability at "
+            f"most {FAILURE:g}, over the coins of the simulation and not of the run; after calibration, which may try {MAX_ATTEMPTS} "
+            "times, so many times that." + more * (found.wanted > 1.5 * found.samples[0])
         )
 
     def _simulated(self, mechanism: Mechanism, noise: float, delta: float) -> SimulatedEpsilon:
-        most = self._unamplified(mechanism, noise, delta)
+        most = exact_gaussian_epsilon(self._multiplier(mechanism, noise), delta)
         return simulated_epsilon(self.losses(mechanism, noise), delta, most)
 
-    def _unamplified(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        return gaussian_epsilon(noise / _sensitivity(mechanism, self.participation(mechanism.rounds)), delta)
+    def _multiplier(self, mechanism: Mechanism, noise: float) -> float:
+        """The noise multiplier of the whole run without amplification."""
+        return noise / _sensitivity(mechanism, self.participation(mechanism.rounds))
 
     def _refuse_signed(self, mechanism: Mechanism) -> None:
         """Raises for encoders whose dominating pair is not proven."""
@@ -124,6 +128,11 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
     def cohort_size(self) -> int:
         """Clients of a round on average, rounded down."""
         return self.population // self.bins
+
+    @property
+    def probability(self) -> float:
+        """Of each bin."""
+        return 1 / self.bins
 
     @classmethod
     def configured(cls, name: str, settings: Mapping[str, Any]) -> Self:

@@ -1,0 +1,368 @@
+"""Balls in bins and b-min-sep sampling: their losses, their bounds, and what they guarantee.
+
+Oracles: log-likelihood ratios and deltas that were computed apart from any library, by enumeration and by quadrature (issue 27).
+"""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedmf
+from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
+from fedmf.privacy import monte_carlo
+from fedmf.privacy.amplification import sampled_gaussian_epsilon
+from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon
+from fedmf.privacy.monte_carlo import PROOF, SEARCH, AddSample, RemoveSample, add_sample, remove_sample
+from fedmf.privacy.sampling.losses import BinLosses, MinSepLosses
+from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_chi_square
+from tests.privacy.plans import banded
+
+FAR = scipy.stats.norm.isf(FALSE_POSITIVE_RATE / 2)  # of a mean in its standard errors
+FOUR = tuple(np.array([1, 0.5, 0.25, 0.125]) / np.linalg.norm([1, 0.5, 0.25, 0.125]))
+
+
+def bins(entries, rounds, b, sigma=1.0):
+    mechanism = banded(rounds, *entries)
+    return fedmf.BallsInBins(population=max(b, 100), bins=b).losses(mechanism, sigma)
+
+
+def min_sep(entries, rounds, b, p, *, warm=True, sigma=1.0):
+    padded = np.array([[e if t + j < rounds else 0.0 for j, e in enumerate(entries)] for t in range(rounds)])
+    return MinSepLosses(padded / sigma, b, p, warm)
+
+
+def loss_of(losses, entries, rounds, y):
+    """L at one output y, sigma = 1."""
+    C = banded(rounds, *entries).encoder()
+    if isinstance(losses, MinSepLosses):
+        return float(losses.loss((C.T @ np.array(y))[:, None])[0])
+    sums = np.stack([C[:, j :: losses.bins].sum(axis=1) for j in range(losses.bins)])
+    return float(losses.loss((sums @ np.array(y))[None])[0])
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Small samples: bounds are as valid, and wider."""
+    monkeypatch.setattr(monte_carlo, "_SEARCH_WORK", 1e6)
+    monkeypatch.setattr(monte_carlo, "_PROOF_WORK", 1e7)
+    monkeypatch.setattr(monte_carlo, "_MIN_SIZE", 2**14)
+    for cached in (monte_carlo.simulated_epsilon, monte_carlo._search):
+        cached.cache_clear()
+    yield
+    for cached in (monte_carlo.simulated_epsilon, monte_carlo._search):
+        cached.cache_clear()
+
+
+class TestLosses:
+    @pytest.mark.parametrize(
+        ("losses", "entries", "y", "expected"),
+        [
+            (bins((1,), 4, 2), (1,), (1, 0, 1, 0), 0.4337808304830272),
+            (bins((1, 0.5), 4, 2), (1, 0.5), (1, 0.5, 1, 0.5), 0.9052974004451105),
+            (bins((1, 1, 0.5, 0.5), 4, 2), (1, 1, 0.5, 0.5), (1, 1, 1, 1), 1.5799760835798948),
+            (min_sep((1,), 3, 2, 0.5, warm=False), (1,), (1, 1, 1), 0.6070560625306676),
+            (min_sep((1, 0.5), 3, 2, 0.5, warm=False), (1, 0.5), (1, 1, 1), 0.9239798890121712),
+            (min_sep((1, 0.5), 3, 2, 0.5), (1, 0.5), (1, 1, 1), 0.8329398380809252),
+        ],
+    )
+    def test_are_the_log_likelihood_ratios(self, losses, entries, y, expected):
+        assert loss_of(losses, entries, len(y), y) == pytest.approx(expected, abs=1e-12)
+
+    @pytest.mark.parametrize("b", [3, 5])
+    def test_of_a_client_that_comes_whenever_it_may_are_those_of_bins(self, b):
+        rng, entries = np.random.default_rng(0), (1.0, 0.6, 0.3)
+        for rounds in (4, 9):
+            y = rng.standard_normal(rounds)
+            expected = loss_of(bins(entries, rounds, b), entries, rounds, y)
+            assert loss_of(min_sep(entries, rounds, b, 1.0), entries, rounds, y) == pytest.approx(expected, abs=1e-11)
+
+    def test_without_separation_are_those_of_poisson_sampling(self):
+        y, p = np.random.default_rng(0).standard_normal(7), 0.2
+        expected = np.log(1 - p + p * np.exp(2 * y - 2)).sum()
+        assert loss_of(min_sep((2,), 7, 1, p), (2,), 7, y) == pytest.approx(expected, abs=1e-12)
+
+    @settings(max_examples=20, deadline=None)
+    @given(st.data())
+    def test_factors_stay_below_their_bound_and_undo_the_tilt(self, data):
+        b = data.draw(st.integers(1, 4))
+        entries = tuple(data.draw(st.lists(st.floats(0.1, 1), min_size=1, max_size=b)))
+        rounds, order = data.draw(st.integers(len(entries), 12)), data.draw(st.integers(1, 5))
+        if data.draw(st.booleans()):
+            losses = bins(entries, rounds, b)
+        else:
+            losses = min_sep(entries, rounds, b, data.draw(st.floats(0.02, 1)), warm=data.draw(st.booleans()))
+        log_factor, loss = losses.sample(order, 4096, np.random.default_rng(0))
+        assert log_factor.max() <= losses.log_factor_bound(order) + 1e-9
+        # T exp(-K L) times the density is that of Q; so is its product with a bounded function of L, here one of high losses.
+        undone = np.exp(log_factor - order * loss) / (1 + np.exp(-loss))
+        _, plain = losses.sample(0, 4096, np.random.default_rng(1))
+        expected = 1 / (1 + np.exp(-plain))
+        error = math.hypot(undone.std(), expected.std()) / 64
+        if undone.max() < 64 * error:  # else the mean is no normal variable
+            assert abs(undone.mean() - expected.mean()) <= FAR * error + 1e-12
+
+
+EXACT = {  # losses, epsilon -> delta of (remove, add), by quadrature in two dimensions
+    "bins": (lambda: bins((1, 0.5), 2, 2), {0.5: (0.20789, 0.20593), 1.0: (0.10188, 0.09857)}),
+    "bins of the identity": (lambda: bins((1,), 2, 2), {0.5: (0.14918, 0.14269), 1.0: (0.05921, 0.05020)}),
+    "cold": (lambda: min_sep((1, 0.5), 2, 2, 0.5, warm=False), {0.5: (0.14391, 0.09302), 1.0: (0.06434, 0.00632)}),
+    "warm": (lambda: min_sep((1, 0.5), 2, 2, 0.5), {0.5: (0.10961, 0.05298), 1.0: (0.04228, 5.3e-5)}),
+}
+# By a simulation of 2e5 samples: to 1%.
+SIMULATED = {
+    "bins 2": (lambda: bins(FOUR, 100, 10, 2.0), {1.0: (0.1209, 0.1006)}),
+    "bins 2.5": (lambda: bins(FOUR, 100, 10, 2.5), {1.0: (0.0496, 0.0396)}),
+    "bins 3": (lambda: bins(FOUR, 100, 10, 3.0), {1.0: (0.0195, 0.0153)}),
+    "min-sep 1": (lambda: min_sep(FOUR, 64, 4, 1 / 17), {1.0: (0.0523, 0.0206), 2.0: (0.0051, 0.0)}),
+    "min-sep 0.8": (lambda: min_sep(FOUR, 64, 4, 1 / 17, sigma=0.8), {1.0: (0.1202, 0.0604), 2.0: (0.0293, 0.0)}),
+}
+
+
+@pytest.mark.parametrize("case", [*EXACT, *SIMULATED])
+def test_deltas_are_those_of_the_oracles(case):
+    """At FALSE_POSITIVE_RATE for each figure, of the simulation and of the oracle's own error."""
+    (make, deltas), share = (EXACT[case], 0) if case in EXACT else (SIMULATED[case], 0.005)
+    losses = make()
+    added = add_sample(losses, 2**17, SEARCH)
+    for order in (1, 2, 3):
+        removed = remove_sample(losses, order, 2**16, SEARCH)
+        for epsilon, (remove, add) in deltas.items():
+            mean, square = removed.moments(epsilon)
+            assert abs(mean - remove) <= FAR * math.hypot(math.sqrt(square / removed.size), share * remove) + 5e-6
+            if add:
+                assert abs(added.estimate(epsilon, (0.0, -1.0)) - add) <= FAR * math.hypot(
+                    math.sqrt(add / len(added.loss)), share * add
+                )
+
+
+class TestBounds:
+    """Of 200 repeated runs a bound that fails with probability 0.05 misses the truth so often at most, at FALSE_POSITIVE_RATE."""
+
+    runs, failure = 200, 0.05
+    limit = scipy.stats.binom.isf(FALSE_POSITIVE_RATE, 200, 0.05)
+
+    def removed(self, order):
+        losses = bins((1,), 2, 2)
+        for seed in range(self.runs):
+            log_factor, loss = losses.sample(order, 1000, np.random.default_rng(seed))
+            yield RemoveSample(
+                order=order,
+                log_factor_bound=losses.log_factor_bound(order),
+                size=1000,
+                log_factor=log_factor,
+                loss=loss,
+            )
+
+    @pytest.mark.parametrize("order", [1, 3])
+    def test_of_removal_cover_the_truth(self, order):
+        bounds = [sample.bound(1.0, self.failure) for sample in self.removed(order)]
+        assert sum(bound < 0.05921 for bound in bounds) <= self.limit
+        # The margin is what does it: the estimates alone are below as often as not.
+        assert sum(sample.moments(1.0)[0] < 0.05921 for sample in self.removed(order)) > self.limit
+
+    @pytest.mark.parametrize("epsilon", [2.0, 4.0])
+    def test_of_addition_cover_the_truth_where_no_sample_is(self, epsilon):
+        """One Gaussian, for which the line is exact: delta is 5e-3 and 1e-5."""
+        losses, truth = BinLosses(np.ones((1, 1))), gaussian_delta(1.0, epsilon)
+        samples = [
+            AddSample(loss=np.sort(losses.sample(0, 2000, np.random.default_rng(s))[1])) for s in range(self.runs)
+        ]
+        bounds = [sample.by_line(epsilon, (-0.5, -1.5), self.failure, 2000) for sample in samples]
+        assert sum(bound < truth for bound in bounds) <= self.limit
+        assert sum(sample.by_line(epsilon, (-0.5, -1.5), 1.0, 2000) < truth for sample in samples) > self.limit
+
+    def test_the_largest_weight_is_the_largest(self):
+        e, L = 0.7, np.linspace(0.7, 20, 100_000)
+        for K in (1, 2, 7):
+            weights = np.exp(-(K - 1) * L) * -np.expm1(e - L)
+            assert math.log(weights.max()) == pytest.approx(monte_carlo.log_weight_bound(K, 0.0, e), abs=1e-6)
+
+    def test_hold_against_an_enumeration_of_all_patterns(self, quick):
+        """The best distinguisher at the proven epsilon: no delta above the target, in either direction; the target is not half of it."""
+        rng, rounds, sigma, target = np.random.default_rng(5), 7, 0.8, 0.01
+        scheme, mechanism = fedmf.MinSepPoisson(population=60, cohort_size=10, min_sep=3), banded(rounds, 1, 0.5, 0.3)
+        epsilon, p = scheme.epsilon(mechanism, sigma, target), scheme.probability
+        patterns, chances = [], []
+        for x in itertools.product((0, 1), repeat=rounds):
+            chance = 0.0
+            for rest in range(3):
+                now, c = rest, (p if rest else 1) / (1 + 2 * p)
+                for come in x:
+                    c *= (1 - come) if now else (p if come else 1 - p)
+                    now = 2 if come else max(now - 1, 0)
+                chance += c
+            patterns.append(x)
+            chances.append(chance)
+        assert sum(chances) == pytest.approx(1)
+        means = np.array(patterns) @ mechanism.encoder().T / sigma
+        found = []
+        for y in (rng.standard_normal((50_000, rounds)) + means[rng.choice(len(means), 50_000, p=chances)],):
+            L = np.log(np.exp(y @ means.T - (means**2).sum(axis=1) / 2) @ chances)
+            found.append(np.maximum(0, -np.expm1(epsilon - L)))
+        y = rng.standard_normal((50_000, rounds))
+        L = np.log(np.exp(y @ means.T - (means**2).sum(axis=1) / 2) @ chances)
+        found.append(np.maximum(0, -np.expm1(epsilon + L)))
+        for W in found:
+            assert W.mean() <= target + FAR * math.sqrt(target / len(W))
+        assert max(W.mean() for W in found) > target / 2
+
+
+class TestEpsilon:
+    def test_of_one_bin_is_the_gaussian(self, quick):
+        scheme = fedmf.BallsInBins(population=9, bins=1)
+        assert scheme.epsilon(IdentityMechanism(rounds=4), 2.0, 1e-6) == gaussian_epsilon(1.0, 1e-6)
+
+    def test_without_separation_is_that_of_poisson_sampling(self, quick):
+        scheme = fedmf.MinSepPoisson(population=100, cohort_size=10, min_sep=1)
+        found = scheme.epsilon(IdentityMechanism(rounds=12), 1.0, 1e-5)
+        known = sampled_gaussian_epsilon(1.0, 1e-5, probability=0.1, compositions=12)
+        assert known <= found <= 1.06 * known
+
+    def test_is_less_than_that_of_cyclic_poisson_sampling(self, quick):
+        """At equal noise and rate the deltas of epsilon 1 are .0523 and .1144."""
+        mechanism = banded(64, *FOUR)
+        scheme = fedmf.MinSepPoisson(population=1000, cohort_size=50, min_sep=4)
+        assert scheme.epsilon(mechanism, 1.0, 0.0523 * 1.3) <= 1.0
+        cyclic = fedmf.CyclicPoisson(population=1000, cohort_size=50, partitions=4)
+        assert cyclic.epsilon(mechanism, 1.0, 0.1144 * 0.9) > 1.0
+
+    @pytest.mark.parametrize(("b", "sigma"), [(2, 0.7), (5, 2.0)])
+    def test_falls_with_bins_and_noise(self, quick, b, sigma):
+        mechanism, epsilons = banded(20, 1, 0.5), []
+        for k, s in ((b, sigma), (2 * b, sigma), (2 * b, 1.2 * sigma)):
+            epsilons.append(fedmf.BallsInBins(population=100, bins=k).epsilon(mechanism, s, 1e-4))
+        assert epsilons[0] > epsilons[1] > epsilons[2]
+
+    def test_is_the_same_on_any_number_of_threads(self, quick, monkeypatch):
+        scheme, mechanism, found = fedmf.BallsInBins(population=90, bins=9), banded(40, 1, 0.5), []
+        for threads in (1, 3):
+            monkeypatch.setattr(monte_carlo.os, "cpu_count", lambda: threads)  # noqa: B023
+            monte_carlo.simulated_epsilon.cache_clear()
+            monte_carlo._search.cache_clear()
+            found.append(scheme.epsilon(mechanism, 1.0, 1e-5))
+        assert found[0] == pytest.approx(found[1], rel=1e-12)
+
+    def test_is_kept_on_disk(self, quick, monkeypatch, tmp_path):
+        monkeypatch.setenv("FEDMF_CACHE", str(tmp_path))
+        scheme, mechanism = fedmf.BallsInBins(population=90, bins=9), banded(18, 1, 0.5)
+        first = scheme.epsilon(mechanism, 1.0, 1e-4)
+        monte_carlo.simulated_epsilon.cache_clear()
+        monkeypatch.setattr(monte_carlo, "_simulated", None)
+        assert scheme.epsilon(banded(18, 1, 0.5), 1.0, 1e-4) == first
+
+    def test_search_and_proof_are_independent(self):
+        losses = bins((1,), 2, 2)
+        samples = [remove_sample(losses, 2, 2**13, purpose).loss[:50] for purpose in (SEARCH, PROOF)]
+        assert not np.isin(*samples).any()
+
+    def test_of_a_calibration_is_met_and_stated(self, quick):
+        mechanism = banded(24, 0.8, 0.6)
+        scheme = fedmf.MinSepPoisson(population=600, cohort_size=30)
+        plan = fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-4, sampling=scheme)
+        assert 1.9 < plan.epsilon <= 2.0 < plan.unamplified_epsilon
+        assert plan.sampling.min_sep == 2
+        text = " ".join(plan.statement().split())
+        for words in (
+            "It is a Monte-Carlo bound from",
+            "the point estimate is",
+            "wrong with probability at most 1e-10",
+        ):
+            assert words in text
+        assert "how many are in any round" in text
+        assert plan.group_epsilon(2) == gaussian_epsilon(plan.noise_multiplier / 2, 1e-4)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("call", "words"),
+        [
+            (lambda: fedmf.BallsInBins(population=10, bins=11), "bins=11.*population / cohort_size"),
+            (lambda: fedmf.MinSepPoisson(population=100, cohort_size=30, min_sep=4), "cohort_size=30.*at most 25.*at most 3.*to 120"),
+            (lambda: fedmf.MinSepPoisson(population=9, cohort_size=3, warm=1), "warm=1"),
+            (lambda: fedmf.MinSepPoisson(population=9, cohort_size=3).probability, "min_sep=None"),
+            (lambda: fedmf.MinSepPoisson(population=90, cohort_size=3, min_sep=2).for_mechanism(banded(8, 1, 1, 1)),
+             "min_sep=2.*3 bands.*BallsInBins"),
+            (lambda: fedmf.BallsInBins(population=90, bins=3).for_mechanism(DenseMechanism(matrix=np.array([[1.0, 0], [-0.5, 1]]))),
+             "negative entry, -0.5.*use banded, toeplitz or blt"),
+            (lambda: fedmf.BallsInBins(population=90, bins=3).for_mechanism(TreeMechanism(rounds=4)), "family=tree"),
+            (lambda: fedmf.privacy.sampling.scheme_from("balls-in-bins", population=10, cohort_size=4), "cohort_size=4.*use 5"),
+            (lambda: fedmf.privacy.sampling.scheme_from("min-sep-poisson", population=10, cohort_size=4, partitions=2), "give min_sep"),
+        ],
+    )  # fmt: skip
+    def test_are_one_sentence(self, call, words):
+        with pytest.raises((TypeError, ValueError), match=words):
+            call()
+
+
+class TestDraws:
+    """Laws of a client's pattern over three rounds (b = 2), at FALSE_POSITIVE_RATE. Two chances off by 0.02 would be seen."""
+
+    clients = 200_000
+
+    @pytest.mark.parametrize(
+        ("warm", "p", "law"),
+        [
+            (False, 1 / 2, {"101": 1 / 4, "100": 1 / 4, "010": 1 / 4, "001": 1 / 8, "000": 1 / 8}),
+            (False, 1 / 4, {"101": 1 / 16, "100": 3 / 16, "010": 3 / 16, "001": 9 / 64, "000": 27 / 64}),
+            (True, 1 / 2, {"101": 1 / 6, "100": 1 / 6, "010": 1 / 3, "001": 1 / 6, "000": 1 / 6}),
+        ],
+    )
+    def test_of_min_sep_poisson(self, warm, p, law):
+        scheme = fedmf.MinSepPoisson(
+            population=self.clients, cohort_size=round(self.clients * p / (1 + p)), min_sep=2, warm=warm
+        )
+        assert scheme.probability == pytest.approx(p, abs=1e-4)
+        self.check(scheme, law)
+
+    def test_of_balls_in_bins(self):
+        self.check(fedmf.BallsInBins(population=self.clients, bins=2), {"101": 1 / 2, "010": 1 / 2})
+
+    def check(self, scheme, law):
+        came = np.zeros((3, self.clients), int)
+        controller = fedmf.ParticipationController(
+            scheme.participation(3), population=self.clients, cohort_size=scheme.cohort_size, seed=1, sampling=scheme
+        )
+        for t in range(3):
+            came[t, controller.cohort(t)] = 1
+        # A run that goes on draws the same.
+        again = fedmf.ParticipationController(
+            scheme.participation(3), population=self.clients, cohort_size=scheme.cohort_size, seed=1, sampling=scheme
+        )
+        again.go_on_from(controller.ledger.first(2))
+        assert (again.cohort(2) == controller.cohort(2)).all()
+        names, counts = np.unique(["".join(map(str, x)) for x in came.T.tolist()], return_counts=True)
+        assert set(names) == set(law)
+        expected = np.array([law[name] for name in names])
+        assert scipy.stats.chisquare(counts, expected * self.clients).pvalue > FALSE_POSITIVE_RATE
+        departure = self.clients * 2 * 0.02**2  # at least, of two probabilities that are off by 0.02
+        assert missed_by_chi_square(departure, len(law) - 1) <= MISS_RATE
+
+    @pytest.mark.parametrize(
+        "scheme",
+        [fedmf.BallsInBins(population=400, bins=8), fedmf.MinSepPoisson(population=400, cohort_size=50, min_sep=4)],
+        ids=["bins", "min-sep"],
+    )
+    def test_are_not_accused_and_others_are(self, scheme):
+        rounds = 16
+        controller = fedmf.ParticipationController(
+            scheme.participation(rounds), population=400, cohort_size=50, seed=3, sampling=scheme
+        )
+        for t in range(rounds):
+            controller.cohort(t)
+        plan = fedmf.Plan(
+            mechanism=IdentityMechanism(rounds=rounds),
+            noise_multiplier=50.0,
+            clip_norm=1.0,
+            delta=1e-2,
+            sampling=scheme,
+        )
+        assert controller.audit(plan).contradictions == ()
+        crowd = fedmf.ParticipationLedger(cohort_size=None, cohorts=[np.arange(150)] + [np.zeros(0, int)] * 15)
+        assert "a round has 150 clients" in fedmf.audit_ledger(crowd, plan).contradictions[0]
+        close = fedmf.ParticipationLedger(cohort_size=None, cohorts=[np.array([1])] * 2 + [np.zeros(0, int)] * 14)
+        assert fedmf.audit_ledger(close, plan).contradictions != ()
