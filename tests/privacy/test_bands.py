@@ -56,6 +56,15 @@ def test_rmse_is_that_of_the_noise_of_a_plan(choice):
     assert row.effective_rmse == row.rmse / 20
 
 
+@pytest.mark.parametrize("sampling", ["min-sep-poisson", "balls-in-bins"])
+def test_simulated_schemes_are_choices(quick, sampling):
+    target = {"population": 320, "cohort_size": 20, "epsilon": 2.0, "delta": 1e-4, "bands": [4]}
+    (row,) = fedmf.choose_bands(fedmf.prefix_sum(64), sampling=sampling, **target).rows
+    assert (row.bands, row.amplified, row.compositions) == (4, True, 16 if sampling == "min-sep-poisson" else 4)
+    # Less than without amplification, in the unit of the fixed order that both could be drawn in.
+    assert row.noise_multiplier < gaussian_noise_multiplier(2.0, 1e-4)
+
+
 def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(choice, search):
     row, dense = choice.rows[-1], search.dense()
     assert (row.bands, row.amplified, row.probability, row.compositions) == (16, False, 1.0, 4)
