@@ -28,9 +28,9 @@ class _Counts(click.ParamType[list[int]]):
 @click.option("--bands", type=_Counts(), help="Candidates, as in 8,16,32.  [default: a search]")
 @click.option(
     "--sampling",
-    type=click.Choice(["poisson", "min-sep-poisson", "balls-in-bins"]),
+    type=click.Choice(["poisson", "reshuffle", "min-sep-poisson", "balls-in-bins"]),
     default="poisson",
-    help="How clients are drawn; all but poisson take a minute or so for each number of bands.",
+    help="How clients are drawn; min-sep-poisson and balls-in-bins take a minute or so for each number of bands.",
 )
 @click.option("--dense", is_flag=True, help="Try the best encoder of all without amplification as well.")
 @workload_options

@@ -112,7 +112,7 @@ def _planned(scheme: "Sampling | None", options: dict[str, Any]) -> "Participati
     limits = {name: options[name] for name in ("rounds", "schema", "min_sep", "max_participations")}
     if scheme is not None:
         min_sep, most = limits["min_sep"], limits["max_participations"]
-        if min_sep != getattr(scheme, "min_sep", min_sep and None) or most is not None:
+        if min_sep not in (None, getattr(scheme, "min_sep", None)) or most is not None:
             raise ValueError(f"min_sep={min_sep} and max_participations={most} follow from --sampling: leave them out")
         return scheme.participation(limits["rounds"])
     if limits["min_sep"] is None and limits["schema"] == "min_sep":

@@ -19,11 +19,12 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import sampled_gaussian_noise_multiplier
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_multiplier
-from fedmf.privacy.sampling import BallsInBins, CyclicPoisson, MinSepPoisson
+from fedmf.privacy.sampling import BallsInBins, CyclicPoisson, CyclicShuffle, MinSepPoisson
 from fedmf.privacy.sampling.base import column_norm
 from fedmf.workloads import Workload
 
-SCHEMES_WITH_BANDS = ("poisson", "min-sep-poisson", "balls-in-bins")
+_Scheme = CyclicPoisson | CyclicShuffle | BallsInBins | MinSepPoisson
+SCHEMES_WITH_BANDS = ("poisson", "reshuffle", "min-sep-poisson", "balls-in-bins")
 # Rows this near to the best in rmse are called close.
 CLOSE = 1.01
 # The search ends where the candidates next to the best are within this ratio of it. The curve is flat there.
@@ -38,7 +39,7 @@ class BandRow:
       bands: b; `rounds` for the dense optimum.
       family: "banded" with columns of one norm, or "dense".
       amplified: whether the guarantee rests on sampling (q < 1).
-      probability: q, with which a client of the round's part is drawn, or a client of a simulated scheme that rests no more; 1 where not
+      probability: q, with which a client of the round's part is drawn, or a client of min-sep Poisson that rests no more; 1 where not
         amplified.
       compositions: sampled events of one client; its most participations where they are not composed.
       per_query_noise_multiplier: stddev / (largest column norm * clip norm), of each sampled event.
@@ -67,7 +68,8 @@ class BandSearch:
       population: m, clients in all.
       cohort_size: B, clients drawn in a round, on average.
       epsilon, delta: the target, for the whole run.
-      sampling: "poisson" (`CyclicPoisson`), or "min-sep-poisson" or "balls-in-bins", whose rows take a minute or so each.
+      sampling: "poisson" (`CyclicPoisson`), "reshuffle" (`CyclicShuffle`, in the least number of parts that divides an epoch), or
+        "min-sep-poisson" or "balls-in-bins", whose rows take a minute or so each.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -124,6 +126,10 @@ class BandSearch:
             return self._row(mechanism, bands, None)
         if self.sampling == "min-sep-poisson":
             return self._row(mechanism, bands, MinSepPoisson(min_sep=bands, **sizes))
+        if self.sampling == "reshuffle":
+            epoch = self.population // self.cohort_size
+            parts = next(parts for parts in range(bands, epoch + 1) if epoch % parts == 0)
+            return self._row(mechanism, bands, CyclicShuffle(**sizes, partitions=parts, reshuffle=True))
         return self._row(mechanism, bands, CyclicPoisson(**sizes, partitions=bands))
 
     def dense(self) -> BandRow:
@@ -132,14 +138,12 @@ class BandSearch:
             mechanism = fit(self.workload, self.participation, family="dense", tolerance=1e-3)
         return self._row(mechanism, self.workload.rounds, None)
 
-    def _row(
-        self, mechanism: Mechanism, bands: int, scheme: CyclicPoisson | BallsInBins | MinSepPoisson | None
-    ) -> BandRow:
+    def _row(self, mechanism: Mechanism, bands: int, scheme: _Scheme | None) -> BandRow:
         norm, unit = column_norm(mechanism), sensitivity(mechanism, self.participation).value
         if scheme is None:
             q, k = 1.0, self.participation.max_participations
             sigma = gaussian_noise_multiplier(self.epsilon, self.delta) * unit / norm
-        elif isinstance(scheme, BallsInBins | MinSepPoisson):
+        elif not isinstance(scheme, CyclicPoisson):
             q, k = scheme.probability, scheme.participation(self.workload.rounds).max_participations
             plan = calibrate(mechanism, None, epsilon=self.epsilon, delta=self.delta, sampling=scheme)
             sigma = plan.per_query_noise_multiplier

@@ -45,7 +45,7 @@ MAX_ATTEMPTS = 10
 # Words that separate the sample that chooses (noise, order, points, size) from the one that proves.
 SEARCH, PROOF = 0, 1
 # Numbers that a search and a proof may draw or compute: seconds, and some minutes.
-_SEARCH_WORK, _PROOF_WORK = 1e8, 1e10
+_SEARCH_WORK, _PROOF_WORK = 1e8, 4e10
 _MIN_SIZE, _MAX_SIZE = 2**16, 2**22
 _MAX_ORDER = 64
 # Losses beyond are not simulated: their exponentials overflow, and no guarantee is worth it.
@@ -336,7 +336,7 @@ def _search(losses: Losses, delta: float, most: float) -> _Search:
     wanted = max(2 * square * log / (_SHARE * delta) ** 2, 7 * largest * log / (3 * _SHARE * delta), _MIN_SIZE)
     size = int(min(wanted, sample_size(_PROOF_WORK, order)))
     added = add_sample(losses, sample_size(_SEARCH_WORK, 1), SEARCH)
-    add_size = sample_size(_PROOF_WORK / 2, 0)
+    add_size = sample_size(_PROOF_WORK / 4, 0)
     points = _points(added, at, add_size)
 
     def bound(epsilon: float) -> float:

@@ -41,6 +41,8 @@ WRONG_CALLS = {
     f"calibrate {PLAN} --epsilon 8 --simulated-cohort 4": ["--simulated-cohort 4", "--claimed-cohort (not given)"],
     f"calibrate {PLAN} --epsilon 8 --simulated-cohort 9 --claimed-cohort 9": ["--simulated-cohort 9", "--claimed-cohort 9"],
     f"calibrate {PLAN} --epsilon 8 --sampling poisson": ["--population", "--cohort-size"],
+    f"calibrate {PLAN} --epsilon 8 --sampling balls-in-bins --population 10 --cohort-size 4": ["--cohort-size 4", "use 5"],
+    f"calibrate {PLAN} --epsilon 8 --sampling min-sep-poisson --population 9 --cohort-size 9 --partitions 2": ["give --min-sep"],
     f"calibrate {PLAN} --epsilon 8 --population 9": ["--population 9", "--sampling"],
     "calibrate MECHANISM --rounds 13 --min-sep 4 --epsilon 8": ["12 rounds", "13"],
     f"plan learning-rate {PLAN} --epsilon 8 --cohort-size 0": ["--cohort-size", "0"],

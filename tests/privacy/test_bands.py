@@ -13,6 +13,7 @@ from fedmf.privacy import bands
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.bands import choose_bands
 from fedmf.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
+from fedmf.privacy.random_allocation import random_allocation_epsilon
 
 ASK = {"population": 320, "cohort_size": 20, "epsilon": 2.0, "delta": 1e-6}
 
@@ -55,6 +56,15 @@ def test_rmse_is_that_of_the_noise_of_a_plan(choice):
     assert row.effective_rmse == row.rmse / 20
 
 
+@pytest.mark.parametrize("sampling", ["min-sep-poisson", "balls-in-bins"])
+def test_simulated_schemes_are_choices(quick, sampling):
+    target = {"population": 320, "cohort_size": 20, "epsilon": 2.0, "delta": 1e-4, "bands": [4]}
+    (row,) = fedmf.choose_bands(fedmf.prefix_sum(64), sampling=sampling, **target).rows
+    assert (row.bands, row.amplified, row.compositions) == (4, True, 16 if sampling == "min-sep-poisson" else 4)
+    # Less than without amplification, in the unit of the fixed order that both could be drawn in.
+    assert row.noise_multiplier < gaussian_noise_multiplier(2.0, 1e-4)
+
+
 def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(choice, search):
     row, dense = choice.rows[-1], search.dense()
     assert (row.bands, row.amplified, row.probability, row.compositions) == (16, False, 1.0, 4)
@@ -65,6 +75,20 @@ def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(choice, search):
     # The dense optimum is the best without amplification.
     assert (dense.family, dense.amplified) == ("dense", False)
     assert dense.rmse <= row.rmse
+
+
+def test_places_of_an_epoch_cost_less_than_a_coin_a_round(choice):
+    # 3 bands in an epoch of 16 rounds: clients keep to the rounds of 4 parts.
+    poisson = {row.bands: row for row in choice.rows}
+    places = choose_bands(fedmf.prefix_sum(64), **ASK, bands=[1, 3, 4, 16], sampling="reshuffle")
+    for row, positions in zip(places.rows, (16, 4, 4, 1), strict=True):
+        if row.amplified:
+            assert (row.probability, row.compositions) == (1 / positions, 4)
+            reached = random_allocation_epsilon(row.per_query_noise_multiplier, 1e-6, positions=positions, epochs=4)
+            assert 0.999 * 2.0 < reached <= 2.0
+            assert row.bands == 3 or row.rmse < poisson[row.bands].rmse
+        else:
+            assert (row.bands, row.rmse) == (16, poisson[16].rmse)
 
 
 def test_one_band_is_dp_sgd(choice):

@@ -45,19 +45,6 @@ def loss_of(losses, entries, rounds, y):
     return float(losses.loss((sums @ np.array(y))[None])[0])
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """Small samples: bounds are as valid, and wider."""
-    monkeypatch.setattr(monte_carlo, "_SEARCH_WORK", 1e6)
-    monkeypatch.setattr(monte_carlo, "_PROOF_WORK", 1e7)
-    monkeypatch.setattr(monte_carlo, "_MIN_SIZE", 2**14)
-    for cached in (monte_carlo.simulated_epsilon, monte_carlo._search):
-        cached.cache_clear()
-    yield
-    for cached in (monte_carlo.simulated_epsilon, monte_carlo._search):
-        cached.cache_clear()
-
-
 class TestLosses:
     @pytest.mark.parametrize(
         ("losses", "entries", "y", "expected"),

@@ -70,7 +70,7 @@ def test_without_sampling(folder, schema, simulated):
 
 @pytest.mark.parametrize(("partitions", "simulated"), [(None, True), (8, False)])  # of 4 bands; 8 say more than they do
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_sampling_scheme(folder, scheme, partitions, simulated):
+def test_every_sampling_scheme(folder, quick, scheme, partitions, simulated):
     setting = "min_sep" if takes(scheme, "min_sep") else "partitions"
     partitions = partitions and (32 if scheme == "balls-in-bins" else partitions)  # there they follow from the cohort
     made = plan(sampling=scheme_from(scheme, population=640, cohort_size=20, **{setting: partitions}))

@@ -66,6 +66,11 @@ class CyclicShuffle(Cyclic, names={"shuffle": {"reshuffle": False}, "reshuffle":
         """Rounds of an epoch among which a client's one is uniform: epoch / partitions."""
         return self.epoch // self.parts
 
+    @property
+    def probability(self) -> float:
+        """1 / positions, of a client's place to be a given one of its rounds."""
+        return 1 / self.positions
+
     def epochs(self, rounds: int) -> int:
         """Passes over the population that a run begins."""
         return -(-rounds // self.epoch)
@@ -110,7 +115,7 @@ class CyclicShuffle(Cyclic, names={"shuffle": {"reshuffle": False}, "reshuffle":
                 "part of the population"
             )
         part, largest = -(-self.population // self.parts), int(observed.cohort_sizes.max())
-        chance = observed.rounds * float(stats.binom.sf(largest - 1, part, 1 / self.positions))
+        chance = observed.rounds * float(stats.binom.sf(largest - 1, part, self.probability))
         if chance < FALSE_POSITIVE_RATE:
             found.append(
                 f"a round has {largest} clients, which one of {self.positions} places drawn by {part} clients gives with probability at "

@@ -8,6 +8,7 @@ import pytest
 
 import fedmf
 from fedmf.federated.training.run_setup import controller_of
+from fedmf.privacy import monte_carlo
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task
 from tests.federated.training.test_loop import Crash, crash_after, train
@@ -46,6 +47,23 @@ def test_poisson_run_keeps_to_its_parts_and_resumes_to_the_same(tmp_path, execut
     assert all(len(set(rows[rows[:, 1] == client, 0] % 2)) == 1 for client in np.unique(rows[:, 1]))
     assert whole.plan["sampling"]["partitions"] == 2
     assert whole.plan["epsilon"] <= 20 < whole.plan["sampling"]["unamplified_epsilon"]
+
+
+def test_a_min_sep_run_keeps_its_separation_and_resumes_to_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(monte_carlo, "_SEARCH_WORK", 1e6)
+    monkeypatch.setattr(monte_carlo, "_PROOF_WORK", 1e7)
+    settings = sampled(sampling="min-sep-poisson", checkpoint_every=2, dropout=0.2)
+    whole = train(tmp_path / "whole", settings)
+    with pytest.raises(Crash):
+        train(tmp_path / "parts", settings, on_round=crash_after(4))
+    train(tmp_path / "parts", settings, noise_seed=None, resume=True)
+    for name in ("participation.csv", "selected.csv"):
+        assert (whole.path / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+    rows = np.loadtxt(whole.path / "selected.csv", delimiter=",", skiprows=1, dtype=int)
+    assert min(np.diff(np.sort(rows[rows[:, 1] == client, 0])).min(initial=2) for client in np.unique(rows[:, 1])) >= 2
+    assert whole.plan["sampling"]["min_sep"] == 2
+    assert whole.plan["epsilon"] <= 20 < whole.plan["sampling"]["unamplified_epsilon"]
+    assert fedmf.audit_run(whole).contradictions == ()
 
 
 def test_a_round_without_clients_goes_on(tmp_path):
