@@ -29,7 +29,12 @@ def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, s
       TypeError: any other model.
       ValueError: loss and metrics are missing, or given beside a model that brings its own.
     """
-    model = build_model(seed)
+    try:
+        model = build_model(seed)
+    except (TypeError, ValueError):
+        raise
+    except Exception as error:
+        raise ValueError(f"build_model of task {name!r} raises {type(error).__name__}: {error}") from error
     if isinstance(model, tff.learning.models.FunctionalModel):
         model = _OfFunctionalModel(model)
     elif isinstance(model, tff.learning.models.VariableModel):

@@ -7,7 +7,9 @@ import warnings
 from contextlib import nullcontext
 from typing import Any
 
+import grpc
 import numpy as np
+import tensorflow as tf
 
 from fedmf.federated.examples import Examples, count, take
 from fedmf.federated.execution.base import RunOptions
@@ -18,7 +20,7 @@ from fedmf.federated.task import Task
 from fedmf.federated.training.divergence import DivergenceWatch
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.initial_model import starting_task
-from fedmf.federated.training.model_check import check_model
+from fedmf.federated.training.model_check import check_model, misfit_reason
 from fedmf.federated.training.run_setup import RunSetup, new_run, reopen_run
 from fedmf.federated.training.tensorboard import scalars
 from fedmf.federated.training.trained_run import TrainedRun
@@ -158,7 +160,12 @@ class _Training:
         config, began = self.config, time.perf_counter()
         cohort = self.controller.cohort(t)
         epochs = [client_epochs(self.task, config, t, int(client)) for client in cohort]
-        state, metrics = self.execution.next(self.state, epochs)  # client work, noisy mean of the updates, server step
+        try:
+            state, metrics = self.execution.next(
+                self.state, epochs
+            )  # client work, noisy mean of the updates, server step
+        except (tf.errors.InvalidArgumentError, grpc.RpcError) as error:
+            raise self._misfit(t, cohort) or error from error
         row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
         if len(cohort) and metrics.get("zeroed") == len(cohort):
             warnings.warn(_ALL_ZEROED.format(config.zeroing_norm), stacklevel=4)
@@ -172,6 +179,23 @@ class _Training:
             self._save()
         if self.options.on_round is not None:
             self.options.on_round(t)
+
+    def _misfit(self, t: int, cohort: np.ndarray) -> ValueError | None:
+        """The error of a round in which a client's examples do not fit the model, such as a label that it has no output for."""
+        weights = self.execution.weights(self.state)
+        for client_id in (self.task.client_ids[int(client)] for client in cohort):
+            examples = self.task.examples_of(client_id)
+            try:
+                if count(examples):
+                    self.evaluator.on(weights, examples)
+            except tf.errors.InvalidArgumentError as error:
+                if self.done > self.saved:
+                    self._save()
+                return ValueError(
+                    f"round {t} cannot train client {client_id!r} of task {self.task.name!r}: {misfit_reason(error)}; make the model's "
+                    f"outputs and all labels fit, and start a new run ({self.done} rounds are saved in {self.folder.path})"
+                )
+        return None
 
     def _record(self, row: dict[str, Any], seconds: float) -> None:
         self.metric_row(row)

@@ -66,7 +66,7 @@ def check_model(task: Task, config: TrainConfig) -> None:
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(
             f"model or loss of task {task.name!r} fail on its validation split: make outputs and labels fit "
-            f"({error.message.splitlines()[0].rpartition('}} ')[2]})"
+            f"({misfit_reason(error)})"
         ) from error
     graph = traced.graph.as_graph_def()
     operations = {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
@@ -86,6 +86,12 @@ def check_model(task: Task, config: TrainConfig) -> None:
             f"build_model of task {task.name!r} gives a model with weights that are not trained ({', '.join(fixed)}), which "
             f"execution={config.execution!r} does not take: use execution='fast'"
         )
+
+
+def misfit_reason(error: tf.errors.InvalidArgumentError) -> str:
+    """What an operation says of its inputs, without the names of nodes and the places in the code."""
+    lines = [line for line in error.message.splitlines() if line.strip() and "[[" not in line]
+    return lines[-1].rpartition("}} ")[2].strip()
 
 
 def _check_dtypes(task: Task, model: Any) -> None:
