@@ -145,7 +145,10 @@ class OneNumber(tf.keras.losses.Loss):
         ({"metrics": lambda: []}, "metrics of task 'own' gives no metric"),
         ({"headline_metric": "f1"}, "headline_metric='f1' is unknown: choose one of accuracy, loss"),
         ({"batch_size": 0}, "batch_size=0 .* use a positive whole number"),
-        ({"y": LABELS.tolist()}, r"the shapes \(45, 6, 6, 1\) and \(\): the first axis must count .* lists are structures: make arrays"),
+        (
+            {"y": LABELS.tolist()},
+            r"the shapes \(45, 6, 6, 1\) and \(\): the first axis must count .* lists are structures: make arrays",
+        ),
         ({"x": np.array([b"a", b"b\0"], object)[LABELS % 2]}, "not all arrays of numbers or texts"),
         ({"x": np.where(OWNERS[:, None] == 7, np.inf, 1.0)}, "x and y hold NaN .* in example 28, of client 7: clean"),
         ({"model": cnn()}, "the model of task 'own' is <keras.*Sequential.*: pass a function that builds one"),
