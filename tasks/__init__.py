@@ -7,6 +7,7 @@ package.module:function.
 
 import dataclasses
 import importlib.metadata
+import importlib.util
 import inspect
 import os
 import pkgutil
@@ -54,6 +55,8 @@ def task_function(name: str) -> Callable[..., "Task"]:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # at the end: nothing of ours is shadowed
     try:
+        if ":" in name and importlib.util.find_spec(name.partition(":")[0].partition(".")[0]):
+            import fedmf.federated  # noqa: F401  (without TensorFlow's chatter, which a user's own import of it would print)
         function = pkgutil.resolve_name(target)
     except Exception as error:
         raise ValueError(
@@ -166,7 +169,15 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
     name = config.task or DEFAULT
     function = task_function(name)
     options = [_options(name, config)] if options_class(name) else list(_none_of(name, config))
-    shown = {"progress": progress} if "progress" in inspect.signature(function).parameters else {}
+    signature = inspect.signature(function)
+    shown = {"progress": progress} if "progress" in signature.parameters else {}
+    try:
+        signature.bind(*options, **shown)
+    except TypeError as error:
+        raise ValueError(
+            f"task={name!r} cannot be called ({error}): give its first parameter a frozen dataclass of options as its type, and no other "
+            "parameter without a default"
+        ) from error
     try:
         task = function(*options, **shown)
     except (TypeError, ValueError, OSError):

@@ -1,7 +1,7 @@
 """Examples of a client or a split: a pair (x, y) of structures of numpy arrays, whose first axis counts the examples."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,9 @@ def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
     array([[1., 0., 0.],
            [1., 1., 1.]])
     """
-    filled = np.zeros((len(arrays), max(1, *map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
+    # The dtypes differ in texts, by the longest of each client.
+    shape, dtype = (len(arrays), max(1, *map(len, arrays)), *arrays[0].shape[1:]), np.result_type(*arrays)
+    filled = np.zeros(shape, dtype)
     for row, array in zip(filled, arrays, strict=True):
         row[: len(array)] = array
     return filled
@@ -99,8 +101,22 @@ def digest(*structures: Any) -> str:
     return sha.hexdigest()[:16]
 
 
-def checked(examples: Any, origin: str) -> Examples:
+def _of_texts(array: np.ndarray) -> np.ndarray:
+    """Texts as pandas and tf.data give them, in numpy's own dtype for texts; any other array as it is."""
+    for kind in (str, bytes):
+        if array.dtype == object and all(isinstance(text, kind) for text in array.flat):
+            texts = array.astype(kind)
+            return texts if (texts == array).all() else array  # numpy drops zero bytes at the end
+    return array
+
+
+def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Examples:
     """`examples` as arrays.
+
+    Args:
+      examples: a pair of structures of what np.asarray takes.
+      origin: where they are from, for errors.
+      owner: index of an example -> what an error calls it.
 
     Raises:
       TypeError: not a pair, or an entry that TensorFlow has no dtype for.
@@ -109,7 +125,7 @@ def checked(examples: Any, origin: str) -> Examples:
     if not isinstance(examples, tuple) or len(examples) != 2:
         raise TypeError(f"the examples of {origin} are a {type(examples).__name__}: pass a pair (x, y) of arrays")
     try:
-        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(examples)]
+        leaves = [_of_texts(np.asarray(leaf)) for leaf in tf.nest.flatten(examples)]
         for array in leaves:
             tf.as_dtype(array.dtype)
             if array.dtype == object:
@@ -120,12 +136,16 @@ def checked(examples: Any, origin: str) -> Examples:
         ) from None
     lengths = {array.shape[0] if array.ndim else None for array in leaves}
     if len(lengths) != 1 or None in lengths:
-        shapes = " and ".join(str(array.shape) for array in leaves)
+        shapes = " and ".join(dict.fromkeys(str(array.shape) for array in leaves))
         raise ValueError(
-            f"the examples of {origin} have the shapes {shapes}: the first axis must count them in every array"
+            f"the examples of {origin} have the shapes {shapes}: the first axis must count them in every array, and lists "
+            "are structures: make arrays of them"
         )
     for array in leaves:
         if np.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all():
-            raise ValueError(f"the examples of {origin} hold NaN or infinite values: clean them, or leave them out")
+            first = int(np.argwhere(~np.isfinite(array))[0][0])
+            raise ValueError(
+                f"the examples of {origin} hold NaN or infinite values, first in example {owner(first)}: clean them, or leave them out"
+            )
     arrays: Examples = tf.nest.pack_sequence_as(examples, leaves)
     return arrays

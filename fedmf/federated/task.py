@@ -106,6 +106,14 @@ class Task:
                 "id of its own"
             )
         checks.integer("batch_size", self.batch_size, low=1, hint="use a positive whole number")
+        if not callable(self.build_model) or isinstance(self.build_model, tf.keras.layers.Layer):
+            raise TypeError(f"the model of task {self.name!r} is {self.build_model!r}: pass a function that builds one")
+        if not (self.metrics is None or callable(self.metrics)):
+            raise TypeError(
+                f"metrics of task {self.name!r} is {self.metrics!r}: pass a function that makes the list, such as lambda: [...]"
+            )
+        if not (self.loss is None or callable(self.loss)):
+            raise TypeError(f"loss of task {self.name!r} is {self.loss!r}: pass a tf.keras.losses.Loss, or a function")
         if (self.loss is None) != (self.metrics is None):
             raise ValueError(
                 f"task {self.name!r} has only one of loss and metrics: give both, or neither for a TFF model with its own"
@@ -128,7 +136,14 @@ class Task:
 
     def _metric_names(self) -> list[str]:
         if self.metrics is not None:
-            return [metric.name for metric in self.metrics()]
+            metrics = self.metrics()
+            for metric in metrics:
+                if not isinstance(metric, tf.keras.metrics.Metric):
+                    raise TypeError(
+                        f"metrics of task {self.name!r} gives {metric!r}: give objects of tf.keras.metrics.Metric, such as "
+                        'tf.keras.metrics.SparseCategoricalAccuracy("accuracy")'
+                    )
+            return [metric.name for metric in metrics]
         model: TffModel = self.build_model(0)
         model.reset_metrics()
         return list(model.metric_values()) or ["loss"]
@@ -136,7 +151,11 @@ class Task:
     @functools.cached_property
     def spec(self) -> Any:
         """The examples as a structure of tf.TensorSpec, (None, ...); all clients' and splits' are like the validation split's."""
-        return of_examples.spec(of_examples.checked(self.evaluation_examples("validation"), self._origin("validation")))
+        return of_examples.spec(
+            of_examples.checked(
+                _called(self.evaluation_examples, "validation", self._origin("validation")), self._origin("validation")
+            )
+        )
 
     def examples_of(self, client_id: str) -> Examples:
         """A client's examples.
@@ -144,7 +163,7 @@ class Task:
         Raises:
           TypeError, ValueError: not structures of arrays as `spec` has them, or not finite; naming the client.
         """
-        return self._checked(self.client_examples(client_id), self._origin(client_id))
+        return self._checked(_called(self.client_examples, client_id, self._origin(client_id)), self._origin(client_id))
 
     def split(self, name: str) -> Examples:
         """The examples of a split, at least one.
@@ -152,7 +171,7 @@ class Task:
         Raises:
           TypeError, ValueError: as `examples_of` does.
         """
-        examples = self._checked(self.evaluation_examples(name), self._origin(name))
+        examples = self._checked(_called(self.evaluation_examples, name, self._origin(name)), self._origin(name))
         if not of_examples.count(examples):
             raise ValueError(f"{self._origin(name)} is empty: evaluation needs at least one example")
         return examples
@@ -244,8 +263,8 @@ class Task:
         >>> len(task.client_ids), of_examples.count(task.examples_of("7"))
         (12, 5)
         """
-        examples = of_examples.checked((x, y), "x and y")
         ids = np.asarray(client_ids)
+        examples = of_examples.checked((x, y), "x and y", lambda i: f"{i}, of client {[*ids.flat][i]!r}")
         if ids.shape != (of_examples.count(examples),):
             raise ValueError(
                 f"client_ids has the shape {ids.shape} and x and y hold {of_examples.count(examples)} examples: give each example an id"
@@ -312,6 +331,16 @@ class Task:
         )
 
 
+def _called(examples_of: Callable[[str], Examples], name: str, origin: str) -> Examples:
+    """What a task's function gives; its errors say of whom they are."""
+    try:
+        return examples_of(name)
+    except (TypeError, ValueError, OSError):
+        raise
+    except Exception as error:
+        raise ValueError(f"reading the examples of {origin} raises {type(error).__name__}: {error}") from error
+
+
 def _arrays(examples: Any) -> Examples:
     """The examples of a tf.data.Dataset of single ones; arrays as they are."""
     if not isinstance(examples, tf.data.Dataset):
@@ -326,6 +355,8 @@ def _arrays(examples: Any) -> Examples:
 
 def seeded(model: Callable[[], Any]) -> Callable[[int], Any]:
     """`Task.build_model` of a function without a seed: Keras's, TensorFlow's, numpy's and Python's own generators are seeded before."""
+    if not callable(model) or isinstance(model, tf.keras.layers.Layer):
+        return model  # which `Task` refuses
 
     def build(seed: int) -> Any:
         tf.keras.utils.set_random_seed(seed)
@@ -347,6 +378,10 @@ def mean_loss(task: Task) -> LossFunction:
         return loss
 
     def mean(labels: Any, outputs: Any, example_weights: Any) -> Any:
+        if tf.is_tensor(outputs) and outputs.shape[-1] == 1 and labels.shape.rank == outputs.shape.rank - 1:
+            labels = labels[
+                ..., tf.newaxis
+            ]  # as Keras's own training does: a number for each example, and a model with one output
         each = loss.call(labels, outputs)
         if each.shape.rank == 0:
             raise ValueError(

@@ -29,7 +29,12 @@ def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, s
       TypeError: any other model.
       ValueError: loss and metrics are missing, or given beside a model that brings its own.
     """
-    model = build_model(seed)
+    try:
+        model = build_model(seed)
+    except (TypeError, ValueError):
+        raise
+    except Exception as error:
+        raise ValueError(f"build_model of task {name!r} raises {type(error).__name__}: {error}") from error
     if isinstance(model, tff.learning.models.FunctionalModel):
         model = _OfFunctionalModel(model)
     elif isinstance(model, tff.learning.models.VariableModel):
@@ -90,7 +95,7 @@ class TffModel(abc.ABC):
     def _metrics(self) -> Mapping[str, Any]: ...
 
     def metric_values(self) -> dict[str, float]:
-        """The metrics of all batches since the reset, of those that are single numbers."""
+        """The metrics of all batches since the reset, of those that are single numbers; without TFF's counts of examples and batches."""
         # TFF's finalizers of Keras metrics make variables at each call, which a tf.function cannot.
         eagerly = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
@@ -99,7 +104,10 @@ class TffModel(abc.ABC):
         finally:
             tf.config.run_functions_eagerly(eagerly)
         arrays = {name: np.asarray(value) for name, value in values.items() if not isinstance(value, Mapping)}
-        return {name: float(value) for name, value in arrays.items() if value.shape == () and value.dtype != object}
+        counts = ("num_examples", "num_batches")
+        return {
+            name: float(a) for name, a in arrays.items() if not a.shape and a.dtype != object and name not in counts
+        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -145,6 +145,17 @@ class OneNumber(tf.keras.losses.Loss):
         ({"metrics": lambda: []}, "metrics of task 'own' gives no metric"),
         ({"headline_metric": "f1"}, "headline_metric='f1' is unknown: choose one of accuracy, loss"),
         ({"batch_size": 0}, "batch_size=0 .* use a positive whole number"),
+        (
+            {"y": LABELS.tolist()},
+            r"the shapes \(45, 6, 6, 1\) and \(\): the first axis must count .* lists are structures: make arrays",
+        ),
+        ({"x": np.array([b"a", b"b\0"], object)[LABELS % 2]}, "not all arrays of numbers or texts"),
+        ({"x": np.where(OWNERS[:, None] == 7, np.inf, 1.0)}, "x and y hold NaN .* in example 28, of client 7: clean"),
+        ({"model": cnn()}, "the model of task 'own' is <keras.*Sequential.*: pass a function that builds one"),
+        ({"model": lambda: 1 // 0}, "build_model of task 'own' raises ZeroDivisionError: integer division"),
+        ({"metrics": ["accuracy"]}, r"metrics of task 'own' is \['accuracy'\]: pass a function"),
+        ({"metrics": lambda: ["accuracy"]}, "metrics of task 'own' gives 'accuracy': give objects of tf.keras"),
+        ({"loss": "mse"}, "loss of task 'own' is 'mse': pass a tf.keras.losses.Loss"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(tmp_path, changes, said):
@@ -175,3 +186,73 @@ def test_labels_outside_of_the_outputs_are_found_before_a_folder_exists(tmp_path
     with pytest.raises(ValueError, match="fail on its validation split: make outputs and labels fit .*label value"):
         federated.train(task_of(PIXELS, cnn, validation=split), config(), folder=tmp_path / "run", noise_seed=1)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_error_of_the_users_function_says_whose_examples_it_read():
+    broken = dataclasses.replace(task_of(PIXELS, cnn), client_examples=lambda name: {}[name])
+    with pytest.raises(ValueError, match="reading the examples of client '7' of task 'own' raises KeyError: '7'"):
+        broken.examples_of("7")
+
+
+@pytest.mark.parametrize("execution", ["fast", "tff"])
+def test_labels_outside_of_the_outputs_in_a_round_name_the_client(tmp_path, execution):
+    y = np.where(OWNERS == 7, 5, LABELS)
+    split = (PIXELS, LABELS)
+    task, said = (
+        task_of(PIXELS, cnn, y=y, validation=split, test=split),
+        "cannot train client '7' of task 'own': Received a label",
+    )
+    with pytest.raises(ValueError, match=rf"round . {said} value of 5 .* start a new run \(. rounds are saved in"):
+        federated.train(task, config(execution), folder=tmp_path / "run", noise_seed=1, progress=False)
+
+
+def test_a_label_for_each_example_and_a_model_with_one_output(tmp_path):
+    """Keras adds the axis that such labels lack. Without it a squared error of all pairs would be taken."""
+    x, y = TABLE["age"].astype(np.float32), TABLE["age"][:, 0]
+
+    def model():
+        return tf.keras.Sequential([layers.Dense(1, kernel_initializer="zeros", input_shape=(1,))])
+
+    runs = []
+    for labels in (y, y[:, None]):
+        changes = {
+            "y": labels, "validation": (x, labels), "test": (x, labels), "loss": tf.keras.losses.MeanSquaredError(),
+            "metrics": lambda: [tf.keras.metrics.MeanSquaredError("error")],
+        }  # fmt: skip
+        task = task_of(x, model, **changes)
+        runs.append(federated.train(task, config(), folder=tmp_path / str(len(runs)), noise_seed=1, progress=False))
+    for one, other in zip(*(run.weights for run in runs), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert runs[0].result["test"] == pytest.approx(runs[1].result["test"])
+
+
+def test_texts_of_any_kind_and_length_reach_the_model_whole(tmp_path):
+    """As numpy, pandas and tf.data give them. The longest of each client is as long as it is."""
+    words = np.array(["a", "much longer", "word"])
+
+    def lookup():
+        table = layers.StringLookup(vocabulary=words.tolist(), num_oov_indices=1)
+        return tf.keras.Sequential([tf.keras.Input((), dtype=tf.string), table, layers.Embedding(4, 3)])
+
+    weights = []
+    for kind in (str, object, bytes):
+
+        def examples(name, kind=kind):
+            label = np.full(4, int(name) % 3)
+            texts = [words[i].encode() if kind is bytes else str(words[i]) for i in label]
+            return np.array(texts, object if kind is object else None), label
+
+        task = dataclasses.replace(
+            task_of(PIXELS, lookup),
+            client_examples=examples,
+            evaluation_examples=lambda split: (words, np.arange(3)),
+        )
+        folder = tmp_path / kind.__name__
+        run = federated.train(
+            task, config(family="none", noise_multiplier=None), folder=folder, noise_seed=1, progress=False
+        )
+        weights.append(run.weights[0])
+        unknown = task.build_model(3).get_weights()[0][0]
+        np.testing.assert_array_equal(run.weights[0][0], unknown)  # no text was cut
+    np.testing.assert_array_equal(weights[0], weights[1])
+    np.testing.assert_array_equal(weights[0], weights[2])

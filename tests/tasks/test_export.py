@@ -18,8 +18,9 @@ import json, sys
 sys.modules["fedmf"] = None  # importing it fails
 import numpy as np, tensorflow as tf
 for name in json.loads(sys.argv[1]):
-    model = tf.keras.models.load_model(f"{name}.keras")
-    np.save(f"{name}.out.npy", model(np.load(f"{name}.in.npy"), training=False))
+    for form in (f"{name}.keras", f"{name}_saved"):
+        model = tf.keras.models.load_model(form)
+        np.save(f"{form}.npy", model(np.load(f"{name}.in.npy"), training=False))
 try:
     tf.keras.models.load_model("with_our_layer.keras")
 except Exception as error:
@@ -52,6 +53,7 @@ def test_every_task_s_model_loads_where_fedmf_cannot_be_imported(corpus_file, tm
             model.save(tmp_path / "with_our_layer.keras")
         exported = model if task.export_model is None else task.export_model(model)
         exported.save(tmp_path / f"{name}.keras")
+        exported.save(tmp_path / f"{name}_saved", save_format="tf")
         np.save(tmp_path / f"{name}.in.npy", x)
         expected[name] = model(x, training=False).numpy()
         assert np.ptp(expected[name]) > 0.01
@@ -59,4 +61,5 @@ def test_every_task_s_model_loads_where_fedmf_cannot_be_imported(corpus_file, tm
     done = subprocess.run(command, cwd=tmp_path, check=True, timeout=300, capture_output=True, text=True)
     assert "refused" in done.stdout  # what export_model is for
     for name, outputs in expected.items():
-        np.testing.assert_allclose(np.load(tmp_path / f"{name}.out.npy"), outputs, rtol=1e-5, atol=1e-6)
+        for form in (f"{name}.keras", f"{name}_saved"):
+            np.testing.assert_allclose(np.load(tmp_path / f"{form}.npy"), outputs, rtol=1e-5, atol=1e-6)

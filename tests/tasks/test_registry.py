@@ -83,6 +83,10 @@ def test_a_task_is_one_module_and_its_name(way, module, monkeypatch, capsys):
         ("tiny_task:number", "is a int"),
         ("tiny_task:broken", "raises KeyError: 'lost'"),
         ("tiny_task:nothing", "returns a dict"),
+        (
+            "dataclasses:replace",
+            "cannot be called (missing a required argument: 'obj'): give its first parameter a frozen",
+        ),
         ("tiny_task:nothing -o batch-size=3", "the task tiny_task:nothing has no options"),
         ("tiny_task:tiny --data corpus.sqlite", "reads no data"),
         ("tiny_task:tiny -o batch-size=0", "--task-option batch-size=0 must be positive"),
@@ -97,6 +101,18 @@ def test_a_task_that_cannot_be_is_one_sentence(arguments, said, module, capsys):
     assert stop.value.code == 2
     assert said in line
     assert not pathlib.Path("run").exists()
+
+
+def test_a_task_s_own_import_of_tensorflow_is_quiet(tmp_path):
+    """In a process of its own: TensorFlow is imported once."""
+    (tmp_path / "loud.py").write_text("import tensorflow\n")
+    program = "from fedmf.cli import main; main('train --task loud:absent --help'.split())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "module 'loud' has no attribute 'absent'" in line
 
 
 def test_folders_of_ones_own_named_tasks_and_experiments_are_left_alone(tmp_path):

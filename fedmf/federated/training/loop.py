@@ -7,9 +7,11 @@ import warnings
 from contextlib import nullcontext
 from typing import Any
 
+import grpc
 import numpy as np
+import tensorflow as tf
 
-from fedmf.federated.examples import Epochs
+from fedmf.federated.examples import Epochs, count
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.choice import build_execution
 from fedmf.federated.execution.client_data import ClientRound, client_epochs
@@ -20,7 +22,7 @@ from fedmf.federated.task import Task
 from fedmf.federated.training.divergence import DivergenceWatch
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.initial_model import starting_task
-from fedmf.federated.training.model_check import check_model
+from fedmf.federated.training.model_check import check_model, misfit_reason
 from fedmf.federated.training.run_setup import RunSetup, new_run, reopen_run
 from fedmf.federated.training.tensorboard import scalars
 from fedmf.federated.training.trained_run import TrainedRun
@@ -169,8 +171,11 @@ class _Training:
         known = len(self.task.client_ids)  # canaries have the indices behind the clients'
         clients = [self._client(t, client) for client in cohort.tolist() if client < known]
         canaries = [client - known for client in cohort.tolist() if client >= known]
-        # Client work, noisy mean of the updates, server step.
-        state, metrics = self.execution.next(self.state, clients, canaries)
+        try:
+            # Client work, noisy mean of the updates, server step.
+            state, metrics = self.execution.next(self.state, clients, canaries)
+        except (tf.errors.InvalidArgumentError, grpc.RpcError) as error:
+            raise self._misfit(t, cohort[cohort < known]) or error from error
         row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
         if len(cohort) and metrics.get("zeroed") == len(cohort):
             warnings.warn(_ALL_ZEROED.format(config.zeroing_norm), stacklevel=4)
@@ -188,6 +193,23 @@ class _Training:
     def _client(self, t: int, client: int) -> Epochs | ClientRound:
         on_workers = self.options.cluster is not None and self.options.worker_task is not None
         return ClientRound(t, client) if on_workers else client_epochs(self.task, self.config, t, client)
+
+    def _misfit(self, t: int, cohort: np.ndarray) -> ValueError | None:
+        """The error of a round in which a client's examples do not fit the model, such as a label that it has no output for."""
+        weights = self.execution.weights(self.state)
+        for client_id in (self.task.client_ids[int(client)] for client in cohort):
+            examples = self.task.examples_of(client_id)
+            try:
+                if count(examples):
+                    self.evaluator.on(weights, examples)
+            except tf.errors.InvalidArgumentError as error:
+                if self.done > self.saved:
+                    self._save()
+                return ValueError(
+                    f"round {t} cannot train client {client_id!r} of task {self.task.name!r}: {misfit_reason(error)}; make the model's "
+                    f"outputs and all labels fit, and start a new run ({self.done} rounds are saved in {self.folder.path})"
+                )
+        return None
 
     def _record(self, row: dict[str, Any], seconds: float) -> None:
         self.metric_row(row)

@@ -82,7 +82,7 @@ def check_model(task: Task, config: TrainConfig) -> None:
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(
             f"model or loss of task {task.name!r} fail on its validation split: make outputs and labels fit "
-            f"({error.message.splitlines()[0].rpartition('}} ')[2]})"
+            f"({misfit_reason(error)})"
         ) from error
     found = operations(traced)
     if isinstance(model, TffModel):
@@ -109,6 +109,12 @@ def _has_state(operation: str) -> bool:
     # None for a function of the graph, whose operations are looked at as well.
     definition = op_def_registry.get(operation)
     return definition is not None and definition.is_stateful
+
+
+def misfit_reason(error: tf.errors.InvalidArgumentError) -> str:
+    """What an operation says of its inputs, without the names of nodes and the places in the code."""
+    lines = [line for line in error.message.splitlines() if line.strip() and "[[" not in line]
+    return lines[-1].rpartition("}} ")[2].strip()
 
 
 def _check_dtypes(task: Task, model: Any) -> None:
