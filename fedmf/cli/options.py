@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.errors import BadArgument, Command, one_line, with_option_names
+from fedmf.cli.errors import BadArgument, Command, arguments_checked, one_line, with_option_names
 
 if TYPE_CHECKING:
     from fedmf.privacy.plan import Plan
@@ -216,11 +216,18 @@ class TaskCommand(Command):
             return
         from fedmf import tasks
 
-        kind = tasks.options_class(name)
+        with arguments_checked():
+            kind = tasks.options_class(name)
         fields = () if kind is None else dataclasses.fields(kind)
-        rows = [(f"{field.name}={field.default}", field.metadata.get("help", "")) for field in fields]
+        rows = [(_with_default(field), field.metadata.get("help", "")) for field in fields]
         with formatter.section(f"Task options of {name}"):
             formatter.write_dl(rows or [("none", "")])
+
+
+def _with_default(field: dataclasses.Field[Any]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return f"{field.name}={field.default_factory()}"
+    return f"{field.name} (needed)" if field.default is dataclasses.MISSING else f"{field.name}={field.default}"
 
 
 def chosen_options(flags: dict[str, Any]) -> dict[str, Any]:
