@@ -61,8 +61,8 @@ def clients(layer, small, monkeypatch):
     work = client_work.AutodiffClients(task, settings, query, specs)
 
     def summed(cohort):
-        total, _ = work.add(weights, query.initial_sample_state(specs), cohort)
-        return np.concatenate([np.ravel(part) for part in total.record])
+        [part] = work.sums(weights, [cohort])
+        return np.concatenate([np.ravel(leaf) for leaf in part.total.record])
 
     return work, summed
 
