@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import fedmf
 from fedmf import federated
 from fedmf.federated.tff import tff
+from fedmf.runs.folder import RunFolder
 from tests.federated.run_small import config
 
 pytestmark = pytest.mark.tensorflow
@@ -155,6 +157,22 @@ class OneNumber(tf.keras.losses.Loss):
         ({"model": lambda: 1 // 0}, "build_model of task 'own' raises ZeroDivisionError: integer division"),
         ({"metrics": ["accuracy"]}, r"metrics of task 'own' is \['accuracy'\]: pass a function"),
         ({"metrics": lambda: ["accuracy"]}, "metrics of task 'own' gives 'accuracy': give objects of tf.keras"),
+        ({"metrics": lambda: [tf.keras.metrics.AUC(name="m")] * 2}, "metric 'm' of task 'own' is there twice"),
+        (
+            {
+                "y": (LABELS[:, None] == np.arange(3)).astype(np.float32),
+                "validation": (PIXELS, (LABELS[:, None] == np.arange(3)).astype(np.float32)),
+                "test": (PIXELS, (LABELS[:, None] == np.arange(3)).astype(np.float32)),
+                "loss": tf.keras.losses.CategoricalCrossentropy(from_logits=True),
+                "metrics": lambda: [tf.keras.metrics.F1Score(name="m")],
+            },
+            r"metric 'm' of task 'own' has a result of shape \(3,\): give one number",
+        ),
+        ({"metrics": lambda: [tf.keras.metrics.MeanSquaredError("m")]}, "metric 'm' of task 'own' fails on its val"),
+        (
+            {"x": TABLE | {"city": LABELS + 0.7}, "model": wide},
+            r"are float64 where its model takes int64 \(city\), which",
+        ),
         ({"loss": "mse"}, "loss of task 'own' is 'mse': pass a tf.keras.losses.Loss"),
     ],
 )
@@ -192,6 +210,21 @@ def test_an_error_of_the_users_function_says_whose_examples_it_read():
     broken = dataclasses.replace(task_of(PIXELS, cnn), client_examples=lambda name: {}[name])
     with pytest.raises(ValueError, match="reading the examples of client '7' of task 'own' raises KeyError: '7'"):
         broken.examples_of("7")
+
+
+def test_a_client_s_examples_that_do_not_do_lose_no_round(tmp_path):
+    task, rounds = task_of(PIXELS, cnn), []
+    read = task.client_examples
+    broken = dataclasses.replace(task, client_examples=lambda name: read(name) if len(rounds) < 3 else read(name)[0])
+    with pytest.raises(TypeError, match="pass a pair"):
+        federated.train(
+            broken, config(checkpoint_every=6), folder=tmp_path, noise_seed=1, progress=False, on_round=rounds.append
+        )
+    whole = federated.train(task, config(), folder=tmp_path / "whole", noise_seed=1, progress=False)
+    assert fedmf.Run.load(tmp_path).metrics == whole.metrics[:3]
+    assert RunFolder(tmp_path).saved_rounds() == 3
+    resumed = federated.train(task, config(checkpoint_every=6), folder=tmp_path, resume=True, progress=False)
+    np.testing.assert_array_equal(resumed.weights[0], whole.weights[0])
 
 
 @pytest.mark.parametrize("execution", ["fast", "tff"])

@@ -160,6 +160,10 @@ class _Training:
                     interrupts.check()
         except (KeyboardInterrupt, WorkersLost) as stop:
             self._stop(stop)
+        except (TypeError, ValueError):  # a client's examples do not do: the rounds before are worth keeping
+            if self.done > self.saved:
+                self._save()
+            raise
         if self.done < config.rounds:
             self._save()
             return
@@ -203,8 +207,6 @@ class _Training:
                 if count(examples):
                     self.evaluator.on(weights, examples)
             except tf.errors.InvalidArgumentError as error:
-                if self.done > self.saved:
-                    self._save()
                 return ValueError(
                     f"round {t} cannot train client {client_id!r} of task {self.task.name!r}: {misfit_reason(error)}; make the model's "
                     f"outputs and all labels fit, and start a new run ({self.done} rounds are saved in {self.folder.path})"

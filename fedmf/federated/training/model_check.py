@@ -3,10 +3,11 @@
 import re
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from fedmf.federated.examples import in_batches, take
+from fedmf.federated.examples import Examples, in_batches, take
 from fedmf.federated.execution.stateless_model import operations
 from fedmf.federated.task import Task, mean_loss
 from fedmf.federated.tff_models import TffModel
@@ -53,6 +54,7 @@ def check_model(task: Task, config: TrainConfig) -> None:
     """
     model = task.build_model(config.seed)
     _check_dtypes(task, model)
+    _check_inputs(task, model)
     loss = mean_loss(task)
 
     def step(x: Any, y: Any, real: Any) -> Any:
@@ -75,8 +77,8 @@ def check_model(task: Task, config: TrainConfig) -> None:
             f"loss of task {task.name!r} gives the shape {shape} where a scalar is needed: take the mean, or "
             "pass a tf.keras.losses.Loss"
         )
-    some = in_batches([take(task.split("validation"), slice(task.batch_size))], task.batch_size)
-    *leaves, real = (tf.constant(array[0]) for array in some)
+    first = take(task.split("validation"), slice(task.batch_size))
+    *leaves, real = (tf.constant(array[0]) for array in in_batches([first], task.batch_size))
     try:
         traced_step(*tf.nest.pack_sequence_as(task.spec, leaves), real)
     except tf.errors.InvalidArgumentError as error:
@@ -84,6 +86,7 @@ def check_model(task: Task, config: TrainConfig) -> None:
             f"model or loss of task {task.name!r} fail on its validation split: make outputs and labels fit "
             f"({misfit_reason(error)})"
         ) from error
+    _check_metrics(task, model, first)
     found = operations(traced)
     if isinstance(model, TffModel):
         _check_local_variables(task, model, traced.graph.variables)
@@ -131,6 +134,44 @@ def _check_dtypes(task: Task, model: Any) -> None:
         raise ValueError(
             f"build_model of task {task.name!r} gives a model of which nothing is trained: leave a layer trainable"
         )
+
+
+def _check_inputs(task: Task, model: Any) -> None:
+    """Refuses examples of which Keras would drop a part without a word, such as 0.7 for an input of whole numbers."""
+    taken = tf.nest.flatten(getattr(model, "input", None))
+    given = tf.nest.flatten(task.spec[0])
+    for spec, tensor in zip(given, taken, strict=True) if len(given) == len(taken) else ():
+        fractions = spec.dtype.is_floating and not (tensor.dtype.is_floating or tensor.dtype.is_complex)
+        if fractions or (spec.dtype.is_complex and not tensor.dtype.is_complex):
+            raise TypeError(
+                f"the examples of task {task.name!r} are {spec.dtype.name} where its model takes {tensor.dtype.name} ({tensor.name}), "
+                "which would drop a part of each number: convert one of them"
+            )
+
+
+def _check_metrics(task: Task, model: Any, examples: Examples) -> None:
+    """Refuses metrics that do not take the outputs, that are no single numbers, or of which two have one name."""
+    if task.metrics is None:
+        return
+    _ = task.headline  # refuses what is no metric
+    metrics = list(task.metrics())
+    x, y = tf.nest.map_structure(tf.constant, examples)
+    names = [metric.name for metric in metrics]
+    for metric in metrics:
+        if names.count(metric.name) > 1:
+            raise ValueError(f"metric {metric.name!r} of task {task.name!r} is there twice: name one otherwise")
+        try:
+            metric.update_state(y, model(x, training=False))
+            shape = np.asarray(metric.result()).shape
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            raise ValueError(
+                f"metric {metric.name!r} of task {task.name!r} fails on its validation split: make it fit outputs and labels "
+                f"({str(error).strip().splitlines()[-1].strip()})"
+            ) from error
+        if shape:
+            raise ValueError(
+                f"metric {metric.name!r} of task {task.name!r} has a result of shape {shape}: give one number"
+            )
 
 
 def _check_local_variables(task: Task, model: TffModel, used: Any) -> None:
