@@ -138,7 +138,7 @@ def _check_dtypes(task: Task, model: Any) -> None:
 
 def _check_inputs(task: Task, model: Any) -> None:
     """Refuses examples of which Keras would drop a part without a word, such as 0.7 for an input of whole numbers."""
-    taken = tf.nest.flatten(getattr(model, "input", None))
+    taken = tf.nest.flatten(getattr(model, "input", ()))
     given = tf.nest.flatten(task.spec[0])
     for spec, tensor in zip(given, taken, strict=True) if len(given) == len(taken) else ():
         fractions = spec.dtype.is_floating and not (tensor.dtype.is_floating or tensor.dtype.is_complex)

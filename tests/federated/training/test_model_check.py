@@ -253,3 +253,25 @@ def test_models_without_weights_to_train():
         check_model(task(layers.Dense(CLASSES)), config())
     with pytest.raises(ValueError, match="gives a model of which nothing is trained"):
         check_model(task(layers.Embedding(CLASSES, CLASSES, input_length=LENGTH, trainable=False)), config())
+
+
+def test_a_model_of_a_class_of_ones_own_has_no_inputs_to_compare(tmp_path):
+    class Own(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(CLASSES)
+
+        def call(self, x):
+            return self.dense(tf.cast(x, tf.float32)[..., None])
+
+    def build_model(seed):
+        model = Own()
+        model(tf.zeros([1, LENGTH]))
+        return model
+
+    read = small_task().client_examples
+    as_floats = {
+        "client_examples": lambda name: (read(name)[0].astype("float32"), read(name)[1]),
+        "evaluation_examples": lambda split: (read(split, 40)[0].astype("float32"), read(split, 40)[1]),
+    }
+    check_model(dataclasses.replace(small_task(), build_model=build_model, **as_floats), config())
