@@ -206,15 +206,7 @@ class BandChoice:
 
 
 def choose_bands(
-    workload: Workload,
-    *,
-    population: int,
-    cohort_size: int,
-    epsilon: float,
-    delta: float,
-    rounds: int | None = None,
-    bands: Iterable[int] | None = None,
-    sampling: str = "poisson",
+    workload: Workload, *, rounds: int | None = None, bands: Iterable[int] | None = None, **target: Any
 ) -> BandChoice:
     """Minimises sigma(b)^2 * loss(b) over the number of bands b (banded paper, Sec. 5).
 
@@ -229,9 +221,10 @@ def choose_bands(
     nothing proves that it has; pass `bands=range(1, ...)` to try every one. `BandSearch` gives row after row, and the dense optimum.
 
     Args:
-      workload, population, cohort_size, epsilon, delta, sampling: of `BandSearch`.
+      workload: of `BandSearch`.
       rounds: n; None takes the workload's, which it must equal.
       bands: candidates, each in 1..rounds; None: see above.
+      target: population, cohort_size, epsilon, delta, and by choice sampling, of `BandSearch`.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -241,14 +234,7 @@ def choose_bands(
     >>> [(row.bands, row.amplified, row.compositions) for row in choice.rows], choice.best.bands
     ([(1, True, 32), (4, True, 8), (16, False, 2)], 4)
     """
-    search = BandSearch(
-        workload=workload,
-        population=population,
-        cohort_size=cohort_size,
-        epsilon=epsilon,
-        delta=delta,
-        sampling=sampling,
-    )
+    search = BandSearch(workload=workload, **target)
     if rounds is not None and rounds != workload.rounds:
         raise ValueError(
             f"rounds={rounds} but workload {workload.name!r} has rounds={workload.rounds}: pass that number, or leave it out"

@@ -31,8 +31,7 @@ def build_execution(
     noise_seed: int,
     *,
     options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
-    worker: TffWorker | None = None,
-    cluster: Cluster | None = None,
+    place: Cluster | TffWorker | None = None,
     noise_folder: str | pathlib.Path | None = None,
 ) -> Execution:
     """The execution that `config.execution` names.
@@ -40,8 +39,8 @@ def build_execution(
     Args:
       task, plan, config, noise_seed: of the run.
       options: how this machine runs it.
-      worker: of "tff"; where it is None one is started, which ends with the execution.
-      cluster: connected, where "fast" trains clients on one.
+      place: where clients train. With "fast" on a connected cluster, or in this process for None; with "tff" on a worker, or for None on one
+        that ends with the execution.
       noise_folder: private folder for a memory map of noise; None for one that ends with the execution.
     """
     noise = HostNoise(
@@ -53,5 +52,7 @@ def build_execution(
         folder=noise_folder,
     )
     if config.execution == "fast":
+        cluster = place if isinstance(place, Cluster) else None
         return FastExecution(task, plan, config, noise, noise_seed, options, cluster)
-    return TffExecution(task, plan, config, noise, noise_seed, worker or TffWorker(options.threads))
+    worker = place if isinstance(place, TffWorker) else TffWorker(options.threads)
+    return TffExecution(task, plan, config, noise, noise_seed, worker)

@@ -91,14 +91,14 @@ def train(
                 setup = reopen_run(task, config, run_folder, plan)
             else:
                 setup.write()
-            _Training(setup, machine, cluster, worker).run()
+            _Training(setup, machine, cluster or worker).run()
     return TrainedRun.of(Run.load(folder), task)
 
 
 class _Training:
     """A run under way: `state` is that after `done` rounds."""
 
-    def __init__(self, setup: RunSetup, options: RunOptions, cluster: Cluster | None, worker: TffWorker | None) -> None:
+    def __init__(self, setup: RunSetup, options: RunOptions, place: Cluster | TffWorker | None) -> None:
         task, config, folder = setup.task, setup.config, setup.folder
         self.task, self.config, self.folder, self.plan, self.options = task, config, folder, setup.plan, options
         self.execution = build_execution(
@@ -107,8 +107,7 @@ class _Training:
             config,
             setup.noise_seed,
             options=options,
-            worker=worker,
-            cluster=cluster,
+            place=place,
             noise_folder=folder.path / "private",
         )
         checkpoint = folder.load_checkpoint()
