@@ -39,8 +39,8 @@ def build_execution(
     Args:
       task, plan, config, noise_seed: of the run.
       options: how this machine runs it.
-      place: where clients train. With "fast" on a connected cluster, or in this process for None; with "tff" on a worker, or for None on one
-        that ends with the execution.
+      place: where clients train: with "fast" a connected cluster, None for this process; with "tff" a worker, None for one that ends with
+        the execution.
       noise_folder: private folder for a memory map of noise; None for one that ends with the execution.
     """
     noise = HostNoise(
