@@ -30,6 +30,7 @@ def test_the_snippets_are_found():
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("number", range(8))
+@pytest.mark.slow
 def test_python_snippet(number, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     exec(compile(PYTHON[number], f"README python snippet {number}", "exec"), {"__name__": "readme"})
@@ -42,6 +43,7 @@ def test_python_snippet(number, tmp_path, monkeypatch, capfd):
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("number", range(7))
+@pytest.mark.slow
 def test_shell_snippet(number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if number in (3, 4):

@@ -171,7 +171,9 @@ class ParticipationController:
                     f"ledger's round {t} {wrong}: the ledger belongs to another run, or the guarantee was already broken: audit it with "
                     "fedmf.audit_ledger"
                 )
-            self._record(ledger.cohort(t), ledger.selected(t))
+            # A sample follows from the seed. Clients that were drawn and did not come rest too, and a ledger may not name them.
+            selected = ledger.selected(t) if self.sampling is None else np.sort(self._sample(t))
+            self._record(ledger.cohort(t), selected)
             self._catch_up()
 
     def _impossible(self, t: int, cohort: np.ndarray) -> str:
@@ -265,9 +267,7 @@ class ParticipationController:
     def _drawn(self, t: int) -> tuple[np.ndarray, np.ndarray]:
         """The clients that are selected for round t, and those of them that are available."""
         if self._draws is not None:
-            drawn = self._draws.clients(t)
-            # Schemes with parts keep the separation alone; this guards against what was recorded from outside.
-            drawn = drawn[self._may_come(t, drawn)]
+            drawn = self._sample(t)
             there = drawn[self._available(t, drawn)]
             # Nobody replaces clients of a sample that are away: a client's probability of taking part may only fall.
             return (there if self.sampling is None else drawn), there
@@ -278,6 +278,13 @@ class ParticipationController:
         )
         drawn = pool.draw(draw_generator(self.seed, t), self.cohort_size)
         return drawn, drawn
+
+    def _sample(self, t: int) -> np.ndarray:
+        """Those of the round's draws whose timers and limits allow it, whoever is available."""
+        assert self._draws is not None
+        drawn = self._draws.clients(t)
+        # Schemes with parts keep the separation alone; this guards against what was recorded from outside.
+        return drawn[self._may_come(t, drawn)]
 
     def _record(self, cohort: np.ndarray, selected: np.ndarray) -> None:
         self.ledger.append(cohort, selected=selected, noncompliant=selected[self.behavior.noncompliant(selected)])

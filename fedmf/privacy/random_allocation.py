@@ -214,7 +214,10 @@ def random_allocation_epsilon(noise_multiplier: float, delta: float, *, position
     E = checks.integer("epochs", epochs, low=1, hint="count the passes over the population")
     delta = check_delta(delta)
     together = noise_multiplier / math.sqrt(E)
-    if t == 1 or noise_multiplier == 0 or loss_scale(together) + 10 / together > _LARGEST_LOSS:
+    # From one end of a release's grid to the other it is some 22 deviations of the loss.
+    s = 1 / noise_multiplier if noise_multiplier else math.inf
+    one = s * s + 22 * s
+    if t == 1 or one > _LARGEST_LOSS or loss_scale(together) + 10 / together > _LARGEST_LOSS:
         return gaussian_epsilon(together, delta)
     epsilon = _epsilon(allocation_law(noise_multiplier, t, E), delta * (1 - _ROUNDING * t * E))
     if gaussian_delta(together, epsilon) >= delta:

@@ -10,7 +10,7 @@ from fedmf.cohorts.availability import Independent
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.participation.ledger import ParticipationLedger
-from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
+from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle, MinSepPoisson
 from tests.power import (
     FALSE_POSITIVE_RATE,
     draws_that_see,
@@ -75,6 +75,31 @@ class TestEveryScheme:
             first.cohort(t)
         again = ParticipationLedger.from_csv(first.ledger.to_csv(), rounds=17, cohort_size=first.ledger.cohort_size)
         assert [cohort.tolist() for cohort in drawn(gone_on(controller_of(scheme), again))] == whole
+
+    def test_those_drawn_who_did_not_come_rest_though_no_file_names_them(self):
+        scheme = MinSepPoisson(population=300, cohort_size=50, min_sep=3)
+
+        def controller():
+            return ParticipationController(
+                scheme.participation(9),
+                population=300,
+                cohort_size=50,
+                seed=5,
+                sampling=scheme,
+                behavior=DeviceBehavior(dropout=0.5),
+            )
+
+        whole, first = controller(), controller()
+        cohorts = [whole.cohort(t).tolist() for t in range(9)]
+        for t in range(4):
+            first.cohort(t)
+        text = first.ledger.to_csv()
+        again = controller()
+        again.go_on_from(ParticipationLedger.from_csv(text, rounds=4, cohort_size=None))
+        assert [again.cohort(t).tolist() for t in range(9)] == cohorts
+        assert [again.ledger.selected(t).tolist() for t in range(9)] == [
+            whole.ledger.selected(t).tolist() for t in range(9)
+        ]
 
     @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
     def test_a_ledger_of_other_parts(self, scheme):

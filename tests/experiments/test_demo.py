@@ -24,6 +24,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(demo, "SETTINGS", demo.SETTINGS | small)
 
 
+@pytest.mark.slow
 def test_ctrl_c_the_same_command_by_another_path_and_once_more(tiny, tmp_path, capfd, monkeypatch):
     from fedmf import federated
 

@@ -9,6 +9,7 @@ from fedmf.experiments import scheme_figure
 from fedmf.privacy import monte_carlo
 
 
+@pytest.mark.slow
 def test_quick_figure(tmp_path, monkeypatch):
     monkeypatch.setattr(monte_carlo, "_SEARCH_WORK", 1e6)  # few numbers: seconds
     out = tmp_path / "schemes.png"

@@ -59,6 +59,7 @@ def weights_after(process, source, rounds, folder, discard=None):
     return process.get_model_weights(state).trainable
 
 
+@pytest.mark.slow
 def test_a_program_goes_on_with_the_same_cohorts_and_weights(process, tmp_path):
     whole = source_of()
     expected = weights_after(process, whole, ROUNDS, tmp_path / "whole")

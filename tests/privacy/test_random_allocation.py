@@ -183,3 +183,11 @@ def test_batches_of_fixed_size_show_more():
     present, zeroed = (sums[0] + sums[1]) / 2 / sums[0].sum(), sums[2] / sums[2].sum()
     seen = np.maximum(0, present - math.exp(epsilon) * zeroed).sum()
     assert seen <= allocation_law(sigma, 2, 1).deltas(epsilon)[0]
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.03, 0.038, 0.045, 0.05, 0.054, 0.06])
+def test_next_to_no_noise_is_the_gaussian_or_less(noise_multiplier):
+    """Ratios of such noise leave float64."""
+    for positions, epochs in ((2, 1), (64, 1), (3, 4)):
+        epsilon = random_allocation_epsilon(noise_multiplier, 1e-15, positions=positions, epochs=epochs)
+        assert 0 < epsilon <= gaussian_epsilon(noise_multiplier / math.sqrt(epochs), 1e-15)

@@ -353,3 +353,30 @@ class TestDraws:
         assert "a round has 150 clients" in fedmf.audit_ledger(crowd, plan).contradictions[0]
         close = fedmf.ParticipationLedger(cohort_size=None, cohorts=[np.array([1])] * 2 + [np.zeros(0, int)] * 14)
         assert fedmf.audit_ledger(close, plan).contradictions != ()
+
+    def test_clients_that_never_miss_a_round_are_no_sample(self):
+        """An audit that looked at the largest cohort alone took both ledgers for amplified."""
+        scheme = fedmf.MinSepPoisson(population=10_000, cohort_size=100, min_sep=4)
+        plan = fedmf.Plan(
+            mechanism=IdentityMechanism(rounds=64), noise_multiplier=50.0, clip_norm=1.0, delta=1e-2, sampling=scheme
+        )
+        empty = np.zeros(0, int)
+        few = [np.arange(50) if t % 4 == 0 else empty for t in range(64)]
+        many = [np.arange(140) + 1000 * (t % 4) for t in range(64)]
+        for cohorts, words in ((few, "took part 16 times"), (many, "there are 8960 participations")):
+            audit = fedmf.audit_ledger(fedmf.ParticipationLedger(cohort_size=None, cohorts=cohorts), plan)
+            assert any(words in found for found in audit.contradictions)
+            assert audit.amplified_epsilon is None
+
+    def test_a_simulation_that_shows_nothing_says_what_is_stated(self):
+        plan = fedmf.Plan(
+            mechanism=IdentityMechanism(rounds=4),
+            noise_multiplier=1.0,
+            clip_norm=1.0,
+            delta=1e-6,
+            sampling=fedmf.BallsInBins(population=4, bins=1),
+        )
+        said = " ".join(plan.statement().split())
+        assert plan.epsilon == plan.unamplified_epsilon
+        assert "without amplification is what is stated" in said
+        assert "the point estimate is" not in said

@@ -242,6 +242,7 @@ def small():
 @pytest.mark.tensorflow
 class TestRunsThatWereTrained:
     @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.slow
     def test_agree_with_themselves_interrupted_resumed_and_finished(self, tmp_path, kind, small):
         config, train = small
         settings = config(checkpoint_every=2, **KINDS[kind])

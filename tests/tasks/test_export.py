@@ -41,6 +41,7 @@ def options_of(name, corpus_file, folder):
     return {"data": str(data), "task_options": {"model": "small"}}
 
 
+@pytest.mark.slow
 def test_every_task_s_model_loads_where_fedmf_cannot_be_imported(corpus_file, tmp_path):
     expected = {}
     for name in tasks.TASKS:

@@ -15,6 +15,11 @@ _ENTRIES = 4096
 _TIMES_THE_CLIP_NORM = 10.0
 
 
+def largest_entry(clip_norm: float, size: int) -> float:
+    """The absolute value of a canary's entries in a model of `size` parameters."""
+    return _TIMES_THE_CLIP_NORM * clip_norm / min(_ENTRIES, size) ** 0.5
+
+
 class Canaries:
     """Directions and coins, made from the secret noise seed: neither is ever stored with the model's size.
 

@@ -10,6 +10,7 @@ from fedmf.cohorts.availability import availability_from_text
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.federated.execution.base import RunOptions
+from fedmf.federated.execution.canaries import largest_entry
 from fedmf.federated.execution.choice import parameters
 from fedmf.federated.noise.source import check_noise_seed
 from fedmf.federated.task import SPLITS, Task
@@ -50,6 +51,12 @@ class RunSetup:
         if size < 10 * canaries:
             raise ValueError(
                 f"canaries={canaries} disturb each other in a model of {size} parameters: use at most {size // 10}"
+            )
+        entry, limit = largest_entry(self.plan.clip_norm, size), self.config.zeroing_norm
+        if canaries and limit is not None and entry > limit:
+            raise ValueError(
+                f"canaries={canaries} have entries of {entry:.3g}, and zeroing_norm={limit} would zero them, so that nothing is audited: "
+                "raise zeroing_norm, or lower clip_norm"
             )
         choose_host_strategy(
             self.plan.mechanism.stream().causal(),

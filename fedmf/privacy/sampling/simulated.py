@@ -59,7 +59,13 @@ class Simulated(Sampling):
             return ""
         found = self._simulated(mechanism, noise, delta)
         bound, estimate = (up(value if math.isfinite(value) else None) for value in (found.epsilon, found.estimate))
-        more = f" A margin of a few percent of delta would take {found.wanted:.2g} samples for removing."
+        times = f"{found.wanted:.2g} samples for removing, {found.wanted / max(1, found.samples[0]):.2g} times the minutes of these"
+        if not math.isfinite(found.epsilon):
+            return (
+                f"The simulation shows nothing at delta = {delta}, and the Gaussian mechanism without amplification is what is stated."
+                + (f" A bound would take {times}." if found.wanted > 1.5 * found.samples[0] > 0 else "")
+            )
+        more = f" A margin of a few percent of delta would take {times}."
         return (
             f"It is a Monte-Carlo bound from {found.samples[0]} samples for removing and {found.samples[1]} for adding a client. The "
             f"bound at delta = {delta} is epsilon = {bound}, and the point estimate is {estimate}. The bound is wrong with probability at "
@@ -297,14 +303,24 @@ class MinSepPoisson(Simulated, names={"min-sep-poisson": {"warm": True}, "min-se
         )
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Those of all schemes, and a round with more clients than chance gives; a separation below min_sep breaks the participation."""
-        found, largest = super().contradictions(observed, rounds), int(observed.cohort_sizes.max())
-        chance = observed.rounds * _binomial_tail(largest, self.population, self.probability)
-        if chance < FALSE_POSITIVE_RATE:
-            found.append(
-                f"a round has {largest} clients, which sampling with probability {self.probability:.6g} gives with probability at most "
-                f"{max(chance, 1e-300):.2g}"
-            )
+        """Those of all schemes, and counts that chance hardly gives; a separation below min_sep breaks the participation.
+
+        A client that takes part k times has k - 1 rests behind it, and so at most rounds - (k - 1) (min_sep - 1) draws for it. Without
+        rests every count would be larger still.
+        """
+        found, m, p = super().contradictions(observed, rounds), self.population, self.probability
+        largest, most, total = int(observed.cohort_sizes.max()), observed.max_participations, observed.participations
+        draws = max(most, rounds - (most - 1) * (self.separation - 1))
+        for words, chance in (
+            (f"a round has {largest} clients", observed.rounds * _binomial_tail(largest, m, p)),
+            (f"a client took part {most} times", m * _binomial_tail(most, draws, p)),
+            (f"there are {total} participations", _binomial_tail(total, m * observed.rounds, p)),
+        ):
+            if chance < FALSE_POSITIVE_RATE / 3:
+                given = (
+                    f"which sampling with probability {p:.6g} gives with probability at most {max(chance, 1e-300):.2g}"
+                )
+                found.append(f"{words}, {given}")
         return found
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:

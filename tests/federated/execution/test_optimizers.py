@@ -27,6 +27,7 @@ WORK = [
 
 @pytest.mark.parametrize("side_by_side", [True, False], ids=["side by side", "in turn"])
 @pytest.mark.parametrize("work", WORK, ids=lambda work: " ".join(map(str, work.values())))
+@pytest.mark.slow
 def test_fast_and_tff_train_the_same_model(work, side_by_side, tmp_path, monkeypatch):
     monkeypatch.setattr(client_work, "SMALL_MODEL", 10_000 if side_by_side else 0)
     settings = {"rounds": 4, "server_learning_rate": 0.1} | work

@@ -71,6 +71,7 @@ def run(tmp_path_factory):
     return train(tmp_path_factory.mktemp("canaries") / "run")
 
 
+@pytest.mark.slow
 def test_a_run_after_kill_9_has_the_same_canaries_bit_for_bit(run, tmp_path):
     program = (
         "import os, signal, sys; from tests.federated.training.test_canaries import train; "
@@ -160,6 +161,8 @@ def test_refusals(run, tmp_path):
     refused("audit", "canaries", run.path, "--confidence", "2", words=("--confidence 2",))
     with pytest.raises(ValueError, match="canaries=7 .* model of 63 parameters: use at most 6"):
         train_small(tmp_path / "small", run_small.config(canaries=7))
+    with pytest.raises(ValueError, match=r"entries of 1\.26, and zeroing_norm=1\.0 would zero them"):
+        train_small(tmp_path / "small", run_small.config(canaries=6, zeroing_norm=1.0))
     sampled = dataclasses.replace(
         config(cohort_size=5), sampling="poisson", population=CLIENTS, bands=2, min_sep=None, max_participations=None
     )

@@ -40,6 +40,7 @@ def keras_file(first, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_a_file_and_the_run_that_wrote_it_start_the_same_run(first, keras_file, tmp_path):
     from_file = train(tmp_path / "file", config(initial_model=str(keras_file), seed=4))
     from_run = train(tmp_path / "run", config(initial_model=str(first.path), seed=4))
@@ -71,6 +72,7 @@ def test_the_first_round_starts_from_the_weights(first, tmp_path, execution):
 
 
 @pytest.mark.parametrize("rounds", [1, 4])
+@pytest.mark.slow
 def test_a_resume_needs_the_file_no_more(keras_file, tmp_path, rounds):
     """Stopped before the first checkpoint, and after it."""
     own = tmp_path / "own.keras"

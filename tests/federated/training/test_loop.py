@@ -129,6 +129,7 @@ def test_the_run_folder_says_what_was_run_and_keeps_the_seed_private(tmp_path):
             assert b"918273645" not in path.read_bytes(), path
 
 
+@pytest.mark.slow
 def test_seeds_change_what_they_say(tmp_path):
     base = train(tmp_path / "base")
     noise = train(tmp_path / "noise", noise_seed=10)
@@ -281,6 +282,7 @@ def test_resume_refuses_another_mechanism_that_looks_the_same(tmp_path):
     assert resumed.result is not None
 
 
+@pytest.mark.slow
 def test_a_run_with_a_plan_of_its_own_goes_on_without_it_and_says_what_it_was(tmp_path):
     plan = dataclasses.replace(config().plan(), noise_multiplier=0.7)
     whole = train(tmp_path / "whole", plan=plan)

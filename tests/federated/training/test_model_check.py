@@ -231,6 +231,7 @@ def test_weights_that_are_no_floats(layer, said):
         check_model(task_with(layer), config())
 
 
+@pytest.mark.slow
 def test_mixed_bfloat16_trains_the_same_model_in_both_executions(tmp_path):
     """Weights in float32, arithmetic in bfloat16 (8 bits)."""
     task = cast_to("float32")

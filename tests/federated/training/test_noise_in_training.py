@@ -24,6 +24,7 @@ def assert_close(weights, expected):
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(HOST_STRATEGIES, repeat=2)))
+@pytest.mark.slow
 def test_a_resume_may_change_the_strategy(tmp_path, whole, before, after):
     settings = config(min_sep=3)
     with pytest.raises(Crash):

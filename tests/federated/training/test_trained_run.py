@@ -95,6 +95,7 @@ def test_export_replaces_a_file_and_refuses_a_full_folder(run, tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_the_snippet_of_the_page_runs(tmp_path, monkeypatch):
     page = (pathlib.Path(__file__).parents[3] / "docs" / "after_training.md").read_text()
     (snippet,) = re.findall(r"```python\n(.*?)```", page, re.S)
