@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", paper_tables.TABLES)
+@pytest.mark.slow
 def test_quick_rows_agree_or_differ_for_a_known_reason(name):
     cells = list(paper_tables.TABLES[name](True))
     assert cells or name in ("banded-2", "banded-bands")  # minutes

@@ -46,6 +46,7 @@ def task_of(x, model, **changes):
 
 
 @pytest.mark.parametrize(("x", "model"), [(PIXELS, cnn), (TABLE, wide)], ids=["images", "table"])
+@pytest.mark.slow
 def test_any_structure_of_arrays_trains_the_same_model_in_every_execution(tmp_path, x, model):
     runs = [
         federated.train(task_of(x, model), config(execution), folder=tmp_path / execution, noise_seed=1, progress=False)

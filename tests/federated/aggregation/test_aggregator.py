@@ -80,6 +80,7 @@ def test_a_simulated_cohort_scales_the_noise_and_nothing_else():
     np.testing.assert_allclose(small, whole, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_inside_build_unweighted_fed_avg_a_model_learns():
     plan = plan_of(MECHANISMS["banded"](20), noise_multiplier=0.0, clip_norm=1.0)
     process = fed_avg(federated.dp_aggregator(plan, clients_per_round=3, noise_seed=4))

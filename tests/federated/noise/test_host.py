@@ -108,6 +108,7 @@ class TestTheMemoryMap:
         assert list((tmp_path / "private").iterdir()) == []
         assert str(tmp_path / "private") in pathlib.Path("/proc/self/maps").read_text()
 
+    @pytest.mark.slow
     def test_kill_9_in_the_middle_of_a_block(self, tmp_path, name):
         """The next process makes the same rows, from the source: nothing half written is there to read."""
         program = f"""

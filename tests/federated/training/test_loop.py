@@ -82,6 +82,7 @@ def test_six_rounds_equal_three_kill_9_and_three_more(tmp_path, execution):
     assert not any(pathlib.Path(f"/proc/{pid}/exe").exists() for pid in workers), "a TFF worker outlived its parent"
 
 
+@pytest.mark.slow
 def test_both_paths_train_the_same_model(tmp_path):
     fast, tff = train(tmp_path / "fast"), train(tmp_path / "tff", config("tff"))
     assert (fast.path / "participation.csv").read_bytes() == (tff.path / "participation.csv").read_bytes()

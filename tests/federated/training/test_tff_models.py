@@ -108,6 +108,7 @@ TASKS = {"from_keras_model": lambda: task_of(from_keras), "by hand": by_hand, "f
 
 
 @pytest.mark.parametrize("name", TASKS)
+@pytest.mark.slow
 def test_trains_the_model_that_keras_trains_in_both_executions(name, tmp_path):
     settings = {"client_epochs": 2, "client_momentum": 0.5}
 
