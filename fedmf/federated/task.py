@@ -191,8 +191,10 @@ class Task:
                 f"the weights have the shapes {given} and the model of task {self.name!r} has {expected}: take those of the same model"
             )
 
+        build_model = self.build_model  # and not the task, whose examples would go wherever the function goes
+
         def build(seed: int) -> Any:
-            model = self.build_model(seed)
+            model = build_model(seed)
             if tf.executing_eagerly():  # TFF builds models in graphs, and sets their weights afterwards
                 model.set_weights(weights)
             return model
@@ -201,15 +203,11 @@ class Task:
 
     def without_examples(self) -> "Task":
         """This task as other machines get it: its model, its loss and its batches."""
-
-        def examples(name: str) -> Examples:
-            raise ValueError(f"{self._origin(name)} is not on this machine")
-
         light = dataclasses.replace(
             self,
             client_ids=("none",),
-            client_examples=examples,
-            evaluation_examples=examples,
+            client_examples=_elsewhere,
+            evaluation_examples=_elsewhere,
             metrics=self.metrics and list,
         )
         light.__dict__["spec"] = self.spec
@@ -339,6 +337,10 @@ def _called(examples_of: Callable[[str], Examples], name: str, origin: str) -> E
         raise
     except Exception as error:
         raise ValueError(f"reading the examples of {origin} raises {type(error).__name__}: {error}") from error
+
+
+def _elsewhere(name: str) -> Examples:
+    raise ValueError(f"the examples of {name} are not on this machine")
 
 
 def _arrays(examples: Any) -> Examples:

@@ -84,8 +84,8 @@ def main(folder: str, execution: str, rounds: int, mechanism_file: str, cohort_s
         built = original(*arguments, **options)
         step = built.next
 
-        def next_and_note(state: object, cohort: object) -> object:
-            state, metrics = step(state, cohort)
+        def next_and_note(state: object, cohort: object, canaries: object = ()) -> object:
+            state, metrics = step(state, cohort, canaries)
             digest = hashlib.sha256(b"".join(w.tobytes() for w in built.weights(state))).hexdigest()
             digests[len(digests)] = digest
             return state, metrics

@@ -54,7 +54,9 @@ def weights_after(process, source, rounds, folder, discard=None):
     )
     context = tff.program.NativeFederatedContext(tff.backends.native.create_async_local_cpp_execution_context())
     with tff.framework.get_context_stack().install(context):
-        asyncio.run(program)
+        asyncio.new_event_loop().run_until_complete(
+            program
+        )  # asyncio.run takes away the loop that TFF asks for in other tests
     state = released.values()[f"training_checkpoint_round_{rounds}"]
     return process.get_model_weights(state).trainable
 

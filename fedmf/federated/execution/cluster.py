@@ -15,6 +15,7 @@ import re
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -34,6 +35,8 @@ from fedmf.terminal import interrupts
 
 _ADDRESS = re.compile(r"local|auto|(ray://)?[^\s/@,:]+:[1-9][0-9]{0,4}|(ray://)?\[[0-9a-fA-F:.]+\]:[1-9][0-9]{0,4}")
 _CONNECT_SECONDS = 5.0
+# Characters of a folder of temporary files in which the names of Ray's sockets, of 107 at most, have room.
+_LONGEST_FOLDER = 30
 # So long a run waits for workers when there are none.
 WAIT_SECONDS = 120.0
 _LOOK_SECONDS = 2.0
@@ -104,6 +107,8 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == "local":
         options |= {"num_cpus": cpus or cores(), "include_dashboard": False}
+        if len(tempfile.gettempdir()) > _LONGEST_FOLDER:
+            options["_temp_dir"] = "/tmp/ray"
     handler = signal.getsignal(signal.SIGTERM)
     try:
         # Ray tells the cluster the driver's command line, and the noise seed may stand in it.

@@ -1,6 +1,7 @@
 """`next_word.c` as a `Task.compiled_epoch`."""
 
 import ctypes
+import dataclasses
 import functools
 import pathlib
 import threading
@@ -40,9 +41,23 @@ def compiled_epoch(
     such epoch.
     """
     sizes = (vocabulary_size + 4, embedding_size, lstm_size)
-    shapes = tensor_shapes(*sizes)
+    return functools.partial(_where_it_runs, _Epoch(sizes=sizes, batch_size=batch_size, masked=loss == "masked"))
 
-    def epoch(
+
+def _where_it_runs(epoch: "_Epoch") -> CompiledEpoch | None:
+    return None if _functions() is None else epoch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Epoch:
+    """A `CompiledEpoch` that can be sent to other machines, which compile for themselves."""
+
+    sizes: tuple[int, int, int]
+    batch_size: int
+    masked: bool
+
+    def __call__(
+        self,
         weights: Sequence[np.ndarray],
         x: np.ndarray,
         y: np.ndarray,
@@ -50,7 +65,7 @@ def compiled_epoch(
         update: Sequence[np.ndarray],
         /,
     ) -> float:
-        functions = _functions()
+        functions, shapes, classes = _functions(), tensor_shapes(*self.sizes), self.sizes[0]
         assert functions is not None
         for name, arrays in (("weights", weights), ("update", update)):
             if [array.shape for array in arrays] != shapes:
@@ -58,9 +73,9 @@ def compiled_epoch(
         if x.shape != y.shape:
             raise ValueError(f"x and y must have one shape: found {x.shape} and {y.shape}")
         for ids in (x, y):
-            if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < sizes[0]:
-                raise ValueError(f"ids of words must be in 0 .. {sizes[0] - 1}: found {ids.min()} .. {ids.max()}")
-        all_sizes = (*sizes, x.shape[1], batch_size)
+            if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < classes:
+                raise ValueError(f"ids of words must be in 0 .. {classes - 1}: found {ids.min()} .. {ids.max()}")
+        all_sizes = (*self.sizes, x.shape[1], self.batch_size)
         arena = _arena(int(functions.next_word_arena(*all_sizes)))
         return float(
             functions.next_word_epoch(
@@ -70,13 +85,11 @@ def compiled_epoch(
                 pointer(y, np.int32),
                 len(x),
                 _Sizes(*all_sizes),
-                loss == "masked",
+                self.masked,
                 learning_rate,
                 pointer(arena, written=True),
             )
         )
-
-    return lambda: None if _functions() is None else epoch
 
 
 def tensor_shapes(classes: int, width: int, units: int) -> list[tuple[int, ...]]:

@@ -233,10 +233,18 @@ def test_a_driver_that_is_killed_leaves_nobody_and_its_run_goes_on(alone, tmp_pa
 
 
 def test_setups_hold_no_examples():
-    task = small_task()
-    light = pickle.loads(ray.cloudpickle.dumps(task.without_examples()))
+    secret = np.full(1000, 0x5EC12E75EC12E7, np.int64)  # in the closures of the task's functions
+
+    def examples(name):
+        return np.resize(secret, (3, 5)).astype(np.int32), np.zeros((3, 5), np.int32)
+
+    task = dataclasses.replace(small_task(), client_examples=examples, evaluation_examples=examples)
+    assert secret[:2].tobytes() in ray.cloudpickle.dumps(task)  # the control
+    sent = ray.cloudpickle.dumps(task.without_examples())
+    assert secret[:2].tobytes() not in sent
+    light = pickle.loads(sent)
     assert light.spec == task.spec
-    with pytest.raises(ValueError, match="is not on this machine"):
+    with pytest.raises(ValueError, match="are not on this machine"):
         light.client_examples("client 1")
     assert ClientSetup(task=light, config=config(), clip_norm=1.0, kind="autodiff").work(1) is not None
 
