@@ -77,7 +77,9 @@ def test_what_xla_would_not_check_is_nan():
 def test_the_same_plan_calibrated_by_another_processor_goes_on():
     began, again = query_of(), query_of(noise_multiplier=0.7 + 1e-13)
     _, state = step_of(began)(began.initial_global_state())
-    step_of(again)(state)
+    row, after = step_of(again)(state)
+    assert np.isfinite(row).all()
+    assert after.noise.next_round == 2
 
 
 @pytest.mark.parametrize("strategy", GRAPH_STRATEGIES)
