@@ -18,6 +18,7 @@ from fedmf.privacy import monte_carlo
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon
 from fedmf.privacy.monte_carlo import PROOF, SEARCH, AddSample, RemoveSample, add_sample, remove_sample
+from fedmf.privacy.random_allocation import random_allocation_epsilon
 from fedmf.privacy.sampling.losses import BinLosses, MinSepLosses
 from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_chi_square
 from tests.privacy.plans import banded
@@ -152,6 +153,11 @@ class TestBounds:
         # The margin is what does it: the estimates alone are below as often as not.
         assert sum(sample.moments(1.0)[0] < 0.05921 for sample in self.removed(order)) > self.limit
 
+    def test_of_one_direction_do_not_hold_for_the_other(self):
+        """The control: a bound for adding a client is below the delta of removing it, .06434, with twice the room of its error."""
+        added = add_sample(EXACT["cold"][0](), 2**16, SEARCH)
+        assert added.bound(1.0, (0.0, -1.0), self.failure) < 0.06434 / 2
+
     @pytest.mark.parametrize("epsilon", [2.0, 4.0])
     def test_of_addition_cover_the_truth_where_no_sample_is(self, epsilon):
         """One Gaussian, for which the line is exact: delta is 5e-3 and 1e-5."""
@@ -203,6 +209,23 @@ class TestEpsilon:
     def test_of_one_bin_is_the_gaussian(self, quick):
         scheme = fedmf.BallsInBins(population=9, bins=1)
         assert scheme.epsilon(IdentityMechanism(rounds=4), 2.0, 1e-6) == gaussian_epsilon(1.0, 1e-6)
+
+    @pytest.mark.parametrize(
+        ("entries", "rounds", "b", "norm"),
+        [((1.0,), 9, 3, math.sqrt(3)), ((1.0,), 7, 3, None), ((1.0,), 3, 4, None), ((0.6, 0.8), 4, 2, None)],
+        ids=["one norm", "norms that differ", "an empty bin", "bins that meet"],
+    )
+    def test_of_orthogonal_bins_of_one_norm_is_that_of_random_allocation(self, quick, entries, rounds, b, norm):
+        """Identity: one of three releases at noise / sqrt(3). Others are simulated."""
+        scheme, mechanism = fedmf.BallsInBins(population=90, bins=b), banded(rounds, *entries)
+        found = scheme.epsilon(mechanism, 2.0, 1e-5)
+        simulated = super(fedmf.BallsInBins, scheme).epsilon(mechanism, 2.0, 1e-5)
+        if norm:
+            assert found == random_allocation_epsilon(2.0 / norm, 1e-5, positions=b) < simulated
+        else:
+            assert found == simulated
+        assert ("Monte-Carlo" in scheme.evidence(mechanism, 2.0, 1e-5)) == (norm is None)
+        assert ("Random allocation" in scheme.statement(mechanism, 2.0)["accounting"]) == (norm is not None)
 
     def test_without_separation_is_that_of_poisson_sampling(self, quick):
         scheme = fedmf.MinSepPoisson(population=100, cohort_size=10, min_sep=1)
@@ -374,7 +397,7 @@ class TestDraws:
             noise_multiplier=1.0,
             clip_norm=1.0,
             delta=1e-6,
-            sampling=fedmf.BallsInBins(population=4, bins=1),
+            sampling=fedmf.MinSepPoisson(population=4, cohort_size=4, min_sep=1),
         )
         said = " ".join(plan.statement().split())
         assert plan.epsilon == plan.unamplified_epsilon

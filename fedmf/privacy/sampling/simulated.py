@@ -23,6 +23,7 @@ from fedmf.privacy.monte_carlo import (
     expected_epsilon,
     simulated_epsilon,
 )
+from fedmf.privacy.random_allocation import random_allocation_epsilon
 from fedmf.privacy.rounding import down, up
 from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE, Sampling, column_norm
 from fedmf.privacy.sampling.cyclic import proven_bands
@@ -109,7 +110,8 @@ ADJACENCY = (
 class BallsInBins(Simulated, names={"balls-in-bins": {}}):
     """Every client draws one of `bins` residues once and takes part in rounds i, i + bins, i + 2 bins, .. (arXiv:2410.06266).
 
-    For any lower-triangular encoder without negative entries. Cohorts vary in size; the divisor of the mean stays cohort_size.
+    For any lower-triangular encoder without negative entries. Cohorts vary in size; the divisor of the mean stays cohort_size. Where no
+    two bins meet in a row of C x and all have one norm, as with the identity, epsilon is that of random allocation and not simulated.
 
     Attributes:
       population: clients that can be drawn.
@@ -185,6 +187,29 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
         """Those of the Gram matrix of the bins' sums of columns."""
         return _bin_losses(mechanism, self.bins, noise)
 
+    def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
+        """That of random allocation where the bins are orthogonal; else by simulation."""
+        norm = self._orthogonal_norm(mechanism)
+        if norm is None:
+            return super().epsilon(mechanism, noise, delta)
+        return random_allocation_epsilon(noise / norm, delta, positions=self.bins)
+
+    def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
+        """`epsilon` itself where that is not simulated."""
+        simulated = self._orthogonal_norm(mechanism) is None
+        return (super().expected_epsilon if simulated else self.epsilon)(mechanism, noise, delta)
+
+    def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
+        """Nothing where epsilon is not simulated."""
+        return super().evidence(mechanism, noise, delta) if self._orthogonal_norm(mechanism) is None else ""
+
+    def _orthogonal_norm(self, mechanism: Mechanism) -> float | None:
+        """The norm of the bins' sums of columns, if they are orthogonal and of one norm: then each is a Gaussian release of its own."""
+        gram = _bin_gram(mechanism, self.bins)
+        squares = np.diagonal(gram)
+        alike = np.count_nonzero(gram) == self.bins and squares.max() <= squares.min() * (1 + 1e-9)
+        return math.sqrt(squares.max()) if alike else None
+
     def draws(self, seed: int) -> Draws:
         """The clients of the round's bin."""
         return BinDraws(population=self.population, bins=self.bins, seed=seed)
@@ -201,9 +226,14 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
+        norm, accounting = self._orthogonal_norm(mechanism), ""
+        if norm is None:
+            accounting = self._accounting(f"a mixture of {self.bins} Gaussians, one for each bin", mechanism, noise)
         return {
             "adjacency": ADJACENCY,
-            "accounting": self._accounting(f"a mixture of {self.bins} Gaussians, one for each bin", mechanism, noise),
+            "accounting": accounting
+            or f"Random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284) for (epsilon, delta), among {self.bins} Gaussian releases "
+            f"with noise multiplier {down(noise / norm)}",
             "drawing": f"Each of {self.population} clients draws one of {self.bins} bins once, uniformly and independently of all "
             f"others, and round t is that of bin t mod {self.bins}.",
             "secret": ", and so does how many are in any round",
