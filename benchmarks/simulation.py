@@ -98,7 +98,8 @@ def children(kinds: tuple[str, ...], *arguments: object) -> Iterator[dict[str, A
     try:
         for kind in kinds:
             command = [sys.executable, "-m", "benchmarks.simulation", "--serve", kind, *map(str, arguments)]
-            environment = os.environ | ({"FEDMF_CC": ""} if kind == "autodiff" else {})
+            # Ray gives its workers a lower priority than other programs have.
+            environment = os.environ | {"RAY_worker_niceness": "0"} | ({"FEDMF_CC": ""} if kind == "autodiff" else {})
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             started[kind] = subprocess.Popen(command, text=True, env=environment, **pipes)
         for kind in kinds:
