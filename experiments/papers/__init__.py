@@ -1,6 +1,6 @@
 """Every table and figure of the five sources, by name: `fedmf paper list`, `fedmf paper run NAME`."""
 
-from fedmf.experiments.papers import banded, denisov, elsewhere, multi_epoch, slides, tables
+from fedmf.experiments.papers import banded, denisov, elsewhere, multi_epoch, slides, slides_theory, tables
 from fedmf.experiments.papers.item import SOURCES, Item, Outcome, Request
 
 # A module whose items are made takes the place of the line in `elsewhere` that says they are not.
@@ -15,6 +15,7 @@ ITEMS: dict[str, Item] = {
                 multi_epoch,
                 banded,
                 slides,
+                slides_theory,
                 tables,
             )
             for item in module.ITEMS
