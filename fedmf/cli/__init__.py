@@ -11,6 +11,7 @@ from fedmf.cli.data import data
 from fedmf.cli.errors import one_line
 from fedmf.cli.evaluate import evaluate, export
 from fedmf.cli.fit import fit
+from fedmf.cli.paper import paper
 from fedmf.cli.plan import plan
 from fedmf.cli.run import demo, report, train
 from fedmf.cli.stopped import no_half_archives
@@ -32,7 +33,7 @@ def cli(debug: bool) -> None:
     del debug  # read in main, which also sees errors of the parser
 
 
-for command in (demo, data, fit, plan, calibrate, train, evaluate, export, sweep, report, audit):
+for command in (demo, data, fit, plan, calibrate, train, evaluate, export, sweep, report, audit, paper):
     cli.add_command(command)
 
 

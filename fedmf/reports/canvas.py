@@ -66,20 +66,38 @@ def canvas(height: float, note: str) -> Iterator[tuple[Figure, io.BytesIO]]:
     It starts from matplotlib's defaults, so that nobody's matplotlibrc changes a report.
     """
     png = io.BytesIO()
-    with matplotlib.style.context(_STYLE, after_reset=True):
-        layout = ConstrainedLayoutEngine()
-        figure = Figure(figsize=(WIDTH, height), dpi=_DPI, layout=layout)
-        FigureCanvasAgg(figure)
+    with in_style():
+        figure = blank(height)
         yield figure, png
         if note:
             lines = textwrap.wrap(note, 118)
             foot = 0.16 * len(lines) + 0.06
             height = figure.get_figheight() + foot
             figure.set_figheight(height)
-            layout.set(rect=(0.0, foot / height, 1.0, 1.0 - foot / height))
+            figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0.0, foot / height, 1.0, 1.0 - foot / height)))
             figure.text(0.012, 0.05 / height, "\n".join(lines), fontsize=7.5, color="#8a2c0d", va="bottom")
-        # Software carries matplotlib's version; without it the bytes depend on the runs and the renderer alone.
-        figure.savefig(png, format="png", metadata={"Software": None})
+        png.write(as_png(figure))
+
+
+@contextlib.contextmanager
+def in_style() -> Iterator[None]:
+    """The reports' style, whatever matplotlibrc says."""
+    with matplotlib.style.context(_STYLE, after_reset=True):
+        yield
+
+
+def blank(height: float) -> Figure:
+    """An empty figure of a page's width, height in inches; draw on it inside `in_style`."""
+    figure = Figure(figsize=(WIDTH, height), dpi=_DPI, layout=ConstrainedLayoutEngine())
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def as_png(figure: Figure) -> bytes:
+    """The figure as PNG. Without matplotlib's version in it, the bytes depend on the figure and the renderer alone."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png", metadata={"Software": None})
+    return png.getvalue()
 
 
 def whole_steps(most: int) -> MaxNLocator:

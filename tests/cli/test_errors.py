@@ -45,6 +45,10 @@ WRONG_CALLS = {
     f"calibrate {PLAN} --epsilon 8 --sampling min-sep-poisson --population 9 --cohort-size 9 --partitions 2": ["give --min-sep"],
     f"calibrate {PLAN} --epsilon 8 --population 9": ["--population 9", "--sampling"],
     "calibrate MECHANISM --rounds 13 --min-sep 4 --epsilon 8": ["12 rounds", "13"],
+    "paper run banded-figure-99": ["NAME", "banded-figure-99", "fedmf paper list"],
+    "paper run banded-table-1": ["NAME", "banded-table-1", "no result"],
+    "paper list --jsonn": ["--jsonn"],
+    "paper report --out x.html": ["--out", "x.html", "does not end in .md"],
     f"plan learning-rate {PLAN} --epsilon 8 --cohort-size 0": ["--cohort-size", "0"],
     "plan bands --rounds 8 --population 9 --cohort-size 2 --epsilon 1 --bands 2,x": ["--bands", "'x'"],
     "plan bands --rounds 8 --population 9 --cohort-size 20 --epsilon 1": ["--cohort-size 20", "--population 9"],
@@ -143,7 +147,9 @@ def test_python_names_are_seen():
 
 
 def test_every_command_is_called_wrongly():
-    called = {tuple(call.split()[: 2 if call.split()[0] in ("plan", "data", "audit") else 1]) for call in WRONG_CALLS}
+    called = {
+        tuple(call.split()[: 2 if call.split()[0] in ("plan", "data", "audit", "paper") else 1]) for call in WRONG_CALLS
+    }
     missing = [command.name for command in commands() if not any(command.name in words for words in called)]
     assert missing == ["info"]  # whose only argument is a file of data
 

@@ -1,0 +1,85 @@
+"""The page on which paper and reproduction stand side by side, from results on disk."""
+
+import io
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import PIL.Image
+
+from fedmf.experiments.papers.item import SOURCES, Item
+from fedmf.experiments.papers.runner import PICTURE, load
+from fedmf.files import write_atomically
+from fedmf.reports.text import duration
+
+_WIDTH, _COLORS = 560, 64  # of a thumbnail; readable, and below 60 kB
+_HEAD = """# The papers' tables and figures
+
+Made by `fedmf paper report`: do not edit it. `fedmf paper run NAME` makes one again, with its numbers as CSV and its picture in full size.
+"Exact" is computed, without training. "Holds" is decided by the numbers, as the sentence beside it says.
+
+"""
+
+
+def report(items: Mapping[str, Item], results: pathlib.Path, page: pathlib.Path) -> dict[str, int]:
+    """Writes `page`, and beside it a folder of its name with a thumbnail and the result of each item.
+
+    Args:
+      items: all there are, by name.
+      results: folder of the results that `fedmf paper run` left; newer ones take the place of those that the page has.
+      page: a Markdown file.
+
+    Returns:
+      How many items there are, have a result, and have one that holds.
+    """
+    kept = page.with_suffix("")
+    kept.mkdir(parents=True, exist_ok=True)
+    found: dict[str, dict[str, Any]] = {}
+    for name in items:
+        if (result := load(results / name)) is not None:
+            write_atomically(kept / f"{name}.png", thumbnail((results / name / PICTURE).read_bytes()))
+            write_atomically(kept / f"{name}.json", json.dumps(result, indent=1) + "\n")
+        if (path := kept / f"{name}.json").is_file():
+            found[name] = json.loads(path.read_text())
+    write_atomically(page, page_text(items, found, kept.name))
+    return {"items": len(items), "results": len(found), "hold": sum(result["holds"] for result in found.values())}
+
+
+def page_text(items: Mapping[str, Item], found: Mapping[str, dict[str, Any]], folder: str) -> str:
+    """The page in Markdown.
+
+    Args:
+      items: in the page's order.
+      found: name -> result.
+      folder: of the thumbnails, as the page names it.
+    """
+    parts = [_HEAD]
+    for source, title in SOURCES.items():
+        rows = [_row(item, found.get(item.name), folder) for item in items.values() if item.source == source]
+        if rows:
+            parts.append(f"## {title}\n\n| | the paper's claim | ours | state |\n|---|---|---|---|\n{''.join(rows)}\n")
+    return "".join(parts).rstrip() + "\n"
+
+
+def _row(item: Item, result: Mapping[str, Any] | None, folder: str) -> str:
+    picture, ours = "", "-"
+    state = f"{item.state}" + (f". {item.why}" if item.why else "")
+    if result is not None:
+        picture = f"<br>![{item.number}]({folder}/{item.name}.png)"
+        mark = "**Holds.**" if result["holds"] else "**Does not hold.**"
+        reduced = f" Reduced: {result['reduced']}." if result["reduced"] else ""
+        ours = f"{mark} {result['verdict']}{reduced}"
+        state += f"; {result['scale']}, {duration(result['processor_seconds'])} of processor time"
+    cells = (f"**{item.number}**<br>`{item.name}`{picture}", item.claim, ours, state)
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n"
+
+
+def thumbnail(png: bytes) -> bytes:
+    """The picture at the page's size, in few colours."""
+    image = PIL.Image.open(io.BytesIO(png)).convert("RGB")
+    height = round(image.height * _WIDTH / image.width)
+    small = image.resize((_WIDTH, height), PIL.Image.Resampling.LANCZOS).quantize(_COLORS, dither=PIL.Image.Dither.NONE)
+    out = io.BytesIO()
+    small.save(out, format="PNG", optimize=True)
+    return out.getvalue()

@@ -1,0 +1,100 @@
+"""`fedmf paper`: the list, the files of a result, and the page. `test_paper_items.py` makes every item."""
+
+import csv
+import json
+
+import pytest
+from matplotlib.figure import Figure
+
+from fedmf.experiments.papers import ITEMS, Item, Outcome, Request, gallery, runner
+from tests.cli.program import fedmf
+
+# Tables and figures as the papers number them.
+NUMBERED = {
+    "denisov": {"Figure": range(1, 7), "Table": range(1, 5)},
+    "multi-epoch": {"Figure": range(1, 15), "Table": range(1, 7)},
+    "banded": {"Figure": range(1, 14), "Table": range(1, 8)},
+}
+
+
+def made(request):
+    figure = Figure()
+    figure.subplots().plot([1.0, 2.0])
+    return Outcome(columns=("x",), rows=[(1 / 3,)], figure=figure, verdict="It is a third.", holds=True, seeds=(4,))
+
+
+FIELDS = {"name": "banded-figure-1", "source": "banded", "number": "Figure 1", "claim": "It is a third."}
+ITEM = Item(**FIELDS, make=made, seconds={"small": 1, "full": 90})
+
+
+@pytest.mark.parametrize("source", NUMBERED)
+def test_every_table_and_figure_is_listed(source):
+    numbers = {item.number for item in ITEMS.values() if item.source == source}
+    assert {f"{kind} {i}" for kind, which in NUMBERED[source].items() for i in which} <= numbers
+
+
+def test_a_result_is_three_files(tmp_path):
+    result = runner.run(ITEM, Request(folder=tmp_path / "x", scale="tiny"))
+    assert result == runner.load(tmp_path / "x")
+    assert list(csv.reader((tmp_path / "x" / "numbers.csv").open())) == [["x"], ["0.33333333"]]
+    assert (tmp_path / "x" / "figure.png").read_bytes()[:4] == b"\x89PNG"
+    assert result["number"] == "Figure 1"
+    assert result["seeds"] == [4]
+    assert result["holds"] is True
+    assert result["command"] == "fedmf paper run banded-figure-1 --scale tiny"
+
+
+def test_the_page_keeps_older_results_and_takes_newer_ones(tmp_path):
+    other = Item(**FIELDS | {"name": "banded-figure-2"}, state="not reproducible", why="There is nothing.")
+    items = {"banded-figure-1": ITEM, "banded-figure-2": other}
+    runner.run(ITEM, Request(folder=tmp_path / "results" / ITEM.name))
+    page = tmp_path / "page.md"
+    assert gallery.report(items, tmp_path / "results", page) == {"items": 2, "results": 1, "hold": 1}
+    first = page.read_text()
+    for words in (
+        "| **Figure 1**<br>",
+        "![Figure 1](page/banded-figure-1.png)",
+        "**Holds.** It is a third.",
+        "There is nothing.",
+    ):
+        assert words in first
+    assert gallery.report(items, tmp_path / "nowhere", page)["results"] == 1
+    assert page.read_text() == first
+    kept = tmp_path / "page" / "banded-figure-1.json"
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"holds": False}))
+    gallery.report(items, tmp_path / "nowhere", page)
+    assert "**Does not hold.**" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"state": "exact"}, "other than exact"),
+        ({"state": "not reproducible"}, "why"),
+        ({"make": made}, "seconds"),
+        ({"make": made, "seconds": {"small": 1}, "source": "book"}, "source"),
+    ],
+)
+def test_an_item_that_contradicts_itself_is_refused(fields, word):
+    with pytest.raises(ValueError, match=word):
+        Item(**FIELDS | fields)
+
+
+def test_commands(tmp_path):
+    listed = json.loads(fedmf("paper", "list", "--json").stdout)
+    assert list(listed) == list(ITEMS)
+    assert listed["banded-table-4"]["state"] == "exact"
+    assert "banded-table-4" in fedmf("paper", "list").stdout
+    result = json.loads(fedmf("paper", "run", "banded-app-k-1", "--out", tmp_path, "--json").stdout)["banded-app-k-1"]
+    assert result["holds"]
+    assert json.loads((tmp_path / "banded-app-k-1" / "result.json").read_text()) == result
+    page = tmp_path / "page.md"
+    assert "results" in fedmf("paper", "report", "--results", tmp_path, "--out", page).stdout
+    assert "(page/banded-app-k-1.png)" in page.read_text()
+
+
+def test_long_items_say_so_before_they_begin(tmp_path, monkeypatch):
+    monkeypatch.setitem(ITEMS, ITEM.name, ITEM)
+    run = ["paper", "run", ITEM.name, "--out", tmp_path]
+    assert "about 1 min 30 s" in fedmf(*run, "--scale", "full").stderr
+    assert fedmf(*run).stderr == ""
