@@ -46,4 +46,6 @@ def test_the_tensorflow_half_says_what_is_missing():
         [sys.executable, "-c", _PROGRAM, "fedmf.federated"], capture_output=True, text=True, timeout=120
     )
     assert "fedmf.federated needs TensorFlow" in result.stderr
-    assert "make setup" in result.stderr
+    lock = pathlib.Path(fedmf.__file__).parent / "training.lock"
+    assert f"pip install --no-deps -r {lock}" in result.stderr
+    assert "tensorflow-federated==0.87.0" in lock.read_text()
