@@ -264,7 +264,9 @@ def test_the_commands_are_those_of_the_command_line(make_run, tmp_path):
     runs = [make_run("banded"), make_run("none")]
     runs[0] = dataclasses.replace(runs[0], config=dataclasses.replace(runs[0].config, task="regression"))
     page = report(runs, tmp_path, title="It's a report")
-    (text,) = re.findall(r"<pre>(.*?)</pre>", page.source.replace("&#39;", "'").replace("&#34;", '"'), re.S)
+    (text,) = re.findall(
+        r"<pre id=.commands.>(.*?)</pre>", page.source.replace("&#39;", "'").replace("&#34;", '"'), re.S
+    )
     train, again = (shlex.split(line) for line in text.splitlines())
     assert train == "fedmf train --config banded-0/config.json --out again/banded-0 --noise-seed os".split()
     assert again == ["fedmf", "report", "banded-0", "none-0", "--out", "report", "--title", "It's a report"]
