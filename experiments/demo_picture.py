@@ -34,7 +34,7 @@ def demo_picture(runs: Sequence[Run]) -> bytes:
 def _draw(ax: Axes, row: int, group: Group) -> None:
     values = [100 * validation_of(run) for run in group.runs]
     mean = sum(values) / len(values)
-    ax.barh(row, mean, height=0.6, color=group.color, alpha=0.85)
+    ax.barh(row, mean, height=0.6, color=group.color)
     ax.plot(values, [row] * len(values), "o", color=INK, markersize=4, markeredgecolor="white")
     ax.annotate(f"{mean:.1f}", (max(values), row), xytext=(7, -3.5), textcoords="offset points", fontsize=9)
 
