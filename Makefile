@@ -1,13 +1,18 @@
-# make demo | test | test-all | tables | figure-4 | figure-schemes | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | lint | lock | clean. Each target does its own set-up; a second run finds it done.
+# make demo | picture | test | test-core | test-all | tables | figure-4 | figure-schemes | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | lint | lock | clean. Each target does its own set-up; a second run finds it done.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = $(PYTHON) -m pip --disable-pip-version-check --python
 INSTALL = install --quiet --no-deps --require-hashes
 
-.PHONY: demo test test-all tables figure-4 figure-schemes bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster lint lock clean setup
+.PHONY: demo picture test test-core test-all tables figure-4 figure-schemes bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster lint lock clean setup
 
 demo: setup
 	.venv/bin/fedmf demo
+
+# The README's picture, from three seeds: some ten minutes on two cores.
+picture: setup
+	.venv/bin/fedmf demo --seed 1 --seed 2 --seed 3
+	.venv/bin/python -m fedmf.experiments.demo_picture demo docs/images/demo.png
 
 # A file stays in one process, which imports TensorFlow and builds the mechanisms once; tests/conftest.py has the long files first.
 FAST = .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
@@ -20,6 +25,18 @@ test: setup
 test-all: setup
 	@$(FAST); fast=$$?; $(SLOW); slow=$$?; \
 	echo "fedmf: exit status $$fast of the fast tests, $$slow of the slow ones"; exit $$((fast | slow))
+
+# What needs no TensorFlow, on every Python 3.11 to 3.14 of this machine, each with an environment of its own under .venv-core.
+MINORS = 11 12 13 14
+core_python = $(firstword $(wildcard $(HOME)/.pyenv/versions/3.$(1).*/bin/python3.$(1)) $(shell python3.$(1) -c 'import sys; print(sys.executable)' 2>/dev/null))
+CORES = $(foreach minor,$(MINORS),$(if $(call core_python,$(minor)),3.$(minor)))
+
+test-core: $(CORES:%=.venv-core/%/.installed)
+	@test -n "$(CORES)" || { echo "fedmf: this machine has no Python 3.11 or newer"; exit 1; }
+	@for core in $(CORES); do \
+	  echo "fedmf: the tests that need no TensorFlow, on Python $$core"; \
+	  .venv-core/$$core/bin/python -m pytest -q -n 2 --dist worksteal --doctest-ignore-import-errors -m "not tensorflow and not slow" || exit; \
+	done
 
 tables: setup
 	.venv/bin/python -m fedmf.experiments.paper_tables
@@ -79,6 +96,12 @@ endef
 	$(PIP) .venv/bin/python install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+.venv-core/3.%/.installed: requirements-core.lock pyproject.toml
+	$(call core_python,$*) -m venv --clear .venv-core/3.$*
+	.venv-core/3.$*/bin/python -m pip --disable-pip-version-check $(INSTALL) -r requirements-core.lock
+	.venv-core/3.$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
 .venv-lint/.installed: requirements-lint.lock
 	$(call check_python)
 	rm -rf .venv-lint
@@ -94,8 +117,10 @@ lock:
 	echo 'jaxlib==0.4.13' > .venv-lock/override.txt
 	.venv-lock/bin/uv pip compile pyproject.toml --extra tff --extra ray --extra dev --override .venv-lock/override.txt \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements.lock
+	.venv-lock/bin/uv pip compile pyproject.toml --extra dev --universal \
+	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-core.lock
 	printf 'ruff\nmypy\n' | .venv-lock/bin/uv pip compile - \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-lint.lock
 
 clean:
-	rm -rf .venv .venv-lint .venv-lock build *.egg-info
+	rm -rf .venv .venv-lint .venv-core .venv-lock build *.egg-info

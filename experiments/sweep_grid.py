@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 from fedmf import tasks
+from fedmf.checks import meant
 from fedmf.runs.config import TrainConfig, config_from_mapping, families_taking
 
 _FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig) if field.name != "task_options"}
@@ -35,9 +36,8 @@ def varied_values(text: str) -> tuple[str, list[Any]]:
     if name.startswith(_OPTION):
         return name, [value.strip() for value in values.split(",")]
     if name not in _FIELDS:
-        raise ValueError(
-            f"vary={text!r} names no option of fedmf train: the fields are {', '.join(_FIELDS)}, and task-option.NAME those of the task"
-        )
+        hint = meant(name, _FIELDS, "task-option.NAME varies one of the task; the fields are")
+        raise ValueError(f"vary={text!r} names no option of fedmf train: {hint}")
     return name, [_value(name, value.strip()) for value in values.split(",")]
 
 

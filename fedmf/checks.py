@@ -1,8 +1,10 @@
 """Argument checks shared by the public functions: TypeError for a wrong kind, ValueError for a wrong value."""
 
+import difflib
 import math
 import numbers
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,19 @@ def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(choices)}")
     return value
+
+
+def meant(name: str, known: Iterable[str], otherwise: str) -> str:
+    """ "did you mean X?" where one of `known` is close to `name`, else `otherwise` and all of them.
+
+    >>> meant("cohort_sise", ["rounds", "cohort_size"], "the fields are")
+    'did you mean cohort_size?'
+    >>> meant("colour", ["rounds", "cohort_size"], "the fields are")
+    'the fields are rounds, cohort_size'
+    """
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    return f"did you mean {close[0]}?" if close else f"{otherwise} {', '.join(known)}"
 
 
 def array(name: str, value: Any, *, ndim: int) -> np.ndarray:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fedmf.checks import meant
+
 if TYPE_CHECKING:
     from fedmf.federated.task import Task
     from fedmf.runs.config import TrainConfig
@@ -112,8 +114,8 @@ def _options(name: str, config: "TrainConfig") -> Any:
     types_of = typing.get_type_hints(kind)
     for option, value in given.items():
         if option not in fields:
-            known = ", ".join(map(_spelled, fields))
-            raise ValueError(f"task_option {_spelled(option)!r} is none of the task {name}: its options are {known}")
+            hint = meant(_spelled(option), map(_spelled, fields), "its options are")
+            raise ValueError(f"task_option {_spelled(option)!r} is none of the task {name}: {hint}")
         if value == "none" and types.NoneType in typing.get_args(types_of[option]):
             given[option] = None
     try:

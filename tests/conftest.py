@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import importlib.util
 import os
 import signal
 from collections.abc import Iterator
@@ -18,6 +19,16 @@ os.environ["FEDMF_CACHE"] = ""
 # A shell starts what runs in the background (`make test &`, nohup) with Ctrl-C ignored, and subprocesses inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# `make test-core` runs where TensorFlow is not installed. These import it when they are collected.
+if importlib.util.find_spec("tensorflow") is None:
+    collect_ignore_glob = ["federated/*"]
+    collect_ignore = [
+        "cli/test_stopped.py",
+        "experiments/test_sweep_cluster.py",
+        "tasks/test_c_library.py",
+        "tasks/test_export.py",
+    ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

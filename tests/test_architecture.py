@@ -19,6 +19,7 @@ FLOORS = [
     {"tasks"},
     {"experiments"},
     {"cli"},
+    {"__main__"},
 ]
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 # `fedmf` itself is the public names of all that is above the line; those below it may use it as a person would.

@@ -25,7 +25,7 @@ def test_snippets_run_as_printed(page, tmp_path, monkeypatch, capsys):
 
 
 def test_no_page_with_snippets_is_forgotten():
-    tested = {*PAGES, "pipeline", "after_training", "own_task"}
+    tested = {*PAGES, "pipeline", "after_training", "own_task", "tour"}  # the tour by test_readme.py
     assert {page.stem for page in DOCS.glob("*.md") if "```python" in page.read_text()} <= tested
 
 

@@ -1,5 +1,5 @@
-"""Every snippet of the README runs as printed. Exceptions, stated here: `make`, and the full-size training commands, which get sizes
-appended that a test can afford, and a synthetic corpus under the file name that they expect."""
+"""Every snippet of the README and of the tour runs as printed. Exceptions, stated here: `make`, and the full-size training commands.
+These get sizes appended that a test can afford, and a synthetic corpus under the file name that they expect."""
 
 import pathlib
 import re
@@ -9,63 +9,76 @@ import pytest
 
 from fedmf.cli import main
 
-README = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
-SHELL = re.findall(r"```sh\n(.*?)```", README, re.S)
-AFFORDABLE = (
-    "--rounds 2 --min-sep 1 --cohort-size 2 --claimed-cohort 4 -o vocabulary-size=60 -o embedding-size=8 -o lstm-size=8 "
-    "-o max-sentences=8 -o validation-sentences=50 -o test-sentences=50 --quiet"
-).split()
-AT_FULL_SIZE = {
-    1: "--rounds 4 --min-sep 2 --cohort-size 4 --evaluate-every 4 --quiet".split(),
-    3: AFFORDABLE,
-    4: [*AFFORDABLE, "--jobs", "2"],
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/tour.md")}
+
+
+def snippets(language):
+    return [
+        pytest.param(text, id=f"{name} {number}")
+        for name, page in PAGES.items()
+        for number, text in enumerate(re.findall(rf"```{language}\n(.*?)```", page, re.S))
+    ]
+
+
+# What a command reads or trains at full size -> what is appended.
+AFFORDABLE = {
+    "stackoverflow.sqlite": "--rounds 2 --min-sep 1 --cohort-size 2 --claimed-cohort 4 -o vocabulary-size=60 -o embedding-size=8 "
+    "-o lstm-size=8 -o max-sentences=8 -o validation-sentences=50 -o test-sentences=50 --quiet",
+    "--task": "--rounds 4 --min-sep 2 --cohort-size 4 --evaluate-every 4 --quiet",
 }
 
 
 def test_the_snippets_are_found():
-    assert len(PYTHON) == 8
-    assert len(SHELL) == 7
+    assert len(snippets("python")) == 2 + 8
+    assert len(snippets("sh")) == 1 + 7
+
+
+def test_the_readme_is_short():
+    assert len(PAGES["README.md"].splitlines()) < 150
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("number", range(8))
 @pytest.mark.slow
-def test_python_snippet(number, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("snippet", snippets("python"))
+def test_python_snippet(snippet, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    exec(compile(PYTHON[number], f"README python snippet {number}", "exec"), {"__name__": "readme"})
+    exec(compile(snippet, "a python snippet", "exec"), {"__name__": "readme"})
     # capfd, not capsys: TFF hands its worker the real file descriptor of standard output.
     printed = capfd.readouterr().out
-    if number == 0:
+    if "plan.statement()" in snippet:
         assert "Certificate" in printed
         assert "# Privacy statement" in printed
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("number", range(7))
 @pytest.mark.slow
-def test_shell_snippet(number, tmp_path, monkeypatch):
+@pytest.mark.parametrize("snippet", snippets("sh"))
+def test_shell_snippet(snippet, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if number in (3, 4):
+    if "stackoverflow.sqlite" in snippet:
         main("data synth --clients 12 --sentences-per-client 12 --out stackoverflow.sqlite --quiet".split())
-    for line in SHELL[number].replace("\\\n", " ").splitlines():
+    for line in snippet.replace("\\\n", " ").splitlines():
         program, *arguments = shlex.split(line)
         assert program == "fedmf"
-        main(arguments + (AT_FULL_SIZE.get(number, []) if arguments[0] in ("train", "sweep") else []))
-    assert (
-        tmp_path / ["statement.md", "runs", "bands.png", "runs", "sweeps", "dense.png", "banded.npz"][number]
-    ).exists()
+        if arguments[0] in ("train", "sweep"):
+            arguments += next((sizes.split() for words, sizes in AFFORDABLE.items() if words in line), [])
+        main(arguments)
+        for option in ("--out", "--statement"):  # what the line says that it writes
+            if option in arguments:
+                assert (tmp_path / arguments[arguments.index(option) + 1]).exists()
 
 
-def test_names_in_the_readme_exist():
+@pytest.mark.parametrize("page", PAGES)
+def test_names_on_the_page_exist(page):
     import fedmf
 
-    for name in set(re.findall(r"`fedmf\.([a-zA-Z_]+)`", README)):
+    for name in set(re.findall(r"`fedmf\.([a-zA-Z_]+)`", PAGES[page])):
         assert hasattr(fedmf, name), name
-    # The public API is what __init__ exports and the README or the design's section 8 names.
     assert set(fedmf.__all__) <= set(dir(fedmf))
 
 
-def test_linked_documents_exist():
-    for link in re.findall(r"\]\(([^)]+)\)", README):
-        assert (pathlib.Path(__file__).parents[1] / link).exists(), link
+@pytest.mark.parametrize("page", PAGES)
+def test_linked_documents_exist(page):
+    for link in re.findall(r"\]\(([^)]+)\)", PAGES[page]):
+        assert ((ROOT / page).parent / link).exists(), link

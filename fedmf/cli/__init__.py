@@ -7,10 +7,12 @@ import click
 
 from fedmf.cli.audit import audit
 from fedmf.cli.calibrate import calibrate
+from fedmf.cli.completion import completion
 from fedmf.cli.data import data
 from fedmf.cli.errors import one_line
 from fedmf.cli.evaluate import evaluate, export
 from fedmf.cli.fit import fit
+from fedmf.cli.help import SectionedGroup, colors, say
 from fedmf.cli.paper import paper
 from fedmf.cli.plan import plan
 from fedmf.cli.run import demo, report, train
@@ -18,8 +20,21 @@ from fedmf.cli.stopped import no_half_archives
 from fedmf.cli.sweep import sweep
 from fedmf.terminal import interrupts
 
+# What people do -> the commands for it.
+SECTIONS = {
+    "Run": (demo, data, train, evaluate, export, report),
+    "Plan": (plan, fit, calibrate),
+    "Prove": (audit,),
+    "Replicate": (paper, sweep),
+    "Shell": (completion,),
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True})
+
+@click.group(
+    cls=SectionedGroup,
+    sections=SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(package_name="fedmf")
 def cli(debug: bool) -> None:
@@ -31,10 +46,6 @@ def cli(debug: bool) -> None:
       fedmf train --help              one run
     """
     del debug  # read in main, which also sees errors of the parser
-
-
-for command in (demo, data, fit, plan, calibrate, train, evaluate, export, sweep, report, audit, paper):
-    cli.add_command(command)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -56,27 +67,29 @@ def _status(arguments: list[str] | None) -> int:
     # Accepted anywhere on the line, as users try it there.
     arguments = [a for a in arguments if a != "--debug"]
     try:
-        cli.main(args=arguments, prog_name="fedmf", standalone_mode=False)
+        cli.main(args=arguments, prog_name="fedmf", standalone_mode=False, color=colors())
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except (click.Abort, KeyboardInterrupt):
-        return _ended("interrupted", 128 + interrupts.first_received())
+        return _interrupted("interrupted", 128 + interrupts.first_received())
     except interrupts.Interrupted as stop:
-        return _ended(str(stop), 128 + interrupts.first_received())
+        return _interrupted(str(stop), 128 + interrupts.first_received())
     except click.ClickException as error:
         if debug and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         if isinstance(error, click.exceptions.NoArgsIsHelpError):
             error.show()
             return error.exit_code
-        return _ended(f"error: {' '.join(error.format_message().split())}", error.exit_code)
+        say("error", " ".join(error.format_message().split()))
+        return error.exit_code
     except Exception as error:
         if debug:
             traceback.print_exc()
-        return _ended(f"error: {one_line(error)}{'' if debug else ' (unexpected: --debug shows where)'}", 1)
+        say("error", one_line(error) + ("" if debug else " (unexpected: --debug shows where)"))
+        return 1
     return 0
 
 
-def _ended(message: str, status: int) -> int:
+def _interrupted(message: str, status: int) -> int:
     click.echo(f"fedmf: {message}", err=True)
     return status

@@ -46,7 +46,7 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
         click.echo(f"\n{'score':<14}{'assumes':<22}{'epsilon, at least':>18}{'claimed, at most':>18}")
         for bound in bounds:
             lower, claimed = bound["epsilon_lower"], bound["epsilon_claimed"]
-            above = "  ABOVE THE CLAIM" if lower > claimed else ""
+            above = click.style("  ABOVE THE CLAIM", fg="red") if lower > claimed else ""
             click.echo(f"{bound['score']:<14}{bound['assumes']:<22}{lower:>18.4f}{claimed:>18.4f}{above}")
     if result.exceeded:
         sys.exit(1)

@@ -88,7 +88,7 @@ def _table(result: "MechanismAudit") -> str:
         if kind not in least or finding.p_value < least[kind].p_value:
             least[kind] = dataclasses.replace(finding, name=name)
     for finding in least.values():
-        word = "ok" if finding.p_value >= verdict.threshold else "CONTRADICTS THE CLAIM"
+        word = "ok" if finding.p_value >= verdict.threshold else click.style("CONTRADICTS THE CLAIM", fg="red")
         p_value = f"{finding.p_value:9.2g}" if finding.p_value > 1e-300 else " < 1e-300"
         lines.append(f"{finding.name:<86} {finding.statistic:>9.4g} {p_value}  {word}")
     if game is not None:
@@ -101,6 +101,6 @@ def _table(result: "MechanismAudit") -> str:
             f"  epsilon           claimed {game.epsilon_claimed:.4g}, proved at {percent} to be at least {game.epsilon_lower:.3f}; "
             f"so many trials can be expected to prove {game.epsilon_expected:.3f}",
         ]
-    word = "consistent with the claim" if verdict.consistent else "NOT WHAT THE PLAN CLAIMS"
+    word = "consistent with the claim" if verdict.consistent else click.style("NOT WHAT THE PLAN CLAIMS", fg="red")
     rate = f"false-positive rate {verdict.false_positive_rate:g}: a p-value below {verdict.threshold:.2g} contradicts"
     return "\n".join([*lines, "", f"{word} ({len(verdict.findings)} tests, {rate})"])

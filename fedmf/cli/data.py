@@ -49,7 +49,8 @@ def data() -> None:
 @click.option("--test-examples", type=COUNT, help="cifar10: test images.  [default: 1000]")
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @quiet_option
-def synth(task: str, out: pathlib.Path, quiet: bool, seed: int, overwrite: bool, **sizes: Any) -> None:
+@json_option
+def synth(task: str, out: pathlib.Path, quiet: bool, seed: int, overwrite: bool, as_json: bool, **sizes: Any) -> None:
     """Write a stand-in in the format of a task's real file, with made-up contents.
 
     \b
@@ -65,7 +66,10 @@ def synth(task: str, out: pathlib.Path, quiet: bool, seed: int, overwrite: bool,
                 owners = " or ".join(owner for owner, names in _STAND_INS.items() if name in names)
                 raise ValueError(f"{name}={value} belongs to task={owners}, not to task={task}: leave it out")
         _writer(task)(out, seed=seed, overwrite=overwrite, progress=not quiet, **given)
-    click.echo(str(out))
+    if as_json:
+        show({"task": task, "file": str(out)}, as_json)
+    else:
+        click.echo(str(out))
 
 
 def _writer(task: str) -> Callable[..., Any]:

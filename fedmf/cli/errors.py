@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from fedmf.cli.help import Context, SectionedCommand
+
 QUOTES = "'\""
 
 
@@ -28,7 +30,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-class Command(click.Command):
+class Command(SectionedCommand):
     """A command whose errors name its options where the library names its arguments: exit status 2 or 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -46,6 +48,7 @@ class Group(click.Group):
 
     command_class = Command
     group_class = type
+    context_class = Context
 
 
 def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> str:

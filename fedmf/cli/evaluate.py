@@ -1,5 +1,6 @@
 """fedmf evaluate and export: what people do with a run's model."""
 
+import json
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,11 @@ _SPLITS = ("validation", "test")
 @click.argument("run", type=PATH)
 @click.option("--split", type=click.Choice(_SPLITS), default="test", help="Examples to evaluate on.")
 @click.option("--data", type=EXISTING, help="Another data file or folder of the task.  [default: the run's]")
-@click.option("--by-client", is_flag=True, help="Also every training client by itself: mean and deciles.")
+@click.option(
+    "--by-client",
+    is_flag=True,
+    help="Also every training client by itself: mean and deciles. On the run's data they are kept in RUN, for its report.",
+)
 @quiet_option
 @json_option
 def evaluate(
@@ -32,17 +37,20 @@ def evaluate(
       fedmf evaluate runs/first --split validation --by-client --json
       fedmf evaluate runs/first --data other.sqlite
     """
+    from fedmf.files import write_atomically
     from fedmf.runs.figures import figures_note
 
     trained = _trained(run, None if data is None else str(data), quiet)
     task = trained.task
-    values = _what(trained)
+    values, same = _what(trained), data is None
     if task.data_version:
         same = task.data_version == trained.plan["task"]["data_version"]
         values["data"] = "the run's" if same else "not the run's"
     values |= {f"{split} {name}": value for name, value in trained.evaluate(split).items()}
     if by_client:
         found = trained.evaluate_clients(progress=not quiet)
+        if same and trained.result is not None:
+            write_atomically(trained.path / "clients.json", json.dumps(found, indent=2) + "\n", mode=0o600)
         metric = task.headline
         values |= {"clients": found["clients"], "clients without examples": found["clients_without_examples"]}
         values |= {f"client {metric}, mean": found["mean"], f"client {metric}, deciles": found["deciles"]}

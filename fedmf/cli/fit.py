@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmf.cli.errors import Command, arguments_checked
+from fedmf.cli.help import SectionOption, say
 from fedmf.cli.options import (
     COUNT,
     EXISTING,
@@ -52,7 +53,8 @@ def _family_options() -> list[click.Parameter]:
         flag = f"--{name.replace('_', '-')}"
         flags = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
         text = "; ".join(f"{', '.join(names)}: {phrase}" for phrase, names in families.items())
-        declared.append(click.Option([flags, name], type=None if kind is bool else kind, default=None, help=f"{text}."))
+        settings: dict[str, Any] = {"type": None if kind is bool else kind, "default": None, "help": f"{text}."}
+        declared.append(SectionOption([flags, name], section="Options of the families", **settings))
     return declared
 
 
@@ -164,4 +166,4 @@ def _warnings_in_a_line() -> Iterator[None]:
         yield
     for warning in caught:
         if issubclass(warning.category, RuntimeWarning):
-            click.echo(f"fedmf: warning: {warning.message}", err=True)
+            say("warning", str(warning.message))

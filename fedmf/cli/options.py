@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmf.cli.errors import BadArgument, Command, arguments_checked, one_line, with_option_names
+from fedmf.cli.help import CONFIG_SECTIONS, SectionOption
 
 if TYPE_CHECKING:
     from fedmf.privacy.plan import Plan
@@ -192,8 +193,13 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """One option for every field of TrainConfig; the command's keyword arguments are for `chosen_options`."""
     from fedmf.runs.config import TrainConfig
 
-    for field in reversed(dataclasses.fields(TrainConfig)):
-        help_text, settings = field.metadata["help"], dict[str, Any](default=None)
+    fields = dataclasses.fields(TrainConfig)
+    sections: dict[str, str] = {}
+    for field in fields:
+        sections[field.name] = CONFIG_SECTIONS.get(field.name) or list(sections.values())[-1]
+    for field in reversed(fields):
+        help_text = field.metadata["help"]
+        settings: dict[str, Any] = {"default": None, "cls": SectionOption, "section": sections[field.name]}
         if field.name == "task_options":
             flags, settings["type"], settings["multiple"] = ["-o", "--task-option"], _TaskOption(), True
             help_text += " Repeatable; `--task NAME --help` lists them."

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from fedmf.cli.errors import Command, arguments_checked
+from fedmf.cli.help import say
 from fedmf.cli.options import (
     COUNT,
     EXISTING_FILE,
@@ -141,7 +142,7 @@ def _dry_rounds_counted() -> Iterator[None]:
             if issubclass(category, PoolRanDryWarning):
                 dry.append(str(message))
             elif category is UserWarning:
-                click.echo(f"fedmf: warning: {message}", err=True)
+                say("warning", str(message))
             else:
                 show_others(message, category, *place, **more)
 
@@ -152,7 +153,7 @@ def _dry_rounds_counted() -> Iterator[None]:
         finally:
             if dry:
                 rest = f" (and {len(dry) - 1} more such rounds)" if len(dry) > 1 else ""
-                click.echo(f"fedmf: warning: {dry[0]}{rest}", err=True)
+                say("warning", f"{dry[0]}{rest}")
 
 
 @click.command(cls=Command)
@@ -183,7 +184,10 @@ def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: boo
     "--csv", "table", type=OutputFile(".csv"), help="File to write the metrics of every round to, as a flat table."
 )
 @click.option("--title", default="fedmf report", help="Title of the report.")
-def report(runs: tuple[pathlib.Path, ...], out: pathlib.Path | None, table: pathlib.Path | None, title: str) -> None:
+@json_option
+def report(
+    runs: tuple[pathlib.Path, ...], out: pathlib.Path | None, table: pathlib.Path | None, title: str, as_json: bool
+) -> None:
     """Write one HTML report of several runs, or their metrics as a table, or both.
 
     \b
@@ -202,8 +206,13 @@ def report(runs: tuple[pathlib.Path, ...], out: pathlib.Path | None, table: path
         for path in runs:
             RunFolder.open(path)
     loaded = [Run.load(path) for path in runs]
+    written: dict[str, str] = {}
     if table is not None:
         write_atomically(table, metrics_csv({str(run.path): run.metrics for run in loaded}), mode=0o600)
-        click.echo(table)
+        written["csv"] = str(table)
     if out is not None:
-        click.echo(write_report(loaded, out, title=title))
+        written["report"] = str(write_report(loaded, out, title=title))
+    if as_json:
+        show(written, as_json)
+    else:
+        click.echo("\n".join(written.values()))

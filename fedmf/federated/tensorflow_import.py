@@ -2,11 +2,14 @@
 
 import contextlib
 import os
+import pathlib
 import sys
 import tempfile
 from collections.abc import Iterator
 
 from fedmf.terminal import interrupts
+
+_PYTHON = (3, 11)  # the only one that TensorFlow Federated 0.87 runs on
 
 
 @contextlib.contextmanager
@@ -47,6 +50,14 @@ def import_tensorflow() -> None:
     except ImportError as error:
         interrupts.check()
         raise ImportError(
-            f"fedmf.federated needs TensorFlow, TensorFlow Federated 0.87 and TensorFlow Privacy ({error}): "
-            "run `make setup` in the checkout, or install requirements.lock with pip --no-deps"
+            f"fedmf.federated needs TensorFlow, TensorFlow Federated 0.87 and TensorFlow Privacy ({error}): {_how_to_install()}"
         ) from error
+
+
+def _how_to_install() -> str:
+    """The list of versions that work lies in the package: a resolver finds none, because of a version that is gone from the index."""
+    command = f"`pip install --no-deps -r {pathlib.Path(__file__).parents[1] / 'training.lock'}`"
+    if sys.version_info[:2] == _PYTHON:
+        return f"install them with {command}"
+    here = ".".join(map(str, sys.version_info[:2]))
+    return f"they run on Python 3.11, and this is {here}: in an environment of Python 3.11 install fedmf and then {command}"

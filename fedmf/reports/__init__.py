@@ -6,6 +6,7 @@ They read `Run`s only, and need no TensorFlow.
 import base64
 import os
 import pathlib
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,8 @@ def write_report(runs: Sequence[Run], folder: str | os.PathLike[str], *, title: 
     groups = group_runs(runs)
     drawn = {
         "validation": plots.accuracy_plot(groups),
+        "training": plots.training_plot(groups),
+        "clients": plots.clients_plot(groups),
         "noise_matrices": noise.matrices_plot(groups),
         "noise_levels": noise.levels_plot(groups),
         "participation": plots.participation_plot(runs),
@@ -105,9 +108,22 @@ def _render(runs: list[Run], groups: list[Group], drawn: dict[str, plots.Plot | 
         participation=tables.participation_table(groups),
         statements=_statements(groups),
         folders=tables.runs_table(groups),
+        commands=_commands(runs, title),
         config=tables.common_config(runs),
         versions=tables.versions(runs),
     )
+
+
+def _commands(runs: list[Run], title: str) -> list[str]:
+    """What makes the runs again, with noise of another seed, and this report; in the folder that holds the run folders."""
+    names = tables.folder_names(runs)
+    quoted = [shlex.quote(names[id(run)]) for run in runs]
+    train = [
+        f"fedmf train --config {name}/config.json --out again/{name} --noise-seed os"
+        for run, name in zip(runs, quoted, strict=True)
+        if run.config.task is not None
+    ]
+    return [*train, f"fedmf report {' '.join(quoted)} --out report --title {shlex.quote(title)}"]
 
 
 def _facts(runs: list[Run]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The report's plots of runs: validation over rounds, and how often clients took part."""
+"""The report's plots of runs: validation and training over rounds, how the metric spreads over clients, and how often they took part."""
 
 from collections.abc import Sequence
 
@@ -68,6 +68,79 @@ def _draw_curve(ax: Axes, group: Group) -> list[float]:
     marked = "o" if len(rounds) <= _MAX_MARKED_POINTS else ""
     ax.plot(rounds, mean, color=group.color, linestyle=group.line, marker=marked, markersize=4, clip_on=False)
     return [float(mean[-1])]
+
+
+# Column of metrics.jsonl -> what its axis says.
+_TRAINING = {"train_loss": "training loss", "clip_fraction": "updates clipped"}
+
+
+def training_plot(groups: Sequence[Group]) -> Plot | None:
+    """Training loss and share of clipped updates over rounds, means over a group's runs; None where no run has either."""
+    runs = [run for group in groups for run in group.runs]
+    shown = [name for name in _TRAINING if any(name in row for run in runs for row in run.metrics)]
+    if not shown:
+        return None
+    note, last = simulation_note(runs), []
+    with canvas(2.8, note) as (figure, png):
+        for ax, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+            for group in groups:
+                rounds, values = _mean_over_runs(group, name)
+                ax.plot(rounds, values, color=group.color, linestyle=group.line, linewidth=1.4)
+                last.append(
+                    f"{group.label} {_TRAINING[name]} {values[-1]:.4g}" if len(values) else f"{group.label} none"
+                )
+            ax.set(title=_TRAINING[name].capitalize(), xlabel="rounds completed")
+            ax.xaxis.set_major_locator(whole_steps(5))
+            if name == "clip_fraction":
+                in_percent(ax)
+                ax.set_ylim(0, 1.03)
+    caption = "Over the clients of each round: the mean loss before the round's step, and the share of updates that were clipped."
+    if len(runs) > len(groups):
+        caption += " Lines are means over seeds."
+    caption += " Colours are those above. These are exact functions of client data, which the guarantee does not cover."
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=f"Line plots. Last values: {'; '.join(last)}.")
+
+
+def _mean_over_runs(group: Group, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds completed and the mean of a column, of the rounds that every run of the group has."""
+    columns = [{row["round"] + 1: row[name] for row in run.metrics if row.get(name) is not None} for run in group.runs]
+    rounds = sorted(set.intersection(*map(set, columns)))
+    return np.array(rounds), np.array([np.mean([column[t] for column in columns]) for t in rounds])
+
+
+def clients_plot(groups: Sequence[Group]) -> Plot | None:
+    """Deciles of the headline metric over training clients, of the runs for which it was measured; None without one."""
+    measured = [(group, run, run.clients) for group in groups for run in group.runs if run.clients is not None]
+    if not measured:
+        return None
+    metric = groups[0].plan["task"]["headline_metric"]
+    note, said = simulation_note([run for _, run, _ in measured]), []
+    with canvas(2.9, note) as (figure, png):
+        ax = figure.subplots()
+        named: dict[str, Line2D] = {}
+        for group, run, clients in measured:
+            deciles = clients["deciles"]
+            (line,) = ax.plot(range(10, 100, 10), deciles, "o", color=group.color, linestyle=group.line, markersize=4)
+            named.setdefault(group.label, line)
+            ends = " to ".join(metric_value(metric, deciles[i]) for i in (0, -1))
+            said.append(f"{group.label}, seed {run.config.seed}: {ends} over {clients['clients']:,} clients")
+        ax.set(
+            title=f"{metric_name(metric).capitalize()} over training clients", xlabel="percent of clients at or below"
+        )
+        ax.set_xticks(range(10, 100, 10))
+        if is_share(metric):
+            in_percent(ax)
+        legend_above(figure, list(named.values()), list(named))
+    caption = (
+        f"Deciles of the {metric_name(metric)} on the training examples of each client by itself (`fedmf evaluate --by-client`). A flat "
+        "line serves all clients alike."
+    )
+    return Plot(
+        png=png.getvalue(),
+        caption=caption,
+        note=note,
+        alt=f"Line plot. From the first to the ninth decile: {'; '.join(said)}.",
+    )
 
 
 def participation_plot(runs: Sequence[Run]) -> Plot | None:

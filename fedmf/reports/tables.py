@@ -12,12 +12,16 @@ from fedmf.runs.folder import Run
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A text of kind "", "number" (aligned right), "strong", "muted" or "alarm", with smaller lines below and a coloured mark before it."""
+    """A text of kind "", "number" (aligned right), "strong", "muted" or "alarm", with smaller lines below and a coloured mark before it.
+
+    Readers sort by the text's first number, or by `sort` where the text does not say it.
+    """
 
     text: str
     kind: str = ""
     details: Sequence[str] = ()
     color: str = ""
+    sort: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -195,13 +199,19 @@ def runs_table(groups: Sequence[Group]) -> Table:
         [
             Cell(names[id(run)], "strong", color=group.color),
             *[Cell(show(run.config.flat().get(field))) for field in fields],
-            Cell(unfinished(run) if run.result is None else duration(run.result["seconds"])),
+            _time(run),
         ]
         for group in groups
         for run in group.runs
     ]
     caption = "The run folders, what differs between their configurations, and the time each took."
     return _table("runs", groups, caption, ["Run folder", *fields, "Time"], rows)
+
+
+def _time(run: Run) -> Cell:
+    if run.result is None:
+        return Cell(unfinished(run))
+    return Cell(duration(run.result["seconds"]), sort=run.result["seconds"])
 
 
 def folder_names(runs: Sequence[Run]) -> dict[int, str]:

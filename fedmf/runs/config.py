@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from fedmf import fields
+from fedmf.checks import meant
 from fedmf.cohorts.availability import availability_from_text
 from fedmf.cohorts.devices import probability
 from fedmf.mechanisms import load_mechanism
@@ -356,7 +357,7 @@ def config_from_mapping(values: dict[str, Any], origin: str) -> TrainConfig:
     known = [field.name for field in dataclasses.fields(TrainConfig)]
     for name in values:
         if name not in known:
-            raise ValueError(f"{origin} has an unknown field {name!r}: the fields are {', '.join(known)}")
+            raise ValueError(f"{origin} has an unknown field {name!r}: {meant(name, known, 'the fields are')}")
     try:
         return msgspec.convert(values, TrainConfig)
     except msgspec.ValidationError as error:
@@ -367,7 +368,7 @@ def config_from_mapping(values: dict[str, Any], origin: str) -> TrainConfig:
 
 
 def read_config_file(path: str | pathlib.Path) -> dict[str, Any]:
-    """The values of a .toml or .json config file.
+    """The values of a .toml or .json config file. Names may be spelled as on the command line: cohort-size is cohort_size.
 
     Raises:
       FileNotFoundError, ValueError: naming the path.
@@ -385,4 +386,13 @@ def read_config_file(path: str | pathlib.Path) -> dict[str, Any]:
         ) from error
     if not isinstance(values, dict):
         raise ValueError(f"config file {path} must hold fields of TrainConfig, not a {type(values).__name__}")
-    return values
+    return _underscored(values, path)
+
+
+def _underscored(values: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
+    named = {name.replace("-", "_"): value for name, value in values.items()}
+    for name in named:
+        spelled = [spelling for spelling in values if spelling.replace("-", "_") == name]
+        if len(spelled) > 1:
+            raise ValueError(f"config file {path} has {' and '.join(spelled)}, which are one field: leave one out")
+    return {n: _underscored(v, path) if isinstance(v, dict) else v for n, v in named.items()}

@@ -13,6 +13,7 @@ run/
   result.json          test metrics, achieved guarantee, SHA-256 of the files above it; mode 0600
   model.npz            the final weights
   initial_model.npz    the weights that a run with initial_model started from
+  clients.json         the headline metric over training clients, where `fedmf evaluate --by-client` measured it; mode 0600
   tensorboard/         the metrics as events, if wanted; mode 0700
   checkpoints/         round-000020.ckpt: everything a resume needs
   private/noise_seed   secret; do not publish
@@ -44,7 +45,7 @@ CANARIES = "private/canaries.npz"
 # What a run writes beside its folders and config.json.
 _WRITTEN = (
     "plan.json statement.md mechanism.npz metrics.jsonl metrics.csv timings.jsonl participation.csv selected.csv result.json "
-    "model.npz initial_model.npz tensorboard final_statement.md final_statement.json"
+    "model.npz initial_model.npz clients.json tensorboard final_statement.md final_statement.json"
 ).split()
 
 
@@ -297,6 +298,7 @@ class Run:
       statement: Markdown.
       mechanism: of mechanism.npz.
       result: result.json, or None while the run is not finished.
+      clients: clients.json, `TrainedRun.evaluate_clients` of the finished run, or None where it was not measured.
     """
 
     path: pathlib.Path
@@ -307,6 +309,7 @@ class Run:
     statement: str
     mechanism: Mechanism
     result: dict[str, Any] | None
+    clients: dict[str, Any] | None = None
 
     @functools.cached_property
     def noising(self) -> np.ndarray:
@@ -340,7 +343,7 @@ class Run:
         """
         folder = RunFolder.open(path).path
         try:
-            result = folder / "result.json"
+            result, clients = folder / "result.json", folder / "clients.json"
             return Run(
                 path=folder,
                 config=config_from_mapping(_read_object(folder / "config.json"), str(folder / "config.json")),
@@ -350,6 +353,7 @@ class Run:
                 statement=(folder / "statement.md").read_text(encoding="utf-8"),
                 mechanism=load_mechanism(folder / "mechanism.npz"),
                 result=_read_object(result) if result.exists() else None,
+                clients=_read_object(clients) if clients.exists() else None,
             )
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(

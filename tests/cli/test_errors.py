@@ -21,6 +21,8 @@ RUN = "train --out r --rounds 4 --min-sep 2 --noise-seed 1"
 # A call, and the words its error must have: the option, the value, the way out. MECHANISM is a file for 12 rounds.
 WRONG_CALLS = {
     "nonsense": ["nonsense"],
+    "tarin": ["Did you mean 'train'?"],
+    "completion csh": ["csh", "bash"],
     "fit --rounds 8 --min-sep 2 --out x.npz --family fourier": ["--family", "fourier", "banded"],
     "fit --rounds 8 --out x.npz --min-sep 9": ["--min-sep 9", "1..8"],
     "fit --rounds 8 --out x.npz": ["--min-sep (not given)", "1..8"],

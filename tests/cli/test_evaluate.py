@@ -2,9 +2,12 @@
 
 import csv
 import json
+import shutil
 
 import pytest
 
+from fedmf.reports import write_report
+from fedmf.runs.folder import Run
 from fedmf.tasks.stackoverflow import write_synthetic_corpus
 from tests.cli.program import fedmf, refused
 
@@ -12,13 +15,17 @@ pytestmark = pytest.mark.tensorflow
 
 
 def test_evaluate(trained, tmp_path):
-    folder, _ = trained
+    folder = shutil.copytree(trained[0], tmp_path / "run")  # --by-client adds a file
     result = json.loads((folder / "result.json").read_text())
     found = json.loads(fedmf("evaluate", folder, "--by-client", "--json", "--quiet").stdout)
     assert found["test accuracy"] == pytest.approx(result["test"]["accuracy"])
     assert (found["data"], found["rounds"], found["clients"]) == ("the run's", 4, 12)
     assert len(found["client accuracy, deciles"]) == 9
     assert found["client accuracy, deciles"] == sorted(found["client accuracy, deciles"])
+    kept = Run.load(folder).clients
+    assert kept["deciles"] == found["client accuracy, deciles"]
+    assert (folder / "clients.json").stat().st_mode & 0o777 == 0o600
+    assert "plot-clients" in (write_report([Run.load(folder)], tmp_path, title="one")).read_text()
     found = json.loads(fedmf("evaluate", folder, "--split", "validation", "--json", "--quiet").stdout)
     assert found["validation accuracy"] == pytest.approx(result["validation"]["accuracy"])
 
@@ -33,13 +40,14 @@ def test_evaluate_on_other_data_keeps_the_words_of_the_run(trained, corpus, tmp_
     other = write_synthetic_corpus(
         tmp_path / "other.sqlite", clients=12, seed=5, sentences_per_client=9, progress=False
     )
-    assert json.loads(fedmf("evaluate", folder, "--data", other, "--json", "--quiet").stdout)["data"] == "not the run's"
+    on_other = json.loads(fedmf("evaluate", folder, "--data", other, "--by-client", "--json", "--quiet").stdout)
+    assert on_other["data"] == "not the run's"
+    assert not (folder / "clients.json").exists()  # which is of the run's data
     from fedmf import tasks
-    from fedmf.runs.folder import Run
 
-    on_other = tasks.task_of_run(Run.load(folder), data=str(other), progress=False)
-    assert "-" in on_other.data_version
-    words = [task.data_version.partition("-")[2] for task in (on_other, tasks.task_of_run(Run.load(folder)))]
+    other_task = tasks.task_of_run(Run.load(folder), data=str(other), progress=False)
+    assert "-" in other_task.data_version
+    words = [task.data_version.partition("-")[2] for task in (other_task, tasks.task_of_run(Run.load(folder)))]
     assert words[0] == words[1]
 
 

@@ -35,6 +35,7 @@ def make_run(family, *, seed=0, stop=None, task="stackoverflow_nwp", description
     rows = []
     for t in range(ROUNDS if stop is None else stop):
         rows.append({"round": t, "clients": len(controller.cohort(t)), "examples": 900, "train_loss": 4.0 - 0.05 * t})
+        rows[-1]["clip_fraction"] = 1.0 - 0.02 * t
         if (t + 1) % 4 == 0:
             accuracy = _FINAL[family] * (1 - np.exp(-(t + 1) / 8)) + 0.002 * rng.standard_normal()
             rows[-1]["validation"] = {"accuracy": float(accuracy), "loss": 4.1}

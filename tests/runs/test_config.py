@@ -222,10 +222,10 @@ def test_every_field_has_a_help_text_for_the_command_line():
 
 
 def test_bad_fields_name_their_file():
-    with pytest.raises(
-        ValueError, match="my.toml has an unknown field 'epsilno': the fields are task, data, .*noise_m"
-    ):
+    with pytest.raises(ValueError, match="my.toml has an unknown field 'epsilno': did you mean epsilon?"):
         config_from_mapping({"epsilno": 8}, "my.toml")
+    with pytest.raises(ValueError, match="my.toml has an unknown field 'colour': the fields are task, data, .*noise_m"):
+        config_from_mapping({"colour": 8}, "my.toml")
     for name, value in (("rounds", "8"), ("rounds", 8.5), ("rounds", True), ("data", 3), ("delta", [1])):
         with pytest.raises(ValueError, match="my.toml: ") as caught:
             config_from_mapping({**BASE, name: value}, "my.toml")

@@ -1,0 +1,87 @@
+"""Help pages: options and commands in sections, headings in bold, on terminals only."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+# First field of TrainConfig in each section of the help -> the section. Fields that follow it belong to it.
+CONFIG_SECTIONS = {
+    "task": "Task",
+    "rounds": "Who takes part",
+    "family": "Privacy",
+    "client_learning_rate": "Optimisation",
+    "seed": "The run",
+}
+
+
+def colors() -> bool | None:
+    """False where the user has set NO_COLOR; None has click colour terminals and nothing else."""
+    return False if os.environ.get("NO_COLOR") else None
+
+
+def say(kind: str, message: str) -> None:
+    """Prints "fedmf: kind: message" to standard error."""
+    marked = click.style(f"{kind}:", fg={"error": "red"}.get(kind, "yellow"), bold=True)
+    click.echo(f"fedmf: {marked} {message}", err=True, color=colors())
+
+
+class _Formatter(click.HelpFormatter):
+    def write_heading(self, heading: str) -> None:
+        super().write_heading(click.style(heading, bold=True))
+
+
+class Context(click.Context):
+    """A context whose help has bold headings."""
+
+    formatter_class = _Formatter
+
+
+class SectionOption(click.Option):
+    """An option in a section of the help."""
+
+    def __init__(self, *arguments: Any, section: str, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.section = section
+
+
+class SectionedCommand(click.Command):
+    """A command whose help has its own options first, and then each section."""
+
+    context_class = Context
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options, section by section."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+class SectionedGroup(click.Group):
+    """A group whose help lists its commands by what people do with them."""
+
+    context_class = Context
+
+    def __init__(self, *arguments: Any, sections: Mapping[str, Sequence[click.Command]], **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.sections = {title: [command.name or "" for command in members] for title, members in sections.items()}
+        for command in (command for members in sections.values() for command in members):
+            self.add_command(command)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands in the order of the sections."""
+        return [name for names in self.sections.values() for name in names]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands, section by section."""
+        width = max(map(len, self.commands))
+        for title, names in self.sections.items():
+            with formatter.section(title):
+                limit = formatter.width - 6 - width
+                formatter.write_dl([(f"{n:<{width}}", self.commands[n].get_short_help_str(limit)) for n in names])

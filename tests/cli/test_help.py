@@ -1,0 +1,124 @@
+"""The command line as people meet it: help in sections, completion, colours, and --json."""
+
+import dataclasses
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import click
+import pytest
+
+import fedmf
+from fedmf.cli import cli
+from tests.cli.program import fedmf as program
+from tests.cli.program import refused
+from tests.cli.test_errors import commands
+
+# These print no result: a script for a shell.
+NO_RESULT = {"completion"}
+
+
+def sections(text):
+    """Title -> the first words of its lines."""
+    found, title = {}, ""
+    for line in text.splitlines():
+        if re.fullmatch(r"[A-Z][\w ]+:", line):
+            found[title := line[:-1]] = []
+        elif title and re.match(r"  \S", line):
+            found[title].append(line.split()[0])
+    return found
+
+
+def test_commands_are_grouped_by_what_people_do():
+    found = sections(program("--help").stdout)
+    assert list(found) == ["Options", "Run", "Plan", "Prove", "Replicate", "Shell"]
+    assert "train" in found["Run"]
+    assert sorted(name for title, names in found.items() if title != "Options" for name in names) == sorted(
+        cli.commands
+    )
+
+
+def test_options_of_train_are_grouped():
+    found = sections(program("train", "--help").stdout)
+    assert list(found) == ["Options", "Task", "Who takes part", "Privacy", "Optimisation", "The run"]
+    assert "--min-sep" in found["Who takes part"]
+    assert "--epsilon" in found["Privacy"]
+    shown = {flag.rstrip(",") for flags in list(found.values())[1:] for flag in flags}
+    fields = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(fedmf.TrainConfig)}
+    assert shown == fields - {"--task-options"} | {"-o"}
+
+
+@pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
+def test_every_result_can_be_json(command):
+    flags = [flag for p in command.get_params(click.Context(command)) for flag in p.opts]
+    assert ("--json" in flags) == (command.name not in NO_RESULT)
+
+
+def test_json_of_files_that_were_written(tmp_path):
+    path = tmp_path / "corpus.sqlite"
+    printed = program("data", "synth", "--clients", 3, "--out", path, "--quiet", "--json").stdout
+    assert json.loads(printed) == {"task": "stackoverflow_nwp", "file": str(path)}
+
+
+def test_the_package_runs():
+    done = subprocess.run([sys.executable, "-m", "fedmf", "--version"], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("fedmf, version ")
+
+
+@pytest.mark.parametrize(("shell", "word"), [("bash", "complete "), ("zsh", "compdef "), ("fish", "complete ")])
+def test_completion_scripts(shell, word):
+    script = program("completion", shell).stdout
+    assert word in script
+    assert f"_FEDMF_COMPLETE={shell}_complete" in script
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("fedmf tr", {"train"}),
+        ("fedmf train --min", {"--min-sep"}),
+        ("fedmf fit --family ban", {"banded"}),
+        ("fedmf fit --buf", {"--buffers"}),
+        ("fedmf audit mech", {"mechanism"}),
+    ],
+)
+def test_completion_completes(line, words):
+    asked = {"_FEDMF_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    command = [sys.executable, "-m", "fedmf"]
+    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, timeout=60)
+    assert {answer.partition(",")[2] for answer in done.stdout.split()} == words
+
+
+@pytest.mark.parametrize(("setting", "colored"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colours_on_terminals(setting, colored):
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | setting
+    command = [sys.executable, "-m", "fedmf", "nonsense"]
+    subprocess.run(command, stderr=theirs, env=environment, timeout=60)
+    os.close(theirs)
+    said = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert "error:" in said
+    assert ("\x1b[" in said) == colored
+
+
+def test_no_colours_elsewhere():
+    done = subprocess.run([sys.executable, "-m", "fedmf", "nonsense"], capture_output=True, text=True, timeout=60)
+    assert done.stderr.startswith("fedmf: error: No such command 'nonsense'")
+    assert "\x1b[" not in program("--help").stdout
+
+
+def test_config_files_spell_options_as_the_command_line_does(tmp_path):
+    path = tmp_path / "run.toml"
+    train = ["train", "--config", path, "--out", tmp_path / "run", "--noise-seed", 1]
+    path.write_text("cohort-size = 0\n")
+    refused(*train, words=["--cohort-size 0", "positive whole number"])
+    path.write_text("cohort-sise = 4\n")
+    refused(*train, words=["run.toml has an unknown field 'cohort_sise': did you mean", "cohort-size?"])
+    path.write_text("cohort-size = 4\ncohort_size = 5\n")
+    refused(*train, words=["which are one field", "leave one out"])
+    path.write_text("epsilon = 8.0\nmin-sep = 2\n[task-options]\nlstm-sise = 4\n")
+    refused(*train, words=["'lstm-sise' is none of the task", "did you mean lstm-size?"])

@@ -1,0 +1,70 @@
+"""Every program of examples/ runs, and what it prints is what it is about."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+# Program -> words that it prints, and files that it writes.
+SHOWN = {
+    "dp_fedavg_against_bandmf": ("BandMF", "dp_fedavg_against_bandmf.png"),
+    "tff_pipeline": ("achieved", None),
+    "own_keras_model": ("test accuracy", None),
+    "tff_client_data": ("test accuracy", None),
+    "cifar10_example_level": ("for one image", None),
+    "cluster_sweep": ("identity", "cluster_sweep/results.csv"),
+    "clients_for_epsilon": ("At epsilon 2", None),
+    "choose_bands": ("epsilon 8", "choose_bands.png"),
+    "audit_own_log": ("observed: 15 rounds apart", "audit_statement.md"),
+    "check_statement": ("The statement is true.", "statement.json"),
+}
+MAX_SECONDS, MAX_LINES = 60, 80
+
+
+def run(name, folder, *arguments):
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
+    environment = os.environ | {"MPLBACKEND": "agg"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=5 * MAX_SECONDS)
+
+
+def test_every_program_is_listed_and_short():
+    programs = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py")}
+    assert set(programs) == set(SHOWN)
+    listed = re.findall(r"^\| \[(\w+)\.py\]\(\1\.py\)", (EXAMPLES / "README.md").read_text(), re.M)
+    assert sorted(listed) == sorted(programs)
+    assert {name: len(text.splitlines()) for name, text in programs.items() if text.count("\n") >= MAX_LINES} == {}
+
+
+def test_the_table_says_who_needs_tensorflow():
+    for name, needs in re.findall(r"^\| \[(\w+)\.py\].*?\| (yes|no) \|", (EXAMPLES / "README.md").read_text(), re.M):
+        text = (EXAMPLES / f"{name}.py").read_text()
+        assert ("No TensorFlow." in text) == (needs == "no")
+        imports = re.search(r"import tensorflow|import federated|fedmf\.cli", text)
+        assert bool(imports) == (needs == "yes"), name
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHOWN)
+def test_program(name, tmp_path):
+    done = run(name, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    words, file = SHOWN[name]
+    assert words in done.stdout
+    assert file is None or (tmp_path / file).exists()
+
+
+@pytest.mark.slow
+def test_a_false_statement_is_found(tmp_path):
+    run("check_statement", tmp_path)
+    path = tmp_path / "statement.json"
+    said = path.read_text()
+    stddev = re.search(r'"stddev": ([\d.]+)', said)
+    path.write_text(said.replace(stddev[0], f'"stddev": {0.99 * float(stddev[1])}'))
+    done = run("check_statement", tmp_path, "statement.json", "mechanism.npz")
+    assert done.returncode == 1
+    assert "NOT TRUE" in done.stdout
