@@ -29,6 +29,7 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_merge_streams = True
+nb_render_markdown_format = "myst"
 
 # The reference is made without TensorFlow: see CONTRIBUTING.md, "The site".
 autodoc_mock_imports = ["grpc", "ray", "tensorflow", "tensorflow_federated", "tensorflow_privacy", "tree"]
@@ -44,6 +45,8 @@ default_role = "py:obj"
 
 html_theme = "furo"
 html_title = "fedmf"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 # Summaries of search results are fetched by script, which browsers refuse for pages that are opened as files.

@@ -44,7 +44,8 @@ def sensitivities() -> str:
             found = fedmf.sensitivity(mechanism_of(family, schema), participation)
         except (TypeError, ValueError) as refusal:
             return f"**refused**: {refusal}"
-        return f"**{'exact' if found.exact else 'bound'}**: {found.method.removesuffix(': exact').removesuffix(': upper bound')}"
+        kind = "exact" if found.exact else "bound"
+        return f"**{kind}**: {re.sub(': (exact|upper bound)', '', found.method)}"
 
     names = [f"`{schema}`" for schema in SCHEMAS]
     return table(["family", *names], ([f"`{f}`", *(cell(f, schema) for schema in SCHEMAS)] for f in fitted_families()))
