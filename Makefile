@@ -17,7 +17,7 @@ test: setup
 	$(FAST)
 
 # Both tiers run, and either one's failure is the target's.
-test-all: setup
+test-all: setup .venv-docs/.installed
 	@$(FAST); fast=$$?; $(SLOW); slow=$$?; \
 	echo "fedmf: exit status $$fast of the fast tests, $$slow of the slow ones"; exit $$((fast | slow))
 

@@ -18,7 +18,8 @@ extensions = [
     "extensions.public_names",
     "extensions.unlisted_pages",
 ]
-exclude_patterns = ["extensions"]
+# The page of examples shows what is in examples/.
+exclude_patterns = ["extensions", *([] if (HERE.parent / "examples").exists() else ["examples.md"])]
 nitpicky = True
 
 myst_enable_extensions = ["dollarmath", "deflist"]

@@ -1,13 +1,13 @@
 """The reference: every public name is in it, and signatures link to public names wherever their classes are defined."""
 
 import importlib
-import inspect
 import re
 from typing import Any, Union
 
 from docutils import nodes
+from sphinx.domains.python import PyObject
 from sphinx.ext import napoleon
-from sphinx.ext.autodoc.mock import _MockObject
+from sphinx.ext.autodoc.mock import _MockObject, mock
 from sphinx.ext.napoleon import GoogleDocstring
 from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
@@ -20,24 +20,26 @@ _ELSEWHERE = (
 )  # fmt: skip
 
 
-def _public_name(target: str) -> str | None:
-    """The public name of an object that is defined elsewhere: fedmf.mechanisms.base.Mechanism is fedmf.Mechanism."""
-    last = target.rpartition(".")[2]
-    for package in PACKAGES:
-        if last in getattr(importlib.import_module(package), "__all__", ()):
-            return f"{package}.{last}"
-    return None
+def _public_names(app: Any) -> dict[str, str]:
+    """The full name of everything that is public, by where it is defined: fedmf.mechanisms.base.Mechanism is fedmf.Mechanism."""
+    names = {}
+    with mock(app.config.autodoc_mock_imports):
+        for package in map(importlib.import_module, PACKAGES):
+            for name in package.__all__:
+                thing = getattr(package, name)
+                names[f"{thing.__module__}.{thing.__qualname__}"] = f"{package.__name__}.{name}"
+    return names
 
 
 def _resolve(app: Any, env: Any, node: Any, text: nodes.Node) -> nodes.Node | None:
     """A link to the public name; the plain text of code in single backticks, and of types that are documented elsewhere."""
-    target = node.get("reftarget", "")
     if node.get("refdomain") != "py":
         return None
-    name = _public_name(target) if target.startswith("fedmf.") or "." not in target else None
-    found = env.domains.python_domain.objects.get(name)
+    target, names = node.get("reftarget", ""), _public_names(app)
+    short = {name.rpartition(".")[2]: name for name in names.values()}
+    found = env.domains.python_domain.objects.get(names.get(target) or short.get(target))
     if found is not None:
-        return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, text, name)
+        return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, text, target)
     if node.get("reftype") == "obj" or target.split(".")[0] in _ELSEWHERE:
         return text
     return None
@@ -61,15 +63,9 @@ def _after_napoleon(app: Any, what: str, name: str, obj: Any, options: Any, line
 
 
 def _check(app: Any, env: Any) -> None:
-    known = env.domains.python_domain.objects
-    for package in PACKAGES:
-        for name in importlib.import_module(package).__all__:
-            if f"{package}.{name}" not in known:
-                logging.getLogger(__name__).warning(
-                    "%s.%s is public and is on no page of docs/reference", package, name
-                )
-            elif not inspect.getdoc(getattr(importlib.import_module(package), name)):
-                logging.getLogger(__name__).warning("%s.%s has no docstring", package, name)
+    for name in _public_names(app).values():
+        if name not in env.domains.python_domain.objects:
+            logging.getLogger(__name__).warning("%s is public and is on no page of docs/reference", name)
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -78,6 +74,8 @@ def setup(app: Any) -> dict[str, bool]:
     _MockObject.__or__ = _MockObject.__ror__ = lambda self, other: Union[self, other]  # noqa: UP007
     app.connect("missing-reference", _resolve)
     napoleon.GoogleDocstring = _napoleon
+    for field in PyObject.doc_field_types:
+        field.label = "Attributes" if field.name == "variable" else field.label
     # Napoleon has 500.
     app.connect("autodoc-process-docstring", _before_napoleon, priority=100)
     app.connect("autodoc-process-docstring", _after_napoleon, priority=900)

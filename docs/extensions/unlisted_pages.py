@@ -1,4 +1,7 @@
-"""The front page's lists: NOTEBOOKS stands for docs/notebooks, UNLISTED for pages that no other list names. A new page needs no edit."""
+"""The front page's lists: NOTEBOOKS stands for docs/notebooks, UNLISTED for pages that no other list names. A new page needs no edit.
+
+A name with a question mark is a page that may be missing.
+"""
 
 import pathlib
 import re
@@ -8,10 +11,12 @@ from typing import Any
 def _insert(app: Any, page: str, source: list[str]) -> None:
     if page == "index":
         docs = pathlib.Path(app.srcdir)
+        pages = {path.stem for path in docs.glob("*.md") if path.name not in app.config.exclude_patterns} - {"index"}
+        listed = set(re.findall(r"^(\w+)\??$", source[0], re.M))
+        text = re.sub(r"^(\w+)\?$", lambda found: found[1] if found[1] in pages else "", source[0], flags=re.M)
         notebooks = sorted(f"notebooks/{path.stem}" for path in docs.glob("notebooks/*.md"))
-        listed = set(re.findall(r"^\w+$", source[0], re.M))
-        unlisted = sorted({path.stem for path in docs.glob("*.md")} - listed - {"index"})
-        source[0] = source[0].replace("NOTEBOOKS", "\n".join(notebooks)).replace("UNLISTED", "\n".join(unlisted))
+        text = text.replace("NOTEBOOKS", "\n".join(notebooks))
+        source[0] = text.replace("UNLISTED", "\n".join(sorted(pages - listed)))
 
 
 def setup(app: Any) -> dict[str, bool]:
