@@ -1,10 +1,10 @@
-# make demo | picture | test | test-core | test-all | tables | figure-4 | figure-schemes | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | lint | lock | clean. Each target does its own set-up; a second run finds it done.
+# make demo | picture | test | test-core | test-all | tables | figure-4 | figure-schemes | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | lint | docs | lock | clean. Each target does its own set-up; a second run finds it done.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = $(PYTHON) -m pip --disable-pip-version-check --python
 INSTALL = install --quiet --no-deps --require-hashes
 
-.PHONY: demo picture test test-core test-all tables figure-4 figure-schemes bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster lint lock clean setup
+.PHONY: demo picture test test-core test-all tables figure-4 figure-schemes bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster lint docs lock clean setup
 
 demo: setup
 	.venv/bin/fedmf demo
@@ -22,7 +22,7 @@ test: setup
 	$(FAST)
 
 # Both tiers run, and either one's failure is the target's.
-test-all: setup
+test-all: setup .venv-docs/.installed
 	@$(FAST); fast=$$?; $(SLOW); slow=$$?; \
 	echo "fedmf: exit status $$fast of the fast tests, $$slow of the slow ones"; exit $$((fast | slow))
 
@@ -76,6 +76,11 @@ lint: setup .venv-lint/.installed
 	.venv-lint/bin/ruff format --check .
 	.venv-lint/bin/mypy --python-executable .venv/bin/python
 
+# build/site/index.html. Warnings and unknown references are errors; every cell of a page is executed.
+docs: .venv-docs/.installed
+	rm -rf build/site build/site-doctrees
+	.venv-docs/bin/sphinx-build -W --keep-going --nitpicky -q -b html -d build/site-doctrees docs build/site
+
 setup: .venv/.installed
 
 define check_python
@@ -109,6 +114,13 @@ endef
 	$(PIP) .venv-lint/bin/python $(INSTALL) -r requirements-lint.lock
 	@touch $@
 
+.venv-docs/.installed: requirements-docs.lock
+	$(call check_python)
+	rm -rf .venv-docs
+	$(PYTHON) -m venv --without-pip .venv-docs
+	$(PIP) .venv-docs/bin/python $(INSTALL) -r requirements-docs.lock
+	@touch $@
+
 # TFF 0.87.0 asks for jaxlib 0.4.14, which is gone from the index; 0.4.13 imports and runs with jax 0.4.14.
 lock:
 	$(call check_python)
@@ -121,6 +133,9 @@ lock:
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-core.lock
 	printf 'ruff\nmypy\n' | .venv-lock/bin/uv pip compile - \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-lint.lock
+	grep -oE '^(dp-accounting|duckdb|matplotlib|msgspec|numpy|scipy)==[^ ]+' requirements.lock > .venv-lock/same.txt
+	printf 'furo\nlatex2mathml\nmyst-nb\nplaywright\nsphinx\n' | .venv-lock/bin/uv pip compile pyproject.toml - --constraint .venv-lock/same.txt \
+	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-docs.lock
 
 clean:
-	rm -rf .venv .venv-lint .venv-core .venv-lock build *.egg-info
+	rm -rf .venv .venv-lint .venv-core .venv-docs .venv-lock build *.egg-info

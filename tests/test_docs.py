@@ -17,10 +17,11 @@ PAGES = ("accounting", "participation")
 @pytest.mark.parametrize("page", PAGES)
 def test_snippets_run_as_printed(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    snippets = re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.S)
+    snippets = re.findall(r"```(?:python|\{code-cell\} ipython3)\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.S)
     assert snippets
+    names = {"__name__": page}
     for number, snippet in enumerate(snippets):
-        exec(compile(snippet, f"docs/{page}.md snippet {number}", "exec"), {"__name__": page})
+        exec(compile(snippet, f"docs/{page}.md snippet {number}", "exec"), names)
     assert capsys.readouterr().out
 
 

@@ -46,11 +46,9 @@ def load_factorization(path: str | os.PathLike[str], *, workload: Workload | Non
     `fedmf.sensitivity` computes from C itself. Without B, N is the pseudo-inverse of C; with B it is A^-1 B.
 
     Args:
-      path: one of
-        - an .npz archive with C under encoder, C, H or h_matrix, and B (optional) under decoder, B, W or w_matrix;
-        - an .npy file that holds C alone;
-        - a folder with h_matrix_tensor_pb and w_matrix_tensor_pb, as the papers' public code writes them; or one file that
-          is a serialized TensorProto and holds C alone.
+      path: an .npz archive with C under encoder, C, H or h_matrix, and B (optional) under decoder, B, W or w_matrix; or an .npy
+        file that holds C alone; or a folder with h_matrix_tensor_pb and w_matrix_tensor_pb, as the papers' public code writes
+        them; or one file that is a serialized TensorProto and holds C alone.
       workload: A, checked against B C to 6 digits; needs B.
 
     Returns:

@@ -28,7 +28,7 @@ class TreeMechanism(Mechanism):
 
     The rounds are the first leaves of the smallest tree of 2^h leaves that holds them; leaves after them are virtual
     rounds, whose input is known to be 0. The m nodes that are kept (see `completion`) are numbered children before
-    parents, left before right, so that the nodes finished by round t come first:
+    parents, left before right, so that the nodes finished by round t come first::
 
               6              row:  0  1000
           2       5                1  0100

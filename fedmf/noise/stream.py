@@ -18,7 +18,7 @@ _INVERSE_TOLERANCE, _PROBES = 1e-6, 4
 class NoiseStream:
     """A recipe for the rows of N Z, where row i of Z is the draw of source i. It names no array library.
 
-    Exactly one form is set:
+    Exactly one form is set::
 
         recurrence   x_t = (z_t - sum_{j=1}^{bands-1} recurrence[t, j] * x_{t-j}) / recurrence[t, 0]
 

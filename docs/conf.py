@@ -1,0 +1,54 @@
+"""Sphinx's configuration: the site builds offline, and every warning and unknown reference is an error (`make docs`)."""
+
+import os
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+os.environ["PYTHONPATH"] = str(HERE.parent)  # of the kernels
+
+project = "fedmf"
+author = copyright = "fedmf contributors"
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "extensions.mathml",
+    "extensions.public_names",
+    "extensions.unlisted_pages",
+]
+# The page of examples shows what is in examples/.
+exclude_patterns = ["extensions", *([] if (HERE.parent / "examples").exists() else ["examples.md"])]
+nitpicky = True
+
+myst_enable_extensions = ["dollarmath", "deflist"]
+myst_heading_anchors = 4
+
+# Pages are executed at every build, so that no number on them is older than the code. A cell that fails is an error.
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_merge_streams = True
+nb_render_markdown_format = "myst"
+
+# The reference is made without TensorFlow: see CONTRIBUTING.md, "The site".
+autodoc_mock_imports = ["grpc", "ray", "tensorflow", "tensorflow_federated", "tensorflow_privacy", "tree"]
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+default_role = "py:obj"
+
+html_theme = "furo"
+html_title = "fedmf"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+# Summaries of search results are fetched by script, which browsers refuse for pages that are opened as files.
+html_show_search_summary = False

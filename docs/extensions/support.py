@@ -1,0 +1,120 @@
+"""The support matrix: what the registries of families and sampling schemes answer when they are asked, as Markdown tables."""
+
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import fedmf
+from fedmf.mechanisms import Mechanism
+from fedmf.mechanisms.family import fitted_families
+from fedmf.privacy.sampling.base import SCHEMES, scheme_from, takes
+
+ROUNDS, BANDS, COHORT = 24, 4, 20
+SIZES = {"population": ROUNDS * COHORT, "cohort_size": COHORT}
+SCHEMAS = {
+    "single": {},
+    "fixed_epoch": {"min_sep": BANDS},
+    "min_sep": {"min_sep": BANDS},
+    "every_round": {},
+}
+
+
+def mechanism_of(family: str, schema: str = "min_sep") -> Mechanism:
+    """A small mechanism of a family, of four bands where the family has that option."""
+    participation = fedmf.Participation(rounds=ROUNDS, schema=schema, **SCHEMAS[schema])
+    bands = {"bands": BANDS} if family in ("banded", "toeplitz") and schema != "every_round" else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of fits that stop short: only the shape of the encoder counts here
+        return fedmf.fit(fedmf.prefix_sum(ROUNDS), participation, family=family, cache=False, **bands)
+
+
+def table(header: list[str], rows: Iterator[list[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def sensitivities() -> str:
+    """Family x schema: exact or bound, and the theorem that `Sensitivity.method` names."""
+
+    def cell(family: str, schema: str) -> str:
+        participation = fedmf.Participation(rounds=ROUNDS, schema=schema, **SCHEMAS[schema])
+        try:
+            found = fedmf.sensitivity(mechanism_of(family, schema), participation)
+        except (TypeError, ValueError) as refusal:
+            return f"**refused**: {refusal}"
+        kind = "exact" if found.exact else "bound"
+        return f"**{kind}**: {re.sub(': (exact|upper bound)', '', found.method)}"
+
+    names = [f"`{schema}`" for schema in SCHEMAS]
+    return table(["family", *names], ([f"`{f}`", *(cell(f, schema) for schema in SCHEMAS)] for f in fitted_families()))
+
+
+def certificates() -> str:
+    """Family x schema: what a certificate of that fit is for, or why there is none."""
+
+    def cell(family: str, schema: str) -> str:
+        mechanism = mechanism_of(family, schema)
+        if mechanism.certificate is None:
+            return f"none: {mechanism.certificate_reason}"
+        held = mechanism.certificate.participation
+        return "a single participation" if held is None else f"`{held.schema}`"
+
+    names = [f"`{schema}`" for schema in SCHEMAS]
+    return table(["family", *names], ([f"`{f}`", *(cell(f, schema) for schema in SCHEMAS)] for f in fitted_families()))
+
+
+def answer(family: str, scheme: str) -> tuple[str, str]:
+    """What a plan of this family and scheme is, in one word, and why."""
+    settings: dict[str, Any] = {"min_sep": None} if takes(scheme, "min_sep") else {}
+    try:
+        plan = fedmf.Plan(
+            mechanism=mechanism_of(family), noise_multiplier=1.0, clip_norm=1.0, delta=1e-5,
+            sampling=scheme_from(scheme, **SIZES, **settings),
+        )  # fmt: skip
+    except ValueError as refusal:
+        return "refused", str(refusal)
+    chosen = plan.sampling
+    assert chosen is not None
+    if chosen.simulated:
+        return "bounded", "by simulation"
+    amplified = chosen.epsilon(plan.mechanism, plan.unit_noise, plan.delta)
+    if amplified >= plan.unamplified_epsilon:
+        return "none", f"here epsilon {plan.unamplified_epsilon:.2f} with or without sampling"
+    return "proven", f"here epsilon {amplified:.2f} for {plan.unamplified_epsilon:.2f}"
+
+
+def amplifications() -> str:
+    """Family x scheme."""
+
+    def cell(family: str, scheme: str) -> str:
+        word, why = answer(family, scheme)
+        return f"**{word}**" if word == "refused" else f"**{word}**: {why}"
+
+    names = [f"`{scheme}`" for scheme in SCHEMES]
+    return table(["family", *names], ([f"`{f}`", *(cell(f, scheme) for scheme in SCHEMES)] for f in fitted_families()))
+
+
+def refusals() -> str:
+    """Every reason for which a family is refused, and where."""
+    reasons: dict[str, list[str]] = {}
+    for family in fitted_families():
+        for scheme in SCHEMES:
+            word, why = answer(family, scheme)
+            if word == "refused":
+                reasons.setdefault(re.sub(r"-0\.\d+", "..", why), []).append(f"`{family}` with `{scheme}`")
+    return "\n".join(f"- {', '.join(where)}: {why}." for why, where in reasons.items())
+
+
+def theorems() -> str:
+    """Scheme by scheme: class, accounting with its theorems, and what must stay secret, in the words of the privacy statement."""
+
+    def row(scheme: str) -> list[str]:
+        settings: dict[str, Any] = {"min_sep": None} if takes(scheme, "min_sep") else {}
+        mechanism = mechanism_of("banded")
+        chosen = scheme_from(scheme, **SIZES, **settings).for_mechanism(mechanism)
+        said = chosen.statement(mechanism, 1.0)
+        return [f"`{scheme}`", f"{{py:class}}`fedmf.{type(chosen).__name__}`", said["accounting"], said["adjacency"]]
+
+    return table(["scheme", "class", "accounting of an example", "why it covers zero-out"], (row(s) for s in SCHEMES))

@@ -1,0 +1,97 @@
+"""Looks at a site in headless Chromium, on narrow and wide screens and in the dark: `python browser.py SITE` prints what is wrong.
+
+Run by the site's environment, which has playwright. Pages are opened as files, as a reader without a server does. Prints JSON: page ->
+list of complaints, for every page.
+"""
+
+import json
+import pathlib
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the tests' own environment, which collects this file, has no playwright
+    from playwright.sync_api import Page, Request
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+# A telephone, a window beside another, a large screen.
+WIDTHS = (390, 1100, 1600)
+# Of WCAG 2.1, criterion 1.4.3: the least contrast of text (AA).
+CONTRAST = 4.5
+
+WIDE = "() => document.documentElement.scrollWidth - window.innerWidth"
+
+# Elements that hold text of their own, and the contrast of that text with the colours that lie under it.
+DARK = """(least) => {
+  const channels = colour => (colour.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(c => c / 255).map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const over = (top, below) => { const a = top.length > 3 ? top[3] : 1; return [0, 1, 2].map(i => a * top[i] + (1 - a) * below[i]); };
+  const under = element => {
+    if (!element) return [255, 255, 255];
+    const own = channels(getComputedStyle(element).backgroundColor);
+    return own.length > 3 && own[3] === 0 ? under(element.parentElement) : over(own, under(element.parentElement));
+  };
+  const found = new Set();
+  for (const element of document.querySelectorAll('body *')) {
+    const text = [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.textContent.trim()).join('');
+    if (!text || !element.checkVisibility({checkOpacity: true, checkVisibilityCSS: true}) || element.closest('.headerlink, svg')) continue;
+    const below = under(element), above = over(channels(getComputedStyle(element).color), below);
+    const [low, high] = [light(above), light(below)].sort((a, b) => a - b);
+    const contrast = (high + 0.05) / (low + 0.05);
+    if (contrast < least) found.add(`${element.tagName} ${element.className}: "${text.slice(0, 30)}" ${contrast.toFixed(2)}`);
+  }
+  return [...found];
+}"""
+
+
+def program() -> str | None:
+    """The path of a Chromium on this machine."""
+    return next(filter(None, map(shutil.which, PROGRAMS)), None)
+
+
+def look(page: "Page", url: str) -> list[str]:
+    """What is wrong with one page."""
+    wrong: list[str] = []
+
+    def requested(request: "Request") -> None:
+        if not request.url.startswith(("file:", "data:", "about:")):
+            wrong.append(f"asks {request.url}")
+
+    page.on("request", requested)
+    page.on("console", lambda message: wrong.append(f"console: {message.text}") if message.type == "error" else None)
+    page.on("pageerror", lambda error: wrong.append(f"script: {error}"))
+    page.goto(url, wait_until="load")
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 844})
+        if (excess := page.evaluate(WIDE)) > 0:
+            wrong.append(f"scrolls sideways by {excess} pixels at {width}")
+    wrong += [f"hard to read in the dark: {text}" for text in page.evaluate(DARK, CONTRAST)]
+    return wrong
+
+
+def main(site: pathlib.Path) -> None:
+    """Looks at all pages, and searches."""
+    from playwright.sync_api import sync_playwright
+
+    found = {}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program(), args=["--no-sandbox"])
+        context = browser.new_context(color_scheme="dark", offline=True)
+        for path in sorted(site.rglob("*.html")):
+            page = context.new_page()
+            found[str(path.relative_to(site))] = look(page, path.as_uri())
+            page.close()
+        if (site / "search.html").exists():
+            page = context.new_page()
+            page.goto((site / "search.html").as_uri() + "?q=sensitivity")
+            page.wait_for_selector("ul.search li", timeout=20_000)
+            found["a search for sensitivity"] = (
+                [] if page.locator("ul.search li").count() > 3 else ["finds next to nothing"]
+            )
+        browser.close()
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]).resolve())
