@@ -27,6 +27,8 @@ from fedmf.schedule import WarmupCooldown
 from fedmf.workloads import Workload, prefix_sum
 
 OPTIMIZERS = ("sgd", "adam", "adagrad", "yogi")
+SCALED = "scaled-"
+SERVER_OPTIMIZERS = (*OPTIMIZERS, *(SCALED + name for name in OPTIMIZERS[1:]))
 
 
 def families() -> tuple[str, ...]:
@@ -134,8 +136,11 @@ class TrainConfig:
     client_batches: int | None = fields.whole(None, "Most batches that a client trains on in a round.")
     proximal_strength: float = fields.real(0.0, "FedProx: strength that draws clients to the round's model.", zero=True)
     server_optimizer: str = fields.choice(
-        "sgd", f"On the server: {', '.join(OPTIMIZERS)}. Each follows the schedule.", lambda: OPTIMIZERS
+        "sgd",
+        f"On the server: {', '.join(SERVER_OPTIMIZERS)}. Each follows the schedule. docs/adaptive.md: scaled.",
+        lambda: SERVER_OPTIMIZERS,
     )
+    scale_every: int = fields.whole(1, "With a scaled server optimizer: rounds between changes of the scales.")
     server_learning_rate: float = fields.real(1.0, "Peak of the server's schedule.")
     server_momentum: float = fields.real(
         0.95, "Momentum of sgd on the server; beta_1 of adam and yogi.", zero=True, below=1
@@ -188,6 +193,10 @@ class TrainConfig:
         if self.client_momentum and self.client_optimizer != "sgd":
             raise ValueError(
                 f"client_momentum={self.client_momentum} belongs to client_optimizer=sgd, not to {self.client_optimizer}: leave it out"
+            )
+        if self.scale_every != 1 and not self.server_optimizer.startswith(SCALED):
+            raise ValueError(
+                f"scale_every={self.scale_every} belongs to a scaled server optimizer, not to {self.server_optimizer}: leave it out"
             )
         if self.family == "file" and self.mechanism is None:
             raise ValueError("family=file needs a file: give mechanism, a path that `fedmf fit --out` wrote")

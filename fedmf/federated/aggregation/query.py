@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from fedmf import checks
 from fedmf.federated.aggregation.clipping import sum_dtype, zero_and_clip
+from fedmf.federated.aggregation.scaling import Scaling, scaled, unscaled
 from fedmf.federated.noise.rows import NoiseRows, NoiseState, plan_mark
 from fedmf.federated.noise.source import check_noise_seed
 from fedmf.federated.tff import tfp
@@ -23,10 +24,11 @@ _LEAST_CLIP_NORM = 1e-20
 
 
 class SampleParams(NamedTuple):
-    """What clients need: clip_norm and zeroing_norm, float64 scalars."""
+    """What clients need: clip_norm and zeroing_norm, float64 scalars; the scales of the leaves, empty without a `Scaling`."""
 
     clip_norm: Any
     zeroing_norm: Any
+    scales: Any
 
 
 class QuerySample(NamedTuple):
@@ -49,12 +51,14 @@ class QueryState(NamedTuple):
     Attributes:
       noise: see `NoiseState`.
       clients, clipped, zeroed: int32 (), the counts of the last round; see `QuerySample`.
+      scaling: `ScalingState`; empty without a `Scaling`.
     """
 
     noise: NoiseState
     clients: Any
     clipped: Any
     zeroed: Any
+    scaling: Any
 
 
 def check_zeroing_norm(zeroing_norm: Any) -> float:
@@ -174,6 +178,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 "and clip_norm with them"
             )
         self._clip_norm = plan.clip_norm
+        self._scaling: Scaling | None = None
         self._noise = NoiseRows(
             stream=plan.mechanism.stream(),
             size=sum(self._sizes),
@@ -190,15 +195,22 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             raise ValueError(f"entry_rounding={entry_rounding} leaves nothing of clip_norm={self.plan.clip_norm}")
         return query
 
+    def with_scaling(self, scaling: Scaling | None) -> "MatrixFactorizationQuery":
+        """This query with records scaled before they are zeroed and clipped, and the result scaled back; the guarantee is the same."""
+        query = copy.copy(self)
+        query._scaling = scaling
+        return query
+
     def initial_global_state(self) -> QueryState:
         """State before round 0."""
         zero = tf.constant(0, tf.int32)
-        return QueryState(self._noise.initial_state(), clients=zero, clipped=zero, zeroed=zero)
+        scaling = () if self._scaling is None else self._scaling.initial_state(self._flat_specs)
+        return QueryState(self._noise.initial_state(), clients=zero, clipped=zero, zeroed=zero, scaling=scaling)
 
     def derive_sample_params(self, global_state: QueryState) -> SampleParams:
-        """Constants of the plan: nothing about the noise leaves the server."""
-        del global_state
-        return SampleParams(tf.constant(self._clip_norm, tf.float64), tf.constant(self._zeroing_norm, tf.float64))
+        """Constants of the plan, and the scales, which past results decide: nothing else about the noise leaves the server."""
+        clip_norm, zeroing_norm = (tf.constant(norm, tf.float64) for norm in (self._clip_norm, self._zeroing_norm))
+        return SampleParams(clip_norm, zeroing_norm, () if self._scaling is None else global_state.scaling.scales)
 
     def initial_sample_state(self, template: Any = None) -> QuerySample:
         """Zeros in the structure of `template`, by default of `record_specs`.
@@ -225,7 +237,10 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             tf.ensure_shape(_in_dtype(leaf, spec), spec.shape)
             for leaf, spec in zip(tf.nest.flatten(record), self._flat_specs, strict=True)
         ]
-        clip_norm, zeroing_norm = params
+        clip_norm, zeroing_norm, scales = params
+        if scales:
+            # Half precision widens first: clipping comes after all rounding.
+            leaves = scaled([tf.cast(leaf, sum_dtype(leaf.dtype)) for leaf in leaves], scales)
         record = tf.nest.pack_sequence_as(record, leaves)
         clipped = zero_and_clip(record, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
         one = tf.constant(1, tf.int32)
@@ -250,19 +265,27 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         row, noise = self._noise.next(noise)
         row = row * tf.constant(self.plan.stddev, tf.float32)
         leaves = tf.nest.flatten(sample_state.record)
-        noised = []
+        means = []
         for leaf, part, spec in zip(leaves, tf.split(row, self._sizes), self._flat_specs, strict=True):
             # A sum in float64 has digits below those of the noise, which would be released as they are: rounded first.
             noisy = tf.cast(leaf, tf.float32) + tf.reshape(part, spec.shape)
             # Post-processing: the division in the sum's precision, and to half precision only here.
-            mean = tf.cast(noisy, leaf.dtype) / tf.constant(self.divisor, leaf.dtype)
-            noised.append(tf.cast(mean, spec.dtype))
-        result = tf.nest.pack_sequence_as(sample_state.record, noised)
-        state = QueryState(noise, sample_state.clients, sample_state.clipped, sample_state.zeroed)
+            means.append(tf.cast(noisy, leaf.dtype) / tf.constant(self.divisor, leaf.dtype))
+        scaling = global_state.scaling
+        if self._scaling is not None:
+            means = unscaled(means, scaling.scales)
+            scaling = self._scaling.after(
+                scaling, [tf.cast(mean, tf.float32) for mean in means], global_state.noise.next_round
+            )
+        means = [tf.cast(mean, spec.dtype) for mean, spec in zip(means, self._flat_specs, strict=True)]
+        result = tf.nest.pack_sequence_as(sample_state.record, means)
+        state = QueryState(noise, sample_state.clients, sample_state.clipped, sample_state.zeroed, scaling)
         return result, state, dp_accounting.UnsupportedDpEvent()
 
     def derive_metrics(self, global_state: QueryState) -> "collections.OrderedDict[str, Any]":
         """rounds_done and noise_stddev (of Z), which are public, and what the last round's records were like.
+
+        With a `Scaling` there is scale_drift, as public: rho of the last round.
 
         clients (records summed), clip_fraction (part of them that was clipped) and zeroed (how many were) are exact functions of the
         clients' data and not covered by the guarantee; count_metrics=False leaves them out.
@@ -270,6 +293,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         metrics = collections.OrderedDict(
             rounds_done=global_state.noise.next_round, noise_stddev=tf.constant(self.plan.stddev, tf.float32)
         )
+        if self._scaling is not None:
+            metrics["scale_drift"] = global_state.scaling.drifts[0]
         if self._count_metrics:
             clients = tf.cast(global_state.clients, tf.float32)
             metrics["clients"] = global_state.clients
