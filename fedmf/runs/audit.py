@@ -15,7 +15,7 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import scheme_from_facts
 from fedmf.privacy.statement import as_text
-from fedmf.runs.config import TrainConfig
+from fedmf.runs.config import SCALED, TrainConfig
 from fedmf.runs.folder import CANARIES, Run, digests
 
 FINAL_STATEMENT = "final_statement"
@@ -166,7 +166,12 @@ def run_statement_values(run: Run, audit: Audit, **options: Any) -> dict[str, An
             "fedmf audit RUN --statement statement.md",
         ],
     }
-    return audit.statement_values(**(known | options))
+    return audit.statement_values(**(known | options)) | scaling_values(run.config)
+
+
+def scaling_values(config: TrainConfig) -> dict[str, str]:
+    """What a statement says of scaled updates; nothing where updates are clipped as they are."""
+    return {"server_optimizer": config.server_optimizer} if config.server_optimizer.startswith(SCALED) else {}
 
 
 def pretraining(config: TrainConfig) -> str:

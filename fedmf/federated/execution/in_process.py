@@ -72,7 +72,9 @@ class FastExecution(Execution):
     def init(self) -> Any:
         """Weights, optimiser state, query state; with canaries the releases so far along their directions, float64 (rounds, canaries)."""
         weights = [tf.constant(w) for w in self._initial]
-        state = weights, self._optimizer.initialize(self._specs), self._query.initial_global_state()
+        # TFF's adaptive optimizers begin with Python numbers, and go on with tensors of other dtypes.
+        optimizer_state = tf.nest.map_structure(tf.convert_to_tensor, self._optimizer.initialize(self._specs))
+        state = weights, optimizer_state, self._query.initial_global_state()
         return state if self._canaries is None else (*state, np.zeros((self._rounds, len(self._canaries.included))))
 
     def next(self, state: Any, cohort: Sequence[Epochs], canaries: Sequence[int] = ()) -> tuple[Any, dict[str, float]]:
