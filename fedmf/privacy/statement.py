@@ -86,7 +86,15 @@ def _template() -> Any:
 def markdown(values: dict[str, Any]) -> str:
     """The statement as Markdown; see `Plan.statement_values` for the values."""
     optional = dict.fromkeys(
-        ("canaries", "contradictions", "unrecorded", "achieved", "noncompliant", "server_optimizer")
+        (
+            "canaries",
+            "contradictions",
+            "unrecorded",
+            "achieved",
+            "noncompliant",
+            "server_optimizer",
+            "quantile_clipping",
+        )
     )
     text = _template().render(optional | values)
     points: list[str] = []

@@ -79,7 +79,7 @@ class Execution(abc.ABC):
 
         Returns:
           The new state and {"examples", "train_loss"} with the query's {"clip_fraction", "zeroed", "noise_stddev"}; with scaled updates
-          {"scale_drift"}.
+          {"scale_drift"}, with a clip norm that adapts {"clip_norm"}.
         """
 
     @abc.abstractmethod
@@ -111,7 +111,7 @@ class Execution(abc.ABC):
 
 def query_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The query's metrics in a row of metrics.jsonl."""
-    adaptive = {name: float(metrics[name]) for name in ("scale_drift",) if name in metrics}
+    adaptive = {name: float(metrics[name]) for name in ("scale_drift", "clip_norm") if name in metrics}
     return adaptive | {
         "clip_fraction": float(metrics["clip_fraction"]),
         "zeroed": int(metrics["zeroed"]),

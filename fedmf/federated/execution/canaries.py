@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery, SampleParams
-from fedmf.federated.aggregation.scaling import unscaled
+from fedmf.federated.aggregation.scaling import scaled, unscaled
 
 # Entries of a direction that are not 0. Two directions of d entries then meet as rarely as dense ones: <c_i, c_j> has variance 1 / d.
 _ENTRIES = 4096
@@ -56,7 +56,9 @@ class Canaries:
     def add(self, total: Any, canaries: Sequence[int], params: SampleParams) -> Any:
         """Adds the clipped updates of these canaries, in or out, to the query's sample state `total`; `params` are the round's."""
         for canary in canaries:
-            length = _TIMES_THE_CLIP_NORM * self._query.plan.clip_norm * self.included[canary]
+            if self._query.plan.quantile_clipping is not None and not self.included[canary]:
+                continue  # a client that is out has no bit either
+            length = _TIMES_THE_CLIP_NORM * float(params.clip_norm) * self.included[canary]
             total = self._add(params, total, self._places[canary][:, None], np.float32(length) * self._signs[canary])
         return total
 
@@ -66,6 +68,11 @@ class Canaries:
             tf.cast(tf.reshape(part, spec.shape), spec.dtype) for part, spec in zip(parts, self._specs, strict=True)
         ]
         return self._query.accumulate_record(params, total, unscaled(update, params.scales))
+
+    def released(self, mean: Sequence[Any], params: SampleParams) -> np.ndarray:
+        """Products of each direction with a round's mean as it was released, scaled and in units of plan.clip_norm, float64 (count,)."""
+        factor = self._query.plan.clip_norm / float(params.clip_norm)
+        return factor * self.projections(scaled(mean, params.scales))
 
     def projections(self, arrays: Sequence[Any]) -> np.ndarray:
         """Products of each direction with the model-sized arrays, float64 (count,)."""

@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.aggregation.aggregator import mean_query
-from fedmf.federated.aggregation.scaling import scaled
 from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import Execution, RunOptions, query_metrics
 from fedmf.federated.execution.canaries import Canaries
@@ -90,8 +89,7 @@ class FastExecution(Execution):
         *state, mean = self._server(weights, optimizer_state, query_state, total)
         if self._canaries is not None:
             seen = np.array(releases[0])
-            released = scaled(mean, sent.params.scales)
-            seen[int(query_state.noise.next_round)] = self._cohort_size * self._canaries.projections(released)
+            seen[int(query_state.noise.next_round)] = self._cohort_size * self._canaries.released(mean, sent.params)
             state.append(seen)
         row = {"examples": examples, "train_loss": loss / examples if examples else 0.0}
         return tuple(state), row | query_metrics(self._query.derive_metrics(state[2]))

@@ -188,6 +188,11 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
             f"plan simulates simulated_cohort={plan.simulated_cohort} clients a round but the config trains cohort_size="
             f"{config.cohort_size}: make them agree"
         )
+    adaptive = plan.quantile_clipping
+    if (adaptive and adaptive.quantile) != config.clip_quantile:
+        raise ValueError(
+            f"plan has quantile_clipping={adaptive} but the config clip_quantile={config.clip_quantile}: make them agree"
+        )
     if plan.clip_norm != config.clip_norm or plan.claimed_cohort != config.claimed_cohort:
         raise ValueError(
             f"plan has clip_norm={plan.clip_norm} and claimed_cohort={plan.claimed_cohort} but the config clip_norm={config.clip_norm} "
