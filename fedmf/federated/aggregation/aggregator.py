@@ -120,7 +120,8 @@ def dp_aggregator(
     output.metrics["aggregator"]["dp_query_metrics"]; see `MatrixFactorizationQuery.derive_metrics`.
 
     Args:
-      plan: what to run; from `fedmf.calibrate`. Its clip_norm is fixed for the whole run.
+      plan: what to run; from `fedmf.calibrate`. Its clip_norm is fixed for the whole run, unless it has
+        quantile_clipping.
       clients_per_round: the divisor, whoever shows up: a data-dependent divisor is not covered by the guarantee. More clients than
         this are all summed, each for at most clip_norm as ever: the mean is then larger, the guarantee the same, and the metric
         `clients` says how many there were. With no clients the result is noise / clients_per_round.

@@ -176,6 +176,11 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             )
         self._count_metrics = bool(count_metrics)
         self._adaptive = plan.quantile_clipping
+        if self._adaptive is not None and self.divisor == 1:
+            raise ValueError(
+                "quantile_clipping needs the fixed number of records of a round, to know which part of them is clipped: give it as "
+                "divisor, or use a plan of one clip norm"
+            )
         least = _LEAST_CLIP_NORM if self._adaptive is None else _LEAST_CLIP_NORM * MOST_CHANGE
         if plan.clip_norm < least:
             raise ValueError(

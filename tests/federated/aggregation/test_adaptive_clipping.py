@@ -168,6 +168,12 @@ def test_a_state_of_another_clipping_is_refused():
         other.get_noised_result(other.initial_sample_state(), state)
 
 
+def test_the_number_of_records_must_be_known():
+    plan = plan_of(MECHANISMS["identity"](2), quantile_clipping=QuantileClipping())
+    with pytest.raises(ValueError, match="needs the fixed number of records of a round"):
+        federated.MatrixFactorizationQuery(plan, tf.TensorSpec([2]), noise_seed=1)
+
+
 def test_a_secure_sum_is_refused():
     plan = plan_of(MECHANISMS["identity"](2), quantile_clipping=QuantileClipping())
     factory = federated.dp_aggregator(plan, clients_per_round=2, noise_seed=1, secure_sum=True)
