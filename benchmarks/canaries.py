@@ -43,13 +43,14 @@ def main(clients: int, canaries: int, rounds: int) -> None:
             seconds[which].append(time.perf_counter() - began)
     special, query = executions[1]._canaries, executions[1]._query  # type: ignore[attr-defined]
     mean, total = executions[1].weights(states[1]), query.initial_sample_state()
+    params = query.derive_sample_params(query.initial_global_state())
     projecting, adding = [], []
     for _ in range(11):
         began = time.perf_counter()
         special.projections(mean)
         projecting.append(time.perf_counter() - began)
         began = time.perf_counter()
-        np.asarray(special.add(total, [0]).clients)
+        np.asarray(special.add(total, [0], params).clients)
         adding.append(time.perf_counter() - began)
     without, with_canaries = (statistics.median(each[1:]) for each in seconds)
     project, add = statistics.median(projecting), statistics.median(adding)

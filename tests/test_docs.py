@@ -1,4 +1,4 @@
-"""The Python snippets of the documents run as printed. Those that need TensorFlow, pipeline.md and own_task.md, have tests of their own."""
+"""The Python snippets of the documents run as printed. Those that need TensorFlow, such as pipeline.md, have tests of their own."""
 
 import json
 import pathlib
@@ -26,7 +26,7 @@ def test_snippets_run_as_printed(page, tmp_path, monkeypatch, capsys):
 
 
 def test_no_page_with_snippets_is_forgotten():
-    tested = {*PAGES, "pipeline", "after_training", "own_task", "tour"}  # the tour by test_readme.py
+    tested = {*PAGES, "adaptive", "pipeline", "after_training", "own_task", "tour"}  # the tour by test_readme.py
     assert {page.stem for page in DOCS.glob("*.md") if "```python" in page.read_text()} <= tested
 
 

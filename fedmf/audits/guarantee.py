@@ -16,7 +16,8 @@ from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
-from fedmf.privacy.plan import Plan, finite
+from fedmf.privacy.plan import Plan
+from fedmf.privacy.rounding import finite
 from fedmf.privacy.statement import markdown
 
 
@@ -264,7 +265,7 @@ def _within_bounds(plan: Plan, stats: ParticipationStats) -> Plan:
 
 
 def _accounted(plan: Plan, participation: Participation) -> Plan:
-    """The same noise under another participation, without what sampling adds."""
+    """The same noise under another participation, without what sampling adds; of updates and bits together."""
     value = sensitivity(plan.mechanism, participation).value
     multiplier = plan.noise_multiplier * plan.sensitivity.value / value
     return dataclasses.replace(plan, participation=participation, noise_multiplier=multiplier, sampling=None)

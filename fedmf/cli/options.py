@@ -151,6 +151,9 @@ plan_options = together(
     click.option("--noise-multiplier", type=float, help="Noise of the whole run; or give --epsilon."),
     click.option("--delta", type=float, default=1e-6, help="Failure probability."),
     click.option("--clip-norm", type=float, default=1.0, help="L2 bound on a client's update."),
+    click.option("--clip-quantile", "quantile", type=float, help="The clip norm follows this quantile of updates."),
+    click.option("--clip-share", "share", type=float, help="Part of rho that this takes.  [default: 0.04]"),
+    click.option("--clip-every", "every", type=COUNT, help="Rounds between changes of it.  [default: 10]"),
 )
 sampling_options = together(
     sampling_option,
@@ -316,6 +319,11 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
     else:
         shared |= {"participation": participation, "noise_multiplier": noise_multiplier}
         plan = fedmf.Plan(mechanism=mechanism, **shared)
+    following = {name: target[name] for name in ("quantile", "share", "every") if target.get(name) is not None}
+    if following:
+        if "quantile" not in following:
+            raise ValueError(f"{' and '.join(following)}: they belong to --clip-quantile, give that as well")
+        plan = dataclasses.replace(plan, quantile_clipping=fedmf.QuantileClipping(**following))
     if simulated is not None and claimed is not None:
         plan = plan.simulating(simulated=simulated, claimed=claimed)
     _ = plan.stddev  # refuses what float32 cannot hold

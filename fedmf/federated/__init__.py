@@ -8,6 +8,7 @@ from fedmf.federated.aggregation.aggregator import dp_aggregator  # noqa: E402
 from fedmf.federated.aggregation.check_process import check_process  # noqa: E402
 from fedmf.federated.aggregation.keras_optimizer import keras_fit, keras_optimizer  # noqa: E402
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery  # noqa: E402
+from fedmf.federated.aggregation.scaling import Scaling  # noqa: E402
 from fedmf.federated.cohort_source import CohortDataSource  # noqa: E402
 from fedmf.federated.execution.base import RunOptions  # noqa: E402
 from fedmf.federated.execution.cluster import WorkersLost  # noqa: E402
@@ -24,6 +25,7 @@ __all__ = [
     "InterruptedRun",
     "MatrixFactorizationQuery",
     "RunOptions",
+    "Scaling",
     "ScheduledSGDM",
     "Task",
     "TrainedRun",

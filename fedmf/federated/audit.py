@@ -92,7 +92,9 @@ def audit_mechanism(
     if trials != 0:
         checks.integer("trials", trials, low=8, hint="play some thousand, or 0 for no game")
     plan = plan.without_amplification()  # the game's client takes part in rounds that are known
-    case = worst_case(plan)
+    # The game is of the updates' stream, which with quantile_clipping has more noise than the plan claims of both.
+    updates = dataclasses.replace(plan, noise_multiplier=plan.update_noise_multiplier, quantile_clipping=None)
+    case = worst_case(updates)
     total, done = n * (3 if trials else 2), 0
 
     def rows(run: int, size: int, **options: Any) -> Iterator[np.ndarray]:
@@ -106,12 +108,13 @@ def audit_mechanism(
     L, scale = causal_factor(plan.mechanism.noising()), plan.stddev / divisor_of(plan)
     one = whiten(L, np.stack(list(rows(1, d))), scale)
     other = whiten(L, np.stack(list(rows(2, d, resume_at=n // 2))), scale)
+    leaves += [1] * (plan.quantile_clipping is not None)
     findings = audit_noise([one, other], leaves=leaves).findings
     game = None
     if trials:
         clients, present = worst_clients(plan, case, trials, seed)
-        s = case.projection @ np.stack(list(rows(3, trials, clients=clients))) / scale
-        game = audit_distinguishing(plan, case, s[present], s[~present])
+        s = case.projection @ np.stack(list(rows(3, trials, clients=clients)))[:, :trials] / scale
+        game = audit_distinguishing(updates, case, s[present], s[~present])
         findings += game.findings
     verdict = NoiseAudit(findings=findings, false_positive_rate=false_positive_rate)
     return MechanismAudit(verdict=verdict, game=game, rounds=n, coordinates=d, trials=trials)
@@ -142,7 +145,8 @@ def released_rows(
 ) -> Iterator[np.ndarray]:
     """Yields what the query of an aggregator releases in each round of the plan, flat: float64 (coordinates,).
 
-    Without `clients` two of them send zeros. Before round `resume_at`, unless it is 0, all is made anew but the state as numpy arrays.
+    Where the clip norm adapts, in units of plan.clip_norm, and behind it one entry: the noise of the bits on the same scale. Without
+    `clients` two of them send zeros. Before round `resume_at`, unless it is 0, all is made anew but the state as numpy arrays.
     """
     nobody = np.zeros(2, np.int64), 0.0
     query = _Query(plan, coordinates, noise_seed)
@@ -173,9 +177,14 @@ class _Query:
 
         def finish(sample: Any, state: Any) -> Any:
             result, state, _ = query.get_noised_result(sample, state)
-            return tf.concat([tf.reshape(result[name], [-1]) for name in shapes], axis=0), state
+            row = tf.concat([tf.reshape(result[name], [-1]) for name in shapes], axis=0)
+            if plan.quantile_clipping is not None:
+                noise = state.clip.bits - tf.cast(sample.clients, tf.float32) / 2 + tf.cast(sample.clipped, tf.float32)
+                bits = noise * (plan.stddev / divisor_of(plan) / plan.bit_stddev)
+                row = tf.concat([row * tf.cast(plan.clip_norm / state.clip.last, tf.float32), [bits]], axis=0)
+            return row, state
 
-        self.initial_state = query.initial_global_state()
+        self.initial_state, self._clip_norm = query.initial_global_state(), plan.clip_norm
         self._params = query.derive_sample_params
         params, sample = self._params(self.initial_state), query.initial_sample_state()
         spec = tf.TensorSpec([None], tf.int64), tf.TensorSpec([])
@@ -185,6 +194,7 @@ class _Query:
 
     def release(self, state: Any, places: np.ndarray, size: float) -> tuple[Any, np.ndarray]:
         params = self._params(state)
+        size *= float(params.clip_norm) / self._clip_norm  # a client knows the clip norm of the round
         # The same updates under the same parameters have the same sum: a pure function, and the cost of a round.
         key = (places.tobytes(), size, *(np.asarray(part).tobytes() for part in tf.nest.flatten(params)))
         if key not in self._sums:

@@ -11,6 +11,9 @@ from fedmf import checks
 
 # dp_accounting and scipy take most of a second to import, so that `fedmf --help` waits for neither: functions import them.
 
+_MAX_SENSITIVITY = 1e30
+_FLOAT32_NORMAL = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
+
 MAX_EPSILON = 10_000.0
 MAX_TARGET_EPSILON = MAX_EPSILON / 2
 # Below this the PLD accountant's own truncation and rounding are larger than delta: its epsilon then grows without bound,
@@ -129,3 +132,23 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
         sigma *= 1 + step
         step *= 2
     return sigma
+
+
+def check_float32_holds(noise_multiplier: float, sensitivity: float, clip_norm: float, noise_scale: float) -> None:
+    """Raises a ValueError where float32, in which noise is made, would make it 0 or infinite: a guarantee without noise.
+
+    Args:
+      noise_multiplier: 0 for no noise, of which all is held.
+      sensitivity, clip_norm: the noise's standard deviation is in units of their product.
+      noise_scale: of a simulated cohort's noise, or 1.
+    """
+    # A row of N has at least the norm 1 / sensitivity, because row t of N times column t of C is 1: then this is its noise.
+    row = noise_multiplier * clip_norm * noise_scale
+    sizes = (row * sensitivity, row)
+    held = _FLOAT32_NORMAL[0] <= min(sizes) and max(sizes) <= _FLOAT32_NORMAL[1]
+    if noise_multiplier > 0 and not (held and 1 / _MAX_SENSITIVITY <= sensitivity <= _MAX_SENSITIVITY):
+        raise ValueError(
+            f"clip_norm={clip_norm}, noise_multiplier={noise_multiplier} and an encoder of sensitivity {sensitivity:g} give noise beyond "
+            "the range of float32 in which it is drawn: rescale the updates, and clip_norm with them, or divide the encoder by its "
+            "sensitivity"
+        )

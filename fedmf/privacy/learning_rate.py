@@ -44,7 +44,7 @@ def effective_rmse(plan: "Plan", workload: Workload, *, cohort_size: int | None 
         cohort_size = plan.claimed_cohort or getattr(plan.sampling, "cohort_size", None)
     hint = "pass the number of clients that a round's sum is divided by"
     clients = checks.integer("cohort_size", cohort_size, low=1, hint=hint)
-    return plan.noise_multiplier * rmse(plan.mechanism, workload, plan.participation) / clients
+    return plan.update_noise_multiplier * rmse(plan.mechanism, workload, plan.participation) / clients
 
 
 def predicted_learning_rate(effective_rmse: float, *, clip_norm: float = 1.0, grid: float | None = GRID) -> float:

@@ -17,7 +17,9 @@ from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.privacy import statement as _statement
 from fedmf.privacy.amplification import group_epsilon, rdp_epsilon
-from fedmf.privacy.gaussian import check_delta, gaussian_epsilon
+from fedmf.privacy.gaussian import check_delta, check_float32_holds, gaussian_epsilon
+from fedmf.privacy.quantile_clipping import QuantileClipping
+from fedmf.privacy.rounding import finite
 from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.sampling.base import column_norm
 
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 
 # dp_accounting takes most of a second to import, so that `fedmf --help` waits for it nowhere: functions import it.
 
-_MAX_SENSITIVITY = 1e30
-_FLOAT32_NORMAL = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 # Users with so many devices are given a guarantee of their own.
 _DEVICES = (2, 3, 5)
 
@@ -42,11 +42,12 @@ class Plan:
         left out: the plan takes what clients keep to with the scheme.
       noise_multiplier: stddev over sensitivity and clip_norm, of one GaussianDpEvent for the whole run; 0 means no noise and no privacy
         (epsilon is infinite). Sampling amplifies what it guarantees.
-      clip_norm: L2 bound on one client's update in one round.
+      clip_norm: L2 bound on one client's update in one round; the first one with quantile_clipping.
       delta: in [1e-15, 1); at least 1e-10 with most sampling schemes.
       sampling: a scheme of `fedmf.privacy.sampling`, in as many partitions as the mechanism has bands where it names none; None for no
         amplification.
       simulated_cohort, claimed_cohort: set only by `simulating`, else both None.
+      quantile_clipping: how the clip norm follows the updates, of which noise_multiplier covers both streams; None for one clip norm.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -68,6 +69,7 @@ class Plan:
     sampling: Sampling | None = None
     simulated_cohort: int | None = None
     claimed_cohort: int | None = None
+    quantile_clipping: QuantileClipping | None = None
 
     def __post_init__(self) -> None:
         mechanism, scheme, p = self.mechanism, self.sampling, self.participation
@@ -92,7 +94,9 @@ class Plan:
                 f"mechanism has {mechanism.rounds} rounds but participation has {p.rounds}: fit the mechanism for the rounds of the run"
             )
         noise_hint = "use a number such as 0.65, or 0 for no privacy"
-        clip_hint = "use the L2 bound on a client's update, such as 1.0; the guarantee assumes one for the whole run, not an adaptive one"
+        clip_hint = (
+            "use the L2 bound on a client's update, such as 1.0; for one that adapts give quantile_clipping as well"
+        )
         checked = {
             "sampling": scheme,
             "participation": p,
@@ -114,6 +118,10 @@ class Plan:
     def _check_together(self) -> None:
         """Raises where arguments do not go with each other."""
         scheme, simulated, claimed = self.sampling, self.simulated_cohort, self.claimed_cohort
+        if not isinstance(self.quantile_clipping, QuantileClipping | None):
+            raise TypeError(
+                f"quantile_clipping={self.quantile_clipping!r} must be a fedmf.QuantileClipping, or None for one clip norm"
+            )
         if scheme is not None and self.delta < scheme.min_delta:
             raise ValueError(
                 f"delta={self.delta} is too small for amplification by sampling, accounted to {scheme.min_delta}: use that, or "
@@ -142,25 +150,34 @@ class Plan:
         return (self.simulated_cohort or 1) / (self.claimed_cohort or 1)
 
     @property
+    def update_noise_multiplier(self) -> float:
+        """Noise multiplier of the sums of updates alone; with quantile_clipping larger than that of the plan."""
+        adaptive, z = self.quantile_clipping, self.noise_multiplier
+        return z if adaptive is None else adaptive.update_noise_multiplier(z)
+
+    @property
+    def bit_stddev(self) -> float:
+        """Standard deviation of every entry of Z of the bits' stream, in clients; 0 without quantile_clipping."""
+        adaptive = self.quantile_clipping
+        multiplier = 0.0 if adaptive is None else adaptive.bit_noise_multiplier(self.noise_multiplier)
+        return multiplier * self.sensitivity.value * self.noise_scale
+
+    def noise_size(self, parameters: int) -> int:
+        """Coordinates of a row of noise for a model of so many parameters: with quantile_clipping the bits have one, behind the model's."""
+        return parameters + (self.quantile_clipping is not None)
+
+    @property
     def stddev(self) -> float:
         """Standard deviation of every entry of Z, in the units of a client's update: the noise added to a SUM is N Z.
+
+        With quantile_clipping while the clip norm is the first one; later in proportion to it.
 
         Raises:
           ValueError: float32, in which noise is made, would make it or a row of N 0 or infinite: a guarantee without noise.
         """
-        scale = self.sensitivity.value
-        # A row of N has at least the norm 1 / sensitivity, because row t of N times column t of C is 1: then this is its noise.
-        row = self.noise_multiplier * self.clip_norm * self.noise_scale
-        stddev = self.noise_multiplier * scale * self.clip_norm * self.noise_scale
-        sizes = (stddev, row)
-        held = _FLOAT32_NORMAL[0] <= min(sizes) and max(sizes) <= _FLOAT32_NORMAL[1]
-        if self.noise_multiplier > 0 and not (held and 1 / _MAX_SENSITIVITY <= scale <= _MAX_SENSITIVITY):
-            raise ValueError(
-                f"clip_norm={self.clip_norm}, noise_multiplier={self.noise_multiplier} and an encoder of sensitivity {scale:g} give noise "
-                "beyond the range of float32 in which it is drawn: rescale the updates, and clip_norm with them, or divide the encoder by "
-                "its sensitivity"
-            )
-        return stddev
+        scales = self.update_noise_multiplier, self.sensitivity.value, self.clip_norm, self.noise_scale
+        check_float32_holds(*scales)
+        return math.prod(scales)
 
     @property
     def unit_noise(self) -> float:
@@ -253,7 +270,12 @@ class Plan:
             "simulated_cohort": self.simulated_cohort,
             "claimed_cohort": self.claimed_cohort,
             "certificate": dataclasses.asdict(certificate) if certificate else None,
-        }
+        } | self._clipping_facts()
+
+    def _clipping_facts(self) -> dict[str, Any]:
+        """What a summary and a statement say of quantile_clipping; nothing without it."""
+        adaptive, bits = self.quantile_clipping, {"bit_stddev": self.bit_stddev}
+        return {} if adaptive is None else {"quantile_clipping": adaptive.facts(self.noise_multiplier) | bits}
 
     def _sampling_facts(self, **more: Any) -> dict[str, Any] | None:
         if self.sampling is None:
@@ -276,15 +298,9 @@ class Plan:
 
     def group_values(self) -> list[dict[str, Any]]:
         """The guarantee of users of several devices: a sum of g clients is g times as sensitive, so that rho grows by g^2."""
-        return [
-            {
-                "devices": g,
-                "epsilon": finite(self.group_epsilon(g)),
-                "delta": self.delta,
-                "rho": finite(g * g * self.rho),
-            }
-            for g in _DEVICES
-        ]
+        epsilons, rhos = ([finite(of(g)) for g in _DEVICES] for of in (self.group_epsilon, lambda g: g * g * self.rho))
+        rows = zip(_DEVICES, epsilons, rhos, strict=True)
+        return [{"devices": g, "epsilon": epsilon, "delta": self.delta, "rho": rho} for g, epsilon, rho in rows]
 
     def statement(self, **options: Any) -> str:
         """The privacy statement in the structure of the banded paper's Appendix K.1, as Markdown; options of `statement_values`."""
@@ -350,6 +366,7 @@ class Plan:
             "not_covered": list(_statement.NOT_COVERED),
             "commands": [self.calibrate_command(rdp=rdp)] if commands is None else list(commands),
             "versions": _statement.installed_versions() if versions is None else dict(versions),
+            **self._clipping_facts(),
         } | ({"canaries": canaries} if canaries else {})
 
     def calibrate_command(self, mechanism: str = "mechanism.npz", *, rdp: bool = False) -> str:
@@ -365,14 +382,11 @@ class Plan:
             if p.schema in ("min_sep", "fixed_epoch"):
                 options |= {"min-sep": p.min_sep, "max-participations": p.max_participations}
         options |= {"noise-multiplier": self.noise_multiplier, "delta": self.delta, "clip-norm": self.clip_norm}
+        if self.quantile_clipping is not None:
+            options |= self.quantile_clipping.command_options
         if self.claimed_cohort is not None:
             options |= {"simulated-cohort": self.simulated_cohort, "claimed-cohort": self.claimed_cohort}
         if scheme is not None:
             # Also what follows from the mechanism: the guarantee depends on it, and what is left out is not checked.
             options |= scheme.command_options
         return [f"--{name} {value}" for name, value in options.items()]
-
-
-def finite(value: float | None) -> float | None:
-    """`value`, or None, which is JSON's null, where it is infinite."""
-    return value if value is not None and math.isfinite(value) else None

@@ -1,12 +1,18 @@
 """Numbers as a statement shows them: no shown number claims more than was proven."""
 
 import decimal
+import math
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:
     # From the shortest text of the number: its exact value would turn 0.7 into 0.699999.
     shown = decimal.Context(prec=digits, rounding=rounding).create_decimal(repr(float(value)))
     return f"{float(shown):.{digits}g}"
+
+
+def finite(value: float | None) -> float | None:
+    """`value`, or None, which is JSON's null, where it is infinite."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def up(value: float | None, digits: int = 4) -> str:

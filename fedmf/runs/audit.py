@@ -1,5 +1,6 @@
 """The guarantee of a run folder after the fact, and the statement of the finished run."""
 
+import dataclasses
 import math
 import pathlib
 from typing import Any
@@ -13,9 +14,10 @@ from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
+from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import scheme_from_facts
 from fedmf.privacy.statement import as_text
-from fedmf.runs.config import TrainConfig
+from fedmf.runs.config import SCALED, TrainConfig
 from fedmf.runs.folder import CANARIES, Run, digests
 
 FINAL_STATEMENT = "final_statement"
@@ -120,6 +122,8 @@ def recorded_plan(run: Run) -> Plan:
     recorded = run.plan
     try:
         sampling = None if recorded["sampling"] is None else scheme_from_facts(recorded["sampling"])
+        adaptive = recorded.get("quantile_clipping")
+        names = [field.name for field in dataclasses.fields(QuantileClipping)]
         plan = Plan(
             mechanism=run.mechanism,
             participation=Participation(**recorded["participation"]),
@@ -129,6 +133,7 @@ def recorded_plan(run: Run) -> Plan:
             sampling=sampling,
             simulated_cohort=recorded["simulated_cohort"],
             claimed_cohort=recorded["claimed_cohort"],
+            quantile_clipping=adaptive and QuantileClipping(**{name: adaptive[name] for name in names}),
         )
         # Epsilon may differ where another accountant computed it; what was added may not.
         same = math.isclose(plan.stddev, recorded["stddev"], rel_tol=1e-9)
@@ -166,7 +171,12 @@ def run_statement_values(run: Run, audit: Audit, **options: Any) -> dict[str, An
             "fedmf audit RUN --statement statement.md",
         ],
     }
-    return audit.statement_values(**(known | options))
+    return audit.statement_values(**(known | options)) | scaling_values(run.config)
+
+
+def scaling_values(config: TrainConfig) -> dict[str, str]:
+    """What a statement says of scaled updates; nothing where updates are clipped as they are."""
+    return {"server_optimizer": config.server_optimizer} if config.server_optimizer.startswith(SCALED) else {}
 
 
 def pretraining(config: TrainConfig) -> str:

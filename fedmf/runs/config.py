@@ -16,47 +16,25 @@ from fedmf.cohorts.availability import availability_from_text
 from fedmf.cohorts.devices import probability
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.family import FAMILIES, families_with, fitted_families
+from fedmf.mechanisms.family import FAMILIES, fitted_families
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
 from fedmf.participation.schema import SCHEMAS, Participation
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.gaussian import check_delta, check_epsilon
 from fedmf.privacy.plan import Plan
+from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, Sampling, scheme_from, takes
+from fedmf.runs.config_values import (
+    OPTIMIZERS,
+    SCALED,
+    SERVER_OPTIMIZERS,
+    families,
+    families_taking,
+    task_options,
+)
 from fedmf.schedule import WarmupCooldown
 from fedmf.workloads import Workload, prefix_sum
-
-OPTIMIZERS = ("sgd", "adam", "adagrad", "yogi")
-
-
-def families() -> tuple[str, ...]:
-    """The values of `TrainConfig.family`: no noise, every family that is fitted, and a mechanism file."""
-    return ("none", *fitted_families(), "file")
-
-
-def families_taking(field: str) -> tuple[str, ...]:
-    """The families that a field of `TrainConfig` is for."""
-    if field == "bands":
-        return families_with("bands")
-    if field == "column_norms":
-        return families_with("equal_norms")
-    if field in ("mechanism", "decoder"):
-        return ("file",) if field == "mechanism" else ("tree",)
-    if field in ("epsilon", "noise_multiplier", "delta"):
-        return families()[1:]
-    return families()
-
-
-def _task_options(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(option, str) for option in value):
-        raise TypeError(f"{name}={value!r} must be names of options and their values: pass a dict")
-    for option, setting in value.items():
-        if not isinstance(setting, str | int | float | None):
-            raise TypeError(
-                f"{name} has {option}={setting!r}: the values of options are texts, numbers, true, false or none"
-            )
-    return dict(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +57,7 @@ class TrainConfig:
     )
     data: str | None = fields.text(None, "Data file or folder of the task; by default the one in TFF's own cache.")
     task_options: Mapping[str, Any] = dataclasses.field(
-        default_factory=dict, hash=False, metadata={"help": "The task's own options.", "check": _task_options}
+        default_factory=dict, hash=False, metadata={"help": "The task's own options.", "check": task_options}
     )
 
     # Who takes part
@@ -119,6 +97,13 @@ class TrainConfig:
     noise_multiplier: float | None = fields.real(None, "Noise multiplier of the whole run; or give epsilon.", zero=True)
     delta: float = fields.real(1e-6, "Failure probability.")
     clip_norm: float = fields.real(1.0, "L2 bound on a client's update.")
+    clip_quantile: float | None = fields.real(
+        None, "The clip norm follows this quantile of the updates' norms, from clip_norm on; none keeps it.", below=1
+    )
+    clip_share: float = fields.real(
+        0.04, "With clip_quantile: part of the budget, rho, that following it takes.", below=1
+    )
+    clip_every: int = fields.whole(10, "With clip_quantile: rounds between changes of the clip norm.")
     zeroing_norm: float | None = fields.real(100.0, "Updates with a larger entry count as zero; none for no limit.")
 
     canaries: int = fields.whole(
@@ -135,8 +120,11 @@ class TrainConfig:
     client_batches: int | None = fields.whole(None, "Most batches that a client trains on in a round.")
     proximal_strength: float = fields.real(0.0, "FedProx: strength that draws clients to the round's model.", zero=True)
     server_optimizer: str = fields.choice(
-        "sgd", f"On the server: {', '.join(OPTIMIZERS)}. Each follows the schedule.", lambda: OPTIMIZERS
+        "sgd",
+        f"On the server: {', '.join(SERVER_OPTIMIZERS)}. Each follows the schedule. docs/adaptive.md: scaled.",
+        lambda: SERVER_OPTIMIZERS,
     )
+    scale_every: int = fields.whole(1, "With a scaled server optimizer: rounds between changes of the scales.")
     server_learning_rate: float = fields.real(1.0, "Peak of the server's schedule.")
     server_momentum: float = fields.real(
         0.95, "Momentum of sgd on the server; beta_1 of adam and yogi.", zero=True, below=1
@@ -190,6 +178,13 @@ class TrainConfig:
             raise ValueError(
                 f"client_momentum={self.client_momentum} belongs to client_optimizer=sgd, not to {self.client_optimizer}: leave it out"
             )
+        if self.scale_every != 1 and not self.server_optimizer.startswith(SCALED):
+            raise ValueError(
+                f"scale_every={self.scale_every} belongs to a scaled server optimizer, not to {self.server_optimizer}: leave it out"
+            )
+        for name in ("clip_share", "clip_every"):
+            if self.clip_quantile is None and getattr(self, name) != TrainConfig.__dataclass_fields__[name].default:
+                raise ValueError(f"{name}={getattr(self, name)} belongs to clip_quantile: leave it out, or give that")
         if self.family == "file" and self.mechanism is None:
             raise ValueError("family=file needs a file: give mechanism, a path that `fedmf fit --out` wrote")
         if self.bands is not None and self.bands > self.rounds:
@@ -324,6 +319,9 @@ class TrainConfig:
                 delta=self.delta,
                 sampling=scheme,
             )
+        if self.clip_quantile is not None:
+            adaptive = QuantileClipping(quantile=self.clip_quantile, share=self.clip_share, every=self.clip_every)
+            plan = dataclasses.replace(plan, quantile_clipping=adaptive)
         if self.claimed_cohort is not None:
             plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)
         return plan

@@ -1,5 +1,6 @@
 """`dp_aggregator`: the plan as a tff.aggregators.UnweightedAggregationFactory, for any TFF process that takes one."""
 
+import copy
 import hashlib
 import reprlib
 from typing import Any
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 from fedmf import checks
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery, check_zeroing_norm
+from fedmf.federated.aggregation.scaling import Scaling
 from fedmf.federated.aggregation.secure_sum import SecureSampleSum
 from fedmf.federated.noise.source import check_noise_seed
 from fedmf.federated.tff import tff
@@ -22,16 +24,19 @@ def mean_query(plan: Plan, record_specs: Any, *, clients_per_round: int, **optio
     return MatrixFactorizationQuery(plan, record_specs, divisor=clients_per_round, **options)
 
 
-def clipping_query(record_specs: Any, *, clip_norm: float, zeroing_norm: float | None) -> MatrixFactorizationQuery:
-    """A query that zeroes, clips and counts as `mean_query` does, and knows no noise: what a machine needs that trains clients."""
+def clipping_query(record_specs: Any) -> MatrixFactorizationQuery:
+    """A query that knows no noise: under the parameters of `mean_query` it zeroes, clips and counts as that does.
+
+    It is what a machine needs that trains clients.
+    """
     plan = Plan(
         mechanism=IdentityMechanism(rounds=1),
         participation=Participation(rounds=1, schema="single"),
         noise_multiplier=0.0,
-        clip_norm=clip_norm,
+        clip_norm=1.0,
         delta=1e-6,
     )
-    return MatrixFactorizationQuery(plan, record_specs, noise_seed=0, zeroing_norm=zeroing_norm)
+    return MatrixFactorizationQuery(plan, record_specs, noise_seed=0)
 
 
 def check_clients_per_round(plan: Plan, clients_per_round: Any) -> None:
@@ -53,8 +58,18 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         check_clients_per_round(plan, options["clients_per_round"])
         check_zeroing_norm(options["zeroing_norm"])
         self._plan, self._options, self._secure_sum = plan, options, secure_sum
+        self._scaling: Scaling | None = None
         check_noise_seed(noise_seed)
         self._noise_seed, self._created = noise_seed, 0
+
+    def with_scaling(self, scaling: Scaling | None) -> "MatrixFactorizationAggregator":
+        """This factory with updates that are clipped in a scaled space; the scales travel to the clients with each round's broadcast.
+
+        For a server optimizer such as Adam; the guarantee is the same.
+        """
+        factory = copy.copy(self)
+        factory._scaling = scaling
+        return factory
 
     def create(self, value_type: Any, *weight_type: Any) -> tff.templates.AggregationProcess:
         """The aggregation process for updates of `value_type`, a TFF tensor or structure of float tensors.
@@ -74,7 +89,7 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         sums = SecureSampleSum(self._plan.clip_norm) if self._secure_sum else None
         # "os" is drawn anew for every process: a copy of this factory shares no noise with it.
         seed = seed_of_process(check_noise_seed(self._noise_seed), self._created)
-        query = mean_query(self._plan, specs, noise_seed=seed, **self._options)
+        query = mean_query(self._plan, specs, noise_seed=seed, **self._options).with_scaling(self._scaling)
         if sums is not None:
             query = query.with_entry_rounding(sums.entry_rounding)
         process = tff.aggregators.DifferentiallyPrivateFactory(query, sums).create(value_type)
@@ -98,14 +113,15 @@ def dp_aggregator(
     noise_strategy: str | None = None,
     secure_sum: bool = False,
     count_metrics: bool = True,
-) -> tff.aggregators.UnweightedAggregationFactory:
+) -> MatrixFactorizationAggregator:
     """Zeroing, clipping, sum, correlated noise, division by the fixed clients_per_round.
 
     A round's metrics are output.measurements["dp_query_metrics"], in TFF's learning processes
     output.metrics["aggregator"]["dp_query_metrics"]; see `MatrixFactorizationQuery.derive_metrics`.
 
     Args:
-      plan: what to run; from `fedmf.calibrate`. Its clip_norm is fixed for the whole run.
+      plan: what to run; from `fedmf.calibrate`. Its clip_norm is fixed for the whole run, unless it has
+        quantile_clipping.
       clients_per_round: the divisor, whoever shows up: a data-dependent divisor is not covered by the guarantee. More clients than
         this are all summed, each for at most clip_norm as ever: the mean is then larger, the guarantee the same, and the metric
         `clients` says how many there were. With no clients the result is noise / clients_per_round.
@@ -121,6 +137,7 @@ def dp_aggregator(
 
     Returns:
       A factory for tff.learning.algorithms.build_unweighted_fed_avg(model_aggregator=...), FedProx, FedSGD or a process of your own.
+      Its `with_scaling` makes one for adaptive server optimizers.
       `federated.check_process` refuses a built process that aggregates anything else of the clients, as Mime does.
 
     Raises:

@@ -11,7 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf import checks
+from fedmf.federated.aggregation.adaptive_clipping import MOST_CHANGE, clip_after, initial_clip
 from fedmf.federated.aggregation.clipping import sum_dtype, zero_and_clip
+from fedmf.federated.aggregation.scaling import Scaling, scaled, unscaled
 from fedmf.federated.noise.rows import NoiseRows, NoiseState, plan_mark
 from fedmf.federated.noise.source import check_noise_seed
 from fedmf.federated.tff import tfp
@@ -23,10 +25,11 @@ _LEAST_CLIP_NORM = 1e-20
 
 
 class SampleParams(NamedTuple):
-    """What clients need: clip_norm and zeroing_norm, float64 scalars."""
+    """What clients need: clip_norm (of the round) and zeroing_norm, float64; the scales of the leaves, empty without a `Scaling`."""
 
     clip_norm: Any
     zeroing_norm: Any
+    scales: Any
 
 
 class QuerySample(NamedTuple):
@@ -49,12 +52,16 @@ class QueryState(NamedTuple):
     Attributes:
       noise: see `NoiseState`.
       clients, clipped, zeroed: int32 (), the counts of the last round; see `QuerySample`.
+      scaling: `ScalingState`; empty without a `Scaling`.
+      clip: `ClipState`; empty for one clip norm.
     """
 
     noise: NoiseState
     clients: Any
     clipped: Any
     zeroed: Any
+    scaling: Any
+    clip: Any
 
 
 def check_zeroing_norm(zeroing_norm: Any) -> float:
@@ -168,15 +175,23 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 f"noise is for a sum of that many: use {plan.simulated_cohort} records a round, or a plan that does not simulate"
             )
         self._count_metrics = bool(count_metrics)
-        if plan.clip_norm < _LEAST_CLIP_NORM:
+        self._adaptive = plan.quantile_clipping
+        if self._adaptive is not None and self.divisor == 1:
             raise ValueError(
-                f"plan.clip_norm={plan.clip_norm:g} is below {_LEAST_CLIP_NORM:g}, near the end of float32's range: rescale the updates, "
+                "quantile_clipping needs the fixed number of records of a round, to know which part of them is clipped: give it as "
+                "divisor, or use a plan of one clip norm"
+            )
+        least = _LEAST_CLIP_NORM if self._adaptive is None else _LEAST_CLIP_NORM * MOST_CHANGE
+        if plan.clip_norm < least:
+            raise ValueError(
+                f"plan.clip_norm={plan.clip_norm:g} is below {least:g}, near the end of float32's range: rescale the updates, "
                 "and clip_norm with them"
             )
         self._clip_norm = plan.clip_norm
+        self._scaling: Scaling | None = None
         self._noise = NoiseRows(
             stream=plan.mechanism.stream(),
-            size=sum(self._sizes),
+            size=plan.noise_size(sum(self._sizes)),
             noise_seed=check_noise_seed(noise_seed),
             mark=plan_mark(plan),
             strategy=noise_strategy,
@@ -184,21 +199,37 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
 
     def with_entry_rounding(self, entry_rounding: float) -> "MatrixFactorizationQuery":
         """This query for a sum that adds up to `entry_rounding` to an entry: it clips to clip_norm - sqrt(entries) entry_rounding."""
+        if self._adaptive is not None:
+            raise ValueError(
+                "quantile_clipping does not go with secure_sum=True, whose range is fixed: leave one of them out"
+            )
         query = copy.copy(self)
         query._clip_norm = self.plan.clip_norm - math.sqrt(sum(self._sizes)) * entry_rounding
         if not 0 < query._clip_norm <= self.plan.clip_norm:
             raise ValueError(f"entry_rounding={entry_rounding} leaves nothing of clip_norm={self.plan.clip_norm}")
         return query
 
+    def with_scaling(self, scaling: Scaling | None) -> "MatrixFactorizationQuery":
+        """This query with records scaled before they are zeroed and clipped, and the result scaled back; the guarantee is the same."""
+        query = copy.copy(self)
+        query._scaling = scaling
+        return query
+
     def initial_global_state(self) -> QueryState:
         """State before round 0."""
         zero = tf.constant(0, tf.int32)
-        return QueryState(self._noise.initial_state(), clients=zero, clipped=zero, zeroed=zero)
+        scaling = () if self._scaling is None else self._scaling.initial_state(self._flat_specs)
+        clip = () if self._adaptive is None else initial_clip(self.plan.clip_norm)
+        return QueryState(self._noise.initial_state(), zero, zero, zero, scaling, clip)
 
     def derive_sample_params(self, global_state: QueryState) -> SampleParams:
-        """Constants of the plan: nothing about the noise leaves the server."""
-        del global_state
-        return SampleParams(tf.constant(self._clip_norm, tf.float64), tf.constant(self._zeroing_norm, tf.float64))
+        """Constants of the plan, and what past results decide of clip norm and scales: nothing else about the noise leaves the server."""
+        clip_norm, zeroing_norm = (tf.constant(norm, tf.float64) for norm in (self._clip_norm, self._zeroing_norm))
+        return SampleParams(
+            clip_norm if self._adaptive is None else global_state.clip.norm,
+            zeroing_norm,
+            () if self._scaling is None else global_state.scaling.scales,
+        )
 
     def initial_sample_state(self, template: Any = None) -> QuerySample:
         """Zeros in the structure of `template`, by default of `record_specs`.
@@ -225,7 +256,10 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             tf.ensure_shape(_in_dtype(leaf, spec), spec.shape)
             for leaf, spec in zip(tf.nest.flatten(record), self._flat_specs, strict=True)
         ]
-        clip_norm, zeroing_norm = params
+        clip_norm, zeroing_norm, scales = params
+        if scales:
+            # Half precision widens first: clipping comes after all rounding.
+            leaves = scaled([tf.cast(leaf, sum_dtype(leaf.dtype)) for leaf in leaves], scales)
         record = tf.nest.pack_sequence_as(record, leaves)
         clipped = zero_and_clip(record, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
         one = tf.constant(1, tf.int32)
@@ -247,22 +281,36 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 "the state is a constant of this tf.function, so that every call would add the same noise, which protects nothing: pass "
                 "the state as an argument, or train Keras models with federated.keras_optimizer"
             )
+        t, clip, stddev = noise.next_round, global_state.clip, tf.constant(self.plan.stddev, tf.float32)
         row, noise = self._noise.next(noise)
-        row = row * tf.constant(self.plan.stddev, tf.float32)
+        if self._adaptive is not None:
+            # What is released is (sum / clip.norm + noise) and the centred bits; the former is multiplied by clip.norm again.
+            stddev *= tf.cast(clip.norm / self.plan.clip_norm, tf.float32)
+            bits = tf.cast(sample_state.clients, tf.float32) / 2 - tf.cast(sample_state.clipped, tf.float32)
+            bits += tf.constant(self.plan.bit_stddev, tf.float32) * row[-1]
+            clip = clip_after(self._adaptive, self.plan.clip_norm, clip, bits, bits / self.divisor, t)
+            row = row[:-1]
+        row = row * stddev
         leaves = tf.nest.flatten(sample_state.record)
-        noised = []
+        means = []
         for leaf, part, spec in zip(leaves, tf.split(row, self._sizes), self._flat_specs, strict=True):
             # A sum in float64 has digits below those of the noise, which would be released as they are: rounded first.
             noisy = tf.cast(leaf, tf.float32) + tf.reshape(part, spec.shape)
             # Post-processing: the division in the sum's precision, and to half precision only here.
-            mean = tf.cast(noisy, leaf.dtype) / tf.constant(self.divisor, leaf.dtype)
-            noised.append(tf.cast(mean, spec.dtype))
-        result = tf.nest.pack_sequence_as(sample_state.record, noised)
-        state = QueryState(noise, sample_state.clients, sample_state.clipped, sample_state.zeroed)
+            means.append(tf.cast(noisy, leaf.dtype) / tf.constant(self.divisor, leaf.dtype))
+        scaling = global_state.scaling
+        if self._scaling is not None:
+            means = unscaled(means, scaling.scales)
+            scaling = self._scaling.after(scaling, [tf.cast(mean, tf.float32) for mean in means], t)
+        means = [tf.cast(mean, spec.dtype) for mean, spec in zip(means, self._flat_specs, strict=True)]
+        result = tf.nest.pack_sequence_as(sample_state.record, means)
+        state = QueryState(noise, sample_state.clients, sample_state.clipped, sample_state.zeroed, scaling, clip)
         return result, state, dp_accounting.UnsupportedDpEvent()
 
     def derive_metrics(self, global_state: QueryState) -> "collections.OrderedDict[str, Any]":
         """rounds_done and noise_stddev (of Z), which are public, and what the last round's records were like.
+
+        With a `Scaling` there is scale_drift, rho of the last round; where the clip norm adapts, clip_norm. Both are as public.
 
         clients (records summed), clip_fraction (part of them that was clipped) and zeroed (how many were) are exact functions of the
         clients' data and not covered by the guarantee; count_metrics=False leaves them out.
@@ -270,6 +318,11 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         metrics = collections.OrderedDict(
             rounds_done=global_state.noise.next_round, noise_stddev=tf.constant(self.plan.stddev, tf.float32)
         )
+        if self._adaptive is not None:
+            metrics["clip_norm"] = tf.cast(global_state.clip.last, tf.float32)
+            metrics["noise_stddev"] *= metrics["clip_norm"] / self.plan.clip_norm
+        if self._scaling is not None:
+            metrics["scale_drift"] = global_state.scaling.drifts[0]
         if self._count_metrics:
             clients = tf.cast(global_state.clients, tf.float32)
             metrics["clients"] = global_state.clients

@@ -78,7 +78,8 @@ class Execution(abc.ABC):
         Where a cluster's workers read the examples, clients are `ClientRound`.
 
         Returns:
-          The new state and {"examples", "train_loss"} with the query's {"clip_fraction", "zeroed", "noise_stddev"}.
+          The new state and {"examples", "train_loss"} with the query's {"clip_fraction", "zeroed", "noise_stddev"}; with scaled updates
+          {"scale_drift"}, with a clip norm that adapts {"clip_norm"}.
         """
 
     @abc.abstractmethod
@@ -110,7 +111,8 @@ class Execution(abc.ABC):
 
 def query_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The query's metrics in a row of metrics.jsonl."""
-    return {
+    adaptive = {name: float(metrics[name]) for name in ("scale_drift", "clip_norm") if name in metrics}
+    return adaptive | {
         "clip_fraction": float(metrics["clip_fraction"]),
         "zeroed": int(metrics["zeroed"]),
         "noise_stddev": float(metrics["noise_stddev"]),

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.aggregation.query import MatrixFactorizationQuery
+from fedmf.federated.aggregation.query import MatrixFactorizationQuery, SampleParams
+from fedmf.federated.aggregation.scaling import scaled, unscaled
 
 # Entries of a direction that are not 0. Two directions of d entries then meet as rarely as dense ones: <c_i, c_j> has variance 1 / d.
 _ENTRIES = 4096
@@ -24,7 +25,7 @@ class Canaries:
     """Directions and coins, made from the secret noise seed: neither is ever stored with the model's size.
 
     A direction has the value +-1/sqrt(s) in s random entries. An in-canary's update is ten times the clip norm along it, an out-canary's is
-    zero; both pass the query like any client's.
+    zero; both pass the query like any client's. Where updates are scaled, the canary's is along its direction once it is scaled.
 
     Args:
       count: of the canaries.
@@ -52,20 +53,26 @@ class Canaries:
         self._signs /= np.sqrt(entries)
         self._add = tf.function(self._accumulate)
 
-    def add(self, total: Any, canaries: Sequence[int]) -> Any:
-        """Adds the clipped updates of these canaries, in or out, to the query's sample state `total`."""
+    def add(self, total: Any, canaries: Sequence[int], params: SampleParams) -> Any:
+        """Adds the clipped updates of these canaries, in or out, to the query's sample state `total`; `params` are the round's."""
         for canary in canaries:
-            length = _TIMES_THE_CLIP_NORM * self._query.plan.clip_norm * self.included[canary]
-            total = self._add(total, self._places[canary][:, None], np.float32(length) * self._signs[canary])
+            if self._query.plan.quantile_clipping is not None and not self.included[canary]:
+                continue  # a client that is out has no bit either
+            length = _TIMES_THE_CLIP_NORM * float(params.clip_norm) * self.included[canary]
+            total = self._add(params, total, self._places[canary][:, None], np.float32(length) * self._signs[canary])
         return total
 
-    def _accumulate(self, total: Any, places: Any, values: Any) -> Any:
+    def _accumulate(self, params: SampleParams, total: Any, places: Any, values: Any) -> Any:
         parts = tf.split(tf.scatter_nd(places, values, [sum(self._sizes)]), self._sizes)
         update = [
             tf.cast(tf.reshape(part, spec.shape), spec.dtype) for part, spec in zip(parts, self._specs, strict=True)
         ]
-        query = self._query
-        return query.accumulate_record(query.derive_sample_params(query.initial_global_state()), total, update)
+        return self._query.accumulate_record(params, total, unscaled(update, params.scales))
+
+    def released(self, mean: Sequence[Any], params: SampleParams) -> np.ndarray:
+        """Products of each direction with a round's mean as it was released, scaled and in units of plan.clip_norm, float64 (count,)."""
+        factor = self._query.plan.clip_norm / float(params.clip_norm)
+        return factor * self.projections(scaled(mean, params.scales))
 
     def projections(self, arrays: Sequence[Any]) -> np.ndarray:
         """Products of each direction with the model-sized arrays, float64 (count,)."""

@@ -7,6 +7,7 @@ import tensorflow as tf
 from fedmf.federated.aggregation.aggregator import clipping_query
 from fedmf.federated.execution.client_work import AutodiffClients, ClientWork, CompiledClients
 from fedmf.federated.task import CompiledEpoch, Task
+from fedmf.federated.training.optimizers import scaling_of
 from fedmf.runs.config import TrainConfig
 
 _NOT_COMPILED = (
@@ -26,13 +27,11 @@ class ClientSetup:
     Attributes:
       task: of the run; its examples are not looked at.
       config: of the run.
-      clip_norm: the plan's.
       kind: "compiled" or "autodiff".
     """
 
     task: Task
     config: TrainConfig
-    clip_norm: float
     kind: str
 
     def work(self, threads: int | None) -> ClientWork:
@@ -42,7 +41,7 @@ class ClientSetup:
           ValueError: the compiled epoch does not run here.
         """
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.task.build_model(self.config.seed).trainable_variables]
-        query = clipping_query(specs, clip_norm=self.clip_norm, zeroing_norm=self.config.zeroing_norm)
+        query = clipping_query(specs).with_scaling(scaling_of(self.config))
         if self.kind == "autodiff":
             return AutodiffClients(self.task, self.config, query, specs)
         epoch = compiled_epoch(self.task, self.config)

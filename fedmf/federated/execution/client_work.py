@@ -7,12 +7,12 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.aggregation.query import MatrixFactorizationQuery
+from fedmf.federated.aggregation.query import MatrixFactorizationQuery, SampleParams
 from fedmf.federated.examples import Epochs, count, in_batches, stacked
 from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.execution.stateless_model import check_apart, dense_rows, stateless_model
@@ -29,15 +29,27 @@ SIDE_BY_SIDE_PRODUCTS = 2**25
 SMALL_MODEL = 10_000  # parameters
 
 
+class Broadcast(NamedTuple):
+    """What the server sends to the clients of a round.
+
+    Attributes:
+      weights: of the global model.
+      params: of the run's query, by which updates are scaled, zeroed and clipped.
+    """
+
+    weights: Sequence[Any]
+    params: SampleParams
+
+
 class ClientWork(abc.ABC):
-    """The clients of a round. The same weights and groups give the same sums, bit for bit."""
+    """The clients of a round. The same broadcast and groups give the same sums, bit for bit."""
 
     @abc.abstractmethod
-    def sums(self, weights: Sequence[Any], groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
+    def sums(self, sent: Broadcast, groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
         """Yields the sum of the clipped updates of each group's clients, added in their order.
 
         Args:
-          weights: of the global model.
+          sent: to the clients.
           groups: of the cohort, with each client's epochs.
         """
 
@@ -62,11 +74,13 @@ class AutodiffClients(ClientWork):
         self._parameters = sum(spec.shape.num_elements() for spec in specs)
 
         def signature(*axes: int | None) -> list[Any]:
-            """Weights, sum, inputs, labels and what is real, with these axes before that of the batch."""
+            """Broadcast, sum, inputs, labels and what is real, with these axes before that of the batch."""
             batches = tf.nest.map_structure(
                 lambda spec: tf.TensorSpec([*axes, task.batch_size, *spec.shape[1:]], spec.dtype), task.spec
             )
-            return [list(specs), _specs_of(query), *batches, tf.TensorSpec([*axes, task.batch_size], tf.float32)]
+            sent = Broadcast(list(specs), _specs_of(_params(query)))
+            real = tf.TensorSpec([*axes, task.batch_size], tf.float32)
+            return [sent, _specs_of(query.initial_sample_state()), *batches, real]
 
         self._in_turn = tf.function(
             self._train_in_turn, input_signature=[*signature(None), tf.TensorSpec([None], tf.int32)]
@@ -79,18 +93,19 @@ class AutodiffClients(ClientWork):
             # Models that cannot be built in a graph, or whose operations have no vectorised form that is safe, train in turn.
             with contextlib.suppress(Exception):
                 self._stateless = stateless_model(task, config.seed)
-                weights, _, *batch = signature()
-                check_apart(tf.function(self._loss_and_gradients, input_signature=[weights, *batch]))
+                sent, _, *batch = signature()
+                check_apart(tf.function(self._loss_and_gradients, input_signature=[sent.weights, *batch]))
                 (self._side_by_side if self._small else self._single).get_concrete_function()
                 self._can_side_by_side = True
 
-    def sums(self, weights: Sequence[Any], groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
+    def sums(self, sent: Broadcast, groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
         """See `ClientWork.sums`."""
+        sent = sent._replace(weights=list(sent.weights))
         for group in groups:
-            total, loss = self._add(weights, self._query.initial_sample_state(), group)
+            total, loss = self._add(sent, self._query.initial_sample_state(), group)
             yield GroupSum(total, loss, examples_of(group))
 
-    def _add(self, weights: Sequence[Any], total: Any, cohort: Sequence[Epochs]) -> tuple[Any, float]:
+    def _add(self, sent: Broadcast, total: Any, cohort: Sequence[Epochs]) -> tuple[Any, float]:
         single = self._batch_size == 1 and all(len(epochs) == 1 and count(epochs[0]) == 1 for epochs in cohort)
         side_by_side = self._can_side_by_side and (single or self._small)
         loss = 0.0
@@ -99,7 +114,7 @@ class AutodiffClients(ClientWork):
             clients = [in_batches(epochs, self._batch_size) for epochs in group]
             join = stacked if side_by_side and self._small else np.concatenate
             *leaves, real = (join(arrays) for arrays in zip(*clients, strict=True))
-            batches = [list(weights), total, *tf.nest.pack_sequence_as(self._structure, leaves), real]
+            batches = [sent, total, *tf.nest.pack_sequence_as(self._structure, leaves), real]
             if side_by_side:
                 total, losses = (self._side_by_side if self._small else self._single)(*batches)
             else:
@@ -108,12 +123,13 @@ class AutodiffClients(ClientWork):
             loss += float(losses)
         return total, loss
 
-    def _train_in_turn(self, weights: Any, total: Any, xs: Any, ys: Any, real: Any, ends: Any) -> Any:
+    def _train_in_turn(self, sent: Broadcast, total: Any, xs: Any, ys: Any, real: Any, ends: Any) -> Any:
         """Trains one client after the other; client c has the batches before ends[c]. Adds the clipped updates to `total`.
 
         Returns:
           The sum, and the loss before each step summed over examples.
         """
+        weights, params = sent
         loss_sum, batch = tf.constant(0.0), tf.constant(0)
         variables = self._model.trainable_variables
         for end in ends:
@@ -133,7 +149,7 @@ class AutodiffClients(ClientWork):
                 batch += 1
             # TFF's sign: the "gradient" the server descends is weights before minus weights after.
             update = [w - v for v, w in zip(variables, weights, strict=True)]
-            total = _accumulate(self._query, total, update)
+            total = self._query.accumulate_record(params, total, update)
         return total, loss_sum
 
     def _loss_and_gradients(self, weights: Any, x: Any, y: Any, real: Any) -> Any:
@@ -145,8 +161,9 @@ class AutodiffClients(ClientWork):
             minimised = tf.add_n([loss, *own])
         return loss, _gradients(tape, minimised, weights)
 
-    def _train_single(self, weights: Any, total: Any, xs: Any, ys: Any, real: Any) -> Any:
+    def _train_single(self, sent: Broadcast, total: Any, xs: Any, ys: Any, real: Any) -> Any:
         """`_train_in_turn` with the gradients of all clients at once; client c has the one batch xs[c], which is real."""
+        weights, params = sent
 
         def of_one(batch: Any) -> Any:
             loss, gradients = self._loss_and_gradients(list(weights), *batch)
@@ -156,11 +173,13 @@ class AutodiffClients(ClientWork):
         state = self._optimizer.initialize(self._specs)
         for c in tf.range(tf.shape(real)[0]):
             _, after = self._optimizer.next(state, list(weights), [gradient[c] for gradient in gradients])
-            total = _accumulate(self._query, total, [w - v for v, w in zip(after, weights, strict=True)])
+            update = [w - v for v, w in zip(after, weights, strict=True)]
+            total = self._query.accumulate_record(params, total, update)
         return total, tf.reduce_sum(losses)
 
-    def _train_side_by_side(self, weights: Any, total: Any, xs: Any, ys: Any, real: Any) -> Any:
+    def _train_side_by_side(self, sent: Broadcast, total: Any, xs: Any, ys: Any, real: Any) -> Any:
         """`_train_in_turn` with the step of all clients at once; client c has the batches xs[c], of which some may hold nothing real."""
+        broadcast, params = sent
 
         def step(weights: Any, state: Any, x: Any, y: Any, real: Any) -> Any:
             loss, gradients = self._loss_and_gradients(weights, x, y, real)
@@ -174,14 +193,15 @@ class AutodiffClients(ClientWork):
 
         # All begin with the same weights, which is faster.
         start = self._optimizer.initialize(self._specs)
-        states, after, losses = tf.vectorized_map(lambda each: step(list(weights), start, *each), batch(0))
+        states, after, losses = tf.vectorized_map(lambda each: step(list(broadcast), start, *each), batch(0))
         for b in tf.range(1, tf.shape(real)[1]):
             states, after, more = tf.vectorized_map(
                 lambda each: step(each[1], each[0], *each[2]), (states, after, batch(b))
             )
             losses += more
         for c in tf.range(tf.shape(real)[0]):
-            total = _accumulate(self._query, total, [w - each[c] for w, each in zip(weights, after, strict=True)])
+            update = [w - each[c] for w, each in zip(broadcast, after, strict=True)]
+            total = self._query.accumulate_record(params, total, update)
         return total, tf.reduce_sum(losses)
 
 
@@ -224,12 +244,13 @@ class CompiledClients(ClientWork):
         self._updates = [_Update(specs) for _ in range(self._threads + 1)]
         self._zero = query.initial_sample_state()
         self._sum = tf.function(
-            lambda total, update: _accumulate(query, total, update), input_signature=[_specs_of(query), list(specs)]
+            query.accumulate_record,
+            input_signature=[_specs_of(_params(query)), _specs_of(self._zero), list(specs)],
         )
 
-    def sums(self, weights: Sequence[Any], groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
+    def sums(self, sent: Broadcast, groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
         """See `ClientWork.sums`. Clients of the next groups begin where threads are free."""
-        weights = [np.ascontiguousarray(w) for w in weights]
+        weights = [np.ascontiguousarray(w) for w in sent.weights]
         free, waiting = list(self._updates), collections.deque[tuple[Any, _Update]]()
         groups = list(groups)
         clients = itertools.chain.from_iterable(groups)
@@ -244,7 +265,7 @@ class CompiledClients(ClientWork):
                         waiting.append((job, update))
                     job, update = waiting.popleft()
                     loss += job.result()
-                    total = self._sum(total, update.tensors)
+                    total = self._sum(sent.params, total, update.tensors)
                     free.append(update)
                     interrupts.check()
                 yield GroupSum(total, loss, examples_of(group))
@@ -275,10 +296,9 @@ def examples_of(group: Sequence[Epochs]) -> int:
     return sum(count(epoch) for epochs in group for epoch in epochs)
 
 
-def _specs_of(query: MatrixFactorizationQuery) -> Any:
-    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), query.initial_sample_state())
+def _params(query: MatrixFactorizationQuery) -> SampleParams:
+    return query.derive_sample_params(query.initial_global_state())
 
 
-def _accumulate(query: MatrixFactorizationQuery, total: Any, update: Any) -> Any:
-    params = query.derive_sample_params(query.initial_global_state())
-    return query.accumulate_record(params, total, update)
+def _specs_of(structure: Any) -> Any:
+    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), structure)

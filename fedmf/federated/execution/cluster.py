@@ -28,7 +28,7 @@ import tqdm
 from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.client_data import ClientRound
 from fedmf.federated.execution.client_setup import ClientSetup
-from fedmf.federated.execution.client_work import ClientWork, cores
+from fedmf.federated.execution.client_work import Broadcast, ClientWork, cores
 from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.task import Task
 from fedmf.terminal import interrupts
@@ -262,15 +262,15 @@ class ClusterClients(ClientWork):
         self._cluster, self._setup = cluster, cluster.put(pickled)
         self._train = cluster.function("fedmf.federated.execution.cluster_worker:train")
 
-    def sums(self, weights: Sequence[Any], groups: Iterable[Sequence[Epochs | ClientRound]]) -> Iterator[GroupSum]:
+    def sums(self, sent: Broadcast, groups: Iterable[Sequence[Epochs | ClientRound]]) -> Iterator[GroupSum]:
         """See `ClientWork.sums`."""
-        arrays = [np.asarray(w) for w in weights]
-        model = self._cluster.put(arrays)
+        sent = tf.nest.map_structure(np.asarray, sent)
+        model, model_bytes = self._cluster.put(sent), sum(w.nbytes for w in sent.weights)
         machine, memory = self._cluster.least_memory()
 
         def calls() -> Iterator[tuple[Any, ...]]:
             for group in groups:
-                needed = _MODEL_COPIES * sum(w.nbytes for w in arrays) + sum(map(_bytes, group))
+                needed = _MODEL_COPIES * model_bytes + sum(map(_bytes, group))
                 if needed > memory:
                     raise ValueError(
                         f"cluster={self._cluster.address!r}: a group of {len(group)} clients takes some {needed / 1e9:.2g} GB and machine "

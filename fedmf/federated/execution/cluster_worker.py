@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from fedmf.federated.execution.client_data import ClientRound, client_epochs
 from fedmf.federated.execution.client_setup import ClientSetup
-from fedmf.federated.execution.client_work import ClientWork
+from fedmf.federated.execution.client_work import Broadcast, ClientWork
 from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.execution.threads import limited_threads
 from fedmf.federated.task import Task
@@ -38,17 +38,17 @@ def _begun(pickled: bytes) -> tuple[ClientSetup, ClientWork, Task]:
     return setup, setup.work(1), task
 
 
-def train(pickled: bytes, weights: Sequence[Any], group: Sequence[Any]) -> GroupSum:
+def train(pickled: bytes, sent: Broadcast, group: Sequence[Any]) -> GroupSum:
     """The sum of the group's clipped updates, with arrays for tensors.
 
     Args:
       pickled: (`ClientSetup`, a function that makes the task here, or None).
-      weights: of the global model.
+      sent: to the clients of the round, as arrays.
       group: each client's epochs, or its `ClientRound`.
     """
     setup, work, task = _begun(bytes(pickled))
     clients = [
         client_epochs(task, setup.config, *client) if isinstance(client, ClientRound) else client for client in group
     ]
-    [part] = work.sums(weights, [clients])
+    [part] = work.sums(sent, [clients])
     return GroupSum(tf.nest.map_structure(lambda tensor: tensor.numpy(), part.total), part.loss, part.examples)

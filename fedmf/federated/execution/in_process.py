@@ -11,10 +11,11 @@ from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import Execution, RunOptions, query_metrics
 from fedmf.federated.execution.canaries import Canaries
 from fedmf.federated.execution.client_setup import ClientSetup, client_kind
+from fedmf.federated.execution.client_work import Broadcast
 from fedmf.federated.execution.groups import group_size, in_groups
 from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import Task
-from fedmf.federated.training.optimizers import server_optimizer
+from fedmf.federated.training.optimizers import scaling_of, server_optimizer
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 
@@ -50,7 +51,7 @@ class FastExecution(Execution):
         self._initial = [v.numpy() for v in task.build_model(config.seed).trainable_variables]
         self._specs = [tf.TensorSpec(w.shape, w.dtype) for w in self._initial]
         self.client_work, self.slow = client_kind(task, config, options.client_work)
-        setup = ClientSetup(task=task, config=config, clip_norm=plan.clip_norm, kind=self.client_work)
+        setup = ClientSetup(task=task, config=config, kind=self.client_work)
         self._clients = setup.work(options.threads) if cluster is None else cluster.clients(setup, options.worker_task)
         self._group_size = group_size(config.cohort_size, task.batch_size, sum(w.size for w in self._initial))
         self._query = mean_query(
@@ -60,7 +61,7 @@ class FastExecution(Execution):
             noise_seed=noise_seed,
             zeroing_norm=config.zeroing_norm,
             noise_strategy="precomputed",
-        )
+        ).with_scaling(scaling_of(config))
         self._add = tf.function(lambda total, part: tf.nest.map_structure(tf.add, total, part))
         self._optimizer = server_optimizer(config)
         self._server = tf.function(self._server_work)
@@ -70,22 +71,25 @@ class FastExecution(Execution):
     def init(self) -> Any:
         """Weights, optimiser state, query state; with canaries the releases so far along their directions, float64 (rounds, canaries)."""
         weights = [tf.constant(w) for w in self._initial]
-        state = weights, self._optimizer.initialize(self._specs), self._query.initial_global_state()
+        # TFF's adaptive optimizers begin with Python numbers, and go on with tensors of other dtypes.
+        optimizer_state = tf.nest.map_structure(tf.convert_to_tensor, self._optimizer.initialize(self._specs))
+        state = weights, optimizer_state, self._query.initial_global_state()
         return state if self._canaries is None else (*state, np.zeros((self._rounds, len(self._canaries.included))))
 
     def next(self, state: Any, cohort: Sequence[Epochs], canaries: Sequence[int] = ()) -> tuple[Any, dict[str, float]]:
         """See `Execution.next`."""
         weights, optimizer_state, query_state, *releases = self.noise.hand_in(state)
         total, loss, examples = self._query.initial_sample_state(), 0.0, 0
-        for part in self._clients.sums(weights, in_groups(cohort, self._group_size)):
+        sent = Broadcast(weights, self._query.derive_sample_params(query_state))
+        for part in self._clients.sums(sent, in_groups(cohort, self._group_size)):
             total = self._add(total, part.total)
             loss, examples = loss + part.loss, examples + part.examples
         if self._canaries is not None:
-            total = self._canaries.add(total, canaries)
+            total = self._canaries.add(total, canaries, sent.params)
         *state, mean = self._server(weights, optimizer_state, query_state, total)
         if self._canaries is not None:
             seen = np.array(releases[0])
-            seen[int(query_state.noise.next_round)] = self._cohort_size * self._canaries.projections(mean)
+            seen[int(query_state.noise.next_round)] = self._cohort_size * self._canaries.released(mean, sent.params)
             state.append(seen)
         row = {"examples": examples, "train_loss": loss / examples if examples else 0.0}
         return tuple(state), row | query_metrics(self._query.derive_metrics(state[2]))

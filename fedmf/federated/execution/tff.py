@@ -15,7 +15,7 @@ from fedmf.federated.execution.tff_worker import TffWorker
 from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import LossFunction, Task, mean_loss
 from fedmf.federated.tff import tff
-from fedmf.federated.training.optimizers import client_optimizer, server_optimizer
+from fedmf.federated.training.optimizers import client_optimizer, scaling_of, server_optimizer
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 
@@ -41,7 +41,7 @@ class TffExecution(Execution):
             noise_seed=noise_seed,
             zeroing_norm=config.zeroing_norm,
             noise_strategy="precomputed",
-        )
+        ).with_scaling(scaling_of(config))
         self._process = tff.learning.algorithms.build_unweighted_fed_avg(
             model_fn=functools.partial(tff_model, task, config.seed, task.spec),
             client_optimizer_fn=client_optimizer(config),

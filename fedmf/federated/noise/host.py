@@ -75,7 +75,8 @@ class HostNoise:
         if noise_seed == "os":
             raise ValueError('noise_seed="os" would differ from the aggregator\'s: use HostNoise.for_state')
         stream = plan.mechanism.stream().causal()
-        self.size = checks.integer("size", size, low=0, hint="it is the number of model parameters")
+        size = plan.noise_size(checks.integer("size", size, low=0, hint="it is the number of model parameters"))
+        self.size = size
         self.rounds = stream.rounds
         self.strategy: NoiseStrategy = choose_host_strategy(
             stream, size, memory_bytes=memory_bytes, folder=folder, name=strategy
@@ -100,7 +101,7 @@ class HostNoise:
           plan, options: as of `HostNoise`, without size, noise_seed and key, which the state holds.
         """
         noise = _the_noise(state)
-        return cls(plan, int(np.shape(noise.rows)[1]), key=np.asarray(noise.key), **options)
+        return cls(plan, int(np.shape(noise.rows)[1]) - plan.noise_size(0), key=np.asarray(noise.key), **options)
 
     def show_progress(self) -> None:
         """From now on a bar shows the progress of a block that takes more than some seconds."""

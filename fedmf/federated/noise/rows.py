@@ -41,7 +41,7 @@ class NoiseState(NamedTuple):
 
 
 def plan_mark(plan: Plan) -> int:
-    """64 bits by which plans are told apart, 0 <= mark < 2^64: by mechanism, standard deviation and clip norm.
+    """64 bits by which plans are told apart, 0 <= mark < 2^64: by mechanism, standard deviation and clip norm, and how it adapts.
 
     A round that is done again with another scale of the same noise, or with updates clipped to another norm beside it, gives both away.
     The two numbers count to six digits: another processor may calibrate the same plan to others beyond.
@@ -54,6 +54,8 @@ def plan_mark(plan: Plan) -> int:
     [True, True, False]
     """
     text = f"{mechanism_digest(plan.mechanism)} {plan.stddev:.5e} {plan.clip_norm:.5e}"
+    if plan.quantile_clipping is not None:
+        text += f" {plan.bit_stddev:.5e} {plan.quantile_clipping}"
     return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
 
 

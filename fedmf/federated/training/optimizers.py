@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from fedmf.federated.aggregation.scaling import Scaling
 from fedmf.federated.tff import tff
-from fedmf.runs.config import TrainConfig
+from fedmf.runs.config import SCALED, TrainConfig
 
 
 class ScheduledSGDM(tff.learning.optimizers.Optimizer):
@@ -59,15 +60,24 @@ class ScheduledSGDM(tff.learning.optimizers.Optimizer):
 def server_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:
     """The server's optimizer at the config's schedule. It sees privatised updates only: whichever it is, the guarantee is the same."""
     rates = config.server_schedule().learning_rates()
-    if config.server_optimizer == "sgd":
+    rule = config.server_optimizer.removeprefix(SCALED)
+    if rule == "sgd":
         return ScheduledSGDM(rates, momentum=config.server_momentum)
-    build = _ADAPTIVE[config.server_optimizer]
-    beta = {} if config.server_optimizer == "adagrad" else {"beta_1": config.server_momentum}
+    build = _ADAPTIVE[rule]
+    beta = {} if rule == "adagrad" else {"beta_1": config.server_momentum}
     optimizer = build(float(rates[0]), epsilon=config.server_epsilon, **beta)
     # The round after the last is asked for as well.
     return tff.learning.optimizers.schedule_learning_rate(
         optimizer, lambda t: tf.constant(rates, tf.float32)[tf.minimum(t, len(rates) - 1)]
     )
+
+
+def scaling_of(config: TrainConfig) -> Scaling | None:
+    """How updates are scaled before they are clipped, for the server's optimizer; None for one that takes the mean as it is."""
+    if not config.server_optimizer.startswith(SCALED):
+        return None
+    rule = config.server_optimizer.removeprefix(SCALED)
+    return Scaling(rule=rule, epsilon=config.server_epsilon, every=config.scale_every)
 
 
 class Proximal(tff.learning.optimizers.Optimizer):

@@ -19,8 +19,8 @@ from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.noise.strategies import choose_host_strategy
 from fedmf.privacy.plan import Plan
-from fedmf.privacy.statement import installed_versions, mechanism_digest
-from fedmf.runs.audit import pretraining, recorded_plan
+from fedmf.privacy.statement import installed_versions, markdown, mechanism_digest
+from fedmf.runs.audit import pretraining, recorded_plan, scaling_values
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
 
@@ -87,10 +87,13 @@ class RunSetup:
         )
         write_atomically(
             folder.path / "statement.md",
-            plan.statement(
-                population=len(self.task.client_ids) + self.config.canaries,
-                pretraining=pretraining(self.config),
-                canaries=self.config.canaries,
+            markdown(
+                plan.statement_values(
+                    population=len(self.task.client_ids) + self.config.canaries,
+                    pretraining=pretraining(self.config),
+                    canaries=self.config.canaries,
+                )
+                | scaling_values(self.config)
             ),
         )
         write_atomically(folder.path / "private" / "noise_seed", f"{self.noise_seed}\n", mode=0o600)
@@ -184,6 +187,11 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
         raise ValueError(
             f"plan simulates simulated_cohort={plan.simulated_cohort} clients a round but the config trains cohort_size="
             f"{config.cohort_size}: make them agree"
+        )
+    adaptive = plan.quantile_clipping
+    if (adaptive and adaptive.quantile) != config.clip_quantile:
+        raise ValueError(
+            f"plan has quantile_clipping={adaptive} but the config clip_quantile={config.clip_quantile}: make them agree"
         )
     if plan.clip_norm != config.clip_norm or plan.claimed_cohort != config.claimed_cohort:
         raise ValueError(

@@ -144,5 +144,5 @@ def test_refusals_name_the_argument(change, error, words):
 
 
 def test_an_adaptive_clip_norm_is_refused_with_the_reason():
-    with pytest.raises(TypeError, match="the guarantee assumes one for the whole run, not an adaptive one"):
+    with pytest.raises(TypeError, match="for one that adapts give quantile_clipping as well"):
         plan_of(IdentityMechanism(rounds=4), clip_norm=ADAPTIVE)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import fedmf
 from fedmf import federated
 from fedmf.federated.tff import tff
 from fedmf.mechanisms import IdentityMechanism
@@ -15,8 +16,9 @@ SGD = tff.learning.optimizers.build_sgdm
 BUILD = tff.learning.algorithms
 
 
-def ours(**options):
-    return federated.dp_aggregator(plan_of(IdentityMechanism(rounds=4)), clients_per_round=2, noise_seed=1, **options)
+def ours(clip=None, **options):
+    plan = plan_of(IdentityMechanism(rounds=4), quantile_clipping=clip)
+    return federated.dp_aggregator(plan, clients_per_round=2, noise_seed=1, **options)
 
 
 @pytest.mark.parametrize(
@@ -25,13 +27,14 @@ def ours(**options):
         lambda: fed_avg(ours()),
         lambda: fed_avg(ours(secure_sum=True)),
         lambda: fed_avg(ours(noise_strategy="precomputed")),
+        lambda: fed_avg(ours(clip=fedmf.QuantileClipping()).with_scaling(federated.Scaling(rule="adam"))),
         lambda: BUILD.build_unweighted_fed_prox(model_fn, 0.1, SGD(0.1), SGD(1.0), model_aggregator=ours()),
         lambda: BUILD.build_fed_sgd(
             model_fn, SGD(0.1), model_aggregator=tff.aggregators.as_weighted_aggregator(ours())
         ),
         lambda: fed_avg(tff.aggregators.clipping_factory(3.0, ours())),
     ],
-    ids=["fed_avg", "secure", "precomputed", "fed_prox", "fed_sgd", "fixed clipping around it"],
+    ids=["fed_avg", "secure", "precomputed", "adaptive", "fed_prox", "fed_sgd", "fixed clipping around it"],
 )
 def test_processes_whose_only_aggregation_is_ours_pass(process):
     roles = [aggregation.role for aggregation in federated.check_process(process())]

@@ -129,7 +129,8 @@ def test_the_global_state_is_a_structure_of_tensors_and_params_hold_nothing_of_i
     _, after, event = query.get_noised_result(query.initial_sample_state(), again)
     tf.nest.map_structure(lambda a, b: a.shape.assert_is_compatible_with(b.shape), after, state)
     assert [leaf.dtype for leaf in tf.nest.flatten(after)] == [leaf.dtype for leaf in tf.nest.flatten(state)]
-    assert [float(p) for p in query.derive_sample_params(after)] == [1.0, 100.0]
+    clip_norm, zeroing_norm, scales = query.derive_sample_params(after)
+    assert (float(clip_norm), float(zeroing_norm), scales) == (1.0, 100.0, ())
     # One event for the whole run; those of rounds do not compose.
     assert type(event).__name__ == "UnsupportedDpEvent"
 

@@ -246,7 +246,7 @@ def test_setups_hold_no_examples():
     assert light.spec == task.spec
     with pytest.raises(ValueError, match="are not on this machine"):
         light.client_examples("client 1")
-    assert ClientSetup(task=light, config=config(), clip_norm=1.0, kind="autodiff").work(1) is not None
+    assert ClientSetup(task=light, config=config(), kind="autodiff").work(1) is not None
 
 
 def test_interrupts_stay_ours_after_connecting(machines):

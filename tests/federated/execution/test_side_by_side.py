@@ -61,7 +61,8 @@ def clients(layer, small, monkeypatch):
     work = client_work.AutodiffClients(task, settings, query, specs)
 
     def summed(cohort):
-        [part] = work.sums(weights, [cohort])
+        params = query.derive_sample_params(query.initial_global_state())
+        [part] = work.sums(client_work.Broadcast(weights, params), [cohort])
         return np.concatenate([np.ravel(leaf) for leaf in part.total.record])
 
     return work, summed

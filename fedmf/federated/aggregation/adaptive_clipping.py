@@ -1,0 +1,52 @@
+"""The clip norm that follows a quantile, from round to round: `fedmf.privacy.quantile_clipping` on tensors."""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from fedmf.privacy.quantile_clipping import QuantileClipping
+
+# Factors that the clip norm keeps to, so that float32 holds what is scaled by it.
+MOST_CHANGE = 1e6
+
+
+class ClipState(NamedTuple):
+    """State of the clip norm between rounds; a function of what was released.
+
+    Attributes:
+      norm: float64 (), zeta of the coming round.
+      last: float64 (), zeta of the last round.
+      bits: float32 (), what was released of the last round's sum of bits.
+      within: float32 (), the sum since the last change of zeta of the released parts of clients within it.
+    """
+
+    norm: Any
+    last: Any
+    bits: Any
+    within: Any
+
+
+def initial_clip(clip_norm: float) -> ClipState:
+    """State before round 0."""
+    norm, zero = tf.constant(clip_norm, tf.float64), tf.constant(0.0)
+    return ClipState(norm, norm, zero, zero)
+
+
+def clip_after(clipping: QuantileClipping, first: float, state: ClipState, bits: Any, part: Any, t: Any) -> ClipState:
+    """State after round t.
+
+    Args:
+      clipping: of the plan.
+      first: the clip norm of round 0, which no later one is a million times as large or as small as.
+      state: before.
+      bits: float32 (), the released sum of b_i - 1/2.
+      part: float32 (), `bits` divided by the fixed number of clients.
+      t: the round.
+    """
+    within = state.within + part + 0.5
+    mean = tf.clip_by_value(within / clipping.every, 0.0, 1.0)
+    step = tf.exp(-clipping.learning_rate * tf.cast(mean - clipping.quantile, tf.float64))
+    moved = tf.clip_by_value(state.norm * step, first / MOST_CHANGE, first * MOST_CHANGE)
+    due = tf.equal((t + 1) % clipping.every, 0)
+    norm = tf.where(due & tf.math.is_finite(moved), moved, state.norm)
+    return ClipState(norm, state.norm, bits, tf.where(due, 0.0, within))

@@ -1,0 +1,194 @@
+"""Scale then privatise: what is privatised never exceeds the clip norm, and the scales know nothing but what was released."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from fedmf import federated
+from fedmf.audits.distinguishing import audit_distinguishing, worst_case
+from fedmf.audits.noise import NoiseAudit
+from fedmf.federated.aggregation.aggregator import mean_query
+from fedmf.federated.aggregation.scaling import Scaling, ScalingState
+from tests.federated.plans import noise_of_sums, plan_of
+from tests.mechanisms.registry import MECHANISMS
+from tests.power import missed_by_game, trials_that_see
+
+pytestmark = pytest.mark.tensorflow
+ROUNDS, SIZE, CLIENTS, EPSILON = 6, 5, 4, 0.05
+SPECS = [tf.TensorSpec([SIZE])]
+
+
+def query_of(scaling, size=SIZE, **changes):
+    plan = plan_of(MECHANISMS["banded"](ROUNDS), **changes)
+    query = mean_query(plan, [tf.TensorSpec([size])], clients_per_round=CLIENTS, noise_seed=3, zeroing_norm=None)
+    return query.with_scaling(scaling)
+
+
+def one_round(query, state, updates):
+    """(what is released, scales of the round, state)."""
+    params, sample = query.derive_sample_params(state), query.initial_sample_state()
+    for update in updates:
+        sample = query.accumulate_record(params, sample, [tf.constant(update, tf.float32)])
+    [released], state, _ = query.get_noised_result(sample, state)
+    scales = params.scales[0].numpy() if params.scales else np.ones(SIZE)
+    return released.numpy(), scales, state
+
+
+def played(query, updates_of, rounds=ROUNDS):
+    """What is released in each round, and the scales."""
+    state, released, scales = query.initial_global_state(), [], []
+    for t in range(rounds):
+        row, scale, state = one_round(query, state, updates_of(t))
+        released.append(row)
+        scales.append(scale)
+    return np.array(released), np.array(scales), state
+
+
+def random_updates(t, spread=1.0):
+    return np.random.default_rng([7, t]).normal(size=(CLIENTS, SIZE)) * spread * np.array([10, 1, 1, 0.1, 0.01])
+
+
+def scales_of(rule, released, every):
+    """The scales of all rounds and the one after, from the formulas, in float64."""
+    v, scales = np.zeros(SIZE), [np.ones(SIZE)]
+    for t, g in enumerate(released.astype(np.float64)):
+        change = {"adam": g**2 - v, "adagrad": g**2, "yogi": np.sign(g**2 - v) * g**2}[rule]
+        v = v + (1.0 if rule == "adagrad" else 0.1) * change
+        s = (np.sqrt(v.mean()) + EPSILON) / (np.sqrt(v) + EPSILON)
+        scales.append(s if (t + 1) % every == 0 else scales[-1])
+    return np.array(scales)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("rule", ["adam", "adagrad", "yogi"])
+def test_scales_follow_from_what_was_released_and_sums_from_them(rule, every):
+    query = query_of(Scaling(rule=rule, epsilon=EPSILON, decay=0.9, every=every))
+    released, scales, state = played(query, random_updates)
+    expected = scales_of(rule, released, every)
+    np.testing.assert_allclose(scales, expected[:-1], rtol=1e-4)
+    np.testing.assert_allclose(state.scaling.scales[0], expected[-1], rtol=1e-4)
+    # By brute force: each update scaled and clipped, the sum with its noise, and back.
+    clip = query.plan.clip_norm
+    for t, noise in enumerate(noise_of_sums(query.plan, SIZE, 3)):
+        u = random_updates(t) * expected[t]
+        u *= np.minimum(1, clip / np.linalg.norm(u, axis=1))[:, None]
+        np.testing.assert_allclose(released[t], (u.sum(axis=0) + noise) / CLIENTS / expected[t], rtol=2e-3, atol=1e-5)
+    drift = float(query.derive_metrics(state)["scale_drift"])
+    assert drift == pytest.approx(np.abs(np.log(expected[-2] / expected[-3])).max(), rel=1e-3)
+    assert np.ptp(np.log(scales[-1])) > 0.5
+
+
+def test_no_scaled_update_exceeds_the_clip_norm_and_scales_are_finite_and_positive():
+    """Outputs of any size, also those that no honest run has: the bound does not rest on them."""
+    rng, query = np.random.default_rng(5), query_of(Scaling(rule="adam", epsilon=1e-12, decay=0.0))
+    for exponent in (-45.0, -20.0, -3.0, 0.0, 12.0, 30.0, 38.0):
+        seen = rng.normal(size=SIZE) * 10.0 ** rng.uniform(-10, 0, SIZE) * 10.0**exponent
+        scaling = query._scaling.after(query._scaling.initial_state(SPECS), [tf.constant(seen, tf.float32)], 0)
+        s = scaling.scales[0].numpy()
+        assert np.all((s > 0) & np.isfinite(s))
+        params = query.derive_sample_params(query.initial_global_state()._replace(scaling=scaling))
+        for size in (1e-30, 1e-3, 1.0, 1e6, 1e30, np.inf, np.nan):
+            sample = query.preprocess_record(params, [tf.constant(rng.normal(size=SIZE) * size, tf.float32)])
+            assert np.linalg.norm(sample.record[0].numpy().astype(np.float64)) <= query.plan.clip_norm
+
+
+def test_a_large_epsilon_is_the_plain_mean_bit_for_bit():
+    plain, _, _ = played(query_of(None), random_updates)
+    scaled, scales, _ = played(query_of(Scaling(rule="adagrad", epsilon=1e12)), random_updates)
+    np.testing.assert_array_equal(scaled, plain)
+    assert np.all(scales == 1)
+
+
+def test_constant_scales_are_a_rescaled_problem():
+    """The plain query on s * x, divided by s."""
+    s = np.array([4.0, 2.0, 1.0, 0.5, 0.25])  # powers of two: exact
+    plain, _, _ = played(query_of(None), lambda t: random_updates(t) * s)
+    query = query_of(Scaling(rule="adam", every=ROUNDS + 1))
+    state, released = query.initial_global_state(), []
+    state = state._replace(scaling=state.scaling._replace(scales=[tf.constant(s, tf.float32)]))
+    for t in range(ROUNDS):
+        row, _, state = one_round(query, state, random_updates(t))
+        released.append(row)
+    np.testing.assert_array_equal(released, plain / s.astype(np.float32))
+
+
+class FromTheCurrentRound(Scaling):
+    """Negative control: the scales of a round are those that this round's own exact sum leads to."""
+
+    def peek(self, query, state, sample):
+        mean = [leaf / query.divisor for leaf in sample.record]
+        return state._replace(scaling=self.after(state.scaling, mean, 0))
+
+
+def game(scaling):
+    """The worst client sends far more than it may along a coordinate of its own in half of the trials: s of the likelihood ratio.
+
+    The adversary knows the scales that follow from what was released before, and undoes them. Trials are enough to see a signal 1.2 times
+    that of the claim.
+    """
+    claim = query_of(scaling).plan
+    trials = trials_that_see(lambda trials: missed_by_game(trials, 1.2 / 0.7, 1 / claim.noise_multiplier))
+    query = query_of(scaling, trials)
+    plan, case = query.plan, worst_case(query.plan)
+    present = np.random.default_rng(2).permutation(trials) < trials // 2
+    state, rows = query.initial_global_state(), []
+    for t in range(ROUNDS):
+        known = query.derive_sample_params(state).scales[0].numpy()
+        u = float(case.contributions[t])
+
+        def summed(params, u=u):
+            # Updates along coordinates of their own: each is clipped by itself, and the sum has one of them in each entry.
+            one = query.preprocess_record(params, [tf.constant(3e3 * u * np.eye(1, trials)[0], tf.float32)])
+            entries = np.where(present, float(one.record[0][0]), 0.0)
+            return query.initial_sample_state()._replace(record=[tf.constant(entries, tf.float32)])
+
+        sample, before = summed(query.derive_sample_params(state)), state
+        if isinstance(scaling, FromTheCurrentRound):
+            before = scaling.peek(query, state, sample)
+            sample = summed(query.derive_sample_params(before))
+        [released], state, _ = query.get_noised_result(sample, before)
+        rows.append(released.numpy() * known)
+    s = case.projection @ np.array(rows, np.float64) / (plan.stddev / CLIENTS)
+    return plan, audit_distinguishing(plan, case, s[present], s[~present])
+
+
+@pytest.mark.parametrize("rule", ["adam", "adagrad", "yogi"])
+def test_scales_that_react_to_outputs_tell_no_more_than_the_plan_claims(rule):
+    plan, found = game(Scaling(rule=rule, epsilon=EPSILON, decay=0.9))
+    assert found.snr_expected == pytest.approx(1 / plan.noise_multiplier, rel=1e-6)
+    assert NoiseAudit(findings=found.findings).consistent, found.findings
+
+
+def test_scales_from_the_current_round_are_caught():
+    _, found = game(FromTheCurrentRound(rule="adagrad", epsilon=EPSILON))
+    assert not NoiseAudit(findings=found.findings).consistent
+
+
+def test_half_precision_and_float64_records_are_scaled_in_the_precision_of_the_sum():
+    specs = {"a": tf.TensorSpec([2], tf.float16), "b": tf.TensorSpec([], tf.float64)}
+    plan = plan_of(MECHANISMS["identity"](2), noise_multiplier=0.0, clip_norm=1e3)
+    query = federated.MatrixFactorizationQuery(plan, specs, noise_seed=1).with_scaling(Scaling(rule="adagrad"))
+    state = query.initial_global_state()
+    record = {"a": tf.constant([3.0, 0.5], tf.float16), "b": tf.constant(2.0, tf.float64)}
+    for _ in range(2):
+        sample = query.accumulate_record(query.derive_sample_params(state), query.initial_sample_state(), record)
+        result, state, _ = query.get_noised_result(sample, state)
+        assert (result["a"].dtype, result["b"].dtype) == (tf.float16, tf.float64)
+        np.testing.assert_allclose(result["a"].numpy().astype(float), [3.0, 0.5], rtol=1e-3)
+        assert float(result["b"]) == pytest.approx(2.0, rel=1e-6)
+    assert isinstance(state.scaling, ScalingState)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"rule": "sgd"}, "rule='sgd'"),
+        ({"rule": "adam", "epsilon": 0.0}, "epsilon=0.0"),
+        ({"rule": "adam", "epsilon": 1e-30}, "epsilon=1e-30"),
+        ({"rule": "adam", "decay": 1.0}, "decay=1.0"),
+        ({"rule": "adam", "every": 0}, "every=0"),
+    ],
+)
+def test_refusals(options, named):
+    with pytest.raises(ValueError, match=named):
+        Scaling(**options)

@@ -1,0 +1,147 @@
+"""What it costs to tell the clip norm a quantile: two streams that are together one mechanism of the planned noise."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+import fedmf
+from fedmf import QuantileClipping
+from fedmf.cli.options import plan_from
+from tests.mechanisms.registry import MECHANISMS
+
+ROUNDS = 6
+TWICE = fedmf.Participation(rounds=ROUNDS, schema="min_sep", min_sep=3)
+
+
+def plan_of(clipping, mechanism="banded", participation=TWICE, **changes):
+    values = {"noise_multiplier": 2.0, "clip_norm": 0.5, "delta": 1e-6} | changes
+    mechanism = MECHANISMS[mechanism](ROUNDS)
+    return fedmf.Plan(mechanism=mechanism, participation=participation, quantile_clipping=clipping, **values)
+
+
+@pytest.mark.parametrize(
+    ("z", "bit_noise", "expected"),
+    [
+        (1.19352, 5.0, 1.20211),  # Andrew et al. 2021, Theorem 1: (z^-2 - (2 sigma_b)^-2)^(-1/2)
+        (2.23048, 5.0, 2.28812),
+        (1.5, 1.5 / 2 * math.sqrt(2), 1.5 * math.sqrt(2)),
+    ],
+)
+def test_the_formula_of_the_paper(z, bit_noise, expected):
+    clipping = QuantileClipping.with_bit_noise(bit_noise, noise_multiplier=z)
+    assert clipping.update_noise_multiplier(z) == pytest.approx(expected, abs=6e-6)
+    assert clipping.bit_noise_multiplier(z) == pytest.approx(bit_noise)
+    assert clipping.update_noise_multiplier(z) ** -2 + (2 * bit_noise) ** -2 == pytest.approx(z**-2)
+
+
+def largest_change(plan, bit):
+    """By brute force: the norm of C times what one client sends in both streams, each over the standard deviation of its Z."""
+    C, largest = plan.mechanism.encoder(), 0.0
+    x_noise, b_noise = plan.stddev / plan.clip_norm, plan.bit_stddev
+    for pattern in plan.participation.patterns():
+        for signs in itertools.product((1.0, -1.0), repeat=len(pattern)):
+            # The updates point along one direction or its opposite, and so do the bits.
+            streams = np.zeros((ROUNDS, 2))
+            streams[list(pattern), 0] = np.array(signs) / x_noise
+            streams[list(pattern), 1] = np.array(signs) * bit / b_noise
+            largest = max(largest, float(np.linalg.norm(C @ streams)))
+    return largest
+
+
+@pytest.mark.parametrize("mechanism", ["identity", "banded", "tree full"])
+@pytest.mark.parametrize("share", [0.01, 0.3])
+def test_one_client_changes_both_streams_by_as_much_as_planned(mechanism, share):
+    plan = plan_of(QuantileClipping(share=share), mechanism)
+    assert plan.sensitivity.exact
+    assert largest_change(plan, 0.5) == pytest.approx(1 / plan.noise_multiplier, rel=1e-9)
+
+
+def test_a_bit_that_is_not_centred_costs_more_than_planned():
+    """Negative control: 0 or 1 in place of -1/2 or 1/2."""
+    plan = plan_of(QuantileClipping(share=0.3))
+    assert largest_change(plan, 1.0) > 1.3 / plan.noise_multiplier
+
+
+def test_the_guarantee_is_that_of_the_plan_without():
+    clipping = QuantileClipping(share=0.04)
+    plain, adaptive = plan_of(None), plan_of(clipping)
+    assert (adaptive.epsilon, adaptive.rho, adaptive.event) == (plain.epsilon, plain.rho, plain.event)
+    assert adaptive.stddev == pytest.approx(plain.stddev / math.sqrt(0.96))
+    assert adaptive.bit_stddev == pytest.approx(2.5 * plain.stddev / plain.clip_norm)
+    assert (plain.bit_stddev, plain.noise_size(7), adaptive.noise_size(7)) == (0.0, 7, 8)
+    simulated = adaptive.simulating(simulated=10, claimed=100)
+    assert simulated.bit_stddev == pytest.approx(adaptive.bit_stddev / 10)
+
+
+def test_both_streams_are_stated_and_the_stated_command_makes_the_plan_again(tmp_path):
+    plan = plan_of(QuantileClipping(quantile=0.3, share=0.09, every=4))
+    text = " ".join(plan.statement().split())
+    for words in (
+        "follows the 0.3 quantile",
+        "every 4 rounds at most",
+        "with noise multiplier 2.09656; and that of one bit a client",
+        "minus 1/2, each then -1/2 or 1/2, with noise multiplier 3.33333",
+        "one vector of norm at most 1 / 2,",
+        "left out of the sum of bits as well",
+    ):
+        assert words in text
+    assert "quantile" not in plan_of(None).statement()
+    plan.mechanism.save(tmp_path / "mechanism.npz")
+    words = " ".join(plan.command_options()).split()
+    given = {
+        name.removeprefix("--").replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=True)
+    }
+    number = {"schema": str, "rounds": int, "min_sep": int, "max_participations": int, "clip_every": int}
+    target = {name: number.get(name, float)(value) for name, value in given.items()}
+    target |= {"quantile": target["clip_quantile"], "share": target["clip_share"], "every": target["clip_every"]}
+    again = plan_from(tmp_path / "mechanism.npz", target | {"epsilon": None})
+    assert again.summary() == plan.summary()
+
+
+def test_what_was_achieved_counts_both_streams():
+    plan = plan_of(QuantileClipping())
+    ledger = fedmf.ParticipationLedger(cohort_size=1)
+    for t in range(ROUNDS):
+        ledger.append(np.array([t]))
+    once = fedmf.audit_ledger(ledger, plan)
+    assert once.epsilon == pytest.approx(fedmf.audit_ledger(ledger, plan_of(None)).epsilon)
+    assert once.epsilon < plan.epsilon
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: QuantileClipping(quantile=1.0), "quantile=1.0"),
+        (lambda: QuantileClipping(share=0.0), "share=0.0"),
+        (lambda: QuantileClipping(share=1.0), "share=1.0"),
+        (lambda: QuantileClipping(every=0), "every=0"),
+        (lambda: QuantileClipping(learning_rate=0.0), "learning_rate=0.0"),
+        (lambda: QuantileClipping.with_bit_noise(1.0, noise_multiplier=2.0), "bit_noise=1.0 is at most half of"),
+        (lambda: fedmf.TrainConfig(epsilon=8.0, clip_share=0.1), "clip_share=0.1 belongs to clip_quantile"),
+        (lambda: fedmf.TrainConfig(epsilon=8.0, clip_every=2), "clip_every=2 belongs to clip_quantile"),
+    ],
+)
+def test_refusals(make, named):
+    with pytest.raises(ValueError, match=named):
+        make()
+
+
+def test_only_a_quantile_clipping_is_one():
+    with pytest.raises(TypeError, match="quantile_clipping=0.5 must be a fedmf.QuantileClipping"):
+        plan_of(0.5)
+
+
+def test_the_command_line_wants_the_quantile(tmp_path):
+    plan_of(None).mechanism.save(tmp_path / "mechanism.npz")
+    target = {
+        "rounds": ROUNDS,
+        "schema": "single",
+        "min_sep": None,
+        "max_participations": None,
+        "noise_multiplier": 1.0,
+    }
+    target |= {"epsilon": None, "delta": 1e-6, "clip_norm": 1.0, "share": 0.1}
+    with pytest.raises(ValueError, match="they belong to --clip-quantile"):
+        plan_from(tmp_path / "mechanism.npz", target)
