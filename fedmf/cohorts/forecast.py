@@ -138,7 +138,7 @@ def forecast(
         "cohort_size": size.cohort_size,
         "simulated_population": clients,
         "simulated_cohort_size": size.simulated_cohort,
-        **dataclasses.asdict(participation),
+        **participation.limits(),
         "dry_rounds": len(dry),
         "mean_cohort": float(cohorts.mean()) * size.cohort_size,
         "smallest_cohort": float(cohorts.min()) * size.cohort_size,
