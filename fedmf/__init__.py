@@ -10,6 +10,7 @@ Importing this package does not import TensorFlow; `from fedmf import federated`
 from fedmf.audits.guarantee import Audit, audit_ledger, audit_log
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
 from fedmf.mechanisms import Certificate, Mechanism, load_factorization, load_mechanism, stamp
+from fedmf.mechanisms.budget import Budget
 from fedmf.mechanisms.error import loss, max_error, per_round_error, rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
@@ -30,6 +31,7 @@ from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, p
 __all__ = [
     "Audit",
     "BallsInBins",
+    "Budget",
     "Certificate",
     "CyclicFixedSize",
     "CyclicPoisson",

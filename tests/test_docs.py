@@ -11,7 +11,7 @@ import fedmf
 from fedmf.cli import main
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-PAGES = ("accounting", "participation")
+PAGES = ("accounting", "budget", "participation")
 
 
 @pytest.mark.parametrize("page", PAGES)

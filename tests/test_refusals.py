@@ -5,6 +5,8 @@ import re
 import numpy as np
 import pytest
 
+from fedmf.audits.guarantee import audit_log
+from fedmf.cohorts.controller import ParticipationController
 from fedmf.mechanisms import (
     BandedMechanism,
     Certificate,
@@ -14,10 +16,12 @@ from fedmf.mechanisms import (
     TreeMechanism,
     stamp,
 )
+from fedmf.mechanisms.budget import Budget
 from fedmf.mechanisms.error import loss, per_round_error, rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
+from fedmf.privacy.plan import Plan
 from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, prefix_sum, sgd
 
 NAN, INF = float("nan"), float("inf")
@@ -28,6 +32,10 @@ SEPARATED = Participation(rounds=4, schema="min_sep", min_sep=2)
 
 def participate(**changes):
     return Participation(**{"rounds": 12, "schema": "min_sep", "min_sep": 5, **changes})
+
+
+def budget_of(sensitivity):
+    return Participation(rounds=4, schema="budget", budget=sensitivity)
 
 
 def fitted(family="banded", participation=SINGLE, **options):
@@ -66,6 +74,69 @@ REFUSALS = {
         ["max_participations=2", "max_participations=1", "leave it out"],
     ),
     "every round apart": (lambda: participate(schema="every_round"), ValueError, ["min_sep=5", "leave it out"]),
+    "budget missing": (
+        lambda: Participation(rounds=4, schema="budget"),
+        ValueError,
+        ["budget=None", "fedmf.Budget.of(mechanism, participation)"],
+    ),
+    "budget of min_sep": (
+        lambda: participate(budget=2.0),
+        ValueError,
+        ["budget=2.0", "schema='min_sep'", "leave it out"],
+    ),
+    "budget zero": (lambda: budget_of(0.0), ValueError, ["budget=0.0", "pass a sensitivity"]),
+    "budget and min_sep": (
+        lambda: Participation(rounds=4, schema="budget", budget=2.0, min_sep=2),
+        ValueError,
+        ["min_sep=2 contradicts schema='budget'"],
+    ),
+    "budget asked without encoder": (lambda: budget_of(2.0).allows([0]), ValueError, ["depend on the encoder"]),
+    "budget's patterns": (lambda: list(budget_of(2.0).patterns()), ValueError, ["ask a fedmf.Budget"]),
+    "fit for a budget": (lambda: fit(prefix_sum(4), budget_of(2.0)), ValueError, ["no schema to fit for", "min_sep"]),
+    "controller without encoder": (
+        lambda: ParticipationController(budget_of(2.0), population=4, cohort_size=1, seed=1),
+        TypeError,
+        ["with which encoder", "fedmf.Budget"],
+    ),
+    "budget below one round": (
+        lambda: Budget(mechanism=IdentityMechanism(rounds=4), participation=budget_of(0.9), pace=1),
+        ValueError,
+        ["budget=0.9", "nobody could take part", "raise it"],
+    ),
+    "budget of other rounds": (
+        lambda: Budget(mechanism=IdentityMechanism(rounds=5), participation=budget_of(2.0), pace=1),
+        ValueError,
+        ["rounds=4", "same number"],
+    ),
+    "budget of min_sep itself": (
+        lambda: Budget(mechanism=IdentityMechanism(rounds=4), participation=SINGLE, pace=1),
+        TypeError,
+        ["schema='single'", 'schema="budget"'],
+    ),
+    "budget without mechanism": (
+        lambda: Budget(mechanism=np.eye(4), participation=budget_of(2.0), pace=1),
+        TypeError,
+        ["mechanism is of type ndarray", "fedmf.fit"],
+    ),
+    "pace zero": (
+        lambda: Budget(mechanism=IdentityMechanism(rounds=4), participation=budget_of(2.0), pace=0),
+        ValueError,
+        ["pace=0", "to keep nothing"],
+    ),
+    "budget of a log": (
+        lambda: audit_log(
+            "log.csv",
+            Plan(
+                mechanism=IdentityMechanism(rounds=4),
+                participation=budget_of(2.0),
+                noise_multiplier=1.0,
+                clip_norm=1.0,
+                delta=1e-6,
+            ),
+        ),
+        ValueError,
+        ["does not follow from the counts", "fedmf.audit_ledger"],
+    ),
     "allows text": (lambda: SINGLE.allows(["0"]), TypeError, ["rounds_of_one_client='0'", "round indices"]),
     "sensitivity of text": (lambda: sensitivity("C", SINGLE), TypeError, ["encoder", "array of floats"]),
     "sensitivity without participation": (

@@ -12,13 +12,14 @@ e is then y = clip_norm * u + N z (present) or N z (absent). The likelihood rati
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedmf import checks
 from fedmf.audits.noise import Finding, causal_factor
+from fedmf.mechanisms.budget import block_sums, costs
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
 
@@ -69,7 +70,12 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
     L = causal_factor(plan.mechanism.noising())
     E = scipy.linalg.solve_triangular(L, np.eye(len(L)), lower=True, check_finite=False)
     X = E.T @ E
-    u = _with_signs(X, rounds) if rounds is not None else _worst_contributions(X, plan.participation)
+    if rounds is not None:
+        u = _with_signs(X, rounds)
+    elif plan.participation.schema == "budget":
+        u = _worst_of(X, evenly_spaced(costs(plan.mechanism), plan.participation))
+    else:
+        u = _worst_contributions(X, plan.participation)
     v = E @ u
     norm = float(np.linalg.norm(v))
     return WorstCase(
@@ -90,11 +96,21 @@ def _worst_contributions(X: np.ndarray, participation: Participation) -> np.ndar
         n, b, k = participation.rounds, participation.min_sep, participation.max_participations
         patterns = [tuple(range(first, min(n, first + (k - 1) * b + 1), b)) for first in range(n)]
         patterns = [p for p in patterns if len(p) == min(k, len(patterns[0]))] or patterns
-    candidates = [_with_signs(X, pattern) for pattern in patterns]
-    best = candidates[_first_largest(_energy(X, u) for u in candidates)]
+    best = _worst_of(X, patterns)
     if participation.schema == "min_sep" and 1 < participation.max_participations <= MAX_MOVED_ROUNDS:
         best = _improved(X, best, participation.min_sep)
     return best
+
+
+def _worst_of(X: np.ndarray, patterns: Sequence[Sequence[int]]) -> np.ndarray:
+    candidates = [_with_signs(X, pattern) for pattern in patterns]
+    return candidates[_first_largest(_energy(X, u) for u in candidates)]
+
+
+def evenly_spaced(costs: np.ndarray, budget: Participation) -> list[list[int]]:
+    """Of rounds 0, gap, 2 gap, ... as many as the budget pays for, for every gap: some of what it allows."""
+    spaced = (np.arange(0, len(costs), gap) for gap in range(1, len(costs) + 1))
+    return [rounds[budget.affords(block_sums(costs, rounds))].tolist() for rounds in spaced]
 
 
 def _energy(X: np.ndarray, u: np.ndarray) -> float:

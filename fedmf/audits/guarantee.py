@@ -12,6 +12,7 @@ from typing import Any
 
 from fedmf import checks
 from fedmf.audits.log import ParticipationLog, read_log
+from fedmf.mechanisms.budget import costs, spending_histogram, spent_squared
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
@@ -109,7 +110,8 @@ class Audit:
                     "rows": log.rows,
                     "duplicates_counted_once": log.duplicates,
                 },
-            },
+            }
+            | ({} if observed.spent_squared is None else {"most_spent": observed.most_spent}),
             "achieved": achieved,
             "contradictions": list(self.contradictions),
             # What clients that were known to deviate did, and the guarantee of all clients together.
@@ -141,6 +143,8 @@ class Audit:
         for name in ("min_separation", "max_participations"):
             planned_limit = getattr(p, name.replace("separation", "sep"))
             values |= {f"{name}_planned": planned_limit, f"{name}_observed": getattr(observed, name)}
+        if p.budget is not None and observed.spent_squared is not None:
+            values["clients_by_share_spent"] = spending_histogram(p.budget, observed.spent_squared)
         for name in ("sensitivity", "epsilon", "rho"):
             values |= {f"{name}_planned": planned[name], f"{name}_achieved": achieved.get(name)}
         return values | {
@@ -167,10 +171,18 @@ def audit_ledger(ledger: ParticipationLedger, plan: Plan) -> Audit:
         raise ValueError(
             f"ledger has {len(ledger)} rounds but the plan covers {plan.participation.rounds}: audit a run with its own plan"
         )
-    everyone = _audited(ledger.observed(), plan)
+    everyone = _audited(_observed(ledger, plan), plan)
     if not len(ledger.noncompliant()):
         return everyone
-    return dataclasses.replace(_audited(ledger.well_behaved().observed(), plan), everyone=everyone)
+    return dataclasses.replace(_audited(_observed(ledger.well_behaved(), plan), plan), everyone=everyone)
+
+
+def _observed(ledger: ParticipationLedger, plan: Plan) -> ParticipationStats:
+    """The counts of the ledger; of a participation budget also what each client has spent of it, with the plan's encoder."""
+    stats = ledger.observed()
+    if plan.participation.schema != "budget":
+        return stats
+    return dataclasses.replace(stats, spent_squared=spent_squared(costs(plan.mechanism), ledger.pairs()))
 
 
 def audit_log(path: str | os.PathLike[str], plan: Plan, *, rounds_run: int | None = None, **options: Any) -> Audit:
@@ -203,6 +215,11 @@ def audit_log(path: str | os.PathLike[str], plan: Plan, *, rounds_run: int | Non
     if rounds_run is not None:
         hint = "pass the number of rounds that were run"
         rounds = checks.integer("rounds_run", rounds_run, low=1, high=rounds, hint=hint)
+    if plan.participation.schema == "budget":
+        raise ValueError(
+            "what clients spent of a budget does not follow from the counts that a log is reduced to: read it with "
+            "ParticipationLedger.from_csv, and audit it with fedmf.audit_ledger"
+        )
     log = read_log(path, rounds=rounds, **options)
     audit = dataclasses.replace(_audited(log.stats, plan), log=log)
     if log.lookalikes is not None:
@@ -273,6 +290,9 @@ def _accounted(plan: Plan, participation: Participation) -> Plan:
 
 def _broken(stats: ParticipationStats, p: Participation) -> list[str]:
     """In what the record does not keep to the participation."""
+    if p.budget is not None:
+        spent = f"a client's rounds cost a sensitivity of {stats.most_spent:.6g} where a budget of {p.budget:.6g} was planned"
+        return [] if p.affords(stats.most_spent**2) else [spent]
     broken = []
     if stats.max_participations > p.max_participations:
         broken.append(

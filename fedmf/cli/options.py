@@ -147,6 +147,11 @@ sampling_option = click.option(
 )
 plan_options = together(
     participation_options,
+    click.option(
+        "--budget",
+        type=float,
+        help="With --schema budget: a sensitivity.  [default: what --min-sep and its limit cost]",
+    ),
     click.option("--epsilon", type=float, help="Privacy target; or give --noise-multiplier."),
     click.option("--noise-multiplier", type=float, help="Noise of the whole run; or give --epsilon."),
     click.option("--delta", type=float, default=1e-6, help="Failure probability."),
@@ -299,7 +304,8 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
     limits = {name: target[name] for name in ("rounds", "schema", "min_sep", "max_participations")}
     # A sampling scheme decides what clients keep to.
     decided = target.get("sampling") is not None and limits["min_sep"] is None and limits["schema"] == "min_sep"
-    participation = None if decided else fedmf.Participation(**limits)
+    of_min_sep = limits["schema"] == "budget" and target["budget"] is None
+    participation = None if decided or of_min_sep else fedmf.Participation(**limits, budget=target["budget"])
     epsilon, noise_multiplier = target["epsilon"], target["noise_multiplier"]
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(
@@ -314,6 +320,8 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
         raise ValueError(
             f"mechanism has {mechanism.rounds} rounds but rounds={limits['rounds']}: fit it for the rounds of the run"
         )
+    if of_min_sep:
+        participation = fedmf.Budget.of(mechanism, fedmf.Participation(**limits | {"schema": "min_sep"})).participation
     if epsilon is not None:
         plan = fedmf.calibrate(mechanism, participation, epsilon=epsilon, **shared)
     else:

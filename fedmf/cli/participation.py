@@ -1,5 +1,6 @@
 """fedmf plan participation: what a population can give, before anything is trained."""
 
+import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ import click
 from fedmf.cli.errors import Command, arguments_checked
 from fedmf.cli.options import (
     COUNT,
+    EXISTING_FILE,
     SHARE,
     OutputFile,
     json_option,
@@ -19,11 +21,12 @@ from fedmf.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from fedmf.mechanisms.budget import Budget
     from fedmf.participation.schema import Participation
     from fedmf.privacy.sampling import Sampling
 
 _MAX_ROWS = 12
-_BY_ROUND = ("dry", "pool", "pool_rounds", "cohorts", "tried", "histogram")
+_BY_ROUND = ("dry", "pool", "pool_rounds", "cohorts", "tried", "histogram", "spent")
 # Of a population, those of all clients can be further out than those of a part of them.
 _SEEN = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_participations_")
 
@@ -43,6 +46,18 @@ _SEEN = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_participati
 @click.option("--noncompliant-fraction", type=SHARE, default=0.0, help="Clients that ignore timer and limit.")
 @click.option("--timer-jitter", type=click.IntRange(0), default=0, help="Rounds by which timers may fire early.")
 @click.option(
+    "--mechanism",
+    "mechanism_file",
+    type=EXISTING_FILE,
+    help="With --schema budget: whose encoder counts. The budget is what --min-sep costs with it, and both are compared.",
+)
+@click.option(
+    "--pace", type=COUNT, help="With --schema budget: rounds that devices space what they keep.  [default: --min-sep]"
+)
+@click.option(
+    "--seeds", type=click.IntRange(2), help="With --schema budget: repetitions of the comparison.  [default: 3]"
+)
+@click.option(
     "--search/--no-search", default=True, help="Find the largest min separation, which is taken without --min-sep."
 )
 @click.option(
@@ -61,8 +76,11 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
     Example:
       fedmf plan participation --population 10000000 --cohort-size 6500 --rounds 2000 --min-sep 300 --availability diurnal --out who.png
       fedmf plan participation --population 342000 --cohort-size 1000 --rounds 2052 --sampling poisson --partitions 9
+      fedmf plan participation --population 20000 --cohort-size 50 --rounds 2052 --schema budget --min-sep 342 \
+        --mechanism toeplitz.npz --availability independent:0.0025
     """
     from fedmf.cohorts.availability import availability_from_text
+    from fedmf.cohorts.comparison import compared
     from fedmf.cohorts.devices import DeviceBehavior
     from fedmf.cohorts.forecast import Size, forecast, largest_min_sep, refuse_impossible
     from fedmf.files import write_atomically
@@ -76,6 +94,7 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
         drawn_from = {} if options["sampling"] else {"population": None, "cohort_size": None}
         scheme = sampling_from(options | drawn_from)
         planned = _planned(scheme, options)
+        budget = _budget(planned, options)
         largest: dict[str, Any] = {}
         if search and scheme is None and options["schema"] == "min_sep":
             if planned is not None:
@@ -93,9 +112,11 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
                 )
             planned = _planned(None, options | {"min_sep": largest["largest_min_sep"]})
             assert planned is not None
-        result = forecast(
-            planned, size, sampling=scheme, behavior=behavior, seed=seed, progress=status_line("round "), **who
-        )
+        options_of_both: dict[str, Any] = {"behavior": behavior, "progress": status_line("round "), **who}
+        result = forecast(budget or planned, size, sampling=scheme, seed=seed, **options_of_both)
+        if budget is not None:
+            seeds = range(seed, seed + (options["seeds"] or 3))
+            largest = compared(budget, planned, size, seeds=seeds, **options_of_both)
     values = {"availability": availability, "sampling": options["sampling"], **result, **largest}
     if out is not None:
         from fedmf.reports.participation import participation_picture
@@ -117,7 +138,28 @@ def _planned(scheme: "Sampling | None", options: dict[str, Any]) -> "Participati
         return scheme.participation(limits["rounds"])
     if limits["min_sep"] is None and limits["schema"] == "min_sep":
         return None
+    if limits["schema"] == "budget":
+        limits["schema"] = "min_sep"
     return Participation(**limits)
+
+
+def _budget(planned: "Participation | None", options: dict[str, Any]) -> "Budget | None":
+    """What `planned` costs with the mechanism; None for every other schema."""
+    import fedmf
+
+    file, pace = options["mechanism_file"], options["pace"]
+    if options["schema"] != "budget":
+        for name in ("mechanism_file", "pace", "seeds"):
+            if options[name] is not None:
+                raise ValueError(
+                    f"{name.removesuffix('_file')}={options[name]} belongs to --schema budget: leave it out"
+                )
+        return None
+    if file is None:
+        raise ValueError("mechanism is missing: with --schema budget give the file that `fedmf fit --out` wrote")
+    assert planned is not None
+    budget = fedmf.Budget.of(fedmf.load_mechanism(file), planned)
+    return budget if pace is None else dataclasses.replace(budget, pace=pace)
 
 
 def _for_people(values: dict[str, Any]) -> dict[str, Any]:
@@ -128,4 +170,5 @@ def _for_people(values: dict[str, Any]) -> dict[str, Any]:
     for times, share in values["histogram"].items():
         row = f"clients with {times:,} participations" if times <= _MAX_ROWS else f"with more than {_MAX_ROWS}"
         shares[row] = shares.get(row, 0.0) + share
+    shares |= {f"clients that spent {row}": share for row, share in values.get("spent", {}).items()}
     return lines | {row: f"{100 * share:.3g}%" for row, share in shares.items()}

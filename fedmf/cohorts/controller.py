@@ -11,6 +11,8 @@ from fedmf.audits.guarantee import Audit, audit_ledger
 from fedmf.cohorts.availability import Always, Availability, MaskOfRound, availability_model
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.draws import Pool
+from fedmf.cohorts.spending import Spending
+from fedmf.mechanisms.budget import Budget
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
@@ -34,7 +36,7 @@ class ParticipationController:
     round of its last participation, their number, and its place where there is an order.
 
     Args:
-      participation: the schema to enforce.
+      participation: the schema to enforce; for a participation budget the `fedmf.Budget`, which knows the encoder.
       population: number of clients, indices 0 .. population - 1.
       cohort_size: clients a round; their expected number where a sampling scheme draws them independently.
       seed: of the draw; recorded, independent of the noise seed. With `sampling` it is as secret as the noise seed: amplification holds
@@ -59,7 +61,7 @@ class ParticipationController:
 
     def __init__(
         self,
-        participation: Participation,
+        participation: Participation | Budget,
         *,
         population: int,
         cohort_size: int,
@@ -68,8 +70,15 @@ class ParticipationController:
         sampling: Sampling | None = None,
         behavior: DeviceBehavior | None = None,
     ) -> None:
+        budget = participation if isinstance(participation, Budget) else None
+        if isinstance(participation, Budget):
+            participation = participation.participation
         if not isinstance(participation, Participation):
-            raise TypeError(f"participation={participation!r} must be a fedmf.Participation")
+            raise TypeError(f"participation={participation!r} must be a fedmf.Participation or a fedmf.Budget")
+        if participation.schema == "budget" and budget is None:
+            raise TypeError(
+                f"participation={participation} does not say with which encoder rounds are counted: pass the fedmf.Budget that it is of"
+            )
         self.participation = participation
         self.population = checks.integer("population", population, low=1, hint="use the number of clients")
         self.cohort_size = checks.integer("cohort_size", cohort_size, low=1, hint="use the number of clients a round")
@@ -83,6 +92,7 @@ class ParticipationController:
         self._after = np.zeros(self.population, np.min_scalar_type(participation.rounds))
         self._count = np.zeros(self.population, np.min_scalar_type(participation.max_participations))
         self._counted = 0
+        self._spending = None if budget is None else Spending(budget, self.population)
         varies = sampling is not None and sampling.independent
         self.ledger = ParticipationLedger(cohort_size=None if varies else self.cohort_size)
 
@@ -198,6 +208,8 @@ class ParticipationController:
         """Which clients' timers and limits allow round t, or are ignored: bool."""
         p, behavior = self.participation, self.behavior
         after, within_limit = self._after[clients], self._count[clients] < p.max_participations
+        if self._spending is not None:
+            within_limit &= self._spending.allows(t, clients)
         if behavior.timers_as_asked:
             # Never, which is 0, or min_sep rounds ago; in the array's own type.
             return (after <= after.dtype.type(max(t + 1 - p.min_sep, 0))) & within_limit
@@ -295,6 +307,8 @@ class ParticipationController:
             # Selected clients have started their timers, even if nothing arrived.
             selected = self.ledger.selected(self._counted)
             self._after[selected] = self._counted + 1
+            if self._spending is not None:
+                self._spending.record(self._counted, selected)
             counts = self._count[selected]
             self._count[selected] = np.where(counts < self.participation.max_participations, counts + 1, counts)
             self._counted += 1

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedmf import checks
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
+from fedmf.mechanisms.budget import Budget, spending_histogram, spent_squared
 from fedmf.participation.schema import Participation
 from fedmf.privacy.sampling import Sampling
 
@@ -67,9 +68,10 @@ class Size:
         return self.population * self.simulated_cohort // self.cohort_size
 
 
-def refuse_impossible(participation: Participation, size: Size, **options: Any) -> None:
+def refuse_impossible(participation: Participation | Budget, size: Size, **options: Any) -> None:
     """Raises TypeError or ValueError where a controller would, in the numbers that are asked about and not in the simulated ones."""
-    checks.integer("rounds", participation.rounds, low=1, high=_MAX_ROUNDS, hint="pass the number of rounds")
+    rounds = (participation.participation if isinstance(participation, Budget) else participation).rounds
+    checks.integer("rounds", rounds, low=1, high=_MAX_ROUNDS, hint="pass the number of rounds")
     sizes = {"population": size.population, "cohort_size": size.cohort_size}
     ParticipationController(participation, **{"seed": 0, **sizes, **options})
 
@@ -84,7 +86,7 @@ def _rounds_played(controller: ParticipationController) -> Iterator[int]:
 
 
 def forecast(
-    participation: Participation,
+    participation: Participation | Budget,
     size: Size,
     *,
     sampling: Sampling | None = None,
@@ -94,7 +96,7 @@ def forecast(
     """Runs the controller through all rounds without training.
 
     Args:
-      participation: what to enforce.
+      participation: what to enforce, as of the controller.
       size: of the population.
       sampling: as of the controller, for the population that is asked about.
       progress: called with every round that is done.
@@ -104,7 +106,8 @@ def forecast(
       In plain JSON types: the sizes and the participation; "dry", the rounds in which fewer than the cohort were eligible and available
       (none where cohorts vary in size by design); "cohorts", clients that took part in each round over the cohort size; "pool", eligible
       and available clients over the cohort size in "pool_rounds" (none where a scheme or an order draws); "histogram", participations ->
-      share of all clients; and what was observed, of all clients and without those that deviate.
+      share of all clients; of a budget "spent", share of it -> share of all clients; and what was observed, of all clients and without
+      those that deviate.
 
     Raises:
       TypeError, ValueError: those of the controller.
@@ -117,6 +120,7 @@ def forecast(
     simulated: dict[str, Any] = {"population": size.simulated_population, "cohort_size": size.simulated_cohort}
     scheme = None if sampling is None else sampling.resized(**simulated)
     controller = ParticipationController(participation, **{"seed": 0, "sampling": scheme, **simulated, **options})
+    budget, participation = participation, controller.participation
     rounds, ledger = participation.rounds, controller.ledger
     pool = {}
     if sampling is None and participation.schema != "fixed_epoch":
@@ -132,14 +136,19 @@ def forecast(
     clients, cohorts = size.simulated_population, observed.cohort_sizes / size.simulated_cohort
     times = {0: clients - observed.clients, **observed.histogram}
     enough = 0 if ledger.cohort_size is None else size.simulated_cohort
+    spent = {}
+    if isinstance(budget, Budget):
+        counts = spending_histogram(participation.budget or 0.0, spent_squared(budget.costs, ledger.pairs()))
+        spent = {"spent": {share: n / clients for share, n in counts.items()}}
     dry = [t for t in range(rounds) if len(ledger.selected(t)) < enough]
     return {
         "population": size.population,
         "cohort_size": size.cohort_size,
         "simulated_population": clients,
         "simulated_cohort_size": size.simulated_cohort,
-        **dataclasses.asdict(participation),
+        **participation.limits(),
         "dry_rounds": len(dry),
+        "mean_participations": observed.participations / clients,
         "mean_cohort": float(cohorts.mean()) * size.cohort_size,
         "smallest_cohort": float(cohorts.min()) * size.cohort_size,
         "min_separation_observed": observed.min_separation,
@@ -147,6 +156,7 @@ def forecast(
         "min_separation_of_the_well_behaved": well_behaved.min_separation,
         "max_participations_of_the_well_behaved": well_behaved.max_participations,
         "histogram": {k: n / clients for k, n in times.items() if n},
+        **spent,
         "dry": dry,
         "pool_rounds": list(pool),
         "pool": list(pool.values()),

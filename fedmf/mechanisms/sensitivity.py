@@ -20,7 +20,7 @@ import scipy.linalg
 from fedmf import checks
 from fedmf.mechanisms.banded.recursion import columns_of_rows
 from fedmf.mechanisms.vector_bound import vector_sensitivity_bounds
-from fedmf.participation.schema import Participation
+from fedmf.participation.schema import BUDGET_ROUNDING, Participation
 
 # A pattern counts as sign-tight if |X| and X differ on it by rounding only, relative to the sum.
 _ROUNDING = 1e-12
@@ -75,6 +75,8 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
     if not isinstance(participation, Participation):
         raise TypeError(f"participation is of type {type(participation).__name__}: pass a fedmf.Participation")
     _check_columns(getattr(encoder_or_mechanism, "rounds", participation.rounds), participation)
+    if participation.schema == "budget":
+        return _budgeted(encoder_or_mechanism, participation)
     coefficients = _result_of(encoder_or_mechanism, "toeplitz_coefficients")
     if coefficients is not None:
         known = _toeplitz(_of_known_scale(coefficients), participation)
@@ -88,6 +90,16 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
     C = checks.array("encoder", encoder_or_mechanism if encoder is None else encoder, ndim=2)
     _check_columns(C.shape[1], participation)
     return _dense(_of_known_scale(C), participation)
+
+
+def _budgeted(encoder_or_mechanism: Any, participation: Participation) -> Sensitivity:
+    """The budget itself, for any C: sum over s, t of X_st <u_s, u_t> is at most that of |X_st|, which the schema bounds."""
+    assert participation.budget is not None
+    most = sensitivity(encoder_or_mechanism, Participation(rounds=participation.rounds, schema="every_round"))
+    value = participation.budget * (1 + BUDGET_ROUNDING)
+    if most.value <= value:
+        return most
+    return Sensitivity(value=value, exact=False, method="participation budget (banded paper, Prop. E.1): upper bound")
 
 
 def _result_of(mechanism: Any, name: str) -> Any:

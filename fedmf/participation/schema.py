@@ -3,11 +3,13 @@
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedmf import checks
 
-SCHEMAS = ("single", "fixed_epoch", "min_sep", "every_round")
+SCHEMAS = ("single", "fixed_epoch", "min_sep", "every_round", "budget")
+# What a client spends is a sum of products, rounded; its budget is that much larger, and so is the sensitivity it stands for.
+BUDGET_ROUNDING = 1e-12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,15 +23,18 @@ class Participation:
     - "min_sep": at most `max_participations` rounds, any two at least `min_sep` apart: the b-min-sep-participation of
       the banded paper (Choquette-Choo et al. 2023, Sec. 3).
     - "every_round": any rounds at all.
+    - "budget": any rounds s, t, ... with a sum of |X_st| of at most `budget`^2, where X = C^T C is the Gram matrix of the encoder that
+      the client's rounds are counted with (docs/budget.md). `fedmf.Budget` makes one, and says which rounds it pays for.
 
     After construction `min_sep` and `max_participations` are ints for every schema (single: rounds and 1;
-    every_round: 1 and rounds), and `max_participations` defaults to ceil(rounds / min_sep), the most that fit.
+    every_round and budget: 1 and rounds), and `max_participations` defaults to ceil(rounds / min_sep), the most that fit.
 
     Attributes:
       rounds: n, a positive int.
-      schema: one of the four above.
+      schema: one of those above.
       min_sep: b, in 1..rounds; rounds i and j of one client satisfy abs(i - j) >= b.
       max_participations: k, in 1..ceil(rounds / min_sep).
+      budget: S, positive, of schema budget; None for every other. An encoder twice as large needs one twice as large.
 
     Raises:
       TypeError: an argument of the wrong kind.
@@ -45,18 +50,26 @@ class Participation:
     # say.
     min_sep: int = None  # type: ignore[assignment]
     max_participations: int = None  # type: ignore[assignment]
+    budget: float | None = None
 
     if TYPE_CHECKING:
 
         def __init__(
-            self, *, rounds: int, schema: str, min_sep: int | None = None, max_participations: int | None = None
+            self,
+            *,
+            rounds: int,
+            schema: str,
+            min_sep: int | None = None,
+            max_participations: int | None = None,
+            budget: float | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
         rounds = checks.integer("rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int")
         schema = checks.one_of("schema", self.schema, SCHEMAS)
+        self._check_budget()
         hint = f"pass a number in 1..{rounds}"
-        if schema in ("single", "every_round"):
+        if schema in ("single", "every_round", "budget"):
             min_sep, most = (rounds, 1) if schema == "single" else (1, rounds)
             for name, implied in (("min_sep", min_sep), ("max_participations", most)):
                 value = getattr(self, name)
@@ -76,16 +89,45 @@ class Participation:
         for name, number in (("rounds", rounds), ("min_sep", min_sep), ("max_participations", most)):
             object.__setattr__(self, name, number)
 
+    def _check_budget(self) -> None:
+        if (self.budget is not None) != (self.schema == "budget"):
+            what = (
+                "leave it out"
+                if self.budget is not None
+                else "let fedmf.Budget.of(mechanism, participation) compute it"
+            )
+            raise ValueError(f"budget={self.budget!r} does not suit schema={self.schema!r}: {what}")
+        if self.budget is not None:
+            object.__setattr__(self, "budget", checks.positive("budget", self.budget, "pass a sensitivity"))
+
+    def limits(self) -> dict[str, Any]:
+        """The fields in plain JSON types, `budget` only where there is one."""
+        fields = dataclasses.asdict(self)
+        return fields if self.schema == "budget" else {name: fields[name] for name in fields if name != "budget"}
+
+    def affords(self, spent_squared: Any) -> Any:
+        """Whether the budget pays for rounds whose |X_st| have this sum: bool, or an array of them."""
+        assert self.budget is not None
+        return spent_squared <= self.budget**2 * (1 + 2 * BUDGET_ROUNDING)
+
+    def _refuse_budget(self) -> None:
+        if self.schema == "budget":
+            raise ValueError(
+                'the rounds that schema="budget" allows depend on the encoder: ask a fedmf.Budget, which has one'
+            )
+
     def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
         """Whether one client may take part in exactly these rounds, given in any order; never twice in one.
 
         Raises:
           TypeError: an entry is not an int.
+          ValueError: of schema budget, where it depends on the encoder.
 
         >>> participation = Participation(rounds=6, schema="min_sep", min_sep=3)
         >>> participation.allows([0, 4]), participation.allows([0, 2]), participation.allows([0, 6])
         (True, False, False)
         """
+        self._refuse_budget()
         taken = sorted(
             checks.integer("rounds_of_one_client", t, low=-(2**63), hint="pass 0-based round indices")
             for t in rounds_of_one_client
@@ -113,6 +155,7 @@ class Participation:
         >>> list(Participation(rounds=5, schema="fixed_epoch", min_sep=2).patterns())
         [(0, 2, 4), (1, 3)]
         """
+        self._refuse_budget()
         min_sep, most = self.min_sep, self.max_participations
         if self.schema == "fixed_epoch":
             for start in range(min_sep):

@@ -19,6 +19,8 @@ class ParticipationStats:
       histogram: number of participations -> clients with that number; increasing, without 0.
       separations: difference between two consecutive rounds of one client -> how often it occurs.
       longest_span: largest difference between the last and the first round of one client.
+      spent_squared: what each client has spent of a participation budget, the sum of |X_st| over its rounds, float64 (clients,); None where
+        nobody counted.
 
     >>> stats = ParticipationStats.of_cohorts([np.array(cohort) for cohort in ([7], [8], [7], [8], [], [], [7])])
     >>> stats.separations, stats.histogram, stats.longest_span
@@ -34,6 +36,7 @@ class ParticipationStats:
     histogram: Mapping[int, int]
     separations: Mapping[int, int]
     longest_span: int
+    spent_squared: np.ndarray | None = None
 
     @staticmethod
     def of_cohorts(cohorts: Sequence[np.ndarray], *, short_rounds: int = 0) -> "ParticipationStats":
@@ -83,6 +86,19 @@ class ParticipationStats:
         return min(self.separations, default=None)
 
     @property
+    def most_spent(self) -> float:
+        """Square root of the largest of `spent_squared`; 0 where nobody took part.
+
+        Raises:
+          ValueError: nobody counted it.
+        """
+        if self.spent_squared is None:
+            raise ValueError(
+                "what clients spent of their budget does not follow from counts: audit a ParticipationLedger, which has their rounds"
+            )
+        return float(np.sqrt(self.spent_squared.max(initial=0.0)))
+
+    @property
     def empty_rounds(self) -> int:
         """Recorded rounds in which nobody took part."""
         return int((self.cohort_sizes == 0).sum())
@@ -95,6 +111,8 @@ class ParticipationStats:
     def keeps_to(self, participation: Participation) -> bool:
         """Whether `participation` allows the rounds of every client."""
         p = participation
+        if p.schema == "budget":
+            return self.rounds <= p.rounds and bool(p.affords(self.most_spent**2))
         if self.rounds > p.rounds or self.max_participations > p.max_participations:
             return False
         if p.schema == "fixed_epoch":
@@ -108,6 +126,8 @@ class ParticipationStats:
 
         Its rounds are those of the plan. Somebody must have taken part.
         """
+        if planned.schema == "budget":
+            return dataclasses.replace(planned, budget=self.most_spent)
         if self.min_separation is None:
             return Participation(rounds=planned.rounds, schema="single")
         if planned.schema == "fixed_epoch" and self.keeps_to(planned):

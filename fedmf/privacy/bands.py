@@ -198,7 +198,7 @@ class BandChoice:
         return {
             "rounds": self.participation.rounds,
             **question,
-            "participation": dataclasses.asdict(self.participation),
+            "participation": self.participation.limits(),
             "best": dataclasses.asdict(self.best),
             "close": [row.bands for row in self.close],
             "rows": [dataclasses.asdict(row) for row in self.rows],

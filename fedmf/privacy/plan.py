@@ -257,7 +257,7 @@ class Plan:
             "family": self.mechanism.family,
             "rounds": self.mechanism.rounds,
             "bands": self.mechanism.bands,
-            "participation": dataclasses.asdict(self.participation),
+            "participation": self.participation.limits(),
             "sampling": self._sampling_facts(unamplified_epsilon=finite(self.unamplified_epsilon)),
             "clip_norm": self.clip_norm,
             "noise_multiplier": self.noise_multiplier,
@@ -357,7 +357,7 @@ class Plan:
                 "bands": self.mechanism.bands,
                 "sha256": _statement.mechanism_digest(self.mechanism),
             },
-            "participation": dataclasses.asdict(p),
+            "participation": p.limits(),
             "sampling": self._sampling_facts(**sentences),
             "clip_norm": self.clip_norm,
             "stddev": self.stddev,
@@ -381,6 +381,8 @@ class Plan:
             options["schema"] = p.schema
             if p.schema in ("min_sep", "fixed_epoch"):
                 options |= {"min-sep": p.min_sep, "max-participations": p.max_participations}
+            if p.budget is not None:
+                options["budget"] = p.budget
         options |= {"noise-multiplier": self.noise_multiplier, "delta": self.delta, "clip-norm": self.clip_norm}
         if self.quantile_clipping is not None:
             options |= self.quantile_clipping.command_options

@@ -36,10 +36,10 @@ def picture_title(forecast: dict[str, Any]) -> str:
     kind = forecast["availability"].partition(":")[0]
     available = "always available" if kind == "always" else f"{kind} availability"
     drawn = f"{forecast['sampling']} sampling, " if forecast["sampling"] else ""
-    return (
-        f"{forecast['population']:,} clients, {forecast['cohort_size']:,} a round, {available}, "
-        f"{drawn}min separation {forecast['min_sep']:,}"
-    )
+    limit = f"min separation {forecast['min_sep']:,}"
+    if forecast["schema"] == "budget":
+        limit = f"participation budget {forecast['budget']:.4g}"
+    return f"{forecast['population']:,} clients, {forecast['cohort_size']:,} a round, {available}, {drawn}{limit}"
 
 
 def _draw_rounds(ax: Axes, forecast: dict[str, Any]) -> None:

@@ -157,6 +157,8 @@ def participation_table(groups: Sequence[Group]) -> Table:
 def _participation_cells(run: Run) -> list[Cell]:
     planned = run.plan["participation"]
     b, k = f"planned {planned['min_sep']:,}", f"planned {planned['max_participations']:,}"
+    if planned["schema"] == "budget":
+        b = k = f"budget {planned['budget']:.4g}"
     if run.result is None:
         return [Cell("–", "muted", [b]), Cell("–", "muted", [k]), _NOTHING, _NOTHING, _achieved(run)]
     seen = run.result["participation"]

@@ -17,6 +17,7 @@ from fedmf.cohorts.devices import probability
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import FAMILIES, fitted_families
+from fedmf.mechanisms.budget import Budget
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
 from fedmf.participation.schema import SCHEMAS, Participation
@@ -67,7 +68,7 @@ class TrainConfig:
         None,
         "Estimate a cohort of this many clients from cohort_size simulated ones, with the noise scaled down (papers: 1000 from 100).",
     )
-    schema: str = fields.choice("min_sep", "single, fixed_epoch, min_sep or every_round.", lambda: SCHEMAS)
+    schema: str = fields.choice("min_sep", "single, fixed_epoch, min_sep, every_round or budget.", lambda: SCHEMAS)
     min_sep: int | None = fields.whole(None, "Least number of rounds between two participations of a client.")
     max_participations: int | None = fields.whole(None, "Most participations of a client.")
     sampling: str | None = fields.choice(
@@ -248,17 +249,21 @@ class TrainConfig:
         return scheme_from(self.sampling, population=self.population, cohort_size=cohort_size, **own)
 
     def participation(self) -> Participation:
-        """What clients keep to and the mechanism is fitted for; with sampling, where the plan has the scheme's, that of a fixed order."""
+        """What clients keep to and mechanisms are fitted for; of schema budget what it is of; with sampling that of a fixed order."""
         scheme = self.sampling_scheme()
         if scheme is not None:
             epoch = min(self.rounds, scheme.population // scheme.cohort_size)
             return Participation(rounds=self.rounds, schema="fixed_epoch", min_sep=epoch)
         return Participation(
             rounds=self.rounds,
-            schema=self.schema,
+            schema="min_sep" if self.schema == "budget" else self.schema,
             min_sep=self.min_sep,
             max_participations=self.max_participations,
         )
+
+    def budget(self, mechanism: Mechanism) -> Budget | None:
+        """With schema=budget what `participation` costs with this mechanism, which clients then keep to; else None."""
+        return Budget.of(mechanism, self.participation()) if self.schema == "budget" else None
 
     def server_schedule(self) -> WarmupCooldown:
         """The server's learning rates."""
@@ -300,11 +305,12 @@ class TrainConfig:
     def plan(self, mechanism: Mechanism | None = None) -> Plan:
         """Calibrates `mechanism`, by default the fitted one."""
         mechanism = self.fit() if mechanism is None else mechanism
-        scheme = self.sampling_scheme()
+        scheme, budget = self.sampling_scheme(), self.budget(mechanism)
+        participation = self.participation() if budget is None else budget.participation
         if self.epsilon is not None:
             plan = calibrate(
                 mechanism,
-                self.participation(),
+                participation,
                 epsilon=self.epsilon,
                 delta=self.delta,
                 clip_norm=self.clip_norm,
@@ -313,7 +319,7 @@ class TrainConfig:
         else:
             plan = Plan(
                 mechanism=mechanism,
-                participation=self.participation() if scheme is None else None,  # type: ignore[arg-type]
+                participation=participation if scheme is None else None,  # type: ignore[arg-type]
                 noise_multiplier=self.noise_multiplier or 0.0,
                 clip_norm=self.clip_norm,
                 delta=self.delta,

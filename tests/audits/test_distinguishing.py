@@ -47,6 +47,16 @@ def small_plan(epsilon=2.0, rounds=24, family="banded"):
     return fedmf.calibrate(mechanism, participation, epsilon=epsilon, delta=1e-6)
 
 
+def test_worst_case_of_a_budget_is_within_it_and_reaches_what_it_is_of():
+    apart = fedmf.Participation(rounds=24, schema="min_sep", min_sep=6)
+    mechanism = fedmf.fit(fedmf.prefix_sum(24), apart, family="toeplitz", coefficients="sqrt")
+    budget = fedmf.Budget.of(mechanism, apart)
+    case = worst_case(fedmf.calibrate(mechanism, budget.participation, epsilon=2.0, delta=1e-6))
+    plan = fedmf.calibrate(mechanism, apart, epsilon=2.0, delta=1e-6)
+    assert budget.allows(np.flatnonzero(case.contributions))
+    assert case.snr * plan.noise_multiplier == pytest.approx(1.0, rel=1e-9)
+
+
 @every_mechanism
 def test_worst_case_is_the_brute_force_and_within_the_sensitivity(build):
     mechanism = build(8)

@@ -140,7 +140,8 @@ def controller_of(
       ValueError: the task has another number of clients than the sampling, or what the controller refuses.
     """
     sampling = None if plan is None else plan.sampling
-    participation, seed = config.participation(), config.seed
+    budget = None if plan is None else config.budget(plan.mechanism)
+    participation, seed = config.participation() if budget is None else budget, config.seed
     population = len(task.client_ids) + config.canaries
     if sampling is not None:
         if population != sampling.population:
@@ -179,9 +180,11 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
         raise ValueError(
             f"plan has sampling={plan.sampling} but the config asks for {wanted}: calibrate the plan for the run"
         )
-    if plan.sampling is None and plan.participation != config.participation():
+    budget = config.budget(plan.mechanism)
+    kept = config.participation() if budget is None else budget.participation
+    if plan.sampling is None and plan.participation != kept:
         raise ValueError(
-            f"plan is for {plan.participation} but the config trains {config.participation()}: calibrate the plan for the run"
+            f"plan is for {plan.participation} but the config trains {kept}: calibrate the plan for the run"
         )
     if plan.simulated_cohort not in (None, config.cohort_size):
         raise ValueError(

@@ -1,0 +1,138 @@
+"""The participation budget: what the rounds of one client cost together, and how a device keeps enough of it for later.
+
+Rounds s, t, ... of one client cost the sum of |X_st|, X = C^T C. A budget S allows those that cost at most S^2. Contributions u_t of norm
+at most 1 then move C x by at most S, since the sum of X_st <u_s, u_t> is at most that of |X_st| (banded paper, Prop. E.1).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.participation.schema import Participation
+
+_BINS = 10
+
+
+def costs(mechanism: Mechanism) -> np.ndarray:
+    """|X|, X = C^T C, float64 (rounds, rounds): what pairs of rounds of one client cost, and each by itself."""
+    checks.fits_in_memory("what pairs of rounds cost", (mechanism.rounds, mechanism.rounds))
+    C = mechanism.encoder()
+    return np.abs(C.T @ C)
+
+
+def spent_squared(costs: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    """What the rounds of each client cost together, float64 (clients,), in the order of their numbers.
+
+    Args:
+      costs: of pairs of rounds, float64 (rounds, rounds).
+      pairs: (round, client), int64 (participations, 2), none of them twice.
+
+    >>> spent_squared(np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[0, 7], [1, 7], [1, 9]]))
+    array([3., 1.])
+    """
+    t, client = pairs[np.lexsort((pairs[:, 0], pairs[:, 1]))].T
+    who = np.unique(client, return_inverse=True)[1]
+    spent: np.ndarray = np.bincount(who, costs[t, t])
+    for lag in range(1, len(t)):
+        same = np.flatnonzero(who[lag:] == who[:-lag])
+        if not len(same):
+            break
+        spent = spent + 2.0 * np.bincount(who[same], costs[t[same + lag], t[same]], minlength=len(spent))
+    return spent
+
+
+def spending_histogram(budget: float, spent_squared: np.ndarray) -> dict[str, int]:
+    """Share of the squared budget spent -> clients, in steps of a tenth."""
+    tenths = np.minimum(np.floor(spent_squared / budget**2 * _BINS), _BINS - 1).astype(np.int64)
+    counts = np.bincount(tenths, minlength=_BINS).tolist()
+    return {f"{10 * i}-{10 * (i + 1)}%": count for i, count in enumerate(counts)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Budget:
+    """A participation budget with the encoder that rounds are counted with, and the pace at which devices spend it.
+
+    A device that checks in takes part if what it took part in, this round, and a round every `pace` rounds from then on to the end cost no
+    more than the budget. What is kept for those later rounds makes that a frequent device does not spend all at the start. Any pace keeps
+    to the budget. With pace=rounds nothing is kept.
+
+    Attributes:
+      mechanism: whose encoder counts.
+      participation: of schema budget, with as many rounds.
+      pace: in 1..rounds.
+
+    Raises:
+      TypeError, ValueError: an attribute of the wrong kind, or out of range; a budget that some round alone would exceed.
+
+    >>> import fedmf
+    >>> twice = Participation(rounds=8, schema="min_sep", min_sep=4)
+    >>> mechanism = fedmf.fit(fedmf.prefix_sum(8), twice, family="identity")
+    >>> budget = Budget.of(mechanism, twice)
+    >>> budget.participation.budget**2, budget.allows([6, 7]), budget.allows([0, 1, 7])
+    (2.0000000000000004, True, False)
+    """
+
+    mechanism: Mechanism
+    participation: Participation
+    pace: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mechanism, Mechanism):
+            raise TypeError(f"mechanism is of type {type(self.mechanism).__name__}: pass a Mechanism of fedmf.fit")
+        if not isinstance(self.participation, Participation) or self.participation.schema != "budget":
+            raise TypeError(f'participation={self.participation!r} must be a fedmf.Participation of schema="budget"')
+        sensitivity(self.mechanism, self.participation)  # refuses other rounds, and entries whose squares lose digits
+        hint = "pass the rounds between two participations that a device keeps its budget for; the number of rounds to keep nothing"
+        object.__setattr__(
+            self, "pace", checks.integer("pace", self.pace, low=1, high=self.participation.rounds, hint=hint)
+        )
+        dearest = float(np.sqrt(np.diagonal(self.costs).max()))
+        if not self.participation.affords(dearest**2):
+            raise ValueError(
+                f"budget={self.participation.budget} is less than the {dearest:.6g} that one round costs: nobody could take part in it; "
+                "raise it"
+            )
+
+    @staticmethod
+    def of(mechanism: Mechanism, participation: Participation) -> "Budget":
+        """What `participation` costs with this mechanism, at its pace: for the same noise and guarantee.
+
+        Where the encoder is non-negative, Toeplitz and non-increasing, or has columns of equal norm and at most min_sep bands, a device
+        takes part at least as often as under schema min_sep, whenever it checks in (docs/budget.md).
+
+        >>> import fedmf
+        >>> Budget.of(fedmf.mechanisms.IdentityMechanism(rounds=4), Participation(rounds=4, schema="single")).pace
+        4
+        """
+        bound = sensitivity(mechanism, participation).value
+        budget = Participation(rounds=participation.rounds, schema="budget", budget=bound)
+        return Budget(mechanism=mechanism, participation=budget, pace=participation.min_sep)
+
+    @functools.cached_property
+    def costs(self) -> np.ndarray:
+        """What pairs of rounds cost, float64 (rounds, rounds)."""
+        return costs(self.mechanism)
+
+    @functools.cached_property
+    def kept_for(self) -> int:
+        """The most rounds that are kept for: so many at this pace, from round 0 on, the budget pays for."""
+        at_pace = np.arange(0, self.participation.rounds, self.pace)
+        return int(np.count_nonzero(self.participation.affords(block_sums(self.costs, at_pace))))
+
+    def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
+        """Whether the budget pays for exactly these different rounds, in any order."""
+        taken = np.fromiter(rounds_of_one_client, np.int64)
+        if len(np.unique(taken)) < len(taken) or ((taken < 0) | (taken >= self.participation.rounds)).any():
+            return False
+        return bool(self.participation.affords(self.costs[np.ix_(taken, taken)].sum()))
+
+
+def block_sums(costs: np.ndarray, rounds: np.ndarray) -> np.ndarray:
+    """What the first of the rounds costs, the first two, and so on: float64 (len(rounds),), non-decreasing."""
+    block = costs[np.ix_(rounds, rounds)]
+    return np.asarray(np.cumsum(np.diagonal(block) + 2.0 * np.tril(block, -1).sum(axis=1)))

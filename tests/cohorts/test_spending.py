@@ -1,0 +1,195 @@
+"""A participation budget in the controller: exact for each client, and never fewer participations than min_sep."""
+
+import dataclasses
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedmf
+from fedmf.audits.guarantee import audit_ledger
+from fedmf.cohorts.controller import ParticipationController
+from fedmf.cohorts.devices import DeviceBehavior
+from fedmf.cohorts.spending import Spending
+from fedmf.mechanisms import DenseMechanism, ToeplitzMechanism
+from fedmf.mechanisms.budget import Budget
+from fedmf.participation.ledger import ParticipationLedger
+from fedmf.participation.schema import Participation
+from tests.cohorts.controllers import rounds_of_clients, run
+from tests.mechanisms.schemas import separated
+from tests.privacy.plans import ledger_of, plan
+
+
+def taken_by_greedy_devices(rule, checks_in):
+    """The rounds of devices that come whenever they check in and the rule lets them: a list for each row of checks_in."""
+    taken = [[] for _ in checks_in]
+    for t in range(checks_in.shape[1]):
+        come = np.flatnonzero(checks_in[:, t])
+        come = come[rule.allows(t, come)]
+        rule.record(t, come)
+        for device in come:
+            taken[device].append(t)
+    return taken
+
+
+class Timers:
+    """min_sep as a rule of devices."""
+
+    def __init__(self, participation, devices):
+        self.p, self.last, self.count = participation, np.full(devices, -(10**9)), np.zeros(devices, int)
+
+    def allows(self, t, clients):
+        return (t - self.last[clients] >= self.p.min_sep) & (self.count[clients] < self.p.max_participations)
+
+    def record(self, t, clients):
+        self.last[clients] = t
+        self.count[clients] += 1
+
+
+def naive(budget, checks_in):
+    """The rule as it is described, a device and a check-in at a time."""
+    n, X = budget.participation.rounds, budget.costs
+
+    def cost(rounds):
+        return X[np.ix_(rounds, rounds)].sum()
+
+    fresh = [list(range(0, n, budget.pace))[:m] for m in range(1, n + 1)]
+    most = max(len(rounds) for rounds in fresh if budget.participation.affords(cost(rounds)))
+    taken = [[] for _ in checks_in]
+    for rounds, row in zip(taken, checks_in, strict=True):
+        for t in np.flatnonzero(row).tolist():
+            kept = list(range(t, n, budget.pace))[: max(1, most - len(rounds))]
+            if budget.participation.affords(cost(rounds + kept)):
+                rounds.append(t)
+    return taken
+
+
+@st.composite
+def budgets(draw, monotone=False):
+    n = draw(st.integers(2, 14))
+    b = draw(st.integers(1, n))
+    participation = Participation(
+        rounds=n, schema="min_sep", min_sep=b, max_participations=draw(st.integers(1, -(-n // b)))
+    )
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    if monotone and draw(st.booleans()):
+        # Columns of one norm and at most b bands.
+        C = np.tril(np.triu(rng.standard_normal((n, n)), 1 - b), -1) + np.eye(n)
+        C = np.tril(C) * (np.subtract.outer(np.arange(n), np.arange(n)) < b)
+        mechanism = DenseMechanism(matrix=C / np.linalg.norm(C, axis=0))
+    elif monotone or draw(st.booleans()):
+        mechanism = ToeplitzMechanism(rounds=n, coefficients=np.sort(rng.random(n))[::-1])
+    else:
+        mechanism = DenseMechanism(matrix=np.tril(rng.standard_normal((n, n)), -1) + np.eye(n))
+    budget = Budget.of(mechanism, participation)
+    pace = budget.pace if monotone else draw(st.integers(1, n))
+    return dataclasses.replace(budget, pace=pace), participation
+
+
+@given(budgets(), st.integers(0, 2**32 - 1), st.floats(0.05, 1.0))
+@settings(deadline=None, max_examples=60)
+def test_devices_follow_the_rule_and_never_overspend(given_budget, seed, rate):
+    budget, _ = given_budget
+    checks_in = np.random.default_rng(seed).random((6, budget.participation.rounds)) < rate
+    taken = taken_by_greedy_devices(Spending(budget, 6), checks_in)
+    assert all(budget.allows(rounds) for rounds in taken)
+    assert taken == naive(budget, checks_in)
+
+
+@given(budgets(monotone=True), st.integers(0, 2**32 - 1), st.floats(0.05, 1.0))
+@settings(deadline=None, max_examples=100)
+def test_each_participation_comes_no_later_than_under_min_sep(given_budget, seed, rate):
+    # For every device and every way to check in, as docs/budget.md proves.
+    budget, apart = given_budget
+    checks_in = np.random.default_rng(seed).random((6, apart.rounds)) < rate
+    by_budget = taken_by_greedy_devices(Spending(budget, 6), checks_in)
+    by_timer = taken_by_greedy_devices(Timers(apart, 6), checks_in)
+    for ours, theirs in zip(by_budget, by_timer, strict=True):
+        assert len(ours) >= len(theirs)
+        assert all(one <= other for one, other in zip(ours, theirs, strict=False))
+
+
+def test_keeping_nothing_is_worse_for_frequent_devices():
+    # The control of the test before: what would be lost without a pace.
+    apart = separated(60, 10)
+    budget = Budget.of(ToeplitzMechanism(rounds=60, coefficients=(1 + np.arange(60)) ** -0.5), apart)
+    everybody = np.ones((1, 60), bool)
+    assert len(taken_by_greedy_devices(Spending(budget, 1), everybody)[0]) == 6
+    greedy = dataclasses.replace(budget, pace=60)
+    assert len(taken_by_greedy_devices(Spending(greedy, 1), everybody)[0]) < 6
+
+
+def budgeted_controller(**changes):
+    apart = separated(40, 8)
+    mechanism = fedmf.fit(fedmf.prefix_sum(40), apart, family="toeplitz", coefficients="sqrt")
+    given = {"population": 60, "cohort_size": 5, "seed": 3, "availability": lambda t: np.arange(60) % 4 != t % 4}
+    return ParticipationController(Budget.of(mechanism, apart), **{**given, **changes}), mechanism
+
+
+class TestController:
+    def test_the_ledger_spends_no_more_than_the_budget_and_the_audit_is_exact(self):
+        controller, mechanism = budgeted_controller()
+        run(controller)
+        budget = controller.participation
+        audit = controller.audit(plan(budget, mechanism))
+        assert audit.contradictions == ()
+        C = mechanism.encoder()
+        worst = max(
+            np.linalg.norm(C[:, rounds].sum(axis=1)) for rounds in rounds_of_clients(controller.ledger).values()
+        )
+        np.testing.assert_allclose(audit.achieved.sensitivity.value, worst, rtol=1e-11)
+        assert audit.epsilon <= audit.planned.epsilon
+        shares = audit.values()["clients_by_share_spent"]
+        assert sum(shares.values()) == audit.observed.clients
+        assert "| sensitivity to one client | at most" in audit.statement()
+        assert "participation budget S" in audit.statement()
+
+    def test_a_resumed_controller_goes_on_as_the_first_would(self):
+        whole = run(budgeted_controller()[0])
+        first, _ = budgeted_controller()
+        run(first, 17)
+        text = first.ledger.to_csv()
+        later, _ = budgeted_controller()
+        later.go_on_from(ParticipationLedger.from_csv(text, rounds=17, cohort_size=5))
+        assert run(later) == whole
+
+    def test_a_ledger_that_overspends_is_refused(self):
+        controller, _ = budgeted_controller()
+        with pytest.raises(ValueError, match="round 1 has client 1, who may not take part"):
+            controller.go_on_from(ledger_of([[1]] * 8, 5))
+
+    def test_dropped_clients_have_paid_and_those_that_disobey_harm_nobody(self):
+        controller, mechanism = budgeted_controller(
+            population=40, availability=None, behavior=DeviceBehavior(dropout=0.3, noncompliant_fraction=0.1, seed=2)
+        )
+        run(controller)
+        of_plan = plan(controller.participation, mechanism)
+        assert controller.audit(of_plan).contradictions == ()
+        assert audit_ledger(controller.ledger.planned(), of_plan).contradictions  # all clients together
+        assert audit_ledger(controller.ledger.well_behaved().planned(), of_plan).contradictions == ()
+
+    def test_as_many_rounds_as_min_sep_fills(self):
+        # Everybody always there: the pools of both last.
+        apart = separated(40, 8)
+        controller, _ = budgeted_controller(population=40, availability=None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert all(len(controller.cohort(t)) == 5 for t in range(40))
+        assert controller.ledger.observed().max_participations >= apart.max_participations
+
+
+def test_an_overspent_ledger_contradicts_and_gets_its_own_guarantee():
+    mechanism = ToeplitzMechanism(rounds=8, coefficients=0.7 ** np.arange(8))
+    budget = Budget.of(mechanism, separated(8, 4))
+    ledger = ledger_of([[1], [1, 2], [1], [], [], [2], [], []], None)
+    audit = audit_ledger(ledger, plan(budget.participation, mechanism))
+    C = mechanism.encoder()
+    worst = np.linalg.norm(C[:, :3].sum(axis=1))
+    assert len(audit.contradictions) == 1
+    assert f"cost a sensitivity of {worst:.6g} where a budget" in audit.contradictions[0]
+    np.testing.assert_allclose(audit.achieved.sensitivity.value, worst, rtol=1e-11)
+    assert audit.epsilon > audit.planned.epsilon
+    assert "does not keep" not in audit.statement()
+    assert "Not as planned" in audit.statement()

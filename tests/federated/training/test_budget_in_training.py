@@ -1,0 +1,36 @@
+"""A run with a participation budget: resumed, audited and stated like every other."""
+
+import dataclasses
+
+import pytest
+
+import fedmf
+from fedmf import federated
+from fedmf.runs.audit import recorded_plan
+from tests.federated.run_small import config
+from tests.federated.small_task import small_task
+from tests.federated.training.test_loop import assert_same_run
+
+pytestmark = pytest.mark.tensorflow
+
+
+def test_a_run_keeps_to_its_budget_resumed_or_not(tmp_path):
+    settings = dataclasses.replace(config(), schema="budget", availability="independent:0.6")
+
+    def train(folder, **arguments):
+        return federated.train(small_task(), settings, folder=tmp_path / folder, progress=False, **arguments)
+
+    whole = train("whole", noise_seed=9)
+    train("parts", noise_seed=9, stop_after=3)
+    assert_same_run(whole, train("parts", resume=True))
+    audit = fedmf.audit_run(whole.path)
+    assert audit.contradictions == ()
+    assert audit.planned.participation == recorded_plan(whole).participation
+    assert audit.planned.participation.schema == "budget"
+    assert 0 < audit.achieved.sensitivity.value <= audit.planned.sensitivity.value
+    assert "participation budget S" in (whole.path / "final_statement.md").read_text()
+    # The same noise as with the schema that it is of.
+    apart = dataclasses.replace(settings, schema="min_sep").plan()
+    assert audit.planned.stddev == pytest.approx(apart.stddev, rel=1e-11)
+    with pytest.raises(ValueError, match="plan is for Participation.*min_sep.*calibrate the plan"):
+        federated.train(small_task(), settings, folder=tmp_path / "other", noise_seed=9, plan=apart, progress=False)

@@ -1,0 +1,140 @@
+"""The participation budget: what rounds cost, what the schema allows, and that no contributions exceed it."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedmf
+from fedmf.mechanisms import DenseMechanism, IdentityMechanism, ToeplitzMechanism
+from fedmf.mechanisms.budget import Budget, costs, spending_histogram, spent_squared
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.mechanisms.vector_bound import vector_sensitivity_bounds
+from fedmf.participation.schema import Participation
+from tests.mechanisms.schemas import epochs, separated, single
+from tests.oracles import allowed_sets
+
+
+def subsets(n):
+    return itertools.chain.from_iterable(itertools.combinations(range(n), size) for size in range(1, n + 1))
+
+
+@st.composite
+def signed(draw, rounds):
+    """Encoders whose X has both signs."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    C = np.tril(rng.standard_normal((rounds, rounds)))
+    np.fill_diagonal(C, np.abs(C.diagonal()) + 0.5)
+    return DenseMechanism(matrix=C)
+
+
+def with_budget(mechanism, share):
+    """A budget between what the dearest round costs and what all cost together."""
+    X = costs(mechanism)
+    least, most = X.diagonal().max(), X.sum()
+    S = float(np.sqrt(least + share * (most - least)))
+    participation = Participation(rounds=len(X), schema="budget", budget=S)
+    return Budget(mechanism=mechanism, participation=participation, pace=1)
+
+
+def largest_within(budget, cost):
+    """The largest vector sensitivity of the sets of rounds whose `cost` the budget pays for, as an attained value, by trying all."""
+    C = budget.mechanism.encoder()
+    X = C.T @ C
+    allowed = [s for s in map(list, subsets(len(X))) if budget.participation.affords(cost(X[np.ix_(s, s)]))]
+    maximal = [s for s in allowed if not any(set(s) < set(other) for other in allowed)]
+    return max(np.sqrt(vector_sensitivity_bounds(X[np.ix_(s, s)])[0]) for s in maximal)
+
+
+@given(st.data(), st.floats(0.0, 1.0))
+@settings(deadline=None, max_examples=40)
+def test_no_vectors_of_any_allowed_rounds_exceed_the_sensitivity(data, share):
+    budget = with_budget(data.draw(signed(data.draw(st.integers(1, 8)))), share)
+    claimed = sensitivity(budget.mechanism, budget.participation).value
+    assert largest_within(budget, lambda X: np.abs(X).sum()) <= claimed * (1 + 1e-9)
+    assert claimed <= budget.participation.budget * (1 + 2e-12)
+
+
+def test_twelve_rounds_by_a_semidefinite_program():
+    # Of a Toeplitz encoder whose X has both signs, every set of rounds.
+    budget = with_budget(ToeplitzMechanism(rounds=12, coefficients=[1.0, -0.8, 0.3, 0.2]), 0.3)
+    claimed = sensitivity(budget.mechanism, budget.participation).value
+    attained = largest_within(budget, lambda X: np.abs(X).sum())
+    assert 0.8 * claimed < attained <= claimed * (1 + 1e-9)
+
+
+def test_a_budget_of_signed_costs_would_be_exceeded():
+    # Negative control: counted with signs, opposite contributions cancel in the cost and add in C x.
+    budget = with_budget(DenseMechanism(matrix=np.eye(6) - 0.45 * np.eye(6, k=-1)), 0.2)
+    claimed = sensitivity(budget.mechanism, budget.participation).value
+    assert largest_within(budget, lambda X: np.abs(X).sum()) <= claimed * (1 + 1e-9)
+    assert largest_within(budget, np.sum) > 1.2 * claimed
+
+
+def test_what_clients_spend_is_the_sum_over_their_rounds():
+    rng = np.random.default_rng(5)
+    X = costs(DenseMechanism(matrix=np.tril(rng.standard_normal((9, 9)), -1) + np.eye(9)))
+    taken = {c: np.flatnonzero(rng.random(9) < 0.5) for c in (2, 3, 7, 11)}
+    taken[11] = np.array([4])
+    pairs = np.array([(t, c) for c, rounds in taken.items() for t in rounds])[::-1]
+    expected = [X[np.ix_(rounds, rounds)].sum() for rounds in taken.values()]
+    np.testing.assert_allclose(spent_squared(X, pairs), expected, rtol=1e-14)
+    assert len(spent_squared(X, pairs[:0])) == 0
+    assert spending_histogram(2.0, np.array([0.0, 0.39, 0.4, 4.0])) == {
+        f"{10 * i}-{10 * i + 10}%": {0: 2, 1: 1, 9: 1}.get(i, 0) for i in range(10)
+    }
+
+
+class TestSpecialCases:
+    """A budget that allows exactly what another schema does."""
+
+    def exactly(self, mechanism, participation, also=lambda rounds: True):
+        budget = Budget.of(mechanism, participation)
+        allowed = {tuple(s) for s in subsets(participation.rounds) if budget.allows(s) and also(s)}
+        assert allowed == set(allowed_sets(participation))
+
+    def test_single(self):
+        self.exactly(ToeplitzMechanism(rounds=7, coefficients=0.9 ** np.arange(7)), single(7))
+
+    @pytest.mark.parametrize("most", [1, 2, 4])
+    def test_a_number_of_participations(self, most):
+        anywhere = Participation(rounds=8, schema="min_sep", min_sep=1, max_participations=most)
+        self.exactly(IdentityMechanism(rounds=8), anywhere)
+
+    @pytest.mark.parametrize(("b", "k"), [(2, 3), (3, 2), (4, 2)])
+    def test_min_sep_and_epochs(self, b, k):
+        # Bands <= b: rounds that far apart cost as much as they are many.
+        mechanism = fedmf.fit(fedmf.prefix_sum(8), separated(8, b), family="banded", bands=b)
+        self.exactly(
+            mechanism,
+            Participation(rounds=8, schema="min_sep", min_sep=b, max_participations=k),
+            also=separated(8, b).allows,
+        )
+        self.exactly(mechanism, epochs(8, b), also=epochs(8, b).allows)
+
+    @given(st.data(), st.floats(0.1, 1.0))
+    @settings(deadline=None, max_examples=30)
+    def test_whatever_min_sep_allows_the_budget_pays_for(self, data, decay):
+        b, mechanism = data.draw(st.integers(1, 8)), ToeplitzMechanism(rounds=8, coefficients=decay ** np.arange(8))
+        k = data.draw(st.integers(1, -(-8 // b)))
+        participation = Participation(rounds=8, schema="min_sep", min_sep=b, max_participations=k)
+        budget = Budget.of(mechanism, participation)
+        assert all(budget.allows(rounds) for rounds in allowed_sets(participation))
+        same = sensitivity(mechanism, budget.participation).value
+        np.testing.assert_allclose(same, sensitivity(mechanism, participation).value, rtol=2e-12)
+
+
+def test_only_rounds_of_the_run_and_each_once():
+    budget = Budget.of(IdentityMechanism(rounds=4), separated(4, 1))
+    assert budget.allows([3, 0])
+    assert not budget.allows([0, 0])
+    assert not budget.allows([4])
+    assert not budget.allows([-1])
+
+
+def test_all_rounds_cost_less_than_a_large_budget():
+    mechanism = IdentityMechanism(rounds=4)
+    large = Participation(rounds=4, schema="budget", budget=100.0)
+    assert sensitivity(mechanism, large) == sensitivity(mechanism, Participation(rounds=4, schema="every_round"))
