@@ -1,6 +1,6 @@
 """Every table and figure of the five sources, by name: `fedmf paper list`, `fedmf paper run NAME`."""
 
-from fedmf.experiments.papers import elsewhere, tables
+from fedmf.experiments.papers import cifar, elsewhere, stackoverflow_figures, tables
 from fedmf.experiments.papers.item import SOURCES, Item, Outcome, Request
 
 # A module whose items are made takes the place of the line in `elsewhere` that says they are not.
@@ -12,6 +12,8 @@ ITEMS: dict[str, Item] = {
             for module in (
                 elsewhere,
                 tables,
+                cifar,
+                stackoverflow_figures,
             )
             for item in module.ITEMS
         }.values(),

@@ -4,7 +4,8 @@ import pytest
 
 from fedmf.experiments.papers import ITEMS, Request, runner
 
-MADE = [name for name, item in ITEMS.items() if item.make is not None]
+# Those that train are in test_paper_studies.py: at this scale nothing is learned.
+MADE = [name for name, item in ITEMS.items() if item.make is not None and item.state == "exact"]
 # Above three seconds.
 SLOW = {"banded-table-3", "multi-epoch-table-1", "denisov-table-2", "banded-table-5", "banded-sec-6"}
 
