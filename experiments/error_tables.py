@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -42,13 +43,7 @@ def multi_epoch_table_1(quick: bool = False) -> Iterator[Cell]:
     for row in figures.MULTI_EPOCH_TABLE_1:
         if quick and row.label not in _QUICK_STAMPED:
             continue
-        n = 2000 // row.times
-        participation = one_participation(n)
-        if (row.participations or 1) > 1:
-            participation = fedmf.Participation(rounds=n, schema="fixed_epoch", min_sep=100)
-        part = fit(fedmf.prefix_sum(n), participation, row.family, **row.options)
-        decoder = "optimal" if row.family == "dense" else "restarted"
-        mechanism = fedmf.stamp(part, row.times, decoder=decoder)
+        mechanism = stamped(row)
         loss = fedmf.loss(mechanism, workload, epochs)
         yield Cell(row.label, "loss", row.printed, loss)
         if row.family == "fft":
@@ -56,7 +51,19 @@ def multi_epoch_table_1(quick: bool = False) -> Iterator[Cell]:
             ours = fedmf.sensitivity(mechanism, epochs).value
             yield Cell(row.label, "loss, Thm. 2.1", row.printed, loss * (spectral / ours) ** 2)
         if row.participations == 20:
-            yield Cell(row.label, "lower bound", figures.MULTI_EPOCH_TABLE_1_BOUND, part.certificate.lower_bound)
+            yield Cell(
+                row.label, "lower bound", figures.MULTI_EPOCH_TABLE_1_BOUND, mechanism.part.certificate.lower_bound
+            )
+
+
+def stamped(row: figures.StampedRow) -> Any:
+    """The mechanism of a row of multi-epoch Table 1."""
+    n = 2000 // row.times
+    participation = one_participation(n)
+    if (row.participations or 1) > 1:
+        participation = fedmf.Participation(rounds=n, schema="fixed_epoch", min_sep=100)
+    part = fit(fedmf.prefix_sum(n), participation, row.family, **row.options)
+    return fedmf.stamp(part, row.times, decoder="optimal" if row.family == "dense" else "restarted")
 
 
 def _spectral_sensitivity(C: np.ndarray, participation: fedmf.Participation) -> float:

@@ -25,19 +25,26 @@ _FITS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @functools.cache
-def unit_rmse(mechanism: str, bands: int | None) -> float:
-    """rmse of prefix sums at sensitivity 1 under (k = 6, b = 342), or a single participation where the table has one."""
+def unit_rmse(mechanism: str, bands: int | None, measured: str = "prefix_sum") -> float:
+    """rmse at sensitivity 1 under (k = 6, b = 342), or a single participation where the table has one.
+
+    All are made for prefix sums; `measured` is that workload, or "identity".
+    """
     workload, single = fedmf.prefix_sum(ROUNDS), one_participation(ROUNDS)
+    query = workload if measured == "prefix_sum" else fedmf.identity(ROUNDS)
     epochs = fedmf.Participation(rounds=ROUNDS, schema="fixed_epoch", min_sep=ROUNDS // PARTICIPATIONS)
     if mechanism == "Band MF":  # the same fit as `choose_bands` makes
-        return fedmf.rmse(fit(workload, single, "banded", bands=bands), workload, epochs)
+        return fedmf.rmse(fit(workload, single, "banded", bands=bands), query, epochs)
     participation = single if mechanism == "Single-epoch MF" else epochs
     family, options = _FITS[mechanism]
-    return fedmf.rmse(fit(workload, participation, family, **options), workload, participation)
+    return fedmf.rmse(fit(workload, participation, family, **options), query, participation)
 
 
-def effective_rmse(row: TunedRow, *, amplified: bool) -> float:
-    """rmse of the mean update, with sigma calibrated by us (banded Eq. 11). `amplified`: Table 7's rows that name bands below 342."""
+def effective_rmse(row: TunedRow, *, amplified: bool, workload: str = "prefix_sum") -> float:
+    """rmse of the sums of mean updates, with sigma calibrated by us (banded Eq. 11); of single updates for workload "identity".
+
+    `amplified`: Table 7's rows that name bands below 342.
+    """
     sigma = gaussian_noise_multiplier(row.epsilon, 1e-6)
     if amplified and row.bands is not None and row.bands < ROUNDS // PARTICIPATIONS:
         sigma = amplified_noise(row.bands, row.epsilon)
@@ -45,7 +52,7 @@ def effective_rmse(row: TunedRow, *, amplified: bool) -> float:
         rows = {(r.mechanism, r.epsilon): r.noise_multiplier for r in tuning_figures.BANDED_TABLE_4}
         sigma = float(rows[row.mechanism, row.epsilon])
     cohort = _SINGLE_EPOCH_COHORT if row.mechanism == "Single-epoch MF" else COHORT
-    return unit_rmse(row.mechanism, row.bands) * sigma / cohort
+    return unit_rmse(row.mechanism, row.bands, workload) * sigma / cohort
 
 
 def _cells(rows: tuple[TunedRow, ...], *, amplified: bool, quick: bool) -> Iterator[Cell]:

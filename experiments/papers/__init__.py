@@ -1,6 +1,6 @@
 """Every table and figure of the five sources, by name: `fedmf paper list`, `fedmf paper run NAME`."""
 
-from fedmf.experiments.papers import cifar, elsewhere, stackoverflow_figures, tables
+from fedmf.experiments.papers import banded, cifar, denisov, elsewhere, multi_epoch, stackoverflow_figures, tables
 from fedmf.experiments.papers.item import SOURCES, Item, Outcome, Request
 
 # A module whose items are made takes the place of the line in `elsewhere` that says they are not.
@@ -11,6 +11,9 @@ ITEMS: dict[str, Item] = {
             item.name: item
             for module in (
                 elsewhere,
+                denisov,
+                multi_epoch,
+                banded,
                 tables,
                 cifar,
                 stackoverflow_figures,

@@ -37,6 +37,7 @@ class Size:
 
     Attributes:
       images, cohort, epochs: training images, images of a step, passes; an epoch has images / cohort steps.
+      simulated: images that train for those of a step; None for all.
       model, momentum: of the network, and of the server for correlated noise.
       epsilons: of the multi-epoch paper, and of the banded one, whose figures start at 0.5.
       rates, rates_banded: learning rates to tune.
@@ -46,6 +47,7 @@ class Size:
 
     images: int = 50_000
     cohort: int = 500
+    simulated: int | None = None
     epochs: int = 20
     model: str = "vgg"
     momentum: float = 0.95
@@ -71,8 +73,8 @@ class Size:
 SIZES: Mapping[str, Size] = {
     "full": Size(),
     "small": Size(
-        images=1000, cohort=50, epochs=10, model="small", momentum=0.9, epsilons=(8.0, 16.0), epsilons_banded=(2.0, 8.0),
-        rates=(0.05, 0.1, 0.2), rates_banded=(0.05, 0.1, 0.2, 0.5), stamps=(1, 2, 5, 10), repeats=6,
+        images=5000, cohort=250, simulated=50, epochs=10, model="small", momentum=0.9, epsilons=(2.0, 8.0),
+        epsilons_banded=(1.0, 4.0), rates=(0.1, 0.2, 0.5), rates_banded=(0.1, 0.2, 0.5), stamps=(1, 2, 5, 10), repeats=6,
     ),
     "tiny": Size(
         images=20, cohort=5, epochs=2, model="small", epsilons=(16.0,), epsilons_banded=(16.0,), rates=(0.1,), rates_banded=(0.1,),
@@ -80,8 +82,9 @@ SIZES: Mapping[str, Size] = {
     ),
 }  # fmt: skip
 _REDUCED = (
-    "pictures of ten shapes for CIFAR-10, {size.images} of them, steps of {size.cohort}, {size.epochs} epochs, {steps} steps, a network of "
-    "39,000 parameters, momentum {size.momentum}, {size.repeats} seeds and fewer rates and epsilons"
+    "pictures of ten shapes for CIFAR-10, {size.images} of them, steps of {size.cohort}, for which {size.simulated} stand, "
+    "{size.epochs} epochs, {steps} steps, a network of 39,000 parameters, momentum {size.momentum}, {size.repeats} seeds, "
+    "fewer rates and epsilons"
 )
 
 
@@ -122,10 +125,11 @@ def label(kind: str, stamps: int) -> str:
 
 
 def _fixed(size: Size) -> dict[str, Any]:
-    return {
+    simulates = {} if size.simulated is None else {"claimed_cohort": size.cohort}
+    return simulates | {
         "task": "cifar10", "task_option.model": size.model, "task_option.validation": "test", "rounds": size.participation.rounds,
-        "cohort_size": size.cohort, "delta": DELTA, "client_learning_rate": 1.0, "warmup": 0.0, "cooldown": 0.25, "zeroing_norm": None,
-        "evaluate_every": max(1, size.participation.rounds // 10), "checkpoint_every": size.participation.rounds,
+        "cohort_size": size.simulated or size.cohort, "delta": DELTA, "client_learning_rate": 1.0, "warmup": 0.0, "cooldown": 0.25,
+        "zeroing_norm": None, "evaluate_every": max(1, size.participation.rounds // 10), "checkpoint_every": size.participation.rounds,
     }  # fmt: skip
 
 
@@ -144,7 +148,9 @@ def _study(name: str, size: Size, parts: Sequence[Part]) -> Study:
         for kind in (HONAKER, FFT, ONE)
         for s in size.stamps
     }
-    write = functools.partial(write_synthetic, examples=size.images, test_examples=max(20, size.images), progress=False)
+    write = functools.partial(
+        write_synthetic, examples=size.images, test_examples=max(20, size.images // 2), progress=False
+    )
     return Study(
         name=name,
         fixed=_fixed(size),

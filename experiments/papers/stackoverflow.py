@@ -44,8 +44,11 @@ class Size:
 
     Attributes:
       rounds, cohort, epoch: of training, clients a round, rounds between a client's participations.
-      simulated: clients that train for them in the banded paper; None for all.
       single: clients a round of a single epoch.
+      denisov: clients a round of Denisov's.
+      unnoised: clients a round of training without noise: a third of an epoch, one, and all.
+      simulated: clients that train for those in the banded paper; None for all.
+      simulates_all: whether that holds for the other papers' too.
       population: clients of the data.
       options: of the task.
       client_rates, server_rates, momentums, noise: of Denisov's grid.
@@ -59,8 +62,11 @@ class Size:
     rounds: int = 2052
     cohort: int = 1000
     epoch: int = 342
-    simulated: int | None = 100
     single: int = 167
+    denisov: int = 100
+    unnoised: tuple[int, int, int] = (50, 167, 1000)
+    simulated: int | None = 100
+    simulates_all: bool = False
     population: int = 342_477
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     client_rate: float = 1.0
@@ -93,25 +99,25 @@ _SMALL_MODEL = {"vocabulary_size": 300, "embedding_size": 16, "lstm_size": 32, "
 SIZES = {
     "full": Size(),
     "small": Size(
-        rounds=96, cohort=20, epoch=16, simulated=None, single=4, population=384,
+        rounds=96, cohort=600, epoch=16, single=100, denisov=60, unnoised=(3, 10, 60), simulated=20, simulates_all=True, population=9600,
         options=_SMALL_MODEL | {"validation_sentences": 1000, "test_sentences": 2000},
         client_rate=4.0, client_rates=(4.0,), server_rates=(0.25, 0.5, 1.0), momentums=(0.9,), momentum=0.9, noise=(0.341, 1.364),
-        epsilons=(8.0, 16.0), rates=(0.1, 0.25, 0.5), epsilons_banded=(8.0, 16.0), rates_banded=(0.1, 0.25, 0.5),
+        epsilons=(1.0, 4.0), rates=(0.25, 0.5, 1.0), epsilons_banded=(1.0, 4.0), rates_banded=(0.25, 0.5, 1.0),
         repeats=6, repeats_denisov=6,
-        corpus={"clients": 384, "sentences_per_client": 24.0, "vocabulary_size": 300},
+        corpus={"clients": 9600, "sentences_per_client": 12.0, "vocabulary_size": 300},
     ),
     "tiny": Size(
-        rounds=4, cohort=4, epoch=2, simulated=None, single=2, population=12,
+        rounds=4, cohort=4, epoch=2, single=3, denisov=2, unnoised=(1, 2, 4), simulated=2, simulates_all=True, population=12,
         options=_TINY_MODEL | {"validation_sentences": 20, "test_sentences": 20},
         client_rates=(1.0,), server_rates=(0.5,), momentums=(0.9,), momentum=0.9, noise=(0.341,), epsilons=(16.0,), rates=(0.5,),
         epsilons_banded=(16.0,), rates_banded=(0.5,), repeats=1, repeats_denisov=1,
-        corpus={"clients": 12, "sentences_per_client": 6.0, "vocabulary_size": 40},
+        corpus={"clients": 12, "sentences_per_client": 6.0, "vocabulary_size": 260},
     ),
 }  # fmt: skip
 REDUCED = (
-    "a synthetic corpus of {size.population} clients for StackOverflow, {size.rounds} rounds of {size.cohort} clients, a participation "
-    "every {size.epoch} rounds, an LSTM of {size.options[lstm_size]} units, momentum {size.momentum}, client rate {size.client_rate:g}, "
-    "{size.repeats} seeds, and fewer rates and targets"
+    "a synthetic corpus of {size.population} clients for StackOverflow, {size.rounds} rounds of {size.cohort} clients (one epoch: "
+    "{size.single}), for which {size.simulated} stand, a participation every {size.epoch} rounds, an LSTM of "
+    "{size.options[lstm_size]} units, momentum {size.momentum}, client rate {size.client_rate:g}, {size.repeats} seeds, and fewer rates and targets"
 )
 
 
@@ -153,6 +159,7 @@ def denisov(size: Size) -> Study:
         "client_learning_rate": size.client_rates,
         "server_learning_rate": size.server_rates,
         "noise_multiplier": size.noise,
+        **_cohort(size, size.denisov, size.simulates_all),
     }
     every: Fields = grid | {"server_momentum": size.momentums}
     parts = [
@@ -163,8 +170,7 @@ def denisov(size: Size) -> Study:
     for beta in size.momentums:  # each has its own optimum; without momentum it is that of prefix sums
         own: Fields = {"family": ["file"], "mechanism": [f"momentum-{beta:g}"]} if beta else {"family": ["dense"]}
         parts.append(Part(line=MOMENTUM, fields=own | grid | {"server_momentum": [beta]}))
-    cohort = min(100, size.single)
-    fixed: Fields = {"schema": "single", "cohort_size": cohort, "cooldown": 0.0, "zeroing_norm": None}
+    fixed: Fields = {"schema": "single", "cooldown": 0.0, "zeroing_norm": None}
     return _study("denisov", _of_2048(size), parts, repeats=size.repeats_denisov, **fixed)
 
 
@@ -179,7 +185,7 @@ M_CONSTANT, M_AFTER, M_INSIDE = (
     "momentum inside, cool-down after",
     "momentum and cool-down inside",
 )
-M_MORE = f"{M_INSIDE}, 167 clients"
+M_MORE = f"{M_INSIDE}, more clients"
 
 
 def schedules(size: Size) -> Study:
@@ -193,21 +199,27 @@ def schedules(size: Size) -> Study:
         M_CONSTANT: inside | {"cooldown": [0.0]},
         M_AFTER: inside | {"cooldown": [0.25]},
         M_INSIDE: both | {"cooldown": [0.25]},
-        M_MORE: both | {"cooldown": [0.25], "cohort_size": [max(size.single, 3)]},
+        M_MORE: both | {"cooldown": [0.25]},
     }
-    cohort = min(100, size.single - 1)
     fixed: Fields = {
-        "schema": "single", "cohort_size": cohort, "noise_multiplier": size.noise[0], "server_momentum": beta, "zeroing_norm": None,
+        "schema": "single", "noise_multiplier": size.noise[0], "server_momentum": beta, "zeroing_norm": None,
         "server_learning_rate": 0.5,
     }  # fmt: skip
-    parts = [Part(line=line, fields=fields) for line, fields in lines.items()]
+    parts = [
+        Part(
+            line=line,
+            fields=fields | _cohort(size, size.single if line == M_MORE else size.denisov, size.simulates_all),
+        )
+        for line, fields in lines.items()
+    ]
     return _study("schedules", _of_2048(size), parts, repeats=size.repeats_denisov, **fixed)
 
 
 def epochs(size: Size) -> Study:
     """Multi-epoch Figs. 3, 11 and 12, Tables 4 and 5."""
-    order: Fields = {"schema": ["fixed_epoch"], "min_sep": [size.epoch], "cohort_size": [size.cohort]}
-    once: Fields = {"schema": ["single"], "cohort_size": [size.single]}
+    all_epochs = _cohort(size, size.cohort, size.simulates_all)
+    order: Fields = {"schema": ["fixed_epoch"], "min_sep": [size.epoch]} | all_epochs
+    once: Fields = {"schema": ["single"]} | _cohort(size, size.single, size.simulates_all)
     inside = f"momentum-{size.momentum:g}-cooldown"
     power = 2 ** (size.rounds.bit_length() - 1) if size.rounds == 2052 else size.rounds  # Honaker's tree: 2048 rounds
     lines: dict[str, Fields] = {
@@ -215,18 +227,8 @@ def epochs(size: Size) -> Study:
         MF_1_6: order | {"family": ["file"], "mechanism": [inside]},
         MF_1_1: once | {"family": ["file"], "mechanism": [inside]},
         HONAKER_6: order | {"family": ["tree"], "rounds": [power]},
-        SGDM: {
-            "family": ["identity"],
-            "sampling": ["poisson"],
-            "population": [size.population],
-            "cohort_size": [size.cohort],
-        },
-        GDM: {
-            "family": ["identity"],
-            "schema": ["every_round"],
-            "claimed_cohort": [size.population],
-            "cohort_size": [size.cohort],
-        },
+        SGDM: all_epochs | {"family": ["identity"], "sampling": ["poisson"], "population": [size.population]},
+        GDM: all_epochs | {"family": ["identity"], "schema": ["every_round"], "claimed_cohort": [size.population]},
     }
     parts = []
     for line, fields in lines.items():
@@ -247,25 +249,19 @@ def divergence(size: Size) -> Study:
     parts = [
         Part(
             line=f"{name}, {'zeroing' if norm else 'no zeroing'}",
-            fields=fields | {"epsilon": [epsilon], "server_learning_rate": [rate], "zeroing_norm": [norm]},
+            fields=fields
+            | _cohort(size, size.cohort, size.simulates_all)
+            | {"epsilon": [epsilon], "server_learning_rate": [rate], "zeroing_norm": [norm]},
         )
         for name, fields, epsilon, rate in (rows if small != large else rows[::2])
         for norm in (100.0, None)
     ]
-    return _study(
-        "divergence",
-        size,
-        parts,
-        repeats=size.repeats,
-        server_momentum=size.momentum,
-        cooldown=0.25,
-        cohort_size=size.cohort,
-    )
+    return _study("divergence", size, parts, repeats=size.repeats, server_momentum=size.momentum, cooldown=0.25)
 
 
 def unnoised(size: Size) -> Study:
-    """Multi-epoch Fig. 10: without noise, by clients a round; 50 see a third of an epoch, `single` see one, `cohort` six."""
-    third = max(1, size.single * 3 // 10)
+    """Multi-epoch Fig. 10: without noise, by clients a round; the most train six epochs, the others at most one."""
+    most = max(size.unnoised)
     parts = [
         Part(
             line=f"{clients} clients a round{', cool-down' if cooldown else ''}",
@@ -273,11 +269,11 @@ def unnoised(size: Size) -> Study:
                 "cohort_size": [clients],
                 "cooldown": [cooldown],
                 "server_learning_rate": size.rates,
-                "schema": ["single" if clients < size.cohort else "fixed_epoch"],
-                "min_sep": [None if clients < size.cohort else size.epoch],
+                "schema": ["single" if clients < most else "fixed_epoch"],
+                "min_sep": [None if clients < most else size.epoch],
             },
         )
-        for clients in (third, size.single, size.cohort)
+        for clients in size.unnoised
         for cooldown in (0.0, 0.25)
     ]
     return _study("unnoised", size, parts, repeats=size.repeats, server_momentum=size.momentum, family="none")
@@ -345,8 +341,8 @@ def best_bands(size: Size, epsilon: float) -> int:
     return min(size.epoch, _bands(size.rounds, size.population, size.cohort, epsilon))
 
 
-def _cohort(size: Size, cohort: int) -> dict[str, Any]:
-    if size.simulated is None:
+def _cohort(size: Size, cohort: int, simulate: bool = True) -> Fields:
+    if size.simulated is None or not simulate or size.simulated >= cohort:
         return {"cohort_size": [cohort]}
     return {"cohort_size": [size.simulated], "claimed_cohort": [cohort]}
 
