@@ -117,7 +117,8 @@ SIZES = {
 REDUCED = (
     "a synthetic corpus of {size.population} clients for StackOverflow, {size.rounds} rounds of {size.cohort} clients (one epoch: "
     "{size.single}), for which {size.simulated} stand, a participation every {size.epoch} rounds, an LSTM of "
-    "{size.options[lstm_size]} units, momentum {size.momentum}, client rate {size.client_rate:g}, {size.repeats} seeds, and fewer rates and targets"
+    "{size.options[lstm_size]} units, momentum {size.momentum}, "
+    "client rate {size.client_rate:g}, {size.repeats} seeds, and fewer rates and targets"
 )
 
 
