@@ -1,6 +1,8 @@
 """Figures and verdicts over the scores of a study: accuracy with intervals over seeds, and differences of the same seeds."""
 
+import contextlib
 import dataclasses
+import io
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,8 +12,8 @@ import scipy.stats
 from matplotlib.figure import Figure
 
 from fedmf.experiments.papers.study import Score
-from fedmf.reports.canvas import INK, SOFT, blank, in_percent, legend_above
-from fedmf.reports.groups import validation_curve
+from fedmf.reports.canvas import INK, SOFT, canvas, in_percent, legend_above
+from fedmf.reports.groups import simulation_note, validation_curve
 from fedmf.reports.text import plain
 from fedmf.runs.folder import Run
 
@@ -142,34 +144,39 @@ def styles(scores: Sequence[Score]) -> dict[str, tuple[str, str]]:
     return {line: STYLES[i % len(STYLES)] for i, line in enumerate(lines)}
 
 
-def over_epsilon(scores: Sequence[Score]) -> Figure:
+def noted(height: float, scores: Iterable[Score]) -> contextlib.AbstractContextManager[tuple[Figure, io.BytesIO]]:
+    """A canvas with a footnote on the cohorts that the runs simulate."""
+    return canvas(height, simulation_note([run for score in scores for run in score.runs]))
+
+
+def over_epsilon(scores: Sequence[Score]) -> bytes:
     """Test accuracy over epsilon, with intervals; a line without noise is a level."""
-    figure = blank(3.4)
-    ax = figure.subplots()
-    look = styles(scores)
-    for line, (color, mark) in look.items():
-        own = sorted((s for s in scores if s.line == line), key=lambda s: s.epsilon)
-        ends = np.array([interval(s.test) for s in own])
-        if math.isinf(own[0].epsilon):
-            ax.axhline(ends[0, 0], color=SOFT, linestyle=(0, (5, 3)), linewidth=1.2, label=line)
-            ax.axhspan(ends[0, 1], ends[0, 2], color=SOFT, alpha=0.15, linewidth=0)
-            continue
-        x = [s.epsilon for s in own]
-        ax.plot(x, ends[:, 0], color=color, marker=mark, markersize=4.5, linewidth=1.5, label=line)
-        ax.fill_between(x, ends[:, 1], ends[:, 2], color=color, alpha=0.2, linewidth=0)
-        ax.vlines(x, ends[:, 1], ends[:, 2], color=color, linewidth=1.2)
-    ticks = sorted({round(s.epsilon, 2) for s in scores if math.isfinite(s.epsilon)})
-    if ticks:
-        ax.set_xscale("log")
-        ax.minorticks_off()
-        ax.set_xticks(ticks, labels=[plain(x) for x in ticks])
-    ax.set(xlabel="epsilon", ylabel="test accuracy")
-    in_percent(ax)
-    legend_above(figure, *ax.get_legend_handles_labels())
-    return figure
+    with noted(3.4, scores) as (figure, out):
+        ax = figure.subplots()
+        look = styles(scores)
+        for line, (color, mark) in look.items():
+            own = sorted((s for s in scores if s.line == line), key=lambda s: s.epsilon)
+            ends = np.array([interval(s.test) for s in own])
+            if math.isinf(own[0].epsilon):
+                ax.axhline(ends[0, 0], color=SOFT, linestyle=(0, (5, 3)), linewidth=1.2, label=line)
+                ax.axhspan(ends[0, 1], ends[0, 2], color=SOFT, alpha=0.15, linewidth=0)
+                continue
+            x = [s.epsilon for s in own]
+            ax.plot(x, ends[:, 0], color=color, marker=mark, markersize=4.5, linewidth=1.5, label=line)
+            ax.fill_between(x, ends[:, 1], ends[:, 2], color=color, alpha=0.2, linewidth=0)
+            ax.vlines(x, ends[:, 1], ends[:, 2], color=color, linewidth=1.2)
+        ticks = sorted({round(s.epsilon, 2) for s in scores if math.isfinite(s.epsilon)})
+        if ticks:
+            ax.set_xscale("log")
+            ax.minorticks_off()
+            ax.set_xticks(ticks, labels=[plain(x) for x in ticks])
+        ax.set(xlabel="epsilon", ylabel="test accuracy")
+        in_percent(ax)
+        legend_above(figure, *ax.get_legend_handles_labels())
+    return out.getvalue()
 
 
-def by_round(scores: Sequence[Score], *, first: int = 0, decay: int | None = None) -> Figure:
+def by_round(scores: Sequence[Score], *, first: int = 0, decay: int | None = None) -> bytes:
     """Validation accuracy by round, the mean over the seeds with its interval; a panel for each target.
 
     Args:
@@ -178,35 +185,37 @@ def by_round(scores: Sequence[Score], *, first: int = 0, decay: int | None = Non
       decay: round of a vertical line, where the learning rate begins to fall.
     """
     targets = list(dict.fromkeys(s.target for s in scores))
-    figure = blank(2.9)
-    panels = figure.subplots(1, len(targets), sharey=True, squeeze=False)[0]
-    look = styles(scores)
-    for ax, target in zip(panels, targets, strict=True):
-        for score in (s for s in scores if s.target == target):
-            curves = [validation_curve(run) for run in score.runs]
-            rounds = curves[0][0]
-            kept = rounds >= first
-            ends = np.array([interval(values) for values in np.array([values for _, values in curves]).T])[kept]
-            color, mark = look[score.line]
-            ax.plot(
-                rounds[kept],
-                ends[:, 0],
-                color=color,
-                marker=mark,
-                markevery=0.25,
-                markersize=4,
-                linewidth=1.4,
-                label=score.line,
-            )
-            ax.fill_between(rounds[kept], ends[:, 1], ends[:, 2], color=color, alpha=0.18, linewidth=0)
-        if decay is not None:
-            ax.axvline(decay, color=INK, linewidth=0.8, linestyle=":")
-        if len(targets) > 1:
-            epsilon = next(s.epsilon for s in scores if s.target == target)
-            ax.set_title("no noise" if math.isinf(epsilon) else f"epsilon {plain(epsilon)}")
-        ax.set_xlabel("round")
-        in_percent(ax)
-    panels[0].set_ylabel("validation accuracy")
-    handles = {label: handle for ax in panels for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    legend_above(figure, list(handles.values()), list(handles))
-    return figure
+    with noted(2.9, scores) as (figure, out):
+        panels = figure.subplots(1, len(targets), sharey=True, squeeze=False)[0]
+        look = styles(scores)
+        for ax, target in zip(panels, targets, strict=True):
+            for score in (s for s in scores if s.target == target):
+                curves = [validation_curve(run) for run in score.runs]
+                rounds = curves[0][0]
+                kept = rounds >= first
+                ends = np.array([interval(values) for values in np.array([values for _, values in curves]).T])[kept]
+                color, mark = look[score.line]
+                ax.plot(
+                    rounds[kept],
+                    ends[:, 0],
+                    color=color,
+                    marker=mark,
+                    markevery=0.25,
+                    markersize=4,
+                    linewidth=1.4,
+                    label=score.line,
+                )
+                ax.fill_between(rounds[kept], ends[:, 1], ends[:, 2], color=color, alpha=0.18, linewidth=0)
+            if decay is not None:
+                ax.axvline(decay, color=INK, linewidth=0.8, linestyle=":")
+            if len(targets) > 1:
+                epsilon = next(s.epsilon for s in scores if s.target == target)
+                ax.set_title("no noise" if math.isinf(epsilon) else f"epsilon {plain(epsilon)}")
+            ax.set_xlabel("round")
+            in_percent(ax)
+        panels[0].set_ylabel("validation accuracy")
+        handles = {
+            label: handle for ax in panels for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+        }
+        legend_above(figure, list(handles.values()), list(handles))
+    return out.getvalue()

@@ -74,7 +74,7 @@ SIZES: Mapping[str, Size] = {
     "full": Size(),
     "small": Size(
         images=5000, cohort=250, simulated=50, epochs=10, model="small", momentum=0.9, epsilons=(2.0, 8.0),
-        epsilons_banded=(1.0, 4.0), rates=(0.1, 0.2, 0.5), rates_banded=(0.1, 0.2, 0.5), stamps=(1, 2, 5, 10), repeats=6,
+        epsilons_banded=(1.0, 4.0), rates=(0.1, 0.2, 0.5), rates_banded=(0.1, 0.2, 0.5), stamps=(1, 2, 5, 10), repeats=5,
     ),
     "tiny": Size(
         images=20, cohort=5, epochs=2, model="small", epsilons=(16.0,), epsilons_banded=(16.0,), rates=(0.1,), rates_banded=(0.1,),

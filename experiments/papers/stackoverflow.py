@@ -99,11 +99,11 @@ _SMALL_MODEL = {"vocabulary_size": 300, "embedding_size": 16, "lstm_size": 32, "
 SIZES = {
     "full": Size(),
     "small": Size(
-        rounds=96, cohort=600, epoch=16, single=100, denisov=60, unnoised=(3, 10, 60), simulated=20, simulates_all=True, population=9600,
-        options=_SMALL_MODEL | {"validation_sentences": 1000, "test_sentences": 2000},
-        client_rate=4.0, client_rates=(4.0,), server_rates=(0.25, 0.5, 1.0), momentums=(0.9,), momentum=0.9, noise=(0.341, 1.364),
-        epsilons=(1.0, 4.0), rates=(0.25, 0.5, 1.0), epsilons_banded=(1.0, 4.0), rates_banded=(0.25, 0.5, 1.0),
-        repeats=6, repeats_denisov=6,
+        rounds=96, cohort=600, epoch=16, single=100, denisov=60, unnoised=(3, 10, 40), simulated=12, simulates_all=True, population=9600,
+        options=_SMALL_MODEL | {"validation_sentences": 500, "test_sentences": 2000},
+        client_rate=4.0, client_rates=(4.0,), server_rates=(0.5, 1.0, 2.0), momentums=(0.9,), momentum=0.9, noise=(0.682,),
+        epsilons=(1.0, 4.0), rates=(0.5, 1.0, 2.0), epsilons_banded=(1.0, 4.0), rates_banded=(0.5, 1.0, 2.0),
+        repeats=5, repeats_denisov=5,
         corpus={"clients": 9600, "sentences_per_client": 12.0, "vocabulary_size": 300},
     ),
     "tiny": Size(
@@ -125,7 +125,7 @@ REDUCED = (
 def _study(name: str, size: Size, parts: list[Part], *, repeats: int, smoothed_over: int = 0, **fixed: Any) -> Study:
     options = {f"task_option.{option}": value for option, value in size.options.items()}
     common = {
-        "rounds": size.rounds, "delta": DELTA, "evaluate_every": 20 if size.rounds > 200 else max(1, size.rounds // 16),
+        "rounds": size.rounds, "delta": DELTA, "evaluate_every": 20 if size.rounds > 200 else max(1, size.rounds // 8),
         "checkpoint_every": size.rounds if size.rounds < 200 else 100, "client_learning_rate": size.client_rate, "warmup": 0.0,
     }  # fmt: skip
     names = {"prefix": 0.0} | {f"momentum-{beta:g}": beta for beta in (*size.momentums, size.momentum) if beta}

@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from fedmf.experiments.papers import accuracy
 from fedmf.experiments.papers import stackoverflow as grids
 from fedmf.experiments.papers.item import Item, Outcome, Request
 from fedmf.experiments.papers.study import Score, Study, run_study
-from fedmf.reports.canvas import blank, legend_above
+from fedmf.reports.canvas import legend_above
 from fedmf.reports.text import plain
 from fedmf.runs.folder import Run
 
@@ -22,7 +21,7 @@ def _made(
     request: Request,
     grid: Callable[[grids.Size], Study],
     pairs: _Pairs,
-    draw: Callable[[Sequence[Score]], Figure],
+    draw: Callable[[Sequence[Score]], bytes],
     *,
     lines: Iterable[str] = (),
 ) -> Outcome:
@@ -40,7 +39,7 @@ def _scores(request: Request, grid: Callable[[grids.Size], Study]) -> tuple[list
 
 
 def _outcome(
-    request: Request, study: Study, columns: Sequence[str], rows: Any, figure: Figure, verdict: str, holds: bool
+    request: Request, study: Study, columns: Sequence[str], rows: Any, figure: bytes, verdict: str, holds: bool
 ) -> Outcome:
     full = request.scale == "full"
     return Outcome(
@@ -76,19 +75,19 @@ def denisov_table_4(request: Request) -> Outcome:
         for line in dict.fromkeys(row[0] for row in table)
     }
     falls = sum(step[-1] < step[0] for step in steps.values())
-    figure = blank(2.9)
-    ax = figure.subplots()
-    for (line, step), (color, mark) in zip(steps.items(), accuracy.styles(scores).values(), strict=True):
-        ax.plot(sorted(row[2] for row in table if row[0] == line), step, color=color, marker=mark, label=line)
-    ax.set(xscale="log", yscale="log", xlabel="noise multiplier", ylabel="server rate / (1 - momentum)")
-    legend_above(figure, *ax.get_legend_handles_labels())
+    with accuracy.noted(2.9, scores) as (figure, out):
+        ax = figure.subplots()
+        for (line, step), (color, mark) in zip(steps.items(), accuracy.styles(scores).values(), strict=True):
+            ax.plot(sorted(row[2] for row in table if row[0] == line), step, color=color, marker=mark, label=line)
+        ax.set(xscale="log", yscale="log", xlabel="noise multiplier", ylabel="server rate / (1 - momentum)")
+        legend_above(figure, *ax.get_legend_handles_labels())
     verdict = (
         f"The server's long-run step, rate / (1 - momentum), is smaller at the largest noise than at the smallest for {falls} of "
         f"{len(steps)} mechanisms; {same} of {len(table)} best settings are the printed ones."
     )
     settings = ("server rate", "client rate", "momentum")
     columns = ("line", "epsilon", "noise multiplier", *settings, *(f"printed {name}" for name in settings))
-    return _outcome(request, study, columns, table, figure, verdict, falls == len(steps))
+    return _outcome(request, study, columns, table, out.getvalue(), verdict, falls == len(steps))
 
 
 def denisov_3(request: Request) -> Outcome:
@@ -133,19 +132,19 @@ def _curves(scores: Sequence[Score]) -> tuple[Sequence[str], list[tuple[Any, ...
     return ("line", "epsilon", "server rate", "seed", "round", "validation accuracy"), rows
 
 
-def _bars(scores: Sequence[Score]) -> Figure:
+def _bars(scores: Sequence[Score]) -> bytes:
     """Accuracy of each line as a point with its interval."""
-    figure = blank(0.9 + 0.32 * len(scores))
-    ax = figure.subplots()
-    for y, (score, (color, mark)) in enumerate(zip(scores, accuracy.styles(scores).values(), strict=True)):
-        mean, low, high = accuracy.interval(score.test)
-        ax.plot([low, high], [y, y], color=color, linewidth=2)
-        ax.plot([mean], [y], marker=mark, color=color, markersize=6)
-    ax.set_yticks(range(len(scores)), labels=[score.line for score in scores])
-    ax.invert_yaxis()
-    ax.set_xlabel("test accuracy")
-    ax.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
-    return figure
+    with accuracy.noted(0.9 + 0.32 * len(scores), scores) as (figure, out):
+        ax = figure.subplots()
+        for y, (score, (color, mark)) in enumerate(zip(scores, accuracy.styles(scores).values(), strict=True)):
+            mean, low, high = accuracy.interval(score.test)
+            ax.plot([low, high], [y, y], color=color, linewidth=2)
+            ax.plot([mean], [y], marker=mark, color=color, markersize=6)
+        ax.set_yticks(range(len(scores)), labels=[score.line for score in scores])
+        ax.invert_yaxis()
+        ax.set_xlabel("test accuracy")
+        ax.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
+    return out.getvalue()
 
 
 def multi_epoch_3(request: Request) -> Outcome:
@@ -176,19 +175,19 @@ def multi_epoch_12(request: Request) -> Outcome:
         for run in score.tried or score.runs[:1]
     ]
     epsilons = list(dict.fromkeys(row[1] for row in table))
-    figure = blank(2.9)
-    panels = figure.subplots(1, len(epsilons), sharey=True, squeeze=False)[0]
-    for ax, epsilon in zip(panels, epsilons, strict=True):
-        for line, (color, mark) in accuracy.styles(private).items():
-            points = sorted((rate, value) for name, e, rate, value in table if (name, e) == (line, epsilon))
-            ax.plot(*zip(*points, strict=True), color=color, marker=mark, markersize=4.5, linewidth=1.4, label=line)
-        ax.set(xscale="log", xlabel="server rate", title=f"epsilon {plain(epsilon)}")
-        rates = sorted({row[2] for row in table})
-        ax.minorticks_off()
-        ax.set_xticks(rates, labels=[plain(rate) for rate in rates])
-        accuracy.in_percent(ax)
-    panels[0].set_ylabel("validation accuracy")
-    legend_above(figure, *panels[0].get_legend_handles_labels())
+    with accuracy.noted(2.9, scores) as (figure, out):
+        panels = figure.subplots(1, len(epsilons), sharey=True, squeeze=False)[0]
+        for ax, epsilon in zip(panels, epsilons, strict=True):
+            for line, (color, mark) in accuracy.styles(private).items():
+                points = sorted((rate, value) for name, e, rate, value in table if (name, e) == (line, epsilon))
+                ax.plot(*zip(*points, strict=True), color=color, marker=mark, markersize=4.5, linewidth=1.4, label=line)
+            ax.set(xscale="log", xlabel="server rate", title=f"epsilon {plain(epsilon)}")
+            rates = sorted({row[2] for row in table})
+            ax.minorticks_off()
+            ax.set_xticks(rates, labels=[plain(rate) for rate in rates])
+            accuracy.in_percent(ax)
+        panels[0].set_ylabel("validation accuracy")
+        legend_above(figure, *panels[0].get_legend_handles_labels())
     best = {
         (line, e): max((v, rate) for name, x, rate, v in table if (name, x) == (line, e))[1] for line, e, *_ in table
     }
@@ -198,7 +197,7 @@ def multi_epoch_12(request: Request) -> Outcome:
         f"{2 * len(epsilons)} cases (one seed a rate, so this is no test)."
     )
     columns = ("line", "epsilon", "server rate", "validation accuracy")
-    return _outcome(request, study, columns, table, figure, verdict, above == 2 * len(epsilons))
+    return _outcome(request, study, columns, table, out.getvalue(), verdict, above == 2 * len(epsilons))
 
 
 def _rate(run: Run) -> float:
@@ -210,32 +209,38 @@ def multi_epoch_11(request: Request) -> Outcome:
     scores, study = _scores(request, grids.epochs)
     private = [score for score in scores if score.line == grids.MF_6_6]
     table, total = [], {}
-    figure = blank(2.9)
-    ax = figure.subplots()
-    runs = [(score.epsilon, run) for score in private for run in (*score.tried, *score.runs)]
-    settings = dict.fromkeys((epsilon, _rate(run)) for epsilon, run in runs)
-    for i, (epsilon, rate) in enumerate(settings):
-        counts = [[row["zeroed"] for row in run.metrics] for e, run in runs if (e, _rate(run)) == (epsilon, rate)]
-        mean = np.mean(counts, axis=0)
-        color = accuracy.STYLES[i % len(accuracy.STYLES)][0]
-        ax.plot(
-            np.arange(len(mean)) + 1,
-            mean,
-            color=color,
-            linewidth=1.3,
-            label=f"epsilon {plain(epsilon)}, rate {plain(rate)}",
-        )
-        total[epsilon, rate] = float(mean.sum())
-        table += [(epsilon, rate, len(counts), t, float(value)) for t, value in enumerate(mean)]
-    ax.set(xlabel="round", ylabel="updates zeroed, mean of runs")
-    ax.set_ylim(bottom=0)
-    legend_above(figure, *ax.get_legend_handles_labels())
+    with accuracy.noted(2.9, scores) as (figure, out):
+        ax = figure.subplots()
+        runs = [(score.epsilon, run) for score in private for run in (*score.tried, *score.runs)]
+        settings = dict.fromkeys((epsilon, _rate(run)) for epsilon, run in runs)
+        for i, (epsilon, rate) in enumerate(settings):
+            counts = [[row["zeroed"] for row in run.metrics] for e, run in runs if (e, _rate(run)) == (epsilon, rate)]
+            mean = np.mean(counts, axis=0)
+            color = accuracy.STYLES[i % len(accuracy.STYLES)][0]
+            ax.plot(
+                np.arange(len(mean)) + 1,
+                mean,
+                color=color,
+                linewidth=1.3,
+                label=f"epsilon {plain(epsilon)}, rate {plain(rate)}",
+            )
+            total[epsilon, rate] = float(mean.sum())
+            table += [(epsilon, rate, len(counts), t, float(value)) for t, value in enumerate(mean)]
+        ax.set(xlabel="round", ylabel="updates zeroed, mean of runs")
+        ax.set_ylim(bottom=0)
+        legend_above(figure, *ax.get_legend_handles_labels())
     noisiest, calmest = min(total), max(total, key=lambda key: (key[0], -key[1]))
     most = max(rate for epsilon, rate in total if epsilon == noisiest[0])
     ours, least = total[noisiest[0], most], total[calmest]
     verdict = f"With the most noise and the largest rate {ours:.1f} updates of a run are zeroed, with the least of both {least:.1f}."
     return _outcome(
-        request, study, ("epsilon", "server rate", "runs", "round", "zeroed"), table, figure, verdict, ours > least
+        request,
+        study,
+        ("epsilon", "server rate", "runs", "round", "zeroed"),
+        table,
+        out.getvalue(),
+        verdict,
+        ours > least,
     )
 
 
@@ -249,30 +254,32 @@ def multi_epoch_table_2(request: Request) -> Outcome:
         )
         for s in scores
     ]
-    figure = blank(2.6)
-    ax = figure.subplots()
-    cases = list(dict.fromkeys((row[0], row[2], row[3]) for row in table))
-    for without, (color, mark) in zip((False, True), accuracy.STYLES, strict=False):
-        shares = [next(r[4] / r[5] for r in table if (r[0], r[2], r[3], r[1]) == (*case, without)) for case in cases]
-        ax.plot(
-            shares,
-            range(len(cases)),
-            mark,
-            color=color,
-            markersize=8 - 3 * without,
-            label="no zeroing" if without else "zeroing",
+    with accuracy.noted(2.6, scores) as (figure, out):
+        ax = figure.subplots()
+        cases = list(dict.fromkeys((row[0], row[2], row[3]) for row in table))
+        for without, (color, mark) in zip((False, True), accuracy.STYLES, strict=False):
+            shares = [
+                next(r[4] / r[5] for r in table if (r[0], r[2], r[3], r[1]) == (*case, without)) for case in cases
+            ]
+            ax.plot(
+                shares,
+                range(len(cases)),
+                mark,
+                color=color,
+                markersize=8 - 3 * without,
+                label="no zeroing" if without else "zeroing",
+            )
+        ax.set_yticks(
+            range(len(cases)), labels=[f"{name}, epsilon {plain(e)}, rate {plain(rate)}" for name, e, rate in cases]
         )
-    ax.set_yticks(
-        range(len(cases)), labels=[f"{name}, epsilon {plain(e)}, rate {plain(rate)}" for name, e, rate in cases]
-    )
-    ax.set(xlabel="share of runs that diverged", xlim=(-0.05, 1.05))
-    ax.margins(y=0.3)
-    legend_above(figure, *ax.get_legend_handles_labels())
+        ax.set(xlabel="share of runs that diverged", xlim=(-0.05, 1.05))
+        ax.margins(y=0.3)
+        legend_above(figure, *ax.get_legend_handles_labels())
     count = {without: sum(row[4] for row in table if row[1] == without) for without in (False, True)}
     runs = sum(row[5] for row in table) // 2
     verdict = f"{count[False]} of {runs} runs diverge with zeroing, {count[True]} of {runs} without."
     columns = ("mechanism", "without zeroing", "epsilon", "server rate", "diverged", "runs")
-    return _outcome(request, study, columns, table, figure, verdict, count[False] < count[True])
+    return _outcome(request, study, columns, table, out.getvalue(), verdict, count[False] < count[True])
 
 
 def multi_epoch_10(request: Request) -> Outcome:
