@@ -99,12 +99,12 @@ _SMALL_MODEL = {"vocabulary_size": 300, "embedding_size": 16, "lstm_size": 32, "
 SIZES = {
     "full": Size(),
     "small": Size(
-        rounds=96, cohort=600, epoch=16, single=100, denisov=60, unnoised=(3, 10, 40), simulated=12, simulates_all=True, population=9600,
+        rounds=96, cohort=150, epoch=16, single=25, denisov=15, unnoised=(3, 10, 40), simulated=12, simulates_all=True, population=2400,
         options=_SMALL_MODEL | {"validation_sentences": 500, "test_sentences": 2000},
-        client_rate=4.0, client_rates=(4.0,), server_rates=(0.5, 1.0, 2.0), momentums=(0.9,), momentum=0.9, noise=(0.682,),
-        epsilons=(1.0, 4.0), rates=(0.5, 1.0, 2.0), epsilons_banded=(1.0, 4.0), rates_banded=(0.5, 1.0, 2.0),
+        client_rate=4.0, client_rates=(4.0,), server_rates=(0.25, 0.5, 1.0), momentums=(0.9,), momentum=0.9, noise=(0.341, 1.364),
+        epsilons=(2.0, 4.0), rates=(0.25, 0.5, 1.0), epsilons_banded=(2.0, 4.0), rates_banded=(0.25, 0.5, 1.0),
         repeats=5, repeats_denisov=5,
-        corpus={"clients": 9600, "sentences_per_client": 12.0, "vocabulary_size": 300},
+        corpus={"clients": 2400, "sentences_per_client": 12.0, "vocabulary_size": 300},
     ),
     "tiny": Size(
         rounds=4, cohort=4, epoch=2, single=3, denisov=2, unnoised=(1, 2, 4), simulated=2, simulates_all=True, population=12,
@@ -234,7 +234,7 @@ def epochs(size: Size) -> Study:
     parts = []
     for line, fields in lines.items():
         for epsilon in size.epsilons:
-            rates = (EPOCHS_RATE_AT_2, *size.rates) if epsilon == 2.0 else size.rates
+            rates = (EPOCHS_RATE_AT_2, *size.rates) if (epsilon, size.rates) == (2.0, EPOCHS_RATES) else size.rates
             parts.append(Part(line=line, fields=fields | {"epsilon": [epsilon], "server_learning_rate": rates}))
     parts.append(Part(line=UNNOISED, fields=order | {"family": ["none"], "server_learning_rate": size.rates}))
     return _study("epochs", size, parts, repeats=size.repeats, server_momentum=size.momentum, cooldown=0.25)

@@ -8,7 +8,7 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -180,4 +180,9 @@ def _trained(out: pathlib.Path, configs: Mapping[str, TrainConfig], request: Req
     if failures:
         name, failure = next(iter(failures.items()))
         raise ValueError(f"{len(failures)} of {len(configs)} runs in {out} failed, the first, {name}: {failure.reason}")
-    return {name: Run.load(run_folder(out, there)) for name, there in names.items()}
+    return {name: _without_mechanism(Run.load(run_folder(out, there))) for name, there in names.items()}
+
+
+def _without_mechanism(run: Run) -> Run:
+    """The run without its matrix: those of hundreds of runs would fill the memory, and nothing here reads them."""
+    return dataclasses.replace(run, mechanism=cast(Any, None))
