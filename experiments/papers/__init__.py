@@ -1,6 +1,16 @@
 """Every table and figure of the five sources, by name: `fedmf paper list`, `fedmf paper run NAME`."""
 
-from fedmf.experiments.papers import banded, denisov, elsewhere, multi_epoch, slides, slides_theory, tables
+from fedmf.experiments.papers import (
+    banded,
+    cifar,
+    denisov,
+    elsewhere,
+    multi_epoch,
+    slides,
+    slides_theory,
+    stackoverflow_figures,
+    tables,
+)
 from fedmf.experiments.papers.item import SOURCES, Item, Outcome, Request
 
 # A module whose items are made takes the place of the line in `elsewhere` that says they are not.
@@ -17,6 +27,8 @@ ITEMS: dict[str, Item] = {
                 slides,
                 slides_theory,
                 tables,
+                cifar,
+                stackoverflow_figures,
             )
             for item in module.ITEMS
         }.values(),
