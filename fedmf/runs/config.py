@@ -16,8 +16,8 @@ from fedmf.cohorts.availability import availability_from_text
 from fedmf.cohorts.devices import probability
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.family import FAMILIES, fitted_families
 from fedmf.mechanisms.budget import Budget
+from fedmf.mechanisms.family import FAMILIES, fitted_families
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
 from fedmf.participation.schema import SCHEMAS, Participation

@@ -226,14 +226,17 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
-        norm, accounting = self._orthogonal_norm(mechanism), ""
+        norm = self._orthogonal_norm(mechanism)
         if norm is None:
             accounting = self._accounting(f"a mixture of {self.bins} Gaussians, one for each bin", mechanism, noise)
+        else:
+            accounting = (
+                f"Random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284) for (epsilon, delta), among {self.bins} Gaussian "
+                f"releases with noise multiplier {down(noise / norm)}"
+            )
         return {
             "adjacency": ADJACENCY,
-            "accounting": accounting
-            or f"Random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284) for (epsilon, delta), among {self.bins} Gaussian releases "
-            f"with noise multiplier {down(noise / norm)}",
+            "accounting": accounting,
             "drawing": f"Each of {self.population} clients draws one of {self.bins} bins once, uniformly and independently of all "
             f"others, and round t is that of bin t mod {self.bins}.",
             "secret": ", and so does how many are in any round",
