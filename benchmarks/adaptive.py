@@ -2,7 +2,7 @@
 
     python -m benchmarks.adaptive                                    the demo's task
     python -m benchmarks.adaptive --task regression --option decay=2
-    python -m benchmarks.adaptive --way "clip_quantile=0.5"          another way beside SGD
+    python -m benchmarks.adaptive --way "clip_quantile=0.5"          another way
 
 Every way trains at each rate of a grid with each seed, all else equal: data, cohorts, initial model, mechanism and epsilon. A row shows the
 mean over seeds at the best rate, the range of the seeds, the largest drift of the scales in the last run, and the means at all rates.
@@ -14,15 +14,17 @@ from typing import Any
 
 import click
 
-# Settings of a way -> server rates, about a factor of two apart.
-WAYS: dict[str, tuple[float, ...]] = {
-    "server_optimizer=sgd": (0.1, 0.2, 0.4, 0.8, 1.6),
-    "server_optimizer=adam": (0.01, 0.02, 0.05, 0.1, 0.2),
-    "server_optimizer=scaled-adam": (0.01, 0.02, 0.05, 0.1, 0.2),
-    "server_optimizer=scaled-adam scale_every=16": (0.01, 0.02, 0.05, 0.1, 0.2),
-    "server_optimizer=scaled-yogi": (0.01, 0.02, 0.05, 0.1, 0.2),
-    "server_optimizer=scaled-adagrad": (0.02, 0.05, 0.1, 0.2, 0.4),
-}
+SGD = "server_optimizer=sgd"
+# Rates of the server: of SGD, and of optimizers that divide by the second moment.
+RATES, ADAPTIVE_RATES = (0.2, 0.4, 0.8, 1.6), (0.01, 0.03, 0.1, 0.3)
+WAYS = (
+    SGD,
+    "server_optimizer=adam",
+    "server_optimizer=scaled-adam",
+    "server_optimizer=scaled-adam scale_every=16",
+    "server_optimizer=scaled-yogi",
+    "server_optimizer=scaled-adagrad",
+)
 REGRESSION = {"rounds": 128, "cohort_size": 20, "min_sep": 32, "client_learning_rate": 0.1, "server_momentum": 0.9}
 
 
@@ -36,7 +38,7 @@ def settings_of(task: str, options: dict[str, Any], folder: pathlib.Path) -> dic
     corpus = folder / "corpus.sqlite"
     size: dict[str, Any] = {"sentences_per_client": demo.SENTENCES_PER_CLIENT, "vocabulary_size": demo.WORDS}
     write_synthetic_corpus(corpus, clients=demo.CLIENTS, seed=0, **size)
-    return demo.SETTINGS | {"task": "stackoverflow", "data": str(corpus)}
+    return demo.SETTINGS | {"task": "stackoverflow_nwp", "data": str(corpus)}
 
 
 def pairs(text: str) -> dict[str, Any]:
@@ -56,11 +58,14 @@ def pairs(text: str) -> dict[str, Any]:
 @click.command()
 @click.option("--task", type=click.Choice(["demo", "regression"]), default="demo")
 @click.option("--option", "options", multiple=True, help="Of the task, as NAME=VALUE.")
-@click.option("--way", "ways", multiple=True, help="Settings in place of those compared by default, beside SGD.")
+@click.option(
+    "--way", "ways", multiple=True, default=WAYS, help="Settings that are compared, in place of the default ones."
+)
 @click.option("--rates", default="", help="Server rates in place of the grid, with commas.")
+@click.option("--claimed-cohort", type=int, help="Clients a round that the runs stand for, with as much less noise.")
 @click.option("--seeds", default=2, help="Runs at each rate.")
 @click.option("--epsilon", default=8.0)
-def main(task: str, options: tuple[str, ...], ways: tuple[str, ...], rates: str, seeds: int, epsilon: float) -> None:
+def main(task: str, options: tuple[str, ...], ways: tuple[str, ...], rates: str, seeds: int, **more: Any) -> None:
     """Prints a row a way."""
     import fedmf
     from fedmf import federated, tasks
@@ -68,13 +73,14 @@ def main(task: str, options: tuple[str, ...], ways: tuple[str, ...], rates: str,
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         shared = settings_of(task, pairs(" ".join(options)), folder)
-        shared |= {"family": "banded", "epsilon": epsilon, "evaluate_every": shared["rounds"], "checkpoint_every": 999}
+        shared |= {"family": "banded", "evaluate_every": shared["rounds"], "checkpoint_every": 999} | more
         mechanism = fedmf.TrainConfig(**shared).fit()
         mechanism.save(folder / "mechanism.npz")
         runs = 0
-        for way in ["server_optimizer=sgd", *ways] if ways else WAYS:
+        for way in ways:
             own = pairs(way)
-            grid = [float(rate) for rate in rates.split(",")] if rates else WAYS.get(way, WAYS["server_optimizer=sgd"])
+            usual = RATES if own.get("server_optimizer", "sgd") == "sgd" else ADAPTIVE_RATES
+            grid = [float(rate) for rate in rates.split(",")] if rates else usual
             reached = {}
             for rate in grid:
                 values = []

@@ -10,6 +10,7 @@ import pytest
 from fedmf.mechanisms import BandedMechanism
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
+from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, CyclicPoisson, scheme_from, takes
 from tests.cli.test_commands import fedmf, refused
 
@@ -79,11 +80,17 @@ def test_every_sampling_scheme(folder, quick, scheme, partitions, simulated):
     check(made.simulating(simulated=2, claimed=20) if simulated else made, folder)
 
 
+@pytest.mark.parametrize("simulated", [False, True])
+def test_a_clip_norm_that_follows_a_quantile(folder, simulated):
+    made = plan(quantile_clipping=QuantileClipping(quantile=0.3, share=0.1, every=7))
+    check(made.simulating(simulated=7, claimed=90) if simulated else made, folder)
+
+
 def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
     # A new one needs an option, or the command leaves it out.
     assert {field.name for field in dataclasses.fields(Plan)} == {
         *("mechanism", "participation", "noise_multiplier", "clip_norm", "delta", "sampling"),
-        *("simulated_cohort", "claimed_cohort"),
+        *("simulated_cohort", "claimed_cohort", "quantile_clipping"),
     }
     kinds = {kind for kind, _ in SCHEMES.values()}
     assert {field.name for kind in kinds for field in dataclasses.fields(kind)} == {

@@ -100,6 +100,16 @@ def test_any_number_of_workers_gives_the_bits_of_none(machines, alone, tmp_path,
         machines.remove_node(node, allow_graceful=False)
 
 
+def test_scales_and_a_clip_norm_that_adapts_travel_to_the_workers(machines, tmp_path):
+    settings = config(
+        cohort_size=6, server_optimizer="scaled-adam", server_learning_rate=0.1, clip_quantile=0.5, clip_every=2
+    )
+    runs = [train(tmp_path / str(place), settings=settings, noise_seed=4, cluster=place) for place in ("auto", None)]
+    assert_same_bits(*runs)
+    assert len(set(runs[0].table()["clip_norm"])) == 3
+    assert max(runs[0].table()["scale_drift"]) > 0
+
+
 def test_groups_matter(alone, tmp_path, monkeypatch):
     """The control of the test above: sums in another order have other bits."""
     monkeypatch.setattr(groups, "LEAST_CLIENTS", 100)

@@ -86,3 +86,10 @@ def test_canaries_are_released_along_their_directions(way, tmp_path):
 def test_the_period_of_the_scales_belongs_to_scaled_optimizers():
     with pytest.raises(ValueError, match="scale_every=2 belongs to a scaled server optimizer, not to adam"):
         config(server_optimizer="adam", scale_every=2)
+
+
+def test_a_plan_of_another_clipping_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"plan has quantile_clipping=QuantileClipping\(.* but the config clip_quantile=None"
+    ):
+        train(tmp_path / "run", config(), plan=config(**QUANTILE).plan(), noise_seed=1)
