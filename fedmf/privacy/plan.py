@@ -47,6 +47,7 @@ class Plan:
       sampling: a scheme of `fedmf.privacy.sampling`, in as many partitions as the mechanism has bands where it names none; None for no
         amplification.
       simulated_cohort, claimed_cohort: set only by `simulating`, else both None.
+      planned_rounds: set only by `fedmf.privacy.stopping.stopped_after`: of the longer run that the noise is for; else None.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -68,6 +69,7 @@ class Plan:
     sampling: Sampling | None = None
     simulated_cohort: int | None = None
     claimed_cohort: int | None = None
+    planned_rounds: int | None = None
 
     def __post_init__(self) -> None:
         mechanism, scheme, p = self.mechanism, self.sampling, self.participation
@@ -350,7 +352,7 @@ class Plan:
             "not_covered": list(_statement.NOT_COVERED),
             "commands": [self.calibrate_command(rdp=rdp)] if commands is None else list(commands),
             "versions": _statement.installed_versions() if versions is None else dict(versions),
-        } | ({"canaries": canaries} if canaries else {})
+        } | {name: value for name, value in (("canaries", canaries), ("planned_rounds", self.planned_rounds)) if value}
 
     def calibrate_command(self, mechanism: str = "mechanism.npz", *, rdp: bool = False) -> str:
         """The command that prints the statement of this plan again."""
