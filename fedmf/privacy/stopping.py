@@ -50,7 +50,7 @@ def stopped_after(plan: Plan, rounds: int) -> Plan:
     """The plan of the first `rounds` rounds of a run, with the same noise; for ends that no output decided (see above).
 
     Raises:
-      TypeError, ValueError: not in 1..plan's rounds; a plan with sampling, or a mechanism of which `leading_block` knows nothing.
+      TypeError, ValueError: not in 1..plan's rounds; a plan with sampling or a budget, or a mechanism that `leading_block` refuses.
 
     >>> import fedmf
     >>> twice = fedmf.Participation(rounds=8, schema="min_sep", min_sep=4)
@@ -66,9 +66,14 @@ def stopped_after(plan: Plan, rounds: int) -> Plan:
         raise ValueError(
             f"sampling={type(plan.sampling).__name__} is accounted for all rounds together: leave it out, or state the guarantee of all"
         )
+    if p.schema == "budget":
+        raise ValueError(
+            f"budget={p.budget} may be spent in the first {rounds} rounds, so that these have the guarantee of all: state that, and audit the "
+            "run, which counts what was spent"
+        )
     mechanism = leading_block(plan.mechanism, rounds)
-    if p.schema in ("single", "every_round", "budget"):
-        kept = Participation(rounds=rounds, schema=p.schema, budget=p.budget)
+    if p.schema in ("single", "every_round"):
+        kept = Participation(rounds=rounds, schema=p.schema)
     else:
         b = min(p.min_sep, rounds)
         k = min(p.max_participations, -(-rounds // b))

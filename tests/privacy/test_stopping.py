@@ -73,13 +73,6 @@ def test_the_shorter_run_is_accounted_like_one_that_was_planned_so():
     assert "The noise was made for" not in whole.statement()
 
 
-def test_a_budget_stays_what_it_is():
-    budget = fedmf.Budget.of(BLT, separated(9, 3)).participation
-    stopped = stopped_after(plan(budget, BLT), 5)
-    assert stopped.participation == dataclasses.replace(budget, rounds=5, max_participations=5)
-    assert stopped.epsilon <= plan(budget, BLT).epsilon
-
-
 class TestRoundsWithin:
     WHOLE = fedmf.calibrate(BLT, separated(9, 2), epsilon=6.0, delta=1e-6)
 
@@ -102,6 +95,9 @@ def test_refusals():
     for rounds in (0, 9):
         with pytest.raises(ValueError, match="can end before its plan and not after it"):
             stopped_after(whole, rounds)
+    budget = fedmf.Budget.of(BLT, separated(9, 3)).participation
+    with pytest.raises(ValueError, match="may be spent in the first 5 rounds.* guarantee of all"):
+        stopped_after(plan(budget, BLT), 5)
     tree = fedmf.fit(fedmf.prefix_sum(8), separated(8, 4), family="tree")
     with pytest.raises(
         ValueError, match=r"family=tree has an encoder of shape \(15, 8\).* guarantee of all its rounds"
