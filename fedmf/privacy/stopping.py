@@ -68,8 +68,8 @@ def stopped_after(plan: Plan, rounds: int) -> Plan:
         )
     if p.schema == "budget":
         raise ValueError(
-            f"budget={p.budget} may be spent in the first {rounds} rounds, so that these have the guarantee of all: state that, and audit the "
-            "run, which counts what was spent"
+            f"budget={p.budget} may be spent in the first {rounds} rounds, so that these have the guarantee of all: state that, and audit "
+            "the run, which counts what was spent"
         )
     mechanism = leading_block(plan.mechanism, rounds)
     if p.schema in ("single", "every_round"):
