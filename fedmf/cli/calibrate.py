@@ -27,6 +27,7 @@ from fedmf.cli.options import (
 @sampling_options
 @simulation_options
 @click.option("--statement", is_flag=True, help="Print the privacy statement.")
+@click.option("--table", is_flag=True, help="What the run guarantees if it ends after some of its rounds.")
 @click.option("--rdp", is_flag=True, help="Renyi accounting as well, which older literature reports.")
 @click.option("--explain", is_flag=True, help="Print how training would make the noise, what that costs, and why.")
 @click.option("--parameters", type=COUNT, default=4_050_748, help="Size of the model that --explain is about.")
@@ -37,6 +38,7 @@ from fedmf.cli.options import (
 def calibrate(
     mechanism_file: pathlib.Path,
     statement: bool,
+    table: bool,
     rdp: bool,
     explain: bool,
     parameters: int,
@@ -50,12 +52,15 @@ def calibrate(
     Example:
       fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --statement
       fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --explain
+      fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --table
       fedmf calibrate banded.npz --rounds 256 --epsilon 8 --sampling poisson --population 64000 --cohort-size 1000
     """
     from fedmf.noise import strategies
+    from fedmf.privacy.stopping import stopping_table
 
     with arguments_checked():
         plan = plan_from(mechanism_file, target)
+        stops = stopping_table(plan) if table else []
         host, graph = [], []
         if explain:
             stream = plan.mechanism.stream().causal()
@@ -76,9 +81,18 @@ def calibrate(
         if explain and as_json:
             summary["noise_strategies"] = [strategy.summary() for strategy in host]
             summary["graph_noise_strategies"] = [strategy.summary() for strategy in graph]
+        if table and as_json:
+            summary["stops"] = stops
         if not as_json:
             del summary["participation"], summary["certificate"]  # which the command line and the fit have said
         show(summary, as_json)
+    if stops and not as_json:
+        click.echo(
+            "\nIf the run ends after so many rounds, and nothing that it released decided that:\n\n  rounds  sensitivity  epsilon"
+        )
+        for stop in stops:
+            epsilon = "infinite" if stop["epsilon"] is None else f"{stop['epsilon']:.4f}"
+            click.echo(f"{stop['rounds']:>8}  {stop['sensitivity']:>11.5f}  {epsilon:>7}")
     if explain and not as_json:
         click.echo(
             f"\nNoise for {parameters:,} parameters, the choice first. Cost: of a round on average over the run, in draws of one\n"

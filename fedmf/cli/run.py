@@ -50,6 +50,9 @@ from fedmf.cli.stopped import training
     "--data-on-workers", is_flag=True, help="With --cluster: workers read --data themselves, at the same path."
 )
 @click.option("--stop-after", type=COUNT, help="Rounds after which it stops, to go on with --resume.")
+@click.option(
+    "--stop-at-epsilon", type=float, help="Stop before the round with which the plan's epsilon would pass this."
+)
 @click.option("--tensorboard", is_flag=True, help="Write the metrics to OUT/tensorboard: tensorboard --logdir OUT.")
 @quiet_option
 @config_options
@@ -86,7 +89,7 @@ def train(
         if not resume and noise_seed is None:
             raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one")
         stored = RunFolder.open(out).path / "config.json" if resume else None
-        names = ("noise_strategy", "noise_memory", "threads", "tensorboard", "cluster", "stop_after")
+        names = ("noise_strategy", "noise_memory", "threads", "tensorboard", "cluster", "stop_after", "stop_at_epsilon")
         host = {name: options.pop(name) for name in names}
         values = read_config_file(stored) if stored else {}
         values = over(over(values, config_values(config_file)), chosen_options(options))
@@ -111,7 +114,8 @@ def train(
             **host,
         )
     if run.result is None:
-        show({"folder": str(run.path), "rounds": run.saved_rounds(), "note": "stopped: go on with --resume"}, as_json)
+        note = "stopped: go on with --resume; `fedmf audit` states the guarantee of the rounds so far"
+        show({"folder": str(run.path), "rounds": run.saved_rounds(), "note": note}, as_json)
         return
     metric = run.plan["task"]["headline_metric"]
     values = {

@@ -33,8 +33,8 @@ def fit(
       sensitivity is exactly sqrt(max_participations).
     - "dense": the optimum over all encoders, for a single participation (Denisov et al. 2022, Sec. 3) or for
       (k, b)-participation (multi-epoch paper, Sec. 3). equal_norms=False.
-    - "toeplitz": C[t, j] = c[t - j]. coefficients="optimized" | "sqrt" | "nu" | "inverse_sqrt", bands,
-      objective="mean" | "max", nu. See `fedmf.mechanisms.toeplitz.fit.fit_toeplitz`.
+    - "toeplitz": C[t, j] = c[t - j]. coefficients="optimized" | "sqrt" | "nu" | "inverse_sqrt" |
+      "optimized_inverse", bands, objective="mean" | "max", nu. See `fedmf.mechanisms.toeplitz.fit.fit_toeplitz`.
     - "blt": Toeplitz with exponentials for coefficients, so that a round of noise costs `buffers` rows. buffers=4,
       objective="mean" | "max".
     - "low_rank": the dense optimum's decoder, cut to `bands` diagonals plus a matrix of rank `rank` below them, so that a

@@ -100,6 +100,9 @@ class Participation:
         if self.budget is not None:
             object.__setattr__(self, "budget", checks.positive("budget", self.budget, "pass a sensitivity"))
 
+    def __repr__(self) -> str:
+        return f"Participation({', '.join(f'{name}={value!r}' for name, value in self.limits().items())})"
+
     def limits(self) -> dict[str, Any]:
         """The fields in plain JSON types, `budget` only where there is one."""
         fields = dataclasses.asdict(self)

@@ -48,6 +48,7 @@ class Plan:
         amplification.
       simulated_cohort, claimed_cohort: set only by `simulating`, else both None.
       quantile_clipping: how the clip norm follows the updates, of which noise_multiplier covers both streams; None for one clip norm.
+      planned_rounds: set only by `fedmf.privacy.stopping.stopped_after`: of the longer run that the noise is for; else None.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -70,6 +71,7 @@ class Plan:
     simulated_cohort: int | None = None
     claimed_cohort: int | None = None
     quantile_clipping: QuantileClipping | None = None
+    planned_rounds: int | None = None
 
     def __post_init__(self) -> None:
         mechanism, scheme, p = self.mechanism, self.sampling, self.participation
@@ -367,7 +369,7 @@ class Plan:
             "commands": [self.calibrate_command(rdp=rdp)] if commands is None else list(commands),
             "versions": _statement.installed_versions() if versions is None else dict(versions),
             **self._clipping_facts(),
-        } | ({"canaries": canaries} if canaries else {})
+        } | {name: value for name, value in (("canaries", canaries), ("planned_rounds", self.planned_rounds)) if value}
 
     def calibrate_command(self, mechanism: str = "mechanism.npz", *, rdp: bool = False) -> str:
         """The command that prints the statement of this plan again."""

@@ -88,6 +88,7 @@ def markdown(values: dict[str, Any]) -> str:
     optional = dict.fromkeys(
         (
             "canaries",
+            "planned_rounds",
             "contradictions",
             "unrecorded",
             "achieved",

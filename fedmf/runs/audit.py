@@ -1,5 +1,6 @@
 """The guarantee of a run folder after the fact, and the statement of the finished run."""
 
+import contextlib
 import dataclasses
 import math
 import pathlib
@@ -17,6 +18,7 @@ from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import scheme_from_facts
 from fedmf.privacy.statement import as_text
+from fedmf.privacy.stopping import stopped_after
 from fedmf.runs.config import SCALED, TrainConfig
 from fedmf.runs.folder import CANARIES, Run, digests
 
@@ -27,7 +29,8 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
     """Audits the rounds of a run that are on disk, finished or not, with the plan it ran with.
 
     Args:
-      folder: of the run, or the run.
+      folder: of the run, or the run. The plan of one that has not finished is that of its rounds so far, where these have a guarantee of
+        their own (`fedmf.privacy.stopping`).
 
     Raises:
       ValueError: it holds no run, a file of it is damaged or missing, or is not the one that the finished run left.
@@ -47,6 +50,9 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
     unrecorded = sorted(
         {row["round"] for row in run.metrics if row.get("clients") != 0 and row["round"] >= len(ledger)}
     )
+    if run.result is None and not unrecorded and len(ledger) < plan.participation.rounds:
+        with contextlib.suppress(ValueError):  # of some mechanisms, and with sampling, only all rounds have a guarantee
+            plan = stopped_after(plan, len(ledger))
     return with_unrecorded(audit_ledger(ledger, plan), unrecorded, "resume the run, and audit it when it is done")
 
 

@@ -28,9 +28,11 @@ def mechanism_file(tmp_path_factory):
 @pytest.mark.parametrize(
     "availability", ["always", "independent:0.1", "independent:0.025", "diurnal:rounds_per_day=20"]
 )
-def test_the_default_pace_never_loses(mechanism_file, availability):
+def test_the_default_pace_never_loses(mechanism_file, availability, tmp_path):
     # The smallest population that min_sep fills: 40 cohorts.
-    found = json.loads(command(*ASK, "--mechanism", mechanism_file, "--availability", availability).stdout)
+    picture = ["--out", tmp_path / "who.png"] if availability == "always" else []
+    found = json.loads(command(*ASK, *picture, "--mechanism", mechanism_file, "--availability", availability).stdout)
+    assert not picture or picture[1].stat().st_size > 10_000
     mean, low, high = found["participations_gained"]
     assert low <= mean <= high
     assert found["dry_rounds_budget"] <= found["dry_rounds_apart"]

@@ -101,6 +101,9 @@ _BUILDERS: dict[str, Callable[[int], Mechanism]] = {
     "toeplitz, uneven": _uneven_toeplitz,
     "toeplitz, square root": lambda rounds: _toeplitz(rounds, coefficients="sqrt"),
     "toeplitz, damped": lambda rounds: _toeplitz(rounds, coefficients="nu", nu=0.1),
+    "toeplitz, optimized inverse": lambda rounds: _toeplitz(
+        rounds, coefficients="optimized_inverse", bands=min(4, rounds)
+    ),
     "toeplitz, inverse square root": lambda rounds: _toeplitz(rounds, coefficients="inverse_sqrt"),
     "blt": lambda rounds: _fitted_blt(rounds, "mean"),
     "blt, largest error": lambda rounds: _fitted_blt(rounds, "max"),

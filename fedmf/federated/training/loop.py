@@ -27,6 +27,7 @@ from fedmf.federated.training.run_setup import RunSetup, new_run, reopen_run
 from fedmf.federated.training.tensorboard import scalars
 from fedmf.federated.training.trained_run import TrainedRun
 from fedmf.privacy.plan import Plan
+from fedmf.privacy.stopping import rounds_within
 from fedmf.runs.audit import write_final_statement
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig
@@ -118,6 +119,9 @@ class _Training:
             self.controller.go_on_from(checkpoint.ledger)
             self.state, self.done = self.execution.from_leaves(checkpoint.state), checkpoint.rounds_done
         self.saved = self.done
+        self.end = min(config.rounds, options.stop_after or config.rounds)
+        if options.stop_at_epsilon is not None:
+            self.end = min(self.end, rounds_within(setup.plan, options.stop_at_epsilon))
         self.evaluator = Evaluator(task, config)
         self.validation: dict[str, float] = {}
         self.digest = folder.digest()
@@ -154,7 +158,7 @@ class _Training:
                 folder.rows("timings") as self.timing_row,
                 points as self.point,
             ):
-                for t in range(self.done, min(config.rounds, self.options.stop_after or config.rounds)):
+                for t in range(self.done, self.end):
                     self._round(t)
                     interrupts.check()
         except (KeyboardInterrupt, WorkersLost) as stop:

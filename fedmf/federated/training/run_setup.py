@@ -20,6 +20,7 @@ from fedmf.mechanisms.error import rmse
 from fedmf.noise.strategies import choose_host_strategy
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import installed_versions, markdown, mechanism_digest
+from fedmf.privacy.stopping import rounds_within
 from fedmf.runs.audit import pretraining, recorded_plan, scaling_values
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
@@ -47,6 +48,8 @@ class RunSetup:
     def check(self, options: RunOptions) -> None:
         """Refuses cohorts that cannot be drawn, too many canaries, and noise for which there is no room or that float32 does not hold."""
         self.controller()
+        if options.stop_at_epsilon is not None:
+            rounds_within(self.plan, options.stop_at_epsilon)
         size, canaries = parameters(self.task, self.config), self.config.canaries
         if size < 10 * canaries:
             raise ValueError(
@@ -230,6 +233,12 @@ def reopen_run(task: Task, config: TrainConfig, folder: RunFolder, plan: Plan | 
     cannot = f"cannot resume {folder.path}"
     # Where the data lie may change; what they are is compared below.
     changes = _changes(dataclasses.asdict(config) | {"data": None}, dataclasses.asdict(run.config) | {"data": None})
+    if config.rounds > run.config.rounds:
+        raise ValueError(
+            f"{cannot} beyond rounds={run.config.rounds}: that a run should go on is decided by what it released, and a "
+            "guarantee allows that only within noise that was made for all rounds beforehand; start a new folder with the most rounds that "
+            "you may want, and end earlier (--stop-after, --stop-at-epsilon)"
+        )
     if changes:
         raise ValueError(f"{cannot} with another config: {changes}; start a new folder for that")
     recorded = run.plan["task"]

@@ -14,7 +14,7 @@ from fedmf.mechanisms.certificate import Certificate, certify
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.lbfgs import minimise
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
-from fedmf.mechanisms.toeplitz.fit import ToeplitzProblem, power_series
+from fedmf.mechanisms.toeplitz.fit_problem import ToeplitzProblem, power_series
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 

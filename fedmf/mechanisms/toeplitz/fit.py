@@ -10,12 +10,14 @@ from fedmf.mechanisms.certificate import certify
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.descent import Descent, descend
 from fedmf.mechanisms.fitting.progress import Stopping
-from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism, inverse_series
+from fedmf.mechanisms.toeplitz.fit_problem import ToeplitzProblem, power_series
+from fedmf.mechanisms.toeplitz.inverse_fit import optimized_inverse
+from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
 OBJECTIVES = ("mean", "max")
-COEFFICIENTS = ("optimized", "sqrt", "nu", "inverse_sqrt")
+COEFFICIENTS = ("optimized", "sqrt", "nu", "inverse_sqrt", "optimized_inverse")
 # Closed forms: what is given of the mechanism, the power that it is of its polynomial, and why there is no certificate.
 _CLOSED_FORMS = {
     "sqrt": (
@@ -29,10 +31,6 @@ _CLOSED_FORMS = {
 }
 # The default number of bands of an optimised encoder, and of the window of an inverse square root, is at most this.
 _MAX_BANDS = 256
-# The first rounds are followed until the response is within this share of the constant it settles at.
-_SETTLED = 1e-7
-# A response that grows so much beyond its first rounds is unstable.
-_UNSTABLE = 1e12
 # The tolerance of the first, cautious stage of a fit.
 _FIRST_TOLERANCE = 1e-4
 
@@ -61,6 +59,7 @@ def fit_toeplitz(
       nu = 0 is the "sqrt" of prefix sums.
     - "inverse_sqrt": n(x) = 1 / sqrt(a(x)), its first `bands` coefficients (min_sep, at most 256), so that noise is
       mixed from the last `bands` draws (Kalinin, McKenna, Upadhyay and Lampert 2025).
+    - "optimized_inverse": the `bands` coefficients of N with the smallest loss or largest error, from "inverse_sqrt" on (BandInvMF, there).
 
     nu, in [0, 1), is for "nu". An optimised fit ends when ten steps together lower the loss by less than
     the share tolerance. Other arguments and errors as `fedmf.fit`.
@@ -77,6 +76,12 @@ def fit_toeplitz(
         polynomial = toeplitz_inverse(workload)
     else:
         polynomial = np.array([1.0, checks.positive("nu", nu, hint, below=1, zero=True) - 1.0])
+    if kind == "optimized_inverse":
+        r, descent = optimized_inverse(
+            polynomial, participation, power_series(polynomial, 0.5, bands), objective, stopping
+        )
+        mechanism = ToeplitzMechanism(rounds=n, noising_window=r)
+        return certified(mechanism, workload, participation, objective, descent, stopping)
     if kind == "optimized":
         c, descent = _optimized(polynomial, participation, bands, objective, stopping)
         mechanism = ToeplitzMechanism(rounds=n, coefficients=c)
@@ -98,26 +103,6 @@ def toeplitz_inverse(workload: Workload) -> np.ndarray:
             "learning rates, such as momentum_sgd(n, momentum), and measure the error on yours, or use family='banded'"
         )
     return np.asarray(workload.inverse_diagonals[-1])
-
-
-def power_series(polynomial: np.ndarray, exponent: float, count: int) -> np.ndarray:
-    """The first `count` coefficients of p(x)^exponent, divided by p(0)^exponent; float64 (count,).
-
-    f = p^e solves p f' = e p' f, whose coefficients obey t p_0 f_t = sum over j of (e j - (t - j)) p_j f_(t-j) (J. C. P.
-    Miller's recurrence).
-
-    >>> power_series(np.array([1.0, -1.0]), -0.5, 4)
-    array([1.    , 0.5   , 0.375 , 0.3125])
-    """
-    p = polynomial / polynomial[0]
-    if len(p) <= 2:
-        lags = np.arange(1, count)
-        ratios = (exponent - (lags - 1)) / lags * (p[1] if len(p) == 2 else 0.0)
-        return np.concatenate([[1.0], np.cumprod(ratios)])
-    f, terms = [1.0], list(enumerate(p.tolist()))[1:]
-    for t in range(1, count):
-        f.append(sum((exponent * j - (t - j)) * weight * f[t - j] for j, weight in terms if j <= t) / t)
-    return np.array(f)
 
 
 def certified(
@@ -189,99 +174,6 @@ def _optimized(
     return problem.coefficients(second.point)[0], first.then(second)
 
 
-class ToeplitzProblem:
-    """Squared sensitivity times squared error, as a function of what is free in c.
-
-    The loss does not change with the scale of c. The variables are the steps down, c_t - c_(t+1) >= 0, if `decreasing`;
-    otherwise c_1, c_2, ... with c_0 = 1.
-    """
-
-    def __init__(
-        self, inverse: np.ndarray, participation: Participation, bands: int, objective: str, decreasing: bool
-    ) -> None:
-        n, self.bands, self.inverse = participation.rounds, bands, inverse
-        self.n, self.b, self.k = n, participation.min_sep, participation.max_participations
-        # Whether columns of one client have rows in common: then only a decreasing c has a known sensitivity.
-        self.overlapping, self.decreasing = self.k > 1 and bands > self.b, decreasing
-        # Round t of the noise is in n - t rounds' totals, in sum, and once in the last round's, which is the largest.
-        self.weights = np.arange(n, 0, -1.0) if objective == "mean" else np.ones(n)
-        self.horizon = min(n, 16 * (bands + len(inverse)))
-
-    def start(self) -> np.ndarray:
-        """The square root of the workload."""
-        c = power_series(self.inverse, -0.5, self.bands)
-        if self.decreasing:
-            c = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
-            return -np.diff(c, append=0.0)
-        return c[1:]
-
-    def coefficients(self, point: np.ndarray) -> tuple[np.ndarray, float]:
-        """c with c_0 = 1, and what it was divided by."""
-        if not self.decreasing:
-            return np.concatenate([[1.0], point]), 1.0
-        c = np.cumsum(point[::-1])[::-1]
-        return (c / c[0], float(c[0])) if c[0] > 0.0 else (np.full_like(c, np.nan), 1.0)
-
-    def log_loss(self, point: np.ndarray) -> tuple[float, np.ndarray]:
-        """The logarithm of the loss, infinite where N grows without end, and its gradient."""
-        c, scale = self.coefficients(point)
-        if not np.isfinite(c).all():
-            return np.inf, point
-        with np.errstate(all="ignore"):  # a far step can overflow; the descent steps back from what is not finite
-            squared, of_squared = self._squared_sensitivity(c)
-            error, of_error = self._squared_error(c)
-            gradient = of_squared / squared + of_error / error
-            value = float(np.log(squared) + np.log(error))
-        return value, np.cumsum(gradient) / scale if self.decreasing else gradient[1:]
-
-    def _squared_sensitivity(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """As in `fedmf.sensitivity`, and its gradient."""
-        n, b, k = self.n, self.b, self.k
-        if not self.overlapping:  # each coefficient in as many columns as have a row for it
-            times = np.minimum(k, -(-(n - np.arange(self.bands)) // b)) if k > 1 else np.ones(self.bands)
-            return float(times @ (c * c)), 2.0 * times * c
-        length = min(n, (k - 1) * b + self.bands)
-        rows = np.zeros((-(-length // b), b))
-        rows.ravel()[: self.bands] = c
-
-        def sums_of_k(rows: np.ndarray) -> np.ndarray:
-            sums = np.cumsum(rows, axis=0)
-            sums[k:] -= sums[:-k].copy()
-            return sums
-
-        total = sums_of_k(rows)
-        total.ravel()[length:] = 0.0
-        gradient = sums_of_k(total[::-1])[::-1].ravel()[: self.bands]
-        return float(np.vdot(total, total)), 2.0 * gradient
-
-    def _squared_error(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """The weighted sum of e_t^2 for A N = e(x) = a(x) / c(x), and its gradient.
-
-        e settles: at a constant for prefix sums and momentum. It is followed until it has, and held from there on, so
-        that a million rounds cost no more than the first thousands.
-        """
-        import scipy.signal
-
-        denominator = np.convolve(self.inverse, c)
-        while True:
-            T = self.horizon
-            e = inverse_series(denominator, T)
-            if not np.abs(e).max() <= _UNSTABLE * np.abs(e[: self.bands]).max():
-                return np.inf, c  # a zero of c inside the unit circle: N grows without end
-            last = e[-max(T // 4, 1) :]
-            settled = np.abs(last - e[-1]).max() <= _SETTLED * max(np.abs(e[-1]), _SETTLED * np.abs(e).max())
-            if settled or self.n == T:
-                break
-            self.horizon = min(2 * T, self.n)
-        weights = self.weights[:T].copy()
-        weights[-1] += self.weights[T:].sum()
-        weighted = weights * e
-        # d e(x) = -(e(x) / c(x)) d c(x)
-        response = scipy.signal.lfilter([1.0], c, e)
-        gradient = np.array([weighted[j:] @ response[: T - j] for j in range(min(self.bands, T))])
-        return float(weighted @ e), -2.0 * np.pad(gradient, (0, self.bands - len(gradient)))
-
-
 register(
     Family(
         mechanism=ToeplitzMechanism,
@@ -292,7 +184,7 @@ register(
         help={
             "bands": "coefficients, by default min_sep and at most 256, or all",
             "objective": "what to minimise: mean or max",
-            "coefficients": "optimized, sqrt, nu or inverse_sqrt",
+            "coefficients": "optimized, sqrt, nu, inverse_sqrt or optimized_inverse",
             "nu": "damping of the coefficients nu",
         },
     )

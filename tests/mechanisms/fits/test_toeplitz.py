@@ -8,7 +8,8 @@ from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.descent import descend
 from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.mechanisms.toeplitz.fit import ToeplitzProblem, prefix_sum_bound, toeplitz_inverse
+from fedmf.mechanisms.toeplitz.fit import prefix_sum_bound, toeplitz_inverse
+from fedmf.mechanisms.toeplitz.fit_problem import ToeplitzProblem
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import separated, single
@@ -161,7 +162,7 @@ def test_certificates_are_given_where_a_bound_is_known():
         assert words in without.certificate_reason
 
 
-@pytest.mark.parametrize("coefficients", ["optimized", "sqrt", "inverse_sqrt"])
+@pytest.mark.parametrize("coefficients", ["optimized", "sqrt", "inverse_sqrt", "optimized_inverse"])
 def test_uneven_workloads_are_refused_with_the_way_out(coefficients):
     for workload in (momentum_sgd(8, 0.9, np.linspace(1.0, 0.5, 8)), Workload("dense", np.tri(8))):
         with pytest.raises(ValueError, match="without its learning rates"):

@@ -1,0 +1,124 @@
+"""Runs that end before their plan does: the plan of the first rounds, and a table of what each end would guarantee.
+
+Round t releases x_t + (N Z)_t. Where C is square and lower-triangular, N = C^-1 is, too: the first r rounds are released from C_r x_r + Z_r
+alone, C_r the leading block of C. They are a mechanism of r rounds, whose sensitivity is that of C_r.
+
+When to end must not depend on what was released: a smaller epsilon, taken because the model looked good, is a claim about the other ends
+too. What holds whenever and why ever a run ends is the guarantee of all its planned rounds.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.mechanisms.banded import BandedMechanism
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.dense import DenseMechanism
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.mechanisms.toeplitz import ToeplitzMechanism
+from fedmf.participation.schema import Participation
+from fedmf.privacy.gaussian import check_epsilon
+from fedmf.privacy.plan import Plan
+
+_ROWS = 16
+
+
+def leading_block(mechanism: Mechanism, rounds: int) -> Mechanism:
+    """The mechanism that the first `rounds` rounds are released from.
+
+    Raises:
+      ValueError: C is not square, as a tree's; there the guarantee of all rounds is the one that is known.
+    """
+    reason = f"the first {rounds} of {mechanism.rounds} rounds of a {mechanism.family} mechanism"
+    column, rows = mechanism.toeplitz_coefficients(), mechanism.banded_rows()
+    if column is not None:
+        return ToeplitzMechanism(rounds=rounds, coefficients=column[:rounds], certificate_reason=reason)
+    if rows is not None:
+        return BandedMechanism(diagonals=rows[:rounds, :rounds], certificate_reason=reason)
+    C = mechanism.encoder()
+    if C.shape[0] != C.shape[1] or np.triu(C, 1).any():
+        raise ValueError(
+            f"family={mechanism.family} has an encoder of shape {C.shape} that is not lower-triangular, so that nothing less than the "
+            "guarantee of all its rounds is known for the first ones: state that, or choose another family"
+        )
+    return DenseMechanism(matrix=C[:rounds, :rounds], certificate_reason=reason)
+
+
+def stopped_after(plan: Plan, rounds: int) -> Plan:
+    """The plan of the first `rounds` rounds of a run, with the same noise; for ends that no output decided (see above).
+
+    Raises:
+      TypeError, ValueError: not in 1..plan's rounds; a plan with sampling or a budget, or a mechanism that `leading_block` refuses.
+
+    >>> import fedmf
+    >>> twice = fedmf.Participation(rounds=8, schema="min_sep", min_sep=4)
+    >>> plan = fedmf.calibrate(fedmf.fit(fedmf.prefix_sum(8), twice), twice, epsilon=2.0, delta=1e-6)
+    >>> stopped = stopped_after(plan, 4)
+    >>> stopped.participation.max_participations, stopped.epsilon < plan.epsilon, abs(stopped.stddev / plan.stddev - 1) < 1e-12
+    (1, True, True)
+    """
+    p = plan.participation
+    hint = "a run can end before its plan and not after it: plan with the most rounds that you may want"
+    rounds = checks.integer("rounds", rounds, low=1, high=p.rounds, hint=hint)
+    if plan.sampling is not None:
+        raise ValueError(
+            f"sampling={type(plan.sampling).__name__} is accounted for all rounds together: leave it out, or state the guarantee of all"
+        )
+    if p.schema == "budget":
+        raise ValueError(
+            f"budget={p.budget} may be spent in the first {rounds} rounds, so that these have the guarantee of all: state that, and audit "
+            "the run, which counts what was spent"
+        )
+    mechanism = leading_block(plan.mechanism, rounds)
+    if p.schema in ("single", "every_round"):
+        kept = Participation(rounds=rounds, schema=p.schema)
+    else:
+        b = min(p.min_sep, rounds)
+        k = min(p.max_participations, -(-rounds // b))
+        kept = Participation(rounds=rounds, schema=p.schema, min_sep=b, max_participations=k)
+    multiplier = plan.unit_noise / sensitivity(mechanism, kept).value
+    return dataclasses.replace(
+        plan,
+        mechanism=mechanism,
+        participation=kept,
+        noise_multiplier=multiplier,
+        planned_rounds=plan.planned_rounds or p.rounds,
+    )
+
+
+def stopping_table(plan: Plan) -> list[dict[str, Any]]:
+    """What the run guarantees if it ends after some of its rounds: "rounds", "sensitivity", "epsilon", "rho" of each, in plain JSON types.
+
+    Args:
+      plan: of the most rounds that there may be.
+    """
+    n = plan.participation.rounds
+    stops = np.unique(np.linspace(0, n, min(n, _ROWS) + 1).round().astype(int))[1:].tolist()
+    rows = []
+    for stop in stops:
+        values = stopped_after(plan, stop).guarantee_values()
+        rows.append({"rounds": stop, **{name: values[name] for name in ("sensitivity", "epsilon", "rho")}})
+    return rows
+
+
+def rounds_within(plan: Plan, epsilon: float) -> int:
+    """The most rounds with which the plan's epsilon is at most `epsilon`: before training, from the plan alone.
+
+    Raises:
+      TypeError, ValueError: an epsilon out of range, or one that the first round passes already; those of `stopped_after`.
+    """
+    target = check_epsilon(epsilon)
+    if plan.epsilon <= target:
+        return plan.participation.rounds
+    low, high = 0, plan.participation.rounds
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if stopped_after(plan, middle).epsilon <= target else (low, middle)
+    if not low:
+        first = stopped_after(plan, 1).epsilon
+        raise ValueError(
+            f"epsilon={epsilon} is passed in round 0, whose release alone has {first:.6g}: use more noise, or stop later"
+        )
+    return low

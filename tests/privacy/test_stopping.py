@@ -1,0 +1,122 @@
+"""Runs that end before their plan: what their first rounds are released from, and what that guarantees."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedmf
+from fedmf.mechanisms import BandedMechanism, BLTMechanism, DenseMechanism, IdentityMechanism, ToeplitzMechanism
+from fedmf.privacy.stopping import leading_block, rounds_within, stopped_after, stopping_table
+from tests.cli.program import fedmf as command
+from tests.mechanisms.schemas import separated
+from tests.oracles import attained_sensitivity
+from tests.participation.test_participation import participations
+from tests.privacy.plans import plan
+
+BLT = BLTMechanism(rounds=9, decays=[0.9, 0.5], inverse_decays=[0.7, 0.2])
+
+
+def dense(rounds, seed=1):
+    rng = np.random.default_rng(seed)
+    return DenseMechanism(matrix=np.tril(rng.standard_normal((rounds, rounds)), -1) + np.eye(rounds))
+
+
+def banded(rounds):
+    diagonals = np.tile([1.0, 0.5, -0.3], (rounds, 1)) * np.linspace(1, 2, rounds)[:, None]
+    diagonals[0, 1:] = diagonals[1, 2] = 0.0
+    return BandedMechanism(diagonals=diagonals)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [IdentityMechanism(rounds=9), BLT, ToeplitzMechanism(rounds=9, noising_window=[1.0, -0.6]), banded(9), dense(9)],
+    ids=lambda m: m.family,
+)
+@pytest.mark.parametrize("rounds", [1, 2, 5, 9])
+def test_the_noise_of_the_first_rounds_is_that_of_the_leading_block(mechanism, rounds):
+    # Not only N: no later draw is in these rounds.
+    N, first = mechanism.noising(), leading_block(mechanism, rounds)
+    np.testing.assert_allclose(first.noising(), N[:rounds, :rounds], atol=1e-12)
+    assert not N[:rounds, rounds:].any()
+    np.testing.assert_allclose(first.encoder(), mechanism.encoder()[:rounds, :rounds], atol=1e-12)
+
+
+@given(participations(most_rounds=7), st.integers(0, 2**32 - 1), st.integers(1, 7))
+@settings(deadline=None, max_examples=40)
+def test_no_contributions_to_the_first_rounds_exceed_what_is_stated(participation, seed, rounds):
+    n = participation.rounds
+    whole = plan(participation, dense(n, seed))
+    stopped = stopped_after(whole, min(rounds, n))
+    C = whole.mechanism.encoder()[: min(rounds, n), : min(rounds, n)]
+    attained = attained_sensitivity(C, stopped.participation, np.random.default_rng(0), starts=2)
+    # stddev / noise_multiplier is the sensitivity that is accounted.
+    assert stopped.unit_noise / stopped.noise_multiplier >= attained * (1 - 1e-9)
+    assert stopped.stddev == pytest.approx(whole.stddev, rel=1e-12)
+
+
+def test_the_shorter_run_is_accounted_like_one_that_was_planned_so():
+    apart = separated(64, 16)
+    blt = fedmf.fit(fedmf.prefix_sum(64), apart, family="blt", buffers=2)
+    whole = fedmf.calibrate(blt, apart, epsilon=6.0, delta=1e-6)
+    stopped = stopped_after(whole, 20)
+    short = dataclasses.replace(blt, rounds=20, certificate=None, certificate_reason="shorter")
+    value = fedmf.sensitivity(short, separated(20, 16)).value
+    assert stopped.stddev == pytest.approx(whole.stddev, rel=1e-12)
+    assert stopped.noise_multiplier == pytest.approx(whole.unit_noise / value, rel=1e-12)
+    text = " ".join(stopped.statement().split())
+    assert "The noise was made for 64 rounds, and this is about the first 20 of them." in text
+    assert "guarantee of all 64 rounds" in text
+    assert "The noise was made for" not in whole.statement()
+
+
+class TestRoundsWithin:
+    WHOLE = fedmf.calibrate(BLT, separated(9, 2), epsilon=6.0, delta=1e-6)
+
+    @pytest.mark.parametrize("target", [2.6, 3.0, 4.0, 5.9])
+    def test_the_last_round_within_and_not_the_next(self, target):
+        rounds = rounds_within(self.WHOLE, target)
+        assert 1 <= rounds < 9
+        assert stopped_after(self.WHOLE, rounds).epsilon <= target < stopped_after(self.WHOLE, rounds + 1).epsilon
+
+    def test_all_rounds_where_the_plan_is_within(self):
+        assert rounds_within(self.WHOLE, 6.0) == 9
+
+    def test_refused_where_one_round_is_too_much(self):
+        with pytest.raises(ValueError, match=r"epsilon=0\.5 is passed in round 0, .* use more noise"):
+            rounds_within(self.WHOLE, 0.5)
+
+
+def test_refusals():
+    whole = plan(separated(8, 4))
+    for rounds in (0, 9):
+        with pytest.raises(ValueError, match="can end before its plan and not after it"):
+            stopped_after(whole, rounds)
+    budget = fedmf.Budget.of(BLT, separated(9, 3)).participation
+    with pytest.raises(ValueError, match="may be spent in the first 5 rounds.* guarantee of all"):
+        stopped_after(plan(budget, BLT), 5)
+    tree = fedmf.fit(fedmf.prefix_sum(8), separated(8, 4), family="tree")
+    with pytest.raises(
+        ValueError, match=r"family=tree has an encoder of shape \(15, 8\).* guarantee of all its rounds"
+    ):
+        stopped_after(plan(separated(8, 4), tree), 4)
+    sampled = fedmf.calibrate(
+        banded(8), None, epsilon=2.0, delta=1e-6, sampling=fedmf.CyclicPoisson(population=90, cohort_size=3)
+    )
+    with pytest.raises(ValueError, match="sampling=CyclicPoisson is accounted for all rounds together"):
+        stopped_after(sampled, 4)
+
+
+def test_the_table_of_the_command_is_what_stops_guarantee(tmp_path):
+    BLT.save(tmp_path / "blt.npz")
+    ask = ["calibrate", tmp_path / "blt.npz", "--rounds", 9, "--min-sep", 2, "--epsilon", 6, "--table"]
+    stops = json.loads(command(*ask, "--json").stdout)["stops"]
+    assert [stop["rounds"] for stop in stops] == list(range(1, 10))
+    assert stops == stopping_table(TestRoundsWithin.WHOLE)
+    epsilons = [stop["epsilon"] for stop in stops]
+    assert epsilons == sorted(epsilons)
+    assert epsilons[-1] == pytest.approx(6.0, abs=1e-4)
+    assert f"{5:>8}" in command(*ask).stdout
