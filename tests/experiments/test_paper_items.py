@@ -38,7 +38,7 @@ def test_it_runs_and_holds(name, tmp_path):
     ("method", "steps", "gap"),
     [
         (race.fixed_point, 60, 1e-9),
-        (functools.partial(race.descent, newton=True), 30, 1e-7),  # its inner solves are of five steps
+        (functools.partial(race.descent, newton=True), 30, 1e-9),  # its inner solves are of five steps
         (functools.partial(race.descent, newton=False), 800, 1e-3),
     ],
 )
