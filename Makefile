@@ -24,9 +24,9 @@ test-all: setup
 tables: setup
 	.venv/bin/python -m fedmf.experiments.paper_tables
 
-# Minutes: figure_4.png and figure_4.json.
+# Minutes: papers/banded-figure-4.
 figure-4: setup
-	.venv/bin/python -m fedmf.experiments.band_figure
+	.venv/bin/fedmf paper run banded-figure-4 --scale full
 
 # An hour or more, most of it simulated privacy losses: schemes.png and schemes.csv.
 figure-schemes: setup

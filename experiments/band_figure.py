@@ -1,13 +1,11 @@
-"""Banded Fig. 4, drawn again: `python -m fedmf.experiments.band_figure [--quick] [--out figure_4.png]`, with its numbers beside it as JSON.
+"""Banded Fig. 4: its numbers and its picture, for `fedmf paper run banded-figure-4`.
 
 rmse of prefix sums of mean updates for n = 1024 rounds and delta = 1e-6, over epsilon and epochs: DP-SGD amplified by Poisson sampling,
 multi-epoch MF (the best encoder of all for that many epochs, without amplification), and BandMF with its best number of bands, amplified.
 """
 
-import json
-import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import matplotlib.colors
 import numpy as np
@@ -15,9 +13,7 @@ from matplotlib.axes import Axes
 
 import fedmf
 from fedmf.experiments.band_sweep import sweep
-from fedmf.experiments.figure_command import asked
-from fedmf.experiments.table_cells import exit_status, fit
-from fedmf.files import write_atomically
+from fedmf.experiments.table_cells import fit
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 from fedmf.reports.canvas import canvas
 
@@ -41,10 +37,6 @@ class Comparison(NamedTuple):
     multi_epoch: np.ndarray
     banded: np.ndarray
     bands: np.ndarray
-
-    def summary(self) -> dict[str, Any]:
-        """The fields in plain JSON types."""
-        return {name: np.asarray(value).tolist() for name, value in self._asdict().items()}
 
 
 def compare(rounds: int, epsilons: tuple[float, ...], progress: Callable[[str], None]) -> Comparison:
@@ -118,19 +110,3 @@ def _heat(ax: Axes, comparison: Comparison, ratio: np.ndarray, norm: matplotlib.
         text = f"{value:.2f}" if value < 9.95 else f"{value:.1f}"
         color = "white" if abs(norm(value) - 0.5) > 0.275 else "#222222"
         ax.text(j, i, text, ha="center", va="center", fontsize=5, color=color)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Computes and draws the figure, and says where it is."""
-    module, sizes = "fedmf.experiments.band_figure", f"{QUICK_ROUNDS} rounds and two epsilons"
-    quick, out, progress = asked(module, __doc__, arguments, out="figure_4.png", quick=sizes)
-    comparison = compare(*((QUICK_ROUNDS, QUICK_EPSILONS) if quick else (ROUNDS, EPSILONS)), progress)
-    write_atomically(out, picture(comparison))
-    numbers = out.with_suffix(".json")
-    write_atomically(numbers, (json.dumps(comparison.summary(), indent=1) + "\n").encode())
-    progress(f"{out} and {numbers}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(exit_status(main))

@@ -70,7 +70,7 @@ def _row(item: Item, result: Mapping[str, Any] | None, folder: str) -> str:
         mark = "**Holds.**" if result["holds"] else "**Does not hold.**"
         reduced = f" Reduced: {result['reduced']}." if result["reduced"] else ""
         ours = f"{mark} {result['verdict']}{reduced}"
-        state += f"; {result['scale']}, {duration(result['seconds'])}"
+        state += f"; {result['scale']}, {duration(result['processor_seconds'])} of processor time"
     cells = (f"**{item.number}**<br>`{item.name}`{picture}", item.claim, ours, state)
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n"
 

@@ -4,6 +4,7 @@ import csv
 import importlib.metadata
 import io
 import json
+import os
 import pathlib
 import time
 from typing import Any
@@ -26,7 +27,7 @@ def run(item: Item, request: Request) -> dict[str, Any]:
     if item.make is None:
         raise ValueError(f"name={item.name!r} cannot be made here: {item.why}")
     request.folder.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), sum(os.times()[:4])
     with in_style():
         outcome = item.make(request)
         picture = outcome.figure if isinstance(outcome.figure, bytes) else as_png(outcome.figure)
@@ -42,6 +43,8 @@ def run(item: Item, request: Request) -> dict[str, Any]:
         "holds": bool(outcome.holds),
         "seeds": list(outcome.seeds),
         "seconds": round(time.perf_counter() - began, 1),
+        # Of this process and those it has waited for: what a busy machine does not change.
+        "processor_seconds": round(sum(os.times()[:4]) - busy, 1),
         "fedmf": importlib.metadata.version("fedmf"),
         "command": f"fedmf paper run {item.name} --scale {request.scale}" + (" --data ..." if request.data else ""),
     }

@@ -6,8 +6,11 @@ import itertools
 import pytest
 
 import fedmf
-from fedmf.experiments.papers import ITEMS, Request, runner
+from fedmf.experiments import paper_figures as figures
+from fedmf.experiments import tuning_figures
+from fedmf.experiments.papers import ITEMS, Request, denisov, runner
 from fedmf.experiments.papers import factorization_race as race
+from fedmf.experiments.papers import stationary as theory
 
 # Those that train are in test_paper_studies.py: at this scale nothing is learned.
 MADE = [name for name, item in ITEMS.items() if item.make is not None and item.state == "exact"]
@@ -48,3 +51,28 @@ def test_published_solvers_go_down_to_the_certified_optimum(method, steps, gap):
     assert min(losses) >= best.lower_bound * (1 - 1e-12)
     assert losses[-1] <= best.loss * (1 + gap)
     assert losses[0] > losses[-1]
+
+
+CONTROLS = {
+    "denisov-figure-5": lambda patch: patch.setattr(denisov, "LARGEST_ENTRY", "2.46"),
+    "denisov-figure-1": lambda patch: patch.setattr(
+        figures, "DENISOV_TABLE_2", tuple(row._replace(honaker="116.9") for row in figures.DENISOV_TABLE_2)
+    ),
+    "multi-epoch-figure-6": lambda patch: patch.setattr(
+        figures, "MULTI_EPOCH_TABLE_1", tuple(row._replace(printed="9.9e6") for row in figures.MULTI_EPOCH_TABLE_1)
+    ),
+    "banded-table-4": lambda patch: patch.setattr(
+        tuning_figures,
+        "BANDED_TABLE_4",
+        tuple(r._replace(noise_multiplier="4.9") for r in tuning_figures.BANDED_TABLE_4),
+    ),
+    "slides-max-error": lambda patch: patch.setattr(figures, "SLIDES_CONSTANT", 1.0673),
+    "slides-mean-estimation": lambda patch: patch.setattr(theory, "error", lambda *a, **k: 1.3 * error(*a, **k)),
+}
+error = theory.error
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_it_does_not_hold_against_other_numbers(name, tmp_path, monkeypatch):
+    CONTROLS[name](monkeypatch)
+    assert not runner.run(ITEMS[name], Request(folder=tmp_path, scale="tiny"))["holds"]

@@ -9,6 +9,13 @@ from matplotlib.figure import Figure
 from fedmf.experiments.papers import ITEMS, Item, Outcome, Request, gallery, runner
 from tests.cli.program import fedmf
 
+# Tables and figures as the papers number them.
+NUMBERED = {
+    "denisov": {"Figure": range(1, 7), "Table": range(1, 5)},
+    "multi-epoch": {"Figure": range(1, 15), "Table": range(1, 7)},
+    "banded": {"Figure": range(1, 14), "Table": range(1, 8)},
+}
+
 
 def made(request):
     figure = Figure()
@@ -18,6 +25,12 @@ def made(request):
 
 FIELDS = {"name": "banded-figure-1", "source": "banded", "number": "Figure 1", "claim": "It is a third."}
 ITEM = Item(**FIELDS, make=made, seconds={"small": 1, "full": 90})
+
+
+@pytest.mark.parametrize("source", NUMBERED)
+def test_every_table_and_figure_is_listed(source):
+    numbers = {item.number for item in ITEMS.values() if item.source == source}
+    assert {f"{kind} {i}" for kind, which in NUMBERED[source].items() for i in which} <= numbers
 
 
 def test_a_result_is_three_files(tmp_path):
