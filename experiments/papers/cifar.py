@@ -37,7 +37,6 @@ class Size:
 
     Attributes:
       images, cohort, epochs: training images, images of a step, passes; an epoch has images / cohort steps.
-      simulated: images that train for those of a step; None for all.
       model, momentum: of the network, and of the server for correlated noise.
       epsilons: of the multi-epoch paper, and of the banded one, whose figures start at 0.5.
       rates, rates_banded: learning rates to tune.
@@ -48,7 +47,6 @@ class Size:
 
     images: int = 50_000
     cohort: int = 500
-    simulated: int | None = None
     epochs: int = 20
     model: str = "vgg"
     momentum: float = 0.95
@@ -75,7 +73,7 @@ class Size:
 SIZES: Mapping[str, Size] = {
     "full": Size(),
     "small": Size(
-        images=2500, cohort=250, simulated=25, epochs=10, model="small", momentum=0.9, epsilons=(2.0, 8.0), epsilons_banded=(2.0, 8.0),
+        images=800, cohort=80, epochs=10, model="small", momentum=0.9, epsilons=(16.0,), epsilons_banded=(4.0,),
         rates=(0.1, 0.2, 0.5), rates_sgd=(0.5, 1.0, 2.0), rates_banded=(0.1, 0.2, 0.5), stamps=(1, 2, 5, 10), repeats=5,
     ),
     "tiny": Size(
@@ -84,7 +82,7 @@ SIZES: Mapping[str, Size] = {
     ),
 }  # fmt: skip
 _REDUCED = (
-    "pictures of ten shapes for CIFAR-10, {size.images} of them, steps of {size.cohort}, for which {size.simulated} stand, "
+    "pictures of ten shapes for CIFAR-10, {size.images} of them, steps of {size.cohort}, "
     "{size.epochs} epochs, {steps} steps, a network of 39,000 parameters, momentum {size.momentum}, {size.repeats} seeds, "
     "fewer rates and epsilons"
 )
@@ -127,10 +125,9 @@ def label(kind: str, stamps: int) -> str:
 
 
 def _fixed(size: Size) -> dict[str, Any]:
-    simulates = {} if size.simulated is None else {"claimed_cohort": size.cohort}
-    return simulates | {
+    return {
         "task": "cifar10", "task_option.model": size.model, "task_option.validation": "test", "rounds": size.participation.rounds,
-        "cohort_size": size.simulated or size.cohort, "delta": DELTA, "client_learning_rate": 1.0, "warmup": 0.0, "cooldown": 0.25,
+        "cohort_size": size.cohort, "delta": DELTA, "client_learning_rate": 1.0, "warmup": 0.0, "cooldown": 0.25,
         "zeroing_norm": None, "evaluate_every": max(1, size.participation.rounds // 5), "checkpoint_every": size.participation.rounds,
     }  # fmt: skip
 
