@@ -150,7 +150,9 @@ def noted(height: float, scores: Iterable[Score]) -> contextlib.AbstractContextM
 
 
 def over_epsilon(scores: Sequence[Score]) -> bytes:
-    """Test accuracy over epsilon, with intervals; a line without noise is a level."""
+    """Test accuracy over epsilon, with intervals; a line without noise is a level. At one epsilon it is `levels`."""
+    if len({score.target for score in scores}) == 1:
+        return levels(scores)
     with noted(3.4, scores) as (figure, out):
         ax = figure.subplots()
         look = styles(scores)
@@ -173,6 +175,21 @@ def over_epsilon(scores: Sequence[Score]) -> bytes:
         ax.set(xlabel="epsilon", ylabel="test accuracy")
         in_percent(ax)
         legend_above(figure, *ax.get_legend_handles_labels())
+    return out.getvalue()
+
+
+def levels(scores: Sequence[Score]) -> bytes:
+    """Accuracy of each line as a point with its interval."""
+    with noted(0.9 + 0.32 * len(scores), scores) as (figure, out):
+        ax = figure.subplots()
+        for y, (score, (color, mark)) in enumerate(zip(scores, styles(scores).values(), strict=True)):
+            mean, low, high = interval(score.test)
+            ax.plot([low, high], [y, y], color=color, linewidth=2)
+            ax.plot([mean], [y], marker=mark, color=color, markersize=6)
+        ax.set_yticks(range(len(scores)), labels=[score.line for score in scores])
+        ax.invert_yaxis()
+        ax.set_xlabel("test accuracy")
+        ax.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
     return out.getvalue()
 
 

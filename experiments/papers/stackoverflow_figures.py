@@ -98,7 +98,7 @@ def denisov_3(request: Request) -> Outcome:
         (grids.AFTER, grids.CONSTANT),
         (grids.M_MORE, grids.M_INSIDE),
     ]
-    return _made(request, grids.schedules, pairs, _bars)
+    return _made(request, grids.schedules, pairs, accuracy.levels)
 
 
 def denisov_6(request: Request) -> Outcome:
@@ -130,21 +130,6 @@ def _curves(scores: Sequence[Score]) -> tuple[Sequence[str], list[tuple[Any, ...
             for t, value in zip(*accuracy.validation_curve(run), strict=True):
                 rows.append((score.line, score.epsilon, score.best.server_learning_rate, seed, int(t), float(value)))
     return ("line", "epsilon", "server rate", "seed", "round", "validation accuracy"), rows
-
-
-def _bars(scores: Sequence[Score]) -> bytes:
-    """Accuracy of each line as a point with its interval."""
-    with accuracy.noted(0.9 + 0.32 * len(scores), scores) as (figure, out):
-        ax = figure.subplots()
-        for y, (score, (color, mark)) in enumerate(zip(scores, accuracy.styles(scores).values(), strict=True)):
-            mean, low, high = accuracy.interval(score.test)
-            ax.plot([low, high], [y, y], color=color, linewidth=2)
-            ax.plot([mean], [y], marker=mark, color=color, markersize=6)
-        ax.set_yticks(range(len(scores)), labels=[score.line for score in scores])
-        ax.invert_yaxis()
-        ax.set_xlabel("test accuracy")
-        ax.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
-    return out.getvalue()
 
 
 def multi_epoch_3(request: Request) -> Outcome:
@@ -288,7 +273,7 @@ def multi_epoch_10(request: Request) -> Outcome:
     cohorts = sorted({score.best.cohort_size for score in scores})
     names = [next(s.line for s in scores if s.best.cohort_size == cohort and s.best.cooldown) for cohort in cohorts]
     pairs = [(more, fewer) for fewer, more in itertools.pairwise(names)]
-    return _made(request, grids.unnoised, pairs, _bars)
+    return _made(request, grids.unnoised, pairs, accuracy.levels)
 
 
 def banded_5(request: Request) -> Outcome:

@@ -12,22 +12,23 @@ import pytest
 
 import fedmf
 from fedmf.experiments import tuning_figures
-from fedmf.experiments.papers import ITEMS, Request, accuracy, cifar, runner, stackoverflow
+from fedmf.experiments.papers import ITEMS, Request, accuracy, cifar, runner, stackoverflow, study
 from fedmf.privacy.amplification import sampled_gaussian_noise_multiplier
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 
 STACKOVERFLOW = ("denisov", "schedules", "epochs", "divergence", "unnoised", "phones", "centre")
-TRAINED = [name for name, item in ITEMS.items() if item.state == "trained at reduced scale" and item.make is not None]
+# Those that are made in the same way once.
+TRAINED = list({item.make: name for name, item in ITEMS.items() if item.state == "trained at reduced scale"}.values())
 
 
 def lines(name, scale="full"):
     """Line -> its configurations with seed 0."""
     found = collections.defaultdict(list)
-    study = getattr(stackoverflow, name)(stackoverflow.SIZES[scale])
-    for line, run, config in study.configs(pathlib.Path("data"), pathlib.Path("folder")):
+    grid = getattr(stackoverflow, name)(stackoverflow.SIZES[scale])
+    for line, run, config in grid.configs(pathlib.Path("data"), pathlib.Path("folder")):
         assert run.endswith("seed=0")
         found[line].append(config)
-    assert set(study.stems()) <= set(study.mechanisms)
+    assert set(grid.stems()) <= set(grid.mechanisms)
     return dict(found)
 
 
@@ -176,6 +177,83 @@ def test_an_order_is_seldom_shown_where_there_is_none():
         return x.mean(), *np.quantile(means, [0.025, 0.975])
 
     assert above_zero(rng, 3000, 0.0, plain) > 0.047
+
+
+def quality(config):
+    """An accuracy that keeps all orders of the papers."""
+    stem = pathlib.Path(config.mechanism).stem if config.mechanism else ""
+    stamps = int(stem.rpartition("-x")[2]) if "-x" in stem else 0
+    if stem.startswith("Honaker"):
+        base = 0.55 - cifar.losses(cifar.HONAKER, cifar.SIZES["small"])[stamps] / 100
+    elif config.family in ("file", "dense"):
+        base = {"FFT": 0.66, "MF(k": 0.6 + stamps / 100}.get(stem[:4].rstrip("-"), 0.7)
+        base += (
+            0.1 * ("momentum" in stem)
+            + 0.02 * ("cooldown" in stem)
+            + 0.05 * (config.schema != "single")
+            + 0.05 * stem.endswith("epochs")
+        )
+        base = base - 0.05 if stem.startswith(("FFT", "MF(k")) else base
+    else:
+        base = {"banded": 0.85, "tree": 0.6, "identity": 0.3, "none": 0.97}[config.family] + 0.05 * (
+            config.decoder == "full"
+        )
+        base += 0.65 * (config.schema == "every_round") + 0.02 * (config.sampling is not None)
+    large = config.family == "file" if config.noise_multiplier is None else config.noise_multiplier < 0.5
+    off_best_rate = abs(math.log(config.server_learning_rate / (1.0 if large else 0.25)))
+    return (
+        base
+        + 0.02 * bool(config.cooldown)
+        + 1e-5 * (config.claimed_cohort or config.cohort_size)
+        - 1e-3 * off_best_rate
+    )
+
+
+def trained(sign):
+    """In place of training: runs whose accuracy is `quality`, late in the run, and its opposite before; all of it the other way for -1."""
+
+    def run(config):
+        def accuracy_at(t):
+            right = sign * (1 if t >= 0.8 * config.rounds else -1)
+            return 0.5 + right * (quality(config) - 0.5) / 2 + 1e-6 * math.sin(config.seed + 2 * t + len(config.family))
+
+        diverges = config.zeroing_norm is None and sign == 1
+        most = (config.server_learning_rate / (config.epsilon or 1.0)) ** sign
+        rows = [
+            {
+                **{
+                    "round": t,
+                    "examples": 1,
+                    "train_loss": float(t) if diverges else 1 / (t + 1),
+                    "zeroed": round(100 * most),
+                },
+                "validation": {"accuracy": accuracy_at(t)},
+            }
+            for t in range(config.rounds)
+        ]
+        final = {"accuracy": accuracy_at(config.rounds)}
+        private = config.family != "none"
+        plan = {
+            "epsilon": (config.epsilon or 4 / config.noise_multiplier) if private else None,
+            "noise_multiplier": config.noise_multiplier or 1.0,
+            "task": {"headline_metric": "accuracy"},
+        }
+        return types.SimpleNamespace(
+            config=config, plan=plan, metrics=rows, result={"validation": final, "test": final, "seconds": 1.0}
+        )
+
+    return lambda out, configs, request: {name: run(config) for name, config in configs.items()}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_verdict_follows_from_the_numbers(name, sign, tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "_trained", trained(sign))
+    monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
+    monkeypatch.setattr(study.Study, "stems", lambda _: [])
+    result = runner.run(ITEMS[name], Request(folder=tmp_path / name, scale="small"))
+    assert result["holds"] == (sign == 1), result["verdict"]
+    assert (tmp_path / name / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.fixture(scope="module")
