@@ -43,6 +43,7 @@ python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
+smartquotes = False  # of --options they would make dashes
 default_role = "py:obj"
 
 html_theme = "furo"

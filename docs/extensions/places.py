@@ -14,7 +14,7 @@ _SHOWN = {"../benchmarks/RESULTS.md": "measurements.md", "../SECURITY.md": "secu
 
 def _insert(app: Any, page: str, source: list[str]) -> None:
     for file, shown in _SHOWN.items():
-        source[0] = source[0].replace(f"]({file})", f"]({shown})")
+        source[0] = re.sub(rf"\]\({re.escape(file)}(#[^)]*)?\)", f"]({shown})", source[0])
     if page == "index":
         docs = pathlib.Path(app.srcdir)
         pages = {path.stem for path in docs.glob("*.md") if path.name not in app.config.exclude_patterns} - {"index"}
