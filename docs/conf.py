@@ -16,7 +16,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "extensions.mathml",
     "extensions.public_names",
-    "extensions.unlisted_pages",
+    "extensions.places",
 ]
 # The page of examples shows what is in examples/.
 exclude_patterns = ["extensions", *([] if (HERE.parent / "examples").exists() else ["examples.md"])]
@@ -27,7 +27,8 @@ myst_heading_anchors = 4
 
 # Pages are executed at every build, so that no number on them is older than the code. A cell that fails is an error.
 nb_execution_mode = "force"
-nb_execution_raise_on_error = True
+nb_execution_raise_on_error = False  # but a warning with the traceback, which is an error here
+nb_execution_show_tb = True
 nb_execution_timeout = 300
 nb_merge_streams = True
 nb_render_markdown_format = "myst"
@@ -42,6 +43,7 @@ python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
+smartquotes = False  # of --options they would make dashes
 default_role = "py:obj"
 
 html_theme = "furo"

@@ -1,7 +1,13 @@
-"""The reference: every public name is in it, and signatures link to public names wherever their classes are defined."""
+"""The reference: every public name is in it, and signatures link to public names wherever their classes are defined.
+
+UNPLACED on a page of docs/reference stands for public names that no page names.
+"""
 
 import importlib
+import inspect
+import pathlib
 import re
+import sys
 from typing import Any, Union
 
 from docutils import nodes
@@ -9,7 +15,6 @@ from sphinx.domains.python import PyObject
 from sphinx.ext import napoleon
 from sphinx.ext.autodoc.mock import _MockObject, mock
 from sphinx.ext.napoleon import GoogleDocstring
-from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
 
 PACKAGES = ("fedmf", "fedmf.federated")
@@ -20,27 +25,34 @@ _ELSEWHERE = (
 )  # fmt: skip
 
 
-def _public_names(app: Any) -> dict[str, str]:
-    """The full name of everything that is public, by where it is defined: fedmf.mechanisms.base.Mechanism is fedmf.Mechanism."""
-    names = {}
+def _public_things(app: Any) -> dict[str, Any]:
+    """Everything that is public, by its full name."""
     with mock(app.config.autodoc_mock_imports):
-        for package in map(importlib.import_module, PACKAGES):
-            for name in package.__all__:
-                thing = getattr(package, name)
-                names[f"{thing.__module__}.{thing.__qualname__}"] = f"{package.__name__}.{name}"
-    return names
+        packages = [importlib.import_module(package) for package in PACKAGES]
+        return {
+            f"{package.__name__}.{name}": getattr(package, name) for package in packages for name in package.__all__
+        }
+
+
+def _exists(target: str) -> bool:
+    """Whether fedmf has a thing of this name, private or public."""
+    module, _, name = target.rpartition(".")
+    return hasattr(sys.modules.get(module), name)
 
 
 def _resolve(app: Any, env: Any, node: Any, text: nodes.Node) -> nodes.Node | None:
-    """A link to the public name; the plain text of code in single backticks, and of types that are documented elsewhere."""
+    """A link to the public name; plain text for code in single backticks, types inside fedmf, and what other sites document."""
     if node.get("refdomain") != "py":
         return None
-    target, names = node.get("reftarget", ""), _public_names(app)
-    short = {name.rpartition(".")[2]: name for name in names.values()}
-    found = env.domains.python_domain.objects.get(names.get(target) or short.get(target))
+    target = node.get("reftarget", "")
+    # By where they are defined, since fedmf.mechanisms.base.Mechanism is fedmf.Mechanism, and by the last word.
+    things = _public_things(app)
+    homes = {f"{thing.__module__}.{thing.__qualname__}": name for name, thing in things.items()}
+    short = {name.rpartition(".")[2]: name for name in things}
+    found = env.domains.python_domain.objects.get(homes.get(target) or short.get(target))
     if found is not None:
         return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, text, target)
-    if node.get("reftype") == "obj" or target.split(".")[0] in _ELSEWHERE:
+    if node.get("reftype") == "obj" or target.split(".")[0] in _ELSEWHERE or _exists(target):
         return text
     return None
 
@@ -62,10 +74,17 @@ def _after_napoleon(app: Any, what: str, name: str, obj: Any, options: Any, line
             lines[number] = line.replace(match[2], match[2].replace(" ", ""), 1)
 
 
-def _check(app: Any, env: Any) -> None:
-    for name in _public_names(app).values():
-        if name not in env.domains.python_domain.objects:
-            logging.getLogger(__name__).warning("%s is public and is on no page of docs/reference", name)
+def _place(app: Any, page: str, source: list[str]) -> None:
+    if "UNPLACED" not in source[0]:
+        return
+    text = "".join(path.read_text() for path in pathlib.Path(app.srcdir).glob("reference/*.md"))
+    placed = set(re.findall(r"auto\w+:: ([\w.]+)", text))
+    things = {
+        name: thing for name, thing in _public_things(app).items() if not {name, name.rpartition(".")[2]} & placed
+    }
+    source[0] = source[0].replace("UNPLACED", "\n\n".join(
+        f".. autoclass:: {name}\n   :members:" if inspect.isclass(thing) else f".. autofunction:: {name}" for name, thing in things.items()
+    ))  # fmt: skip
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -79,5 +98,5 @@ def setup(app: Any) -> dict[str, bool]:
     # Napoleon has 500.
     app.connect("autodoc-process-docstring", _before_napoleon, priority=100)
     app.connect("autodoc-process-docstring", _after_napoleon, priority=900)
-    app.connect("env-check-consistency", _check)
+    app.connect("source-read", _place)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -45,7 +45,7 @@ def sensitivities() -> str:
         except (TypeError, ValueError) as refusal:
             return f"**refused**: {refusal}"
         kind = "exact" if found.exact else "bound"
-        return f"**{kind}**: {re.sub(': (exact|upper bound)', '', found.method)}"
+        return f"**{kind}**: {re.sub(r': (exact|upper bound)| .fedmf[.a-z_]+.', '', found.method)}"
 
     names = [f"`{schema}`" for schema in SCHEMAS]
     return table(["family", *names], ([f"`{f}`", *(cell(f, schema) for schema in SCHEMAS)] for f in fitted_families()))

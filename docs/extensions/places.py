@@ -1,14 +1,20 @@
-"""The front page's lists: NOTEBOOKS stands for docs/notebooks, UNLISTED for pages that no other list names. A new page needs no edit.
+"""Pages find their places, and links that leave docs/ lead to pages of the site.
 
-A name with a question mark is a page that may be missing.
+On the front page NOTEBOOKS stands for docs/notebooks, and UNLISTED for pages that no list names: a new page needs no
+edit. A name with a question mark is a page that may be missing.
 """
 
 import pathlib
 import re
 from typing import Any
 
+# Files beside docs/ that pages of the site show.
+_SHOWN = {"../benchmarks/RESULTS.md": "measurements.md", "../SECURITY.md": "security.md", "../examples": "examples.md"}
+
 
 def _insert(app: Any, page: str, source: list[str]) -> None:
+    for file, shown in _SHOWN.items():
+        source[0] = re.sub(rf"\]\({re.escape(file)}(#[^)]*)?\)", f"]({shown})", source[0])
     if page == "index":
         docs = pathlib.Path(app.srcdir)
         pages = {path.stem for path in docs.glob("*.md") if path.name not in app.config.exclude_patterns} - {"index"}
