@@ -40,7 +40,9 @@ class _RunByDefault(Group):
 
 @click.group(cls=_RunByDefault)
 def audit() -> None:
-    """Check a guarantee after the fact: of a run (the default), its canaries or another system's log, or the noise of a mechanism.
+    """Check a guarantee after the fact, or the noise that runs.
+
+    The guarantee is that of a run (the default), of its canaries, or of another system's log.
 
     \b
     Example:
@@ -63,7 +65,7 @@ _statement_option = click.option(
 @_statement_option
 @json_option
 def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool) -> None:
-    """The guarantee of a run after the fact: planned beside achieved, from its participation ledger.
+    """The guarantee of a run, planned beside achieved. It follows from the participation ledger.
 
     Exit status 1 if the run did not keep to its plan, after all is shown and written.
 
@@ -113,7 +115,7 @@ def log(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """The guarantee of a run of any system after the fact, from its log: CSV, JSON lines or Parquet.
+    """The guarantee of any system's run, from its log. The log is CSV, JSON lines or Parquet.
 
     The plan is what the run was planned with. Of 100 million rows it takes minutes, and no more memory than a few rows.
     docs/statement.md says what is read and what is refused. Exit status 1 if the run did not keep to its plan, after all is shown and

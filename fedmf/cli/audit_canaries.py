@@ -16,7 +16,7 @@ from fedmf.cli.options import PATH, json_option, show
 @click.option("--confidence", type=float, default=0.95, help="With which all the lower bounds hold together.")
 @json_option
 def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None:
-    """Lower bounds on the epsilon of a finished run that was trained with --canaries, beside the claimed one.
+    """Lower bounds on the epsilon of a run trained with --canaries. They stand beside the claimed one.
 
     Each canary was in the run or out of it by a secret coin. The bounds follow from how many coins the releases betray. docs/audit.md
     says how, and what so many canaries can show. Exit status 1 if a bound is above the claim.

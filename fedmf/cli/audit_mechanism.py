@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @quiet_option
 @json_option
 def mechanism(mechanism_file: pathlib.Path, quiet: bool, as_json: bool, **options: Any) -> None:
-    """Run the aggregator and test that what it releases is what its plan claims. Exit status 1 if it is not.
+    """Test that the noise that runs is what its plan claims. Exit status 1 if it is not.
 
     Two runs of all rounds without clients, one of them stopped and resumed, test the noise's covariance; a game with and without
     the worst client tests the guarantee. docs/audit.md says what is tested and what can be seen.

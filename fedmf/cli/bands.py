@@ -44,10 +44,10 @@ def bands(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """The number of bands with the least error, where the server draws clients at random.
+    """The number of bands with the least error.
 
-    Few bands are amplified more by sampling, many leave less noise in the sums. Without random sampling, as with phones, there is nothing
-    to choose: take as many bands as rounds that a client stays away.
+    This is for servers that draw clients at random. Few bands are amplified more by sampling, many leave less noise in the sums. Without
+    random sampling, as with phones, there is nothing to choose: take as many bands as rounds that a client stays away.
 
     \b
     Example:

@@ -46,7 +46,7 @@ def calibrate(
     as_json: bool,
     **target: Any,
 ) -> None:
-    """The noise that gives a mechanism a guarantee, or the guarantee that a noise gives.
+    """The noise that gives a guarantee, or the guarantee of a noise.
 
     \b
     Example:

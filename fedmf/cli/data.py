@@ -51,7 +51,7 @@ def data() -> None:
 @quiet_option
 @json_option
 def synth(task: str, out: pathlib.Path, quiet: bool, seed: int, overwrite: bool, as_json: bool, **sizes: Any) -> None:
-    """Write a stand-in in the format of a task's real file, with made-up contents.
+    """Write a stand-in for a task's data file. It has the real file's format and made-up contents.
 
     \b
     Example:
@@ -91,7 +91,7 @@ def _writer(task: str) -> Callable[..., Any]:
 @quiet_option
 @json_option
 def import_(file: pathlib.Path, out: pathlib.Path, quiet: bool, as_json: bool, **options: Any) -> None:
-    """Make a data file of your own text: FILE is CSV, JSON lines or Parquet with a user and a text in each row.
+    """Make a data file of your own text. FILE is CSV, JSON lines or Parquet with a user and a text in each row.
 
     \b
     Example:
@@ -109,7 +109,7 @@ def import_(file: pathlib.Path, out: pathlib.Path, quiet: bool, as_json: bool, *
 @click.argument("file", type=PATH, required=False)
 @json_option
 def info(file: pathlib.Path | None, as_json: bool) -> None:
-    """Describe FILE, a data file of any task that ships; without FILE the StackOverflow file in TFF's own cache.
+    """Describe a data file of any task that ships. Without FILE it is the StackOverflow file in TFF's own cache.
 
     \b
     Example:

@@ -67,7 +67,7 @@ _SEEN = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_participati
 @click.option("--out", type=OutputFile(".png"), help="Draw the answers into this PNG file.")
 @json_option
 def participation(search: bool, out: pathlib.Path | None, as_json: bool, **options: Any) -> None:
-    """Which min separation a population can hold, how often its pool runs dry, and how often one client takes part.
+    """Which min separation a population can hold. And how often its pool runs dry, and how often one client takes part.
 
     The controller runs through all rounds without training, on a smaller population in which a cohort is the same share. Chance weighs
     more there, so that the separation found is rather too small than too large: --simulated-cohort makes it larger.

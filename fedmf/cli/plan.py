@@ -13,7 +13,7 @@ from fedmf.cli.participation import participation
 
 @click.group(cls=Group)
 def plan() -> None:
-    """Answer before training: who can take part how often, how many bands, which learning rate.
+    """Answer before training: participation, bands, learning rate.
 
     \b
     Example:
@@ -29,10 +29,10 @@ def plan() -> None:
 @click.option("--population", type=COUNT, help="With --sampling: the number of clients.")
 @json_option
 def learning_rate(mechanism_file: pathlib.Path, cohort_size: int, as_json: bool, **target: Any) -> None:
-    """A server learning rate for a mechanism and its noise, by the rule of the banded paper, App. I.
+    """A server learning rate for a mechanism and its noise.
 
-    The rule is a regression over tuned runs of StackOverflow next-word prediction (2052 rounds, server momentum 0.95, client rate 1). For
-    another task take its slope: a mechanism of half the error wants a rate 1.9 times as high.
+    The rule (banded paper, App. I) is a regression over tuned runs of StackOverflow next-word prediction (2052 rounds, server momentum
+    0.95, client rate 1). For another task take its slope: a mechanism of half the error wants a rate 1.9 times as high.
 
     \b
     Example:

@@ -67,7 +67,7 @@ def train(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Train a task once, by default StackOverflow next-word prediction. Flags win over the config file.
+    """Train one run, by default StackOverflow next-word prediction. Flags win over the config file.
 
     \b
     Example:
@@ -166,7 +166,7 @@ def _dry_rounds_counted() -> Iterator[None]:
 @click.option("--epsilon", default=8.0, help="Privacy target of the private mechanisms.")
 @json_option
 def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: bool) -> None:
-    """Train four mechanisms on a corpus made here, and write a report. About three minutes on two cores.
+    """Train four mechanisms side by side, and write a report. The corpus is made here. About three minutes on two cores.
 
     \b
     Example:
@@ -192,7 +192,7 @@ def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: boo
 def report(
     runs: tuple[pathlib.Path, ...], out: pathlib.Path | None, table: pathlib.Path | None, title: str, as_json: bool
 ) -> None:
-    """Write one HTML report of several runs, or their metrics as a table, or both.
+    """Write an HTML report of runs. Or write their metrics as a table, or both.
 
     \b
     Example:

@@ -41,6 +41,14 @@ def test_commands_are_grouped_by_what_people_do():
     )
 
 
+@pytest.mark.parametrize("group", [[], ["plan"], ["audit"], ["data"]])
+def test_what_commands_do_fits_a_line(group, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = program(*group, "--help").stdout.splitlines()
+    assert len(lines) > 8
+    assert not [line for line in lines[1:] if line.endswith("...")]
+
+
 def test_options_of_train_are_grouped():
     found = sections(program("train", "--help").stdout)
     assert list(found) == ["Options", "Task", "Who takes part", "Privacy", "Optimisation", "The run"]
