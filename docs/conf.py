@@ -1,8 +1,12 @@
 """Sphinx's configuration: the site builds offline, and every warning and unknown reference is an error (`make docs`)."""
 
+import functools
 import os
 import pathlib
 import sys
+
+import nbclient
+from jupyter_cache.executors import utils as cells
 
 HERE = pathlib.Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -29,7 +33,9 @@ myst_heading_anchors = 4
 nb_execution_mode = "force"
 nb_execution_raise_on_error = False  # but a warning with the traceback, which is an error here
 nb_execution_show_tb = True
-nb_execution_timeout = 300
+# A busy machine is no failure.
+nb_execution_timeout = 1200
+cells.executenb = functools.partial(nbclient.execute, startup_timeout=600)
 nb_merge_streams = True
 nb_render_markdown_format = "myst"
 

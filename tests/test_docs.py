@@ -64,3 +64,17 @@ def test_what_they_run_has_the_noise_of_the_papers(words, epsilon, printed):
     options = {name: int(value) if value.isdigit() else value for name, value in options.items()}
     plan = fedmf.TrainConfig(epsilon=epsilon, cohort_size=100, **options).plan()
     assert f"{plan.noise_multiplier:.5f}" == printed
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_the_commands_of_the_start_run(tmp_path, monkeypatch):
+    """With a model that a test can afford."""
+    monkeypatch.chdir(tmp_path)
+    small = "vocabulary-size=60 embedding-size=8 lstm-size=8 max-sentences=8 validation-sentences=50 test-sentences=50".split()
+    options = [word for setting in small for word in ("-o", setting)]
+    for program, *words in commands("start"):
+        assert program == "fedmf"
+        main([*words, *(options if words[0] == "train" else [])])
+    assert (tmp_path / "runs/first/final_statement.md").exists()
+    assert (tmp_path / "report/report.html").exists()

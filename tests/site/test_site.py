@@ -18,7 +18,7 @@ PYTHON = ROOT / ".venv-docs" / "bin" / "python"
 BROWSER = pathlib.Path(__file__).with_name("browser.py")
 HAS_BROWSER = any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome")))
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2700)]  # on a busy machine
 
 
 def build(source, target):
