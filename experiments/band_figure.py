@@ -88,7 +88,7 @@ def picture(comparison: Comparison) -> bytes:
             ax.plot(epochs, errors[i], "o-", label=name, color=color, markersize=3.5, linewidth=1.6)
         ax.set_xscale("log", base=2)
         ax.set_yscale("log", base=2)
-        ax.set_title(f"(d) rmse of means at epsilon {epsilons[i]:g}")
+        ax.set_title(f"(d) rmse of means, epsilon {epsilons[i]:g}")
         ax.set_xlabel("epochs")
         ax.set_ylabel("unit: clip norm / one epoch's cohort", fontsize=8)
         for axis in (ax.xaxis, ax.yaxis):

@@ -1,5 +1,7 @@
 """Three published ways to the optimal factorisation for a single participation, each as (seconds, loss) after every step.
 
+Seconds are of processor time, which a busy machine does not change.
+
 Denisov et al. 2022, App. E.4, compares them in Figure 4. They start from X(1), the matrix of Eq. 6 at v = 1, with a diagonal of ones.
 Losses are those of C with columns of norm 1, and so what a mechanism would have. The clock stops while a loss is only reported.
 """
@@ -17,12 +19,12 @@ class _Clock:
     """Seconds since it was made, without those spent in `paused`."""
 
     def __init__(self) -> None:
-        self.began, self.away = time.perf_counter(), 0.0
+        self.began, self.away = time.process_time(), 0.0
 
     def step(self, loss: Callable[[], float]) -> Step:
-        now = time.perf_counter()
+        now = time.process_time()
         seconds, value = now - self.began - self.away, loss()
-        self.away += time.perf_counter() - now
+        self.away += time.process_time() - now
         return seconds, value
 
 
@@ -65,6 +67,8 @@ def descent(gram: np.ndarray, *, newton: bool) -> Iterator[Step]:
     while True:
         inverse = scipy.linalg.inv(X)
         pull = inverse @ gram @ inverse
+        # Rounding leaves it a little asymmetric, and steps would multiply that.
+        pull = (pull + pull.T) / 2
         gradient = -pull
         np.fill_diagonal(gradient, 0.0)
         direction = _newton(inverse, pull, gradient) if newton else -gradient

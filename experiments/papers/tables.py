@@ -9,7 +9,7 @@ from fedmf.experiments.paper_figures import KNOWN_DIFFERENCES
 from fedmf.experiments.paper_tables import TABLES
 from fedmf.experiments.papers.item import Item, Outcome, Request
 from fedmf.experiments.table_cells import Cell
-from fedmf.reports.canvas import BLUE, RED, SOFT, blank
+from fedmf.reports.canvas import BLUE, RED, SOFT, blank, whole_steps
 
 _KINDS = {
     "as printed": (BLUE, "o"),
@@ -43,6 +43,7 @@ def compared(table: str, request: Request) -> Outcome:
     ax.axhline(1.0, color=SOFT, linewidth=0.8)
     ax.margins(y=0.2)
     ax.ticklabel_format(axis="y", useOffset=False)
+    ax.xaxis.set_major_locator(whole_steps(10))
     ax.set(xlabel="number, in the order of the table", ylabel="ours / printed")
     figure.legend(loc="outside upper center", ncols=2)
     count = Counter(kinds)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import pathlib
 
 import pytest
 from matplotlib.figure import Figure
@@ -9,6 +10,7 @@ from matplotlib.figure import Figure
 from fedmf.experiments.papers import ITEMS, Item, Outcome, Request, gallery, runner
 from tests.cli.program import fedmf
 
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "papers.md"
 # Tables and figures as the papers number them.
 NUMBERED = {
     "denisov": {"Figure": range(1, 7), "Table": range(1, 5)},
@@ -64,6 +66,18 @@ def test_the_page_keeps_older_results_and_takes_newer_ones(tmp_path):
     kept.write_text(json.dumps(json.loads(kept.read_text()) | {"holds": False}))
     gallery.report(items, tmp_path / "nowhere", page)
     assert "**Does not hold.**" in page.read_text()
+
+
+def test_the_page_in_docs_is_that_of_its_results():
+    """Where this fails, `fedmf paper report --out docs/papers.md` writes it again."""
+    kept = PAGE.with_suffix("")
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(kept.glob("*.json"))}
+    assert len(found) >= 20
+    assert PAGE.read_text() == gallery.page_text(ITEMS, found, kept.name)
+    sizes = {path.stem: path.stat().st_size for path in kept.glob("*.png")}
+    assert sizes.keys() == found.keys()
+    assert max(sizes.values()) < 60_000
+    assert sum(sizes.values()) < 3_000_000
 
 
 @pytest.mark.parametrize(
