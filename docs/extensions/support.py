@@ -39,16 +39,22 @@ def sensitivities() -> str:
     """Family x schema: exact or bound, and the theorem that `Sensitivity.method` names."""
 
     def cell(family: str, schema: str) -> str:
-        participation = fedmf.Participation(rounds=ROUNDS, schema=schema, **SCHEMAS[schema])
+        budget = schema == "budget"  # made of what `min_sep` costs
+        fitted = "min_sep" if budget else schema
+        participation = fedmf.Participation(rounds=ROUNDS, schema=fitted, **SCHEMAS[fitted])
         try:
-            found = fedmf.sensitivity(mechanism_of(family, schema), participation)
+            mechanism = mechanism_of(family, fitted)
+            if budget:
+                participation = fedmf.Budget.of(mechanism, participation).participation
+            found = fedmf.sensitivity(mechanism, participation)
         except (TypeError, ValueError) as refusal:
             return f"**refused**: {refusal}"
         kind = "exact" if found.exact else "bound"
         return f"**{kind}**: {re.sub(r': (exact|upper bound)| .fedmf[.a-z_]+.', '', found.method)}"
 
-    names = [f"`{schema}`" for schema in SCHEMAS]
-    return table(["family", *names], ([f"`{f}`", *(cell(f, schema) for schema in SCHEMAS)] for f in fitted_families()))
+    schemas = [*SCHEMAS, "budget"]
+    names = [f"`{schema}`" for schema in schemas]
+    return table(["family", *names], ([f"`{f}`", *(cell(f, schema) for schema in schemas)] for f in fitted_families()))
 
 
 def certificates() -> str:
@@ -77,7 +83,7 @@ def answer(family: str, scheme: str) -> tuple[str, str]:
         return "refused", str(refusal)
     chosen = plan.sampling
     assert chosen is not None
-    if chosen.simulated:
+    if "Simulated" in chosen.statement(plan.mechanism, plan.unit_noise)["accounting"]:
         return "bounded", "by simulation"
     amplified = chosen.epsilon(plan.mechanism, plan.unit_noise, plan.delta)
     if amplified >= plan.unamplified_epsilon:

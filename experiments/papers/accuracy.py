@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from fedmf.experiments.papers.study import Score
 from fedmf.reports.canvas import INK, SOFT, canvas, in_percent, legend_above
 from fedmf.reports.groups import simulation_note, validation_curve
-from fedmf.reports.text import plain
+from fedmf.reports.text import duration, plain
 from fedmf.runs.folder import Run
 
 # Of lines in a figure, in order: Okabe and Ito's colours, which differ for colour-blind readers too, and their markers.
@@ -120,6 +120,14 @@ def rows(scores: Sequence[Score]) -> list[tuple[Any, ...]]:
             )
         )  # fmt: skip
     return found
+
+
+def cost(scores: Iterable[Score]) -> str:
+    """How many runs there are, tuning included, and how long they trained in all."""
+    seconds = {
+        run.path: float((run.result or {})["seconds"]) for score in scores for run in (*score.tried, *score.runs)
+    }
+    return f"{len(seconds)} runs, which trained for {duration(sum(seconds.values()))} in all"
 
 
 def metric(run: Run) -> str:

@@ -223,13 +223,14 @@ def best_bands(size: Size, epsilon: float) -> tuple[int, bool]:
 
 def _outcome(scores: Sequence[Score], orders: Sequence[accuracy.Order], size: Size, request: Request) -> Outcome:
     text, holds = accuracy.verdict(orders)
+    smaller = _REDUCED.format(size=size, steps=size.participation.rounds)
     return Outcome(
         columns=accuracy.COLUMNS,
         rows=accuracy.rows(scores),
         figure=accuracy.over_epsilon(scores),
         verdict=text,
         holds=holds,
-        reduced="" if request.scale == "full" else _REDUCED.format(size=size, steps=size.participation.rounds),
+        reduced="" if request.scale == "full" else f"{smaller}; {accuracy.cost(scores)}",
         seeds=tuple(range(size.repeats + 1)),
     )
 

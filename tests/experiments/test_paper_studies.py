@@ -239,7 +239,11 @@ def trained(sign):
             "task": {"headline_metric": "accuracy"},
         }
         return types.SimpleNamespace(
-            config=config, plan=plan, metrics=rows, result={"validation": final, "test": final, "seconds": 1.0}
+            path=str(config),
+            config=config,
+            plan=plan,
+            metrics=rows,
+            result={"validation": final, "test": final, "seconds": 1.0},
         )
 
     return lambda out, configs, request: {name: run(config) for name, config in configs.items()}
