@@ -63,9 +63,11 @@ def pairs(text: str) -> dict[str, Any]:
 )
 @click.option("--rates", default="", help="Server rates in place of the grid, with commas.")
 @click.option("--claimed-cohort", type=int, help="Clients a round that the runs stand for, with as much less noise.")
-@click.option("--seeds", default=2, help="Runs at each rate.")
+@click.option("--seed", "seeds", type=int, multiple=True, default=(0, 1), help="A run at each rate for each.")
 @click.option("--epsilon", default=8.0)
-def main(task: str, options: tuple[str, ...], ways: tuple[str, ...], rates: str, seeds: int, **more: Any) -> None:
+def main(
+    task: str, options: tuple[str, ...], ways: tuple[str, ...], rates: str, seeds: tuple[int, ...], **more: Any
+) -> None:
     """Prints a row a way."""
     import fedmf
     from fedmf import federated, tasks
@@ -84,7 +86,7 @@ def main(task: str, options: tuple[str, ...], ways: tuple[str, ...], rates: str,
             reached = {}
             for rate in grid:
                 values = []
-                for seed in range(seeds):
+                for seed in seeds:
                     config = fedmf.TrainConfig(**{**shared, **own, "server_learning_rate": rate, "seed": seed})
                     config = tasks.completed(config)
                     plan = config.plan(mechanism)
@@ -102,7 +104,7 @@ def main(task: str, options: tuple[str, ...], ways: tuple[str, ...], rates: str,
             low, high = min(reached[best]), max(reached[best])
             drift = max(run.table().get("scale_drift", [0.0]))
             click.echo(
-                f"{way:<46} {sum(reached[best]) / seeds:.4f} ({low:.4f} to {high:.4f})  drift {drift:.2f}  {means}"
+                f"{way:<46} {sum(reached[best]) / len(seeds):.4f} ({low:.4f} to {high:.4f})  drift {drift:.2f}  {means}"
             )
 
 

@@ -75,6 +75,17 @@ def test_the_guarantee_is_that_of_the_plan_without():
     assert simulated.bit_stddev == pytest.approx(adaptive.bit_stddev / 10)
 
 
+def test_sampling_amplifies_both_streams_as_it_does_one():
+    """Theorem 4 of the banded paper is about vectors of bounded norm, and both streams are one."""
+    scheme = fedmf.CyclicPoisson(population=1200, cohort_size=10)
+    plain, adaptive = (
+        plan_of(each, participation=None, sampling=scheme) for each in (None, QuantileClipping(share=0.3))
+    )
+    assert adaptive.epsilon == plain.epsilon < plain.unamplified_epsilon
+    noise = adaptive.stddev / adaptive.clip_norm, adaptive.bit_stddev
+    assert noise[0] ** -2 + (2 * noise[1]) ** -2 == pytest.approx(plain.unit_noise**-2)
+
+
 def test_both_streams_are_stated_and_the_stated_command_makes_the_plan_again(tmp_path):
     plan = plan_of(QuantileClipping(quantile=0.3, share=0.09, every=4))
     text = " ".join(plan.statement().split())
