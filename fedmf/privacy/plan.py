@@ -47,7 +47,7 @@ class Plan:
       sampling: a scheme of `fedmf.privacy.sampling`, in as many partitions as the mechanism has bands where it names none; None for no
         amplification.
       simulated_cohort, claimed_cohort: set only by `simulating`, else both None.
-      planned_rounds: set only by `fedmf.privacy.stopping.stopped_after`: of the longer run that the noise is for; else None.
+      longer: set only by `fedmf.privacy.stopping.stopped_after`: the plan of all rounds that the noise is for; else None.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -69,7 +69,7 @@ class Plan:
     sampling: Sampling | None = None
     simulated_cohort: int | None = None
     claimed_cohort: int | None = None
-    planned_rounds: int | None = None
+    longer: "Plan | None" = None
 
     def __post_init__(self) -> None:
         mechanism, scheme, p = self.mechanism, self.sampling, self.participation
@@ -321,42 +321,53 @@ class Plan:
         # Cohorts of min_sep rounds in a row have no client in common, and nobody is in more than max_participations of all.
         needed = max((claimed or 0) * p.min_sep, -(-(claimed or 0) * p.rounds // p.max_participations))
         guarantee = self.guarantee_values() | ({"rdp_epsilon": finite(self.rdp_epsilon)} if rdp else {})
-        return {
-            "format": _statement.FORMAT,
-            "subject": "plan",
-            "dp_setting": "central",
-            "simulation": None
-            if claimed is None
-            else {
-                "simulated_cohort": self.simulated_cohort,
-                "claimed_cohort": claimed,
-                "population_needed": needed,
-                "population": population,
-            },
-            "pretraining": pretraining,
-            "output": {"rounds": self.mechanism.rounds, "released": "all privatised aggregates"},
-            "unit_of_privacy": "client",
-            "neighbouring_relation": "zero-out",
-            "mechanism": {
-                "family": self.mechanism.family,
-                "rounds": self.mechanism.rounds,
-                "bands": self.mechanism.bands,
-                "sha256": _statement.mechanism_digest(self.mechanism),
-            },
-            "participation": p.limits(),
-            "sampling": self._sampling_facts(**sentences),
-            "clip_norm": self.clip_norm,
-            "stddev": self.stddev,
-            "guarantee": guarantee,
-            "group_privacy": self.group_values(),
-            "not_covered": list(_statement.NOT_COVERED),
-            "commands": [self.calibrate_command(rdp=rdp)] if commands is None else list(commands),
-            "versions": _statement.installed_versions() if versions is None else dict(versions),
-        } | {name: value for name, value in (("canaries", canaries), ("planned_rounds", self.planned_rounds)) if value}
+        return (
+            {
+                "format": _statement.FORMAT,
+                "subject": "plan",
+                "dp_setting": "central",
+                "simulation": None
+                if claimed is None
+                else {
+                    "simulated_cohort": self.simulated_cohort,
+                    "claimed_cohort": claimed,
+                    "population_needed": needed,
+                    "population": population,
+                },
+                "pretraining": pretraining,
+                "output": {"rounds": self.mechanism.rounds, "released": "all privatised aggregates"},
+                "unit_of_privacy": "client",
+                "neighbouring_relation": "zero-out",
+                "mechanism": {
+                    "family": self.mechanism.family,
+                    "rounds": self.mechanism.rounds,
+                    "bands": self.mechanism.bands,
+                    "sha256": _statement.mechanism_digest(self.mechanism),
+                },
+                "participation": p.limits(),
+                "sampling": self._sampling_facts(**sentences),
+                "clip_norm": self.clip_norm,
+                "stddev": self.stddev,
+                "guarantee": guarantee,
+                "group_privacy": self.group_values(),
+                "not_covered": list(_statement.NOT_COVERED),
+                "commands": [self.calibrate_command(rdp=rdp)] if commands is None else list(commands),
+                "versions": _statement.installed_versions() if versions is None else dict(versions),
+            }
+            | ({"canaries": canaries} if canaries else {})
+            | self._longer_values()
+        )
+
+    def _longer_values(self) -> dict[str, Any]:
+        if self.longer is None:
+            return {}
+        return {"longer": self.longer.guarantee_values() | {"rounds": self.longer.mechanism.rounds}}
 
     def calibrate_command(self, mechanism: str = "mechanism.npz", *, rdp: bool = False) -> str:
         """The command that prints the statement of this plan again."""
-        return " ".join(["fedmf calibrate", mechanism, *self.command_options(), "--statement", *["--rdp"] * rdp])
+        stop = [] if self.longer is None else [f"--stop-after {self.mechanism.rounds}"]
+        options = [*(self.longer or self).command_options(), *stop, "--statement", *["--rdp"] * rdp]
+        return " ".join(["fedmf calibrate", mechanism, *options])
 
     def command_options(self) -> list[str]:
         """Command-line options that describe the plan, all of it but the mechanism."""

@@ -85,7 +85,7 @@ def _template() -> Any:
 
 def markdown(values: dict[str, Any]) -> str:
     """The statement as Markdown; see `Plan.statement_values` for the values."""
-    optional = dict.fromkeys(("canaries", "planned_rounds", "contradictions", "unrecorded", "achieved", "noncompliant"))
+    optional = dict.fromkeys(("canaries", "longer", "contradictions", "unrecorded", "achieved", "noncompliant"))
     text = _template().render(optional | values)
     points: list[str] = []
     for line in text.splitlines():
