@@ -27,6 +27,9 @@ from fedmf.cli.options import (
 @sampling_options
 @simulation_options
 @click.option("--statement", is_flag=True, help="Print the privacy statement.")
+@click.option(
+    "--stop-after", type=COUNT, help="State so many of the first rounds, if no result decided that the run ends."
+)
 @click.option("--table", is_flag=True, help="What the run guarantees if it ends after some of its rounds.")
 @click.option("--rdp", is_flag=True, help="Renyi accounting as well, which older literature reports.")
 @click.option("--explain", is_flag=True, help="Print how training would make the noise, what that costs, and why.")
@@ -37,6 +40,7 @@ from fedmf.cli.options import (
 @json_option
 def calibrate(
     mechanism_file: pathlib.Path,
+    stop_after: int | None,
     statement: bool,
     table: bool,
     rdp: bool,
@@ -56,11 +60,13 @@ def calibrate(
       fedmf calibrate banded.npz --rounds 256 --epsilon 8 --sampling poisson --population 64000 --cohort-size 1000
     """
     from fedmf.noise import strategies
-    from fedmf.privacy.stopping import stopping_table
+    from fedmf.privacy.stopping import stopped_after, stopping_table
 
     with arguments_checked():
         plan = plan_from(mechanism_file, target)
         stops = stopping_table(plan) if table else []
+        if stop_after is not None:
+            plan = stopped_after(plan, stop_after)
         host, graph = [], []
         if explain:
             stream = plan.mechanism.stream().causal()

@@ -48,7 +48,7 @@ class Plan:
         amplification.
       simulated_cohort, claimed_cohort: set only by `simulating`, else both None.
       quantile_clipping: how the clip norm follows the updates, of which noise_multiplier covers both streams; None for one clip norm.
-      planned_rounds: set only by `fedmf.privacy.stopping.stopped_after`: of the longer run that the noise is for; else None.
+      longer: set only by `fedmf.privacy.stopping.stopped_after`: the plan of all rounds that the noise is for; else None.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -71,7 +71,7 @@ class Plan:
     simulated_cohort: int | None = None
     claimed_cohort: int | None = None
     quantile_clipping: QuantileClipping | None = None
-    planned_rounds: int | None = None
+    longer: "Plan | None" = None
 
     def __post_init__(self) -> None:
         mechanism, scheme, p = self.mechanism, self.sampling, self.participation
@@ -369,11 +369,19 @@ class Plan:
             "commands": [self.calibrate_command(rdp=rdp)] if commands is None else list(commands),
             "versions": _statement.installed_versions() if versions is None else dict(versions),
             **self._clipping_facts(),
-        } | {name: value for name, value in (("canaries", canaries), ("planned_rounds", self.planned_rounds)) if value}
+            **self._longer_values(),
+        } | ({"canaries": canaries} if canaries else {})
+
+    def _longer_values(self) -> dict[str, Any]:
+        if self.longer is None:
+            return {}
+        return {"longer": self.longer.guarantee_values() | {"rounds": self.longer.mechanism.rounds}}
 
     def calibrate_command(self, mechanism: str = "mechanism.npz", *, rdp: bool = False) -> str:
         """The command that prints the statement of this plan again."""
-        return " ".join(["fedmf calibrate", mechanism, *self.command_options(), "--statement", *["--rdp"] * rdp])
+        stop = [] if self.longer is None else [f"--stop-after {self.mechanism.rounds}"]
+        options = [*(self.longer or self).command_options(), *stop, "--statement", *["--rdp"] * rdp]
+        return " ".join(["fedmf calibrate", mechanism, *options])
 
     def command_options(self) -> list[str]:
         """Command-line options that describe the plan, all of it but the mechanism."""

@@ -88,7 +88,7 @@ def markdown(values: dict[str, Any]) -> str:
     optional = dict.fromkeys(
         (
             "canaries",
-            "planned_rounds",
+            "longer",
             "contradictions",
             "unrecorded",
             "achieved",

@@ -84,7 +84,7 @@ def stopped_after(plan: Plan, rounds: int) -> Plan:
         mechanism=mechanism,
         participation=kept,
         noise_multiplier=multiplier,
-        planned_rounds=plan.planned_rounds or p.rounds,
+        longer=plan.longer or plan,
     )
 
 

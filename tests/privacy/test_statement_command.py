@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from fedmf.mechanisms import BandedMechanism
+from fedmf.mechanisms.budget import Budget
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, CyclicPoisson, scheme_from, takes
+from fedmf.privacy.stopping import stopped_after
 from tests.cli.test_commands import fedmf, refused
 
 ROUNDS = 48
@@ -86,11 +88,26 @@ def test_a_clip_norm_that_follows_a_quantile(folder, simulated):
     check(made.simulating(simulated=7, claimed=90) if simulated else made, folder)
 
 
+def test_of_a_run_that_ends_early(folder):
+    made = stopped_after(plan(), 20)
+    made.longer.mechanism.save(folder / "mechanism.npz")
+    _, *arguments = shlex.split(made.calibrate_command())
+    shown = json.loads(fedmf(*arguments, "--json").stdout)
+    assert shown["statement_values"] == json.loads(json.dumps(made.statement_values()))
+    assert "--stop-after 20" in made.calibrate_command()
+
+
+def test_of_a_budget(folder):
+    of = Participation(rounds=ROUNDS, schema="min_sep", **LIMITS["min_sep"])
+    kept = Budget.of(banded(), of).participation
+    check(Plan(mechanism=banded(), participation=kept, noise_multiplier=1.1, clip_norm=0.3, delta=2.5e-7), folder)
+
+
 def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
     # A new one needs an option, or the command leaves it out.
     assert {field.name for field in dataclasses.fields(Plan)} == {
         *("mechanism", "participation", "noise_multiplier", "clip_norm", "delta", "sampling"),
-        *("simulated_cohort", "claimed_cohort", "quantile_clipping"),
+        *("simulated_cohort", "claimed_cohort", "quantile_clipping", "longer"),
     }
     kinds = {kind for kind, _ in SCHEMES.values()}
     assert {field.name for kind in kinds for field in dataclasses.fields(kind)} == {

@@ -233,14 +233,14 @@ def reopen_run(task: Task, config: TrainConfig, folder: RunFolder, plan: Plan | 
     cannot = f"cannot resume {folder.path}"
     # Where the data lie may change; what they are is compared below.
     changes = _changes(dataclasses.asdict(config) | {"data": None}, dataclasses.asdict(run.config) | {"data": None})
-    if config.rounds > run.config.rounds:
-        raise ValueError(
-            f"{cannot} beyond rounds={run.config.rounds}: that a run should go on is decided by what it released, and a "
-            "guarantee allows that only within noise that was made for all rounds beforehand; start a new folder with the most rounds that "
-            "you may want, and end earlier (--stop-after, --stop-at-epsilon)"
-        )
     if changes:
-        raise ValueError(f"{cannot} with another config: {changes}; start a new folder for that")
+        why = ""
+        if config.rounds > run.config.rounds:
+            why = (
+                ": whether to go on is decided by what was released, which a guarantee allows only within noise that was made for all "
+                "rounds beforehand; plan the most rounds that you may want and end earlier (--stop-after, --stop-at-epsilon)"
+            )
+        raise ValueError(f"{cannot} with another config: {changes}{why}; start a new folder for that")
     recorded = run.plan["task"]
     if recorded != _task_summary(task):
         changes = _changes(_task_summary(task), recorded if isinstance(recorded, dict) else {})
