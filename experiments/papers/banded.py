@@ -58,8 +58,8 @@ def figure_2(request: Request) -> Outcome:
         columns=("round", "part", "clients"),
         rows=[(t + 1, t % PARTS + 1, " ".join(map(str, cohort))) for t, cohort in enumerate(cohorts)],
         figure=figure,
-        verdict=f"In {ROUNDS} rounds of {COHORT} out of {POPULATION} clients no client came in rounds of two parts: "
-        f"{'right' if disjoint else 'wrong'}; cohorts have {', '.join(map(str, sorted(sizes)))} clients.",
+        verdict=f"In {ROUNDS} rounds of {COHORT} out of {POPULATION} clients {'no' if disjoint else 'a'} client came in rounds of "
+        f"two parts; cohorts have {', '.join(map(str, sorted(sizes)))} clients.",
         holds=disjoint and sizes == {COHORT},
         seeds=(SEED,),
     )
