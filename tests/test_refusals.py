@@ -21,6 +21,7 @@ from fedmf.mechanisms.error import loss, per_round_error, rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
+from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.plan import Plan
 from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, prefix_sum, sgd
 
@@ -100,6 +101,17 @@ REFUSALS = {
     ),
     "budget below one round": (
         lambda: Budget(mechanism=IdentityMechanism(rounds=4), participation=budget_of(0.9), pace=1),
+        ValueError,
+        ["budget=0.9", "nobody could take part", "raise it"],
+    ),
+    "budget whose square is no float": (lambda: budget_of(1e200), ValueError, ["budget=1e+200", "below 1e+150"]),
+    "rounds within a budget": (
+        lambda: Budget(mechanism=IdentityMechanism(rounds=4), participation=budget_of(2.0), pace=1).allows([0.5]),
+        TypeError,
+        ["rounds_of_one_client=0.5", "round indices"],
+    ),
+    "noise for a budget below one round": (
+        lambda: calibrate(IdentityMechanism(rounds=4), budget_of(0.9), epsilon=2.0, delta=1e-6),
         ValueError,
         ["budget=0.9", "nobody could take part", "raise it"],
     ),

@@ -94,7 +94,7 @@ def calibrate(
         show(summary, as_json)
     if stops and not as_json:
         click.echo(
-            "\nIf the run ends after so many rounds, and nothing that it released decided that:\n\n  rounds  sensitivity  epsilon"
+            "\nIf the run ends after so many rounds, and neither releases nor data decided that:\n\n  rounds  sensitivity  epsilon"
         )
         for stop in stops:
             epsilon = "infinite" if stop["epsilon"] is None else f"{stop['epsilon']:.4f}"

@@ -300,6 +300,8 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
       TypeError, ValueError, OSError: naming the argument that cannot work.
     """
     import fedmf
+    from fedmf.mechanisms.budget import check_pays_for_each_round
+    from fedmf.privacy.sampling.base import column_norm
 
     limits = {name: target[name] for name in ("rounds", "schema", "min_sep", "max_participations")}
     # A sampling scheme decides what clients keep to.
@@ -322,6 +324,8 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
         )
     if of_min_sep:
         participation = fedmf.Budget.of(mechanism, fedmf.Participation(**limits | {"schema": "min_sep"})).participation
+    elif participation is not None and participation.schema == "budget":
+        check_pays_for_each_round(participation, column_norm(mechanism))
     if epsilon is not None:
         plan = fedmf.calibrate(mechanism, participation, epsilon=epsilon, **shared)
     else:

@@ -91,12 +91,7 @@ class Budget:
         object.__setattr__(
             self, "pace", checks.integer("pace", self.pace, low=1, high=self.participation.rounds, hint=hint)
         )
-        dearest = float(np.sqrt(np.diagonal(self.costs).max()))
-        if not self.participation.affords(dearest**2):
-            raise ValueError(
-                f"budget={self.participation.budget} is less than the {dearest:.6g} that one round costs: nobody could take part in it; "
-                "raise it"
-            )
+        check_pays_for_each_round(self.participation, float(np.sqrt(np.diagonal(self.costs).max())))
 
     @staticmethod
     def of(mechanism: Mechanism, participation: Participation) -> "Budget":
@@ -125,11 +120,29 @@ class Budget:
         return int(np.count_nonzero(self.participation.affords(block_sums(self.costs, at_pace))))
 
     def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
-        """Whether the budget pays for exactly these different rounds, in any order."""
-        taken = np.fromiter(rounds_of_one_client, np.int64)
-        if len(np.unique(taken)) < len(taken) or ((taken < 0) | (taken >= self.participation.rounds)).any():
+        """Whether the budget pays for exactly these different rounds, in any order.
+
+        Raises:
+          TypeError: an entry is not an int.
+        """
+        n = self.participation.rounds
+        if not Participation(rounds=n, schema="every_round").allows(taken := list(rounds_of_one_client)):
             return False
         return bool(self.participation.affords(self.costs[np.ix_(taken, taken)].sum()))
+
+
+def check_pays_for_each_round(budget: Participation, dearest: float) -> None:
+    """Refuses a budget below the largest column norm of the encoder: a noise made for it would not hide one participation."""
+    if not budget.affords(dearest**2):
+        raise ValueError(
+            f"budget={budget.budget} is less than the {dearest:.6g} that one round costs: nobody could take part in it; raise it"
+        )
+
+
+def most_rounds(mechanism: Mechanism, budget: Participation) -> int:
+    """Rounds of a client that no budget of this size goes beyond: as many as it pays for if two cost no more than each alone."""
+    squares = np.sort(np.square(mechanism.encoder()).sum(axis=0))
+    return int(np.count_nonzero(budget.affords(np.cumsum(squares))))
 
 
 def block_sums(costs: np.ndarray, rounds: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from fedmf import checks
 SCHEMAS = ("single", "fixed_epoch", "min_sep", "every_round", "budget")
 # What a client spends is a sum of products, rounded; its budget is that much larger, and so is the sensitivity it stands for.
 BUDGET_ROUNDING = 1e-12
+_LARGEST_BUDGET = 1e150  # whose square float64 holds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,9 @@ class Participation:
             )
             raise ValueError(f"budget={self.budget!r} does not suit schema={self.schema!r}: {what}")
         if self.budget is not None:
-            object.__setattr__(self, "budget", checks.positive("budget", self.budget, "pass a sensitivity"))
+            object.__setattr__(
+                self, "budget", checks.positive("budget", self.budget, "pass a sensitivity", below=_LARGEST_BUDGET)
+            )
 
     def __repr__(self) -> str:
         return f"Participation({', '.join(f'{name}={value!r}' for name, value in self.limits().items())})"

@@ -3,6 +3,7 @@
 import dataclasses
 
 from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.budget import check_pays_for_each_round
 from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import least_noise_multiplier
 from fedmf.privacy.gaussian import check_epsilon, gaussian_noise_multiplier
@@ -52,6 +53,8 @@ def calibrate(
         sampling=sampling,
     )
     scheme = plan.sampling
+    if plan.participation.schema == "budget":
+        check_pays_for_each_round(plan.participation, column_norm(mechanism))
     if scheme is None:
         return plan
     enough, target = plan.unit_noise, check_epsilon(epsilon)

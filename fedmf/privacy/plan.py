@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.budget import most_rounds
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.privacy import statement as _statement
@@ -335,7 +336,10 @@ class Plan:
             evidence = scheme.evidence(self.mechanism, self.unit_noise, self.delta)
             sentences = scheme.statement(self.mechanism, self.unit_noise) | ({"evidence": evidence} if evidence else {})
         # Cohorts of min_sep rounds in a row have no client in common, and nobody is in more than max_participations of all.
-        needed = max((claimed or 0) * p.min_sep, -(-(claimed or 0) * p.rounds // p.max_participations))
+        most = p.max_participations
+        if claimed is not None and p.schema == "budget":
+            most = max(1, most_rounds(self.mechanism, p))
+        needed = max((claimed or 0) * p.min_sep, -(-(claimed or 0) * p.rounds // most))
         guarantee = self.guarantee_values() | ({"rdp_epsilon": finite(self.rdp_epsilon)} if rdp else {})
         return {
             "format": _statement.FORMAT,

@@ -20,7 +20,7 @@ from fedmf.privacy.sampling import scheme_from_facts
 from fedmf.privacy.statement import as_text
 from fedmf.privacy.stopping import stopped_after
 from fedmf.runs.config import SCALED, TrainConfig
-from fedmf.runs.folder import CANARIES, Run, digests
+from fedmf.runs.folder import CANARIES, Run, RunFolder, digests
 
 FINAL_STATEMENT = "final_statement"
 
@@ -46,10 +46,11 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
             f"{run.path}: participation.csv has other numbers of clients than metrics.jsonl in {named(sorted(wrong))}: no guarantee can be "
             "stated; put the run's own files back, or run it again in another folder"
         )
-    # Rounds after the last checkpoint have metrics, and no record yet of who took part.
-    unrecorded = sorted(
-        {row["round"] for row in run.metrics if row.get("clients") != 0 and row["round"] >= len(ledger)}
-    )
+    # Rounds after the last checkpoint have metrics, and no record yet of who took part. Saved ones without metrics may have been empty; what
+    # they release says something of those before all the same.
+    saved = RunFolder(run.path).saved_rounds() if run.result is None else 0
+    beyond = {row["round"] for row in run.metrics if row.get("clients") != 0 and row["round"] >= len(ledger)}
+    unrecorded = sorted(beyond.union(range(len(ledger), saved)))
     if run.result is None and not unrecorded and len(ledger) < plan.participation.rounds:
         with contextlib.suppress(ValueError):  # of some mechanisms, and with sampling, only all rounds have a guarantee
             plan = stopped_after(plan, len(ledger))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import fedmf
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism, ToeplitzMechanism
-from fedmf.mechanisms.budget import Budget, costs, spending_histogram, spent_squared
+from fedmf.mechanisms.budget import Budget, costs, most_rounds, spending_histogram, spent_squared
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.mechanisms.vector_bound import vector_sensitivity_bounds
 from fedmf.participation.schema import Participation
@@ -132,6 +132,15 @@ def test_only_rounds_of_the_run_and_each_once():
     assert not budget.allows([0, 0])
     assert not budget.allows([4])
     assert not budget.allows([-1])
+    assert not budget.allows([2**63])
+
+
+@given(st.data(), st.floats(0.0, 1.0))
+@settings(deadline=None, max_examples=20)
+def test_nobody_takes_part_more_often_than_the_bound(data, share):
+    budget = with_budget(data.draw(signed(data.draw(st.integers(1, 8)))), share)
+    most = max(len(s) for s in subsets(budget.participation.rounds) if budget.allows(s))
+    assert 1 <= most <= most_rounds(budget.mechanism, budget.participation)
 
 
 def test_all_rounds_cost_less_than_a_large_budget():

@@ -197,6 +197,16 @@ class TestPlan:
         assert claimed.noise_scale == 1
         assert claimed.simulated_cohort is None
 
+    def test_simulating_with_a_budget_says_how_many_clients_it_takes(self):
+        # A budget of two rounds: nobody is in more than 2 of 8.
+        budget = Participation(rounds=8, schema="budget", budget=2**0.5)
+        simulation = (
+            plan(participation=budget, mechanism=IdentityMechanism(rounds=8))
+            .simulating(simulated=10, claimed=100)
+            .statement_values(population=300)["simulation"]
+        )
+        assert simulation["population_needed"] == 400
+
     def test_summary_is_json(self):
         summary = json.loads(json.dumps(plan().simulating(simulated=1, claimed=3).summary(), allow_nan=False))
         assert summary["stddev"] == pytest.approx(plan().stddev / 3, rel=1e-14)

@@ -119,6 +119,17 @@ class TestRoundsBeyondTheRecord:
         assert audit_run(run).unrecorded is None
         assert audit_run(run).epsilon < PLAN.epsilon
 
+    def test_that_were_saved_are_known_without_metrics(self, tmp_path):
+        # Nobody came in the last three rounds; their releases say something of those before all the same.
+        cohorts = [np.arange(COHORT) + t % 3 * COHORT for t in range(9)] + [np.zeros(0, np.int64)] * 3
+        run = folder_of(tmp_path / "run", cohorts=cohorts, recorded=11, run=11)
+        assert audit_run(run).planned.participation.rounds == 11
+        write_atomically(run / "metrics.jsonl", "")
+        audit = audit_run(run)
+        assert audit.unrecorded.startswith("rounds 9 to 10 are not in the record of participations")
+        assert audit.planned.participation == PLAN.participation
+        assert audit.epsilon == PLAN.epsilon
+
     def test_a_record_may_be_ahead_of_the_metrics(self, tmp_path):
         # A damaged checkpoint was deleted, the run resumed from the one before and was killed.
         run = folder_of(tmp_path / "run", recorded=9, run=9)

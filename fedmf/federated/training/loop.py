@@ -121,7 +121,13 @@ class _Training:
         self.saved = self.done
         self.end = min(config.rounds, options.stop_after or config.rounds)
         if options.stop_at_epsilon is not None:
-            self.end = min(self.end, rounds_within(setup.plan, options.stop_at_epsilon))
+            within = rounds_within(setup.plan, options.stop_at_epsilon)
+            if within < self.done:
+                raise ValueError(
+                    f"stop_at_epsilon={options.stop_at_epsilon} is passed after {within} rounds, and the run has had {self.done}: leave it "
+                    "out, or give a larger one"
+                )
+            self.end = min(self.end, within)
         self.evaluator = Evaluator(task, config)
         self.validation: dict[str, float] = {}
         self.digest = folder.digest()

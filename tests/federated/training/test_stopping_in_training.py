@@ -34,6 +34,8 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     assert audit.contradictions == ()
     said = " ".join(audit.statement().split())
     assert f"The noise was made for {settings.rounds} rounds, and this is about the first {rounds} of them" in said
+    with pytest.raises(ValueError, match=rf"stop_at_epsilon=.* after {rounds - 1} rounds.* had {rounds}: leave it out"):
+        train("run", resume=True, stop_at_epsilon=epsilons[rounds - 2])
     with pytest.raises(ValueError, match=rf"the run has {settings.rounds}\): whether to go on .* made for all rounds"):
         train("run", dataclasses.replace(settings, rounds=settings.rounds + 2), resume=True)
     with pytest.raises(ValueError, match="is passed in round 0"):
