@@ -227,7 +227,7 @@ def trained(sign):
                     "train_loss": float(t) if diverges else 1 / (t + 1),
                     "zeroed": round(100 * most),
                 },
-                "validation": {"accuracy": accuracy_at(t)},
+                **({"validation": {"accuracy": accuracy_at(t)}} if (t + 1) % 12 == 0 else {}),
             }
             for t in range(config.rounds)
         ]
