@@ -196,7 +196,8 @@ def levels(scores: Sequence[Score]) -> bytes:
             ax.plot([mean], [y], marker=mark, color=color, markersize=6)
         ax.set_yticks(range(len(scores)), labels=[score.line for score in scores])
         ax.invert_yaxis()
-        ax.set_xlabel("test accuracy")
+        epsilons = {score.epsilon for score in scores if math.isfinite(score.epsilon)}
+        ax.set_xlabel("test accuracy" + "".join(f", epsilon {plain(epsilon)}" for epsilon in epsilons))
         ax.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
     return out.getvalue()
 

@@ -330,7 +330,7 @@ class Plan:
           commands: that make what is stated again; None for those that follow from the plan.
           versions: of packages; None for those installed here.
         """
-        p, scheme, claimed = self.participation, self.sampling, self.claimed_cohort
+        p, scheme, claimed, longer = self.participation, self.sampling, self.claimed_cohort, self.longer
         sentences: dict[str, str] = {}
         if scheme is not None:
             evidence = scheme.evidence(self.mechanism, self.unit_noise, self.delta)
@@ -370,13 +370,8 @@ class Plan:
             "commands": [self.calibrate_command(rdp=rdp)] if commands is None else list(commands),
             "versions": _statement.installed_versions() if versions is None else dict(versions),
             **self._clipping_facts(),
-            **self._longer_values(),
+            **({} if longer is None else {"longer": longer.guarantee_values() | {"rounds": longer.mechanism.rounds}}),
         } | ({"canaries": canaries} if canaries else {})
-
-    def _longer_values(self) -> dict[str, Any]:
-        if self.longer is None:
-            return {}
-        return {"longer": self.longer.guarantee_values() | {"rounds": self.longer.mechanism.rounds}}
 
     def calibrate_command(self, mechanism: str = "mechanism.npz", *, rdp: bool = False) -> str:
         """The command that prints the statement of this plan again."""

@@ -205,17 +205,10 @@ class TrainConfig:
                 f"family={self.family} needs a privacy target: give epsilon (such as 8) or noise_multiplier"
             )
         if self.canaries and (self.execution != "fast" or self.claimed_cohort is not None):
-            wrong = (
-                f"execution={self.execution}" if self.execution != "fast" else f"claimed_cohort={self.claimed_cohort}"
-            )
-            why = (
-                "does not hand out what it releases"
-                if self.execution != "fast"
-                else "claims other noise than what runs"
-            )
-            raise ValueError(
-                f"canaries={self.canaries} audit what is released, and {wrong} {why}: leave one of them out"
-            )
+            wrong = f"claimed_cohort={self.claimed_cohort} claims other noise than what runs"
+            if self.execution != "fast":
+                wrong = f"execution={self.execution} does not hand out what it releases"
+            raise ValueError(f"canaries={self.canaries} audit what is released, and {wrong}: leave one of them out")
         availability_from_text(self.availability)
         self._check_sampling()
         self.participation()

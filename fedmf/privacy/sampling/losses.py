@@ -5,7 +5,9 @@ import math
 
 import numpy as np
 
+from fedmf.mechanisms.base import Mechanism
 from fedmf.privacy.monte_carlo import Losses, digest_of
+from fedmf.privacy.sampling.cyclic import proven_bands
 
 _MAX_EXPONENT = 600.0
 
@@ -252,3 +254,26 @@ def _blocks(columns: np.ndarray) -> list[tuple[int, int, int, np.ndarray]]:
             block[t - low + j, t - low] = columns[t, j]
         blocks.append((low, high, end, block))
     return blocks
+
+
+@functools.lru_cache(maxsize=2)
+def bin_gram(mechanism: Mechanism, bins: int) -> np.ndarray:
+    """Inner products of the bins' sums of columns of C, float64 (bins, bins)."""
+    C = mechanism.encoder()
+    sums = np.zeros((len(C), bins))
+    for j in range(min(bins, C.shape[1])):
+        sums[:, j] = C[:, j::bins].sum(axis=1)
+    return sums.T @ sums
+
+
+@functools.lru_cache(maxsize=2)
+def columns_of(mechanism: Mechanism) -> np.ndarray:
+    """C by columns, float64 (n, bands): [t, j] = C[t + j, t]."""
+    n, rows = mechanism.rounds, mechanism.banded_rows()
+    if rows is None:
+        C, bands = mechanism.encoder(), proven_bands(mechanism)
+        rows = np.stack([np.pad(np.diagonal(C, -j), (j, 0)) for j in range(bands)], axis=1)
+    columns = np.zeros_like(rows)
+    for j in range(rows.shape[1]):
+        columns[: n - j, j] = rows[j:, j]
+    return columns

@@ -28,7 +28,7 @@ from fedmf.privacy.rounding import down, up
 from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE, Sampling, column_norm
 from fedmf.privacy.sampling.cyclic import proven_bands
 from fedmf.privacy.sampling.draws import BinDraws, Draws, MinSepDraws
-from fedmf.privacy.sampling.losses import BinLosses, MinSepLosses
+from fedmf.privacy.sampling.losses import BinLosses, MinSepLosses, bin_gram, columns_of
 
 
 class Simulated(Sampling):
@@ -205,7 +205,7 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
 
     def _orthogonal_norm(self, mechanism: Mechanism) -> float | None:
         """The norm of the bins' sums of columns, if they are orthogonal and of one norm: then each is a Gaussian release of its own."""
-        gram = _bin_gram(mechanism, self.bins)
+        gram = bin_gram(mechanism, self.bins)
         squares = np.diagonal(gram)
         alike = np.count_nonzero(gram) == self.bins and squares.max() <= squares.min() * (1 + 1e-9)
         return math.sqrt(squares.max()) if alike else None
@@ -383,33 +383,11 @@ def _sensitivity(mechanism: Mechanism, participation: Participation) -> float:
     return sensitivity(mechanism, participation).value
 
 
-@functools.lru_cache(maxsize=2)
-def _bin_gram(mechanism: Mechanism, bins: int) -> np.ndarray:
-    C = mechanism.encoder()
-    sums = np.zeros((len(C), bins))
-    for j in range(min(bins, C.shape[1])):
-        sums[:, j] = C[:, j::bins].sum(axis=1)
-    return sums.T @ sums
-
-
 @functools.lru_cache(maxsize=8)
 def _bin_losses(mechanism: Mechanism, bins: int, noise: float) -> BinLosses:
-    return BinLosses(_bin_gram(mechanism, bins) / noise**2)
-
-
-@functools.lru_cache(maxsize=2)
-def _columns(mechanism: Mechanism) -> np.ndarray:
-    """C by columns, float64 (n, bands): [t, j] = C[t + j, t]."""
-    n, rows = mechanism.rounds, mechanism.banded_rows()
-    if rows is None:
-        C, bands = mechanism.encoder(), proven_bands(mechanism)
-        rows = np.stack([np.pad(np.diagonal(C, -j), (j, 0)) for j in range(bands)], axis=1)
-    columns = np.zeros_like(rows)
-    for j in range(rows.shape[1]):
-        columns[: n - j, j] = rows[j:, j]
-    return columns
+    return BinLosses(bin_gram(mechanism, bins) / noise**2)
 
 
 @functools.lru_cache(maxsize=8)
 def _min_sep_losses(mechanism: Mechanism, min_sep: int, probability: float, warm: bool, noise: float) -> MinSepLosses:
-    return MinSepLosses(_columns(mechanism) / noise, min_sep, probability, warm)
+    return MinSepLosses(columns_of(mechanism) / noise, min_sep, probability, warm)
