@@ -77,9 +77,7 @@ class Plan:
     def __post_init__(self) -> None:
         mechanism, scheme, p = self.mechanism, self.sampling, self.participation
         if not isinstance(mechanism, Mechanism):
-            raise TypeError(
-                f"mechanism={mechanism!r} must be a Mechanism: make one with fedmf.fit or fedmf.load_mechanism"
-            )
+            raise TypeError(f"mechanism={mechanism!r} must be a Mechanism: make one with fedmf.fit or load_mechanism")
         if scheme is not None:
             if not isinstance(scheme, Sampling):
                 raise TypeError(
@@ -97,9 +95,7 @@ class Plan:
                 f"mechanism has {mechanism.rounds} rounds but participation has {p.rounds}: fit the mechanism for the rounds of the run"
             )
         noise_hint = "use a number such as 0.65, or 0 for no privacy"
-        clip_hint = (
-            "use the L2 bound on a client's update, such as 1.0; for one that adapts give quantile_clipping as well"
-        )
+        clip_hint = "use the L2 bound on an update, such as 1.0; for one that adapts add quantile_clipping"
         checked = {
             "sampling": scheme,
             "participation": p,

@@ -107,7 +107,7 @@ def test_both_streams_are_stated_and_the_stated_command_makes_the_plan_again(tmp
     number = {"schema": str, "rounds": int, "min_sep": int, "max_participations": int, "clip_every": int}
     target = {name: number.get(name, float)(value) for name, value in given.items()}
     target |= {"quantile": target["clip_quantile"], "share": target["clip_share"], "every": target["clip_every"]}
-    again = plan_from(tmp_path / "mechanism.npz", target | {"epsilon": None})
+    again = plan_from(tmp_path / "mechanism.npz", target | {"epsilon": None, "budget": None})
     assert again.summary() == plan.summary()
 
 
@@ -153,6 +153,6 @@ def test_the_command_line_wants_the_quantile(tmp_path):
         "max_participations": None,
         "noise_multiplier": 1.0,
     }
-    target |= {"epsilon": None, "delta": 1e-6, "clip_norm": 1.0, "share": 0.1}
+    target |= {"epsilon": None, "delta": 1e-6, "clip_norm": 1.0, "share": 0.1, "budget": None}
     with pytest.raises(ValueError, match="they belong to --clip-quantile"):
         plan_from(tmp_path / "mechanism.npz", target)
