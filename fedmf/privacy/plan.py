@@ -326,7 +326,8 @@ class Plan:
           commands: that make what is stated again; None for those that follow from the plan.
           versions: of packages; None for those installed here.
         """
-        p, scheme, claimed, longer = self.participation, self.sampling, self.claimed_cohort, self.longer
+        p, scheme, claimed = self.participation, self.sampling, self.claimed_cohort
+        longer = self.longer and dataclasses.replace(self.longer, delta=self.delta)
         sentences: dict[str, str] = {}
         if scheme is not None:
             evidence = scheme.evidence(self.mechanism, self.unit_noise, self.delta)
