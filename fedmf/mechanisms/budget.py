@@ -139,10 +139,12 @@ def check_pays_for_each_round(budget: Participation, dearest: float) -> None:
         )
 
 
-def most_rounds(mechanism: Mechanism, budget: Participation) -> int:
-    """Rounds of a client that no budget of this size goes beyond: as many as it pays for if two cost no more than each alone."""
+def most_rounds(mechanism: Mechanism, participation: Participation) -> int:
+    """Rounds that no client takes part in more of; of a budget as many as it pays for if two cost no more than each alone."""
+    if participation.schema != "budget":
+        return participation.max_participations
     squares = np.sort(np.square(mechanism.encoder()).sum(axis=0))
-    return int(np.count_nonzero(budget.affords(np.cumsum(squares))))
+    return max(1, int(np.count_nonzero(participation.affords(np.cumsum(squares)))))
 
 
 def block_sums(costs: np.ndarray, rounds: np.ndarray) -> np.ndarray:

@@ -326,16 +326,14 @@ class Plan:
           commands: that make what is stated again; None for those that follow from the plan.
           versions: of packages; None for those installed here.
         """
-        p, scheme, claimed, longer = self.participation, self.sampling, self.claimed_cohort, self.longer
+        p, scheme, claimed = self.participation, self.sampling, self.claimed_cohort
+        longer = self.longer and dataclasses.replace(self.longer, delta=self.delta)
         sentences: dict[str, str] = {}
         if scheme is not None:
             evidence = scheme.evidence(self.mechanism, self.unit_noise, self.delta)
             sentences = scheme.statement(self.mechanism, self.unit_noise) | ({"evidence": evidence} if evidence else {})
-        # Cohorts of min_sep rounds in a row have no client in common, and nobody is in more than max_participations of all.
-        most = p.max_participations
-        if claimed is not None and p.schema == "budget":
-            most = max(1, most_rounds(self.mechanism, p))
-        needed = max((claimed or 0) * p.min_sep, -(-(claimed or 0) * p.rounds // most))
+        # Cohorts of min_sep rounds in a row have no client in common, and nobody is in more than most_rounds of all.
+        needed = max((claimed or 0) * p.min_sep, -(-(claimed or 0) * p.rounds // most_rounds(self.mechanism, p)))
         guarantee = self.guarantee_values() | ({"rdp_epsilon": finite(self.rdp_epsilon)} if rdp else {})
         return {
             "format": _statement.FORMAT,

@@ -46,8 +46,8 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
             f"{run.path}: participation.csv has other numbers of clients than metrics.jsonl in {named(sorted(wrong))}: no guarantee can be "
             "stated; put the run's own files back, or run it again in another folder"
         )
-    # Rounds after the last checkpoint have metrics, and no record yet of who took part. Saved ones without metrics may have been empty; what
-    # they release says something of those before all the same.
+    # Rounds after the last checkpoint have metrics, and no record yet of who took part. Saved ones without metrics may have been empty, and
+    # release something of those before all the same.
     saved = RunFolder(run.path).saved_rounds() if run.result is None else 0
     beyond = {row["round"] for row in run.metrics if row.get("clients") != 0 and row["round"] >= len(ledger)}
     unrecorded = sorted(beyond.union(range(len(ledger), saved)))

@@ -73,6 +73,12 @@ def test_the_shorter_run_is_accounted_like_one_that_was_planned_so():
     assert "The noise was made for" not in whole.statement()
 
 
+def test_the_longer_run_is_stated_for_the_same_delta():
+    whole = plan(separated(8, 4))
+    changed = dataclasses.replace(stopped_after(whole, 4), delta=1e-9).statement_values()["longer"]
+    assert changed["epsilon"] == dataclasses.replace(whole, delta=1e-9).epsilon > whole.epsilon
+
+
 class TestRoundsWithin:
     WHOLE = fedmf.calibrate(BLT, separated(9, 2), epsilon=6.0, delta=1e-6)
 
