@@ -47,7 +47,7 @@ def per_round_error(mechanism: Any, workload: Workload, participation: Participa
 
     >>> from fedmf.mechanisms.identity import IdentityMechanism
     >>> from fedmf.workloads import prefix_sum
-    >>> per_round_error(IdentityMechanism(rounds=4), prefix_sum(4), Participation(rounds=4, schema="single"))[3]
+    >>> float(per_round_error(IdentityMechanism(rounds=4), prefix_sum(4), Participation(rounds=4, schema="single"))[3])
     2.0
     """
     return np.sqrt(_scaled_rows(mechanism, workload, participation))

@@ -138,6 +138,7 @@ class _PickledArray:
 
 _NAMES = {
     ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
+    ("numpy._core.multiarray", "_reconstruct"): _PickledArray,  # since numpy 2
     ("numpy", "dtype"): _PickledType,
     ("numpy", "ndarray"): _PickledArray,
 }

@@ -1,4 +1,5 @@
 import dataclasses
+import importlib.metadata
 import math
 import time
 
@@ -70,6 +71,9 @@ def test_composed_deltas_are_above_the_closed_form(k, sigma):
     assert sampled_gaussian_epsilon(each, 9.9e-11, probability=almost, compositions=k) == math.inf
 
 
+@pytest.mark.skipif(
+    importlib.metadata.version("dp-accounting") != "0.4.3", reason="a later one need not be too small there"
+)
 def test_deltas_near_the_rounding_of_a_composition_are_not_taken_from_it():
     # The control of the test above: what dp_accounting says at 1e-13 is too small.
     k, sigma = 2052, 0.5

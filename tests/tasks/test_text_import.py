@@ -321,6 +321,7 @@ def test_two_hundred_thousand_rows_in_bounded_time_and_memory(tmp_path):
     assert (summary.rows, sum(summary.sentences.values())) == (200_000, 600_000)
 
 
+@pytest.mark.tensorflow
 def test_the_command(table):
     out = table.with_name("corpus.sqlite")
     printed = fedmf("data", "import", table, "--out", out, "--quiet").stdout

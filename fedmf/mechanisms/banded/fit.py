@@ -177,7 +177,7 @@ def toeplitz_start(workload: Workload, bands: int) -> np.ndarray:
     the square root of the prefix sums.
 
     >>> from fedmf.workloads import identity
-    >>> abs(toeplitz_start(identity(8), 2)[1]) < 1e-3
+    >>> bool(abs(toeplitz_start(identity(8), 2)[1]) < 1e-3)
     True
     """
     c = power_series(np.array([1.0, -1.0]), -0.5, bands)

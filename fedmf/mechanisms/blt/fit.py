@@ -167,7 +167,7 @@ def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
     64).
 
     >>> times, weights = time_grid(10_000)
-    >>> len(times) < 300, abs(weights @ 0.99**times - (1 - 0.99**10_000) / 0.01) < 1e-9
+    >>> len(times) < 300, bool(abs(weights @ 0.99**times - (1 - 0.99**10_000) / 0.01) < 1e-9)
     (True, True)
     """
     if count == 0:

@@ -67,7 +67,7 @@ class BinDraws(Draws):
     """Every client is in one bin, drawn once; round t has bin t mod `bins`.
 
     >>> draws = BinDraws(population=5, bins=2, seed=1)
-    >>> sorted([*draws.clients(0), *draws.clients(3)])
+    >>> sorted([*draws.clients(0).tolist(), *draws.clients(3).tolist()])
     [0, 1, 2, 3, 4]
     """
 

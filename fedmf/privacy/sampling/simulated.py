@@ -101,7 +101,7 @@ class Simulated(Sampling):
 
 
 ADJACENCY = (
-    "The simulated pair of distributions is that of adding or removing a client. That is the same here: clients are drawn independently "
+    "The pair of distributions is that of adding or removing a client. That is the same here: clients are drawn independently "
     "of each other and the divisor is fixed, so that zeroing a client out and removing it give the same two distributions of the output."
 )
 
