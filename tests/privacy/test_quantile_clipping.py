@@ -1,5 +1,6 @@
 """What it costs to tell the clip norm a quantile: two streams that are together one mechanism of the planned noise."""
 
+import dataclasses
 import itertools
 import math
 
@@ -88,6 +89,9 @@ def test_both_streams_are_stated_and_the_stated_command_makes_the_plan_again(tmp
     ):
         assert words in text
     assert "quantile" not in plan_of(None).statement()
+    silent = dataclasses.replace(plan, noise_multiplier=0.0).statement()
+    assert "**No privacy.**" in silent
+    assert "norm at most 1 / 0" not in " ".join(silent.split())
     plan.mechanism.save(tmp_path / "mechanism.npz")
     words = " ".join(plan.command_options()).split()
     given = {
@@ -96,6 +100,7 @@ def test_both_streams_are_stated_and_the_stated_command_makes_the_plan_again(tmp
     number = {"schema": str, "rounds": int, "min_sep": int, "max_participations": int, "clip_every": int}
     target = {name: number.get(name, float)(value) for name, value in given.items()}
     target |= {"quantile": target["clip_quantile"], "share": target["clip_share"], "every": target["clip_every"]}
+    target["budget"] = None
     again = plan_from(tmp_path / "mechanism.npz", target | {"epsilon": None})
     assert again.summary() == plan.summary()
 
@@ -142,6 +147,6 @@ def test_the_command_line_wants_the_quantile(tmp_path):
         "max_participations": None,
         "noise_multiplier": 1.0,
     }
-    target |= {"epsilon": None, "delta": 1e-6, "clip_norm": 1.0, "share": 0.1}
+    target |= {"epsilon": None, "delta": 1e-6, "clip_norm": 1.0, "share": 0.1, "budget": None}
     with pytest.raises(ValueError, match="they belong to --clip-quantile"):
         plan_from(tmp_path / "mechanism.npz", target)
