@@ -18,6 +18,7 @@ _HEAD = """# The papers' tables and figures
 
 Made by `fedmf paper report`: do not edit it. `fedmf paper run NAME` makes one again, with its numbers as CSV and its picture in full size.
 "Exact" is computed, without training. "Holds" is decided by the numbers, as the sentence beside it says.
+"Not shown": the intervals of small training runs leave it open, or contradict it.
 
 """
 
@@ -67,10 +68,14 @@ def _row(item: Item, result: Mapping[str, Any] | None, folder: str) -> str:
     state = f"{item.state}" + (f". {item.why}" if item.why else "")
     if result is not None:
         picture = f"<br>![{item.number}]({folder}/{item.name}.png)"
-        mark = "**Holds.**" if result["holds"] else "**Does not hold.**"
+        trained = item.state != "exact"
+        mark = "**Holds.**" if result["holds"] else "**Not shown.**" if trained else "**Does not hold.**"
         reduced = f" Reduced: {result['reduced']}." if result["reduced"] else ""
         ours = f"{mark} {result['verdict']}{reduced}"
-        state += f"; {result['scale']}, {duration(result['processor_seconds'])} of processor time"
+        # Of a sweep that was there already this would be the time of drawing; what it trained for is in `reduced`.
+        state += f"; {result['scale']}" + (
+            "" if trained else f", {duration(result['processor_seconds'])} of processor time"
+        )
     cells = (f"**{item.number}**<br>`{item.name}`{picture}", item.claim, ours, state)
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n"
 

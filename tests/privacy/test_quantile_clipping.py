@@ -1,5 +1,6 @@
 """What it costs to tell the clip norm a quantile: two streams that are together one mechanism of the planned noise."""
 
+import dataclasses
 import itertools
 import math
 
@@ -99,6 +100,9 @@ def test_both_streams_are_stated_and_the_stated_command_makes_the_plan_again(tmp
     ):
         assert words in text
     assert "quantile" not in plan_of(None).statement()
+    silent = dataclasses.replace(plan, noise_multiplier=0.0).statement()
+    assert "**No privacy.**" in silent
+    assert "norm at most 1 / 0" not in " ".join(silent.split())
     plan.mechanism.save(tmp_path / "mechanism.npz")
     words = " ".join(plan.command_options()).split()
     given = {

@@ -283,6 +283,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             )
         t, clip, stddev = noise.next_round, global_state.clip, tf.constant(self.plan.stddev, tf.float32)
         row, noise = self._noise.next(noise)
+        if self._scaling is not None:
+            row = self._scaling.checked(global_state.scaling, row)
         if self._adaptive is not None:
             # What is released is (sum / clip.norm + noise) and the centred bits; the former is multiplied by clip.norm again.
             stddev *= tf.cast(clip.norm / self.plan.clip_norm, tf.float32)

@@ -99,6 +99,14 @@ def test_a_large_epsilon_is_the_plain_mean_bit_for_bit():
     assert np.all(scales == 1)
 
 
+def test_a_state_of_another_scaling_is_refused():
+    """Rounds done again with other scales have the same noise: their difference would be free of it."""
+    state = query_of(Scaling(rule="adam")).initial_global_state()
+    for other in (Scaling(rule="yogi"), Scaling(rule="adam", epsilon=0.5), Scaling(rule="adam", every=2)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="those of another Scaling"):
+            one_round(query_of(other), state, random_updates(0))
+
+
 def test_constant_scales_are_a_rescaled_problem():
     """The plain query on s * x, divided by s."""
     s = np.array([4.0, 2.0, 1.0, 0.5, 0.25])  # powers of two: exact
