@@ -55,7 +55,9 @@ def test_the_commands_of_the_replication_are_taken(tmp_path, monkeypatch, capfd)
     ("words", "epsilon", "printed"),
     [
         ("--family identity --min-sep 342 --claimed-cohort 1000", 8.0, "0.65294"),  # banded paper, Table 4
-        ("--family tree --decoder full --min-sep 342 --claimed-cohort 1000", 1.0, "4.22468"),
+        pytest.param(
+            "--family tree --decoder full --min-sep 342 --claimed-cohort 1000", 1.0, "4.22468", marks=pytest.mark.slow
+        ),
         ("--family identity --schema every_round --claimed-cohort 342477", 2.0, "2.23048"),  # of the whole run
     ],
 )

@@ -26,6 +26,7 @@ for number in plt.get_fignums():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_notebook(name, tmp_path):
     command = [sys.executable, "-c", _PROGRAM, str(NOTEBOOKS / f"{name}.md")]

@@ -19,7 +19,7 @@ TIMED = {"denisov-figure-4", "slides-noise-time"}
 # Above three seconds, or tables whose rows test_paper_tables.py has.
 SLOW = {
     "banded-figure-4", "banded-figure-11", "banded-sec-6", "banded-table-3", "banded-table-5", "banded-table-6", "banded-table-7",
-    "denisov-table-2", "multi-epoch-table-1", "multi-epoch-table-3",
+    "denisov-figure-1", "denisov-figure-5", "denisov-table-2", "multi-epoch-table-1", "multi-epoch-table-3",
 }  # fmt: skip
 
 
@@ -67,7 +67,7 @@ CONTROLS = {
 error = theory.error
 
 
-@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CONTROLS])
 def test_it_does_not_hold_against_other_numbers(name, tmp_path, monkeypatch):
     CONTROLS[name](monkeypatch)
     assert not runner.run(ITEMS[name], Request(folder=tmp_path, scale="tiny"))["holds"]

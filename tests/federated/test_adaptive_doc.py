@@ -10,6 +10,7 @@ pytestmark = pytest.mark.tensorflow
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "adaptive.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_snippet_runs_as_printed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     [snippet] = re.findall(r"```python\n(.*?)```", PAGE, re.S)

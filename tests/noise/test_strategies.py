@@ -126,7 +126,7 @@ def test_the_explanation_names_all_and_begins_with_the_choice(disk):
         (lambda: banded(2052, 342), 90_000, True),
         (lambda: dense(200), LARGE, False),
         (lambda: dense(200), 1000, True),
-        (lambda: dense(1600), 1000, False),
+        pytest.param(lambda: dense(1600), 1000, False, marks=pytest.mark.slow),
         (lambda: TreeMechanism(rounds=400, decoder="full").stream(), LARGE, True),
         (lambda: IdentityMechanism(rounds=3).stream(), 0, True),
     ],

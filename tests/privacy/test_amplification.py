@@ -238,7 +238,7 @@ def test_the_known_mistake_claims_a_fraction_of_the_epsilon():
         CyclicFixedSize(population=1000, cohort_size=20),
         CyclicShuffle(population=480, cohort_size=20),
         CyclicShuffle(population=480, cohort_size=20, reshuffle=True),
-        CyclicShuffle(population=4_000_000, cohort_size=2, reshuffle=True),
+        pytest.param(CyclicShuffle(population=4_000_000, cohort_size=2, reshuffle=True), marks=pytest.mark.slow),
     ],
 )
 def test_calibration_is_never_weaker_than_asked_nor_much_stronger(scheme):

@@ -144,5 +144,5 @@ def test_refusals_name_the_argument(change, error, words):
 
 
 def test_an_adaptive_clip_norm_is_refused_with_the_reason():
-    with pytest.raises(TypeError, match="for one that adapts give quantile_clipping as well"):
+    with pytest.raises(TypeError, match="for one that adapts add quantile_clipping"):
         plan_of(IdentityMechanism(rounds=4), clip_norm=ADAPTIVE)

@@ -163,6 +163,7 @@ def test_options_are_checked():
             RunOptions(threads=threads)
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_keras_model_trains(task):
     without = dataclasses.replace(task, compiled_epoch=lambda: None)
     settings = config()

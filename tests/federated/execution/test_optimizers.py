@@ -93,7 +93,7 @@ def test_the_momentum_of_clients_belongs_to_sgd():
         config(client_optimizer="adam", client_momentum=0.5)
 
 
-@pytest.mark.parametrize("examples", [4, 2])
+@pytest.mark.parametrize("examples", [pytest.param(4, marks=pytest.mark.slow), 2])
 def test_clients_of_one_example_train_side_by_side_the_same_model(examples, tmp_path, monkeypatch):
     """Example-level privacy: gradients in groups of two, and all at once, beside TFF's clients."""
     monkeypatch.setattr(client_work, "SMALL_MODEL", 0)

@@ -61,6 +61,7 @@ def test_the_statement_names_what_adapts_and_guarantees_the_same(runs, tmp_path)
     assert runs["scaled"].plan["stddev"] == plain.plan["stddev"]
 
 
+@pytest.mark.slow
 def test_stock_tff_trains_the_same_model(runs, tmp_path):
     run, stock = runs["both"], train(tmp_path / "tff", config("tff", **WAYS["both"]), noise_seed=4)
     initial = [v.numpy() for v in small_task().build_model(3).trainable_variables]
