@@ -28,6 +28,7 @@ TENSORFLOW = {"tensorflow", "tensorflow_federated", "tensorflow_privacy", "keras
 # What `fedmf --help` may cost (DESIGN section 8): the command line imports these inside functions.
 HEAVY = {"numpy", "scipy", "dp_accounting", "matplotlib", *TENSORFLOW}
 MAX_LINES = 400
+MAX_PARAMETERS = 7  # besides self
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc", "tools"}
 
 
@@ -167,6 +168,16 @@ def test_one_subject_a_file():
     long = {name: n for name, text in SOURCES.items() if (n := len(text.splitlines())) > MAX_LINES}
     assert long == {}, "these hold two subjects: split them"
     assert {name.rpartition(".")[2] for name in SOURCES} & NAMES_THAT_SAY_NOTHING == set()
+
+
+def test_no_function_has_many_parameters():
+    many = []
+    for name, text in SOURCES.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                found = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                many += [f"{name}.{node.name}"] * (len(found) - (found[:1] in (["self"], ["cls"])) > MAX_PARAMETERS)
+    assert many == []
 
 
 class TestTheTestItself:

@@ -32,12 +32,14 @@ def low(d: int) -> np.ndarray:
 
 
 def _point(
-    panel: str, x: float, noise: Noise, eta: float, spectrum: np.ndarray, *, chains: int, seed: int, sampled: bool
+    at: tuple[str, float], noise: Noise, eta: float, spectrum: np.ndarray, *, chains: int, seed: int, sampled: bool
 ) -> Row:
+    """The row of a panel and an x."""
     formula = theory.error(noise, eta, spectrum, sampled=sampled)
     rounds = theory.rounds_for(noise, eta, spectrum)
     found = theory.simulated(noise, eta, spectrum, rounds=rounds, chains=chains, seed=seed, sampled=sampled)
     mean, deviation = float(found.mean()), float(found.std(ddof=1) / np.sqrt(chains))
+    panel, x = at
     return panel, noise.name, x, formula, mean, deviation, (mean - formula) / deviation
 
 
@@ -89,7 +91,7 @@ def mean_estimation(request: Request) -> Outcome:
     rows: list[Row] = []
 
     def add(panel: str, x: float, noise: Noise, eta: float) -> None:
-        rows.append(_point(panel, x, noise, eta, one, chains=chains, seed=len(rows), sampled=False))
+        rows.append(_point((panel, x), noise, eta, one, chains=chains, seed=len(rows), sampled=False))
 
     for eta in etas:
         for noise in (theory.independent(), theory.damped(eta), theory.anti_pgd(1 - np.sqrt(2 * eta))):
@@ -128,7 +130,7 @@ def linear_regression(request: Request) -> Outcome:
                 theory.damped(eta * spectrum.min()),
                 theory.best(eta, spectrum, sampled=True),
             ):
-                rows.append(_point(panel, d, noise, eta, spectrum, chains=chains, seed=len(rows), sampled=True))
+                rows.append(_point((panel, d), noise, eta, spectrum, chains=chains, seed=len(rows), sampled=True))
     agree, words = _agreement(rows)
     panels = list(dict.fromkeys(row[0] for row in rows))
     slopes = {
@@ -163,7 +165,7 @@ def learning_rate(request: Request) -> Outcome:
                 theory.damped(eta * spectrum.min()),
                 theory.best(eta, spectrum, sampled=True),
             ):
-                rows.append(_point(panel, eta, noise, eta, spectrum, chains=chains, seed=len(rows), sampled=True))
+                rows.append(_point((panel, eta), noise, eta, spectrum, chains=chains, seed=len(rows), sampled=True))
     agree, words = _agreement(rows)
     slopes = {name: [_slope(rows, panel, name) for panel in dict.fromkeys(row[0] for row in rows)] for name in names}
     sgd, anti, ftrl = (slopes[name] for name in names[:3])

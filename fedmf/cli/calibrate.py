@@ -40,13 +40,10 @@ from fedmf.cli.options import (
 @json_option
 def calibrate(
     mechanism_file: pathlib.Path,
-    stop_after: int | None,
     statement: bool,
     table: bool,
     rdp: bool,
     explain: bool,
-    parameters: int,
-    noise_memory: int | None,
     as_json: bool,
     **target: Any,
 ) -> None:
@@ -62,15 +59,17 @@ def calibrate(
     from fedmf.noise import strategies
     from fedmf.privacy.stopping import stopped_after, stopping_table
 
+    parameters = target["parameters"]
     with arguments_checked():
         plan = plan_from(mechanism_file, target)
         stops = stopping_table(plan) if table else []
-        if stop_after is not None:
-            plan = stopped_after(plan, stop_after)
+        if target["stop_after"] is not None:
+            plan = stopped_after(plan, target["stop_after"])
         host, graph = [], []
         if explain:
             stream = plan.mechanism.stream().causal()
-            host = strategies.host_strategies(stream, parameters, memory_bytes=noise_memory, folder=pathlib.Path.cwd())
+            memory = target["noise_memory"]
+            host = strategies.host_strategies(stream, parameters, memory_bytes=memory, folder=pathlib.Path.cwd())
             graph = [strategies.graph_strategy(stream, parameters)]
     extras: dict[str, Any] = {
         "rdp": rdp,
