@@ -89,6 +89,7 @@ def test_train_audit_report(trained, tmp_path):
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_train_from_a_config_file_with_flags_on_top_and_resume(corpus, trained, tmp_path):
     folder, _ = trained
     values = json.loads((folder / "config.json").read_text()) | {"rounds": 8}
@@ -176,6 +177,7 @@ def test_rounds_without_enough_clients_are_said_once(corpus, tmp_path):
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(corpus, tmp_path):
     command = [sys.executable, "-c", "from fedmf.cli import main; main()", "train", "--data", str(corpus)]
     command += ["--out", str(tmp_path / "run"), *TRAIN, "--rounds", "300", "--checkpoint-every", "300"]

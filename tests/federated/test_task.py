@@ -84,6 +84,7 @@ def test_a_resume_on_other_arrays_is_refused(tmp_path):
         federated.train(task_of(255 - PIXELS, cnn), config(), folder=tmp_path, resume=True, progress=False)
 
 
+@pytest.mark.slow
 def test_a_client_data_and_a_preprocessing_function(tmp_path):
     def mapped(dataset):
         return dataset.map(lambda e: (e["pixels"], e["label"]))
@@ -213,6 +214,7 @@ def test_an_error_of_the_users_function_says_whose_examples_it_read():
         broken.examples_of("7")
 
 
+@pytest.mark.slow
 def test_a_client_s_examples_that_do_not_do_lose_no_round(tmp_path):
     task, rounds = task_of(PIXELS, cnn), []
     read = task.client_examples

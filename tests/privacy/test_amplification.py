@@ -108,6 +108,7 @@ def test_an_epsilon_of_almost_nothing_needs_no_finer_grid_than_memory_holds(monk
     assert grids
 
 
+@pytest.mark.slow
 def test_a_client_that_is_hardly_ever_drawn():
     """Both took minutes: one step of the search took seconds, and where no noise is needed there were hundreds."""
     many = CyclicPoisson(population=10**9, cohort_size=1)

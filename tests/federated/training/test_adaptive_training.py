@@ -36,7 +36,11 @@ def test_what_adapts_is_a_metric_of_each_round(runs):
     assert "scale_drift" not in runs["quantile"].table()
 
 
-@pytest.mark.parametrize("way", [{"server_optimizer": "adam"}, WAYS["both"]], ids=["plain adam", "both"])
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param({"server_optimizer": "adam"}, marks=pytest.mark.slow), WAYS["both"]],
+    ids=["plain adam", "both"],
+)
 def test_a_stopped_run_resumes_bit_for_bit(way, runs, tmp_path):
     settings = config(**way)
     whole = runs["both"] if way is WAYS["both"] else train(tmp_path / "whole", settings, noise_seed=4)

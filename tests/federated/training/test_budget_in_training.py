@@ -14,6 +14,7 @@ from tests.federated.training.test_loop import assert_same_run
 pytestmark = pytest.mark.tensorflow
 
 
+@pytest.mark.slow
 def test_a_run_keeps_to_its_budget_resumed_or_not(tmp_path):
     settings = dataclasses.replace(config(), schema="budget", availability="independent:0.6")
 

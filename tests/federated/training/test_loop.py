@@ -62,7 +62,8 @@ def process(folder, execution, kill_after):
         return subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=300, check=False)
 
 
-@pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("execution", ["fast", "tff"])
 def test_six_rounds_equal_three_kill_9_and_three_more(tmp_path, execution):
     """The rounds before kill -9 in another process than those after it."""
     whole = train(tmp_path / "whole", config(execution))
@@ -143,6 +144,7 @@ def test_seeds_change_what_they_say(tmp_path):
     assert (base.path / "participation.csv").read_bytes() != (other.path / "participation.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoints_were_removed_begins_again(tmp_path):
     with pytest.raises(federated.InterruptedRun):
         train(tmp_path / "parts", on_round=crash_after(3, KeyboardInterrupt))

@@ -49,6 +49,7 @@ def test_poisson_run_keeps_to_its_parts_and_resumes_to_the_same(tmp_path, execut
     assert whole.plan["epsilon"] <= 20 < whole.plan["sampling"]["unamplified_epsilon"]
 
 
+@pytest.mark.slow
 def test_a_min_sep_run_keeps_its_separation_and_resumes_to_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(monte_carlo, "_SEARCH_WORK", 1e6)
     monkeypatch.setattr(monte_carlo, "_PROOF_WORK", 1e7)

@@ -13,6 +13,7 @@ from tests.federated.small_task import small_task
 pytestmark = pytest.mark.tensorflow
 
 
+@pytest.mark.slow
 def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_its_plan(tmp_path):
     settings = config()
     plan = settings.plan()

@@ -48,6 +48,7 @@ def test_each_point_once_also_after_a_resume(tmp_path):
     assert (tmp_path / "run" / "tensorboard").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_a_resume_may_begin_to_write(tmp_path):
     def stop(t):
         if t == 3:
