@@ -83,7 +83,7 @@ def test_matrices_of_another_program(run, tmp_path):
 def test_ctrl_c_keeps_the_best_so_far(tmp_path):
     command = [sys.executable, "-c", "from fedmf.cli import main; main()", "fit", "--out", str(tmp_path / "m.npz")]
     process = subprocess.Popen(
-        [*command, "--rounds", "700", "--schema", "single", "--bands", "300", "--tolerance", "1e-13"],
+        [*command, "--rounds", "1600", "--schema", "single", "--bands", "800", "--tolerance", "1e-13"],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -93,7 +93,9 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path):
     assert process.stderr is not None
     seen = ""
     while "step" not in seen:
-        seen += process.stderr.read(1)
+        letter = process.stderr.read(1)
+        assert letter, f"the fit ended before it showed a step, too small for this machine: {seen}"
+        seen += letter
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=60)
