@@ -1,6 +1,6 @@
 """Figures of Choquette-Choo et al. 2023, banded matrix factorization, that need no training."""
 
-from typing import Any
+import functools
 
 import matplotlib.colors
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 import fedmf
 from fedmf.experiments import band_figure, band_sweep, tuning_figures, tuning_tables
 from fedmf.experiments.papers.drawing import COLORS, curves, heat_maps
-from fedmf.experiments.papers.item import Item, Outcome, Request
+from fedmf.experiments.papers.item import Outcome, Request, numbered
 from fedmf.experiments.privacy_tables import shown_on_terminal
 from fedmf.experiments.table_cells import fit, one_participation
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
@@ -289,12 +289,7 @@ def figure_11(request: Request) -> Outcome:
     )
 
 
-def _item(number: str, make: Any, small: float, full: float, claim: str) -> Item:
-    name = f"banded-{number.lower().replace(' ', '-')}"
-    return Item(
-        name=name, source="banded", number=number, claim=claim, make=make, seconds={"small": small, "full": full}
-    )
-
+_item = functools.partial(numbered, "banded")
 
 ITEMS = (
     _item("Figure 2", figure_2, 1, 1, "Round t draws from one of b parts of the clients, in turn."),

@@ -1,5 +1,6 @@
 """Figures of Denisov et al. 2022 that need no training."""
 
+import functools
 import time
 import warnings
 from typing import Any
@@ -10,7 +11,7 @@ import fedmf
 from fedmf.experiments import paper_figures as printed
 from fedmf.experiments.papers import factorization_race as race
 from fedmf.experiments.papers.drawing import COLORS, curves, table
-from fedmf.experiments.papers.item import Item, Outcome, Request
+from fedmf.experiments.papers.item import Outcome, Request, numbered
 from fedmf.experiments.table_cells import fit, one_participation
 from fedmf.mechanisms.dense import fit_dense
 from fedmf.mechanisms.fitting.progress import Stopping
@@ -173,12 +174,7 @@ def figure_5(request: Request) -> Outcome:
     )
 
 
-def _item(number: str, make: Any, small: float, full: float, claim: str) -> Item:
-    name = f"denisov-{number.lower().replace(' ', '-')}"
-    return Item(
-        name=name, source="denisov", number=number, claim=claim, make=make, seconds={"small": small, "full": full}
-    )
-
+_item = functools.partial(numbered, "denisov")
 
 ITEMS = (
     _item(

@@ -104,3 +104,11 @@ class Item:
         """Sorts by source, kind and number."""
         parts = re.split(r"(\d+)", self.number)
         return list(SOURCES).index(self.source), *(int(part) if part.isdigit() else part for part in parts)
+
+
+def numbered(
+    source: str, number: str, make: Callable[[Request], Outcome], small: float, full: float, claim: str
+) -> Item:
+    """An exact item, named by its source and caption number; `small` and `full` are its seconds at these scales."""
+    name = f"{source}-{number.lower().replace(' ', '-')}"
+    return Item(name=name, source=source, number=number, claim=claim, make=make, seconds={"small": small, "full": full})

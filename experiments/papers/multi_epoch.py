@@ -1,5 +1,6 @@
 """Figures of Choquette-Choo et al. 2022, multi-epoch matrix factorization, that need no training."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import fedmf
 from fedmf.experiments import paper_figures as printed
 from fedmf.experiments.error_tables import stamped
 from fedmf.experiments.papers.drawing import COLORS, curves, heat_maps, table
-from fedmf.experiments.papers.item import Item, Outcome, Request
+from fedmf.experiments.papers.item import Outcome, Request, numbered
 from fedmf.experiments.table_cells import fit, one_participation
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 from fedmf.reports.canvas import blank, legend_above
@@ -198,12 +199,7 @@ def figure_14(request: Request) -> Outcome:
     )
 
 
-def _item(number: str, make: Any, small: float, full: float, claim: str) -> Item:
-    name = f"multi-epoch-{number.lower().replace(' ', '-')}"
-    return Item(
-        name=name, source="multi-epoch", number=number, claim=claim, make=make, seconds={"small": small, "full": full}
-    )
-
+_item = functools.partial(numbered, "multi-epoch")
 
 ITEMS = (
     _item("Figure 2", figure_2, 90, 90, "For six epochs the columns of C for two rounds of one client are orthogonal."),

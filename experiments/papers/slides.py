@@ -153,7 +153,8 @@ def approximation(request: Request) -> Outcome:
     )
 
 
-def _item(name: str, number: str, make: Any, small: float, full: float, claim: str) -> Item:
+def slides_item(name: str, number: str, make: Any, small: float, full: float, claim: str) -> Item:
+    """What the slides show under no number."""
     return Item(
         name=f"slides-{name}",
         source="slides",
@@ -165,7 +166,7 @@ def _item(name: str, number: str, make: Any, small: float, full: float, claim: s
 
 
 ITEMS = (
-    _item(
+    slides_item(
         "max-error",
         "Max error",
         max_error,
@@ -173,7 +174,7 @@ ITEMS = (
         60,
         "The optimal Toeplitz mechanism has max error log(n) / pi + constant, independent noise sqrt(n).",
     ),
-    _item(
+    slides_item(
         "noise-time",
         "Noise generation time",
         noise_time,
@@ -181,7 +182,7 @@ ITEMS = (
         60,
         "The noise of iteration t costs the optimum t vectors, bands and buffers a constant number.",
     ),
-    _item(
+    slides_item(
         "approximation",
         "Approximation quality",
         approximation,

@@ -8,7 +8,8 @@ import numpy as np
 import fedmf
 from fedmf.experiments.papers import stationary as theory
 from fedmf.experiments.papers.drawing import COLORS, DASHES
-from fedmf.experiments.papers.item import Item, Outcome, Request
+from fedmf.experiments.papers.item import Outcome, Request
+from fedmf.experiments.papers.slides import slides_item
 from fedmf.experiments.papers.stationary import Noise
 from fedmf.experiments.table_cells import one_participation
 from fedmf.reports.canvas import blank, legend_above
@@ -272,24 +273,13 @@ def finite_time(request: Request) -> Outcome:
     )
 
 
-def _item(name: str, number: str, make: Any, small: float, full: float, claim: str) -> Item:
-    return Item(
-        name=f"slides-{name}",
-        source="slides",
-        number=number,
-        claim=claim,
-        make=make,
-        seconds={"small": small, "full": full},
-    )
-
-
 ITEMS = (
-    _item("mean-estimation", "Mean estimation", mean_estimation, 20, 300,
+    slides_item("mean-estimation", "Mean estimation", mean_estimation, 20, 300,
           "The stationary error is of order eta with independent noise and eta² log²(1 / eta) with the best, which is nu = eta."),
-    _item("linear-regression", "Linear regression", linear_regression, 60, 900,
+    slides_item("linear-regression", "Linear regression", linear_regression, 60, 900,
           "Noisy SGD's error grows with the dimension, that of nu-Noisy-FTRL with the effective dimension."),
-    _item("learning-rate", "Learning rate dependence", learning_rate, 90, 900,
+    slides_item("learning-rate", "Learning rate dependence", learning_rate, 90, 900,
           "Noisy SGD's error goes as eta, nu-Noisy-FTRL's as eta², damped anti-PGD's as eta^1.5."),
-    _item("finite-time", "Finite-time rates", finite_time, 90, 900,
+    slides_item("finite-time", "Finite-time rates", finite_time, 90, 900,
           "With clipping and the best learning rate the privacy error falls as 1 / T with independent noise and 1 / T² with correlated."),
 )  # fmt: skip
