@@ -66,6 +66,8 @@ PROGRAM = """
 import fcntl, os, signal, sys, termios, time
 from fedmf.terminal import interrupts
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where pytest runs under nohup
+
 with interrupts.handled(*interrupts.ENDING_SIGNALS):
     try:
         {work}

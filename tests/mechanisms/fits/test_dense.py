@@ -224,10 +224,10 @@ def test_one_participation_of_any_schema_is_single():
     ("b", "smallest", "tolerance"),
     [
         *[(b, 1e-4, 1e-6) for b in (48, 12, 1)],
-        *[(b, 1e-8, 1e-6) for b in (12, 1)],
-        # A^T A spans the 16 decades that float64 has: its rounding, which depends on the number of threads, leaves a gap of
-        # 4.8e-7 with two and of 2.3e-6 with one.
-        (48, 1e-8, 1e-5),
+        (1, 1e-8, 1e-6),
+        # A^T A spans the 16 decades that float64 has. Its rounding leaves a gap of 2.2e-7 to 2.3e-6, which depends on the
+        # processor's kernels and on the number of threads.
+        *[(b, 1e-8, 1e-5) for b in (48, 12)],
     ],
 )
 def test_badly_scaled_workloads(b, smallest, tolerance):
