@@ -159,6 +159,9 @@ plan_options = together(
     click.option("--clip-quantile", "quantile", type=float, help="The clip norm follows this quantile of updates."),
     click.option("--clip-share", "share", type=float, help="Part of rho that this takes.  [default: 0.04]"),
     click.option("--clip-every", "every", type=COUNT, help="Rounds between changes of it.  [default: 10]"),
+    click.option(
+        "--clip-learning-rate", "learning_rate", type=float, help="Logarithm of the largest change.  [default: 1]"
+    ),
 )
 sampling_options = together(
     sampling_option,
@@ -331,7 +334,8 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
     else:
         shared |= {"participation": participation, "noise_multiplier": noise_multiplier}
         plan = fedmf.Plan(mechanism=mechanism, **shared)
-    following = {name: target[name] for name in ("quantile", "share", "every") if target.get(name) is not None}
+    names = ("quantile", "share", "every", "learning_rate")
+    following = {name: target[name] for name in names if target.get(name) is not None}
     if following:
         if "quantile" not in following:
             raise ValueError(f"{' and '.join(following)}: they belong to --clip-quantile, give that as well")

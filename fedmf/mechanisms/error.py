@@ -9,7 +9,7 @@ from fedmf.mechanisms.banded.recursion import NoiseRecursion, columns_of_rows, i
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
-from fedmf.workloads import Workload
+from fedmf.workloads import Workload, identity
 
 _MAX_ROUNDS_SOLVED_AT_ONCE = 256
 
@@ -58,6 +58,20 @@ def max_error(mechanism: Any, workload: Workload, participation: Participation) 
     return float(np.sqrt(_scaled_rows(mechanism, workload, participation).max()))
 
 
+def noise_row_norms(mechanism: Mechanism) -> np.ndarray:
+    """Norm of each row of N, float64 (rounds,): the standard deviation of a round's noise at that of 1 of Z.
+
+    Raises:
+      ValueError: the noise grows beyond what float64 holds.
+
+    >>> from fedmf.mechanisms.tree import TreeMechanism
+    >>> tree = TreeMechanism(rounds=4)
+    >>> bool(np.allclose(noise_row_norms(tree), np.linalg.norm(tree.noising(), axis=1)))
+    True
+    """
+    return np.sqrt(_finite(_squared_rows(mechanism, identity(mechanism.rounds)), mechanism))
+
+
 def _scaled_rows(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
     """sensitivity^2 times the squared norm of each row of A N, (rounds,)."""
     if not isinstance(workload, Workload):
@@ -70,13 +84,21 @@ def _scaled_rows(mechanism: Any, workload: Workload, participation: Participatio
             f"workload {workload.name!r} has rounds={workload.rounds} but the mechanism has rounds={mechanism.rounds}: "
             f"make both for the same number of rounds"
         )
+    return _finite(sensitivity(mechanism, participation).value ** 2 * _squared_rows(mechanism, workload), mechanism)
+
+
+def _squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
+    """The squared norm of each row of A N, (rounds,); A need not be made where it is a structured one."""
     rows = _toeplitz_rows(mechanism, workload)
     if rows is None:
         rows = _banded_rows(mechanism, workload)
     if rows is None:
         AN = workload.matrix @ mechanism.noising()
         rows = np.einsum("ij,ij->i", AN, AN)
-    squares = sensitivity(mechanism, participation).value ** 2 * rows
+    return rows
+
+
+def _finite(squares: np.ndarray, mechanism: Mechanism) -> np.ndarray:
     if not np.isfinite(squares).all():
         raise ValueError(
             f"mechanism has noise that grows beyond what float64 holds: N = C^-1 of this {mechanism.family} mechanism explodes over its "

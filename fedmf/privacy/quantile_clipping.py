@@ -84,7 +84,8 @@ class QuantileClipping:
     @property
     def command_options(self) -> dict[str, Any]:
         """Options of the command line that describe it."""
-        return {"clip-quantile": self.quantile, "clip-share": self.share, "clip-every": self.every}
+        own = {name.replace("_", "-"): value for name, value in dataclasses.asdict(self).items()}
+        return {f"clip-{name}": value for name, value in own.items()}
 
     def update_noise_multiplier(self, noise_multiplier: float) -> float:
         """z_x of the sum of updates, in a plan of noise multiplier z."""

@@ -27,9 +27,11 @@ from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, Sampling, scheme_from, takes
 from fedmf.runs.config_values import (
+    LINEAR,
     OPTIMIZERS,
     SCALED,
     SERVER_OPTIMIZERS,
+    belongs,
     families,
     families_taking,
     task_options,
@@ -105,6 +107,7 @@ class TrainConfig:
         0.04, "With clip_quantile: part of the budget, rho, that following it takes.", below=1
     )
     clip_every: int = fields.whole(10, "With clip_quantile: rounds between changes of the clip norm.")
+    clip_learning_rate: float = fields.real(1.0, "With clip_quantile: a change is by a factor of at most its exp.")
     zeroing_norm: float | None = fields.real(100.0, "Updates with a larger entry count as zero; none for no limit.")
 
     canaries: int = fields.whole(
@@ -126,6 +129,11 @@ class TrainConfig:
         lambda: SERVER_OPTIMIZERS,
     )
     scale_every: int = fields.whole(1, "With a scaled server optimizer: rounds between changes of the scales.")
+    scale_moment: str = fields.choice(
+        "noisy",
+        f"With {' or '.join(LINEAR)}: noisy, or debiased, less the known variance of the noise.",
+        lambda: ("noisy", "debiased"),
+    )
     server_learning_rate: float = fields.real(1.0, "Peak of the server's schedule.")
     server_momentum: float = fields.real(
         0.95, "Momentum of sgd on the server; beta_1 of adam and yogi.", zero=True, below=1
@@ -170,22 +178,15 @@ class TrainConfig:
             if usual and usual.default == (self.column_norms == "equal"):
                 object.__setattr__(self, "column_norms", None)  # one mechanism has one configuration
         for name in ("bands", "column_norms", "mechanism"):
-            if getattr(self, name) is not None and self.family not in families_taking(name):
-                raise ValueError(
-                    f"{name}={getattr(self, name)} belongs to family={' or '.join(families_taking(name))}, not to family={self.family}: "
-                    "leave it out"
-                )
-        if self.client_momentum and self.client_optimizer != "sgd":
-            raise ValueError(
-                f"client_momentum={self.client_momentum} belongs to client_optimizer=sgd, not to {self.client_optimizer}: leave it out"
-            )
-        if self.scale_every != 1 and not self.server_optimizer.startswith(SCALED):
-            raise ValueError(
-                f"scale_every={self.scale_every} belongs to a scaled server optimizer, not to {self.server_optimizer}: leave it out"
-            )
-        for name in ("clip_share", "clip_every"):
-            if self.clip_quantile is None and getattr(self, name) != TrainConfig.__dataclass_fields__[name].default:
-                raise ValueError(f"{name}={getattr(self, name)} belongs to clip_quantile: leave it out, or give that")
+            takers = families_taking(name)
+            whose = f"family={' or '.join(takers)}, not to family={self.family}"
+            belongs(self, name, to=whose, there=self.family in takers)
+        client, server = self.client_optimizer, self.server_optimizer
+        belongs(self, "client_momentum", to=f"client_optimizer=sgd, not to {client}", there=client == "sgd")
+        belongs(self, "scale_every", to=f"a scaled server_optimizer, not to {server}", there=server.startswith(SCALED))
+        belongs(self, "scale_moment", to=f"{' or '.join(LINEAR)}, not to {server}", there=server in LINEAR)
+        for name in ("clip_share", "clip_every", "clip_learning_rate"):
+            belongs(self, name, to="clip_quantile", there=self.clip_quantile is not None)
         if self.family == "file" and self.mechanism is None:
             raise ValueError("family=file needs a file: give mechanism, a path that `fedmf fit --out` wrote")
         if self.bands is not None and self.bands > self.rounds:
@@ -215,11 +216,8 @@ class TrainConfig:
         self.server_schedule()
 
     def _check_sampling(self) -> None:
+        belongs(self, "population", to="sampling, such as poisson", there=self.sampling is not None)
         if self.sampling is None:
-            if self.population is not None:
-                raise ValueError(
-                    f"population={self.population} belongs to sampling: leave it out, or give sampling=poisson"
-                )
             return
         self.sampling_scheme()
         own = takes(self.sampling, "min_sep")
@@ -257,6 +255,13 @@ class TrainConfig:
     def budget(self, mechanism: Mechanism) -> Budget | None:
         """With schema=budget what `participation` costs with this mechanism, which clients then keep to; else None."""
         return Budget.of(mechanism, self.participation()) if self.schema == "budget" else None
+
+    def quantile_clipping(self) -> QuantileClipping | None:
+        """How the clip norm adapts; None for one that stays."""
+        if self.clip_quantile is None:
+            return None
+        rest = {name: getattr(self, f"clip_{name}") for name in ("share", "every", "learning_rate")}
+        return QuantileClipping(quantile=self.clip_quantile, **rest)
 
     def server_schedule(self) -> WarmupCooldown:
         """The server's learning rates."""
@@ -318,9 +323,7 @@ class TrainConfig:
                 delta=self.delta,
                 sampling=scheme,
             )
-        if self.clip_quantile is not None:
-            adaptive = QuantileClipping(quantile=self.clip_quantile, share=self.clip_share, every=self.clip_every)
-            plan = dataclasses.replace(plan, quantile_clipping=adaptive)
+        plan = dataclasses.replace(plan, quantile_clipping=self.quantile_clipping())
         if self.claimed_cohort is not None:
             plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)
         return plan

@@ -7,6 +7,8 @@ from fedmf.mechanisms.family import families_with, fitted_families
 
 OPTIMIZERS = ("sgd", "adam", "adagrad", "yogi")
 SCALED = "scaled-"
+# Whose second moment is linear in the squares, so that the noise's variance can be subtracted from it.
+LINEAR = ("scaled-adam", "scaled-adagrad")
 SERVER_OPTIMIZERS = (*OPTIMIZERS, *(SCALED + name for name in OPTIMIZERS[1:]))
 
 
@@ -38,3 +40,10 @@ def task_options(name: str, value: Any) -> dict[str, Any]:
                 f"{name} has {option}={setting!r}: the values of options are texts, numbers, true, false or none"
             )
     return dict(value)
+
+
+def belongs(config: Any, name: str, *, to: str, there: bool) -> None:
+    """Raises ValueError for a field that is not its default where what it belongs to is not there."""
+    value = getattr(config, name)
+    if not there and value != type(config).__dataclass_fields__[name].default:
+        raise ValueError(f"{name}={value} belongs to {to}: leave it out, or give that")

@@ -110,7 +110,7 @@ def test_both_streams_are_stated_and_the_stated_command_makes_the_plan_again(tmp
     }
     number = {"schema": str, "rounds": int, "min_sep": int, "max_participations": int, "clip_every": int}
     target = {name: number.get(name, float)(value) for name, value in given.items()}
-    target |= {"quantile": target["clip_quantile"], "share": target["clip_share"], "every": target["clip_every"]}
+    target |= {name: target[f"clip_{name}"] for name in ("quantile", "share", "every", "learning_rate")}
     again = plan_from(tmp_path / "mechanism.npz", target | {"epsilon": None, "budget": None})
     assert again.summary() == plan.summary()
 
@@ -136,6 +136,7 @@ def test_what_was_achieved_counts_both_streams():
         (lambda: QuantileClipping.with_bit_noise(1.0, noise_multiplier=2.0), "bit_noise=1.0 is at most half of"),
         (lambda: fedmf.TrainConfig(epsilon=8.0, clip_share=0.1), "clip_share=0.1 belongs to clip_quantile"),
         (lambda: fedmf.TrainConfig(epsilon=8.0, clip_every=2), "clip_every=2 belongs to clip_quantile"),
+        (lambda: fedmf.TrainConfig(epsilon=8.0, clip_learning_rate=0.2), "clip_learning_rate=0.2 belongs to clip_q"),
     ],
 )
 def test_refusals(make, named):

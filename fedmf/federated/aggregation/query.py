@@ -17,6 +17,7 @@ from fedmf.federated.aggregation.scaling import Scaling, scaled, unscaled
 from fedmf.federated.noise.rows import NoiseRows, NoiseState, plan_mark
 from fedmf.federated.noise.source import check_noise_seed
 from fedmf.federated.tff import tfp
+from fedmf.mechanisms.error import noise_row_norms
 from fedmf.privacy.plan import Plan
 
 _RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
@@ -189,6 +190,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             )
         self._clip_norm = plan.clip_norm
         self._scaling: Scaling | None = None
+        self._row_norms = np.zeros(1)  # of N, for a scaling that subtracts the noise's variance
         self._noise = NoiseRows(
             stream=plan.mechanism.stream(),
             size=plan.noise_size(sum(self._sizes)),
@@ -213,6 +215,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         """This query with records scaled before they are zeroed and clipped, and the result scaled back; the guarantee is the same."""
         query = copy.copy(self)
         query._scaling = scaling
+        if scaling is not None and scaling.debiased:
+            query._row_norms = noise_row_norms(self.plan.mechanism)
         return query
 
     def initial_global_state(self) -> QueryState:
@@ -303,7 +307,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         scaling = global_state.scaling
         if self._scaling is not None:
             means = unscaled(means, scaling.scales)
-            scaling = self._scaling.after(scaling, [tf.cast(mean, tf.float32) for mean in means], t)
+            norms = tf.constant(self._row_norms / self.divisor, tf.float32)
+            deviation = norms[tf.minimum(t, len(self._row_norms) - 1)] * stddev
+            scaling = self._scaling.after(scaling, [tf.cast(mean, tf.float32) for mean in means], t, deviation)
         means = [tf.cast(mean, spec.dtype) for mean, spec in zip(means, self._flat_specs, strict=True)]
         result = tf.nest.pack_sequence_as(sample_state.record, means)
         state = QueryState(noise, sample_state.clients, sample_state.clipped, sample_state.zeroed, scaling, clip)

@@ -24,7 +24,7 @@ class ScalingState(NamedTuple):
     """State of the scales between rounds; a function of what was released.
 
     Attributes:
-      moment: list of float32 tensors in the record's shapes, the second moment v.
+      moment: list of float32 tensors in the record's shapes, the second moment v; less what noise had in it, where that is subtracted.
       scales: the same, s of the coming round.
       drifts: float32 (2,), rho of the last round and of the coming one.
       mark: uint64 (), of the `Scaling`: rounds that are done again with another one have other updates under the same noise.
@@ -46,7 +46,11 @@ class Scaling:
         adagrad   v <- v + g^2
         yogi      v <- v + (1 - decay) sign(g^2 - v) g^2
 
-    from v = 0. The paper's scale is 1 / (sqrt(v) + epsilon). Ours is that times one number for all coordinates. It makes s_0 = 1 and keeps
+    from v = 0. With `debiased` g^2 is g^2 - Var: what the round's noise has in it on average is subtracted, a public number for each
+    coordinate (DP-AdamBC; Tang, Shpilevskiy and Lecuyer 2023, arXiv 2312.14334). v may then be negative, and is held to 0 when scales
+    are made; single squares are not, which would leave them with a bias again.
+
+    The paper's scale is 1 / (sqrt(v) + epsilon). Ours is that times one number for all coordinates. It makes s_0 = 1 and keeps
     the units of clip_norm: updates whose entries are as large as v says keep about their norm. 0 < s_t < infinity always.
 
     N Z cancels from round to round only as far as s_t stays. rho_t = max abs(log(s_t / s_(t-1))) says how far it does not; a slow `decay`
@@ -57,6 +61,7 @@ class Scaling:
       epsilon: at least 1e-12; the larger, the closer all scales are to 1.
       decay: beta_2 of adam and yogi, in [0, 1).
       every: rounds between changes of s_t; v moves in every round.
+      debiased: subtract the noise's variance; of adam and adagrad, whose v is linear in the squares.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -71,6 +76,7 @@ class Scaling:
     epsilon: float = 1e-3
     decay: float = 0.999
     every: int = 1
+    debiased: bool = False
 
     def __post_init__(self) -> None:
         checks.one_of("rule", self.rule, RULES)
@@ -79,6 +85,11 @@ class Scaling:
             raise ValueError(f"epsilon={self.epsilon} must be between {_LEAST_EPSILON} and {_LARGEST_ROOT:g}: {hint}")
         checks.positive("decay", self.decay, "use a number such as 0.999", below=1, zero=True)
         checks.integer("every", self.every, low=1, hint="use 1 to change the scales in every round")
+        if self.debiased and self.rule == "yogi":
+            raise ValueError(
+                "debiased=True with rule='yogi': its v is no mean of squares, from which the noise's variance could be subtracted; use "
+                "adam or adagrad, or leave it out"
+            )
 
     def initial_state(self, specs: Sequence[Any]) -> ScalingState:
         """State before round 0: all scales are 1."""
@@ -103,9 +114,18 @@ class Scaling:
     def _mark(self) -> Any:
         return tf.constant(int(hashlib.sha256(repr(self).encode()).hexdigest()[:16], 16), tf.uint64)
 
-    def after(self, state: ScalingState, mean: Sequence[Any], t: Any) -> ScalingState:
-        """State after round t, in which `mean` was released: noisy, and in the units of updates."""
-        squares = [tf.square(tf.clip_by_value(g, -_LARGEST_ROOT, _LARGEST_ROOT)) for g in mean]
+    def after(self, state: ScalingState, mean: Sequence[Any], t: Any, deviation: Any = 0.0) -> ScalingState:
+        """State after round t, in which `mean` was released: noisy, and in the units of updates.
+
+        Args:
+          state: before.
+          mean: list of float32 tensors.
+          t: the round.
+          deviation: float32 (), standard deviation of the noise of an entry of the mean while it was scaled; for `debiased`.
+        """
+        squares = [_square(g) for g in mean]
+        if self.debiased:
+            squares = [square - _square(deviation / s) for square, s in zip(squares, state.scales, strict=True)]
         moment = [self._moved(v, square) for v, square in zip(state.moment, squares, strict=True)]
         scales = tf.cond(tf.equal((t + 1) % self.every, 0), lambda: self._scales(moment), lambda: list(state.scales))
         moved = [_largest(tf.abs(tf.math.log(s / old))) for s, old in zip(scales, state.scales, strict=True)]
@@ -113,16 +133,23 @@ class Scaling:
 
     def _moved(self, v: Any, square: Any) -> Any:
         if self.rule == "adagrad":
-            return tf.minimum(v + square, _LARGEST_ROOT**2)
+            return tf.clip_by_value(v + square, -(_LARGEST_ROOT**2), _LARGEST_ROOT**2)
+        if self.debiased:
+            return v + (1 - self.decay) * (square - v)
         change = square - v if self.rule == "adam" else tf.sign(square - v) * square
         # Rounding must not lead below 0, of which there is no root.
         return tf.maximum(v + (1 - self.decay) * change, 0.0)
 
     def _scales(self, moment: Sequence[Any]) -> list[Any]:
+        moment = [tf.maximum(v, 0.0) for v in moment] if self.debiased else moment
         total = tf.add_n([tf.reduce_sum(tf.cast(v, tf.float64)) for v in moment])
         entries = sum(v.shape.num_elements() for v in moment)
         rms = tf.cast(tf.sqrt(total / entries), tf.float32)
         return [(rms + self.epsilon) / (tf.sqrt(v) + self.epsilon) for v in moment]
+
+
+def _square(values: Any) -> Any:
+    return tf.square(tf.clip_by_value(values, -_LARGEST_ROOT, _LARGEST_ROOT))
 
 
 def _largest(values: Any) -> Any:

@@ -77,7 +77,8 @@ def scaling_of(config: TrainConfig) -> Scaling | None:
     if not config.server_optimizer.startswith(SCALED):
         return None
     rule = config.server_optimizer.removeprefix(SCALED)
-    return Scaling(rule=rule, epsilon=config.server_epsilon, every=config.scale_every)
+    debiased = config.scale_moment == "debiased"
+    return Scaling(rule=rule, epsilon=config.server_epsilon, every=config.scale_every, debiased=debiased)
 
 
 class Proximal(tff.learning.optimizers.Optimizer):

@@ -194,10 +194,10 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
             f"plan simulates simulated_cohort={plan.simulated_cohort} clients a round but the config trains cohort_size="
             f"{config.cohort_size}: make them agree"
         )
-    adaptive = plan.quantile_clipping
-    if (adaptive and adaptive.quantile) != config.clip_quantile:
+    adaptive = config.quantile_clipping()
+    if plan.quantile_clipping != adaptive:
         raise ValueError(
-            f"plan has quantile_clipping={adaptive} but the config clip_quantile={config.clip_quantile}: make them agree"
+            f"plan has quantile_clipping={plan.quantile_clipping} but the config asks for {adaptive}: make them agree"
         )
     if plan.clip_norm != config.clip_norm or plan.claimed_cohort != config.claimed_cohort:
         raise ValueError(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedmf import federated
+from fedmf.federated.training.optimizers import scaling_of
 from fedmf.runs.audit import audit_run, audit_run_canaries
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.tensorflow
 
 ADAM = {"server_optimizer": "scaled-adam", "server_epsilon": 0.01, "server_learning_rate": 0.1, "scale_every": 2}
 QUANTILE = {"clip_quantile": 0.5, "clip_every": 2, "clip_norm": 0.2}
-WAYS = {"scaled": ADAM, "quantile": QUANTILE, "both": ADAM | QUANTILE}
+WAYS = {"scaled": ADAM, "quantile": QUANTILE, "both": ADAM | QUANTILE | {"scale_moment": "debiased"}}
 
 
 def train(folder, settings, **options):
@@ -88,13 +89,26 @@ def test_canaries_are_released_along_their_directions(way, tmp_path):
     assert audit_run_canaries(made.path).bounds
 
 
-def test_the_period_of_the_scales_belongs_to_scaled_optimizers():
-    with pytest.raises(ValueError, match="scale_every=2 belongs to a scaled server optimizer, not to adam"):
+def test_the_moment_of_the_config_is_that_of_the_scales():
+    assert [scaling_of(config(**WAYS[way])).debiased for way in ("scaled", "both")] == [False, True]
+
+
+def test_what_sets_the_scales_belongs_to_optimizers_that_have_them():
+    with pytest.raises(ValueError, match="scale_every=2 belongs to a scaled server_optimizer, not to adam"):
         config(server_optimizer="adam", scale_every=2)
+    for name in ("adam", "scaled-yogi"):
+        with pytest.raises(
+            ValueError, match=f"scale_moment=debiased belongs to scaled-adam or scaled-adagrad, not to {name}"
+        ):
+            config(server_optimizer=name, scale_moment="debiased")
 
 
 def test_a_plan_of_another_clipping_is_refused(tmp_path):
     with pytest.raises(
-        ValueError, match=r"plan has quantile_clipping=QuantileClipping\(.* but the config clip_quantile=None"
+        ValueError, match=r"plan has quantile_clipping=QuantileClipping\(.* but the config asks for None"
     ):
         train(tmp_path / "run", config(), plan=config(**QUANTILE).plan(), noise_seed=1)
+    plan = config(**QUANTILE).plan()
+    for name, other in {"clip_share": 0.1, "clip_every": 3, "clip_learning_rate": 0.5}.items():
+        with pytest.raises(ValueError, match=r"plan has quantile_clipping=.* but the config asks for QuantileClipping"):
+            train(tmp_path / "run", config(**QUANTILE | {name: other}), plan=plan, noise_seed=1)
