@@ -2,14 +2,17 @@
 
     python -m benchmarks.adaptive                                    the demo's task
     python -m benchmarks.adaptive --task regression --option decay=2
-    python -m benchmarks.adaptive --way "clip_quantile=0.5"          another way
+    python -m benchmarks.adaptive --way "clip_quantile=0.5 rates=0.4,0.8"    another way, and its rates
 
 Every way trains at each rate of a grid with each seed, all else equal: data, cohorts, initial model, mechanism and epsilon. A row shows the
-mean over seeds at the best rate, the range of the seeds, the largest drift of the scales in the last run, and the means at all rates.
+mean over seeds at the best rate, its 95% interval (Student's t over the seeds) and that of the difference from the first way, seed by seed;
+the largest drift of the scales in the last run, and the means at all rates. The best rate is chosen by the very runs that are shown.
 """
 
 import pathlib
+import statistics
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -22,8 +25,11 @@ WAYS = (
     "server_optimizer=adam",
     "server_optimizer=scaled-adam",
     "server_optimizer=scaled-adam scale_every=16",
+    "server_optimizer=scaled-adam scale_moment=debiased",
     "server_optimizer=scaled-yogi",
     "server_optimizer=scaled-adagrad",
+    "server_optimizer=scaled-adagrad scale_moment=debiased",
+    "server_optimizer=sgd clip_quantile=0.5",
 )
 REGRESSION = {"rounds": 128, "cohort_size": 20, "min_sep": 32, "client_learning_rate": 0.1, "server_momentum": 0.9}
 
@@ -55,6 +61,17 @@ def pairs(text: str) -> dict[str, Any]:
     return {name: number(value) for name, _, value in (pair.partition("=") for pair in text.split())}
 
 
+def interval(values: Sequence[float]) -> str:
+    """The mean and the 95% interval of normal values."""
+    import scipy.stats
+
+    mean, count = statistics.fmean(values), len(values)
+    if count == 1:
+        return f"{mean:+.4f}"
+    reach = scipy.stats.t.ppf(0.975, count - 1) * statistics.stdev(values) / count**0.5
+    return f"{mean:+.4f} ({mean - reach:+.4f} to {mean + reach:+.4f})"
+
+
 @click.command()
 @click.option("--task", type=click.Choice(["demo", "regression"]), default="demo")
 @click.option("--option", "options", multiple=True, help="Of the task, as NAME=VALUE.")
@@ -63,7 +80,7 @@ def pairs(text: str) -> dict[str, Any]:
 )
 @click.option("--rates", default="", help="Server rates in place of the grid, with commas.")
 @click.option("--claimed-cohort", type=int, help="Clients a round that the runs stand for, with as much less noise.")
-@click.option("--seed", "seeds", type=int, multiple=True, default=(0, 1), help="A run at each rate for each.")
+@click.option("--seed", "seeds", type=int, multiple=True, default=(0, 1, 2), help="A run at each rate for each.")
 @click.option("--epsilon", default=8.0)
 def main(
     task: str, options: tuple[str, ...], ways: tuple[str, ...], rates: str, seeds: tuple[int, ...], **more: Any
@@ -78,11 +95,12 @@ def main(
         shared |= {"family": "banded", "evaluate_every": shared["rounds"], "checkpoint_every": 999} | more
         mechanism = fedmf.TrainConfig(**shared).fit()
         mechanism.save(folder / "mechanism.npz")
-        runs = 0
+        runs, first = 0, []
         for way in ways:
             own = pairs(way)
             usual = RATES if own.get("server_optimizer", "sgd") == "sgd" else ADAPTIVE_RATES
-            grid = [float(rate) for rate in rates.split(",")] if rates else usual
+            given = str(own.pop("rates", rates))
+            grid = [float(rate) for rate in given.split(",")] if given else usual
             reached = {}
             for rate in grid:
                 values = []
@@ -101,11 +119,10 @@ def main(
             lower = task == "regression"
             best = min(reached, key=lambda rate: sum(reached[rate]) * (1 if lower else -1))
             means = "  ".join(f"{rate:g}: {sum(v) / len(v):.4f}" for rate, v in reached.items())
-            low, high = min(reached[best]), max(reached[best])
             drift = max(run.table().get("scale_drift", [0.0]))
-            click.echo(
-                f"{way:<46} {sum(reached[best]) / len(seeds):.4f} ({low:.4f} to {high:.4f})  drift {drift:.2f}  {means}"
-            )
+            first = first or reached[best]
+            differences = interval([value - other for value, other in zip(reached[best], first, strict=True)])
+            click.echo(f"{way:<56} {interval(reached[best])}  difference {differences}  drift {drift:.2f}  {means}")
 
 
 if __name__ == "__main__":
