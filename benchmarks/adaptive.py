@@ -95,7 +95,8 @@ def main(
         shared |= {"family": "banded", "evaluate_every": shared["rounds"], "checkpoint_every": 999} | more
         mechanism = fedmf.TrainConfig(**shared).fit()
         mechanism.save(folder / "mechanism.npz")
-        runs, first = 0, []
+        runs = 0
+        first: list[float] = []
         for way in ways:
             own = pairs(way)
             usual = RATES if own.get("server_optimizer", "sgd") == "sgd" else ADAPTIVE_RATES

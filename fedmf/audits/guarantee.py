@@ -130,6 +130,11 @@ class Audit:
             return None
         return self.achieved.guarantee_values()
 
+    def spending(self) -> dict[str, Any]:
+        """{"clients_by_share_spent": counts} of a participation budget; empty without one."""
+        budget, spent = self.planned.participation.budget, self.observed.spent_squared
+        return {} if budget is None or spent is None else {"clients_by_share_spent": spending_histogram(budget, spent)}
+
     def values(self) -> dict[str, Any]:
         """Planned and achieved in plain JSON types; an infinite epsilon is null, and so is all that a simulation achieves."""
         p, planned = self.planned.participation, self.planned.guarantee_values()
@@ -143,8 +148,7 @@ class Audit:
         for name in ("min_separation", "max_participations"):
             planned_limit = getattr(p, name.replace("separation", "sep"))
             values |= {f"{name}_planned": planned_limit, f"{name}_observed": getattr(observed, name)}
-        if p.budget is not None and observed.spent_squared is not None:
-            values["clients_by_share_spent"] = spending_histogram(p.budget, observed.spent_squared)
+        values |= self.spending()
         for name in ("sensitivity", "epsilon", "rho"):
             values |= {f"{name}_planned": planned[name], f"{name}_achieved": achieved.get(name)}
         return values | {

@@ -52,6 +52,7 @@ def write_report(runs: Sequence[Run], folder: str | os.PathLike[str], *, title: 
         "noise_matrices": noise.matrices_plot(groups),
         "noise_levels": noise.levels_plot(groups),
         "participation": plots.participation_plot(runs),
+        "spending": plots.spending_plot(runs),
     }
     html = _render(runs, groups, drawn, title)
     try:

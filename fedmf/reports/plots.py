@@ -196,3 +196,29 @@ def _clients_by_count(run: Run) -> dict[int, int]:
     seen = run.result["participation"]
     histogram = {int(times): int(clients) for times, clients in seen["histogram"].items()}
     return histogram | {0: seen["population"] - seen["clients"]}
+
+
+def spending_plot(runs: Sequence[Run]) -> Plot | None:
+    """What clients spent of their participation budget; None without a finished run that has one, or where these differ in size."""
+    seen = [run.result["participation"] for run in runs if run.result is not None]
+    seen = [participation for participation in seen if "clients_by_share_spent" in participation]
+    if len({participation["population"] for participation in seen}) != 1:
+        return None
+    counts = [participation["clients_by_share_spent"] for participation in seen]
+    shares = list(counts[0])
+    mean = np.mean([[count[share] for share in shares] for count in counts], axis=0)
+    note = simulation_note([run for run in runs if run.result is not None])
+    with canvas(2.8, note) as (figure, png):
+        ax = figure.subplots()
+        bars = ax.bar(shares, mean, color="#51677f")
+        ax.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=9)
+        ax.set(title="What clients spent of their budget", xlabel="share of the squared budget", ylabel="clients")
+        ax.margins(y=0.15)
+        ax.grid(axis="x", visible=False)
+    caption = "Clients that took part by what their rounds cost: their summed |X|, in parts of the squared participation budget."
+    if len(seen) > 1:
+        caption += " Bars are means over runs."
+    alt = "Bar plot. " + "; ".join(
+        f"{share}: {clients:,.0f} clients" for share, clients in zip(shares, mean, strict=True)
+    )
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)

@@ -16,6 +16,7 @@ SHOWN = {
     "own_keras_model": ("test accuracy", None),
     "tff_client_data": ("test accuracy", None),
     "cifar10_example_level": ("for one image", None),
+    "adaptive_clipping": ("and scaled Adam  epsilon 8", None),
     "cluster_sweep": ("identity", "cluster_sweep/results.csv"),
     "clients_for_epsilon": ("At epsilon 2", None),
     "choose_bands": ("epsilon 8", "choose_bands.png"),

@@ -286,7 +286,7 @@ class _Training:
             "cohort_size": self.controller.cohort_size,
             **audit.observed.summary(),
             "histogram": {str(count): clients for count, clients in audit.observed.histogram.items()},
-        }
+        } | audit.spending()
         self.folder.write_json(
             "result",
             {

@@ -6,6 +6,7 @@ import pytest
 
 import fedmf
 from fedmf import federated
+from fedmf.reports import write_report
 from fedmf.runs.audit import recorded_plan
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task
@@ -30,6 +31,13 @@ def test_a_run_keeps_to_its_budget_resumed_or_not(tmp_path):
     assert audit.planned.participation.schema == "budget"
     assert 0 < audit.achieved.sensitivity.value <= audit.planned.sensitivity.value
     assert "participation budget S" in (whole.path / "final_statement.md").read_text()
+    spent = whole.result["participation"]["clients_by_share_spent"]
+    assert spent == audit.values()["clients_by_share_spent"]
+    assert sum(spent.values()) == audit.observed.clients > 0
+    page = write_report([whole], tmp_path / "report", title="budget").read_text()
+    share, clients = max(spent.items(), key=lambda item: item[1])
+    assert f"{share}: {clients} clients" in page
+    assert (tmp_path / "report" / "plots" / "spending.png").exists()
     # The same noise as with the schema that it is of.
     apart = dataclasses.replace(settings, schema="min_sep").plan()
     assert audit.planned.stddev == pytest.approx(apart.stddev, rel=1e-11)
