@@ -51,7 +51,7 @@ from fedmf.cli.stopped import training
 )
 @click.option("--stop-after", type=COUNT, help="Rounds after which it stops, to go on with --resume.")
 @click.option(
-    "--stop-at-epsilon", type=float, help="Stop before the round with which the plan's epsilon would pass this."
+    "--stop-at-epsilon", type=float, help="End before the round with which the plan's epsilon would pass this."
 )
 @click.option("--tensorboard", is_flag=True, help="Write the metrics to OUT/tensorboard: tensorboard --logdir OUT.")
 @quiet_option
@@ -125,6 +125,10 @@ def train(
         "epsilon": run.plan["epsilon"],
         "delta": run.plan["delta"],
     }
+    if run.ended_after:
+        values["ended"] = (
+            f"after {run.ended_after} of {config.rounds} rounds, as --stop-at-epsilon said; the epsilon above is that of all"
+        )
     if config.claimed_cohort:
         values["simulated"] = f"{config.cohort_size} clients a round for a claimed cohort of {config.claimed_cohort}"
     else:

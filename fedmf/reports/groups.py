@@ -130,6 +130,11 @@ def unfinished(run: Run) -> str:
     return f"unfinished after round {run.metrics[-1]['round'] + 1} of {run.config.rounds}"
 
 
+def ended(run: Run) -> str:
+    """How far a run came that ended at an epsilon; empty for others."""
+    return f"ended after {run.ended_after} of {run.config.rounds} rounds" if run.ended_after else ""
+
+
 def simulation_note(runs: Sequence[Run]) -> str:
     """What a table or plot that shows `runs` must say about claimed cohorts; empty if every run is what it claims."""
     simulated = [

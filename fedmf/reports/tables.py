@@ -4,7 +4,7 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from fedmf.reports.groups import Group, final_metric, simulation_note, unfinished
+from fedmf.reports.groups import Group, ended, final_metric, simulation_note, unfinished
 from fedmf.reports.labels import differing, show
 from fedmf.reports.text import duration, join, metric_name, metric_value, plain, significant
 from fedmf.runs.folder import Run
@@ -139,6 +139,7 @@ def participation_table(groups: Sequence[Group]) -> Table:
         for runs in alike.values():
             seeds = f"seed{'s' * (len(runs) > 1)} {join([str(run.config.seed) for run in runs])}"
             details = [seeds] * (len(group.runs) > 1) + list(dict.fromkeys(filter(None, map(unfinished, runs))))
+            details += dict.fromkeys(filter(None, map(ended, runs)))
             rows.append([Cell(group.label, "strong", details, group.color), *_participation_cells(runs[0])])
     kept = "it is never above the planned ε while the controller is obeyed."
     if any(map(_amplified, groups)):

@@ -51,7 +51,7 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
     saved = RunFolder(run.path).saved_rounds() if run.result is None else 0
     beyond = {row["round"] for row in run.metrics if row.get("clients") != 0 and row["round"] >= len(ledger)}
     unrecorded = sorted(beyond.union(range(len(ledger), saved)))
-    if run.result is None and not unrecorded and len(ledger) < plan.participation.rounds:
+    if (run.result is None or run.ended_after) and not unrecorded and len(ledger) < plan.participation.rounds:
         with contextlib.suppress(ValueError):  # of some mechanisms, and with sampling, only all rounds have a guarantee
             plan = stopped_after(plan, len(ledger))
     return with_unrecorded(audit_ledger(ledger, plan), unrecorded, "resume the run, and audit it when it is done")
@@ -82,7 +82,7 @@ def _record(run: Run) -> ParticipationLedger:
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if run.result is not None:
-        return ledger
+        return ledger.first(run.ended_after or run.config.rounds)
     # Where nobody took part, no record is missing.
     empty = {row["round"] for row in run.metrics if row.get("clients") == 0}
     rounds = max((t + 1 for t in range(len(ledger)) if len(ledger.cohort(t))), default=0)

@@ -324,6 +324,11 @@ class Run:
         return columns(self.metrics)
 
     @property
+    def ended_after(self) -> int | None:
+        """Rounds of a finished run that ended at an epsilon, before its plan did; None of every other run."""
+        return None if self.result is None else self.result.get("ended_after")
+
+    @property
     def weights(self) -> list[np.ndarray]:
         """The trained weights of a finished run, float32, in the order of the model's trainable variables.
 

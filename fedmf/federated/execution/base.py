@@ -33,8 +33,8 @@ class RunOptions:
       progress: show a progress bar with rounds, clients/s, time left and the latest metrics.
       tensorboard: write the metrics of every round to RUN/tensorboard, for TensorBoard.
       stop_after: rounds after which the run stops, checkpointed and without a result, to go on with at a resume; None for all.
-      stop_at_epsilon: the run stops like that before the round with which the plan's epsilon would pass this; it follows from the plan
-        alone, before training.
+      stop_at_epsilon: the run ends, with a result, before the round with which the plan's epsilon would pass this; it follows from the
+        plan alone, before training.
       on_start: called before the first round of this process; errors before that are of the inputs.
       on_round: called with t after round t; an exception it raises stops the run like a crash.
     """

@@ -27,7 +27,7 @@ from fedmf.federated.training.run_setup import RunSetup, new_run, reopen_run
 from fedmf.federated.training.tensorboard import scalars
 from fedmf.federated.training.trained_run import TrainedRun
 from fedmf.privacy.plan import Plan
-from fedmf.privacy.stopping import rounds_within
+from fedmf.privacy.stopping import stopped_after
 from fedmf.runs.audit import write_final_statement
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig
@@ -119,15 +119,18 @@ class _Training:
             self.controller.go_on_from(checkpoint.ledger)
             self.state, self.done = self.execution.from_leaves(checkpoint.state), checkpoint.rounds_done
         self.saved = self.done
-        self.end = min(config.rounds, options.stop_after or config.rounds)
-        if options.stop_at_epsilon is not None:
-            within = rounds_within(setup.plan, options.stop_at_epsilon)
-            if within < self.done:
-                raise ValueError(
-                    f"stop_at_epsilon={options.stop_at_epsilon} is passed after {within} rounds, and the run has had {self.done}: leave it "
-                    "out, or give a larger one"
-                )
-            self.end = min(self.end, within)
+        self.last = setup.rounds(options)
+        if self.last < self.done:
+            raise ValueError(
+                f"stop_at_epsilon={options.stop_at_epsilon} is passed after {self.last} rounds, and the run has had {self.done}: leave it "
+                "out, or give a larger one"
+            )
+        if self.done < self.last and Run.load(folder.path).ended_after is not None:
+            raise ValueError(
+                f"{folder.path} has ended after {self.done} rounds, as its --stop-at-epsilon said, and states their guarantee: it does not "
+                "go on; start a new folder for more rounds"
+            )
+        self.end = min(self.last, options.stop_after or self.last)
         self.evaluator = Evaluator(task, config)
         self.validation: dict[str, float] = {}
         self.digest = folder.digest()
@@ -173,7 +176,7 @@ class _Training:
             if self.done > self.saved:
                 self._save()
             raise
-        if self.done < config.rounds:
+        if self.done < self.last:
             self._save()
             return
         self._write_result(time.perf_counter() - started)
@@ -194,11 +197,11 @@ class _Training:
             warnings.warn(_ALL_ZEROED.format(config.zeroing_norm), stacklevel=4)
         if diverged := self.divergence.observe(t, metrics["train_loss"], int(metrics["examples"])):
             warnings.warn(diverged, stacklevel=4)
-        if (t + 1) % config.evaluate_every == 0 or t + 1 == config.rounds:
+        if (t + 1) % config.evaluate_every == 0 or t + 1 == self.last:
             row["validation"] = self.validation = self.evaluator(self.execution.weights(state), "validation")
         self._record(row, time.perf_counter() - began)
         self.state, self.done = state, t + 1
-        if self.done % config.checkpoint_every == 0 or self.done == config.rounds:
+        if self.done % config.checkpoint_every == 0 or self.done == self.last:
             self._save()
         if self.options.on_round is not None:
             self.options.on_round(t)
@@ -272,7 +275,8 @@ class _Training:
         self.folder.write_table()
         if self.config.canaries:
             self.folder.write_canaries(self.execution.canary_evidence(self.state))
-        audit = self.controller.audit(self.plan)
+        ended = self.done < self.config.rounds
+        audit = self.controller.audit(stopped_after(self.plan, self.done) if ended else self.plan)
         # Our controller drew as the plan's sampling says; a ledger alone could not show it.
         epsilon = audit.epsilon if audit.amplified_epsilon is None else audit.amplified_epsilon
         achieved = {
@@ -297,6 +301,7 @@ class _Training:
                 # Nobody observed the run that a simulation stands for.
                 "achieved": achieved if self.plan.claimed_cohort is None else None,
                 "seconds": round(seconds, 1),
-            },
+            }
+            | ({"ended_after": self.done} if ended else {}),
         )
         write_final_statement(self.folder.path, audit)

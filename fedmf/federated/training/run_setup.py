@@ -45,11 +45,25 @@ class RunSetup:
         """The controller of the run, before its first round."""
         return controller_of(self.task, self.config, self.plan, self.noise_seed)
 
+    def rounds(self, options: RunOptions) -> int:
+        """Rounds after which the run is finished: all, or those within `stop_at_epsilon`.
+
+        Raises:
+          ValueError: an epsilon that the first round passes already, or whose rounds do not follow from the plan; with canaries.
+        """
+        if options.stop_at_epsilon is None:
+            return self.config.rounds
+        if self.config.canaries:
+            raise ValueError(
+                f"stop_at_epsilon={options.stop_at_epsilon} with canaries={self.config.canaries}, which audit all rounds of a plan: leave "
+                "one of them out"
+            )
+        return rounds_within(self.plan, options.stop_at_epsilon)
+
     def check(self, options: RunOptions) -> None:
         """Refuses cohorts that cannot be drawn, too many canaries, and noise for which there is no room or that float32 does not hold."""
         self.controller()
-        if options.stop_at_epsilon is not None:
-            rounds_within(self.plan, options.stop_at_epsilon)
+        self.rounds(options)
         size, canaries = parameters(self.task, self.config), self.config.canaries
         if size < 10 * canaries:
             raise ValueError(

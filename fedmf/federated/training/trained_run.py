@@ -64,7 +64,7 @@ class TrainedRun(Run):
 
     def saved_rounds(self) -> int:
         """The rounds that the weights were trained for."""
-        return RunFolder(self.path).saved_rounds() if self.result is None else self.config.rounds
+        return RunFolder(self.path).saved_rounds() if self.result is None else self.ended_after or self.config.rounds
 
     def model(self) -> Any:
         """A tf.keras.Model with the run's weights, which Keras saves and loads without the task's code.

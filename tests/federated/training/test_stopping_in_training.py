@@ -1,14 +1,17 @@
 """Runs that end before their plan does, and those that would go on beyond it."""
 
 import dataclasses
+import json
 
 import pytest
 
 import fedmf
 from fedmf import federated
 from fedmf.privacy.stopping import stopped_after
+from fedmf.reports import write_report
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task
+from tests.federated.training.test_loop import assert_same_run
 
 pytestmark = pytest.mark.tensorflow
 
@@ -26,15 +29,37 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
         return federated.train(small_task(), settings, folder=tmp_path / folder, progress=False, **arguments)
 
     run = train("run", noise_seed=9, stop_at_epsilon=target)
-    assert run.result is None
-    assert run.saved_rounds() == rounds
+    assert run.ended_after == rounds == run.saved_rounds() == len(run.metrics)
+    assert "validation" in run.metrics[-1]
+    assert run.result["achieved"]["epsilon"] <= target
     audit = fedmf.audit_run(run.path)
     assert audit.planned.participation.rounds == rounds
     assert audit.planned.epsilon == pytest.approx(epsilons[rounds - 1], rel=1e-9)
     assert audit.epsilon <= audit.planned.epsilon <= target < plan.epsilon
     assert audit.contradictions == ()
     said = " ".join(audit.statement().split())
-    assert f"The noise was made for {settings.rounds} rounds, and this is about the first {rounds} of them" in said
+    made_for = f"The noise was made for {settings.rounds} rounds, and this is about the first {rounds} of them"
+    assert made_for in said
+    assert made_for in " ".join((run.path / "final_statement.md").read_text().split())
+    page = write_report([run], tmp_path / "report", title="ended").read_text()
+    assert f"ended after {rounds} of {settings.rounds} rounds" in page
+    # In two parts it is the same run, and then it has ended.
+    train("parts", noise_seed=9, stop_after=rounds - 1)
+    assert_same_run(run, train("parts", resume=True, stop_at_epsilon=target))
+    with pytest.raises(ValueError, match=rf"has ended after {rounds} rounds.*it does not go on"):
+        train("parts", resume=True)
+    with pytest.raises(ValueError, match="with canaries=2, which audit all rounds"):
+        train("canaries", dataclasses.replace(settings, canaries=2), noise_seed=9, stop_at_epsilon=target)
+    # What was released beyond a smaller number of rounds is not forgotten; and the record is that of a finished run.
+    result = json.loads((run.path / "result.json").read_text())
+    (run.path / "result.json").write_text(json.dumps(result | {"ended_after": rounds - 1}))
+    assert fedmf.audit_run(run.path).planned.participation.rounds == settings.rounds
+    assert "not in the record" in fedmf.audit_run(run.path).unrecorded
+    (run.path / "result.json").write_text(json.dumps(result))
+    ledger = run.path / "participation.csv"
+    ledger.write_text("\n".join(ledger.read_text().splitlines()[:-1]) + "\n")
+    with pytest.raises(ValueError, match="participation.csv changed after the run had finished"):
+        fedmf.audit_run(run.path)
     with pytest.raises(ValueError, match=rf"stop_at_epsilon=.* after {rounds - 1} rounds.* had {rounds}: leave it out"):
         train("run", resume=True, stop_at_epsilon=epsilons[rounds - 2])
     with pytest.raises(ValueError, match=rf"the run has {settings.rounds}\): whether to go on .* made for all rounds"):
