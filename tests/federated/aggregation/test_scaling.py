@@ -140,6 +140,26 @@ def test_without_updates_the_debiased_moment_is_0_on_average(rule, monkeypatch):
     assert abs(mean_of_moment(debiased=True)) > limit
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["adam", "adagrad"])
+def test_scales_that_move_leave_little_of_the_bias(rule):
+    """They follow the noise, and with it that of later rounds. The mean over coordinates of what noise alone leaves in v, in parts of what it
+    would have added: 0.046 with Adam and -0.034 with Adagrad, when this was written, with a standard error below 0.006.
+    """
+    rounds, size = 128, 20_000
+    plan = plan_of(MECHANISMS["toeplitz, square root"](rounds))
+    query = mean_query(plan, [tf.TensorSpec([size])], clients_per_round=CLIENTS, noise_seed=3)
+    query = query.with_scaling(Scaling(rule=rule, epsilon=EPSILON, debiased=True))
+    deviations = np.linalg.norm(plan.mechanism.noising(), axis=1) * plan.stddev / CLIENTS
+    keep, gain = (0.999, 0.001) if rule == "adam" else (1.0, 1.0)
+    state, added = query.initial_global_state(), np.zeros(size)
+    for deviation in deviations:
+        added = keep * added + gain * (deviation / query.derive_sample_params(state).scales[0].numpy()) ** 2
+        _, state, _ = query.get_noised_result(query.initial_sample_state(), state)
+    assert float(state.scaling.drifts[0]) > 0.01
+    assert abs(state.scaling.moment[0].numpy().mean() / added.mean()) < 0.1
+
+
 @pytest.mark.parametrize("debiased", [False, True])
 def test_no_scaled_update_exceeds_the_clip_norm_and_scales_are_finite_and_positive(debiased):
     """Outputs of any size, also those that no honest run has: the bound does not rest on them."""
