@@ -143,8 +143,8 @@ def test_without_updates_the_debiased_moment_is_0_on_average(rule, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["adam", "adagrad"])
 def test_scales_that_move_leave_little_of_the_bias(rule):
-    """They follow the noise, and with it that of later rounds. The mean over coordinates of what noise alone leaves in v, in parts of what it
-    would have added: 0.046 with Adam and -0.034 with Adagrad, when this was written, with a standard error below 0.006.
+    """They follow the noise, and with it that of later rounds. The mean over coordinates of what noise alone leaves in v, in parts of
+    what it would have added: 0.046 with Adam and -0.034 with Adagrad when this was written, with a standard error below 0.006.
     """
     rounds, size = 128, 20_000
     plan = plan_of(MECHANISMS["toeplitz, square root"](rounds))
