@@ -13,7 +13,7 @@ from fedmf.experiments.papers.runner import PICTURE, load
 from fedmf.files import write_atomically
 from fedmf.reports.text import duration
 
-_WIDTH, _COLORS = 560, 64  # of a thumbnail; readable, and below 60 kB
+_WIDTH, _COLORS = 560, 256  # of a thumbnail; fewer colours make lines alike
 _HEAD = """# The papers' tables and figures
 
 Made by `fedmf paper report`: do not edit it. `fedmf paper run NAME` makes one again, with its numbers as CSV and its picture in full size.
