@@ -17,7 +17,8 @@ _WIDTH, _COLORS = 560, 256  # of a thumbnail; fewer colours make lines alike
 _HEAD = """# The papers' tables and figures
 
 Made by `fedmf paper report`: do not edit it. `fedmf paper run NAME` makes one again, with its numbers as CSV and its picture in full size.
-"Exact" is computed, without training. "Holds" is decided by the numbers, as the sentence beside it says.
+"Exact" is computed, without training. What is trained at reduced scale trains small models on data made up for it; with --scale full and the
+real file in --data it is the paper's size. "Holds" is decided by the numbers, as the sentence beside it says.
 "Not shown": the intervals of small training runs leave it open, or contradict it.
 
 """
@@ -59,24 +60,25 @@ def page_text(items: Mapping[str, Item], found: Mapping[str, dict[str, Any]], fo
     for source, title in SOURCES.items():
         rows = [_row(item, found.get(item.name), folder) for item in items.values() if item.source == source]
         if rows:
-            parts.append(f"## {title}\n\n| | the paper's claim | ours | state |\n|---|---|---|---|\n{''.join(rows)}\n")
+            parts.append(f"## {title}\n\n| | the paper's claim, ours, and how it was made |\n|---|---|\n{''.join(rows)}\n")
     return "".join(parts).rstrip() + "\n"
 
 
 def _row(item: Item, result: Mapping[str, Any] | None, folder: str) -> str:
-    picture, ours = "", "-"
-    state = f"{item.state}" + (f". {item.why}" if item.why else "")
+    picture, lines = "", [f"*{item.claim}*"]
+    state = item.state + (f". {item.why}" if item.why and result is None else "")
     if result is not None:
         picture = f"<br>![{item.number}]({folder}/{item.name}.png)"
         trained = item.state != "exact"
         mark = "**Holds.**" if result["holds"] else "**Not shown.**" if trained else "**Does not hold.**"
         reduced = f" Reduced: {result['reduced']}." if result["reduced"] else ""
-        ours = f"{mark} {result['verdict']}{reduced}"
+        lines.append(f"{mark} {result['verdict']}{reduced}")
         # Of a sweep that was there already this would be the time of drawing; what it trained for is in `reduced`.
         state += f"; {result['scale']}" + (
             "" if trained else f", {duration(result['processor_seconds'])} of processor time"
         )
-    cells = (f"**{item.number}**<br>`{item.name}`{picture}", item.claim, ours, state)
+    lines.append(f"{state[0].upper()}{state[1:].rstrip('.')}.")
+    cells = (f"**{item.number}**<br>`{item.name}`{picture}", "<br>".join(lines))
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n"
 
 
