@@ -17,8 +17,8 @@ _WIDTH, _COLORS = 560, 256  # of a thumbnail; fewer colours make lines alike
 _HEAD = """# The papers' tables and figures
 
 Made by `fedmf paper report`: do not edit it. `fedmf paper run NAME` makes one again, with its numbers as CSV and its picture in full size.
-"Exact" is computed, without training. What is trained at reduced scale trains small models on data made up for it; with --scale full and the
-real file in --data it is the paper's size. "Holds" is decided by the numbers, as the sentence beside it says.
+"Exact" is computed, without training. What is trained at reduced scale trains small models on data made up for it; `--scale full` with the
+real file in `--data` has the paper's size. "Holds" is decided by the numbers, as the sentence beside it says.
 "Not shown": the intervals of small training runs leave it open, or contradict it.
 
 """
@@ -60,7 +60,9 @@ def page_text(items: Mapping[str, Item], found: Mapping[str, dict[str, Any]], fo
     for source, title in SOURCES.items():
         rows = [_row(item, found.get(item.name), folder) for item in items.values() if item.source == source]
         if rows:
-            parts.append(f"## {title}\n\n| | the paper's claim, ours, and how it was made |\n|---|---|\n{''.join(rows)}\n")
+            parts.append(
+                f"## {title}\n\n| | the paper's claim, ours, and how it was made |\n|---|---|\n{''.join(rows)}\n"
+            )
     return "".join(parts).rstrip() + "\n"
 
 
