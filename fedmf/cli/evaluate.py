@@ -69,7 +69,7 @@ def export(run: pathlib.Path, out: pathlib.Path, as_json: bool) -> None:
       fedmf export runs/first --out model.keras      # tf.keras.models.load_model("model.keras")
       fedmf export runs/first --out saved_model      # tf.keras.models.load_model or tf.saved_model.load
     """
-    from fedmf.runs.folder import check_export_path
+    from fedmf.runs.export import check_export_path
 
     with arguments_checked():
         check_export_path(out)

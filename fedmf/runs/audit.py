@@ -47,11 +47,12 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
             "stated; put the run's own files back, or run it again in another folder"
         )
     # Rounds after the last checkpoint have metrics, and no record yet of who took part. Saved ones without metrics may have been empty, and
-    # release something of those before all the same.
-    saved = RunFolder(run.path).saved_rounds() if run.result is None else 0
+    # release something of those before all the same; others were done before a crash.
+    folder, ended = RunFolder(run.path), run.ended_after is not None
+    saved = max(folder.saved_rounds(), folder.rounds_before_crashes()) if run.result is None or ended else 0
     beyond = {row["round"] for row in run.metrics if row.get("clients") != 0 and row["round"] >= len(ledger)}
     unrecorded = sorted(beyond.union(range(len(ledger), saved)))
-    if (run.result is None or run.ended_after) and not unrecorded and len(ledger) < plan.participation.rounds:
+    if (run.result is None or ended) and not unrecorded and len(ledger) < plan.participation.rounds:
         with contextlib.suppress(ValueError):  # of some mechanisms, and with sampling, only all rounds have a guarantee
             plan = stopped_after(plan, len(ledger))
     return with_unrecorded(audit_ledger(ledger, plan), unrecorded, "resume the run, and audit it when it is done")

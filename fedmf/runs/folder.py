@@ -16,6 +16,7 @@ run/
   clients.json         the headline metric over training clients, where `fedmf evaluate --by-client` measured it; mode 0600
   tensorboard/         the metrics as events, if wanted; mode 0700
   checkpoints/         round-000020.ckpt: everything a resume needs
+  rounds_done          after a crash: how many rounds were done before it, also those that the resumed run does again
   private/noise_seed   secret; do not publish
   private/canaries.npz with canaries: their coins, and what was released along their directions; as secret until the audit
 """
@@ -45,7 +46,7 @@ CANARIES = "private/canaries.npz"
 # What a run writes beside its folders and config.json.
 _WRITTEN = (
     "plan.json statement.md mechanism.npz metrics.jsonl metrics.csv timings.jsonl participation.csv selected.csv result.json "
-    "model.npz initial_model.npz clients.json tensorboard final_statement.md final_statement.json"
+    "model.npz initial_model.npz clients.json tensorboard final_statement.md final_statement.json rounds_done"
 ).split()
 
 
@@ -175,12 +176,24 @@ class RunFolder:
             )
         return checkpoint
 
+    def rounds_ever_done(self) -> int:
+        """Rounds whose results somebody may have seen: of the checkpoints, of the metrics, and of crashes before them."""
+        seen = [row["round"] + 1 for row in _read_rows(self.path / "metrics.jsonl")]
+        return max([self.saved_rounds(), self.rounds_before_crashes(), *seen])
+
+    def rounds_before_crashes(self) -> int:
+        """The most rounds that were done when a crash took rows; 0 without one."""
+        path = self.path / "rounds_done"
+        return int(path.read_text()) if path.exists() else 0
+
     def truncate_rows(self, rounds_done: int) -> None:
         """Drops metric and timing rows of rounds that the resumed run will do again, and a half-written last line.
 
         Raises:
           ValueError: a line other than the last is not a row.
         """
+        if (ever := self.rounds_ever_done()) > rounds_done:
+            write_atomically(self.path / "rounds_done", f"{ever}\n")
         for name in ("metrics.jsonl", "timings.jsonl"):
             path = self.path / name
             if path.exists():
@@ -325,8 +338,15 @@ class Run:
 
     @property
     def ended_after(self) -> int | None:
-        """Rounds of a finished run that ended at an epsilon, before its plan did; None of every other run."""
-        return None if self.result is None else self.result.get("ended_after")
+        """Rounds of a finished run that ended at an epsilon, before its plan did; None of every other run.
+
+        Raises:
+          ValueError: result.json says something else.
+        """
+        rounds = None if self.result is None else self.result.get("ended_after")
+        if rounds is not None and (type(rounds) is not int or not 1 <= rounds < self.config.rounds):
+            raise ValueError(f"{self.path / 'result.json'} has ended_after={rounds!r}: put the run's own file back")
+        return rounds
 
     @property
     def weights(self) -> list[np.ndarray]:
@@ -368,21 +388,3 @@ class Run:
 
 def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
     return [row for _, row in _rows_of(path)] if path.exists() else []
-
-
-def check_export_path(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path, if `TrainedRun.export` can write there.
-
-    Raises:
-      ValueError: naming it.
-    """
-    path = pathlib.Path(path)
-    if path.suffix not in ("", ".keras"):
-        raise ValueError(
-            f"out={str(path)!r} ends in {path.suffix}: name a FILE.keras, or a folder without a suffix for a SavedModel"
-        )
-    if path.suffix and path.is_dir():
-        raise ValueError(f"out={str(path)!r} is a folder: name another file")
-    if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"out={str(path)!r} is there already: name a new or an empty folder")
-    return path

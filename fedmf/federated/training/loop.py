@@ -120,9 +120,9 @@ class _Training:
             self.state, self.done = self.execution.from_leaves(checkpoint.state), checkpoint.rounds_done
         self.saved = self.done
         self.last = setup.rounds(options)
-        if self.last < self.done:
+        if self.last < (ever := folder.rounds_ever_done()):  # what they released must be in the guarantee
             raise ValueError(
-                f"stop_at_epsilon={options.stop_at_epsilon} is passed after {self.last} rounds, and the run has had {self.done}: leave it "
+                f"stop_at_epsilon={options.stop_at_epsilon} is passed after {self.last} rounds, and the run has had {ever}: leave it "
                 "out, or give a larger one"
             )
         if self.done < self.last and Run.load(folder.path).ended_after is not None:

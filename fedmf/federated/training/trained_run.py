@@ -13,7 +13,8 @@ from fedmf.federated.examples import count
 from fedmf.federated.task import Task
 from fedmf.federated.tff_models import TffModel
 from fedmf.federated.training.evaluation import Evaluator
-from fedmf.runs.folder import Run, RunFolder, check_export_path
+from fedmf.runs.export import check_export_path
+from fedmf.runs.folder import Run, RunFolder
 from fedmf.terminal import progress_bar
 
 _DECILES = np.arange(1, 10) / 10

@@ -9,6 +9,7 @@ import fedmf
 from fedmf import federated
 from fedmf.privacy.stopping import stopped_after
 from fedmf.reports import write_report
+from fedmf.runs.folder import Run
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task
 from tests.federated.training.test_loop import assert_same_run
@@ -67,3 +68,42 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     with pytest.raises(ValueError, match="is passed in round 0"):
         train("none", noise_seed=9, stop_at_epsilon=1e-3)
     assert not (tmp_path / "none" / "config.json").exists()
+
+
+@pytest.mark.slow
+def test_rounds_that_a_crash_took_are_in_the_guarantee(tmp_path):
+    settings = config(checkpoint_every=3)
+    passed = stopped_after(settings.plan(), 3).epsilon
+
+    def train(**arguments):
+        return federated.train(small_task(), settings, folder=tmp_path / "run", progress=False, **arguments)
+
+    def crash(t=4):
+        if t == 4:
+            raise RuntimeError("a crash")
+
+    with pytest.raises(RuntimeError):
+        train(noise_seed=9, on_round=crash)
+    for _ in range(2):  # the second time their rows are gone
+        assert "rounds 3 to 4" in fedmf.audit_run(tmp_path / "run").unrecorded
+        with pytest.raises(ValueError, match=r"stop_at_epsilon=.* after 3 rounds, and the run has had 5"):
+            train(resume=True, stop_at_epsilon=passed)
+        with pytest.raises(RuntimeError):
+            train(resume=True, on_start=crash)
+    train(resume=True, stop_after=3)
+    assert "rounds 3 to 4" in fedmf.audit_run(tmp_path / "run").unrecorded
+    run = train(resume=True)
+    audit = fedmf.audit_run(run.path)
+    assert (audit.planned.participation.rounds, audit.unrecorded) == (settings.rounds, None)
+    # Nor does a finished run end again, where its last checkpoint is gone.
+    (run.path / "checkpoints" / "round-000006.ckpt").unlink()
+    with pytest.raises(ValueError, match=r"after 3 rounds, and the run has had 6"):
+        train(resume=True, stop_at_epsilon=passed)
+
+
+@pytest.mark.parametrize("rounds", ["3", 2.5, -1, 0, True, 6])
+def test_an_end_that_no_run_has_is_refused(rounds, tmp_path):
+    run = object.__new__(Run)
+    vars(run).update(path=tmp_path, config=config(), result={"ended_after": rounds})
+    with pytest.raises(ValueError, match=r"result\.json has ended_after="):
+        run.ended_after  # noqa: B018

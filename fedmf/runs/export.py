@@ -1,0 +1,22 @@
+"""Where a trained model can be written."""
+
+import os
+import pathlib
+
+
+def check_export_path(path: str | os.PathLike[str]) -> pathlib.Path:
+    """The path, if `TrainedRun.export` can write there.
+
+    Raises:
+      ValueError: naming it.
+    """
+    path = pathlib.Path(path)
+    if path.suffix not in ("", ".keras"):
+        raise ValueError(
+            f"out={str(path)!r} ends in {path.suffix}: name a FILE.keras, or a folder without a suffix for a SavedModel"
+        )
+    if path.suffix and path.is_dir():
+        raise ValueError(f"out={str(path)!r} is a folder: name another file")
+    if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"out={str(path)!r} is there already: name a new or an empty folder")
+    return path
