@@ -48,8 +48,8 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
         )
     # Rounds after the last checkpoint have metrics, and no record yet of who took part. Saved ones without metrics may have been empty, and
     # release something of those before all the same; others were done before a crash.
-    folder, ended = RunFolder(run.path), run.ended_after is not None
-    saved = max(folder.saved_rounds(), folder.rounds_before_crashes()) if run.result is None or ended else 0
+    files, ended = RunFolder(run.path), run.ended_after is not None
+    saved = max(files.saved_rounds(), files.rounds_before_crashes()) if run.result is None or ended else 0
     beyond = {row["round"] for row in run.metrics if row.get("clients") != 0 and row["round"] >= len(ledger)}
     unrecorded = sorted(beyond.union(range(len(ledger), saved)))
     if (run.result is None or ended) and not unrecorded and len(ledger) < plan.participation.rounds:
