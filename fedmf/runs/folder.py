@@ -182,9 +182,12 @@ class RunFolder:
         return max([self.saved_rounds(), self.rounds_before_crashes(), *seen])
 
     def rounds_before_crashes(self) -> int:
-        """The most rounds that were done when a crash took rows; 0 without one."""
+        """The most rounds that were done when a crash took rows; 0 without one; ValueError where the file is damaged."""
         path = self.path / "rounds_done"
-        return int(path.read_text()) if path.exists() else 0
+        text = path.read_text().strip() if path.exists() else "0"
+        if not text.isdecimal():
+            raise ValueError(f"{path} is damaged: it must hold a number of rounds; put the run's own file back")
+        return int(text)
 
     def truncate_rows(self, rounds_done: int) -> None:
         """Drops metric and timing rows of rounds that the resumed run will do again, and a half-written last line.

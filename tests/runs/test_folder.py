@@ -117,6 +117,16 @@ class TestCheckpointsOfARun:
         assert all(stat.S_IMODE(p.stat().st_mode) == 0o600 for p in (folder.path / "checkpoints").iterdir())
         assert (folder.path / "participation.csv").read_text() == checkpoint().ledger.to_csv()
 
+    def test_rounds_before_a_crash_are_counted_and_never_guessed(self, tmp_path):
+        folder = new_run(tmp_path / "run")
+        (folder.path / "metrics.jsonl").write_text('{"round": 0}\n{"round": 1}\n')
+        for done in (1, 0):  # the second resume sees one row
+            folder.truncate_rows(done)
+            assert folder.rounds_ever_done() == folder.rounds_before_crashes() == 2
+        (folder.path / "rounds_done").write_text("two")
+        with pytest.raises(ValueError, match=r"rounds_done is damaged: it must hold a number"):
+            folder.rounds_ever_done()
+
     @pytest.mark.parametrize("name", ["config.json", "plan.json", "private/noise_seed"])
     def test_of_another_run(self, tmp_path, name):
         folder = new_run(tmp_path / "run")
