@@ -48,8 +48,9 @@ SEARCH, PROOF = 0, 1
 _SEARCH_WORK, _PROOF_WORK = 1e8, 4e10
 _MIN_SIZE, _MAX_SIZE = 2**16, 2**22
 _MAX_ORDER = 64
-# Losses beyond are not simulated: their exponentials overflow, and no guarantee is worth it.
-_MAX_EPSILON = 300.0
+# A larger epsilon is not looked for: no guarantee is worth it. Losses beyond _MAX_LOSS, whose exponentials overflow, may then stand there:
+# W falls with L beyond epsilon + 1, or is 1 for K = 1, and a loss below -_MAX_LOSS counts in full for adding a client.
+_MAX_EPSILON, _MAX_LOSS = 300.0, 700.0
 # Shares of delta that the terms of Bernstein's inequality may add, if work allows.
 _SHARE = 0.03
 _QUANTILES = (0.5, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4)
@@ -218,12 +219,20 @@ def _shards(
     purpose: int,
     keep: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, ...]],
 ) -> list[tuple[np.ndarray, ...]]:
-    """What is kept of each shard, in their order: the same on any number of threads."""
+    """What is kept of each shard, in their order: the same on any number of threads.
+
+    Raises:
+      FloatingPointError: a loss or its factor is not a number, because the noise is too small for float64.
+    """
     each = shard_size(losses)
 
     def draw(shard: int) -> tuple[np.ndarray, ...]:
         seed = np.random.SeedSequence([purpose, order, shard])
-        return keep(*losses.sample(order, each, np.random.Generator(np.random.Philox(seed))))
+        with np.errstate(all="ignore"):
+            log_factor, loss = losses.sample(order, each, np.random.Generator(np.random.Philox(seed)))
+        if np.isnan(log_factor).any() or np.isnan(loss).any():
+            raise FloatingPointError("a privacy loss is not a number")
+        return keep(log_factor, np.clip(loss, -_MAX_LOSS, _MAX_LOSS))
 
     number = -(-size // each)
     pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
@@ -261,8 +270,7 @@ def simulated_epsilon(losses: Losses, delta: float, most: float) -> SimulatedEps
       delta: target.
       most: an epsilon that holds anyway.
     """
-    if most > _MAX_EPSILON:
-        return SimulatedEpsilon(epsilon=math.inf, estimate=math.inf, order=1, samples=(0, 0), wanted=0.0)
+    most = min(most, _MAX_EPSILON)
     folder = cache_folder()
     if folder is None:
         return _simulated(losses, delta, most)
@@ -289,9 +297,12 @@ def _code() -> str:
 
 
 def _simulated(losses: Losses, delta: float, most: float) -> SimulatedEpsilon:
-    plan = _search(losses, delta, most)
-    removed = remove_sample(losses, plan.order, plan.size, PROOF)
-    added = add_sample(losses, plan.add_size, PROOF)
+    try:
+        plan = _search(losses, delta, most)
+        removed = remove_sample(losses, plan.order, plan.size, PROOF)
+        added = add_sample(losses, plan.add_size, PROOF)
+    except FloatingPointError:
+        return SimulatedEpsilon(epsilon=math.inf, estimate=math.inf, order=1, samples=(0, 0), wanted=0.0)
 
     def bound(epsilon: float) -> float:
         remove, add = removed.bound(epsilon, FAILURE / 2), added.bound(epsilon, plan.points, FAILURE / 2)
@@ -310,7 +321,10 @@ def _simulated(losses: Losses, delta: float, most: float) -> SimulatedEpsilon:
 
 def expected_epsilon(losses: Losses, delta: float, most: float) -> float:
     """About what `simulated_epsilon` will be, from a smaller sample that is independent of the proof."""
-    return _search(losses, delta, most).epsilon if most <= _MAX_EPSILON else most
+    try:
+        return _search(losses, delta, min(most, _MAX_EPSILON)).epsilon
+    except FloatingPointError:
+        return most
 
 
 @functools.lru_cache(maxsize=256)
@@ -372,7 +386,7 @@ def _points(added: AddSample, epsilon: float, size: int) -> tuple[float, float]:
 
 def _least(bound: Callable[[float], float], delta: float, most: float) -> float:
     """The least epsilon at which the decreasing bound is at most delta, to 1e-6 and rounded up; infinite if `most` is below it."""
-    if bound(most) > delta:
+    if not bound(most) <= delta:
         return math.inf
     if bound(0.0) <= delta:
         return 0.0

@@ -16,7 +16,7 @@ import fedmf
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
 from fedmf.privacy import monte_carlo
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
-from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon
+from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_delta, gaussian_epsilon
 from fedmf.privacy.monte_carlo import PROOF, SEARCH, AddSample, RemoveSample, add_sample, remove_sample
 from fedmf.privacy.random_allocation import random_allocation_epsilon
 from fedmf.privacy.sampling.losses import BinLosses, MinSepLosses
@@ -227,11 +227,25 @@ class TestEpsilon:
         assert ("Monte-Carlo" in scheme.evidence(mechanism, 2.0, 1e-5)) == (norm is None)
         assert ("Random allocation" in scheme.statement(mechanism, 2.0)["accounting"]) == (norm is not None)
 
-    def test_without_separation_is_that_of_poisson_sampling(self, quick):
-        scheme = fedmf.MinSepPoisson(population=100, cohort_size=10, min_sep=1)
-        found = scheme.epsilon(IdentityMechanism(rounds=12), 1.0, 1e-5)
-        known = sampled_gaussian_epsilon(1.0, 1e-5, probability=0.1, compositions=12)
+    @pytest.mark.parametrize(("rounds", "population", "sigma"), [(12, 100, 1.0), (400, 160, 0.8)])
+    def test_without_separation_is_that_of_poisson_sampling(self, quick, rounds, population, sigma):
+        """In the second case the epsilon of a client that comes in all rounds is 371, which is more than is looked for."""
+        scheme = fedmf.MinSepPoisson(population=population, cohort_size=10, min_sep=1)
+        found = scheme.epsilon(IdentityMechanism(rounds=rounds), sigma, 1e-5)
+        known = sampled_gaussian_epsilon(sigma, 1e-5, probability=10 / population, compositions=rounds)
         assert known <= found <= 1.06 * known
+
+    @pytest.mark.filterwarnings("error::RuntimeWarning")
+    @pytest.mark.parametrize(("sigma", "rounds"), [(0.03, 4), (0.2, 1300)], ids=["overflow", "underflow"])
+    def test_of_less_noise_than_float64_can_simulate_is_the_gaussian(self, quick, sigma, rounds):
+        """The exponential of 1/sigma^2 = 1111 overflows; the ratio of a client that comes with 1/2 and never came, 2^-1300, is 0."""
+        scheme, mechanism = (
+            fedmf.MinSepPoisson(population=20, cohort_size=10, min_sep=1),
+            IdentityMechanism(rounds=rounds),
+        )
+        alone = sigma / math.sqrt(rounds)
+        assert scheme.epsilon(mechanism, sigma, 1e-5) == gaussian_epsilon(alone, 1e-5)
+        assert scheme.expected_epsilon(mechanism, sigma, 1e-5) == exact_gaussian_epsilon(alone, 1e-5)
 
     def test_is_less_than_that_of_cyclic_poisson_sampling(self, quick):
         """At equal noise and rate the deltas of epsilon 1 are .0523 and .1144."""
