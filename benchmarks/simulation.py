@@ -12,7 +12,8 @@ regression, 62 (50, batch 10); cifar10, 550,570 (1: privacy of single examples).
 Kinds of rounds, each a `federated.train` in a process of its own, all on the same cohorts:
   compiled  --execution fast: client work in compiled C, clients side by side; the default where there is a C compiler
   autodiff  --execution fast without a compiler: a tf.function for a group of clients
-  cluster   the same client work on a Ray cluster of this machine, a worker for each of --threads (make bench-cluster)
+  cluster   the same client work on a Ray cluster of this machine, a worker for each of --threads, each on a core of its own after
+            the first round (make bench-cluster)
   tff       --execution tff: build_unweighted_fed_avg with our aggregator, in TFF's C++ runtime
   stock     the same with Keras's own LSTM layer in place of ours; without an LSTM it is tff, which is left out
 
@@ -55,6 +56,15 @@ def _family(pid: int | None = None) -> list[int]:
     return [pid, *found]
 
 
+def _pin_workers(count: int) -> None:
+    """Gives each of the cluster's workers, those that computed most, a core of its own."""
+    names = {pid: pathlib.Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _family()}
+    workers = sorted((pid for pid in names if names[pid].startswith(b"ray::")), key=lambda pid: -cpu_seconds([pid]))
+    for pid, core in zip(workers[:count], sorted(os.sched_getaffinity(0)), strict=False):
+        for thread in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {core})
+
+
 def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None) -> None:
     """The child: trains, and before each round waits for a line of standard input and answers with a line of JSON."""
     out = os.fdopen(os.dup(1), "w")
@@ -71,6 +81,8 @@ def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None)
         seconds, cpu = time.perf_counter() - began[0], cpu_seconds(_family()) - began[1]
         row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
         own = cpu_seconds([os.getpid()]) - began[2]
+        if kind == "cluster":
+            _pin_workers(threads or os.cpu_count() or 1)
         answer({"seconds": seconds, "cpu": cpu, "own": own, "peak": memory_bytes(_family()), "loss": row["train_loss"]})
 
     config = fedmf.TrainConfig(

@@ -15,6 +15,8 @@ from fedmf.federated.execution.tff_worker import worker_processes
 from tests.federated.small_task import small_task
 
 SEED = 0xFEED5EED5EED5EED  # of the runs on clusters, to be looked for in what is sent
+# Of `execution.groups`, for a cohort of six.
+GROUPS_OF_TWO = {"LEAST_PRODUCTS": 0, "LEAST_CLIENTS": 1, "MOST_GROUPS": 3}
 
 
 def config(execution: str = "fast", **changes: object) -> fedmf.TrainConfig:
@@ -43,7 +45,7 @@ def main(folder: str, execution: str, kill_after: int) -> None:
     settings, cluster = None, None
     if execution == "cluster":
         settings, cluster = config(cohort_size=6), "local"
-        groups.LEAST_PRODUCTS, groups.LEAST_CLIENTS = 0, 2
+        vars(groups).update(GROUPS_OF_TWO)
 
     def kill(t: int) -> None:
         if t + 1 == kill_after:

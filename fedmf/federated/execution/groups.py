@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
-# Clients of a group at least, and groups of a round at most: a group costs a sum of the model's size, in memory and on the network.
+# Clients of a group at least (from 8 a round on), and groups of a round at most: a group costs a sum of the model's size, in memory and on
+# the network.
 LEAST_CLIENTS, MOST_GROUPS = 4, 64
 # Clients times examples of a batch times parameters, at least: of small models many clients cost no more than a call.
 LEAST_PRODUCTS = 2**25
@@ -30,10 +31,13 @@ class GroupSum(NamedTuple):
 def group_size(cohort_size: int, batch_size: int, parameters: int) -> int:
     """Clients of a group, for the planned cohort, the task's batches and the model's trainable parameters.
 
+    The number of groups is even where it can be, so that two workers end together.
+
     >>> [group_size(clients, 16, 4_050_748) for clients in (10, 100, 1000)], group_size(500, 1, 550_570)
-    ([4, 4, 16], 60)
+    ([5, 5, 16], 60)
     """
-    return max(LEAST_CLIENTS, -(-cohort_size // MOST_GROUPS), LEAST_PRODUCTS // (batch_size * parameters))
+    groups = min(MOST_GROUPS, max(2, cohort_size // (2 * LEAST_CLIENTS) * 2))
+    return max(-(-cohort_size // groups), LEAST_PRODUCTS // (batch_size * parameters))
 
 
 def in_groups(clients: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -22,7 +22,7 @@ from fedmf.federated.execution import cluster, groups
 from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.federated.noise.source import noise_key
 from fedmf.terminal import interrupts
-from tests.federated.run_small import SEED, config
+from tests.federated.run_small import GROUPS_OF_TWO, SEED, config
 from tests.federated.small_task import small_task
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
@@ -31,8 +31,8 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 @pytest.fixture(autouse=True)
 def _groups_of_two(monkeypatch):
     """Three groups a round, where the small model would have one."""
-    monkeypatch.setattr(groups, "LEAST_PRODUCTS", 0)
-    monkeypatch.setattr(groups, "LEAST_CLIENTS", 2)
+    for name, value in GROUPS_OF_TWO.items():
+        monkeypatch.setattr(groups, name, value)
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,8 @@ def train(folder, task=None, settings=None, **options):
 def alone(tmp_path_factory):
     """The run without a cluster, in the same groups."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(groups, "LEAST_PRODUCTS", 0)
-        patch.setattr(groups, "LEAST_CLIENTS", 2)
+        for name, value in GROUPS_OF_TWO.items():
+            patch.setattr(groups, name, value)
         return train(tmp_path_factory.mktemp("alone") / "run", cluster=None)
 
 
@@ -112,7 +112,7 @@ def test_scales_and_a_clip_norm_that_adapts_travel_to_the_workers(machines, tmp_
 
 def test_groups_matter(alone, tmp_path, monkeypatch):
     """The control of the test above: sums in another order have other bits."""
-    monkeypatch.setattr(groups, "LEAST_CLIENTS", 100)
+    monkeypatch.setattr(groups, "LEAST_PRODUCTS", 10**9)
     whole = train(tmp_path / "run", cluster=None)
     assert any((a != b).any() for a, b in zip(whole.weights, alone.weights, strict=True))
 
