@@ -8,8 +8,7 @@ import numpy as np
 from fedmf.mechanisms.base import Mechanism
 from fedmf.privacy.monte_carlo import Losses, digest_of
 from fedmf.privacy.sampling.cyclic import proven_bands
-
-_MAX_EXPONENT = 600.0
+from fedmf.privacy.sampling.pattern_weights import MAX_EXPONENT, MOST_WORK, binomial, largest_log_factor, work
 
 
 class BinLosses(Losses):
@@ -55,7 +54,7 @@ class BinLosses(Losses):
 
     def log_factor_bound(self, order: int) -> float:
         """T is the product of mean_k exp(sum of i rows of G) for i < K; by Hölder's inequality i times one row is the largest."""
-        if (order - 1) * self.gram.max() > _MAX_EXPONENT:
+        if (order - 1) * self.gram.max() > MAX_EXPONENT:
             return math.inf
         return sum(math.log(np.exp(i * self.gram).mean(axis=1).max()) for i in range(1, order))
 
@@ -162,7 +161,7 @@ class MinSepLosses(Losses):
     def _weights(self, K: int, t: int, advance: float) -> np.ndarray:
         """[m, e]: weight of m of e, before h."""
         m = np.arange(K + 1)
-        return _binomial(K, self.p) * np.exp(m * (m - 1) / 2 * self.products[0, t] + advance * m)[:, None]
+        return binomial(K, self.p) * np.exp(m * (m - 1) / 2 * self.products[0, t] + advance * m)[:, None]
 
     def loss(self, inner: np.ndarray) -> np.ndarray:
         """L of <c_t, y> / sigma^2, float64 (rounds, size), which it overwrites; by the recursion, in ratios and not in their logs."""
@@ -179,26 +178,41 @@ class MinSepLosses(Losses):
         return np.log(ratio[0])
 
     def log_factor_bound(self, order: int) -> float:
-        """The bound of `_bound` at the advance of the order."""
+        """The bound at the advance of the order."""
         return self._best(order)[0]
 
     def _best(self, K: int) -> tuple[float, float]:
-        """(log of the bound on T, the advance a >= 0), of those tried: 0, and steps towards the fixed point."""
+        """(log of the bound on T, the advance a >= 0): the largest T where that can be computed, and else the bound of `_bound`."""
         if K not in self.bounds:
             self.bounds[K] = self._searched(K)
+            if min(K, self.b) > 1 and math.isfinite(self.bounds[K][0]) and work(self.rounds, self.b, K) <= MOST_WORK:
+                self.bounds[K] = min(self.bounds[K], self._largest(K))
         return self.bounds[K]
+
+    def _largest(self, K: int) -> tuple[float, float]:
+        """(log of the largest T, the advance). It is a convex function of the advance, which is chosen for some of the rounds."""
+        from scipy import optimize
+
+        def log_factor(products: np.ndarray, advance: float) -> float:
+            return largest_log_factor(products, self.b, self.p, warm=self.warm, order=K, advance=advance)
+
+        some = self.products[:, np.linspace(0, self.rounds - 1, min(self.rounds, max(64, 2 * self.b)), dtype=int)]
+        advance = optimize.minimize_scalar(
+            functools.partial(log_factor, some), bounds=(-1.0, 1.0), method="bounded", options={"maxiter": 12}
+        ).x
+        return log_factor(self.products, float(advance)), float(advance)
 
     def _searched(self, K: int) -> tuple[float, float]:
         if K == 1:
             return 0.0, 0.0
         largest = self.products.max(axis=1)
-        if K * (K - 1) / 2 * largest[0] + K * (K - 1) * largest[1:].max(initial=0) > _MAX_EXPONENT:
+        if K * (K - 1) / 2 * largest[0] + K * (K - 1) * largest[1:].max(initial=0) > MAX_EXPONENT:
             return math.inf, 0.0
         best, advance = (math.inf, 0.0), 0.0
         for _ in range(8):
             bound, credit = self._bound(K, advance, largest)
             best = min(best, (bound, advance))
-            if not credit < _MAX_EXPONENT / K or abs(credit - advance) < 1e-6 * abs(credit):
+            if not credit < MAX_EXPONENT / K or abs(credit - advance) < 1e-6 * abs(credit):
                 break
             advance = max(credit, 0.0)
         return best
@@ -217,7 +231,7 @@ class MinSepLosses(Losses):
         n, b = self.rounds, self.b
         m, s = np.arange(K + 1), np.arange(K + 1)
         with np.errstate(divide="ignore"):
-            log_weights = np.log(_binomial(K, self.p)) + (m * (m - 1) / 2 * largest[0] + advance * m)[:, None]
+            log_weights = np.log(binomial(K, self.p)) + (m * (m - 1) / 2 * largest[0] + advance * m)[:, None]
         ages = np.zeros(b)  # X_1, X_2, .., and 0 beyond the bands
         ages[1 : self.bands] = largest[1:]
         exponents = m[:, None, None] * s[None, :, None] * ages[None, None, 1:]
@@ -232,14 +246,6 @@ class MinSepLosses(Losses):
         ]  # what is left of a participation's credits is negative only near the last round
         excess = max(0.0, float(credits.sum()) - advance) * K * most
         return n * level + excess + K * max(0.0, float((-later).max())), float(credits.sum())
-
-
-@functools.lru_cache(maxsize=64)
-def _binomial(K: int, p: float) -> np.ndarray:
-    """[m, e]: the chance of m of e, each with probability p."""
-    from scipy import stats
-
-    return np.array([[stats.binom.pmf(m, e, p) for e in range(K + 1)] for m in range(K + 1)])
 
 
 def _blocks(columns: np.ndarray) -> list[tuple[int, int, int, np.ndarray]]:

@@ -1,0 +1,87 @@
+"""The bound on the weights of patterns that are drawn together, against all patterns and the definition of a weight."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmf.privacy.sampling.losses import MinSepLosses
+from fedmf.privacy.sampling.pattern_weights import largest_log_factor
+
+
+def patterns(rounds, b, p, warm):
+    """(rounds of rest at the start, 0 or 1 a round, probability of the pattern given that start) of one client."""
+    for rest in range(b if warm else 1):
+        for x in itertools.product((0, 1), repeat=rounds):
+            able, chance = rest, 1.0
+            for come in x:
+                chance *= (1.0 - come) if able else (p if come else 1 - p)
+                able = b - 1 if come else max(able - 1, 0)
+            if chance:
+                yield rest, np.array(x), chance
+
+
+def log_weight(together, C, b, p, advance):
+    """log of p(x_1) .. p(x_K) exp(sum over i < l of <C x_i, C x_l>) / h(x_1, .., x_K), h the law that `MinSepLosses.sample` describes."""
+    sums = [C @ x for _, x, _ in together]
+    log = sum(math.log(chance) for *_, chance in together)
+    log += sum(float(u @ v) for u, v in itertools.combinations(sums, 2))
+    able = [rest for rest, *_ in together]
+    for t in range(len(C)):
+        e, m = sum(rest == 0 for rest in able), sum(x[t] for _, x, _ in together)
+        h = sum(float(C[:, t] @ C[:, s]) * x[s] for _, x, _ in together for s in range(t))
+        weights = [
+            math.comb(e, k)
+            * p**k
+            * (1 - p) ** (e - k)
+            * math.exp(k * (k - 1) / 2 * float(C[:, t] @ C[:, t]) + k * (h + advance))
+            for k in range(e + 1)
+        ]
+        log -= math.log(weights[m] / sum(weights) / math.comb(e, m))
+        able = [b - 1 if x[t] else max(rest - 1, 0) for rest, (_, x, _) in zip(able, together, strict=True)]
+    return log
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_is_the_largest_weight_of_all_patterns(data):
+    b = data.draw(st.integers(1, 3), "b")
+    K = data.draw(st.integers(2, 3 if b > 1 else 2), "K")
+    rounds = data.draw(st.integers(1, {2: 5, 3: 4}[K]), "rounds")
+    bands = data.draw(st.integers(1, min(b, rounds)), "bands")
+    entry = st.floats(0, 1.5)
+    columns = np.array(
+        data.draw(st.lists(st.lists(entry, min_size=bands, max_size=bands), min_size=rounds, max_size=rounds))
+    )
+    C = np.zeros((rounds, rounds))
+    for t in range(rounds):
+        reach = min(bands, rounds - t)
+        columns[t, reach:] = 0
+        C[t : t + reach, t] = columns[t, :reach]
+    p, warm = data.draw(st.floats(0.05, 0.95), "p"), data.draw(st.booleans(), "warm")
+    advance = data.draw(st.floats(-0.5, 1.0) if b > 1 else st.floats(0, 1.0), "advance")
+    largest = max(
+        log_weight(together, C, b, p, advance)
+        for together in itertools.combinations_with_replacement(list(patterns(rounds, b, p, warm)), K)
+    )
+    products = MinSepLosses(columns, b, p, warm).products
+    bound = largest_log_factor(products, b, p, warm=warm, order=K, advance=advance)
+    assert largest == pytest.approx(bound, abs=1e-7)
+    assert largest < bound
+
+
+@pytest.mark.parametrize("order", [2, 3])
+def test_rounds_in_blocks_are_bounded_closely(order):
+    """Of a hundred rounds two share their largest products: columns that shrink slowly have a bound a little above that of each round."""
+    shrinking = np.linspace(1.2, 0.8, 100)[:, None] * np.array([0.8, 0.5, 0.3])
+    losses = MinSepLosses(shrinking, 5, 0.1, True)
+    options = {"warm": True, "order": order, "advance": 0.1}
+    blocks = largest_log_factor(losses.products, 5, 0.1, **options)
+    alone = sum(largest_log_factor(losses.products[:, t : t + 50], 5, 0.1, **options) for t in (0, 50))
+    log_factor, _ = losses.sample(order, 4096, np.random.default_rng(0))
+    assert log_factor.max() <= losses.log_factor_bound(order) <= blocks
+    # What is exact for each half bounds the whole, since any ages may begin the second one.
+    assert blocks < 1.05 * alone
