@@ -8,7 +8,7 @@ import numpy as np
 from fedmf.mechanisms.base import Mechanism
 from fedmf.privacy.monte_carlo import Losses, digest_of
 from fedmf.privacy.sampling.cyclic import proven_bands
-from fedmf.privacy.sampling.pattern_weights import MAX_EXPONENT, MOST_WORK, binomial, largest_log_factor, work
+from fedmf.privacy.sampling.pattern_weights import MAX_EXPONENT, affordable, binomial, largest_log_factor
 
 
 class BinLosses(Losses):
@@ -185,7 +185,7 @@ class MinSepLosses(Losses):
         """(log of the bound on T, the advance a >= 0): the largest T where that can be computed, and else the bound of `_bound`."""
         if K not in self.bounds:
             self.bounds[K] = self._searched(K)
-            if min(K, self.b) > 1 and math.isfinite(self.bounds[K][0]) and work(self.rounds, self.b, K) <= MOST_WORK:
+            if min(K, self.b) > 1 and math.isfinite(self.bounds[K][0]) and affordable(self.rounds, self.b, K):
                 self.bounds[K] = min(self.bounds[K], self._largest(K))
         return self.bounds[K]
 
@@ -198,7 +198,7 @@ class MinSepLosses(Losses):
 
         some = self.products[:, np.linspace(0, self.rounds - 1, min(self.rounds, max(64, 2 * self.b)), dtype=int)]
         advance = optimize.minimize_scalar(
-            functools.partial(log_factor, some), bounds=(-1.0, 1.0), method="bounded", options={"maxiter": 12}
+            functools.partial(log_factor, some), bounds=(-1.0, 1.0), method="bounded", options={"xatol": 0.01}
         ).x
         return log_factor(self.products, float(advance)), float(advance)
 

@@ -15,8 +15,8 @@ import math
 
 import numpy as np
 
-# Numbers that one bound may compute, some seconds of work; and blocks of rounds that share a z.
-MOST_WORK, _BLOCKS = 5e8, 64
+# Patterns of one bound, and numbers that it may compute, some seconds of work; and blocks of rounds that share a z.
+_MOST_ORDER, _MOST_WORK, _BLOCKS = 8, 5e8, 64
 # Beyond, exponentials overflow.
 MAX_EXPONENT = 600.0
 
@@ -29,9 +29,9 @@ def binomial(K: int, p: float) -> np.ndarray:
     return np.array([[stats.binom.pmf(m, e, p) for e in range(K + 1)] for m in range(K + 1)])
 
 
-def work(rounds: int, min_sep: int, order: int) -> float:
-    """Numbers that `largest_log_factor` computes."""
-    return (order + 1.0) * rounds * float(min_sep) ** order
+def affordable(rounds: int, min_sep: int, order: int) -> bool:
+    """Whether `largest_log_factor` takes seconds at most."""
+    return order <= _MOST_ORDER and (order + 1) * rounds * min_sep**order <= _MOST_WORK
 
 
 def largest_log_factor(
