@@ -90,13 +90,13 @@ def inverse(
 ) -> np.ndarray:
     """The noise at which a decreasing `epsilon_of` gives each epsilon to `tolerance` of it, float64.
 
-    Epsilon is tabulated over noise and interpolated monotonically between logarithms. Where accounting of an answer gives another epsilon,
-    the answer becomes a further entry of the table.
+    Epsilon is tabulated over noise and interpolated monotonically between logarithms. Each answer is an entry of the table then. Where
+    epsilon jumps over a target, the answer is the noise above the jump, to `tolerance`.
 
     Args:
       epsilon_of: of a noise.
       epsilons: targets.
-      tolerance: relative; infinity asks `epsilon_of` for the first table only.
+      tolerance: relative.
       ratio: of neighbouring noises in the first table.
     """
 
@@ -104,21 +104,27 @@ def inverse(
     def log_epsilon(log_sigma: float) -> float:
         return math.log(max(epsilon_of(math.exp(log_sigma)), 1e-300))
 
-    step, targets = math.log(ratio), np.log(epsilons)
+    step, targets = math.log(ratio), [math.log(epsilon) for epsilon in epsilons]
     low = high = 0
     # A knot beyond either end, for the slopes of the interpolation.
-    while log_epsilon((low + 1) * step) < targets.max():
+    while log_epsilon((low + 1) * step) < max(targets):
         low -= 1
-    while log_epsilon((high - 1) * step) > targets.min():
+    while log_epsilon((high - 1) * step) > min(targets):
         high += 1
     knots = {s * step for s in range(low, high + 1)}
+    found: dict[float, float] = {}
     for _ in range(20):
         # With less noise than any that is needed, epsilon can be infinite.
         table = sorted((e, s) for s in knots if (e := log_epsilon(s)) < math.log(1e4))
-        answers = scipy.interpolate.PchipInterpolator([e for e, _ in table], [s for _, s in table])(targets)
-        if math.isinf(tolerance) or all(
-            abs(log_epsilon(float(s)) - e) <= tolerance for s, e in zip(answers, targets, strict=True)
-        ):
-            return np.asarray(np.exp(answers))
-        knots |= set(map(float, answers))
+        interpolated = scipy.interpolate.PchipInterpolator([e for e, _ in table], [s for _, s in table])
+        for target in set(targets) - set(found):
+            s = float(interpolated(target))
+            knots.add(s)
+            enough = min(s for s in knots if log_epsilon(s) <= target)
+            if abs(log_epsilon(s) - target) <= tolerance:
+                found[target] = s
+            elif enough - max((s for s in knots if log_epsilon(s) > target), default=-math.inf) <= tolerance:
+                found[target] = enough
+        if len(found) == len(set(targets)):
+            return np.exp([found[target] for target in targets])
     raise RuntimeError(f"the noise for epsilons={list(epsilons)} does not settle")

@@ -26,19 +26,23 @@ def _made(
     lines: Iterable[str] = (),
 ) -> Outcome:
     """The scores of a grid, the verdict on (better, worse) pairs of lines, and a figure; of some `lines` alone, if given."""
-    scores = _scores(request, grid)
+    scores, reduced = _scores(request, grid)
     wanted = set(lines)
     scores = [score for score in scores if not wanted or score.line in wanted]
     text, holds = accuracy.verdict([accuracy.order(scores, better, worse) for better, worse in pairs])
-    return _outcome(request, scores, accuracy.COLUMNS, accuracy.rows(scores), draw(scores), text, holds)
+    return _outcome(reduced, scores, accuracy.COLUMNS, accuracy.rows(scores), draw(scores), text, holds)
 
 
-def _scores(request: Request, grid: Callable[[grids.Size], Study]) -> list[Score]:
-    return run_study(grid(grids.SIZES[request.scale]), request)
+def _scores(request: Request, grid: Callable[[grids.Size], Study]) -> tuple[list[Score], str]:
+    """The scores of a grid, and what is smaller than in the paper."""
+    size = grids.size_of(grid.__name__, request.scale)
+    scores = run_study(grid(size), request)
+    full = request.scale == "full"
+    return scores, "" if full else f"{grids.REDUCED.format(size=size)}; {accuracy.cost(scores)}"
 
 
 def _outcome(
-    request: Request,
+    reduced: str,
     scores: Sequence[Score],
     columns: Sequence[str],
     rows: Any,
@@ -46,14 +50,13 @@ def _outcome(
     verdict: str,
     holds: bool,
 ) -> Outcome:
-    full = request.scale == "full"
     return Outcome(
         columns=columns,
         rows=rows,
         figure=figure,
         verdict=verdict,
         holds=holds,
-        reduced="" if full else f"{grids.REDUCED.format(size=grids.SIZES[request.scale])}; {accuracy.cost(scores)}",
+        reduced=reduced,
         seeds=tuple(range(len(scores[0].runs) + 1)),
     )
 
@@ -67,7 +70,7 @@ def denisov_2(request: Request) -> Outcome:
 
 def denisov_table_4(request: Request) -> Outcome:
     """The best settings beside the printed ones, and whether rates and momentum fall as the noise grows."""
-    scores = _scores(request, grids.denisov)
+    scores, reduced = _scores(request, grids.denisov)
     table = []
     for score in scores:
         best, noise = score.best, score.target or 0.0
@@ -92,7 +95,7 @@ def denisov_table_4(request: Request) -> Outcome:
     )
     settings = ("server rate", "client rate", "momentum")
     columns = ("line", "epsilon", "noise multiplier", *settings, *(f"printed {name}" for name in settings))
-    return _outcome(request, scores, columns, table, out.getvalue(), verdict, falls == len(steps))
+    return _outcome(reduced, scores, columns, table, out.getvalue(), verdict, falls == len(steps))
 
 
 def denisov_3(request: Request) -> Outcome:
@@ -108,7 +111,7 @@ def denisov_3(request: Request) -> Outcome:
 
 def denisov_6(request: Request) -> Outcome:
     """Validation accuracy over the last 748 of 2048 rounds."""
-    scores = _scores(request, grids.schedules)
+    scores, reduced = _scores(request, grids.schedules)
     scores = [score for score in scores if score.line != grids.M_MORE]
     rounds = scores[0].best.rounds
     first = rounds - round(rounds * 748 / 2048)
@@ -118,7 +121,7 @@ def denisov_6(request: Request) -> Outcome:
     before = accuracy.Order(f"before the fall, {grids.AFTER}", grids.M_INSIDE, len(scores[0].runs), *early)
     text, holds = accuracy.verdict([before, order])
     figure = accuracy.by_round(scores, first=first, decay=decay)
-    return _outcome(request, scores, *_curves(scores), figure, text, holds)
+    return _outcome(reduced, scores, *_curves(scores), figure, text, holds)
 
 
 def _at(scores: Sequence[Score], line: str, most: int) -> np.ndarray:
@@ -152,7 +155,7 @@ def multi_epoch_3(request: Request) -> Outcome:
 
 def multi_epoch_12(request: Request) -> Outcome:
     """Figure 3 with every rate: the validation accuracy of the runs with seed 0."""
-    scores = _scores(request, grids.epochs)
+    scores, reduced = _scores(request, grids.epochs)
     private = [score for score in scores if score.target is not None]
     table = [
         (
@@ -187,7 +190,7 @@ def multi_epoch_12(request: Request) -> Outcome:
         f"{2 * len(epsilons)} cases (one seed a rate, so this is no test)."
     )
     columns = ("line", "epsilon", "server rate", "validation accuracy")
-    return _outcome(request, scores, columns, table, out.getvalue(), verdict, above == 2 * len(epsilons))
+    return _outcome(reduced, scores, columns, table, out.getvalue(), verdict, above == 2 * len(epsilons))
 
 
 def _rate(run: Run) -> float:
@@ -196,7 +199,7 @@ def _rate(run: Run) -> float:
 
 def multi_epoch_11(request: Request) -> Outcome:
     """Updates that were zeroed, by round, in the runs of Figure 3: more with more noise and larger rates."""
-    scores = _scores(request, grids.epochs)
+    scores, reduced = _scores(request, grids.epochs)
     private = [score for score in scores if score.line == grids.MF_6_6]
     table, total = [], {}
     with accuracy.noted(2.9, scores) as (figure, out):
@@ -224,7 +227,7 @@ def multi_epoch_11(request: Request) -> Outcome:
     ours, least = total[noisiest[0], most], total[calmest]
     verdict = f"With the most noise and the largest rate {ours:.1f} updates of a run are zeroed, with the least of both {least:.1f}."
     return _outcome(
-        request,
+        reduced,
         scores,
         ("epsilon", "server rate", "runs", "round", "zeroed"),
         table,
@@ -236,7 +239,7 @@ def multi_epoch_11(request: Request) -> Outcome:
 
 def multi_epoch_table_2(request: Request) -> Outcome:
     """Runs that diverge, with zeroing and without."""
-    scores = _scores(request, grids.divergence)
+    scores, reduced = _scores(request, grids.divergence)
     table = [
         (
             *(s.line.partition(",6e")[0], s.line.endswith("no zeroing"), s.epsilon, s.best.server_learning_rate),
@@ -269,12 +272,12 @@ def multi_epoch_table_2(request: Request) -> Outcome:
     runs = sum(row[5] for row in table) // 2
     verdict = f"{count[False]} of {runs} runs diverge with zeroing, {count[True]} of {runs} without."
     columns = ("mechanism", "without zeroing", "epsilon", "server rate", "diverged", "runs")
-    return _outcome(request, scores, columns, table, out.getvalue(), verdict, count[False] < count[True])
+    return _outcome(reduced, scores, columns, table, out.getvalue(), verdict, count[False] < count[True])
 
 
 def multi_epoch_10(request: Request) -> Outcome:
     """Accuracy without noise by clients per round."""
-    scores = _scores(request, grids.unnoised)
+    scores, _ = _scores(request, grids.unnoised)
     cohorts = sorted({score.best.cohort_size for score in scores})
     names = [next(s.line for s in scores if s.best.cohort_size == cohort and s.best.cooldown) for cohort in cohorts]
     pairs = [(more, fewer) for fewer, more in itertools.pairwise(names)]
@@ -294,11 +297,11 @@ def banded_5(request: Request) -> Outcome:
 
 def banded_12(request: Request) -> Outcome:
     """Validation accuracy by round, of the best settings of Figure 5 (a)."""
-    scores = _scores(request, grids.phones)
+    scores, reduced = _scores(request, grids.phones)
     text, holds = accuracy.verdict(
         [accuracy.order(scores, grids.BANDED, other) for other in (grids.TREE, grids.SINGLE, grids.SGD)]
     )
-    return _outcome(request, scores, *_curves(scores), accuracy.by_round(scores), text, holds)
+    return _outcome(reduced, scores, *_curves(scores), accuracy.by_round(scores), text, holds)
 
 
 def banded_1(request: Request) -> Outcome:

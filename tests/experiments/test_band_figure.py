@@ -29,6 +29,15 @@ def test_quick_figure():
     assert "fitting the dense optimum of 16 epochs" in said
 
 
+def test_where_epsilon_jumps_over_a_target_the_noise_is_enough():
+    def epsilon_of(sigma):
+        return 3 / sigma if sigma > 1 else 100 / sigma
+
+    found = band_sweep.inverse(epsilon_of, [1.0, 2.0, 8.0, 40.0, 200.0], tolerance=0.01, ratio=2.0)
+    assert found == pytest.approx([3, 1.5, 1, 1, 0.5], rel=0.01)
+    assert [epsilon_of(sigma) for sigma in found] == pytest.approx([1, 2, 3, 3, 200], rel=0.01)
+
+
 def test_curves_are_those_of_calibration():
     found = band_sweep.noise_curve([0.5, 4.0], 1e-6, probability=0.25, compositions=8)
     for sigma, epsilon in zip(found, (0.5, 4.0), strict=True):

@@ -24,7 +24,7 @@ TRAINED = list({item.make: name for name, item in ITEMS.items() if item.state ==
 def lines(name, scale="full"):
     """Line -> its configurations with seed 0."""
     found = collections.defaultdict(list)
-    grid = getattr(stackoverflow, name)(stackoverflow.SIZES[scale])
+    grid = getattr(stackoverflow, name)(stackoverflow.size_of(name, scale))
     for line, run, config in grid.configs(pathlib.Path("data"), pathlib.Path("folder")):
         assert run.endswith("seed=0")
         found[line].append(config)
@@ -200,7 +200,7 @@ def quality(config):
         )
         base += 0.65 * (config.schema == "every_round") + 0.02 * (config.sampling is not None)
     large = config.family == "file" if config.noise_multiplier is None else config.noise_multiplier < 0.5
-    off_best_rate = abs(math.log(config.server_learning_rate / (1.0 if large else 0.25)))
+    off_best_rate = abs(math.log(config.server_learning_rate / (8.0 if large else 0.25)))
     return (
         base
         + 0.02 * bool(config.cooldown)

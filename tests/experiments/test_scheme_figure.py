@@ -18,7 +18,7 @@ def test_quick_figure(tmp_path, monkeypatch):
     with out.with_suffix(".csv").open() as file:
         rows = list(csv.DictReader(file))
     found = {(int(row["separation"]), row["scheme"], float(row["epsilon"])): row for row in rows}
-    assert len(found) == len(rows) == 2 * len(scheme_figure.COLORS)
+    assert len(found) == len(rows) == 2 * len(scheme_figure.STYLES)
     for (separation, scheme, epsilon), row in found.items():
         error = float(row["rmse"])
         assert error > float(found[separation, scheme, 4.0]["rmse"]) or epsilon == 4

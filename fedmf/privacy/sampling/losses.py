@@ -185,7 +185,8 @@ class MinSepLosses(Losses):
         """(log of the bound on T, the advance a >= 0): the largest T where that can be computed, and else the bound of `_bound`."""
         if K not in self.bounds:
             self.bounds[K] = self._searched(K)
-            if min(K, self.b) > 1 and math.isfinite(self.bounds[K][0]) and affordable(self.rounds, self.b, K):
+            no_overflow = K * K * self.products.max() <= MAX_EXPONENT
+            if min(K, self.b) > 1 and no_overflow and affordable(self.rounds, self.b, K):
                 self.bounds[K] = min(self.bounds[K], self._largest(K))
         return self.bounds[K]
 
