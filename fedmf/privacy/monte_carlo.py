@@ -222,7 +222,7 @@ def _shards(
     """What is kept of each shard, in their order: the same on any number of threads.
 
     Raises:
-      FloatingPointError: a loss or its factor is not a number, because the noise is too small for float64.
+      FloatingPointError: the noise is so small that a factor overflows, or a loss is not a number.
     """
     each = shard_size(losses)
 
@@ -230,8 +230,8 @@ def _shards(
         seed = np.random.SeedSequence([purpose, order, shard])
         with np.errstate(all="ignore"):
             log_factor, loss = losses.sample(order, each, np.random.Generator(np.random.Philox(seed)))
-        if np.isnan(log_factor).any() or np.isnan(loss).any():
-            raise FloatingPointError("a privacy loss is not a number")
+        if not np.isfinite(log_factor).all() or np.isnan(loss).any():
+            raise FloatingPointError("privacy losses leave float64")
         return keep(log_factor, np.clip(loss, -_MAX_LOSS, _MAX_LOSS))
 
     number = -(-size // each)

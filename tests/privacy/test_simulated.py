@@ -227,6 +227,17 @@ class TestEpsilon:
         assert ("Monte-Carlo" in scheme.evidence(mechanism, 2.0, 1e-5)) == (norm is None)
         assert ("Random allocation" in scheme.statement(mechanism, 2.0)["accounting"]) == (norm is not None)
 
+    def test_of_bins_of_very_different_size_holds(self, quick):
+        """Found by an attack: a root of the Gram matrix that was exact beside its largest entry alone had a tenth of the first bin's variance."""
+        C, delta = np.array([[2.0, 0, 0], [0.5, 3e8, 0], [0.5, 6e8, 2.0]]), 0.45
+        scheme = fedmf.BallsInBins(population=300, bins=3)
+        epsilon = scheme.epsilon(DenseMechanism(matrix=C), 1.0, delta)
+        rng, size = np.random.default_rng(3), 100_000
+        y = rng.standard_normal((size, 3)) + C.T[rng.integers(3, size=size)]
+        losses = np.logaddexp.reduce(y @ C - (C**2).sum(axis=0) / 2, axis=1) - math.log(3)
+        W = np.maximum(0, -np.expm1(epsilon - losses))
+        assert delta - 0.05 < W.mean() <= delta + FAR * W.std() / math.sqrt(size)
+
     @pytest.mark.parametrize(("rounds", "population", "sigma"), [(12, 100, 1.0), (400, 160, 0.8)])
     def test_without_separation_is_that_of_poisson_sampling(self, quick, rounds, population, sigma):
         """In the second case the epsilon of a client that comes in all rounds is 371, which is more than is looked for."""

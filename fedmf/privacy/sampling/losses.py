@@ -22,10 +22,12 @@ class BinLosses(Losses):
 
     def __init__(self, gram: np.ndarray) -> None:
         self.gram, self.bins = gram, len(gram)
-        values, vectors = np.linalg.eigh(gram)
-        # G is singular where bins have no round. A Cholesky factor would fail there, and a banded one would lose the corner of G.
-        self.root = vectors * np.sqrt(np.maximum(values, 0))
-        if np.abs(self.root @ self.root.T - gram).max() > 1e-8 * gram.max():
+        # Of the correlations, since the root of G itself would lose small bins beside large ones. A bin without a round is 0. G is singular
+        # there: a Cholesky factor would fail, and a banded one would lose the corner of G.
+        norms = np.sqrt(np.diagonal(gram))
+        values, vectors = np.linalg.eigh(gram / np.outer(*[np.where(norms > 0, norms, 1.0)] * 2))
+        self.root = norms[:, None] * vectors * np.sqrt(np.maximum(values, 0))
+        if (np.abs(self.root @ self.root.T - gram) > 1e-8 * np.outer(norms, norms)).any():
             raise ValueError("the Gram matrix of the bins has no square root in float64: rescale the encoder")
         self.digest, self.work = digest_of("bins", gram), 2.0 * self.bins
 
@@ -164,7 +166,11 @@ class MinSepLosses(Losses):
         return binomial(K, self.p) * np.exp(m * (m - 1) / 2 * self.products[0, t] + advance * m)[:, None]
 
     def loss(self, inner: np.ndarray) -> np.ndarray:
-        """L of <c_t, y> / sigma^2, float64 (rounds, size), which it overwrites; by the recursion, in ratios and not in their logs."""
+        """L of <c_t, y> / sigma^2, float64 (rounds, size), which it overwrites; by the recursion, in ratios and not in their logs.
+
+        A ratio may overflow: L is infinite then. It cannot come back to below exp(300), or be lost by underflow, but for a chance of about
+        exp(-385): the mean of each ratio under Q is 1, and that of its inverse under P.
+        """
         n, size = inner.shape
         ratio = np.ones((n + self.b, size))
         for t in range(n - 1, -1, -1):
