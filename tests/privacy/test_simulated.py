@@ -228,7 +228,7 @@ class TestEpsilon:
         assert ("Random allocation" in scheme.statement(mechanism, 2.0)["accounting"]) == (norm is not None)
 
     def test_of_bins_of_very_different_size_holds(self, quick):
-        """Found by an attack: a root of the Gram matrix that was exact beside its largest entry alone had a tenth of the first bin's variance."""
+        """An attack: a root of the Gram matrix that was exact beside its largest entry alone had a tenth of the first variance."""
         C, delta = np.array([[2.0, 0, 0], [0.5, 3e8, 0], [0.5, 6e8, 2.0]]), 0.45
         scheme = fedmf.BallsInBins(population=300, bins=3)
         epsilon = scheme.epsilon(DenseMechanism(matrix=C), 1.0, delta)
