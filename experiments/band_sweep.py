@@ -115,8 +115,8 @@ def inverse(
     found: dict[float, float] = {}
     for _ in range(20):
         # With less noise than any that is needed, epsilon can be infinite.
-        table = sorted((e, s) for s in knots if (e := log_epsilon(s)) < math.log(1e4))
-        interpolated = scipy.interpolate.PchipInterpolator([e for e, _ in table], [s for _, s in table])
+        table = {e: s for s in sorted(knots) if (e := log_epsilon(s)) < math.log(1e4)}
+        interpolated = scipy.interpolate.PchipInterpolator(sorted(table), [table[e] for e in sorted(table)])
         for target in set(targets) - set(found):
             s = float(interpolated(target))
             knots.add(s)

@@ -130,6 +130,7 @@ _OWN: Mapping[str, Fields] = {
         "cohort": 40, "epoch": 48, "population": 1920, "epsilons_banded": (2.0, 16.0),
         "corpus": {"clients": 1920, "sentences_per_client": 12.0, "vocabulary_size": 300},
     },
+    "phones": {"repeats": 12},  # bands and the dense optimum differ by half a point
 }  # fmt: skip
 REDUCED = (
     "a synthetic corpus of {size.population} clients for StackOverflow, {size.rounds} rounds of {size.cohort} clients (one epoch: "
