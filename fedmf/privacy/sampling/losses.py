@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 
@@ -185,29 +186,29 @@ class MinSepLosses(Losses):
 
     def log_factor_bound(self, order: int) -> float:
         """The bound at the advance of the order."""
-        return self._best(order)[0]
+        return self._best(order)[0] + (1e-6 if order > 1 else 0.0)  # for rounding
 
     def _best(self, K: int) -> tuple[float, float]:
         """(log of the bound on T, the advance a >= 0): the largest T where that can be computed, and else the bound of `_bound`."""
         if K not in self.bounds:
-            self.bounds[K] = self._searched(K)
+            found = self._searched(K)
             no_overflow = K * K * self.products.max() <= MAX_EXPONENT
             if min(K, self.b) > 1 and no_overflow and affordable(self.rounds, self.b, K):
-                self.bounds[K] = min(self.bounds[K], self._largest(K))
+                found = min(found, self._largest(K))
+            self.bounds[K] = found  # at once: another thread that saw the first would draw with its advance
         return self.bounds[K]
 
     def _largest(self, K: int) -> tuple[float, float]:
         """(log of the largest T, the advance). It is a convex function of the advance, which is chosen for some of the rounds."""
         from scipy import optimize
 
-        def log_factor(products: np.ndarray, advance: float) -> float:
-            return largest_log_factor(products, self.b, self.p, warm=self.warm, order=K, advance=advance)
-
+        settings: dict[str, Any] = {"warm": self.warm, "order": K}
         some = self.products[:, np.linspace(0, self.rounds - 1, min(self.rounds, max(64, 2 * self.b)), dtype=int)]
         advance = optimize.minimize_scalar(
-            functools.partial(log_factor, some), bounds=(-1.0, 1.0), method="bounded", options={"xatol": 0.01}
-        ).x
-        return log_factor(self.products, float(advance)), float(advance)
+            lambda a: largest_log_factor(some, self.b, self.p, advance=a, blocks=8, **settings),
+            bounds=(-1.0, 1.0), method="bounded", options={"xatol": 0.01},
+        ).x  # fmt: skip
+        return largest_log_factor(self.products, self.b, self.p, advance=float(advance), **settings), float(advance)
 
     def _searched(self, K: int) -> tuple[float, float]:
         if K == 1:

@@ -15,8 +15,8 @@ import math
 
 import numpy as np
 
-# Patterns of one bound, and numbers that it may compute, some seconds of work; and blocks of rounds that share a z.
-_MOST_ORDER, _MOST_WORK, _BLOCKS = 8, 5e8, 64
+# Patterns of one bound, and numbers that the choice of an advance and the bound for it may compute.
+_MOST_ORDER, _MOST_WORK = 8, 1e9
 # Beyond, exponentials overflow.
 MAX_EXPONENT = 600.0
 
@@ -30,14 +30,15 @@ def binomial(K: int, p: float) -> np.ndarray:
 
 
 def affordable(rounds: int, min_sep: int, order: int) -> bool:
-    """Whether `largest_log_factor` takes seconds at most."""
-    return order <= _MOST_ORDER and (order + 1) * rounds * min_sep**order <= _MOST_WORK
+    """Whether `largest_log_factor` takes seconds at most, with some eight trials of an advance on fewer rounds."""
+    steps = rounds + 8 * max(64, 2 * min_sep) + 20 * 64  # a z of a block costs ten steps and more
+    return order <= _MOST_ORDER and (order + 1) * steps * float(min_sep) ** order <= _MOST_WORK
 
 
 def largest_log_factor(
-    products: np.ndarray, min_sep: int, probability: float, *, warm: bool, order: int, advance: float
+    products: np.ndarray, min_sep: int, probability: float, *, warm: bool, order: int, advance: float, blocks: int = 64
 ) -> float:
-    """An upper bound on log T, and log T itself for some patterns where there are at most 64 rounds.
+    """An upper bound on log T, and log T itself for some patterns where there are at most `blocks` rounds.
 
     Args:
       products: <c_t, c_(t-d)> / sigma^2, float64 (bands, rounds), [d, t], none negative.
@@ -46,12 +47,13 @@ def largest_log_factor(
       warm: a pattern may rest when the run begins.
       order: K.
       advance: a.
+      blocks: of rounds that share a z, about.
     """
     K, b, n = order, min_sep, products.shape[1]
     # Axis i is pattern i, entry j its age j + 1 before the round.
     largest = np.full((b,) * K, 0.0 if warm else -np.inf)
     largest[(-1,) * K] = 0.0
-    after, each = np.empty_like(largest), -(-n // _BLOCKS)
+    after, each = np.empty_like(largest), -(-n // blocks)
     for start in range(0, n, each):
         # z grows with every product: those of a block's rounds are replaced by the largest.
         log_z = _log_z(products[:, start : start + each].max(axis=1), b, probability, K, advance)
@@ -64,7 +66,7 @@ def largest_log_factor(
                 taking_part = old[-1] - advance
                 new[0] = taking_part if b > 1 else np.maximum(taking_part, old[-1])
                 largest, after = after, largest
-    return float(largest.max()) + 1e-9  # for rounding
+    return float(largest.max())
 
 
 def _log_z(products: np.ndarray, b: int, p: float, K: int, advance: float) -> np.ndarray:
@@ -77,8 +79,9 @@ def _log_z(products: np.ndarray, b: int, p: float, K: int, advance: float) -> np
         shape[axis] = b
         able += (np.arange(b) == b - 1).reshape(shape)
         growth *= one.reshape(shape)
-    z, power, chances = np.zeros_like(growth), np.ones_like(growth), binomial(K, p)
-    for m in range(K + 1):
-        z += (chances[m] * math.exp(m * (m - 1) / 2 * products[0] + m * advance))[able] * power
+    chances = binomial(K, p)
+    z, power = chances[0][able], np.ones_like(growth)
+    for m in range(1, K + 1):
         power *= growth
+        z += (chances[m] * math.exp(m * (m - 1) / 2 * products[0] + m * advance))[able] * power
     return np.log(z, out=z)
