@@ -184,7 +184,8 @@ def quality(config):
     stem = pathlib.Path(config.mechanism).stem if config.mechanism else ""
     stamps = int(stem.rpartition("-x")[2]) if "-x" in stem else 0
     if stem.startswith("Honaker"):
-        base = 0.55 - cifar.losses(cifar.HONAKER, cifar.SIZES["small"])[stamps] / 100
+        size = cifar.STAMPS if config.rounds == 140 else cifar.SIZES["small"]
+        base = 0.55 - cifar.losses(cifar.HONAKER, size)[stamps] / 100
     elif config.family in ("file", "dense"):
         base = {"FFT": 0.66, "MF(k": 0.6 + stamps / 100}.get(stem[:4].rstrip("-"), 0.7)
         base += (
