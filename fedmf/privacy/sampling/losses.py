@@ -189,7 +189,7 @@ class MinSepLosses(Losses):
         return self._best(order)[0] + (1e-6 if order > 1 else 0.0)  # for rounding
 
     def _best(self, K: int) -> tuple[float, float]:
-        """(log of the bound on T, the advance a >= 0): the largest T where that can be computed, and else the bound of `_bound`."""
+        """(log of the bound on T, the advance a): the largest T where that can be computed, and else the bound of `_bound`."""
         if K not in self.bounds:
             found = self._searched(K)
             no_overflow = K * K * self.products.max() <= MAX_EXPONENT

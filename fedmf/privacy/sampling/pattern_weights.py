@@ -42,7 +42,7 @@ def largest_log_factor(
 
     Args:
       products: <c_t, c_(t-d)> / sigma^2, float64 (bands, rounds), [d, t], none negative.
-      min_sep: b >= bands.
+      min_sep: b >= bands, at least 2.
       probability: p.
       warm: a pattern may rest when the run begins.
       order: K.
@@ -63,8 +63,7 @@ def largest_log_factor(
                 old, new = np.moveaxis(largest, axis, 0), np.moveaxis(after, axis, 0)
                 new[1:] = old[:-1]
                 np.maximum(new[-1], old[-1], out=new[-1])
-                taking_part = old[-1] - advance
-                new[0] = taking_part if b > 1 else np.maximum(taking_part, old[-1])
+                new[0] = old[-1] - advance
                 largest, after = after, largest
     return float(largest.max())
 
