@@ -45,7 +45,7 @@ tables: setup
 figure-4: setup
 	.venv/bin/fedmf paper run banded-figure-4 --scale full
 
-# An hour or more, most of it simulated privacy losses: schemes.png and schemes.csv.
+# Some forty minutes, most of them simulated privacy losses: schemes.png and schemes.csv, which docs/images has.
 figure-schemes: setup
 	.venv/bin/python -m fedmf.experiments.scheme_figure
 
