@@ -128,5 +128,4 @@ def inverse(
         if len(found) == len(set(targets)):
             break
     # Simulated epsilons may be off by more than the tolerance: then the least noise that is enough.
-    enough = [min(s for s in knots if log_epsilon(s) <= target) for target in targets]
-    return np.exp([found.get(target, least) for target, least in zip(targets, enough, strict=True)])
+    return np.exp([found.get(target, min(s for s in knots if log_epsilon(s) <= target)) for target in targets])
