@@ -206,6 +206,7 @@ def multi_epoch_11(request: Request) -> Outcome:
         ax = figure.subplots()
         runs = [(score.epsilon, run) for score in private for run in (*score.tried, *score.runs)]
         settings = dict.fromkeys((epsilon, _rate(run)) for epsilon, run in runs)
+        epsilons = list(dict.fromkeys(epsilon for epsilon, _ in settings))
         for i, (epsilon, rate) in enumerate(settings):
             counts = [[row["zeroed"] for row in run.metrics] for e, run in runs if (e, _rate(run)) == (epsilon, rate)]
             mean = np.mean(counts, axis=0)
@@ -214,6 +215,7 @@ def multi_epoch_11(request: Request) -> Outcome:
                 np.arange(len(mean)) + 1,
                 mean,
                 color=color,
+                linestyle=("-", "--", ":")[epsilons.index(epsilon)],
                 linewidth=1.3,
                 label=f"epsilon {plain(epsilon)}, rate {plain(rate)}",
             )
