@@ -10,7 +10,10 @@ _LISTED: dict[tuple[State, str], str] = {
     ): """
         slides | Accuracy of nu-DP-FTRL | On CIFAR-10 and StackOverflow nu-DP-FTRL is as accurate as the best matrices.
     """,
-    ("not reproducible", "It is the grid of Figure 2, which experiments/papers/stackoverflow.py has as data."): """
+    (
+        "not reproducible",
+        "It is the grid of Figure 2, which experiments/papers/stackoverflow_sizes.py has as data.",
+    ): """
         denisov | Table 3 | The grids that were searched for Figure 2.
     """,
     ("not reproducible", "It defines terms and has no result."): """

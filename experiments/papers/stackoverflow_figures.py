@@ -8,6 +8,7 @@ import numpy as np
 
 from fedmf.experiments.papers import accuracy
 from fedmf.experiments.papers import stackoverflow as grids
+from fedmf.experiments.papers import stackoverflow_sizes as sizes
 from fedmf.experiments.papers.item import Item, Outcome, Request
 from fedmf.experiments.papers.study import Score, Study, run_study
 from fedmf.reports.canvas import legend_above
@@ -19,7 +20,7 @@ _Pairs = Sequence[tuple[str, str]]
 
 def _made(
     request: Request,
-    grid: Callable[[grids.Size], Study],
+    grid: Callable[[sizes.Size], Study],
     pairs: _Pairs,
     draw: Callable[[Sequence[Score]], bytes],
     *,
@@ -33,12 +34,12 @@ def _made(
     return _outcome(reduced, scores, accuracy.COLUMNS, accuracy.rows(scores), draw(scores), text, holds)
 
 
-def _scores(request: Request, grid: Callable[[grids.Size], Study]) -> tuple[list[Score], str]:
+def _scores(request: Request, grid: Callable[[sizes.Size], Study]) -> tuple[list[Score], str]:
     """The scores of a grid, and what is smaller than in the paper."""
-    size = grids.size_of(grid.__name__, request.scale)
+    size = sizes.size_of(grid.__name__, request.scale)
     scores = run_study(grid(size), request)
     full = request.scale == "full"
-    return scores, "" if full else f"{grids.REDUCED.format(size=size)}; {accuracy.cost(scores)}"
+    return scores, "" if full else f"{sizes.reduced(grid.__name__, size)}; {accuracy.cost(scores)}"
 
 
 def _outcome(
@@ -74,7 +75,7 @@ def denisov_table_4(request: Request) -> Outcome:
     table = []
     for score in scores:
         best, noise = score.best, score.target or 0.0
-        printed = grids.DENISOV_TABLE_4[score.line][grids.DENISOV_NOISE.index(noise)]
+        printed = grids.DENISOV_TABLE_4[score.line][sizes.DENISOV_NOISE.index(noise)]
         ours = (best.server_learning_rate, best.client_learning_rate, best.server_momentum)
         table.append((score.line, score.epsilon, noise, *ours, *printed))
     same = sum(row[3:6] == row[6:] for row in table)
@@ -110,25 +111,27 @@ def denisov_3(request: Request) -> Outcome:
 
 
 def denisov_6(request: Request) -> Outcome:
-    """Validation accuracy over the last 748 of 2048 rounds."""
+    """Validation accuracy over the last 748 of 2048 rounds, before the rates fall and after."""
     scores, reduced = _scores(request, grids.schedules)
     scores = [score for score in scores if score.line != grids.M_MORE]
     rounds = scores[0].best.rounds
     first = rounds - round(rounds * 748 / 2048)
     decay = rounds - round(rounds / 4)
     order = accuracy.order(scores, grids.M_INSIDE, grids.AFTER)
-    early = accuracy.interval(_at(scores, grids.AFTER, decay) - _at(scores, grids.M_INSIDE, decay))
+    early = accuracy.interval(
+        _between(scores, grids.AFTER, first, decay) - _between(scores, grids.M_INSIDE, first, decay)
+    )
     before = accuracy.Order(f"before the fall, {grids.AFTER}", grids.M_INSIDE, len(scores[0].runs), *early)
     text, holds = accuracy.verdict([before, order])
     figure = accuracy.by_round(scores, first=first, decay=decay)
     return _outcome(reduced, scores, *_curves(scores), figure, text, holds)
 
 
-def _at(scores: Sequence[Score], line: str, most: int) -> np.ndarray:
-    """Validation accuracy of each seed at the last validation within `most` rounds."""
+def _between(scores: Sequence[Score], line: str, first: int, last: int) -> np.ndarray:
+    """Mean validation accuracy of each seed from round `first` to `last`: a single validation is of few sentences."""
     runs = next(score.runs for score in scores if score.line == line)
     found = [accuracy.validation_curve(run) for run in runs]
-    return np.array([values[rounds <= most][-1] for rounds, values in found])
+    return np.array([values[(rounds >= first) & (rounds <= last)].mean() for rounds, values in found])
 
 
 def _curves(scores: Sequence[Score]) -> tuple[Sequence[str], list[tuple[Any, ...]]]:
