@@ -64,12 +64,12 @@ def run(folder, execution, rounds, mechanism, *, under_gb, clients=10, sentences
     return result["weights"]
 
 
-def test_three_rounds_and_a_resume_in_under_10_gb(tmp_path, full_bands):
-    whole = run(tmp_path / "run", "tff", 3, full_bands, under_gb=10)
-    assert len(set(whole)) == 3
-    # As if the process had been killed before the third checkpoint was written.
-    (tmp_path / "run" / "checkpoints" / "round-000003.ckpt").unlink()
-    assert run(tmp_path / "run", "tff", 3, full_bands, under_gb=10) == whole[2:]
+def test_two_rounds_and_a_resume_in_under_10_gb(tmp_path, full_bands):
+    whole = run(tmp_path / "run", "tff", 2, full_bands, under_gb=10)
+    assert len(set(whole)) == 2
+    # As if the process had been killed before the second checkpoint was written.
+    (tmp_path / "run" / "checkpoints" / "round-000002.ckpt").unlink()
+    assert run(tmp_path / "run", "tff", 2, full_bands, under_gb=10) == whole[1:]
 
 
 def test_two_rounds_without_a_compiler_in_under_3_gb(tmp_path, moderate_bands):
@@ -78,6 +78,4 @@ def test_two_rounds_without_a_compiler_in_under_3_gb(tmp_path, moderate_bands):
 
 @pytest.mark.skipif(compiler() is None, reason="no C compiler")
 def test_a_hundred_clients_in_under_3_gb(tmp_path, moderate_bands):
-    whole = run(tmp_path / "run", "fast", 2, moderate_bands, under_gb=3, clients=100, sentences=64)
-    (tmp_path / "run" / "checkpoints" / "round-000002.ckpt").unlink()
-    assert run(tmp_path / "run", "fast", 2, moderate_bands, under_gb=3, clients=100, sentences=64) == whole[1:]
+    assert len(set(run(tmp_path / "run", "fast", 2, moderate_bands, under_gb=3, clients=100, sentences=64))) == 2
