@@ -19,7 +19,7 @@ import pathlib
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fedmf.experiments import sweep_figures, sweep_grid, sweep_halving, sweep_results, sweep_runs
@@ -187,18 +187,22 @@ def train_all(
             sweep_runs.prepare(out, name, config, _seed_of(noise_seed, config))
     except OSError as error:
         raise ValueError(f"cannot write to folder {out} ({error.strerror}): name a folder you may write to") from error
+
+    def done() -> int:
+        return sum(_rounds_done(run_folder(out, name)) for name in configs)
+
     total = sum(config.rounds for config in configs.values())
-    shown = bar(total=total, unit="round", desc="sweep", disable=not progress)
+    shown = bar(total=total, initial=done(), unit="round", desc="sweep", disable=not progress)
     failures: dict[str, Failure] = {}
     with shown:
         going_on = dict(configs)
         if halving:
             for rung in sorted({rung for config in configs.values() for rung in sweep_halving.rungs(config)}):
                 due = [name for name in going_on if _rounds_done(run_folder(out, name)) < rung]
-                failures |= _train(out, due, place, ["--stop-after", str(rung)], shown)
+                failures |= _train(out, due, place, ["--stop-after", str(rung)], shown, done)
                 going_on = {name: configs[name] for name in sweep_halving.kept(out, going_on, rung)}
         unfinished = [name for name in going_on if state(out, name) != "finished" and name not in failures]
-        return failures | _train(out, unfinished, place, [], shown)
+        return failures | _train(out, unfinished, place, [], shown, done)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -234,22 +238,19 @@ class Where:
             yield sweep_runs.ClusterRuns(cluster, out, options, self.cpus_per_job)
 
 
-def _train(out: pathlib.Path, names: list[str], place: Where, options: list[str], shown: Any) -> dict[str, Failure]:
-    """Trains the runs of these names, some at a time; which failed, and why."""
+def _train(
+    out: pathlib.Path, names: list[str], place: Where, options: list[str], shown: Any, done: Callable[[], int]
+) -> dict[str, Failure]:
+    """Trains the runs of these names, some at a time; which failed, and why. `done` counts the rounds for the bar `shown`."""
     waiting, failures = list(names), dict[str, Failure]()
-
-    def show() -> None:
-        shown.update(sum(map(_rounds_done, (out / "runs").iterdir())) - shown.n)
-
     if not waiting:
-        show()
         return {}
     with place.runs(out, options) as runs, _stopped_together(runs):
         while runs.under_way() or waiting:
             while waiting and runs.under_way() < place.jobs:
                 runs.begin(waiting.pop(0))
             time.sleep(_POLL_SECONDS)
-            show()
+            shown.update(done() - shown.n)
             for name, status in runs.finished():
                 if status:
                     bad = status == _BAD_ARGUMENTS

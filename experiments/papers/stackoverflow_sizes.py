@@ -105,11 +105,11 @@ _OWN: Mapping[str, Fields] = {
         "cohort": 40, "single": 6, "population": 640, "epsilons": (8.841, 17.648), "rates": (0.25, 0.5, 1.0, 8.0),
         "corpus": {"clients": 640, "sentences_per_client": 12.0, "vocabulary_size": 300}, "differs": ", and a server rate of 8",
     },
-    # In few rounds, or with large rates, noise that was made for the final model harms the model before it (docs/fidelity.md).
+    # In few rounds, or at large rates, noise that was made for the last model harms the models before it (docs/fidelity.md).
     "denisov": _LONG | {"server_rates": (0.0625, 0.125, 0.25), "noise": (0.341, 2.728)},
     "schedules": _LONG | {
-        "server_rate": 0.0625, "noise": (2.728,), "repeats_denisov": 8,
-        "differs": ", and a noise multiplier of 2.728 and a server rate of 0.0625 in place of 0.341 and 0.5",
+        "simulated": 6, "server_rate": 0.03125, "noise": (5.456,), "repeats_denisov": 12,
+        "differs": ", and a noise multiplier of 5.456 and a server rate of 0.03125 in place of 0.341 and 0.5",
     },
     # With many short epochs banded matrices have little room between the two others.
     "centre": {

@@ -270,7 +270,7 @@ def results(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_item_is_made(name, results):
-    result = runner.run(ITEMS[name], Request(folder=results / name, scale="tiny", jobs=2))
+    result = runner.run(ITEMS[name], Request(folder=results / name, scale="tiny"))
     assert not result["holds"] or name in ("denisov-table-4", "multi-epoch-figure-12")  # one seed shows nothing
     assert result["reduced"]
     table = list(csv.DictReader((results / name / "numbers.csv").open()))
@@ -278,7 +278,7 @@ def test_every_item_is_made(name, results):
     assert (results / name / "figure.png").stat().st_size > 10_000
     # Once more, from the runs on disk.
     finished = {path: path.stat().st_mtime_ns for path in results.glob("sweeps/*/runs/*/result.json")}
-    again = runner.run(ITEMS[name], Request(folder=results / name, scale="tiny", jobs=2))
+    again = runner.run(ITEMS[name], Request(folder=results / name, scale="tiny"))
     assert again["verdict"] == result["verdict"]
     assert {path: path.stat().st_mtime_ns for path in results.glob("sweeps/*/runs/*/result.json")} == finished
 

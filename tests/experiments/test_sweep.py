@@ -266,6 +266,10 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     first = {run.path.name: run.config for run in runs[:1]}
     assert sweep.run_sweep(out, first, noise_seed="os")["together"] == result["together"]
     assert (out / "results.csv").read_text().count("\n") == 5
+    # The bar has the rounds of the runs that were asked for.
+    capfd.readouterr()
+    assert sweep.train_all(out, first, noise_seed="os", progress=True) == {}
+    assert "sweep: 100%" in capfd.readouterr().err
     # So does one that was killed: it trained on the same clients.
     kept = (runs[-1].path / "result.json").read_bytes()
     (runs[-1].path / "result.json").unlink()
