@@ -16,7 +16,7 @@ picture: setup
 
 # A file stays in one process, which imports TensorFlow and builds the mechanisms once; tests/conftest.py has the long files first.
 FAST = .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
-SLOW = .venv/bin/python -m pytest -q -n 2 --dist worksteal -m slow
+SLOW = .venv/bin/python -m pytest -q -n 3 --dist worksteal -m slow
 
 test: setup
 	$(FAST)
