@@ -9,7 +9,7 @@ from typing import Any
 
 import fedmf
 from fedmf.experiments import tuning_figures
-from fedmf.experiments.papers.stackoverflow_sizes import EPOCHS_RATE_AT_2, EPOCHS_RATES, Fields, Size
+from fedmf.experiments.papers.stackoverflow_sizes import EPOCHS_RATE_AT_2, EPOCHS_RATES, SIZES, Fields, Size
 from fedmf.experiments.papers.study import Part, Study
 from fedmf.mechanisms import Mechanism
 from fedmf.privacy.bands import choose_bands
@@ -99,11 +99,20 @@ M_MORE = f"{M_INSIDE}, more clients"
 
 
 def schedules(size: Size) -> Study:
-    """Denisov Figs. 3 and 6: where momentum and the rates' fall are part of the mechanism. In the paper at epsilon 18.9."""
+    """Denisov Fig. 3: where momentum and the rates' fall are part of the mechanism. In the paper at epsilon 18.9."""
+    return _schedules("schedules", size, [CONSTANT, AFTER, M_CONSTANT, M_AFTER, M_INSIDE, M_MORE])
+
+
+def decays(size: Size) -> Study:
+    """Denisov Fig. 6: two lines of Fig. 3, and at one size with it the same runs."""
+    return _schedules("schedules" if size in SIZES.values() else "decays", size, [AFTER, M_INSIDE])
+
+
+def _schedules(name: str, size: Size, lines: list[str]) -> Study:
     beta = size.momentum
     inside: Fields = {"family": ["file"], "mechanism": [f"momentum-{beta:g}"]}
     both: Fields = {"family": ["file"], "mechanism": [f"momentum-{beta:g}-cooldown"]}
-    lines: dict[str, Fields] = {
+    of: dict[str, Fields] = {
         CONSTANT: {"family": ["dense"], "cooldown": [0.0]},
         AFTER: {"family": ["dense"], "cooldown": [0.25]},
         M_CONSTANT: inside | {"cooldown": [0.0]},
@@ -118,11 +127,11 @@ def schedules(size: Size) -> Study:
     parts = [
         Part(
             line=line,
-            fields=fields | _cohort(size, size.single if line == M_MORE else size.denisov, size.simulates_all),
+            fields=of[line] | _cohort(size, size.single if line == M_MORE else size.denisov, size.simulates_all),
         )
-        for line, fields in lines.items()
+        for line in lines
     ]
-    return _study("schedules", _of_2048(size), parts, repeats=size.repeats_denisov, **fixed)
+    return _study(name, _of_2048(size), parts, repeats=size.repeats_denisov, **fixed)
 
 
 def epochs(size: Size) -> Study:

@@ -117,19 +117,19 @@ def denisov_3(request: Request) -> Outcome:
 
 
 def denisov_6(request: Request) -> Outcome:
-    """Validation accuracy over the last 748 of 2048 rounds, before the rates fall and after."""
-    scores, reduced = _scores(request, grids.schedules)
-    scores = [score for score in scores if score.line != grids.M_MORE]
+    """Validation accuracy over the last 748 of 2048 rounds; who is ahead in the body of training, and in the second half of the fall."""
+    scores, reduced = _scores(request, grids.decays)
     rounds = scores[0].best.rounds
-    first = rounds - round(rounds * 748 / 2048)
-    decay = rounds - round(rounds / 4)
-    order = accuracy.order(scores, grids.M_INSIDE, grids.AFTER)
-    early = accuracy.interval(
-        _between(scores, grids.AFTER, first, decay) - _between(scores, grids.M_INSIDE, first, decay)
-    )
-    before = accuracy.Order(f"before the fall, {grids.AFTER}", grids.M_INSIDE, len(scores[0].runs), *early)
-    text, holds = accuracy.verdict([before, order])
-    figure = accuracy.by_round(scores, first=first, decay=decay)
+    fall = rounds - round(rounds / 4)
+    orders = []
+    for when, better, worse, first, last in (
+        ("before the fall", grids.AFTER, grids.M_INSIDE, 0, fall),
+        ("at its end", grids.M_INSIDE, grids.AFTER, (fall + rounds) // 2, rounds),
+    ):
+        ahead = _between(scores, better, first, last) - _between(scores, worse, first, last)
+        orders.append(accuracy.Order(f"{when}, {better}", worse, len(ahead), *accuracy.interval(ahead)))
+    text, holds = accuracy.verdict(orders)
+    figure = accuracy.by_round(scores, first=rounds - round(rounds * 748 / 2048), decay=fall)
     return _outcome(reduced, scores, *_curves(scores), figure, text, holds)
 
 

@@ -16,7 +16,7 @@ from fedmf.experiments.papers import ITEMS, Request, accuracy, cifar, runner, st
 from fedmf.privacy.amplification import sampled_gaussian_noise_multiplier
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 
-STACKOVERFLOW = ("denisov", "schedules", "epochs", "divergence", "unnoised", "phones", "centre")
+STACKOVERFLOW = ("denisov", "schedules", "decays", "epochs", "divergence", "unnoised", "phones", "centre")
 # Those that are made in the same way once.
 TRAINED = list({item.make: name for name, item in ITEMS.items() if item.state == "trained at reduced scale"}.values())
 
