@@ -108,7 +108,7 @@ _OWN: Mapping[str, Fields] = {
     # In few rounds, or at large rates, noise that was made for the last model harms the models before it (docs/fidelity.md).
     "denisov": _LONG | {"server_rates": (0.0625, 0.125, 0.25), "noise": (0.341, 2.728)},
     # With the paper's noise the lines do not differ.
-    "schedules": {"noise": (1.364,), "differs": ", and a noise multiplier of 1.364 in place of 0.341"},
+    "schedules": {"noise": (1.364,), "repeats_denisov": 12, "differs": ", and a noise multiplier of 1.364 in place of 0.341"},
     "decays": _LONG | {
         "simulated": 6, "server_rate": 0.03125, "noise": (5.456,), "repeats_denisov": 16,
         "differs": ", and a noise multiplier of 5.456 and a server rate of 0.03125 in place of 0.341 and 0.5",
