@@ -109,6 +109,7 @@ _OWN: Mapping[str, Fields] = {
     "denisov": _LONG | {"server_rates": (0.0625, 0.125, 0.25), "noise": (0.341, 2.728)},
     # With the paper's noise the lines do not differ.
     "schedules": {"noise": (1.364,), "repeats_denisov": 12, "differs": ", and a noise multiplier of 1.364 in place of 0.341"},
+    # The most noise of the paper's grid, so that noise and not the pace of learning decides at the end.
     "decays": _LONG | {
         "simulated": 6, "server_rate": 0.03125, "noise": (5.456,), "repeats_denisov": 16,
         "differs": ", and a noise multiplier of 5.456 and a server rate of 0.03125 in place of 0.341 and 0.5",
