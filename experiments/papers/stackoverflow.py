@@ -104,7 +104,7 @@ def schedules(size: Size) -> Study:
 
 
 def decays(size: Size) -> Study:
-    """Denisov Fig. 6: two lines of Fig. 3, and at one size with it the same runs."""
+    """Denisov Fig. 6: two lines of Fig. 3; the same runs at one size with it."""
     return _schedules("schedules" if size in SIZES.values() else "decays", size, [AFTER, M_INSIDE])
 
 
