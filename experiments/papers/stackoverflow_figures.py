@@ -334,7 +334,7 @@ _LISTED = """
     denisov | Figure 2 | 1100 2500 | The optimum of the momentum matrix, then of prefix sums, is above both trees at every epsilon.
     denisov | Table 4 | 1100 2500 | The best settings of Table 3's grid: rates and momentum fall with noise.
     denisov | Figure 3 | 1150 300 | A fall of the rate helps, most inside the mechanism; more clients help again.
-    denisov | Figure 6 | 950 300 | Momentum and fall inside the mechanism are behind at first and ahead at the end.
+    denisov | Figure 6 | 1100 300 | Momentum and fall inside the mechanism are behind at first and ahead at the end.
     multi-epoch | Figure 3 | 900 900 | The optimum for six epochs is ahead of all, at epsilon 8.8 within 2% of no noise.
     multi-epoch | Figure 12 | 900 900 | Figure 3 with all learning rates: matrix factorisation tolerates larger ones.
     multi-epoch | Table 4 | 900 900 | Accuracies of DP-SGDM and DP-GDM (with those of Table 5 in one CSV).
