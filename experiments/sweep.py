@@ -19,10 +19,10 @@ import pathlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedmf.experiments import sweep_figures, sweep_grid, sweep_halving, sweep_results, sweep_runs
+from fedmf.experiments import sweep_figures, sweep_grid, sweep_halving, sweep_job, sweep_results, sweep_runs
 from fedmf.experiments.sweep_runs import log_file, run_folder
 from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
@@ -214,12 +214,14 @@ class Where:
       threads: most threads of one run; by default the processors are divided among the jobs, and on a cluster those of a job.
       cluster: address of a Ray cluster; None for processes of this machine.
       cpus_per_job: processors of a cluster that one run takes.
+      program: begins a process of this machine that trains; see `sweep_job.PROGRAM`.
     """
 
     jobs: int = 1
     threads: int | None = None
     cluster: str | None = None
     cpus_per_job: int = 1
+    program: Sequence[str] = sweep_job.PROGRAM
 
     @contextlib.contextmanager
     def runs(self, out: pathlib.Path, more: list[str]) -> Iterator[sweep_runs.Runs]:
@@ -227,7 +229,7 @@ class Where:
         if self.cluster is None:
             processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             options = ["--threads", str(self.threads or max(1, processors // self.jobs)), *more]
-            yield sweep_runs.LocalRuns(out, options)
+            yield sweep_runs.LocalRuns(out, options, self.program)
             return
         from fedmf.federated.execution.cluster import check_address, connected
 

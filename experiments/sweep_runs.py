@@ -4,6 +4,7 @@ import os
 import pathlib
 import signal
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedmf.experiments import sweep_job
@@ -71,16 +72,17 @@ class LocalRuns:
     Args:
       out: the sweep's folder.
       options: more arguments of `fedmf train`.
+      program: begins a process; see `sweep_job.PROGRAM`.
     """
 
-    def __init__(self, out: pathlib.Path, options: list[str]) -> None:
-        self._out, self._options = out, options
+    def __init__(self, out: pathlib.Path, options: list[str], program: Sequence[str]) -> None:
+        self._out, self._options, self._program = out, options, program
         self._running: dict[str, sweep_job.Job] = {}
         self._idle: list[sweep_job.Job] = []
 
     def begin(self, name: str) -> None:
         """See `Runs.begin`."""
-        self._running[name] = self._idle.pop() if self._idle else sweep_job.Job(sweep_job.PROGRAM)
+        self._running[name] = self._idle.pop() if self._idle else sweep_job.Job(self._program)
         self._running[name].begin(**request(self._out, name, self._options))
 
     def finished(self) -> list[tuple[str, int]]:

@@ -22,7 +22,6 @@ STYLES = tuple(
     zip("#D55E00 #0072B2 #009E73 #CC79A7 #E69F00 #56B4E9 #222222 #8c6bb1 #7f7f7f".split(), "osD^vPX*<", strict=True)
 )
 _RESAMPLES = 4000
-_START = 5  # rounds; a cohort's loss goes up and down
 LEVEL = 0.95
 
 
@@ -141,9 +140,9 @@ def zeroed(run: Run) -> int:
 
 
 def diverged(run: Run) -> bool:
-    """Whether the training loss ends above its start: each of the last five rounds above all of the first five, or one not finite."""
-    losses = [row["train_loss"] for row in run.metrics if row["examples"]]
-    return not all(map(math.isfinite, losses)) or min(losses[-_START:]) > max(losses[:_START])
+    """Whether the model ends worse than it was seen first: its last loss on the validation set is above the first, or not finite."""
+    losses = [row["validation"]["loss"] for row in run.metrics if "validation" in row]
+    return not losses[-1] <= losses[0]
 
 
 def styles(scores: Sequence[Score]) -> dict[str, tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import fedmf
 from fedmf.experiments import tuning_figures
+from fedmf.experiments.papers import published_clip
 from fedmf.experiments.papers.stackoverflow_sizes import EPOCHS_RATE_AT_2, EPOCHS_RATES, SIZES, Fields, Size
 from fedmf.experiments.papers.study import Part, Study
 from fedmf.mechanisms import Mechanism
@@ -159,7 +160,7 @@ def epochs(size: Size) -> Study:
 
 
 def divergence(size: Size) -> Study:
-    """Multi-epoch Table 2: with updates of an entry above 100 zeroed, and without."""
+    """Multi-epoch Table 2: with updates of an entry above 100 zeroed, and without, by the clip of the paper's own code."""
     order: Fields = {"schema": ["fixed_epoch"], "min_sep": [size.epoch]}
     sgdm: Fields = {"family": ["identity"], "sampling": ["poisson"], "population": [size.population]}
     mf: Fields = order | {"family": ["file"], "mechanism": [f"momentum-{size.momentum:g}-cooldown-epochs"]}
@@ -175,7 +176,8 @@ def divergence(size: Size) -> Study:
         for name, fields, epsilon, rate in (rows if small != large else rows[::2])
         for norm in (100.0, None)
     ]
-    return _study("divergence", size, parts, repeats=size.repeats, server_momentum=size.momentum, cooldown=0.25)
+    study = _study("divergence", size, parts, repeats=size.repeats, server_momentum=size.momentum, cooldown=0.25)
+    return dataclasses.replace(study, program=published_clip.PROGRAM)
 
 
 def unnoised(size: Size) -> Study:

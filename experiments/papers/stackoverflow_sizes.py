@@ -105,6 +105,11 @@ _OWN: Mapping[str, Fields] = {
         "cohort": 40, "single": 6, "population": 640, "epsilons": (8.841, 17.648), "rates": (0.25, 0.5, 1.0, 8.0),
         "corpus": {"clients": 640, "sentences_per_client": 12.0, "vocabulary_size": 300}, "differs": ", and a server rate of 8",
     },
+    # The paper's clients train on up to 16 batches. With a single one no update is huge.
+    "divergence": {
+        "client_rate": 3.0, "options": {**SIZES["small"].options, "batch_size": 2, "max_sentences": 128},
+        "corpus": {"clients": 2400, "sentences_per_client": 24.0, "vocabulary_size": 300}, "differs": ", and batches of 2 sentences",
+    },
     # In few rounds, or at large rates, noise that was made for the last model harms the models before it (docs/fidelity.md).
     "denisov": _LONG | {"server_rates": (0.0625, 0.125, 0.25), "noise": (0.341, 2.728)},
     # Noise decides at the end, not the pace of learning, and rates are small enough that the sum of its steps counts more than single

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedmf.experiments import sweep
+from fedmf.experiments import sweep, sweep_job
 from fedmf.experiments.papers.item import Request
 from fedmf.experiments.sweep_grid import sweep_configs
 from fedmf.experiments.sweep_results import validation_of
@@ -50,6 +50,7 @@ class Study:
       smoothed_over: rounds at the end whose validations are averaged to tune by.
       mechanisms: name -> what makes the file of family=file.
       data: writes a stand-in to a path with this suffix, where no real file is given.
+      program: begins the processes that train.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Study:
     data: tuple[str, Callable[[pathlib.Path], object]]
     smoothed_over: int = 0
     mechanisms: Mapping[str, Callable[[], Mechanism]] = dataclasses.field(default_factory=dict)
+    program: Sequence[str] = sweep_job.PROGRAM
 
     def configs(self, data: pathlib.Path, folder: pathlib.Path) -> Iterator[tuple[str, str, TrainConfig]]:
         """(line, name of the run, its configuration), of every run with seed 0; lines may share a run."""
@@ -122,7 +124,9 @@ def run_study(study: Study, request: Request) -> list[Score]:
         target = config.noise_multiplier if config.epsilon is None else config.epsilon
         targets.setdefault((line, target), {})[name] = config
     tuned = {key: settings for key, settings in targets.items() if len(settings) > 1}
-    tuning = _trained(out, {name: config for settings in tuned.values() for name, config in settings.items()}, request)
+    tuning = _trained(
+        out, {name: config for settings in tuned.values() for name, config in settings.items()}, study, request
+    )
     best: dict[tuple[str, float | None], str] = {}
     for key, settings in targets.items():
         best[key] = max(settings, key=lambda name: _merit(tuning[name], study) if name in tuning else 0.0)
@@ -133,7 +137,9 @@ def run_study(study: Study, request: Request) -> list[Score]:
         }
         for key, name in best.items()
     }
-    runs = _trained(out, {name: config for settings in repeats.values() for name, config in settings.items()}, request)
+    runs = _trained(
+        out, {name: config for settings in repeats.values() for name, config in settings.items()}, study, request
+    )
     return [
         Score(
             line=line,
@@ -171,12 +177,13 @@ def _data(study: Study, request: Request, out: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def _trained(out: pathlib.Path, configs: Mapping[str, TrainConfig], request: Request) -> dict[str, Run]:
+def _trained(out: pathlib.Path, configs: Mapping[str, TrainConfig], study: Study, request: Request) -> dict[str, Run]:
     """Name -> finished run."""
     if not configs:
         return {}
     names = dict(zip(configs, sweep.in_folder(out, configs), strict=True))
-    failures = sweep.train_all(out, configs, noise_seed="os", jobs=request.jobs, progress=request.scale != "tiny")
+    where: dict[str, Any] = {"jobs": request.jobs, "program": study.program}
+    failures = sweep.train_all(out, configs, noise_seed="os", progress=request.scale != "tiny", **where)
     if failures:
         name, failure = next(iter(failures.items()))
         raise ValueError(f"{len(failures)} of {len(configs)} runs in {out} failed, the first, {name}: {failure.reason}")

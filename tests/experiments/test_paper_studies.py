@@ -12,7 +12,17 @@ import pytest
 
 import fedmf
 from fedmf.experiments import tuning_figures
-from fedmf.experiments.papers import ITEMS, Request, accuracy, cifar, runner, stackoverflow, stackoverflow_sizes, study
+from fedmf.experiments.papers import (
+    ITEMS,
+    Request,
+    accuracy,
+    cifar,
+    published_clip,
+    runner,
+    stackoverflow,
+    stackoverflow_sizes,
+    study,
+)
 from fedmf.privacy.amplification import sampled_gaussian_noise_multiplier
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 
@@ -225,10 +235,13 @@ def trained(sign):
                 **{
                     "round": t,
                     "examples": 1,
-                    "train_loss": float(t) if diverges else 1 / (t + 1),
                     "zeroed": round(100 * most),
                 },
-                **({"validation": {"accuracy": accuracy_at(t)}} if (t + 1) % 12 == 0 else {}),
+                **(
+                    {"validation": {"accuracy": accuracy_at(t), "loss": float(t) if diverges else 1 / (t + 1)}}
+                    if (t + 1) % 12 == 0
+                    else {}
+                ),
             }
             for t in range(config.rounds)
         ]
@@ -247,7 +260,7 @@ def trained(sign):
             result={"validation": final, "test": final, "seconds": 1.0},
         )
 
-    return lambda out, configs, request: {name: run(config) for name, config in configs.items()}
+    return lambda out, configs, study, request: {name: run(config) for name, config in configs.items()}
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -281,6 +294,9 @@ def test_every_item_is_made(name, results):
     again = runner.run(ITEMS[name], Request(folder=results / name, scale="tiny"))
     assert again["verdict"] == result["verdict"]
     assert {path: path.stat().st_mtime_ns for path in results.glob("sweeps/*/runs/*/result.json")} == finished
+    for statement in results.glob("sweeps/*/runs/*/statement.md"):
+        published = "stackoverflow-divergence-tiny" in statement.parts
+        assert (statement.read_text() == published_clip.NO_GUARANTEE) == published
 
 
 def test_the_paper_s_size_asks_for_its_data(tmp_path):
