@@ -15,8 +15,9 @@ picture: setup
 	.venv/bin/python -m fedmf.experiments.demo_picture demo docs/images/demo.png
 
 # A file stays in one process, which imports TensorFlow and builds the mechanisms once; tests/conftest.py has the long files first.
-FAST = .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
-SLOW = .venv/bin/python -m pytest -q -n 3 --dist worksteal -m slow
+PYTEST = .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+FAST = $(PYTEST) -m "not slow"
+SLOW = $(PYTEST) -m slow
 
 test: setup
 	$(FAST)

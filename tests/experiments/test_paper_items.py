@@ -8,19 +8,17 @@ import pytest
 import fedmf
 from fedmf.experiments import paper_figures as figures
 from fedmf.experiments import tuning_figures
-from fedmf.experiments.papers import ITEMS, Request, denisov, runner
+from fedmf.experiments.papers import ITEMS, Request, denisov, runner, tables
 from fedmf.experiments.papers import factorization_race as race
 from fedmf.experiments.papers import stationary as theory
 
-# Those that train are in test_paper_studies.py: at this scale nothing is learned.
-MADE = [name for name, item in ITEMS.items() if item.make is not None and item.state == "exact"]
+# Those that train are in test_paper_studies.py: at this scale nothing is learned. Tables are in test_paper_tables.py.
+TABLES = {item.name for item in tables.ITEMS}
+MADE = [name for name, item in ITEMS.items() if item.make is not None and item.state == "exact" and name not in TABLES]
 # Their verdict compares seconds, which a busy machine may turn.
 TIMED = {"denisov-figure-4", "slides-noise-time"}
-# Above three seconds, or tables whose rows test_paper_tables.py has.
-SLOW = {
-    "banded-figure-4", "banded-figure-11", "banded-sec-6", "banded-table-3", "banded-table-5", "banded-table-6", "banded-table-7",
-    "denisov-figure-1", "denisov-figure-5", "denisov-table-2", "multi-epoch-table-1", "multi-epoch-table-3",
-}  # fmt: skip
+# Above three seconds.
+SLOW = {"banded-figure-4", "banded-figure-11", "denisov-figure-1", "denisov-figure-5"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MADE])

@@ -90,7 +90,7 @@ def busy_workers():
     return found
 
 
-@pytest.mark.parametrize("more", [0, 1, 4])
+@pytest.mark.parametrize("more", [0, 2])
 def test_any_number_of_workers_gives_the_bits_of_none(machines, alone, tmp_path, more):
     if more:
         node = machines.add_node(num_cpus=more)
