@@ -214,14 +214,14 @@ class Where:
       threads: most threads of one run; by default the processors are divided among the jobs, and on a cluster those of a job.
       cluster: address of a Ray cluster; None for processes of this machine.
       cpus_per_job: processors of a cluster that one run takes.
-      program: begins a process of this machine that trains; see `sweep_job.PROGRAM`.
+      program: begins a process of this machine that trains; `sweep_job.PROGRAM` by default.
     """
 
     jobs: int = 1
     threads: int | None = None
     cluster: str | None = None
     cpus_per_job: int = 1
-    program: Sequence[str] = sweep_job.PROGRAM
+    program: Sequence[str] | None = None
 
     @contextlib.contextmanager
     def runs(self, out: pathlib.Path, more: list[str]) -> Iterator[sweep_runs.Runs]:
@@ -229,7 +229,7 @@ class Where:
         if self.cluster is None:
             processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             options = ["--threads", str(self.threads or max(1, processors // self.jobs)), *more]
-            yield sweep_runs.LocalRuns(out, options, self.program)
+            yield sweep_runs.LocalRuns(out, options, self.program or sweep_job.PROGRAM)
             return
         from fedmf.federated.execution.cluster import check_address, connected
 
