@@ -18,10 +18,10 @@ LINES = {"none": "k:", "banded": "C0-", "identity": "C1--"}
 def trained(family):
     config = fedmf.TrainConfig(
         task="regression",
-        task_options={"clients": 2000},
-        rounds=100,
+        task_options={"clients": 1000},
+        rounds=60,
         cohort_size=50,
-        min_sep=40,  # a client waits 40 rounds: it takes part at most 3 times
+        min_sep=20,  # a client waits 20 rounds: it takes part at most 3 times
         family=family,
         epsilon=None if family == "none" else EPSILON,
         client_learning_rate=0.1,

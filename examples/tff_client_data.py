@@ -32,9 +32,9 @@ def preprocess(dataset):
 
 task = federated.Task.from_client_data(
     name="sensors",
-    train=client_data(range(400)),
-    validation=client_data(range(400, 430)),
-    test=client_data(range(430, 460)),
+    train=client_data(range(200)),
+    validation=client_data(range(200, 220)),
+    test=client_data(range(220, 250)),
     preprocess=preprocess,
     model=lambda: tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(5,))]),
     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -43,7 +43,7 @@ task = federated.Task.from_client_data(
 )
 config = fedmf.TrainConfig(
     rounds=30,
-    cohort_size=40,
+    cohort_size=20,
     min_sep=10,
     family="blt",  # a few running sums: little memory on the server
     epsilon=6.0,

@@ -72,7 +72,7 @@ def test_the_command_on_a_cluster_with_halving(machines, tmp_path, capfd):
         for name, value in FIXED.items()
         if name not in ("task_option.clients", "epsilon")
     )
-    rates = "--vary server-learning-rate=0.0001,0.2,0.3,1000000 --rounds 40 --epsilon 400 --noise-seed os --halving"
+    rates = "--vary server-learning-rate=0.2,1000000 --rounds 40 --epsilon 400 --noise-seed os --halving"
     main(
         [
             "sweep",
@@ -84,10 +84,7 @@ def test_the_command_on_a_cluster_with_halving(machines, tmp_path, capfd):
         ]
     )
     answer = json.loads(capfd.readouterr().out)
-    finished = [path.parent.name for path in (out / "runs").glob("*/result.json")]
-    assert len(finished) == 1
-    assert finished[0].split("=")[1] in ("0.2", "0.3")
-    done = sorted(rounds_done(out, path.name) for path in (out / "runs").iterdir())
-    assert done == [10, 10, 20, 40]
-    assert "The 4 private runs together" in answer["together"]
+    done = {path.name: rounds_done(out, path.name) for path in (out / "runs").iterdir()}
+    assert done == {"server_learning_rate=0.2": 40, "server_learning_rate=1e+06": 10}
+    assert "The 2 private runs together" in answer["together"]
     machines.remove_node(node, allow_graceful=False)

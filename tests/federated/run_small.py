@@ -10,7 +10,7 @@ import sys
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.execution import groups
+from fedmf.federated.execution import client_work, groups
 from fedmf.federated.execution.tff_worker import worker_processes
 from tests.federated.small_task import small_task
 
@@ -46,6 +46,8 @@ def main(folder: str, execution: str, kill_after: int) -> None:
     if execution == "cluster":
         settings, cluster = config(cohort_size=6), "local"
         vars(groups).update(GROUPS_OF_TWO)
+    else:
+        client_work.SMALL_MODEL = 0  # as the fixture `clients_in_turn`
 
     def kill(t: int) -> None:
         if t + 1 == kill_after:

@@ -21,7 +21,7 @@ from tests.federated.plans import plan_of
 from tests.mechanisms.registry import MECHANISMS, every_form
 from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_game, missed_by_noise_audit, trials_that_see
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
 ROUNDS, COORDINATES = 10, 7_000
 LEAVES = [math.prod(shape) for shape in model_of(COORDINATES).values()]

@@ -12,7 +12,7 @@ from fedmf.federated.tff import tff
 from fedmf.runs.folder import RunFolder
 from tests.federated.run_small import config
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 layers = tf.keras.layers
 
 # Nine clients of 1 to 9 examples.

@@ -11,7 +11,7 @@ from fedmf.runs.audit import audit_run, audit_run_canaries
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
 ADAM = {"server_optimizer": "scaled-adam", "server_epsilon": 0.01, "server_learning_rate": 0.1, "scale_every": 2}
 QUANTILE = {"clip_quantile": 0.5, "clip_every": 2, "clip_norm": 0.2}

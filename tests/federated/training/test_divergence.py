@@ -9,7 +9,7 @@ import fedmf
 from fedmf.federated.training.divergence import ROUNDS_ABOVE_START, START_ROUNDS, DivergenceWatch
 from tests.cli.program import fedmf as command
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
 
 @pytest.fixture(scope="module")

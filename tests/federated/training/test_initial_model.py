@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
 from fedmf import federated  # noqa: E402
 from fedmf.federated.training.initial_model import starting_task  # noqa: E402

@@ -20,7 +20,7 @@ from fedmf.mechanisms import BandedMechanism
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 ROOT = pathlib.Path(__file__).parents[3]
 
 

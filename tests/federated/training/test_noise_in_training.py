@@ -10,7 +10,7 @@ from fedmf.noise.strategies import HOST_STRATEGIES
 from tests.federated.run_small import config
 from tests.federated.training.test_loop import Crash, crash_after, train, weights_of
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
 
 @pytest.fixture(scope="module")

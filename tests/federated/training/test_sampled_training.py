@@ -13,7 +13,7 @@ from tests.federated.run_small import config
 from tests.federated.small_task import small_task
 from tests.federated.training.test_loop import Crash, crash_after, train
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
 
 def sampled(**changes):

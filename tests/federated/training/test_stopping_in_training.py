@@ -14,7 +14,7 @@ from tests.federated.run_small import config
 from tests.federated.small_task import small_task
 from tests.federated.training.test_loop import assert_same_run
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
 from fedmf import federated  # noqa: E402
 from fedmf.runs.metric_table import flat  # noqa: E402

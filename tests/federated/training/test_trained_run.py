@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
 import fedmf  # noqa: E402
 from fedmf import federated  # noqa: E402
