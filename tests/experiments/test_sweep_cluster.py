@@ -85,6 +85,6 @@ def test_the_command_on_a_cluster_with_halving(machines, tmp_path, capfd):
     )
     answer = json.loads(capfd.readouterr().out)
     done = {path.name: rounds_done(out, path.name) for path in (out / "runs").iterdir()}
-    assert done == {"server_learning_rate=0.2": 40, "server_learning_rate=1e+06": 10}
+    assert done == {"server_learning_rate=0.2": 40, "server_learning_rate=1000000": 10}
     assert "The 2 private runs together" in answer["together"]
     machines.remove_node(node, allow_graceful=False)
