@@ -15,7 +15,8 @@ picture: setup
 	.venv/bin/python -m fedmf.experiments.demo_picture demo docs/images/demo.png
 
 # A file stays in one process, which imports TensorFlow and builds the mechanisms once; tests/conftest.py has the long files first.
-PYTEST = .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+# Of three processes none needs a core more for its linear algebra.
+PYTEST = OPENBLAS_NUM_THREADS=1 .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 FAST = $(PYTEST) -m "not slow"
 SLOW = $(PYTEST) -m slow
 

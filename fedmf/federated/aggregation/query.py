@@ -21,6 +21,8 @@ from fedmf.mechanisms.error import noise_row_norms
 from fedmf.privacy.plan import Plan
 
 _RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+# AutoGraph takes two seconds to convert the code of both methods below, in which no Python statement depends on a tensor.
+_as_written = tf.autograph.experimental.do_not_convert
 # TensorFlow may take numbers below 2^-126 for 0, so that it cannot measure records of such norms.
 _LEAST_CLIP_NORM = 1e-20
 
@@ -247,6 +249,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         zero = tf.constant(0, tf.int32)
         return QuerySample(tf.nest.pack_sequence_as(template, zeros), clients=zero, clipped=zero, zeroed=zero)
 
+    @_as_written
     def preprocess_record(self, params: SampleParams, record: Any) -> QuerySample:
         """Zeroing, then clipping to clip_norm in L2 over all leaves together. The result's norm never exceeds clip_norm.
 
@@ -269,6 +272,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         one = tf.constant(1, tf.int32)
         return QuerySample(clipped.record, clients=one, clipped=clipped.clipped, zeroed=clipped.zeroed)
 
+    @_as_written
     def get_noised_result(self, sample_state: QuerySample, global_state: QueryState) -> tuple[Any, QueryState, Any]:
         """(sum + this round's noise) / divisor, in the dtypes of record_specs, and the state for the next round.
 
