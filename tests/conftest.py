@@ -32,24 +32,19 @@ if importlib.util.find_spec("tensorflow") is None:
     ]
 
 
-# Files with minutes of slow tests, longest first. A file stays in one process: the last to begin must not be one of them.
+# Files of minutes, longest first. A file stays in one process: the last to begin must not be one of them.
 LONG = (
-    "federated/execution/test_cluster.py", "examples/test_examples.py", "experiments/test_paper_studies.py",
-    "federated/training/test_full_size.py", "site/test_site.py", "test_readme.py", "experiments/test_sweep_cluster.py",
-    "benchmarks/test_training.py", "mechanisms/fits/test_dense.py", "federated/training/test_loop.py", "tasks/test_tasks_doc.py",
-    "mechanisms/fits/test_banded.py",
+    "federated/execution/test_cluster.py", "experiments/test_paper_studies.py", "test_readme.py", "examples/test_examples.py",
+    "federated/training/test_full_size.py", "federated/training/test_loop.py", "experiments/test_sweep_cluster.py", "site/test_site.py",
+    "benchmarks/test_training.py", "tasks/test_tasks_doc.py", "experiments/test_paper_items.py", "experiments/test_sweep.py",
+    "federated/test_own_task_doc.py",
 )  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the long files first, then what imports TensorFlow, so that no process begins it when the others are done."""
     place = {pathlib.Path(__file__).parent / name: number for number, name in enumerate(LONG)}
-    items.sort(
-        key=lambda item: (
-            place.get(item.path, len(LONG)) if item.get_closest_marker("slow") else len(LONG),
-            item.get_closest_marker("tensorflow") is None,
-        )
-    )
+    items.sort(key=lambda item: (place.get(item.path, len(LONG)), item.get_closest_marker("tensorflow") is None))
 
 
 @pytest.fixture(scope="session", autouse=True)

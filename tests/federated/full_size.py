@@ -26,7 +26,7 @@ ROUNDS, MIN_SEP = 2052, 342
 
 
 def make_task(cohort_size: int) -> federated.Task:
-    """The papers' model on a batch of random sentences for each client; the client work is the compiled epoch's where there is a compiler."""
+    """The papers' model on a batch of random sentences a client; its work is the compiled epoch's where there is a compiler."""
 
     def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(sum(name.encode()))
