@@ -95,7 +95,9 @@ def test_sigterm_is_a_ctrl_c_with_a_status_of_its_own(work, tmp_path):
 
 
 def test_nohup_is_left_alone():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Ray takes SIGTERM for itself, in a process of whatever tests came before.
+    handlers = {signal.SIGHUP: signal.SIG_IGN, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         with interrupts.handled(*interrupts.ENDING_SIGNALS):
             press(signal.SIGHUP)
@@ -103,7 +105,8 @@ def test_nohup_is_left_alone():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
-        signal.signal(signal.SIGHUP, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_a_terminal_that_is_gone_fails_nothing(tmp_path):
