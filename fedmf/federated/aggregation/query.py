@@ -280,7 +280,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         the whole run.
 
         Raises:
-          ValueError: inside a tf.function, with a state that is a constant there: every call would add the same noise.
+          ValueError: inside a tf.function, with a state captured as a constant: every call would add the same noise. One that an
+            operation made of such a constant is not recognised.
           tf.errors.InvalidArgumentError: when executed past the last round.
         """
         noise = NoiseState(*global_state.noise)
