@@ -112,8 +112,9 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     """Smallest noise multiplier that gives (epsilon, delta).
 
-    It is within 1e-6 of the smallest, relative, for epsilon up to 700 and delta from 1e-10, and elsewhere up to some percent above. The closed
-    form starts the search; it ends where the PLD accountant and the closed form both agree that the result is not weaker than asked.
+    It is within 1e-6 of the smallest, relative, for epsilon up to 700 and delta from 1e-10, and elsewhere up to some percent above.
+    The closed form starts the search; it ends where the PLD accountant and the closed form both agree that the result is not weaker
+    than asked.
 
     >>> round(gaussian_noise_multiplier(2.0, 1e-6), 5)  # banded paper, Table 4
     2.23048
