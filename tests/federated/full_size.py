@@ -1,6 +1,6 @@
 """One process of the full-size tests: n = 2052, min_sep = 342, 4,050,748 parameters.
 
-    python -m tests.federated.full_size FOLDER EXECUTION ROUNDS MECHANISM CLIENTS
+    python -m tests.federated.full_size FOLDER EXECUTION ROUNDS MECHANISM CLIENTS SENTENCES
 
 Runs up to ROUNDS rounds from the newest checkpoint in FOLDER, then stops as if killed; prints JSON: peak memory of this process and of
 TFF's worker in GiB, and a digest of the weights after every round.
@@ -25,12 +25,12 @@ from fedmf.tasks.stackoverflow.preprocessing import SpecialIds
 ROUNDS, MIN_SEP = 2052, 342
 
 
-def make_task(cohort_size: int) -> federated.Task:
-    """The papers' model on a batch of random sentences a client; its work is the compiled epoch's where there is a compiler."""
+def make_task(cohort_size: int, sentences: int) -> federated.Task:
+    """The papers' model on random sentences; the client work is the compiled epoch's where there is a compiler."""
 
     def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(sum(name.encode()))
-        x = rng.integers(1, 10_000, (16, 20), dtype=np.int32)
+        x = rng.integers(1, 10_000, (sentences, 20), dtype=np.int32)
         return x, x
 
     return federated.Task(
@@ -67,7 +67,7 @@ def peak_gib(pid: int | str) -> float:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 2**20
 
 
-def main(folder: str, execution: str, rounds: int, mechanism_file: str, cohort_size: int) -> None:
+def main(folder: str, execution: str, rounds: int, mechanism_file: str, cohort_size: int, sentences: int) -> None:
     """See the module."""
     settings = config(execution, cohort_size)
     plan = settings.plan(fedmf.load_mechanism(mechanism_file))
@@ -96,7 +96,7 @@ def main(folder: str, execution: str, rounds: int, mechanism_file: str, cohort_s
     loop.build_execution = watched
     with contextlib.suppress(Stop):
         federated.train(
-            make_task(cohort_size), settings, folder=folder, noise_seed=None if resume else 5, plan=plan, resume=resume,
+            make_task(cohort_size, sentences), settings, folder=folder, noise_seed=None if resume else 5, plan=plan, resume=resume,
             progress=False, on_round=stop_after,
         )  # fmt: skip
     peaks = {"python": peak_gib("self"), "workers": sum(peak_gib(pid) for pid in worker_processes())}
@@ -104,4 +104,4 @@ def main(folder: str, execution: str, rounds: int, mechanism_file: str, cohort_s
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))

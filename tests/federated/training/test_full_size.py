@@ -46,8 +46,8 @@ def moderate_bands(tmp_path_factory):
     return mechanism_file(tmp_path_factory.mktemp("mechanism"), "toeplitz", 32)
 
 
-def run(folder, execution, rounds, mechanism, *, under_gb, clients=10, **environment):
-    arguments = [folder, execution, rounds, mechanism, clients]
+def run(folder, execution, rounds, mechanism, *, under_gb, clients=10, sentences=16, **environment):
+    arguments = [folder, execution, rounds, mechanism, clients, sentences]
     command = [sys.executable, "-m", "tests.federated.full_size", *map(str, arguments)]
     done = subprocess.run(
         command,
@@ -65,11 +65,11 @@ def run(folder, execution, rounds, mechanism, *, under_gb, clients=10, **environ
 
 
 def test_two_rounds_and_a_resume_in_under_10_gb(tmp_path, full_bands):
-    whole = run(tmp_path / "run", "tff", 2, full_bands, under_gb=10, clients=4)
+    whole = run(tmp_path / "run", "tff", 2, full_bands, under_gb=10)
     assert len(set(whole)) == 2
     # As if the process had been killed before the second checkpoint was written.
     (tmp_path / "run" / "checkpoints" / "round-000002.ckpt").unlink()
-    assert run(tmp_path / "run", "tff", 2, full_bands, under_gb=10, clients=4) == whole[1:]
+    assert run(tmp_path / "run", "tff", 2, full_bands, under_gb=10) == whole[1:]
 
 
 def test_two_rounds_without_a_compiler_in_under_3_gb(tmp_path, moderate_bands):
@@ -78,4 +78,4 @@ def test_two_rounds_without_a_compiler_in_under_3_gb(tmp_path, moderate_bands):
 
 @pytest.mark.skipif(compiler() is None, reason="no C compiler")
 def test_a_hundred_clients_in_under_3_gb(tmp_path, moderate_bands):
-    assert len(set(run(tmp_path / "run", "fast", 2, moderate_bands, under_gb=3, clients=100))) == 2
+    assert len(set(run(tmp_path / "run", "fast", 2, moderate_bands, under_gb=3, clients=100, sentences=64))) == 2
