@@ -26,6 +26,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import fedmf
 from benchmarks.core import MIB, memory_bytes, table, timed
 
@@ -112,7 +114,7 @@ def host(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Callable
     plan = plan_of(name, rounds)
 
     def set_up() -> Rows:
-        from fedmf.federated.noise.host import HostNoise
+        from fedmf.server.rows import HostNoise
 
         # At toy size all noise fits into memory and would be regenerated.
         strategy = "recurrent" if size < SIZE and plan.mechanism.family != "dense" else None
@@ -137,9 +139,10 @@ def graph(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Callabl
         import tensorflow as tf
 
         from fedmf.federated.noise.rows import NoiseRows
+        from fedmf.server.source import noise_key
 
-        noise = NoiseRows(stream=stream, size=size, noise_seed=_SEED)
-        following, state = tf.function(noise.next), noise.initial_state()
+        noise = NoiseRows(stream=stream, size=size)
+        following, state = tf.function(noise.next), noise.initial_state(noise_key(_SEED))
         following(state)
 
         def run(rounds: range) -> None:
@@ -149,7 +152,7 @@ def graph(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Callabl
 
         return Rows(str(noise.strategy), run, state=4 * noise.state_rows * size)
 
-    return iid(size), set_up
+    return iid_in_graph(size), set_up
 
 
 def tfp_tree(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Callable[[], Rows]]:
@@ -182,15 +185,25 @@ def tfp_tree(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Call
     return draw, set_up
 
 
-def iid(size: int) -> Any:
-    """() -> one iid vector of our generator, in a tf.function."""
-    from fedmf.federated.noise.source import gaussian_source
+def iid(size: int) -> Callable[[], Any]:
+    """() -> one iid vector of the host's generator."""
+    from fedmf.server.source import GaussianSource, noise_key
+
+    source = GaussianSource(noise_key(_SEED))
+    return lambda: source.fill(np.empty((1, size), np.float32), 0)
+
+
+def iid_in_graph(size: int) -> Callable[[], Any]:
+    """() -> one iid vector of the graph's generator, in a tf.function."""
     from fedmf.federated.tensorflow_import import import_tensorflow
 
     import_tensorflow()
     import tensorflow as tf
 
-    return functools.partial(tf.function(gaussian_source(_SEED, size)), tf.constant(0))
+    from fedmf.federated.noise.source import source_of_key
+    from fedmf.server.source import noise_key
+
+    return functools.partial(tf.function(source_of_key(noise_key(_SEED), size)), tf.constant(0))
 
 
 def forget_peak() -> int:

@@ -13,7 +13,7 @@ FLOORS = [
     {"mechanisms"},
     {"privacy"},
     {"audits"},
-    {"cohorts"},
+    {"cohorts", "server"},
     {"runs"},
     {"reports", "federated"},
     {"tasks"},

@@ -1,7 +1,6 @@
 """`dp_aggregator`: the plan as a tff.aggregators.UnweightedAggregationFactory, for any TFF process that takes one."""
 
 import copy
-import hashlib
 import reprlib
 from typing import Any
 
@@ -11,7 +10,7 @@ from fedmf import checks
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery, check_zeroing_norm
 from fedmf.federated.aggregation.scaling import Scaling
 from fedmf.federated.aggregation.secure_sum import SecureSampleSum
-from fedmf.federated.noise.source import check_noise_seed
+from fedmf.federated.noise.source import RunSeeds
 from fedmf.federated.tff import tff
 from fedmf.mechanisms.identity import IdentityMechanism
 from fedmf.participation.schema import Participation
@@ -59,8 +58,7 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         check_zeroing_norm(options["zeroing_norm"])
         self._plan, self._options, self._secure_sum = plan, options, secure_sum
         self._scaling: Scaling | None = None
-        check_noise_seed(noise_seed)
-        self._noise_seed, self._created = noise_seed, 0
+        self._seeds = RunSeeds(noise_seed)
 
     def with_scaling(self, scaling: Scaling | None) -> "MatrixFactorizationAggregator":
         """This factory with updates that are clipped in a scaled space; the scales travel to the clients with each round's broadcast.
@@ -74,8 +72,13 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
     def create(self, value_type: Any, *weight_type: Any) -> tff.templates.AggregationProcess:
         """The aggregation process for updates of `value_type`, a TFF tensor or structure of float tensors.
 
-        The first process has the noise of noise_seed, each later one noise of its own: two parts of a model that shared their noise would
-        give away the difference of their updates.
+        The first process of this factory and its copies has the noise of noise_seed, each later one noise of its own: two parts of a model
+        that shared their noise would give away the difference of their updates.
+
+        Each process spends the plan's guarantee. Two processes for two parts of one model release two sums of the same clients: together
+        they cost what a plan of noise_multiplier / sqrt(2) does (p parts: sqrt(p)), as one mechanism on updates of norm sqrt(2) clip_norm.
+        Divide the plan's clip_norm by sqrt(p), or aggregate all parts as one structure, which is clipped as one vector and costs the plan
+        once.
 
         Raises:
           TypeError: with the type of weights, as FedSGD and the weighted processes call it.
@@ -87,21 +90,11 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
             )
         specs = tff.types.structure_from_tensor_type_tree(lambda t: tf.TensorSpec(t.shape, t.dtype), value_type)
         sums = SecureSampleSum(self._plan.clip_norm) if self._secure_sum else None
-        # "os" is drawn anew for every process: a copy of this factory shares no noise with it.
-        seed = seed_of_process(check_noise_seed(self._noise_seed), self._created)
-        query = mean_query(self._plan, specs, noise_seed=seed, **self._options).with_scaling(self._scaling)
+        query = mean_query(self._plan, specs, noise_seed=self._seeds.next(), **self._options)
+        query = query.with_scaling(self._scaling)
         if sums is not None:
             query = query.with_entry_rounding(sums.entry_rounding)
-        process = tff.aggregators.DifferentiallyPrivateFactory(query, sums).create(value_type)
-        self._created += 1
-        return process
-
-
-def seed_of_process(noise_seed: int, number: int) -> int:
-    """The noise seed of the process that a factory makes after `number` others: noise_seed itself of the first one."""
-    if number == 0:
-        return noise_seed
-    return int.from_bytes(hashlib.sha256(f"fedmf process {number} of noise seed {noise_seed}".encode()).digest())
+        return tff.aggregators.DifferentiallyPrivateFactory(query, sums).create(value_type)
 
 
 def dp_aggregator(
@@ -116,6 +109,9 @@ def dp_aggregator(
 ) -> MatrixFactorizationAggregator:
     """Zeroing, clipping, sum, correlated noise, division by the fixed clients_per_round.
 
+    The guarantee is of one process that aggregates the whole update. Processes for p parts of a model cost together what a plan of
+    noise_multiplier / sqrt(p) does; see `MatrixFactorizationAggregator.create`.
+
     A round's metrics are output.measurements["dp_query_metrics"], in TFF's learning processes
     output.metrics["aggregator"]["dp_query_metrics"]; see `MatrixFactorizationQuery.derive_metrics`.
 
@@ -125,9 +121,10 @@ def dp_aggregator(
       clients_per_round: the divisor, whoever shows up: a data-dependent divisor is not covered by the guarantee. More clients than
         this are all summed, each for at most clip_norm as ever: the mean is then larger, the guarantee the same, and the metric
         `clients` says how many there were. With no clients the result is noise / clients_per_round.
-      noise_seed: non-negative int; secret in a real deployment, never used for two runs. "os" draws one from the operating system
-        for each process; initialise such a process once, and keep its state secret: it holds the key. A second process of one factory
-        has noise of its own; a `HostNoise` for it is made with `HostNoise.for_state`.
+      noise_seed: "os" draws a seed from the operating system whenever a process is initialised. Or a non-negative int, secret in
+        a real deployment and never used for two runs: the first process of the factory has its noise, each later one noise of
+        its own. Such a process is the same run whenever it is initialised: initialise it once. The state holds the key: keep it
+        secret. `HostNoise.for_state` makes a `HostNoise` for it.
       zeroing_norm: updates whose l-infinity norm exceeds it count as zero (multi-epoch paper, Sec. 5: 100); None for no limit. NaN
         and infinities always count as zero.
       noise_strategy: "recurrent", in the graph, or "precomputed", a row handed in each round by a `HostNoise`; None is the former.

@@ -22,19 +22,19 @@ _LEAST_NORM_OF_AN_ENTRY = 1e-15
 
 
 class Clipped(NamedTuple):
-    """A record that may be summed: its leaves in the dtypes of `sum_dtype`, and two int32 scalars that are 0 or 1."""
+    """A clipped record: its leaves in the dtypes of `clip_dtype`, and two int32 scalars that are 0 or 1."""
 
     record: Any
     clipped: Any
     zeroed: Any
 
 
-def sum_dtype(dtype: tf.DType) -> tf.DType:
-    """The dtype in which records with such a leaf are clipped, summed and noised: half precision is held as float32.
+def clip_dtype(dtype: tf.DType) -> tf.DType:
+    """The dtype in which records with such a leaf are clipped: half precision is held as float32.
 
-    A sum of clients in half precision would lose its small entries, and rounding a clipped record to it could lift its norm.
+    Rounding a clipped record to half precision could lift its norm.
 
-    >>> [sum_dtype(dtype).name for dtype in (tf.bfloat16, tf.float32, tf.float64)]
+    >>> [clip_dtype(dtype).name for dtype in (tf.bfloat16, tf.float32, tf.float64)]
     ['float32', 'float32', 'float64']
     """
     return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
@@ -61,7 +61,7 @@ def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> Clipped:
       (array([0.3, 0.4], dtype=float32), 1, 0)
     """
     leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(record)]
-    leaves = [tf.cast(leaf, sum_dtype(leaf.dtype)) for leaf in leaves]
+    leaves = [tf.cast(leaf, clip_dtype(leaf.dtype)) for leaf in leaves]
     clip, limit = tf.cast(clip_norm, tf.float64), tf.cast(zeroing_norm, tf.float64)
     target = clip * (1 - ROUNDING_MARGIN)
     norm = _norm(leaves)

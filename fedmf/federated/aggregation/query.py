@@ -12,13 +12,14 @@ import tensorflow as tf
 
 from fedmf import checks
 from fedmf.federated.aggregation.adaptive_clipping import MOST_CHANGE, clip_after, initial_clip
-from fedmf.federated.aggregation.clipping import sum_dtype, zero_and_clip
+from fedmf.federated.aggregation.clipping import clip_dtype, zero_and_clip
 from fedmf.federated.aggregation.scaling import Scaling, scaled, unscaled
-from fedmf.federated.noise.rows import NoiseRows, NoiseState, plan_mark
-from fedmf.federated.noise.source import check_noise_seed
+from fedmf.federated.noise.rows import NoiseRows
+from fedmf.federated.noise.source import RunSeeds
 from fedmf.federated.tff import tfp
 from fedmf.mechanisms.error import noise_row_norms
 from fedmf.privacy.plan import Plan
+from fedmf.server.state import NoiseState, mark_of, plan_mark
 
 _RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 # AutoGraph takes two seconds to convert the code of both methods below, in which no Python statement depends on a tensor.
@@ -39,7 +40,7 @@ class QuerySample(NamedTuple):
     """A clipped record, or a sum of some.
 
     Attributes:
-      record: structure of the record; half precision leaves are float32 here.
+      record: structure of the record, in float64: a sum in float32 would lose what one client sends beside what many others do.
       clients, clipped, zeroed: int32 (); how many records this is the sum of, how many of them were clipped, and how many zeroed.
     """
 
@@ -57,6 +58,8 @@ class QueryState(NamedTuple):
       clients, clipped, zeroed: int32 (), the counts of the last round; see `QuerySample`.
       scaling: `ScalingState`; empty without a `Scaling`.
       clip: `ClipState`; empty for one clip norm.
+      records: uint64 (), mark of how records are zeroed, clipped and scaled: a round that is done again with other records under the same
+        noise gives both away.
     """
 
     noise: NoiseState
@@ -65,6 +68,7 @@ class QueryState(NamedTuple):
     zeroed: Any
     scaling: Any
     clip: Any
+    records: Any
 
 
 def check_zeroing_norm(zeroing_norm: Any) -> float:
@@ -114,15 +118,16 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
     The guarantee is about one client at a time: each record counts once and for at most clip_norm in the sum, however many records a
     round has. With no record at all the result is the noise.
 
-    Half precision leaves are clipped, summed and noised in float32; the result is rounded to the leaf's dtype at the very end.
-    Sums are floating-point sums: the guarantee is that of the mechanism on real numbers, as in all the papers.
+    Records are clipped in float32 (float64 leaves in float64), summed and noised in float64, and rounded once, to float32 or half
+    precision. The guarantee is that of the mechanism on real numbers, as in all the papers; docs/randomness.md says what rounding adds.
 
     Args:
       plan: what to run; the only source of the noise scale.
       record_specs: structure of tf.TensorSpec (or anything with shape and dtype) of one record: float16, bfloat16, float32 or
         float64 leaves; some may be empty or scalars.
-      noise_seed: non-negative int; the same (seed, round) gives the same noise. Secret in a real deployment. "os" draws one from
-        the operating system, which nobody knows and only the state holds.
+      noise_seed: non-negative int, secret in a real deployment: the first initial state has the noise of this seed, each later one
+        noise of its own. In a graph an initial state is a constant, and every call of it the same run. "os" draws a seed from the operating
+        system for every initial state, in a graph for every call, which nobody knows and only the state holds.
       zeroing_norm: a record with an entry larger than this in absolute value counts as zero (papers: 100); None for no limit. A
         record with a NaN or an infinity always counts as zero.
       noise_strategy: "recurrent", in the graph, or "precomputed", a row handed in each round by a `HostNoise`; None is the former.
@@ -193,10 +198,11 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         self._clip_norm = plan.clip_norm
         self._scaling: Scaling | None = None
         self._row_norms = np.zeros(1)  # of N, for a scaling that subtracts the noise's variance
+        self._seeds = RunSeeds(noise_seed)
+        self._entry_rounding = 0.0
         self._noise = NoiseRows(
             stream=plan.mechanism.stream(),
             size=plan.noise_size(sum(self._sizes)),
-            noise_seed=check_noise_seed(noise_seed),
             mark=plan_mark(plan),
             strategy=noise_strategy,
         )
@@ -208,6 +214,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 "quantile_clipping does not go with secure_sum=True, whose range is fixed: leave one of them out"
             )
         query = copy.copy(self)
+        query._entry_rounding = entry_rounding
         query._clip_norm = self.plan.clip_norm - math.sqrt(sum(self._sizes)) * entry_rounding
         if not 0 < query._clip_norm <= self.plan.clip_norm:
             raise ValueError(f"entry_rounding={entry_rounding} leaves nothing of clip_norm={self.plan.clip_norm}")
@@ -222,11 +229,12 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return query
 
     def initial_global_state(self) -> QueryState:
-        """State before round 0."""
+        """State before round 0 of another run, whose noise no other state of this query or its copies has."""
         zero = tf.constant(0, tf.int32)
         scaling = () if self._scaling is None else self._scaling.initial_state(self._flat_specs)
         clip = () if self._adaptive is None else initial_clip(self.plan.clip_norm)
-        return QueryState(self._noise.initial_state(), zero, zero, zero, scaling, clip)
+        noise = self._noise.initial_state(self._seeds.next_key())
+        return QueryState(noise, zero, zero, zero, scaling, clip, self._records_mark())
 
     def derive_sample_params(self, global_state: QueryState) -> SampleParams:
         """Constants of the plan, and what past results decide of clip norm and scales: nothing else about the noise leaves the server."""
@@ -245,7 +253,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         """
         template = self._specs if template is None else template
         self._check_shapes("template", template)
-        zeros = [tf.zeros(leaf.shape, sum_dtype(leaf.dtype)) for leaf in self._flat_specs]
+        zeros = [tf.zeros(leaf.shape, tf.float64) for leaf in self._flat_specs]
         zero = tf.constant(0, tf.int32)
         return QuerySample(tf.nest.pack_sequence_as(template, zeros), clients=zero, clipped=zero, zeroed=zero)
 
@@ -266,11 +274,14 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         clip_norm, zeroing_norm, scales = params
         if scales:
             # Half precision widens first: clipping comes after all rounding.
-            leaves = scaled([tf.cast(leaf, sum_dtype(leaf.dtype)) for leaf in leaves], scales)
+            leaves = scaled([tf.cast(leaf, clip_dtype(leaf.dtype)) for leaf in leaves], scales)
         record = tf.nest.pack_sequence_as(record, leaves)
         clipped = zero_and_clip(record, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
-        one = tf.constant(1, tf.int32)
-        return QuerySample(clipped.record, clients=one, clipped=clipped.clipped, zeroed=clipped.zeroed)
+        one, wide = (
+            tf.constant(1, tf.int32),
+            tf.nest.map_structure(lambda leaf: tf.cast(leaf, tf.float64), clipped.record),
+        )
+        return QuerySample(wide, clients=one, clipped=clipped.clipped, zeroed=clipped.zeroed)
 
     @_as_written
     def get_noised_result(self, sample_state: QuerySample, global_state: QueryState) -> tuple[Any, QueryState, Any]:
@@ -292,8 +303,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             )
         t, clip, stddev = noise.next_round, global_state.clip, tf.constant(self.plan.stddev, tf.float32)
         row, noise = self._noise.next(noise)
-        if self._scaling is not None:
-            row = self._scaling.checked(global_state.scaling, row)
+        row = self._checked(row, global_state)
         if self._adaptive is not None:
             # What is released is (sum / clip.norm + noise) and the centred bits; the former is multiplied by clip.norm again.
             stddev *= tf.cast(clip.norm / self.plan.clip_norm, tf.float32)
@@ -302,22 +312,23 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             clip = clip_after(self._adaptive, self.plan.clip_norm, clip, bits, bits / self.divisor, t)
             row = row[:-1]
         row = row * stddev
-        leaves = tf.nest.flatten(sample_state.record)
+        parts = tf.split(row, self._sizes)
         means = []
-        for leaf, part, spec in zip(leaves, tf.split(row, self._sizes), self._flat_specs, strict=True):
-            # A sum in float64 has digits below those of the noise, which would be released as they are: rounded first.
-            noisy = tf.cast(leaf, tf.float32) + tf.reshape(part, spec.shape)
-            # Post-processing: the division in the sum's precision, and to half precision only here.
-            means.append(tf.cast(noisy, leaf.dtype) / tf.constant(self.divisor, leaf.dtype))
+        for leaf, part, spec in zip(tf.nest.flatten(sample_state.record), parts, self._flat_specs, strict=True):
+            noisy = (leaf + tf.cast(tf.reshape(part, spec.shape), tf.float64)) / self.divisor
+            # The noise has no digits below float32's: those of the sum below them go here, where the result is rounded once.
+            means.append(tf.cast(noisy, tf.float32))
         scaling = global_state.scaling
         if self._scaling is not None:
             means = unscaled(means, scaling.scales)
             norms = tf.constant(self._row_norms / self.divisor, tf.float32)
             deviation = norms[tf.minimum(t, len(self._row_norms) - 1)] * stddev
-            scaling = self._scaling.after(scaling, [tf.cast(mean, tf.float32) for mean in means], t, deviation)
+            scaling = self._scaling.after(scaling, means, t, deviation)
         means = [tf.cast(mean, spec.dtype) for mean, spec in zip(means, self._flat_specs, strict=True)]
         result = tf.nest.pack_sequence_as(sample_state.record, means)
-        state = QueryState(noise, sample_state.clients, sample_state.clipped, sample_state.zeroed, scaling, clip)
+        state = QueryState(
+            noise, sample_state.clients, sample_state.clipped, sample_state.zeroed, scaling, clip, global_state.records
+        )
         return result, state, dp_accounting.UnsupportedDpEvent()
 
     def derive_metrics(self, global_state: QueryState) -> "collections.OrderedDict[str, Any]":
@@ -342,6 +353,25 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             metrics["clip_fraction"] = tf.math.divide_no_nan(tf.cast(global_state.clipped, tf.float32), clients)
             metrics["zeroed"] = global_state.zeroed
         return metrics
+
+    def _records_mark(self) -> Any:
+        text = f"{self._zeroing_norm:.5e} {self._entry_rounding:.5e} {self._scaling}"
+        return tf.constant(mark_of(text), tf.uint64)
+
+    def _checked(self, row: Any, state: QueryState) -> Any:
+        """The row of noise, for records that are made as they were when the run began.
+
+        Raises:
+          tf.errors.InvalidArgumentError: they are not. XLA drops the check: there the row is NaN.
+        """
+        ours = tf.equal(state.records, self._records_mark())
+        message = (
+            f"the state was made with another zeroing_norm, scaling or secure_sum than here (zeroing_norm={self._zeroing_norm:g}, scaling="
+            f"{self._scaling}), with which its noise could come again under other updates: make the aggregator as it was then"
+        )
+        check = tf.debugging.assert_equal(ours, True, message=message)
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.where(ours, row, float("nan"))
 
     def _check_shapes(self, name: str, structure: Any) -> None:
         leaves = tf.nest.flatten(structure)

@@ -7,7 +7,6 @@ Theorem 2.1, allows, and all that follows is post-processing. docs/adaptive.md h
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,13 +26,11 @@ class ScalingState(NamedTuple):
       moment: list of float32 tensors in the record's shapes, the second moment v; less what noise had in it, where that is subtracted.
       scales: the same, s of the coming round.
       drifts: float32 (2,), rho of the last round and of the coming one.
-      mark: uint64 (), of the `Scaling`: rounds that are done again with another one have other updates under the same noise.
     """
 
     moment: Any
     scales: Any
     drifts: Any
-    mark: Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,25 +91,7 @@ class Scaling:
     def initial_state(self, specs: Sequence[Any]) -> ScalingState:
         """State before round 0: all scales are 1."""
         zeros, ones = ([make(spec.shape, tf.float32) for spec in specs] for make in (tf.zeros, tf.ones))
-        return ScalingState(zeros, ones, tf.zeros([2]), self._mark())
-
-    def checked(self, state: ScalingState, row: Any) -> Any:
-        """The row of noise, for a state of this very scaling.
-
-        Raises:
-          tf.errors.InvalidArgumentError: the state is of another one. XLA drops the check: there the row is NaN.
-        """
-        ours = tf.equal(state.mark, self._mark())
-        message = (
-            f"the state's scales are those of another Scaling, not of {self}, with which noise could come again under other "
-            "updates: make the aggregator as it was when the state was made"
-        )
-        check = tf.debugging.assert_equal(ours, True, message=message)
-        with tf.control_dependencies([] if check is None else [check]):
-            return tf.where(ours, row, float("nan"))
-
-    def _mark(self) -> Any:
-        return tf.constant(int(hashlib.sha256(repr(self).encode()).hexdigest()[:16], 16), tf.uint64)
+        return ScalingState(zeros, ones, tf.zeros([2]))
 
     def after(self, state: ScalingState, mean: Sequence[Any], t: Any, deviation: Any = 0.0) -> ScalingState:
         """State after round t, in which `mean` was released: noisy, and in the units of updates.
@@ -129,7 +108,7 @@ class Scaling:
         moment = [self._moved(v, square) for v, square in zip(state.moment, squares, strict=True)]
         scales = tf.cond(tf.equal((t + 1) % self.every, 0), lambda: self._scales(moment), lambda: list(state.scales))
         moved = [_largest(tf.abs(tf.math.log(s / old))) for s, old in zip(scales, state.scales, strict=True)]
-        return ScalingState(moment, scales, tf.stack([state.drifts[1], tf.reduce_max(moved)]), state.mark)
+        return ScalingState(moment, scales, tf.stack([state.drifts[1], tf.reduce_max(moved)]))
 
     def _moved(self, v: Any, square: Any) -> Any:
         if self.rule == "adagrad":

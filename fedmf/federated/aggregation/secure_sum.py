@@ -4,7 +4,6 @@ import collections
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from fedmf.federated.aggregation.query import QuerySample
 from fedmf.federated.tff import tff
@@ -22,8 +21,7 @@ class SecureSampleSum(tff.aggregators.UnweightedAggregationFactory):
     """
 
     def __init__(self, clip_norm: float) -> None:
-        # TFF holds the bound in the records' dtype; with one that float32 has, its interval is this one.
-        self._bound = float(np.float32(clip_norm))
+        self._bound = clip_norm
 
     @property
     def entry_rounding(self) -> float:
@@ -31,16 +29,9 @@ class SecureSampleSum(tff.aggregators.UnweightedAggregationFactory):
         return 0.501 * 2 * self._bound / _LEVELS
 
     def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-        """The process for samples of `value_type`.
-
-        Raises:
-          TypeError: records of float32 (or half precision) and float64 leaves mixed, which TFF's secure sum does not take.
-        """
+        """The process for samples of `value_type`."""
         record_type = value_type[0]
         counts_type = tff.to_type(collections.OrderedDict((name, np.int32) for name in QuerySample._fields[1:]))
-        dtypes = tff.types.structure_from_tensor_type_tree(lambda leaf: tf.as_dtype(leaf.dtype), record_type)
-        if len(set(tf.nest.flatten(dtypes))) > 1:
-            raise TypeError(f"secure_sum=True needs updates of one precision, not {record_type}: use secure_sum=False")
         records = tff.aggregators.SecureSumFactory(self._bound).create(record_type)
         counts = tff.aggregators.SecureSumFactory(1, 0).create(counts_type)
 

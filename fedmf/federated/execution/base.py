@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf import checks
-from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import Task
+from fedmf.server.rows import HostNoise
 
 CLIENT_WORK = ("compiled", "autodiff")
 

@@ -13,10 +13,10 @@ from fedmf.federated.execution.cluster import Cluster
 from fedmf.federated.execution.in_process import FastExecution
 from fedmf.federated.execution.tff import TffExecution
 from fedmf.federated.execution.tff_worker import TffWorker
-from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import Task
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
+from fedmf.server.rows import HostNoise
 
 
 def parameters(task: Task, config: TrainConfig) -> int:

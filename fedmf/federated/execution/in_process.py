@@ -13,11 +13,11 @@ from fedmf.federated.execution.canaries import Canaries
 from fedmf.federated.execution.client_setup import ClientSetup, client_kind
 from fedmf.federated.execution.client_work import Broadcast
 from fedmf.federated.execution.groups import group_size, in_groups
-from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import Task
 from fedmf.federated.training.optimizers import scaling_of, server_optimizer
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
+from fedmf.server.rows import HostNoise
 
 if TYPE_CHECKING:
     from fedmf.federated.execution.cluster import Cluster
@@ -62,6 +62,7 @@ class FastExecution(Execution):
             zeroing_norm=config.zeroing_norm,
             noise_strategy="precomputed",
         ).with_scaling(scaling_of(config))
+        self._query_state = self._query.initial_global_state()
         self._add = tf.function(lambda total, part: tf.nest.map_structure(tf.add, total, part))
         self._optimizer = server_optimizer(config)
         self._server = tf.function(self._server_work)
@@ -73,7 +74,7 @@ class FastExecution(Execution):
         weights = [tf.constant(w) for w in self._initial]
         # TFF's adaptive optimizers begin with Python numbers, and go on with tensors of other dtypes.
         optimizer_state = tf.nest.map_structure(tf.convert_to_tensor, self._optimizer.initialize(self._specs))
-        state = weights, optimizer_state, self._query.initial_global_state()
+        state = weights, optimizer_state, self._query_state
         return state if self._canaries is None else (*state, np.zeros((self._rounds, len(self._canaries.included))))
 
     def next(self, state: Any, cohort: Sequence[Epochs], canaries: Sequence[int] = ()) -> tuple[Any, dict[str, float]]:

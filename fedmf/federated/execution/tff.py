@@ -12,12 +12,12 @@ from fedmf.federated.aggregation.aggregator import dp_aggregator
 from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import Execution, query_metrics
 from fedmf.federated.execution.tff_worker import TffWorker
-from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import LossFunction, Task, mean_loss
 from fedmf.federated.tff import tff
 from fedmf.federated.training.optimizers import client_optimizer, scaling_of, server_optimizer
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
+from fedmf.server.rows import HostNoise
 
 
 class TffExecution(Execution):

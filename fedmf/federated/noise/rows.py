@@ -2,76 +2,22 @@
 
 Two strategies keep the state that passes through a graph small:
   recurrent    [x_t; S_(t+1)] = M_t [z_t; S_t], state: the few rows S that the future needs of the past (`fedmf.noise.blocks`).
-  precomputed  row t is made by the host and put in the state before round t; see `fedmf.federated.noise.host`.
-Both write the same rows for the same key, up to float32 rounding: those of `NoiseStream.causal`.
+  precomputed  row t is made by the host and put in the state before round t; see `fedmf.server.rows`.
+Both write the rows of `NoiseStream.causal`, each of the draws of its own source.
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.noise.source import Draw, noise_key, source_of_key
+from fedmf.federated.noise.source import Draw, source_of_key
 from fedmf.noise.blocks import BlockForm
 from fedmf.noise.strategies import choose_graph_strategy
 from fedmf.noise.stream import NoiseStream
-from fedmf.privacy.plan import Plan
-from fedmf.privacy.statement import mechanism_digest
-
-
-class NoiseState(NamedTuple):
-    """State of the noise between rounds; secret, because it holds the key.
-
-    Attributes:
-      key: uint64 (2,), of the source.
-      next_round: int32 ().
-      made_for: int32 (), the round whose row was handed in; -1 before that and where nothing is.
-      mechanism: uint64 (), of which plan this is the noise, and by what strategy; see `state_mark`.
-      rows: float32 (state rows, d).
-    """
-
-    key: Any
-    next_round: Any
-    made_for: Any
-    mechanism: Any
-    rows: Any
-
-
-def plan_mark(plan: Plan) -> int:
-    """64 bits by which plans are told apart, 0 <= mark < 2^64: by mechanism, standard deviation and clip norm, and how it adapts.
-
-    A round that is done again with another scale of the same noise, or with updates clipped to another norm beside it, gives both away.
-    The two numbers count to six digits: another processor may calibrate the same plan to others beyond.
-
-    >>> import fedmf
-    >>> once = fedmf.Participation(rounds=4, schema="single")
-    >>> identity = fedmf.fit(fedmf.prefix_sum(4), once, family="identity")
-    >>> plans = [fedmf.calibrate(identity, once, epsilon=epsilon, delta=1e-6) for epsilon in (2.0, 2.0, 8.0)]
-    >>> [plan_mark(plan) == plan_mark(plans[0]) for plan in plans]
-    [True, True, False]
-    """
-    text = f"{mechanism_digest(plan.mechanism)} {plan.stddev:.5e} {plan.clip_norm:.5e}"
-    if plan.quantile_clipping is not None:
-        text += f" {plan.bit_stddev:.5e} {plan.quantile_clipping}"
-    return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
-
-
-def state_mark(plan: int, strategy: str, state_rows: int) -> int:
-    """64 bits by which states are told apart, 0 <= mark < 2^64: another plan or strategy would make other noise of their rows.
-
-    A row that another strategy takes for that of the round may be one which was released already.
-
-    Args:
-      plan: of `plan_mark`.
-      strategy, state_rows: of `NoiseRows`.
-
-    >>> state_mark(7, "recurrent", 32) == state_mark(7, "regenerated", 32)
-    False
-    """
-    return int(hashlib.sha256(f"{plan} {strategy} {state_rows}".encode()).hexdigest()[:16], 16)
+from fedmf.server.state import NoiseState, state_mark
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +27,6 @@ class NoiseRows:
     Attributes:
       stream: the mechanism's stream.
       size: coordinates in a row, d.
-      noise_seed: non-negative int. It makes the key of `initial_state`; a state goes on with the key it holds.
       mark: the plan's, of `plan_mark`; a state holds `state_mark` of it.
       strategy: one of GRAPH_STRATEGIES; None is "recurrent".
       source: (key, size) -> draw; see `source_of_key`.
@@ -93,7 +38,6 @@ class NoiseRows:
 
     stream: NoiseStream
     size: int
-    noise_seed: int = dataclasses.field(repr=False)
     mark: int = 0
     strategy: str | None = None
     source: Callable[[Any, int], Draw] = source_of_key
@@ -105,10 +49,10 @@ class NoiseRows:
         for name, value in (("strategy", chosen.name), ("state_rows", chosen.width), ("_form", chosen.form)):
             object.__setattr__(self, name, value)
 
-    def initial_state(self) -> NoiseState:
-        """State before round 0."""
+    def initial_state(self, key: Any) -> NoiseState:
+        """State before round 0 of the run with this key, uint64 (4,)."""
         return NoiseState(
-            key=tf.constant(noise_key(self.noise_seed), tf.uint64),
+            key=tf.convert_to_tensor(key, tf.uint64),
             next_round=tf.constant(0, tf.int32),
             made_for=tf.constant(-1, tf.int32),
             mechanism=self._mark_of_state(),
@@ -140,7 +84,7 @@ class NoiseRows:
             t = tf.identity(state.next_round)
         row, rows = (state.rows[0], state.rows) if self._form is None else self._recur(self._form, state, t)
         row = tf.where(in_time & ours & handed_in, row, float("nan"))
-        return row, NoiseState(state.key, t + 1, tf.constant(-1, tf.int32), state.mechanism, rows)
+        return row, state._replace(next_round=t + 1, made_for=tf.constant(-1, tf.int32), rows=rows)
 
     def _mark_of_state(self) -> Any:
         return tf.constant(state_mark(self.mark, str(self.strategy), self.state_rows), tf.uint64)

@@ -1,71 +1,86 @@
-"""The Gaussian source: rows of Z that can be drawn again at any time, whatever ran before. docs/randomness.md says why it is trusted."""
+"""The Gaussian source inside TensorFlow graphs, which have no AES. docs/randomness.md says what it is good for, and what not."""
 
-import hashlib
-import secrets
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from fedmf import checks
+from fedmf.server.source import check_noise_seed, noise_key, seed_of_run
 
 Draw = Callable[[Any], Any]
-# Philox makes four numbers of one counter, so that a row can be entered at every fourth coordinate.
-COORDINATES_OF_A_COUNTER = 4
+_PHILOX = 1  # TensorFlow's number of the algorithm
 
 
-def check_noise_seed(noise_seed: Any) -> int:
-    """The seed as a non-negative int; "os" draws 128 bits from the operating system.
+def source_of_key(key: Any, size: int) -> Draw:
+    """draw(i) -> row i of Z at unit standard deviation, float32 (size,): independent over i and entries, a pure function of (key, i).
 
-    There is no default, because a silent seed is either reused or unknown.
-
-    Raises:
-      TypeError, ValueError: without the value, which may be a mistyped secret.
-    """
-    if isinstance(noise_seed, str) and noise_seed == "os":
-        return secrets.randbits(128)
-    hint = 'give a whole number, keep it secret and never use it twice, or "os" to draw one from the operating system'
-    if noise_seed is None:
-        raise ValueError(f"noise_seed=None: {hint}")
-    try:
-        return checks.integer("noise_seed", noise_seed, low=0, hint=hint)
-    except TypeError:
-        raise TypeError(f"noise_seed is a {type(noise_seed).__name__}, not an int: {hint}") from None
-    except ValueError:
-        raise ValueError(f"noise_seed is negative: {hint}") from None
-
-
-def noise_key(noise_seed: int) -> np.ndarray:
-    """The 128 bits that make the rows, uint64 (2,): the generator's key and the row number's offset.
+    Box-Muller on the 64-bit words of Philox4x32-10: entries 2p and 2p + 1 are those of words 2p and 2p + 1 at key K and counter
+    (p, S + i), where key begins with K and S. A radius has all 64 bits, and so a tail to 9.4.
 
     Args:
-      noise_seed: any non-negative int; all of it is used (SHA-256).
-    """
-    digest = hashlib.sha256(b"fedmf noise source 1:" + str(int(noise_seed)).encode()).digest()
-    return np.frombuffer(digest[:16], dtype="<u8").astype(np.uint64)
-
-
-def source_of_key(key: Any, size: int, start: Any = 0) -> Draw:
-    """draw(i) -> coordinates start .. start + size - 1 of row i of Z at unit standard deviation, float32 (size,).
-
-    Entry c of row i is entry c of the Philox4x32-10 normals at key K and counter (c // 4, S + i), where key = (K, S): independent
-    over i and c, and a pure function of (key, i, c).
-
-    Args:
-      key: uint64 (2,), an array or a tensor; from `noise_key`.
+      key: uint64 (4,), an array or a tensor; from `noise_key`. The last two words are not used here.
       size: number of coordinates.
-      start: a multiple of 4, an int or an integer tensor.
     """
-    key = tf.convert_to_tensor(key, tf.uint64)
+    key, pairs = tf.convert_to_tensor(key, tf.uint64), -(-size // 2)
 
     def draw(i: Any) -> Any:
-        counter = tf.stack([tf.cast(start // COORDINATES_OF_A_COUNTER, tf.uint64), key[1] + tf.cast(i, tf.uint64)])
-        return tf.raw_ops.StatelessRandomNormalV2(shape=[size], key=key[:1], counter=counter, alg=1, dtype=tf.float32)
+        counter = tf.stack([tf.constant(0, tf.uint64), key[1] + tf.cast(i, tf.uint64)])
+        words = tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=[pairs, 2], key=key[:1], counter=counter, alg=_PHILOX, dtype=tf.uint64
+        )
+        return tf.reshape(box_muller(words), [-1])[:size]
 
     return draw
 
 
-def gaussian_source(noise_seed: int, size: int) -> Draw:
-    """The rows of `noise_seed`; see `source_of_key`."""
-    return source_of_key(noise_key(noise_seed), size)
+def box_muller(words: Any) -> Any:
+    """Pairs of standard normals, float32 (pairs, 2), from uniform words, uint64 (pairs, 2)."""
+    first, second = words[:, 0], words[:, 1]
+    # The nearer end of (0, 1) decides: float32 has few numbers near 1.
+    low = first < tf.constant(2**63, tf.uint64)
+    near = (tf.cast(tf.where(low, first, tf.bitwise.invert(first)), tf.float32) + 0.5) * 2.0**-64
+    radius = tf.sqrt(-2.0 * tf.where(low, tf.math.log(near), tf.math.log1p(-near)))
+    turn = tf.bitwise.right_shift(tf.bitcast(second, tf.int64), tf.constant(40, tf.int64))
+    angle = (tf.cast(turn, tf.float32) + 0.5) * (math.pi / 2**23)
+    return tf.stack([radius * tf.cos(angle), radius * tf.sin(angle)], axis=1)
+
+
+class RunSeeds:
+    """The noise seeds of the runs that one object begins, a different one for each; its copies share them.
+
+    Args:
+      noise_seed: as of `check_noise_seed`. Of an int the first run has that seed, and each later one a seed derived from it.
+    """
+
+    def __init__(self, noise_seed: int | str) -> None:
+        checked = check_noise_seed(noise_seed)
+        self._noise_seed = None if isinstance(noise_seed, str) else checked
+        self._begun = itertools.count()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RunSeeds":
+        return self
+
+    def next(self) -> int | str:
+        """The seed of the next run, or "os"."""
+        return "os" if self._noise_seed is None else seed_of_run(self._noise_seed, next(self._begun))
+
+    def next_key(self) -> Any:
+        """The key of the next run, uint64 (4,). Where a graph is built and the seed is "os", each call of the graph begins another run."""
+        seed = self.next()
+        key = tf.constant(noise_key(check_noise_seed(seed)), tf.uint64)
+        return key if tf.executing_eagerly() or seed != "os" else _key_of_this_call(key)
+
+
+def _key_of_this_call(key: Any) -> Any:
+    """A key that differs from call to call of the graph that is being built, and is as secret as `key`.
+
+    Secrecy is from `key`. Calls are told apart by the clock and by numbers that TensorFlow draws from the system.
+    """
+    limit = tf.constant(2**62, tf.int64)
+    drawn = tf.raw_ops.RandomUniformInt(shape=[1], minval=-limit, maxval=limit, seed=0, seed2=0)
+    call = tf.bitcast(tf.stack([tf.bitcast(tf.timestamp(), tf.int64), drawn[0]]), tf.uint64)
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[4], key=key[:1], counter=tf.bitwise.bitwise_xor(key[1:3], call), alg=_PHILOX, dtype=tf.uint64
+    )

@@ -12,7 +12,6 @@ from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.canaries import largest_entry
 from fedmf.federated.execution.choice import parameters
-from fedmf.federated.noise.source import check_noise_seed
 from fedmf.federated.task import SPLITS, Task
 from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
@@ -24,6 +23,7 @@ from fedmf.privacy.stopping import rounds_within
 from fedmf.runs.audit import pretraining, recorded_plan, scaling_values
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
+from fedmf.server.source import check_noise_seed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from fedmf.audits.noise import NoiseAudit, causal_factor
 from fedmf.federated.aggregation import query as queries
 from fedmf.federated.aggregation.aggregator import mean_query
 from fedmf.federated.audit import audit_mechanism
-from fedmf.federated.noise.source import noise_key
+from fedmf.server.source import noise_key
 from tests.federated.plans import noise_of_sums, plan_of
 from tests.mechanisms.registry import MECHANISMS
 from tests.power import missed_by_game, trials_that_see

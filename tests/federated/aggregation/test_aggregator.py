@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -109,13 +110,21 @@ def test_results_have_the_dtypes_and_shapes_of_the_updates(dtype):
 @pytest.mark.parametrize("noise_seed", ["os", 3])
 def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state(noise_seed):
     """Two parts of one model with the same noise would give away the difference of their updates."""
-    factory = federated.dp_aggregator(plan_of(IdentityMechanism(rounds=4)), clients_per_round=1, noise_seed=noise_seed)
-    copied = copy.deepcopy(factory)
-    one, other = factory.create(TYPE), factory.create(TYPE)
+    make = lambda: federated.dp_aggregator(  # noqa: E731
+        plan_of(IdentityMechanism(rounds=4)), clients_per_round=1, noise_seed=noise_seed
+    )
+    factory = make()
+    one = factory.create(TYPE)
     first, state = run(one, 2)
-    assert not np.isclose(first, run(other, 2)[0]).any()
-    # Negative control: the first process of a copied factory has the noise of the seed, where that is a number.
-    assert np.array_equal(run(copied.create(TYPE), 2)[0], first) == (noise_seed != "os")
+    copies = factory, factory.with_scaling(None), copy.copy(factory), copy.deepcopy(factory)
+    others = [each.create(TYPE) for each in copies]
+    noises = [first, *(run(process, 2)[0] for process in others)]
+    assert all(not np.isclose(a, b).any() for a, b in itertools.combinations(noises, 2))
+    # Negative control: the first process of another factory has the noise of the seed, where that is a number.
+    assert np.array_equal(run(make().create(TYPE), 2)[0], first) == (noise_seed != "os")
+    # So has the process itself, when it is initialised again.
+    assert np.array_equal(run(one, 2)[0], first) == (noise_seed != "os")
+    other = others[0]
     # A restored state goes on with its own key, in whatever process.
     np.testing.assert_array_equal(run(other, 2, state=state)[0], run(one, 2, state=state)[0])
 

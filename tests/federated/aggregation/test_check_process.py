@@ -45,7 +45,7 @@ def test_processes_whose_only_aggregation_is_ours_pass(process):
 def test_the_list_names_what_is_summed():
     metrics, private = federated.check_process(fed_avg(ours()))
     assert (private.operation, private.role) == ("federated_sum", "private")
-    assert private.type == "{<record=<float32[2,1],float32[1]>,clients=int32,clipped=int32,zeroed=int32>}@CLIENTS"
+    assert private.type == "{<record=<float64[2,1],float64[1]>,clients=int32,clipped=int32,zeroed=int32>}@CLIENTS"
     assert (metrics.operation, metrics.role) == ("federated_sum", "metrics")
     assert "num_examples=<int64>" in metrics.type
 

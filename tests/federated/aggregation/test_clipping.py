@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedmf.federated.aggregation import clipping
-from fedmf.federated.aggregation.clipping import ROUNDING_MARGIN, sum_dtype, zero_and_clip
+from fedmf.federated.aggregation.clipping import ROUNDING_MARGIN, clip_dtype, zero_and_clip
 
 pytestmark = pytest.mark.tensorflow
 
@@ -99,7 +99,7 @@ def test_no_record_is_longer_than_the_clip_norm(clip, values, dtypes, clip_norm,
 
     assert norm(after) <= clip_norm  # without a tolerance
     assert [leaf.dtype for leaf in tf.nest.flatten(out.record)] == [
-        sum_dtype(x.dtype) for x in tf.nest.flatten(given_record)
+        clip_dtype(x.dtype) for x in tf.nest.flatten(given_record)
     ]
     tf.nest.assert_same_structure(out.record, given_record)
     zeroed, clipped = int(out.zeroed), int(out.clipped)

@@ -180,24 +180,44 @@ def test_metrics_are_those_of_the_last_round():
 @pytest.mark.parametrize("clients", [0, 1, 40])
 def test_the_divisor_is_fixed_whoever_takes_part(clients):
     query = make_query(tf.TensorSpec([2]), divisor=10)
+    state = query.initial_global_state()
     sample = add_up(query, [tf.constant([0.25, 0.0])] * clients)
-    result, _, _ = query.get_noised_result(sample, query.initial_global_state())
+    result, _, _ = query.get_noised_result(sample, state)
     np.testing.assert_allclose(result, (np.array([0.25 * clients, 0]) + rows(query, 2)[0]) / 10, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
-def test_half_precision_is_summed_in_float32_and_rounded_once(dtype):
+def test_half_precision_is_rounded_once_after_the_sum(dtype):
     query = make_query([tf.TensorSpec([2], dtype)], noise_multiplier=0.0, divisor=4096)
     # In float16 a sum of 2^-11 stops at 1, in bfloat16 at 1/8.
     sample = add_up(query, [[tf.constant([2.0**-11, -(2.0**-11)], dtype)]])
     for _ in range(12):
         sample = query.merge_sample_states(sample, sample)
     assert int(sample.clients) == 4096
-    assert sample.record[0].dtype == tf.float32
     np.testing.assert_array_equal(sample.record[0], [2.0, -2.0])
     (result,), _, _ = query.get_noised_result(sample, query.initial_global_state())
     assert result.dtype == dtype
     np.testing.assert_array_equal(result, np.array([2.0**-11, -(2.0**-11)]))
+
+
+def test_one_client_beside_many_moves_the_sum_by_what_it_sends():
+    """In float32 it decides how the sums after it are rounded, and moves them by several times as much."""
+    query = make_query(tf.TensorSpec([1]), noise_multiplier=0.0)
+    many = add_up(query, [tf.constant([1.0])])
+    for _ in range(14):
+        many = query.merge_sample_states(many, many)
+    one, rest = 1e-3, [2.0**-10] * 64  # half a step of float32 at 2^14
+    sums, control = [], []
+    for sent in ([one, *rest], rest):
+        total = query.merge_sample_states(many, add_up(query, [tf.constant([value]) for value in sent[:1]]))
+        single = np.float32(2**14) + np.float32(sent[0])
+        for value in sent[1:]:
+            total = query.merge_sample_states(total, add_up(query, [tf.constant([value])]))
+            single += np.float32(value)
+        sums.append(total.record.numpy()[0])
+        control.append(single)
+    assert sums[0] - sums[1] == pytest.approx(one, rel=1e-6)
+    assert control[0] - control[1] > 1.5 * one
 
 
 def test_entries_may_be_rounded_by_as_much_as_is_said():
@@ -265,7 +285,6 @@ def test_what_fits_into_the_dtype_of_the_specs_is_widened(dtype, wider):
     record = tf.constant([0.5, 0.25], dtype)
     for value in (record, tf.Variable(record), record.numpy(), np.array([0.5, 0.25])):
         clipped = preprocess(make_query(tf.TensorSpec([2], wider)), value).record
-        assert clipped.dtype == wider
         np.testing.assert_array_equal(clipped, [0.5, 0.25])
 
 

@@ -191,7 +191,7 @@ def test_a_state_of_another_scaling_is_refused():
         Scaling(rule="adam", **{name: value}) for name, value in (("epsilon", 0.5), ("every", 2), ("debiased", True))
     ]
     for other in (Scaling(rule="yogi"), *others):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="those of another Scaling"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="another zeroing_norm, scaling or secure_sum"):
             one_round(query_of(other), state, random_updates(0))
 
 
@@ -212,7 +212,7 @@ class FromTheCurrentRound(Scaling):
     """Negative control: the scales of a round are those that this round's own exact sum leads to."""
 
     def peek(self, query, state, sample):
-        mean = [leaf / query.divisor for leaf in sample.record]
+        mean = [tf.cast(leaf / query.divisor, tf.float32) for leaf in sample.record]
         return state._replace(scaling=self.after(state.scaling, mean, 0))
 
 
@@ -236,7 +236,7 @@ def game(scaling):
             # Updates along coordinates of their own: each is clipped by itself, and the sum has one of them in each entry.
             one = query.preprocess_record(params, [tf.constant(3e3 * u * np.eye(1, trials)[0], tf.float32)])
             entries = np.where(present, float(one.record[0][0]), 0.0)
-            return query.initial_sample_state()._replace(record=[tf.constant(entries, tf.float32)])
+            return query.initial_sample_state()._replace(record=[tf.constant(entries, tf.float64)])
 
         sample, before = summed(query.derive_sample_params(state)), state
         if isinstance(scaling, FromTheCurrentRound):

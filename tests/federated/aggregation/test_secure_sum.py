@@ -68,8 +68,3 @@ def test_rounding_to_integers_does_not_lift_an_update_over_the_clip_norm(clip_no
         length = 3 * np.linalg.norm(output.result.astype(np.longdouble))
         # The mean itself is rounded to float32 after the sum, by 2^-24 at most.
         assert clip_norm * (1 - 1e-5) < length <= clip_norm * (1 + 2.0**-24)
-
-
-def test_records_of_two_precisions_are_refused():
-    with pytest.raises(TypeError, match="secure_sum=True needs updates of one precision"):
-        rounds_of([(np.float32, [2]), (np.float64, [2])], [])

@@ -20,7 +20,7 @@ from ray.cluster_utils import Cluster
 from fedmf import federated
 from fedmf.federated.execution import cluster, groups
 from fedmf.federated.execution.client_setup import ClientSetup
-from fedmf.federated.noise.source import noise_key
+from fedmf.server.source import noise_key
 from fedmf.terminal import interrupts
 from tests.federated.run_small import GROUPS_OF_TWO, SEED, config
 from tests.federated.small_task import small_task

@@ -1,17 +1,17 @@
-"""docs/randomness.md says what the generator computes: here it is written again from that description, in integers and float64."""
+"""docs/randomness.md says what the graph's source computes: here it is written again from that description, in integers and float64."""
 
 import hashlib
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from fedmf import federated  # noqa: F401  (imports TensorFlow)
-from fedmf.federated.noise.source import gaussian_source
+from fedmf.federated.noise.source import box_muller, source_of_key
+from fedmf.server.source import noise_key
 
 pytestmark = pytest.mark.tensorflow
 
 MASK = 2**32 - 1
-LARGEST = np.sqrt(-2 * np.log(1e-7))
 
 
 def philox(counter, key):
@@ -28,15 +28,20 @@ def words(number):
     return [number & MASK, number >> 32]
 
 
+def normals_of(first, second):
+    """The pair of two words of 64 bits."""
+    signed = (second >> 40) - (2**24 if second >= 2**63 else 0)
+    angle = (signed + 0.5) * np.pi / 2**23
+    # Near 1 float64 holds the distance to 1, and not the number.
+    logarithm = np.log((first + 0.5) / 2**64) if first < 2**63 else np.log1p(-(2**64 - 1 - first + 0.5) / 2**64)
+    return np.sqrt(-2 * logarithm) * np.array([np.cos(angle), np.sin(angle)])
+
+
 def entry(seed, row, coordinate):
-    """Box-Muller on 23 bits of two words; sine first."""
-    digest = hashlib.sha256(b"fedmf noise source 1:" + str(seed).encode()).digest()
+    digest = hashlib.sha256(b"fedmf noise key 2:" + str(seed).encode()).digest()
     key, salt = (int.from_bytes(digest[i : i + 8], "little") for i in (0, 8))
-    counter = words(coordinate // 4) + words((salt + row) % 2**64)
-    pair = philox(counter, words(key))[coordinate % 4 // 2 * 2 :][:2]
-    radius, angle = ((word & 2**23 - 1) / 2**23 for word in pair)
-    wave = np.cos if coordinate % 2 else np.sin
-    return np.sqrt(-2 * np.log(max(radius, 1e-7))) * wave(2 * np.pi * angle)
+    four = philox(words(coordinate // 2) + words((salt + row) % 2**64), words(key))
+    return normals_of(four[0] | four[1] << 32, four[2] | four[3] << 32)[coordinate % 2]
 
 
 def test_philox_known_answers():
@@ -49,26 +54,25 @@ def test_philox_known_answers():
 def test_the_source_is_what_the_document_says(seed):
     size = 100_003
     for row in (0, 1, 2051):
-        drawn = gaussian_source(seed, size)(row).numpy()
+        drawn = source_of_key(noise_key(seed), size)(row).numpy()
         for coordinate in (0, 1, 2, 3, 4, 5, 1023, 50_000, size - 1):
-            # Near angles of multiples of pi the sine is small, and float32 angles are off by 4e-7.
-            assert drawn[coordinate] == pytest.approx(entry(seed, row, coordinate), rel=2e-6, abs=4e-6)
+            # Near a right angle the cosine is small, and float32 angles are off by 2e-7.
+            assert drawn[coordinate] == pytest.approx(entry(seed, row, coordinate), rel=2e-6, abs=2e-6)
 
 
 def test_neighbouring_counters_are_not_taken_for_one_another():
-    drawn = gaussian_source(7, 16)(3).numpy()
+    drawn = source_of_key(noise_key(7), 16)(3).numpy()
     assert all(abs(drawn[5] - entry(7, row, c)) > 1e-3 for row in range(6) for c in range(16) if (row, c) != (3, 5))
 
 
-def test_nothing_is_larger_than_the_generator_can_make():
-    # A row of 2^25 coordinates: a true Gaussian has 0.45 beyond this on average; what counts is that the limit is nearly reached.
-    # None beyond 5 has a chance of exp(-19).
-    largest = np.abs(gaussian_source(1, 2**25)(0).numpy()).max()
-    assert 5.0 < largest <= np.float32(LARGEST) * (1 + 1e-6)
-
-
-def test_the_variance_of_the_generator_is_one_and_a_millionth():
-    # The exact mean of radius^2 / 2 over the 2^23 values that a radius has; docs/randomness.md gives the number.
-    u = np.arange(2**23) / 2**23
-    u[0] = 1e-7
-    assert np.mean(-np.log(u)) - 1 == pytest.approx(8.6e-7, rel=0.02)
+def test_the_tail_is_there_and_nothing_is_zero():
+    """Words from 0 to the last: radii from 9.5 down to that of the uniform nearest to 1."""
+    rng = np.random.default_rng(0)
+    low = [2**i - 1 for i in range(64)]
+    pairs = [(first, int(rng.integers(0, 2**64, dtype=np.uint64))) for i in low for first in (i, 2**64 - 1 - i)]
+    found = box_muller(tf.constant(pairs, tf.uint64)).numpy()
+    exact = np.array([normals_of(*pair) for pair in pairs])
+    np.testing.assert_allclose(np.hypot(*found.T), np.hypot(*exact.T), rtol=2e-6)
+    np.testing.assert_allclose(found, exact, rtol=2e-6, atol=3e-6)
+    assert np.hypot(*found[0]) == pytest.approx(np.sqrt(2 * 65 * np.log(2)))
+    assert (found != 0).all()

@@ -19,9 +19,11 @@ def banded(rounds=40, bands=2, family="banded"):
     return fit(prefix_sum(rounds), Participation(rounds=rounds, schema="single"), family=family, bands=bands)
 
 
-def query_of(mechanism=None, strategy=None, **changes):
+def query_of(mechanism=None, strategy=None, zeroing_norm=None, **changes):
     plan = plan_of(banded() if mechanism is None else mechanism, **changes)
-    return federated.MatrixFactorizationQuery(plan, tf.TensorSpec([SIZE]), noise_seed=1, noise_strategy=strategy)
+    return federated.MatrixFactorizationQuery(
+        plan, tf.TensorSpec([SIZE]), noise_seed=1, noise_strategy=strategy, zeroing_norm=zeroing_norm
+    )
 
 
 def step_of(query, **options):
@@ -64,6 +66,19 @@ def test_the_noise_of_another_does_not_go_on(change):
         handed = query_of(**change, strategy="precomputed")
         with pytest.raises(ValueError, match="another plan"):
             federated.HostNoise(began.plan, SIZE, noise_seed=1).hand_in(handed.initial_global_state())
+
+
+def test_records_that_are_made_in_another_way_do_not_meet_the_same_noise():
+    """A round done again with another zeroing norm or scaling has other updates under its noise."""
+    began = query_of()
+    _, state = step_of(began)(began.initial_global_state())
+    others = [query_of(zeroing_norm=1.0), began.with_entry_rounding(1e-9)]
+    for other in others:
+        for step in (step_of(other), step_of(other).python_function):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="another zeroing_norm, scaling or secure_sum"):
+                step(state)
+        assert np.isnan(step_of(other, jit_compile=True)(state)[0]).all()
+    assert np.isfinite(step_of(query_of())(state)[0]).all()  # the control
 
 
 def test_what_xla_would_not_check_is_nan():

@@ -6,7 +6,6 @@ A resumed run regenerates its rows from the counter-based source, bit for bit: a
 a killed process had half written. Strategies: `fedmf.noise.strategies`.
 """
 
-import functools
 import os
 import pathlib
 import reprlib
@@ -15,19 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
-import tree
 
 from fedmf import checks
-from fedmf.federated.noise.rows import NoiseState, plan_mark, state_mark
-from fedmf.federated.noise.source import check_noise_seed, noise_key, source_of_key
 from fedmf.noise.blocks import BlockForm
 from fedmf.noise.strategies import ROWS_TOGETHER, TILE, NoiseStrategy, choose_host_strategy
 from fedmf.privacy.plan import Plan
+from fedmf.server.source import GaussianSource, check_noise_seed, noise_key
+from fedmf.server.state import NoiseState, plan_mark, state_mark
 from fedmf.terminal import progress_bar
-
-# Rows that one call of the source draws.
-_DRAWN_TOGETHER = 64
 
 
 class HostNoise:
@@ -40,7 +34,7 @@ class HostNoise:
       plan: of the run, the aggregator's; its mechanism says what noise is made.
       size: model parameters, d.
       noise_seed: as of `dp_aggregator`; or `key`.
-      key: uint64 (2,), the source's, in place of noise_seed.
+      key: uint64 (4,), the source's, in place of noise_seed.
       strategy: "recurrent", "regenerated", or None for the cheaper one; see `fedmf.noise.strategies`.
       memory_bytes: what the arrays may take; None for a quarter of the machine's memory. Rows that need more are in a memory map.
       folder: private folder for the memory map; None for the system's folder of temporary files.
@@ -158,6 +152,8 @@ def _the_noise(state: Any) -> NoiseState:
 
 def _replace(state: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
     """`state` with every NoiseState in it changed."""
+    import tree  # comes with TensorFlow, whose states these are
+
     return tree.traverse(lambda part: change(part) if isinstance(part, NoiseState) else None, state)
 
 
@@ -174,39 +170,20 @@ def _array(rows: int, size: int, *, mapped: bool, folder: str | pathlib.Path | N
         return np.memmap(file, np.float32, "r+", shape=(rows, size))
 
 
-def _drawn(width: int, together: int, key: Any, first: Any, start: Any) -> Any:
-    draw = source_of_key(key, width, start)
-    return tf.stack([draw(first + i) for i in range(together)])
-
-
-@functools.lru_cache(maxsize=64)
-def _rows_function(width: int, together: int) -> Any:
-    """(key, first, start) -> rows first .. first + together - 1 of Z from coordinate start on, traced once for all seeds."""
-    # Partial: TensorFlow would take several functions of one body for one that is traced again and again, and warn.
-    return tf.function(functools.partial(_drawn, width, together))
-
-
 class _Tiles:
     """Draws of the source in tiles of coordinates."""
 
     def __init__(self, key: np.ndarray, size: int) -> None:
-        self.key, self.size, self.shown = key, size, False
+        self.source, self.size, self.shown = GaussianSource(key), size, False
 
     def __iter__(self) -> Iterator[slice]:
         """The tiles, with a progress bar if it is to be shown."""
         tiles = [slice(start, min(start + TILE, self.size)) for start in range(0, self.size, TILE)]
         yield from progress_bar.bar(tiles, desc="noise", unit="tile", leave=False, delay=3, disable=not self.shown)
 
-    def draw(self, first: int, count: int, tile: slice, out: np.ndarray) -> None:
-        """Rows first .. first + count - 1 of Z in `tile` into out, float32 (count, coordinates)."""
-        key, start = tf.constant(self.key, tf.uint64), tf.constant(tile.start, tf.int64)
-        row = 0
-        while row < count:
-            # Powers of two: few functions are traced for any count.
-            together = min(_DRAWN_TOGETHER, 1 << ((count - row).bit_length() - 1))
-            function = _rows_function(tile.stop - tile.start, together)
-            out[row : row + together] = function(key, tf.constant(first + row, tf.int64), start).numpy()
-            row += together
+    def draw(self, first: int, tile: slice, out: np.ndarray) -> None:
+        """Rows first, first + 1, ... of Z in `tile` into out, float32 (rows, coordinates)."""
+        self.source.fill(out, first, tile.start)
 
 
 class _Recurrent:
@@ -241,7 +218,7 @@ class _Recurrent:
         stacked, product = np.zeros((L + r, side), np.float32), np.empty((len(written), side), np.float32)
         for tile in self._tiles:
             inputs, out = stacked[:, : tile.stop - tile.start], product[:, : tile.stop - tile.start]
-            self._tiles.draw(b * L, L, tile, inputs[:L])
+            self._tiles.draw(b * L, tile, inputs[:L])
             for i, place in enumerate(state if b else ()):
                 inputs[L + i] = self._array[place, tile]
             np.matmul(M, inputs, out=out)
@@ -272,7 +249,7 @@ class _Regenerated:
         drawn, product = (np.empty((rows, min(TILE, self._tiles.size)), np.float32) for rows in (end, together))
         for tile in self._tiles:
             z, count = drawn[:, : tile.stop - tile.start], tile.stop - tile.start
-            self._tiles.draw(0, end, tile, z)
+            self._tiles.draw(0, tile, z)
             for i in range(start, end, together):
                 stop = min(i + together, end)
                 out = np.matmul(N[i - start : stop - start, :stop], z[:stop], out=product[: stop - i, :count])

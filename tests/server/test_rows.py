@@ -1,49 +1,44 @@
 """Noise made by the host: every strategy writes the same rows, resumes, and reaches the graph in its own round only."""
 
-import collections
 import os
 import pathlib
 import signal
 import subprocess
 import sys
-from typing import ClassVar
 
 import numpy as np
 import pytest
-import tensorflow as tf
-import tensorflow_federated as tff
 
 import fedmf
-from fedmf import federated
-from fedmf.federated.noise import host
-from fedmf.federated.noise.source import gaussian_source
 from fedmf.mechanisms import DenseMechanism
 from fedmf.noise import strategies
 from fedmf.noise.strategies import ROWS_TOGETHER
+from fedmf.server import rows as rows_ahead
+from fedmf.server.rows import HostNoise
+from fedmf.server.source import CHUNK
 from fedmf.terminal import progress_bar
-from tests.federated.plans import plan_of
 from tests.mechanisms.registry import every_form
+from tests.server.plans import draws_of_host, plan_of
 
-pytestmark = pytest.mark.tensorflow
-SIZE, SEED = 37, 5
+SIZE, SEED = 2 * CHUNK - 1, 5
 # (strategy, whether its rows are in a memory map)
 # Of 6 bands and 40 rounds: working arrays of blocks of one round, or of the whole run, and one byte less than the rows themselves.
-MEMORY = {"recurrent": 8 * 6 * 16 + 4 * SIZE * 5 - 1, "regenerated": 4 * (40 + ROWS_TOGETHER) * 16 + 4 * SIZE - 1}
+MEMORY = {"recurrent": 8 * 6 * CHUNK + 4 * SIZE * 5 - 1, "regenerated": 4 * (40 + ROWS_TOGETHER) * CHUNK + 4 * SIZE - 1}
 WAYS = [("recurrent", False), ("recurrent", True), ("regenerated", False), ("regenerated", True)]
 
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Several tiles, the last one short, for a model of 37 parameters."""
-    for module in (host, strategies):
-        monkeypatch.setattr(module, "TILE", 16)
+    """Two tiles, the last one short."""
+    for module in (rows_ahead, strategies):
+        monkeypatch.setattr(module, "TILE", CHUNK)
 
 
 def noise_of(mechanism, name=None, mapped=False, seed=SEED, **options):
     """The strategy of that name with all the room that it wants, or with memory for the working arrays of `banded()` only."""
     if mapped:
         options["memory_bytes"] = MEMORY[name]
-    noise = federated.HostNoise(plan_of(mechanism), SIZE, noise_seed=seed, strategy=name, **options)
+    noise = HostNoise(plan_of(mechanism), SIZE, noise_seed=seed, strategy=name, **options)
     assert (noise.strategy.disk > 0) == mapped
     return noise
 
@@ -62,8 +57,7 @@ def dense(rounds=300):
 @pytest.mark.parametrize("rounds", [1, 35])
 def test_every_strategy_writes_the_causal_rows(build, rounds):
     mechanism = build(rounds)
-    L, draw = mechanism.stream().causal().as_contraction().contraction, gaussian_source(SEED, SIZE)
-    Z = np.stack([draw(i).numpy() for i in range(rounds)]).astype(np.float64)
+    L, Z = mechanism.stream().causal().as_contraction().contraction, draws_of_host(SEED, rounds, SIZE)
     scale = np.abs(L).sum(axis=1, keepdims=True).max() * np.abs(Z).max()
     for name in ("recurrent", "regenerated"):
         noise = noise_of(mechanism, name)
@@ -87,7 +81,7 @@ def test_any_round_at_any_time_gives_the_same_bits(name, mapped):
 def test_no_bit_of_a_dense_mechanism_depends_on_the_room():
     whole = noise_of(dense(), "regenerated")
     assert whole.strategy.length == 300
-    rows, scratch = [whole.row(t) for t in range(300)], 4 * (300 + ROWS_TOGETHER) * 16
+    rows, scratch = [whole.row(t) for t in range(300)], 4 * (300 + ROWS_TOGETHER) * CHUNK
     for room, length in ((200, 128), (299, 256)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(strategies, "default_disk", lambda folder: 0)
@@ -113,17 +107,17 @@ class TestTheMemoryMap:
         """The next process makes the same rows, from the source: nothing half written is there to read."""
         program = f"""
 import os, signal
-from fedmf.federated.noise import host
+from fedmf.server import rows
 from fedmf.noise import strategies
-from tests.federated.noise.test_host import banded, noise_of
-host.TILE = strategies.TILE = 16
-noise, draw = noise_of(banded(), {name!r}, mapped=True, folder={str(tmp_path)!r}), host._Tiles.draw
+from tests.server.test_rows import banded, noise_of
+rows.TILE = strategies.TILE = 1024
+noise, draw = noise_of(banded(), {name!r}, mapped=True, folder={str(tmp_path)!r}), rows._Tiles.draw
 print(*noise.row(0).tolist(), flush=True)
-def dying(self, first, count, tile, out):
-    if tile.start == 16:
+def dying(self, first, tile, out):
+    if tile.start:
         os.kill(os.getpid(), signal.SIGKILL)
-    draw(self, first, count, tile, out)
-host._Tiles.draw = dying
+    draw(self, first, tile, out)
+rows._Tiles.draw = dying
 noise._maker._made = range(0)
 noise.row(39)
 """
@@ -137,18 +131,18 @@ noise.row(39)
     def test_an_interrupted_block_is_made_again(self, name, mapped, monkeypatch):
         """Ctrl-C in the middle of a block leaves it half written: none of it is taken for a round's noise."""
         whole = [noise_of(banded(), name, mapped).row(t) for t in (0, 39)]
-        noise, draw = noise_of(banded(), name, mapped), host._Tiles.draw
+        noise, draw = noise_of(banded(), name, mapped), rows_ahead._Tiles.draw
         if name == "recurrent":
             noise.row(0)
 
-        def interrupted(self, first, count, tile, out):
-            if tile.start == 16:
+        def interrupted(self, first, tile, out):
+            if tile.start:
                 raise KeyboardInterrupt
-            draw(self, first, count, tile, out)
+            draw(self, first, tile, out)
 
         for t, expected in zip((39, 0), whole[::-1], strict=True):
             with monkeypatch.context() as patch:
-                patch.setattr(host._Tiles, "draw", interrupted)
+                patch.setattr(rows_ahead._Tiles, "draw", interrupted)
                 if t:
                     with pytest.raises(KeyboardInterrupt):
                         noise.row(t)
@@ -172,61 +166,3 @@ def test_a_bar_for_those_who_ask(monkeypatch, capsys):
     noise.show_progress()
     noise.row(39)
     assert "noise:" in capsys.readouterr().err
-
-
-class TestHandingIn:
-    TYPE: ClassVar = tff.to_type(
-        collections.OrderedDict(w=tff.TensorType(np.float32, [5, 7]), b=tff.TensorType(np.float32, [2]))
-    )
-    ZERO: ClassVar = collections.OrderedDict(w=np.zeros([5, 7], np.float32), b=np.zeros(2, np.float32))
-
-    def process(self, plan, seed=SEED, strategy="precomputed"):
-        factory = federated.dp_aggregator(plan, clients_per_round=2, noise_seed=seed, noise_strategy=strategy)
-        return factory.create(self.TYPE)
-
-    def test_in_a_tff_process(self):
-        plan = plan_of(banded(rounds=5, bands=3))
-        process = self.process(plan, seed="os")
-        state = process.initialize()
-        noise = federated.HostNoise.for_state(plan, state)
-        for t in range(5):
-            output = process.next(noise.hand_in(state), [self.ZERO, self.ZERO])
-            flat = np.concatenate([np.ravel(output.result["w"]), np.ravel(output.result["b"])])
-            sorted_by_name = np.concatenate([np.ravel(leaf) for leaf in tf.nest.flatten(output.result)])
-            expected = noise.row(t) * np.float32(plan.stddev) / 2
-            assert any(np.allclose(found, expected, rtol=0, atol=1e-6) for found in (flat, sorted_by_name))
-            if t == 3:
-                with pytest.raises(Exception, match="no noise was handed in"):
-                    process.next(output.state, [self.ZERO])
-            state = output.state
-
-    def test_refusals(self):
-        plan = plan_of(banded(rounds=5, bands=3))
-        state = self.process(plan).initialize()
-        noise = federated.HostNoise.for_state(plan, state)
-        with pytest.raises(ValueError, match="another noise seed"):
-            federated.HostNoise(plan, SIZE, noise_seed=SEED + 1).hand_in(state)
-        other = plan_of(banded(rounds=5, bands=2))
-        for mixed in (
-            federated.HostNoise.for_state(other, state),
-            federated.HostNoise(other, SIZE, key=noise._key),
-        ):
-            with pytest.raises(ValueError, match="made with another plan"):
-                mixed.hand_in(state)
-        with pytest.raises(ValueError, match="holds 0 NoiseStates"):
-            noise.hand_in({"weights": [1.0]})
-        with pytest.raises(ValueError, match="holds 2 NoiseStates"):
-            noise.hand_in([state, state])
-        for mechanism in (banded(rounds=5, bands=3), banded(rounds=5, bands=2)):  # two rows in the state, and one
-            plan = plan_of(mechanism)
-            in_graph = self.process(plan, strategy="recurrent").initialize()
-            with pytest.raises(ValueError, match="noise_strategy='precomputed'"):
-                federated.HostNoise.for_state(plan, in_graph).hand_in(in_graph)
-        with pytest.raises(ValueError, match="noise_seed and key: give exactly one"):
-            federated.HostNoise(plan, SIZE)
-        with pytest.raises(ValueError, match="use HostNoise.for_state"):
-            federated.HostNoise(plan, SIZE, noise_seed="os")
-        with pytest.raises(TypeError, match="plan=None"):
-            federated.HostNoise(None, SIZE, noise_seed=1)
-        with pytest.raises(ValueError, match="planned for rounds=5"):
-            noise.row(5)

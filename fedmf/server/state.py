@@ -1,0 +1,65 @@
+"""The noise's state between rounds, and the marks by which a state of another plan is told."""
+
+import hashlib
+from typing import Any, NamedTuple
+
+from fedmf.privacy.plan import Plan
+from fedmf.privacy.statement import mechanism_digest
+
+
+class NoiseState(NamedTuple):
+    """State of the noise between rounds; secret, because it holds the key.
+
+    Attributes:
+      key: uint64 (4,), of the source.
+      next_round: int32 ().
+      made_for: int32 (), the round whose row was handed in; -1 before that and where nothing is.
+      mechanism: uint64 (), of which plan this is the noise, and by what strategy; see `state_mark`.
+      rows: float32 (state rows, d).
+    """
+
+    key: Any
+    next_round: Any
+    made_for: Any
+    mechanism: Any
+    rows: Any
+
+
+def mark_of(text: str) -> int:
+    """64 bits by which such texts are told apart, 0 <= mark < 2^64."""
+    return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
+
+
+def plan_mark(plan: Plan) -> int:
+    """64 bits by which plans are told apart: by mechanism, standard deviation and clip norm, and how it adapts.
+
+    A round that is done again with another scale of the same noise, or with updates clipped to another norm beside it, gives both away.
+    The two numbers count to six digits: another processor may calibrate the same plan to others beyond.
+
+    >>> import fedmf
+    >>> once = fedmf.Participation(rounds=4, schema="single")
+    >>> identity = fedmf.fit(fedmf.prefix_sum(4), once, family="identity")
+    >>> plans = [fedmf.calibrate(identity, once, epsilon=epsilon, delta=1e-6) for epsilon in (2.0, 2.0, 8.0)]
+    >>> [plan_mark(plan) == plan_mark(plans[0]) for plan in plans]
+    [True, True, False]
+    """
+    text = f"{mechanism_digest(plan.mechanism)} {plan.stddev:.5e} {plan.clip_norm:.5e}"
+    if plan.quantile_clipping is not None:
+        text += f" {plan.bit_stddev:.5e} {plan.quantile_clipping}"
+    return mark_of(text)
+
+
+def state_mark(plan: int, strategy: str, state_rows: int) -> int:
+    """64 bits by which states are told apart: another plan or strategy would make other noise of their rows.
+
+    A row that another strategy takes for that of the round may be one which was released already.
+
+    Args:
+      plan: of `plan_mark`.
+      strategy: the name of the `NoiseStrategy`.
+      state_rows: rows of model size kept between rounds.
+
+    >>> state_mark(7, "recurrent", 32) == state_mark(7, "regenerated", 32)
+    False
+    """
+    return mark_of(f"{plan} {strategy} {state_rows}")

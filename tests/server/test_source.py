@@ -1,0 +1,253 @@
+"""docs/randomness.md says what the host's source computes: here it is written again from that description, AES included."""
+
+import copy
+import hashlib
+import pickle
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from fedmf.server.source import CHUNK, GaussianSource, aes_counter_mode, noise_key
+from tests.power import distributed, missed_by_count, p_of_count, trials_that_see, unrelated
+
+FAR = 5.6777  # where the noise of a generator with uniforms of 23 bits ends
+
+
+def times(a, b):
+    """The product of two bytes in AES's field."""
+    product = 0
+    while b:
+        product ^= a if b & 1 else 0
+        a = a << 1 ^ (0x11B if a & 0x80 else 0)
+        b >>= 1
+    return product
+
+
+def s_box():
+    table = []
+    for byte in range(256):
+        inverse = next((x for x in range(1, 256) if times(byte, x) == 1), 0)
+        rotated = [inverse << i | inverse >> 8 - i for i in range(5)]
+        table.append(0x63 ^ (rotated[0] ^ rotated[1] ^ rotated[2] ^ rotated[3] ^ rotated[4]) & 255)
+    return table
+
+
+S_BOX = s_box()
+DOUBLED = [times(2, byte) for byte in range(256)]
+
+
+def aes256(key, block):
+    """FIPS 197, for one block."""
+    words = [list(key[4 * i : 4 * i + 4]) for i in range(8)]
+    constant = 1
+    for i in range(8, 60):
+        word = list(words[-1])
+        if i % 8 == 0:
+            word = [S_BOX[byte] for byte in word[1:] + word[:1]]
+            word[0] ^= constant
+            constant = times(2, constant)
+        elif i % 8 == 4:
+            word = [S_BOX[byte] for byte in word]
+        words.append([a ^ b for a, b in zip(word, words[-8], strict=True)])
+    keys = [[byte for word in words[4 * r : 4 * r + 4] for byte in word] for r in range(15)]
+    state = [a ^ b for a, b in zip(block, keys[0], strict=True)]
+    for r in range(1, 15):
+        state = [S_BOX[state[(i + 4 * (i % 4)) % 16]] for i in range(16)]
+        if r < 14:
+            for c in range(0, 16, 4):
+                column = state[c : c + 4]
+                total = column[0] ^ column[1] ^ column[2] ^ column[3]
+                state[c : c + 4] = [column[i] ^ total ^ DOUBLED[column[i] ^ column[(i + 1) % 4]] for i in range(4)]
+        state = [a ^ b for a, b in zip(state, keys[r], strict=True)]
+    return bytes(state)
+
+
+def entry(seed, row, coordinate):
+    """The normal in float64, from the page."""
+    root = hashlib.sha256(b"fedmf noise key 2:" + str(seed).encode()).digest()
+    key = hashlib.sha256(b"fedmf noise of the host:" + root).digest()
+    chunk, place = divmod(coordinate, 1024)
+
+    def word(number):
+        block = aes256(key, row.to_bytes(8, "big") + (256 * chunk + number // 4).to_bytes(8, "big"))
+        return int.from_bytes(block[4 * (number % 4) :][:4], "little")
+
+    first, second = word(place % 512), word(512 + place % 512)
+    bits = first << 8 | second & 255
+    uniform = (bits + 0.5) / 2**40
+    if bits < 2**24:
+        more = aes256(key, (2**63 + row).to_bytes(8, "big") + (512 * chunk + place % 512).to_bytes(8, "big"))
+        uniform = (bits + (int.from_bytes(more[:8], "little") + 0.5) / 2**64) / 2**40
+    signed = second >> 8
+    angle = (signed - (2**24 if signed >= 2**23 else 0) + 0.5) * np.pi / 2**23
+    return np.sqrt(-2 * np.log(uniform)) * (np.cos if place < 512 else np.sin)(angle)
+
+
+def drawn(seed, size, row=0, rows=1, start=0):
+    out = np.empty((rows, size), np.float32)
+    GaussianSource(noise_key(seed)).fill(out, row, start)
+    return out
+
+
+def test_aes_in_counter_mode_is_that_of_nist():
+    # SP 800-38A, F.5.5, CTR-AES256.Encrypt: key, first counter, and the key stream, which is plaintext xor ciphertext.
+    key = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
+    counter = bytes.fromhex("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff")
+    plain = (
+        "6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51"
+        "30c81c46a35ce411e5fbc1191a0a52eff69f2445df4f9b17ad2b417be66c3710"
+    )
+    cipher = (
+        "601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c5"
+        "2b0930daa23de94ce87017ba2d84988ddfc9c58db67aada613c2dd08457941a6"
+    )
+    stream = int(plain, 16) ^ int(cipher, 16)
+    out = np.empty(64, np.uint8)
+    aes_counter_mode(key)(out, int.from_bytes(counter[:8], "big"), int.from_bytes(counter[8:], "big"))
+    assert out.tobytes() == stream.to_bytes(64, "big")
+    for i in range(4):  # and the oracle's
+        assert aes256(key, (int.from_bytes(counter, "big") + i).to_bytes(16, "big")) == out[16 * i :][:16].tobytes()
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**256 - 1, 10**99])
+def test_the_source_is_what_the_document_says(seed):
+    size = 70_001
+    for row in (0, 2051, 10**9):
+        noise = drawn(seed, size, row)[0]
+        for coordinate in (0, 1, 511, 512, 1023, 1024, 65_535, 65_536, size - 1):
+            # Near a right angle the cosine is small, and float32 angles are off by 2e-7.
+            assert noise[coordinate] == pytest.approx(entry(seed, row, coordinate), rel=2e-6, abs=2e-6)
+
+
+def test_neighbours_are_not_taken_for_one_another():
+    noise = drawn(7, 16, 3)[0]
+    assert all(abs(noise[5] - entry(7, row, c)) > 1e-3 for row in range(2, 5) for c in range(16) if (row, c) != (3, 5))
+
+
+@pytest.mark.parametrize("size", [1, 62, 1024, 5000, 200_000])
+def test_an_entry_is_a_function_of_seed_row_and_coordinate_alone(size):
+    rows = 70 if size < 2000 else 3
+    whole = drawn(8, size, row=5, rows=rows)
+    source = GaussianSource(noise_key(8))
+    for row, start, count in ((5, 0, 1), (4 + rows, 0, size), (6, (size - 1) // CHUNK * CHUNK, 1)):
+        part = np.empty((1, count), np.float32)
+        source.fill(part, row, start)
+        np.testing.assert_array_equal(part[0], whole[row - 5, start : start + count])
+    narrow = np.full((rows, size + 3), 9.0, np.float32)  # rows that do not lie one behind the other
+    source.fill(narrow[:, 1 : size + 1], 5)
+    np.testing.assert_array_equal(narrow[:, 1 : size + 1], whole)
+    assert (narrow[:, [0, -1]] == 9).all()
+
+
+def stream_of(first, second, more=None):
+    """A key stream that gives these words to the pairs of a chunk, and `more` to those that ask for more."""
+
+    def bits(out, high, low):
+        words = out.view("<u4")
+        if high >= 2**63:
+            out[:8] = np.frombuffer(int(more[low]).to_bytes(8, "little"), np.uint8)
+        else:
+            words[:] = np.concatenate([first, second])
+
+    return bits
+
+
+def normals(first, second, more=None):
+    out = np.empty((1, CHUNK), np.float32)
+    words = (np.asarray(part, np.uint32) for part in (first, second))
+    GaussianSource(noise_key(0), bits=stream_of(*words, more)).fill(out, 0)
+    return out[0].astype(np.float64)
+
+
+def test_the_tail_is_there_as_far_as_doubles_count():
+    """Every radius is that of its uniform, from 1e-32 to the last below 1; the bits are those of 40, and of 104 far out."""
+    rng = np.random.default_rng(0)
+    length = CHUNK // 2
+    first = np.array([int(2 ** (32 * i / length)) - 1 for i in range(length // 2)] * 2, np.uint64)
+    first[length // 2 :] = 2**32 - 1 - first[: length // 2]  # both ends
+    second = rng.integers(0, 2**32, length)
+    second[:2] &= ~np.uint32(255)
+    more = rng.integers(0, 2**64, length, np.uint64)
+    more[0] = 0
+    z = normals(first, second, more)
+    radius = np.hypot(z[:length], z[length:])
+    exact = []
+    for a, b, m in zip(first.tolist(), second.tolist(), more.tolist(), strict=True):
+        bits = a << 8 | b & 255
+        uniform = bits + (m + 0.5) / 2**64 if bits < 2**24 else bits + 0.5
+        exact.append(np.sqrt(-2 * np.log(uniform / 2**40)))
+    np.testing.assert_allclose(radius, exact, rtol=1e-5)
+    assert radius[0] == pytest.approx(np.sqrt(2 * 105 * np.log(2)), rel=1e-6)  # 12.06: the largest there is
+    assert radius[length // 2] > 0  # of the uniform nearest to 1
+
+
+@pytest.mark.parametrize("beyond", [3.0, 4.0, 5.0, 5.7, 6.0, 6.5])
+def test_frequencies_beyond(beyond):
+    """Draws as they are up to 5, and beyond that with first words below 2^9: the radius is above 5.64 then, so all of the tail is there.
+
+    False positives 1e-6; the trials see a tail that lacks half of what it should have.
+    """
+    far = beyond > 5
+    given = min(1.0, scipy.stats.norm.sf(beyond) * 2 * (2**23 if far else 1))
+    trials = trials_that_see(lambda trials: missed_by_count(trials, given, 0.5 * given))
+    # One of the two of a pair: their radius is the same.
+    rng, source, count, played = np.random.default_rng(1), GaussianSource(noise_key(3)), 0, 0
+    out = np.empty((1, 2**19), np.float32)
+    while played < trials:
+        if far:
+            first, second, more = (
+                rng.integers(0, 2**9, 512),
+                rng.integers(0, 2**32, 512),
+                rng.integers(0, 2**64, 512, np.uint64),
+            )
+            entries = normals(first, second, more)[:512]
+        else:
+            source.fill(out, played // 2**18)
+            entries = out.reshape(-1, 2, 512)[:, 0].ravel()
+        entries = entries[: trials - played]
+        count, played = count + int((np.abs(entries) > beyond).sum()), played + len(entries)
+    assert p_of_count(count, trials, given) > 1e-6
+    assert p_of_count(int(0.5 * given * trials), trials, given) < 1e-6  # the control
+
+
+def test_draws_pass_where_a_short_generator_ends():
+    """A generator with uniforms of 23 bits makes none beyond 5.6777. Of so many draws none passing has a chance of 1e-6."""
+    draws = int(np.log(1e6) / (2 * scipy.stats.norm.sf(FAR)))
+    source, out, largest = GaussianSource(noise_key(4)), np.empty((1, 2**20), np.float32), 0.0
+    for row in range(-(-draws // out.size)):
+        source.fill(out, row)
+        largest = max(largest, float(np.abs(out).max()))
+        if largest > FAR:
+            break
+    assert largest > FAR
+
+
+def test_it_is_standard_normal_and_the_test_can_fail():
+    values = drawn(8, 2**22, 3)[0].astype(np.float64)
+    # A scale off by 2% is 0.48% away at 1, a mean of 0.01 is 0.4% away at 0.
+    assert distributed(values, "norm", departure=0.0039)
+    assert not distributed(1.02 * values, "norm", departure=0.0039)
+    assert not distributed(values + 0.01, "norm", departure=0.0039)
+
+
+def test_rows_seeds_and_coordinates_are_independent_and_the_test_can_fail():
+    size = 200_000  # correlations of 0.025 are seen
+    row = drawn(8, size)[0]
+    others = [drawn(8, size, 1), drawn(8, size, 2**31 - 1), drawn(9, size), drawn(8 + 2**64, size)]
+    for other in others:
+        assert unrelated(row, other[0], departure=0.025)
+        assert unrelated(row**2, other[0] ** 2, departure=0.025)
+    for lag in (1, 2, 4, 511, 512, 1024):
+        assert unrelated(row[lag:], row[:-lag], departure=0.025)
+        assert unrelated(row[lag:] ** 2, row[:-lag] ** 2, departure=0.025)
+    assert not unrelated(row, row + 20 * others[0][0], departure=0.025)
+
+
+def test_the_key_stays_inside():
+    """It is in no text that Python makes of a source, and a source goes to no other process."""
+    source = GaussianSource(noise_key(987654321))
+    assert all(str(part) not in repr(source) for part in noise_key(987654321))
+    for send in (pickle.dumps, copy.deepcopy):
+        with pytest.raises((TypeError, AttributeError)):
+            send(source)
