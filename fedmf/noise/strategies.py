@@ -23,15 +23,15 @@ _MAX_TABLE_BYTES = 64 * 2**20
 TILE = 65_536
 # Rows that are contracted from all draws in one product. Blocks are whole multiples, so that no bit depends on their length.
 ROWS_TOGETHER = 128
-# The unit of cost is drawing one row of Gaussians. Measured on two cores, 4,050,000 float32 coordinates, one draw 42-45 ms:
-# multiply-adds of a row of coordinates that take as long (80 to 100 billion operations a second in blocks, 110 to 130 where all draws
-# are contracted), and the cost of a row that is copied, is read from a file or written to one, or passes through TFF's state.
-_PRODUCTS_A_DRAW, _CONTRACTED_A_DRAW = 300.0, 600.0
-_COPY, _FILE, _PASSED = 0.2, 0.4, 5.0
+# The unit of cost is drawing one row of Gaussians: 13 to 19 ms for 4,050,000 float32 coordinates on one thread. So long take so many
+# multiply-adds of a row of coordinates, in blocks and where all draws are contracted. A row that is copied, is read from a file or
+# written to one, or passes through TFF's state costs so much.
+_PRODUCTS_A_DRAW, _CONTRACTED_A_DRAW = 100.0, 200.0
+_COPY, _FILE, _PASSED = 0.4, 1.0, 5.0
 # What the calls for a block cost, in copies of a row.
 _CALL_COPIES = 2
 # Compressing a noising matrix takes about so many seconds for 2052 rounds, growing as n^3. It is done where it saves more.
-_DRAW_SECONDS, _COMPRESS_SECONDS = 1.1e-8, 5.0
+_DRAW_SECONDS, _COMPRESS_SECONDS = 4e-9, 5.0
 # Rows are kept in memory, in shorter blocks, where that costs at most this many times as much as a memory map.
 _DISK_PENALTY = 1.25
 # State rows of a compressed matrix, and rounds up to which the rows of N are written out.
@@ -110,7 +110,7 @@ def host_strategies(
     >>> from fedmf.mechanisms import IdentityMechanism
     >>> best, other = host_strategies(IdentityMechanism(rounds=2052).stream(), 4_050_748, memory_bytes=10**9)
     >>> best.name, round(best.cost, 1)
-    ('recurrent', 1.5)
+    ('recurrent', 1.0)
     """
     n, room = stream.rounds, _Room.of(size, memory_bytes, folder)
     regenerated = _regenerated(stream, room)
@@ -262,6 +262,10 @@ def _recurrent(stream: NoiseStream, room: _Room, compress: bool) -> NoiseStrateg
                 name="recurrent", reason=f"it has no recurrence of at most {_MAX_COMPRESSED_ROWS} rows"
             )
         L, r = form.length, form.width
+        if r == 0:
+            return NoiseStrategy(
+                name="recurrent", length=1, cost=1.0, reason="a row is its own draw", form=block_form(stream, length=1)
+            )
         # A rolling state consists of rows of the blocks; another one is made beside them.
         rows, made = (max(L, r), L) if form.rolling else (L + r, L + r)
         copies = (made + r + _CALL_COPIES) / L + 1

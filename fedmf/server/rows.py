@@ -79,8 +79,10 @@ class HostNoise:
         self._key = noise_key(check_noise_seed(noise_seed)) if key is None else np.asarray(key, np.uint64)
         self._tiles = _Tiles(self._key, size)
         array = _array(self.strategy.rows, size, mapped=self.strategy.disk > 0, folder=folder)
-        self._maker: _Recurrent | _Regenerated
-        if self.strategy.form is not None:
+        self._maker: _Independent | _Recurrent | _Regenerated
+        if self.strategy.form is not None and self.strategy.width == 0:
+            self._maker = _Independent(self.strategy.form, self._tiles)
+        elif self.strategy.form is not None:
             self._maker = _Recurrent(self.strategy.form, self._tiles, array)
         else:
             matrix = stream.as_contraction().contraction
@@ -186,6 +188,18 @@ class _Tiles:
         self.source.fill(out, first, tile.start)
 
 
+class _Independent:
+    """Rows that need nothing of the past: each is its own draw, scaled."""
+
+    def __init__(self, form: BlockForm, tiles: _Tiles) -> None:
+        self._form, self._tiles = form, tiles
+
+    def row(self, t: int) -> np.ndarray:
+        row, scale = np.empty((1, self._tiles.size), np.float32), np.float32(self._form.matrix(t)[0, 0])
+        self._tiles.source.fill(row, t)
+        return row[0] if scale == 1 else row[0] * scale
+
+
 class _Recurrent:
     """[X_b; S_(b+1)] = M_b [Z_b; S_b] on tiles, in an array that holds X_b and S_(b+1).
 
@@ -215,15 +229,18 @@ class _Recurrent:
             written, state = np.arange(L + r), np.arange(L, L + r)
         M = self._form.matrix(b)[: len(written)].astype(np.float32)
         side = min(TILE, self._tiles.size)
-        stacked, product = np.zeros((L + r, side), np.float32), np.empty((len(written), side), np.float32)
+        stacked = np.zeros((L + r, side), np.float32)
+        # Rows around the end of the ring are in two parts.
+        cut = int(np.argmin(written)) or len(written)
         for tile in self._tiles:
-            inputs, out = stacked[:, : tile.stop - tile.start], product[:, : tile.stop - tile.start]
+            inputs = stacked[:, : tile.stop - tile.start]
             self._tiles.draw(b * L, tile, inputs[:L])
             for i, place in enumerate(state if b else ()):
                 inputs[L + i] = self._array[place, tile]
-            np.matmul(M, inputs, out=out)
-            for i, place in enumerate(written):
-                self._array[place, tile] = out[i]
+            for rows in (slice(0, cut), slice(cut, len(written))):
+                places = written[rows]
+                if len(places):
+                    np.matmul(M[rows], inputs, out=self._array[places[0] : places[-1] + 1, tile])
         self._made, self._next = range(b * L, (b + 1) * L), b + 1
 
 
