@@ -28,8 +28,8 @@ NOT_COVERED = (
     "What was computed from client data before training, such as a vocabulary, tokens or normalisation constants.",
     "Who took part and when: the participation record names clients and is not part of the output.",
     "Single updates, checkpoints and the noise seed: whoever holds them holds more than the output.",
-    "Floating-point arithmetic: Gaussians are drawn in float32 by a counter-based pseudo-random generator (Philox), and attacks on "
-    "rounding, on the generator or on timing are out of scope.",
+    "Floating-point arithmetic: Gaussians are drawn in float32 by a counter-based generator (AES-256; Philox inside TensorFlow graphs), "
+    "and attacks on rounding, on the generator or on timing are out of scope.",
 )
 _PACKAGES = ("fedmf", "numpy", "scipy", "dp-accounting", "tensorflow", "tensorflow-federated", "tensorflow-privacy")
 _WIDTH = 110

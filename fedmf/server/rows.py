@@ -19,8 +19,8 @@ from fedmf import checks
 from fedmf.noise.blocks import BlockForm
 from fedmf.noise.strategies import ROWS_TOGETHER, TILE, NoiseStrategy, choose_host_strategy
 from fedmf.privacy.plan import Plan
-from fedmf.server.source import GaussianSource, check_noise_seed, noise_key
-from fedmf.server.state import NoiseState, plan_mark, state_mark
+from fedmf.server.source import LARGEST, GaussianSource, check_noise_seed, noise_key
+from fedmf.server.state import NoiseState, check_tail, plan_mark, state_mark
 from fedmf.terminal import progress_bar
 
 
@@ -68,6 +68,7 @@ class HostNoise:
             raise ValueError("noise_seed and key: give exactly one")
         if noise_seed == "os":
             raise ValueError('noise_seed="os" would differ from the aggregator\'s: use HostNoise.for_state')
+        check_tail(plan, LARGEST)
         stream = plan.mechanism.stream().causal()
         size = plan.noise_size(checks.integer("size", size, low=0, hint="it is the number of model parameters"))
         self.size = size

@@ -4,6 +4,7 @@ Its bits are AES-256 in counter mode, its normals Box-Muller's. docs/randomness.
 """
 
 import hashlib
+import math
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,7 @@ _NEAR_THE_END = 2**20
 # Radii whose 40 bits are below this get 64 more: the tail is right as far out as float64 tells numbers from 0.
 _FAR_OUT = 2**24
 _SECOND_STREAM = 2**63
+LARGEST = (2 * 105 * math.log(2)) ** 0.5  # of all draws
 
 
 def check_noise_seed(noise_seed: Any) -> int:

@@ -1,7 +1,9 @@
-"""The noise's state between rounds, and the marks by which a state of another plan is told."""
+"""The noise's state between rounds, the marks by which a state of another plan is told, and the plans that a source cannot serve."""
 
 import hashlib
 from typing import Any, NamedTuple
+
+import scipy.stats
 
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import mechanism_digest
@@ -63,3 +65,32 @@ def state_mark(plan: int, strategy: str, state_rows: int) -> int:
     False
     """
     return mark_of(f"{plan} {strategy} {state_rows}")
+
+
+# Below this noise multiplier epsilon is above 50 for every delta that anybody states: such noise is for tests.
+_NO_PROTECTION = 0.15
+
+
+def check_tail(plan: Plan, end: float) -> None:
+    """Refuses a plan whose delta is so small that the end of the source's tail counts.
+
+    A release beyond the largest noise proves that the client is in it. The chance of that is at most that of a Gaussian above `end`
+    less the client's shift, which is 1 / noise_multiplier.
+
+    Args:
+      plan: of the run.
+      end: the largest draw, in standard deviations.
+
+    Raises:
+      ValueError: that chance is above a tenth of delta.
+    """
+    z = plan.noise_multiplier
+    if z < _NO_PROTECTION:
+        return
+    excess = float(scipy.stats.norm.sf(end - 1 / z))
+    if excess > plan.delta / 10:
+        raise ValueError(
+            f"delta={plan.delta:g}: no draw passes {end:.2f} standard deviations, and the chance to see that is {excess:.1g} at "
+            f"noise_multiplier={z:g}, above a tenth of delta; use a larger delta or more noise, and in a TFF pipeline "
+            'noise_strategy="precomputed", whose draws go further out'
+        )

@@ -15,11 +15,11 @@ from fedmf.federated.aggregation.adaptive_clipping import MOST_CHANGE, clip_afte
 from fedmf.federated.aggregation.clipping import clip_dtype, zero_and_clip
 from fedmf.federated.aggregation.scaling import Scaling, scaled, unscaled
 from fedmf.federated.noise.rows import NoiseRows
-from fedmf.federated.noise.source import RunSeeds
+from fedmf.federated.noise.source import LARGEST, RunSeeds
 from fedmf.federated.tff import tfp
 from fedmf.mechanisms.error import noise_row_norms
 from fedmf.privacy.plan import Plan
-from fedmf.server.state import NoiseState, mark_of, plan_mark
+from fedmf.server.state import NoiseState, check_tail, mark_of, plan_mark
 
 _RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 # AutoGraph takes two seconds to convert the code of both methods below, in which no Python statement depends on a tensor.
@@ -195,6 +195,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 f"plan.clip_norm={plan.clip_norm:g} is below {least:g}, near the end of float32's range: rescale the updates, "
                 "and clip_norm with them"
             )
+        if noise_strategy != "precomputed":
+            check_tail(plan, LARGEST)
         self._clip_norm = plan.clip_norm
         self._scaling: Scaling | None = None
         self._row_norms = np.zeros(1)  # of N, for a scaling that subtracts the noise's variance

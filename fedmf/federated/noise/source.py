@@ -11,6 +11,7 @@ from fedmf.server.source import check_noise_seed, noise_key, seed_of_run
 
 Draw = Callable[[Any], Any]
 _PHILOX = 1  # TensorFlow's number of the algorithm
+LARGEST = (2 * 65 * math.log(2)) ** 0.5  # of all draws
 
 
 def source_of_key(key: Any, size: int) -> Draw:
