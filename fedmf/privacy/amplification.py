@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 _COMPOSITION_ERROR = 1e-12
 MIN_COMPOSED_DELTA = 1e-10
 
+# With more noise the loss of one release is rounding beside 1, and dp_accounting says less than is true, or fails. Less noise only overstates.
+_MOST_NOISE = 1e6
+
 # Renyi orders: dense where guarantees of epsilon 0.1 to 20 have their optimum, sparse beyond.
-_ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [2**i for i in range(6, 13)]
+_ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [2**i for i in range(6, 17)]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -52,26 +55,40 @@ def sampled_gaussian_epsilon(noise_multiplier: float, delta: float, *, probabili
         )
     if q == 1:
         return gaussian_epsilon(noise_multiplier / math.sqrt(k), delta)
+    noise_multiplier = min(noise_multiplier, _MOST_NOISE)
     if noise_multiplier == 0 or delta < MIN_COMPOSED_DELTA:
         return math.inf
     scale = loss_scale(noise_multiplier)
     if scale > MAX_EPSILON:
         return math.inf
-    if k * q <= delta:
-        return 0.0  # without the rounds in which a client is drawn its runs are the same; it is drawn at all with probability k q at most
+    if _total_variation_bound(noise_multiplier, q, k) <= delta:
+        return 0.0
     # dp_accounting rounds losses up, so that a coarse grid can only overstate epsilon: by about k / 16 times the square of interval over
     # the whole loss's deviation. A grid as fine as that asks for takes 1e-5 to 1e-4 of epsilon; a fixed 1e-4 took 30% of small ones and
     # many seconds for large ones. Coarse grids are cheap, so epsilon is found by refining. An epsilon that is nothing beside the loss of
     # one release would take more points than there is memory for: there the last step overstates it, by up to 2e-4 at 2052 releases.
     # Where a client is hardly ever drawn each point costs the same and less depends on it.
     share, interval, finest = min(1e-3, 6e-3 / math.sqrt(k)), 1e-3 * scale, 3e-6 if k * q > 100 * delta else 3e-5
+    finest = max(finest, 1e-11 * noise_multiplier)  # else the deltas of neighbouring points are equal but for rounding
     while True:
         epsilon = float(_sampled_accountant(noise_multiplier, q, k, interval).get_epsilon(delta - _COMPOSITION_ERROR))
         wanted = max(share * epsilon, finest * scale)
-        if interval <= 2 * wanted:
+        if epsilon == 0 or interval <= 2 * wanted:  # a finer grid gives no more
             return epsilon
+        wanted = max(wanted, interval / 16)  # where epsilon is next to 0 a coarse grid often says so
         # Powers of two, so that other deltas find the same accountants.
         interval = 2.0 ** math.floor(math.log2(wanted))
+
+
+def _total_variation_bound(noise_multiplier: float, q: float, k: int) -> float:
+    """A bound on delta at epsilon 0.
+
+    A client is drawn at all with probability k q at most, and in one release it shows as the Gaussian does. Or by Pinsker's inequality,
+    where the divergence of one release is at most log(1 + q^2 (exp(s^2) - 1)), that of order 2.
+    """
+    s = 1 / noise_multiplier
+    divergence = k * math.log1p(q * q * math.expm1(s * s)) if s < 1 else math.inf
+    return min(k * q * math.erf(s / math.sqrt(8)), math.sqrt(divergence / 2))
 
 
 @functools.lru_cache(maxsize=16)
@@ -133,19 +150,17 @@ def least_noise_multiplier(epsilon_of: Callable[[float], float], epsilon: float,
     return sigma
 
 
-def rdp_epsilon(event: "dp_accounting.DpEvent", delta: float, *, replaces: bool = False) -> float:
-    """Epsilon of an event by Renyi accounting: for add/remove, or for replacing a record where `replaces`; infinite without noise."""
-    return float(_rdp_accountant(event, replaces).get_epsilon(check_delta(delta)))
+def rdp_epsilon(event: "dp_accounting.DpEvent", delta: float) -> float:
+    """Epsilon of an event by Renyi accounting, for add/remove; infinite without noise."""
+    return float(_rdp_accountant(event).get_epsilon(check_delta(delta)))
 
 
 @functools.lru_cache(maxsize=16)
-def _rdp_accountant(event: "dp_accounting.DpEvent", replaces: bool) -> Any:
-    """The composed Renyi divergences, which answer for every delta; sampling without replacement takes seconds."""
-    import dp_accounting
+def _rdp_accountant(event: "dp_accounting.DpEvent") -> Any:
+    """The composed Renyi divergences, which answer for every delta."""
     from dp_accounting import rdp
 
-    relation = dp_accounting.NeighboringRelation
-    accountant = rdp.RdpAccountant(_ORDERS, relation.REPLACE_ONE if replaces else relation.ADD_OR_REMOVE_ONE)
+    accountant = rdp.RdpAccountant(_ORDERS)
     accountant.compose(event)
     return accountant
 

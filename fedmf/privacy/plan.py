@@ -216,8 +216,14 @@ class Plan:
 
     @property
     def rdp_epsilon(self) -> float:
-        """Epsilon by Renyi accounting of `event`, which the older literature reports; never below `epsilon` but for rounding."""
-        return rdp_epsilon(self.event, self.delta, replaces=self.sampling is not None and self.sampling.replaces)
+        """Epsilon by Renyi accounting, which the older literature reports; never below `epsilon` but for rounding.
+
+        That of the sampling scheme where it has one, else that of the unamplified Gaussian.
+        """
+        unamplified = rdp_epsilon(self.without_amplification().event, self.delta)
+        if self.sampling is None or self.noise_multiplier == 0:
+            return unamplified
+        return min(unamplified, self.sampling.rdp_epsilon(self.mechanism, self.unit_noise, self.delta))
 
     def group_epsilon(self, devices: int) -> float:
         """Epsilon at the plan's delta for a user with several devices, each a client of its own.

@@ -6,6 +6,7 @@ A scheme is one class. Calibration, controller, audits, statements, configs and 
 import abc
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -14,7 +15,7 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
-from fedmf.privacy.amplification import MIN_COMPOSED_DELTA
+from fedmf.privacy.amplification import MIN_COMPOSED_DELTA, rdp_epsilon
 from fedmf.privacy.sampling.draws import Draws
 
 if TYPE_CHECKING:
@@ -41,13 +42,11 @@ class Sampling(abc.ABC):
       population: clients that can be drawn.
       cohort_size: clients of a round, on average; the divisor of the mean.
       independent: clients are drawn independently of each other, so that cohorts vary in size and clients that are away are not replaced.
-      replaces: the accountant of `event` speaks of replacing a client and not of adding or removing one.
       min_delta: the least delta at which `epsilon` is finite.
       simulated: `epsilon` is simulated, which takes minutes and fails with a stated probability; `expected_epsilon` takes seconds.
     """
 
     independent: ClassVar[bool] = False
-    replaces: ClassVar[bool] = False
     min_delta: ClassVar[float] = MIN_COMPOSED_DELTA
     simulated: ClassVar[bool] = False
 
@@ -124,6 +123,11 @@ class Sampling(abc.ABC):
     def event(self, mechanism: Mechanism, noise: float) -> "dp_accounting.DpEvent | None":
         """The run as an event of dp_accounting, where that has one."""
         return None
+
+    def rdp_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
+        """Epsilon by Renyi accounting of `event`; infinite where there is none."""
+        event = self.event(mechanism, noise)
+        return math.inf if event is None else rdp_epsilon(event, delta)
 
     @abc.abstractmethod
     def draws(self, seed: int) -> Draws:

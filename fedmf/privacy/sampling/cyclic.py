@@ -15,7 +15,8 @@ from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
-from fedmf.privacy.amplification import rdp_epsilon, sampled_gaussian_epsilon
+from fedmf.privacy.amplification import sampled_gaussian_epsilon
+from fedmf.privacy.fixed_size import fixed_size_epsilon
 from fedmf.privacy.gaussian import MIN_DELTA
 from fedmf.privacy.rounding import down
 from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE, Sampling, column_norm
@@ -232,7 +233,6 @@ class CyclicFixedSize(_RoundByRound, names={"fixed_size": {}}):
     0.03003003003003003
     """
 
-    replaces: ClassVar[bool] = True
     min_delta: ClassVar[float] = MIN_DELTA
 
     @property
@@ -253,7 +253,12 @@ class CyclicFixedSize(_RoundByRound, names={"fixed_size": {}}):
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
         """By Renyi differential privacy (Wang, Balle and Kasiviswanathan 2019, Theorem 27)."""
-        return rdp_epsilon(self.event(mechanism, noise), delta, replaces=True)
+        k, each = self.compositions(mechanism.rounds), noise / column_norm(mechanism) / 2
+        return fixed_size_epsilon(each, delta, probability=self.probability, compositions=k)
+
+    def rdp_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
+        """`epsilon`, which is that."""
+        return self.epsilon(mechanism, noise, delta)
 
     def draws(self, seed: int) -> Draws:
         """Uniform subsets of the round's part."""
@@ -268,7 +273,7 @@ class CyclicFixedSize(_RoundByRound, names={"fixed_size": {}}):
         """Sentences for the privacy statement."""
         return {
             "adjacency": f"The accountant of the sampled queries {REPLACES}",
-            "accounting": "Renyi differential privacy (the library dp-accounting) for (epsilon, delta), "
+            "accounting": "Renyi differential privacy for (epsilon, delta), "
             f"{self._accounting(mechanism, noise)} on a sample of fixed size without replacement (Wang, Balle and Kasiviswanathan 2019, "
             "Theorem 27)",
             "drawing": f"{self._in_words()}: a uniform subset of {self.cohort_size} clients, independently of other rounds.",

@@ -1,0 +1,108 @@
+"""Renyi accounting of samples of fixed size, against Theorem 27 in high precision and against dp_accounting where that is right."""
+
+import importlib.metadata
+import math
+
+import mpmath
+import pytest
+from dp_accounting.rdp import rdp_privacy_accountant
+
+from fedmf.mechanisms import IdentityMechanism
+from fedmf.privacy import fixed_size
+from fedmf.privacy.calibrate import calibrate
+from fedmf.privacy.fixed_size import fixed_size_epsilon
+from fedmf.privacy.gaussian import gaussian_epsilon
+from fedmf.privacy.plan import Plan
+from fedmf.privacy.sampling import CyclicFixedSize
+
+SCHEME = CyclicFixedSize(population=1000, cohort_size=10)
+
+
+def theorem_27(s, q, order, terms=None):
+    """log A, from its definition: alternating sums, of which `terms` are taken."""
+    most = min(order, terms or order)
+    with mpmath.workdps(60 + int(most * (1.5 + max(0, -math.log10(s))))):
+        square, q = mpmath.mpf(s) ** 2, mpmath.mpf(q)
+        power = [mpmath.exp(i * (i - 1) * square / 2) for i in range(most + 2)]
+        even = {
+            n: mpmath.fsum((-1) ** i * mpmath.binomial(n, i) * power[i] for i in range(n + 1))
+            for n in range(2, most + 2, 2)
+        }
+        total = mpmath.mpf(1)
+        for j in range(2, most + 1):
+            moment = mpmath.sqrt(even[j // 2 * 2] * even[(j + 1) // 2 * 2])
+            total += mpmath.binomial(order, j) * q**j * min(4 * moment, 2 * power[j])
+        return float(mpmath.log(total))
+
+
+@pytest.mark.parametrize(
+    ("s", "q", "order", "terms"),
+    [
+        (2.0, 0.001, 8, None),
+        (0.8, 0.1, 8, None),
+        (0.3, 0.5, 20, None),
+        (0.3, 0.01, 64, None),
+        (0.05, 0.1, 70, None),
+        (1e-3, 0.01, 100, None),
+        # alpha q s is 3 or less: behind 80 terms nothing is left.
+        (1e-3, 0.01, 200_000, 80),
+        (1e-5, 1e-3, 10**8, 80),
+    ],
+)
+def test_orders_are_those_of_the_theorem_from_above(s, q, order, terms):
+    expected = theorem_27(s, q, order, terms)
+    assert expected * (1 - 1e-12) <= fixed_size._log_sum(s, q, order) <= 1.005 * expected
+
+
+@pytest.mark.parametrize(("s", "q"), [(2.0, 0.01), (1.0, 0.3), (0.4, 0.01), (0.2, 0.1)])
+def test_dp_accounting_agrees_where_it_is_right(s, q):
+    for order in (2, 3, 5, 8, 16, 32):
+        theirs = rdp_privacy_accountant._compute_rdp_sample_wor_gaussian_int(q, 1 / s, order)
+        assert theirs * (1 - 1e-9) <= fixed_size._log_sum(s, q, order) <= 1.005 * theirs
+
+
+@pytest.mark.skipif(importlib.metadata.version("dp-accounting") != "0.4.3", reason="a later one need not be wrong")
+def test_dp_accounting_is_wrong_at_large_orders():
+    # Why the orders are computed here.
+    theirs = rdp_privacy_accountant._compute_rdp_sample_wor_gaussian_int(0.01, 50.0, 512)
+    assert theirs > 10 * theorem_27(1 / 50, 0.01, 512, 60)
+
+
+def test_epsilon_falls_with_the_noise_to_zero():
+    noises = [2.0**i for i in range(-2, 40)]
+    epsilons = [fixed_size_epsilon(z, 1e-6, probability=0.01, compositions=100) for z in noises]
+    positive = [epsilon for epsilon in epsilons if epsilon]
+    assert all(more < less for less, more in zip(positive, positive[1:], strict=False))
+    assert epsilons[: len(positive)] == positive  # and then it is 0
+    # Twice the noise halves a small epsilon, or nearly so, down to where it is next to delta.
+    assert positive[-1] < 1e-5
+    for less, more in zip(epsilons, epsilons[1:], strict=False):
+        if 1e-4 < less < 0.1:
+            assert 0.4 < more / less < 0.55
+
+
+@pytest.mark.parametrize("delta", [1e-6, 1e-12, 1e-15])
+@pytest.mark.parametrize("target", [1e-2, 1e-3, 1e-4])
+def test_small_targets_are_met_and_little_more(target, delta):
+    mechanism = IdentityMechanism(rounds=100)
+    plan = calibrate(mechanism, None, epsilon=target, delta=delta, sampling=SCHEME)
+    assert plan.epsilon <= target
+    less = Plan(
+        mechanism=mechanism,
+        noise_multiplier=0.999 * plan.noise_multiplier,
+        clip_norm=1.0,
+        delta=delta,
+        sampling=SCHEME,
+    )
+    assert less.epsilon > target
+    assert plan.unamplified_epsilon > 5 * target
+    assert plan.rdp_epsilon == plan.epsilon
+
+
+def test_the_ends():
+    shared = {"probability": 0.01, "compositions": 100}
+    assert fixed_size_epsilon(0.0, 1e-6, **shared) == fixed_size_epsilon(1e-200, 1e-6, **shared) == math.inf
+    assert fixed_size_epsilon(1e200, 1e-15, **shared) == 0
+    assert fixed_size_epsilon(3.0, 1e-6, probability=1.0, compositions=4) == gaussian_epsilon(1.5, 1e-6)
+    with pytest.raises(ValueError, match="probability=0 must be in"):
+        fixed_size_epsilon(3.0, 1e-6, probability=0, compositions=4)
