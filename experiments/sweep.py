@@ -30,7 +30,7 @@ from fedmf.privacy.statement import mechanism_digest
 from fedmf.reports import write_report
 from fedmf.reports.labels import field_names
 from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
-from fedmf.runs.folder import Run
+from fedmf.runs.folder import Run, RunFolder
 from fedmf.terminal import interrupts
 from fedmf.terminal.progress_bar import bar
 
@@ -129,7 +129,7 @@ def run_sweep(
     # Those of earlier commands count as well, and those that are not finished or were stopped: they trained on the same clients.
     others = sorted(path.name for path in (out / "runs").iterdir() if path.name not in configs)
     folders = [run_folder(out, name) for name in (*configs, *others)]
-    begun = [Run.load(folder) for folder in folders if (folder / "result.json").exists() or _rounds_done(folder)]
+    begun = [Run.load(folder) for folder in folders if (folder / "result.json").exists() or RunFolder(folder).rounds_ever_done()]
     runs = [run for run in begun if run.result is not None]
     if runs:
         for name, content in (

@@ -12,6 +12,8 @@ import numpy as np
 
 from fedmf.experiments.table_cells import aligned
 from fedmf.privacy.gaussian import gaussian_epsilon
+from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
+from fedmf.privacy.sampling import scheme_from_facts
 from fedmf.reports.groups import final_metric, simulation_note, validation_curve
 from fedmf.reports.labels import TUNED, differing
 from fedmf.reports.text import metric_name, plain, smaller_is_better
@@ -172,7 +174,7 @@ def together(runs: Sequence[Run]) -> str:
 
     Runs that rest on the Gaussian mechanism alone compose exactly: noise multipliers s_i are as one with 1/s^2 = sum of 1/s_i^2 (Dong, Roth
     and Su, Gaussian Differential Privacy, on composition). With amplified ones among them, or different deltas, epsilons and deltas are
-    added up, which is an upper bound.
+    added up, which is an upper bound. Simulated ones fail with a chance, which is the sum of theirs.
     """
     private = [run.plan for run in runs if run.plan["epsilon"] is not None]
     bare = len(runs) - len(private)
@@ -186,8 +188,10 @@ def together(runs: Sequence[Run]) -> str:
         epsilon, delta = sum(plan["epsilon"] for plan in private), sum(plan["delta"] for plan in private)
     shown = math.ceil(epsilon * 100) / 100 if math.isfinite(epsilon) else epsilon  # never fewer than the bound
     claimed = ", of the claimed cohorts" if any(plan["claimed_cohort"] for plan in private) else ""
+    simulated = sum(scheme_from_facts(plan["sampling"]).simulated for plan in private if plan["sampling"])
+    chance = f" (simulated: wrong with probability at most {plain(simulated * FAILURE_OF_CALIBRATION)})" * (simulated > 0)
     which = "The private run" if len(private) == 1 else f"The {len(private)} private runs together"
     choice = (
         " That, and not one run's, is the guarantee of a model chosen by looking at all." if len(private) > 1 else ""
     )
-    return f"{which}: epsilon {shown:.2f} at delta {plain(delta)}{claimed}.{choice}{others}"
+    return f"{which}: epsilon {shown:.2f} at delta {plain(delta)}{claimed}{chance}.{choice}{others}"

@@ -32,7 +32,7 @@ def integer(name: str, value: Any, *, low: int, high: int | None = None, hint: s
 
 
 def real(name: str, value: Any, *, hint: str) -> float:
-    """Returns `value` as a finite float; `hint` ends the error's sentence."""
+    """Returns `value` as a finite float, of which none is -0.0; `hint` ends the error's sentence."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a real number: {hint}")
     try:
@@ -41,7 +41,7 @@ def real(name: str, value: Any, *, hint: str) -> float:
         raise ValueError(f"{name} is beyond float64, whose numbers end at 1.8e308: {hint}") from None
     if not math.isfinite(number):
         raise ValueError(f"{name}={value} is not finite: {hint}")
-    return number
+    return number + 0.0  # -0.0 becomes 0.0
 
 
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:

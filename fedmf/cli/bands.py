@@ -103,6 +103,11 @@ def _table(choice: "BandChoice") -> str:
         "round's running query at clip norm 1; per client: divided by the cohort, as in the mean.\n"
         f"Choice: {chosen}, {'with' if best.amplified else 'without'} amplification by sampling."
     )
+    if choice.failure:
+        lines.append(
+            f"The guarantees of these rows are simulated. Any of them is wrong with probability at most {choice.failure:.2g}, over\n"
+            "the coins of the simulations: that is the chance for the row that was chosen among them."
+        )
     if not best.amplified and best.family == "banded" and p.max_participations > 1:
         lines.append(
             "Without amplification the best encoder of all, for clients in a fixed order, can be better: see --dense."

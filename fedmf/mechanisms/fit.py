@@ -104,7 +104,7 @@ def fit(
         return record.fit(workload, participation, stopping, **options)
     decides = {**options, "tolerance": stopping.tolerance, "max_iterations": stopping.max_iterations}
     path = fits.cached_path(folder, workload, participation, family, decides)
-    mechanism = fits.read(path)
+    mechanism = fits.read(path, family=family, rounds=participation.rounds)
     if mechanism is None:
         stopped_short.set(False)
         began = time.perf_counter()

@@ -70,8 +70,10 @@ def sampled_gaussian_epsilon(noise_multiplier: float, delta: float, *, probabili
     # Where a client is hardly ever drawn each point costs the same and less depends on it.
     share, interval, finest = min(1e-3, 6e-3 / math.sqrt(k)), 1e-3 * scale, 3e-6 if k * q > 100 * delta else 3e-5
     finest = max(finest, 1e-11 * noise_multiplier)  # else the deltas of neighbouring points are equal but for rounding
+    epsilon = math.inf
     while True:
-        epsilon = float(_sampled_accountant(noise_multiplier, q, k, interval).get_epsilon(delta - _COMPOSITION_ERROR))
+        found = float(_sampled_accountant(noise_multiplier, q, k, interval).get_epsilon(delta - _COMPOSITION_ERROR))
+        epsilon = min(epsilon, found)  # of much noise, rounding makes fine grids the worse ones
         wanted = max(share * epsilon, finest * scale)
         if epsilon == 0 or interval <= 2 * wanted:  # a finer grid gives no more
             return epsilon

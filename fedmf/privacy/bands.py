@@ -19,7 +19,8 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import sampled_gaussian_noise_multiplier
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_multiplier
-from fedmf.privacy.sampling import BallsInBins, CyclicPoisson, CyclicShuffle, MinSepPoisson
+from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
+from fedmf.privacy.sampling import SCHEMES, BallsInBins, CyclicPoisson, CyclicShuffle, MinSepPoisson
 from fedmf.privacy.sampling.base import column_norm
 from fedmf.workloads import Workload
 
@@ -187,6 +188,15 @@ class BandChoice:
         return min(self.rows, key=lambda row: row.rmse)
 
     @property
+    def failure(self) -> float:
+        """The chance, over the coins of simulations, that any row's noise is too small: the sum of all calibrations; 0 without any.
+
+        The least noise is chosen among rows, and one that is too small would be. So the chance of all is that of the best.
+        """
+        simulated = SCHEMES[self.search.sampling][0].simulated
+        return FAILURE_OF_CALIBRATION * sum(row.amplified for row in self.rows) if simulated else 0.0
+
+    @property
     def close(self) -> tuple[BandRow, ...]:
         """Rows whose rmse is within 1% of the best, the best among them: fewer bands cost less memory."""
         return tuple(row for row in self.rows if row.rmse <= CLOSE * self.best.rmse)
@@ -201,6 +211,7 @@ class BandChoice:
             "participation": self.participation.limits(),
             "best": dataclasses.asdict(self.best),
             "close": [row.bands for row in self.close],
+            "failure": self.failure,
             "rows": [dataclasses.asdict(row) for row in self.rows],
         }
 
@@ -213,6 +224,8 @@ def choose_bands(
     sigma(b) is the least noise that gives (epsilon, delta): for b * cohort_size < population that of ceil(rounds / b) events with Poisson
     sampling at q = b * cohort_size / population, by PLD accounting for addition or removal of a client; otherwise that of one Gaussian
     release under `BandSearch.participation`, without amplification. loss(b) is that of the best encoder of b bands and columns of one norm.
+
+    Where the epsilon of a scheme is simulated, each row is a calibration that fails with a chance; `BandChoice.failure` adds them up.
 
     Amplification needs a server that draws whom it likes. Where it cannot, as with phones, take bands = min_sep.
 

@@ -12,7 +12,10 @@ from fedmf import checks
 # dp_accounting and scipy take most of a second to import, so that `fedmf --help` waits for neither: functions import them.
 
 _MAX_SENSITIVITY = 1e30
-_FLOAT32_NORMAL = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
+_FLOAT32_NORMAL = (2.0**-126, 2.0**127)
+# What float32 must hold beside a standard deviation: draws down to its own rounding of one, 2^-24, and up to 40 deviations in rows of N whose
+# norm is 1000 times the least; and the sum of a round of clients, more than there are people.
+_SMALL_DRAW, _LARGE_DRAW, _MOST_CLIENTS = 2.0**-24, 40_000.0, 2.0**34
 
 MAX_EPSILON = 10_000.0
 MAX_TARGET_EPSILON = MAX_EPSILON / 2
@@ -136,7 +139,9 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 
 
 def check_float32_holds(noise_multiplier: float, sensitivity: float, clip_norm: float, noise_scale: float) -> None:
-    """Raises a ValueError where float32, in which noise is made, would make it 0 or infinite: a guarantee without noise.
+    """Raises a ValueError where float32, in which noise is made and the release is handed out, would make either 0 or infinite.
+
+    Noise of 0 is a guarantee without noise. A release that overflows tells that a client is there.
 
     Args:
       noise_multiplier: 0 for no noise, of which all is held.
@@ -146,10 +151,11 @@ def check_float32_holds(noise_multiplier: float, sensitivity: float, clip_norm: 
     # A row of N has at least the norm 1 / sensitivity, because row t of N times column t of C is 1: then this is its noise.
     row = noise_multiplier * clip_norm * noise_scale
     sizes = (row * sensitivity, row)
-    held = _FLOAT32_NORMAL[0] <= min(sizes) and max(sizes) <= _FLOAT32_NORMAL[1]
+    least, most = _FLOAT32_NORMAL
+    held = least <= min(sizes) * _SMALL_DRAW and max(sizes) * _LARGE_DRAW + clip_norm * _MOST_CLIENTS <= most
     if noise_multiplier > 0 and not (held and 1 / _MAX_SENSITIVITY <= sensitivity <= _MAX_SENSITIVITY):
         raise ValueError(
-            f"clip_norm={clip_norm}, noise_multiplier={noise_multiplier} and an encoder of sensitivity {sensitivity:g} give noise beyond "
-            "the range of float32 in which it is drawn: rescale the updates, and clip_norm with them, or divide the encoder by its "
+            f"clip_norm={clip_norm}, noise_multiplier={noise_multiplier} and an encoder of sensitivity {sensitivity:g} give sums or "
+            "noise beyond the range of float32, in which a round is released: rescale the updates, and clip_norm with them, or divide the encoder by its "
             "sensitivity"
         )

@@ -33,6 +33,7 @@ import pathlib
 import sys
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,7 @@ from fedmf.terminal import interrupts, progress_bar
 # Chance, over our coins, that one epsilon is too small; of the MAX_ATTEMPTS of a calibration together it is ten times as large.
 FAILURE = 1e-10
 MAX_ATTEMPTS = 10
+FAILURE_OF_CALIBRATION = MAX_ATTEMPTS * FAILURE
 # Words that separate the sample that chooses (noise, order, points, size) from the one that proves.
 SEARCH, PROOF = 0, 1
 # Numbers that a search and a proof may draw or compute: seconds, and some minutes.
@@ -108,6 +110,17 @@ class SimulatedEpsilon:
     order: int
     samples: tuple[int, int]
     wanted: float
+
+    def __post_init__(self) -> None:
+        numbers = (self.epsilon, self.estimate, self.wanted)
+        wholes = (self.order, *self.samples)
+        fine = (
+            all(type(number) is float and number >= 0 for number in numbers)
+            and all(type(whole) is int and whole >= 0 for whole in wholes)
+            and len(self.samples) == 2
+        )
+        if not fine:
+            raise ValueError(f"{self} is no outcome of a simulation: epsilons and samples are not negative")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -274,19 +287,34 @@ def simulated_epsilon(losses: Losses, delta: float, most: float) -> SimulatedEps
     folder = cache_folder()
     if folder is None:
         return _simulated(losses, delta, most)
-    name = hashlib.sha256(f"{_code()} {losses.digest} {delta!r} {most!r}".encode()).hexdigest()[:32]
-    path = folder / f"epsilon-{name}.json"
-    try:
-        kept = json.loads(path.read_text())
-        return SimulatedEpsilon(**kept | {"samples": tuple(kept["samples"])})
-    except (OSError, ValueError, TypeError, KeyError):
-        result = _simulated(losses, delta, most)
+    key = hashlib.sha256(f"{_code()} {losses.digest} {delta!r} {most!r}".encode()).hexdigest()
+    path = folder / f"epsilon-{key[:32]}.json"
+    result = _kept(path, key)
+    if result is not None:
+        return result
+    result = _simulated(losses, delta, most)
+    outcome = dataclasses.asdict(result)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(dataclasses.asdict(result)))
+        write_atomically(path, json.dumps(outcome | {"digest": _digest(key, outcome)}))
     except OSError as error:
         warnings.warn(f"epsilon could not be stored in cache={str(folder)!r} ({error})", RuntimeWarning, stacklevel=3)
     return result
+
+
+def _kept(path: pathlib.Path, key: str) -> SimulatedEpsilon | None:
+    """The outcome that was stored for this key; None where there is none, or the file is damaged or another's."""
+    try:
+        outcome = json.loads(path.read_text())
+        if outcome.pop("digest") != _digest(key, outcome):
+            return None
+        return SimulatedEpsilon(**outcome | {"samples": tuple(outcome["samples"])})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _digest(key: str, outcome: dict[str, Any]) -> str:
+    return hashlib.sha256(f"{key} {json.dumps(outcome, sort_keys=True)}".encode()).hexdigest()
 
 
 @functools.cache

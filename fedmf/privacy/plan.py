@@ -121,6 +121,15 @@ class Plan:
             raise TypeError(
                 f"quantile_clipping={self.quantile_clipping!r} must be a fedmf.QuantileClipping, or None for one clip norm"
             )
+        if not isinstance(self.longer, Plan | None):
+            raise TypeError(
+                f"longer={self.longer!r} must be None: fedmf.privacy.stopping.stopped_after sets it to the plan of all rounds"
+            )
+        if self.longer is not None and self.longer.mechanism.rounds < self.mechanism.rounds:
+            raise ValueError(
+                f"longer has rounds={self.longer.mechanism.rounds}, fewer than the rounds={self.mechanism.rounds} of the plan: "
+                "make plans of the first rounds with fedmf.privacy.stopping.stopped_after"
+            )
         if scheme is not None and self.delta < scheme.min_delta:
             raise ValueError(
                 f"delta={self.delta} is too small for amplification by sampling, accounted to {scheme.min_delta}: use that, or "
@@ -172,7 +181,7 @@ class Plan:
         With quantile_clipping while the clip norm is the first one; later in proportion to it.
 
         Raises:
-          ValueError: float32, in which noise is made, would make it or a row of N 0 or infinite: a guarantee without noise.
+          ValueError: float32, in which noise is made and the release handed out, would make either 0 or infinite.
         """
         scales = self.update_noise_multiplier, self.sensitivity.value, self.clip_norm, self.noise_scale
         check_float32_holds(*scales)

@@ -56,12 +56,13 @@ def cached_path(
     return cache / f"{family}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
 
 
-def read(path: pathlib.Path) -> Mechanism | None:
-    """The mechanism in `path`; None where there is none, or the file is damaged."""
+def read(path: pathlib.Path, *, family: str, rounds: int) -> Mechanism | None:
+    """The mechanism in `path`; None where there is none, or the file is damaged, or holds another family or number of rounds."""
     try:
-        return load_mechanism(path)
+        mechanism = load_mechanism(path)
     except (OSError, ValueError):
         return None
+    return mechanism if (mechanism.family, mechanism.rounds) == (family, rounds) else None
 
 
 def write(path: pathlib.Path, mechanism: Mechanism) -> None:

@@ -71,7 +71,7 @@ class Simulated(Sampling):
             f"It is a Monte-Carlo bound from {found.samples[0]} samples for removing and {found.samples[1]} for adding a client. The "
             f"bound at delta = {delta} is epsilon = {bound}, and the point estimate is {estimate}. The bound is wrong with probability at "
             f"most {FAILURE:g}, over the coins of the simulation and not of the run; after calibration, which may try {MAX_ATTEMPTS} "
-            "times, so many times that." + more * (found.wanted > 1.5 * found.samples[0])
+            "times, so many times that; after a choice among several calibrations, the sum of theirs." + more * (found.wanted > 1.5 * found.samples[0])
         )
 
     def _simulated(self, mechanism: Mechanism, noise: float, delta: float) -> SimulatedEpsilon:
