@@ -129,7 +129,11 @@ def run_sweep(
     # Those of earlier commands count as well, and those that are not finished or were stopped: they trained on the same clients.
     others = sorted(path.name for path in (out / "runs").iterdir() if path.name not in configs)
     folders = [run_folder(out, name) for name in (*configs, *others)]
-    begun = [Run.load(folder) for folder in folders if (folder / "result.json").exists() or RunFolder(folder).rounds_ever_done()]
+    begun = [
+        Run.load(folder)
+        for folder in folders
+        if (folder / "result.json").exists() or RunFolder(folder).rounds_ever_done()
+    ]
     runs = [run for run in begun if run.result is not None]
     if runs:
         for name, content in (

@@ -189,7 +189,9 @@ def together(runs: Sequence[Run]) -> str:
     shown = math.ceil(epsilon * 100) / 100 if math.isfinite(epsilon) else epsilon  # never fewer than the bound
     claimed = ", of the claimed cohorts" if any(plan["claimed_cohort"] for plan in private) else ""
     simulated = sum(scheme_from_facts(plan["sampling"]).simulated for plan in private if plan["sampling"])
-    chance = f" (simulated: wrong with probability at most {plain(simulated * FAILURE_OF_CALIBRATION)})" * (simulated > 0)
+    chance = f" (simulated: wrong with probability at most {plain(simulated * FAILURE_OF_CALIBRATION)})" * (
+        simulated > 0
+    )
     which = "The private run" if len(private) == 1 else f"The {len(private)} private runs together"
     choice = (
         " That, and not one run's, is the guarantee of a model chosen by looking at all." if len(private) > 1 else ""

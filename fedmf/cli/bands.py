@@ -61,15 +61,15 @@ def bands(
     progress = status_line() or (lambda phrase: None)
     with arguments_checked():
         search = BandSearch(workload=workload_from(workload, momentum, rounds), **target)
-        progress("fitting the first number of bands")
         rows = []
+        if options["dense"]:  # first: where it is too large that is known at once
+            progress("fitting the dense optimum")
+            rows.append(search.dense())
+        progress("fitting the first number of bands")
         for row in search.rows(options["bands"]):
             progress(f"{row.bands} bands: rmse {row.rmse:.4g}")
             rows.append(row)
-        rows.sort(key=lambda row: row.bands)
-        if options["dense"]:
-            progress("fitting the dense optimum")
-            rows.append(search.dense())
+        rows.sort(key=lambda row: (row.family == "dense", row.bands))
     progress("")
     choice = BandChoice(search=search, rows=tuple(rows))
     if out is not None:

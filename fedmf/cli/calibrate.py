@@ -56,12 +56,26 @@ def calibrate(
       fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --table
       fedmf calibrate banded.npz --rounds 256 --epsilon 8 --sampling poisson --population 64000 --cohort-size 1000
     """
+    import fedmf
+    from fedmf import checks
+    from fedmf.mechanisms.error import rmse
     from fedmf.noise import strategies
-    from fedmf.privacy.stopping import stopped_after, stopping_table
+    from fedmf.privacy.stopping import first_rounds, stopped_after, stopping_table
 
     parameters = target["parameters"]
+    # Without sampling it is what the effective error is divided by, and no part of the plan.
+    clients = target["cohort_size"] if target["sampling"] is not None else target.pop("cohort_size")
     with arguments_checked():
+        if table or target["stop_after"] is not None:  # before the minutes of a calibration
+            hint = "a run can end before its plan and not after it"
+            stop = target["stop_after"] or 1
+            checks.integer("stop_after", stop, low=1, high=target["rounds"], hint=hint)
+            mechanism = fedmf.load_mechanism(mechanism_file)
+            first_rounds(mechanism, min(stop, mechanism.rounds), schema=target["schema"], sampling=target["sampling"])
         plan = plan_from(mechanism_file, target)
+        clients = clients or plan.claimed_cohort or getattr(plan.sampling, "cohort_size", None)
+        error = rmse(plan.mechanism, fedmf.prefix_sum(plan.mechanism.rounds), plan.participation)
+        error *= plan.update_noise_multiplier
         stops = stopping_table(plan) if table else []
         if target["stop_after"] is not None:
             plan = stopped_after(plan, target["stop_after"])
@@ -78,7 +92,8 @@ def calibrate(
     if statement and not as_json:
         click.echo(plan.statement(**extras))
     else:
-        summary = plan.summary()
+        # Of the running sums of updates of clip norm 1, and of those of their means.
+        summary = plan.summary() | {"rmse": error, "effective_rmse": None if clients is None else error / clients}
         if rdp:
             summary["rdp_epsilon"] = plan.rdp_epsilon if math.isfinite(plan.rdp_epsilon) else None
         if statement:

@@ -80,4 +80,5 @@ def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> st
     sentence, of, choices = message.partition(" one of ")
     of_options = re.search("(options|fields) are ", sentence)
     listed = of_options.start() if of_options else len(sentence)
-    return re.sub(argument, option, sentence) + of + choices
+    # A file that was named on the command line stands for itself.
+    return re.sub(r"(?<![\w.])path=(?=['\"])", "", re.sub(argument, option, sentence) + of + choices)

@@ -86,6 +86,8 @@ def fit(matrices: pathlib.Path | None, out: pathlib.Path, picture: bool, as_json
     from fedmf.mechanisms.fitting.progress import interrupted_fit, shown
     from fedmf.terminal.interrupts import Interrupted
 
+    if picture:
+        OutputFile(".png").convert(out.with_suffix(".png"), None, click.get_current_context())  # before the fit
     interrupted_fit.set(False)
     limits = {name: options.pop(name) for name in ("rounds", "schema", "min_sep", "max_participations")}
     learning = {name: options.pop(name) for name in ("momentum", "warmup", "cooldown")}

@@ -166,7 +166,7 @@ plan_options = together(
 sampling_options = together(
     sampling_option,
     click.option("--population", type=COUNT, help="With --sampling: the number of clients."),
-    click.option("--cohort-size", type=COUNT, help="With --sampling: clients of a round."),
+    click.option("--cohort-size", type=COUNT, help="Clients of a round."),
     click.option(
         "--partitions",
         type=COUNT,
@@ -304,6 +304,7 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
     """
     import fedmf
     from fedmf.mechanisms.budget import check_pays_for_each_round
+    from fedmf.privacy.gaussian import gaussian_noise_multiplier
     from fedmf.privacy.sampling.base import column_norm
 
     limits = {name: target[name] for name in ("rounds", "schema", "min_sep", "max_participations")}
@@ -320,6 +321,11 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
     if (simulated is None) != (claimed is None):
         raise ValueError(f"simulated={simulated} and claimed={claimed}: give both, or neither")
     shared: Any = {name: target[name] for name in ("delta", "clip_norm")} | {"sampling": sampling_from(target)}
+    names = ("quantile", "share", "every", "learning_rate")
+    following = {name: target[name] for name in names if target.get(name) is not None}
+    if following and "quantile" not in following:
+        raise ValueError(f"{' and '.join(following)}: they belong to --clip-quantile, give that as well")
+    clipping = fedmf.QuantileClipping(**following) if following else None
     mechanism = fedmf.load_mechanism(mechanism_file)
     if limits["rounds"] != mechanism.rounds:
         raise ValueError(
@@ -329,20 +335,17 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
         participation = fedmf.Budget.of(mechanism, fedmf.Participation(**limits | {"schema": "min_sep"})).participation
     elif participation is not None and participation.schema == "budget":
         check_pays_for_each_round(participation, column_norm(mechanism))
-    if epsilon is not None:
-        plan = fedmf.calibrate(mechanism, participation, epsilon=epsilon, **shared)
-    else:
-        shared |= {"participation": participation, "noise_multiplier": noise_multiplier}
-        plan = fedmf.Plan(mechanism=mechanism, **shared)
-    names = ("quantile", "share", "every", "learning_rate")
-    following = {name: target[name] for name in names if target.get(name) is not None}
-    if following:
-        if "quantile" not in following:
-            raise ValueError(f"{' and '.join(following)}: they belong to --clip-quantile, give that as well")
-        plan = dataclasses.replace(plan, quantile_clipping=fedmf.QuantileClipping(**following))
+    # Without amplification at first: what does not go together is refused before the minutes that a calibration can take.
+    noise = noise_multiplier if epsilon is None else gaussian_noise_multiplier(epsilon, target["delta"])
+    plan = fedmf.Plan(mechanism=mechanism, participation=participation, noise_multiplier=noise, **shared)
+    plan = dataclasses.replace(plan, quantile_clipping=clipping)
     if simulated is not None and claimed is not None:
         plan = plan.simulating(simulated=simulated, claimed=claimed)
     _ = plan.stddev  # refuses what float32 cannot hold
+    if epsilon is not None:
+        calibrated = fedmf.calibrate(mechanism, participation, epsilon=epsilon, **shared)
+        plan = dataclasses.replace(plan, noise_multiplier=calibrated.noise_multiplier)
+        _ = plan.stddev
     return plan
 
 

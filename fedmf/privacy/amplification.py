@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 _COMPOSITION_ERROR = 1e-12
 MIN_COMPOSED_DELTA = 1e-10
 
-# With more noise the loss of one release is rounding beside 1, and dp_accounting says less than is true, or fails. Less noise only overstates.
+# With more noise the loss of one release is nothing beside 1, and dp_accounting says less than is true, or fails.
+# Less noise only overstates.
 _MOST_NOISE = 1e6
 
 # Renyi orders: dense where guarantees of epsilon 0.1 to 20 have their optimum, sparse beyond.

@@ -43,6 +43,8 @@ def calibrate(
       >>> round(plan.noise_multiplier, 5), round(plan.sensitivity.value, 3), plan.epsilon <= 2.0
       (2.23048, 2.0, True)
     """
+    if not isinstance(participation, Participation | None):
+        raise TypeError(f"participation={participation!r} must be a fedmf.Participation, or None with sampling")
     # The multiplier that is enough without amplification.
     plan = Plan(
         mechanism=mechanism,

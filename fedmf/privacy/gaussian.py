@@ -13,8 +13,8 @@ from fedmf import checks
 
 _MAX_SENSITIVITY = 1e30
 _FLOAT32_NORMAL = (2.0**-126, 2.0**127)
-# What float32 must hold beside a standard deviation: draws down to its own rounding of one, 2^-24, and up to 40 deviations in rows of N whose
-# norm is 1000 times the least; and the sum of a round of clients, more than there are people.
+# What float32 must hold: draws down to its own rounding of a deviation, 2^-24; 40 deviations in rows of N of 1000 times the least norm;
+# and the sum of a round of clients, of more than there are people.
 _SMALL_DRAW, _LARGE_DRAW, _MOST_CLIENTS = 2.0**-24, 40_000.0, 2.0**34
 
 MAX_EPSILON = 10_000.0
@@ -156,6 +156,6 @@ def check_float32_holds(noise_multiplier: float, sensitivity: float, clip_norm: 
     if noise_multiplier > 0 and not (held and 1 / _MAX_SENSITIVITY <= sensitivity <= _MAX_SENSITIVITY):
         raise ValueError(
             f"clip_norm={clip_norm}, noise_multiplier={noise_multiplier} and an encoder of sensitivity {sensitivity:g} give sums or "
-            "noise beyond the range of float32, in which a round is released: rescale the updates, and clip_norm with them, or divide the encoder by its "
-            "sensitivity"
+            "noise beyond the range of float32, in which a round is released: rescale the updates, and clip_norm with them, or divide "
+            "the encoder by its sensitivity"
         )

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 # log(rate) = SLOPE log(L_e) + OFFSET. The logarithms are natural: with decimal ones the rates of Table 4 would come out as 0.0005.
 SLOPE, OFFSET = -0.95, -4.64
+# What the runs had, and the range of their L_e, for 1000 clients: from 342 bands at epsilon 16 (0.00316) to DP-SGD at epsilon 1 (0.3315).
+ROUNDS, CLIP_NORM, ERRORS = 2052, 1.0, (0.0031, 0.332)
+TASK = "StackOverflow next-word prediction"
 # The paper's learning rates are powers of this.
 GRID = 1.7
 
@@ -71,6 +74,25 @@ def predicted_learning_rate(effective_rmse: float, *, clip_norm: float = 1.0, gr
         raise ValueError(f"grid={grid!r} must be above 1: pass the ratio of neighbouring rates such as 1.7, or None")
     rate = math.exp(SLOPE * math.log(effective_rmse) + OFFSET) / clip_norm
     return rate if grid is None else on_grid(rate, grid)
+
+
+def extrapolations(effective_rmse: float, *, rounds: int, clip_norm: float = 1.0) -> list[str]:
+    """In what a run is beyond the runs that the rule was fitted to, one phrase each; that the task is another is for the reader to know.
+
+    >>> extrapolations(0.05, rounds=2052)
+    []
+    >>> extrapolations(0.9, rounds=256)
+    ['effective_rmse 0.9 is outside 0.0031 to 0.332', '256 rounds in place of 2052']
+    """
+    least, most = ERRORS
+    found = []
+    if not least <= effective_rmse <= most:
+        found.append(f"effective_rmse {effective_rmse:.3g} is outside {least:g} to {most:g}")
+    if rounds != ROUNDS:
+        found.append(f"{rounds} rounds in place of {ROUNDS}")
+    if clip_norm != CLIP_NORM:
+        found.append(f"clip_norm {clip_norm:g} in place of {CLIP_NORM:g}")
+    return found
 
 
 def on_grid(rate: float, grid: float = GRID, *, steps: int = 0) -> float:

@@ -229,6 +229,8 @@ class Plan:
 
         That of the sampling scheme where it has one, else that of the unamplified Gaussian.
         """
+        if self.noise_multiplier > 1e100:  # whose square overflows in dp_accounting
+            return dataclasses.replace(self, noise_multiplier=1e100).rdp_epsilon
         unamplified = rdp_epsilon(self.without_amplification().event, self.delta)
         if self.sampling is None or self.noise_multiplier == 0:
             return unamplified

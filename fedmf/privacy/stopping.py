@@ -46,6 +46,30 @@ def leading_block(mechanism: Mechanism, rounds: int) -> Mechanism:
     return DenseMechanism(matrix=C[:rounds, :rounds], certificate_reason=reason)
 
 
+def first_rounds(mechanism: Mechanism, rounds: int, *, schema: str, sampling: str | None) -> Mechanism:
+    """`leading_block`, for plans of which the first rounds can have a guarantee of their own: known before the noise is.
+
+    Args:
+      mechanism: of the whole run.
+      rounds: in 1..mechanism's rounds.
+      schema: of the participation.
+      sampling: the name of a scheme, or None.
+
+    Raises:
+      ValueError: a plan with sampling or a budget, or a mechanism that `leading_block` refuses.
+    """
+    if sampling is not None:
+        raise ValueError(
+            f"sampling={sampling} is accounted for all rounds together: leave it out, or state the guarantee of all"
+        )
+    if schema == "budget":
+        raise ValueError(
+            f"schema=budget: all of a budget may be spent in the first {rounds} rounds, so that these have the guarantee of all: state "
+            "that, and audit the run, which counts what was spent"
+        )
+    return leading_block(mechanism, rounds)
+
+
 def stopped_after(plan: Plan, rounds: int) -> Plan:
     """The plan of the first `rounds` rounds of a run, with the same noise; for ends that no output decided (see above).
 
@@ -62,16 +86,8 @@ def stopped_after(plan: Plan, rounds: int) -> Plan:
     p = plan.participation
     hint = "a run can end before its plan and not after it: plan with the most rounds that you may want"
     rounds = checks.integer("rounds", rounds, low=1, high=p.rounds, hint=hint)
-    if plan.sampling is not None:
-        raise ValueError(
-            f"sampling={type(plan.sampling).__name__} is accounted for all rounds together: leave it out, or state the guarantee of all"
-        )
-    if p.schema == "budget":
-        raise ValueError(
-            f"budget={p.budget} may be spent in the first {rounds} rounds, so that these have the guarantee of all: state that, and audit "
-            "the run, which counts what was spent"
-        )
-    mechanism = leading_block(plan.mechanism, rounds)
+    scheme = None if plan.sampling is None else type(plan.sampling).__name__
+    mechanism = first_rounds(plan.mechanism, rounds, schema=p.schema, sampling=scheme)
     if p.schema in ("single", "every_round"):
         kept = Participation(rounds=rounds, schema=p.schema)
     else:

@@ -61,12 +61,18 @@ def test_fit_and_calibrate(tmp_path, identity):
     calibrate = ["calibrate", path, "--rounds", 32, "--min-sep", 8]
     plan = json.loads(fedmf(*calibrate, "--epsilon", 2, "--json").stdout)
     assert plan["noise_multiplier"] == pytest.approx(2.23048, abs=1e-4)  # banded paper, Table 4
+    error = fitted["rmse"] * plan["noise_multiplier"]
+    assert (plan["rmse"], plan["effective_rmse"]) == (pytest.approx(error), None)
+    with_cohort = json.loads(fedmf(*calibrate, "--epsilon", 2, "--cohort-size", 40, "--json").stdout)
+    assert with_cohort["effective_rmse"] == pytest.approx(error / 40)
+    assert "effective_rmse" in fedmf(*calibrate, "--epsilon", 2, "--cohort-size", 40).stdout
     scheme = ["--sampling", "poisson", "--population", 400, "--cohort-size", 4, "--rdp"]
     sampled = json.loads(
         fedmf("calibrate", identity, "--rounds", 12, "--min-sep", 4, "--epsilon", 8, *scheme, "--json").stdout
     )
     assert sampled["epsilon"] <= 8 < sampled["sampling"]["unamplified_epsilon"]
     assert sampled["rdp_epsilon"] > 0
+    assert sampled["effective_rmse"] == pytest.approx(sampled["rmse"] / 4)
     none = fedmf(*calibrate, "--noise-multiplier", 0).stdout.splitlines()
     assert [line.split()[1] for line in none if line.startswith(("epsilon", "rho"))] == ["infinite", "infinite"]
     assert "# Privacy statement" in fedmf(*calibrate, "--epsilon", 2, "--statement").stdout

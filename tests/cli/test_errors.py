@@ -1,7 +1,9 @@
 """Wrong calls of every command: one sentence in the words of the command line, exit status 2, and nothing left behind."""
 
+import ast
 import inspect
 import os
+import pathlib
 import re
 import shlex
 
@@ -124,6 +126,18 @@ def python_names(text):
     ]
 
 
+def foreign_options(line, call):
+    """Options in an error, not in quoted commands, that the command of the call does not have."""
+    command = cli
+    for word in call.split():
+        if not isinstance(command, click.Group) or word not in command.commands:
+            break
+        command = command.commands[word]
+    own = {o for p in command.get_params(click.Context(command)) for o in (*p.opts, *p.secondary_opts)}
+    named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r"`[^`]*`", "", line))
+    return {name for name in named if name not in own | {"--help", "--debug"} and name not in call}
+
+
 def commands(group=cli):
     for command in group.commands.values():
         yield from commands(command) if isinstance(command, click.Group) else [command]
@@ -134,6 +148,7 @@ def test_a_wrong_call_is_one_sentence_about_its_options(call, identity, tmp_path
     monkeypatch.chdir(tmp_path)
     line = refused(*shlex.split(call.replace("MECHANISM", str(identity))), words=WRONG_CALLS[call])
     assert python_names(line) == []
+    assert foreign_options(line, call) == set()
     assert os.listdir(tmp_path) == []
 
 
@@ -180,8 +195,29 @@ def test_arguments_are_named_as_options():
         "equal_norms=False or equal_norms=True": "--no-equal-norms or --equal-norms",
         "out='a b.npz' in /tmp/min_sep/x": "--out 'a b.npz' in /tmp/min_sep/x",
         "nu is small, menu=1, x.nu=1": "nu is small, menu=1, x.nu=1",
+        "path='x.npz' does not hold": "'x.npz' does not hold",
     }.items():
         assert with_option_names(message, options) == expected
+
+
+def options_in_errors(package):
+    """(file, text) of every string in a raise that names an option of the command line."""
+    for path in sorted((pathlib.Path(fedmf.__file__).parent / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise):
+                texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+                for text in texts:
+                    if isinstance(text, str) and re.search(r"(?<![\w-])--[a-z]", re.sub(r"`[^`]*`", "", text)):
+                        yield path.name, text
+
+
+@pytest.mark.parametrize("package", ["audits", "cohorts", "mechanisms", "noise", "participation", "privacy"])
+def test_errors_of_python_name_arguments(package):
+    assert list(options_in_errors(package)) == []
+
+
+def test_options_in_errors_are_seen():
+    assert list(options_in_errors("cli"))
 
 
 @pytest.mark.parametrize("out", ["x" * 250 + ".npz", "file/x.npz"])

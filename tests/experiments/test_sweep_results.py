@@ -100,6 +100,14 @@ def test_together_is_the_composition():
     assert said > 8.5  # more than one of them
 
 
+def test_together_says_how_often_simulated_ones_are_wrong():
+    one = make_run("banded")
+    scheme = fedmf.BallsInBins(population=90, bins=9).facts(4)
+    simulated = dataclasses.replace(one, plan=one.plan | {"sampling": scheme})
+    assert "(simulated: wrong with probability at most 2e-9)" in together([simulated, one, simulated])
+    assert "simulated" not in together([one])
+
+
 def test_together_of_other_deltas_adds_up_and_of_no_noise_says_so():
     one, other = make_run("banded"), make_run("banded", delta=1e-5)
     said = together([one, other, make_run("none")])

@@ -1,5 +1,6 @@
 import dataclasses
 import importlib.metadata
+import itertools
 import math
 import time
 
@@ -90,6 +91,22 @@ def test_sampling_never_costs_and_more_noise_never_harms(sigma, q, k):
     assert sampled_gaussian_epsilon(1.1 * sigma, 1e-6, probability=q, compositions=k) <= epsilon * slack
     assert epsilon <= sampled_gaussian_epsilon(sigma, 1e-6, probability=min(1.0, 1.2 * q), compositions=k) * slack
     assert epsilon <= sampled_gaussian_epsilon(sigma, 1e-6, probability=q, compositions=k + 5) * slack
+
+
+@pytest.mark.parametrize(("q", "k"), [(0.026, 2052), (0.5, 10), (2e-7, 2052)])
+@pytest.mark.parametrize("delta", [1e-6, 1e-10])
+def test_much_noise_has_a_small_epsilon_and_none_at_last(q, k, delta):
+    """It failed from 1e12 on, was 0 at 1e8 where delta(0) is above delta, and took up to 16 seconds to be 0."""
+    began = time.process_time()
+    noises = [10.0 ** (i / 2) for i in range(4, 20)] + [1e30, 1e300]
+    epsilons = [sampled_gaussian_epsilon(z, delta, probability=q, compositions=k) for z in noises]
+    assert time.process_time() - began < 20  # 1 on an idle machine
+    assert all(more <= less * (1 + 1e-3) for less, more in itertools.pairwise(epsilons))
+    assert epsilons[-1] == 0
+    # Of so much noise a release is nearly Gaussian, with a mean of q and the same deviation.
+    for z, epsilon in zip(noises, epsilons, strict=True):
+        if epsilon == 0:
+            assert gaussian_delta(z / (q * math.sqrt(k)), 0.0) <= 1.01 * delta
 
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 20.0])

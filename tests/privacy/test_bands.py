@@ -9,6 +9,7 @@ import pytest
 
 import fedmf
 from fedmf.cli import main
+from fedmf.cli.bands import _table
 from fedmf.privacy import bands
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.bands import choose_bands
@@ -63,6 +64,16 @@ def test_simulated_schemes_are_choices(quick, sampling):
     assert (row.bands, row.amplified, row.compositions) == (4, True, 16 if sampling == "min-sep-poisson" else 4)
     # Less than without amplification, in the unit of the fixed order that both could be drawn in.
     assert row.noise_multiplier < gaussian_noise_multiplier(2.0, 1e-4)
+
+
+def test_the_chance_of_a_choice_is_that_of_all_its_calibrations(choice):
+    rows = tuple(dataclasses.replace(choice.rows[0], amplified=amplified) for amplified in (True, True, True, False))
+    search = dataclasses.replace(choice.search, sampling="min-sep-poisson")
+    simulated = dataclasses.replace(choice, search=search, rows=rows)
+    assert simulated.failure == simulated.summary()["failure"] == pytest.approx(3 * 10 * 1e-10)
+    assert choice.failure == choice.summary()["failure"] == 0
+    assert "wrong with probability at most 3e-09" in _table(simulated)
+    assert "wrong with probability" not in _table(choice)
 
 
 def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(choice, search):

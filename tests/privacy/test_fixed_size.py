@@ -1,6 +1,7 @@
 """Renyi accounting of samples of fixed size, against Theorem 27 in high precision and against dp_accounting where that is right."""
 
 import importlib.metadata
+import itertools
 import math
 
 import mpmath
@@ -72,11 +73,11 @@ def test_epsilon_falls_with_the_noise_to_zero():
     noises = [2.0**i for i in range(-2, 40)]
     epsilons = [fixed_size_epsilon(z, 1e-6, probability=0.01, compositions=100) for z in noises]
     positive = [epsilon for epsilon in epsilons if epsilon]
-    assert all(more < less for less, more in zip(positive, positive[1:], strict=False))
+    assert all(more < less for less, more in itertools.pairwise(positive))
     assert epsilons[: len(positive)] == positive  # and then it is 0
     # Twice the noise halves a small epsilon, or nearly so, down to where it is next to delta.
     assert positive[-1] < 1e-5
-    for less, more in zip(epsilons, epsilons[1:], strict=False):
+    for less, more in itertools.pairwise(epsilons):
         if 1e-4 < less < 0.1:
             assert 0.4 < more / less < 0.55
 

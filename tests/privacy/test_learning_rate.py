@@ -66,8 +66,24 @@ def test_command(tmp_path, capsys, plan):
     low, high = found["also_try"]
     assert high / found["learning_rate"] == pytest.approx(1.7)
     assert found["learning_rate"] / low == pytest.approx(1.7)
+    beyond = ["8 rounds in place of 2052", "clip_norm 0.25 in place of 1"]
+    assert found["extrapolates"] == beyond
+    assert found["fitted_to"]["effective_rmse"] == [0.0031, 0.332]
     main(["plan", "learning-rate", str(path), *arguments])
-    assert "predicted_rate" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "predicted_rate" in text
+    assert "; ".join(beyond) in text
+
+
+def test_errors_of_the_fitted_runs():
+    """L_e of App. I, Table 6: from Band MF at epsilon 16, whose bands are 342 and rmse 8.56, to DP-SGD at epsilon 1, whose N is C = I."""
+    largest = 4.22468 * math.sqrt(6) * math.sqrt(2053 / 2) / 1000
+    least = 0.36861 * 8.56 / 1000
+    for error in (least, largest):
+        assert learning_rate.extrapolations(error, rounds=2052) == []
+    for error in (0.95 * least, 1.01 * largest):
+        (phrase,) = learning_rate.extrapolations(error, rounds=2052)
+        assert phrase.startswith("effective_rmse")
 
 
 def predictions(cells):

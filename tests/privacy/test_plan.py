@@ -227,6 +227,23 @@ class TestPlan:
             _ = made.stddev
         assert dataclasses.replace(made, noise_multiplier=0.0).stddev == 0
 
+    @pytest.mark.parametrize("clip_norm", [1e38, 1e30, 1e-31])
+    def test_sums_and_draws_that_float32_cannot_hold(self, clip_norm):
+        """Two clients of 2e38 are infinite, and of noise of 1e-37 nearly every draw is below what float32 holds to its full precision."""
+        with pytest.raises(ValueError, match=f"clip_norm={re.escape(str(clip_norm))}.*beyond the range of float32"):
+            _ = plan(clip_norm=clip_norm, noise_multiplier=0.5).stddev
+        assert plan(clip_norm=clip_norm, noise_multiplier=0.0).stddev == 0
+
+    def test_no_noise_of_either_sign(self):
+        made = plan(noise_multiplier=-0.0)
+        assert math.copysign(1, made.noise_multiplier) == 1
+        assert made.epsilon == math.inf
+
+    @pytest.mark.parametrize("noise", [1e30, 1e200, 1e308])
+    def test_much_noise_has_an_epsilon_of_0(self, noise):
+        made = plan(noise_multiplier=noise)
+        assert (made.epsilon, made.rdp_epsilon, made.group_epsilon(3)) == (0, 0, 0)
+
     @pytest.mark.parametrize("scale", [1e-29, 1e-10, 1e10, 1e29])
     def test_a_scaled_encoder_needs_the_same_noise(self, scale):
         """What is added to the sum is N Z times stddev."""

@@ -4,6 +4,7 @@ Oracles: log-likelihood ratios and deltas that were computed apart from any libr
 """
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -289,6 +290,46 @@ class TestEpsilon:
         monte_carlo.simulated_epsilon.cache_clear()
         monkeypatch.setattr(monte_carlo, "_simulated", None)
         assert scheme.epsilon(banded(18, 1, 0.5), 1.0, 1e-4) == first
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda text: text.replace('"epsilon": ', '"epsilon": -'),
+            lambda text: text.replace('"epsilon": ', '"epsilon": 0'),
+            lambda text: json.dumps(json.loads(text) | {"epsilon": 0.1}),
+            lambda text: json.dumps(json.loads(text) | {"epsilon": math.nan}),
+            lambda text: json.dumps(json.loads(text) | {"samples": [1]}),
+            lambda text: json.dumps({n: v for n, v in json.loads(text).items() if n != "digest"}),
+            lambda text: text[:-9],
+            lambda text: "[]",
+            lambda text: "-5",
+        ],
+    )
+    def test_a_damaged_outcome_is_computed_anew(self, quick, monkeypatch, tmp_path, damage):
+        monkeypatch.setenv("FEDMF_CACHE", str(tmp_path))
+        scheme, mechanism = fedmf.BallsInBins(population=90, bins=9), banded(18, 1, 0.5)
+        monte_carlo.simulated_epsilon.cache_clear()
+        first = scheme.epsilon(mechanism, 1.0, 1e-4)
+        (path,) = tmp_path.iterdir()
+        sound = path.read_text()
+        path.write_text(damage(sound))
+        monte_carlo.simulated_epsilon.cache_clear()
+        assert scheme.epsilon(mechanism, 1.0, 1e-4) == first
+        assert path.read_text() == sound
+
+    def test_the_outcome_of_another_question_is_not_read(self, quick, monkeypatch, tmp_path):
+        monkeypatch.setenv("FEDMF_CACHE", str(tmp_path))
+        scheme, mechanism = fedmf.BallsInBins(population=90, bins=9), banded(18, 1, 0.5)
+        monte_carlo.simulated_epsilon.cache_clear()
+        little = scheme.epsilon(mechanism, 2.0, 1e-4)
+        (path,) = tmp_path.iterdir()
+        of_little = path.read_text()
+        path.unlink()
+        much = scheme.epsilon(mechanism, 1.0, 1e-4)
+        (path,) = tmp_path.iterdir()
+        path.write_text(of_little)
+        monte_carlo.simulated_epsilon.cache_clear()
+        assert scheme.epsilon(mechanism, 1.0, 1e-4) == much > little
 
     def test_search_and_proof_are_independent(self):
         losses = bins((1,), 2, 2)

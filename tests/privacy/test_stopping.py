@@ -12,6 +12,7 @@ import fedmf
 from fedmf.mechanisms import BandedMechanism, BLTMechanism, DenseMechanism, IdentityMechanism, ToeplitzMechanism
 from fedmf.privacy.stopping import leading_block, rounds_within, stopped_after, stopping_table
 from tests.cli.program import fedmf as command
+from tests.cli.program import refused
 from tests.mechanisms.schemas import separated
 from tests.oracles import attained_sensitivity
 from tests.participation.test_participation import participations
@@ -114,6 +115,28 @@ def test_refusals():
     )
     with pytest.raises(ValueError, match="sampling=CyclicPoisson is accounted for all rounds together"):
         stopped_after(sampled, 4)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (
+            "--table --sampling poisson --population 90 --cohort-size 3",
+            ["--sampling poisson", "for all rounds together"],
+        ),
+        ("--stop-after 3 --sampling min-sep-poisson --population 90 --cohort-size 3", ["--sampling min-sep-poisson"]),
+        ("--table --schema budget --min-sep 2", ["--schema budget", "may be spent"]),
+        ("--stop-after 13 --min-sep 2", ["--stop-after 13 must be in 1..9"]),
+        ("--min-sep 2 --clip-every 3", ["--clip-every", "--clip-quantile"]),
+        ("--min-sep 2 --clip-quantile 2", ["--clip-quantile 2"]),
+        ("--min-sep 2 --simulated-cohort 5 --claimed-cohort 4", ["--simulated-cohort 5", "--claimed-cohort 4"]),
+        ("--min-sep 2 --clip-norm 1e38", ["--clip-norm 1e+38", "beyond the range of float32"]),
+    ],
+)
+def test_the_command_refuses_before_it_calibrates(tmp_path, monkeypatch, more, words):
+    BLT.save(tmp_path / "blt.npz")
+    monkeypatch.setattr(fedmf, "calibrate", lambda *args, **options: pytest.fail("calibrated"))
+    refused("calibrate", tmp_path / "blt.npz", "--rounds", 9, "--epsilon", 6, *more.split(), words=words)
 
 
 def test_the_table_of_the_command_is_what_stops_guarantee(tmp_path):

@@ -100,7 +100,7 @@ def toeplitz_inverse(workload: Workload) -> np.ndarray:
     if workload.coefficients is None or workload.inverse_diagonals is None:
         raise ValueError(
             f"workload {workload.name!r} is not known to be the same in every round (Toeplitz): fit to it without its "
-            "learning rates, such as momentum_sgd(n, momentum), and measure the error on yours, or use family='banded'"
+            "learning rates and measure the error on yours, or use family='banded'"
         )
     return np.asarray(workload.inverse_diagonals[-1])
 

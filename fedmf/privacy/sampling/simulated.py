@@ -66,12 +66,14 @@ class Simulated(Sampling):
                 f"The simulation shows nothing at delta = {delta}, and the Gaussian mechanism without amplification is what is stated."
                 + (f" A bound would take {times}." if found.wanted > 1.5 * found.samples[0] > 0 else "")
             )
-        more = f" A margin of a few percent of delta would take {times}."
+        more = (
+            f" A margin of a few percent of delta would take {times}." if found.wanted > 1.5 * found.samples[0] else ""
+        )
         return (
             f"It is a Monte-Carlo bound from {found.samples[0]} samples for removing and {found.samples[1]} for adding a client. The "
             f"bound at delta = {delta} is epsilon = {bound}, and the point estimate is {estimate}. The bound is wrong with probability at "
             f"most {FAILURE:g}, over the coins of the simulation and not of the run; after calibration, which may try {MAX_ATTEMPTS} "
-            "times, so many times that; after a choice among several calibrations, the sum of theirs." + more * (found.wanted > 1.5 * found.samples[0])
+            f"times, so many times that; after a choice among several calibrations, the sum of theirs.{more}"
         )
 
     def _simulated(self, mechanism: Mechanism, noise: float, delta: float) -> SimulatedEpsilon:

@@ -76,6 +76,15 @@ def test_a_damaged_file_is_one_fit_lost(tmp_path, damage):
     assert steps_of(tmp_path)[1] == 0
 
 
+def test_the_fit_of_another_question_is_not_read(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    steps_of(one)
+    steps_of(other, workload=prefix_sum(25), participation=single(25))
+    (one / files(one)[0]).write_bytes((other / files(other)[0]).read_bytes())
+    mechanism, steps = steps_of(one)
+    assert (mechanism.rounds, steps > 0) == (24, True)
+
+
 def test_fits_that_stopped_short_are_not_kept(tmp_path):
     with pytest.warns(RuntimeWarning, match="raise max_iterations=2"):
         steps_of(tmp_path, max_iterations=2, tolerance=1e-9)
