@@ -337,13 +337,16 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
         check_pays_for_each_round(participation, column_norm(mechanism))
     # Without amplification at first: what does not go together is refused before the minutes that a calibration can take.
     noise = noise_multiplier if epsilon is None else gaussian_noise_multiplier(epsilon, target["delta"])
-    plan = fedmf.Plan(mechanism=mechanism, participation=participation, noise_multiplier=noise, **shared)
+    if epsilon is not None and shared["sampling"] is not None:
+        participation = None
+    shared["participation"] = participation
+    plan = fedmf.Plan(mechanism=mechanism, noise_multiplier=noise, **shared)
     plan = dataclasses.replace(plan, quantile_clipping=clipping)
     if simulated is not None and claimed is not None:
         plan = plan.simulating(simulated=simulated, claimed=claimed)
     _ = plan.stddev  # refuses what float32 cannot hold
     if epsilon is not None:
-        calibrated = fedmf.calibrate(mechanism, participation, epsilon=epsilon, **shared)
+        calibrated = fedmf.calibrate(mechanism, epsilon=epsilon, **shared)
         plan = dataclasses.replace(plan, noise_multiplier=calibrated.noise_multiplier)
         _ = plan.stddev
     return plan

@@ -167,11 +167,10 @@ def _log_rest(s: float, q: float, a: float) -> float:
     """log E h(q |R - 1|)."""
     J = _TERMS + 1
     log_x = math.log(q) + _log_distance(s)
-    x = np.exp(np.minimum(log_x, _MOST))
     # Each term is at most `ratio` times the one before it; and all terms together are at most (1 + x)^a.
-    ratio = (a - J) / (J + 1) * x
+    ratio = (a - J) / (J + 1) * np.exp(np.minimum(log_x, 30.0))  # which is above 1 there
     with np.errstate(divide="ignore"):
         by_ratio = _log_binomial(a, J)[-1] + J * log_x - np.log(np.maximum(1 - ratio, 0))
-    log_h = np.minimum(by_ratio, a * np.log1p(x))
+    log_h = np.minimum(by_ratio, a * np.logaddexp(0, log_x))
     beyond = np.logaddexp(_cells()[1][-1], math.log(q) + _log_power_beyond(s, a))
     return float(_log_expectation(log_h, a * math.log1p(q), beyond))

@@ -220,6 +220,21 @@ def test_options_in_errors_are_seen():
     assert list(options_in_errors("cli"))
 
 
+def test_a_picture_that_cannot_be_written_is_refused_before_the_fit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.png").mkdir()
+    monkeypatch.setattr(fedmf, "fit", lambda *args, **options: pytest.fail("fitted"))
+    refused("fit", "--rounds", 8, "--min-sep", 2, "--out", "x.npz", "--show", words=["x.png", "is a folder"])
+
+
+def test_a_damaged_mechanism_is_named_as_it_was(tmp_path):
+    (tmp_path / "x.npz").write_bytes(b"no archive")
+    line = refused(
+        "calibrate", tmp_path / "x.npz", "--rounds", 8, "--min-sep", 2, "--epsilon", 1, words=["x.npz' does not hold"]
+    )
+    assert "path" not in line.replace(str(tmp_path), "")
+
+
 @pytest.mark.parametrize("out", ["x" * 250 + ".npz", "file/x.npz"])
 def test_a_file_that_cannot_be_written_is_refused_before_the_fit(out, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

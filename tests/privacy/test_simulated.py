@@ -291,6 +291,14 @@ class TestEpsilon:
         monkeypatch.setattr(monte_carlo, "_simulated", None)
         assert scheme.epsilon(banded(18, 1, 0.5), 1.0, 1e-4) == first
 
+    def test_of_much_noise_is_0_without_a_sample(self, quick, monkeypatch):
+        monkeypatch.setattr(monte_carlo, "remove_sample", None)
+        mechanism = banded(24, 0.8, 0.6)
+        for scheme in (fedmf.BallsInBins(population=90, bins=9), fedmf.MinSepPoisson(population=600, cohort_size=30)):
+            plan = fedmf.Plan(mechanism=mechanism, noise_multiplier=1e9, clip_norm=1.0, delta=1e-6, sampling=scheme)
+            assert plan.epsilon == plan.sampling.expected_epsilon(mechanism, plan.unit_noise, 1e-6) == 0
+            assert "No simulation was needed" in plan.sampling.evidence(mechanism, plan.unit_noise, 1e-6)
+
     @pytest.mark.parametrize(
         "damage",
         [
