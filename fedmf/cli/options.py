@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 import secrets
 import sys
@@ -87,7 +88,10 @@ class Gigabytes(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The bytes."""
-        return int(super().convert(value, param, ctx) * 1e9)
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number of gigabytes: use one such as 4", param, ctx)
+        return int(number * 1e9)
 
 
 class _NoiseSeed(click.ParamType[int | str]):

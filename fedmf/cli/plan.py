@@ -44,6 +44,10 @@ def learning_rate(mechanism_file: pathlib.Path, cohort_size: int, as_json: bool,
     from fedmf.privacy import learning_rate as rule
 
     with arguments_checked():
+        if target["noise_multiplier"] == 0:
+            raise ValueError(
+                "noise_multiplier=0: the rule is for runs with noise; without noise the rate is bounded by stability"
+            )
         planned = plan_from(mechanism_file, target | {"cohort_size": cohort_size if target["sampling"] else None})
         error = rule.effective_rmse(planned, fedmf.prefix_sum(planned.mechanism.rounds), cohort_size=cohort_size)
         rate = rule.predicted_learning_rate(error, clip_norm=planned.clip_norm, grid=None)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fedmf import checks
+from fedmf.privacy.fixed_size import fixed_size_epsilon
 from fedmf.privacy.gaussian import (
     MAX_EPSILON,
     MIN_DELTA,
@@ -56,7 +57,6 @@ def sampled_gaussian_epsilon(noise_multiplier: float, delta: float, *, probabili
         )
     if q == 1:
         return gaussian_epsilon(noise_multiplier / math.sqrt(k), delta)
-    noise_multiplier = min(noise_multiplier, _MOST_NOISE)
     if noise_multiplier == 0 or delta < MIN_COMPOSED_DELTA:
         return math.inf
     scale = loss_scale(noise_multiplier)
@@ -64,6 +64,10 @@ def sampled_gaussian_epsilon(noise_multiplier: float, delta: float, *, probabili
         return math.inf
     if _total_variation_bound(noise_multiplier, q, k) <= delta:
         return 0.0
+    if noise_multiplier > _MOST_NOISE:
+        # The Renyi moments of a Poisson sample are those sums with E (R - 1)^j in place of T_j, which is no less.
+        by_renyi = fixed_size_epsilon(noise_multiplier, delta, probability=q, compositions=k)
+        return min(by_renyi, sampled_gaussian_epsilon(_MOST_NOISE, delta, probability=q, compositions=k))
     # dp_accounting rounds losses up, so that a coarse grid can only overstate epsilon: by about k / 16 times the square of interval over
     # the whole loss's deviation. A grid as fine as that asks for takes 1e-5 to 1e-4 of epsilon; a fixed 1e-4 took 30% of small ones and
     # many seconds for large ones. Coarse grids are cheap, so epsilon is found by refining. An epsilon that is nothing beside the loss of
@@ -78,7 +82,8 @@ def sampled_gaussian_epsilon(noise_multiplier: float, delta: float, *, probabili
         wanted = max(share * epsilon, finest * scale)
         if epsilon == 0 or interval <= 2 * wanted:  # a finer grid gives no more
             return epsilon
-        wanted = max(wanted, interval / 16)  # where epsilon is next to 0 a coarse grid often says so
+        if share * epsilon < finest * scale:
+            wanted = max(wanted, interval / 16)  # of an epsilon that is 0 a coarser grid often says so
         # Powers of two, so that other deltas find the same accountants.
         interval = 2.0 ** math.floor(math.log2(wanted))
 

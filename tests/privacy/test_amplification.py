@@ -109,7 +109,7 @@ def test_much_noise_has_a_small_epsilon_and_none_at_last(q, k, delta):
             assert gaussian_delta(z / (q * math.sqrt(k)), 0.0) <= 1.01 * delta
 
 
-@pytest.mark.parametrize("sigma", [0.5, 1.0, 20.0])
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
 def test_an_epsilon_of_almost_nothing_needs_no_finer_grid_than_memory_holds(monkeypatch, sigma):
     # Ten clients of 50 million: it was asked for a grid of 1e-9, and 58 GiB.
     grids = []
