@@ -325,7 +325,7 @@ def _code() -> str:
 
 
 def _simulated(losses: Losses, delta: float, most: float) -> SimulatedEpsilon:
-    if _is_nothing(losses, delta):
+    if _is_nothing(losses, delta, most):
         return SimulatedEpsilon(epsilon=0.0, estimate=0.0, order=1, samples=(0, 0), wanted=0.0)
     try:
         plan = _search(losses, delta, most)
@@ -349,18 +349,18 @@ def _simulated(losses: Losses, delta: float, most: float) -> SimulatedEpsilon:
     )
 
 
-def _is_nothing(losses: Losses, delta: float) -> bool:
-    """Whether delta is reached at epsilon 0 without a sample.
+def _is_nothing(losses: Losses, delta: float, most: float) -> bool:
+    """Whether delta is reached at epsilon 0 whatever a sample shows.
 
     E T of order 2 is the mean square of dP/dQ under Q, whose log is the Renyi divergence of order 2. The total variation is by Pinsker's
     inequality at most the root of half of that.
     """
-    return math.sqrt(losses.log_factor_bound(2) / 2) <= delta
+    return most == 0 or math.sqrt(losses.log_factor_bound(2) / 2) <= delta
 
 
 def expected_epsilon(losses: Losses, delta: float, most: float) -> float:
     """About what `simulated_epsilon` will be, from a smaller sample that is independent of the proof."""
-    if _is_nothing(losses, delta):
+    if _is_nothing(losses, delta, most):
         return 0.0
     try:
         return _search(losses, delta, min(most, _MAX_EPSILON)).epsilon

@@ -62,7 +62,7 @@ class Simulated(Sampling):
         bound, estimate = (up(value if math.isfinite(value) else None) for value in (found.epsilon, found.estimate))
         times = f"{found.wanted:.2g} samples for removing, {found.wanted / max(1, found.samples[0]):.2g} times the minutes of these"
         if found.epsilon == 0 and not found.samples[0]:
-            return "No simulation was needed: by Pinsker's inequality delta is reached at epsilon = 0."
+            return f"No simulation was needed: delta = {delta} is reached at epsilon = 0."
         if not math.isfinite(found.epsilon):
             return (
                 f"The simulation shows nothing at delta = {delta}, and the Gaussian mechanism without amplification is what is stated."
