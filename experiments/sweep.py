@@ -65,6 +65,11 @@ def _rounds_done(folder: pathlib.Path) -> int:
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
+def _has_released(folder: pathlib.Path) -> bool:
+    """Whether a round was ever done there, also one whose rows a resume has dropped to do it again."""
+    return (folder / "result.json").exists() or RunFolder(folder).rounds_ever_done() > 0
+
+
 def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
     """The runs of a sweep, by the names that they have in its folder; where the data lies may have changed.
 
@@ -129,11 +134,7 @@ def run_sweep(
     # Those of earlier commands count as well, and those that are not finished or were stopped: they trained on the same clients.
     others = sorted(path.name for path in (out / "runs").iterdir() if path.name not in configs)
     folders = [run_folder(out, name) for name in (*configs, *others)]
-    begun = [
-        Run.load(folder)
-        for folder in folders
-        if (folder / "result.json").exists() or RunFolder(folder).rounds_ever_done()
-    ]
+    begun = [Run.load(folder) for folder in folders if _has_released(folder)]
     runs = [run for run in begun if run.result is not None]
     if runs:
         for name, content in (

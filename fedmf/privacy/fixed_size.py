@@ -48,7 +48,7 @@ def fixed_size_epsilon(noise_multiplier: float, delta: float, *, probability: fl
       compositions: k >= 1.
 
     >>> round(fixed_size_epsilon(50.0, 1e-6, probability=0.01, compositions=100), 4)
-    0.0225
+    0.0144
     """
     k, delta = checks.integer("compositions", compositions, low=1, hint="count the releases"), check_delta(delta)
     q = float(probability)

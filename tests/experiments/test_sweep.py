@@ -14,7 +14,7 @@ import fedmf
 from fedmf.cli import main
 from fedmf.experiments import sweep, sweep_job
 from fedmf.experiments.sweep_grid import sweep_configs
-from fedmf.runs.folder import Run
+from fedmf.runs.folder import Run, RunFolder
 
 FIXED = {"rounds": 4, "min_sep": 2, "cohort_size": 2, "family": "identity", "epsilon": 8.0}
 # Stands for `fedmf train`: a round every tenth of a second, saved at once; --seed says what becomes of it.
@@ -299,3 +299,13 @@ def test_the_noise_seed_is_asked_for_and_lists_in_a_file_vary(tmp_path, capfd):
     assert list(json.loads(states)) == [
         "family=none,rounds=4", "family=none,rounds=8", "family=tree,rounds=4", "family=tree,rounds=8"
     ]  # fmt: skip
+
+
+def test_a_run_whose_rows_a_resume_dropped_counts(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert not sweep._has_released(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"round": 0, "train_loss": 1.0}\n')
+    assert sweep._has_released(tmp_path)
+    folder.truncate_rows(0)  # as a resume does that dies before its first round
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert sweep._has_released(tmp_path)
