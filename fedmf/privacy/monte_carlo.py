@@ -298,7 +298,8 @@ def simulated_epsilon(losses: Losses, delta: float, most: float) -> SimulatedEps
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(outcome | {"digest": _digest(key, outcome)}))
     except OSError as error:
-        warnings.warn(f"epsilon could not be stored in cache={str(folder)!r} ({error})", RuntimeWarning, stacklevel=3)
+        words = f"epsilon could not be stored in the folder {str(folder)!r} ({error}): set FEDMF_CACHE to another"
+        warnings.warn(words, RuntimeWarning, stacklevel=3)
     return result
 
 

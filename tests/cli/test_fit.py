@@ -122,3 +122,11 @@ def test_a_full_disk_names_the_file_and_nothing_else(tmp_path):
     (line,) = done.stderr.splitlines()
     assert line.endswith(f"File too large: '{out}'")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_warning_names_options(tmp_path, capfd):
+    ask = "fit --rounds 24 --schema single --bands 4 --max-iterations 2 --tolerance 1e-9 --no-cache".split()
+    main([*ask, "--out", str(tmp_path / "x.npz")])
+    warning = capfd.readouterr().err
+    assert "raise --max-iterations 2" in warning
+    assert "--tolerance 1e-09" in warning

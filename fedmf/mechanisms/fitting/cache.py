@@ -72,7 +72,9 @@ def write(path: pathlib.Path, mechanism: Mechanism) -> None:
         mechanism.save(path)
     except OSError as error:
         warnings.warn(
-            f"the fit could not be stored in cache={str(path.parent)!r} ({error})", RuntimeWarning, stacklevel=3
+            f"the fit could not be stored in the folder {str(path.parent)!r} ({error}): set FEDMF_CACHE to another",
+            RuntimeWarning,
+            stacklevel=3,
         )
 
 
