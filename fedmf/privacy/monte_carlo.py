@@ -389,7 +389,7 @@ def _search(losses: Losses, delta: float, most: float) -> _Search:
         if best(at)[1] == order:
             break
     square, largest = removed.moments(at)[1], math.exp(min(log_weight_bound(order, bounds[order - 1], at), 700.0))
-    wanted = max(2 * square * log / (_SHARE * delta) ** 2, 7 * largest * log / (3 * _SHARE * delta), _MIN_SIZE)
+    wanted = max(2 * square * log / (_SHARE * delta) ** 2, 7 * largest * log / (3 * _SHARE * delta), float(_MIN_SIZE))
     size = int(min(wanted, sample_size(_PROOF_WORK, order)))
     added = add_sample(losses, sample_size(_SEARCH_WORK, 1), SEARCH)
     add_size = sample_size(_PROOF_WORK / 4, 0)
