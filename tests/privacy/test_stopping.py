@@ -130,6 +130,10 @@ def test_refusals():
         ("--min-sep 2 --clip-every 3", ["--clip-every 3 belong to --clip-quantile"]),
         ("--min-sep 2 --clip-quantile 2", ["--clip-quantile 2"]),
         ("--min-sep 2 --simulated-cohort 5 --claimed-cohort 4", ["--simulated-cohort 5", "--claimed-cohort 4"]),
+        (
+            "--min-sep 2 --cohort-size 9 --simulated-cohort 5 --claimed-cohort 50",
+            ["--cohort-size 9 is not --claimed-cohort 50"],
+        ),
         ("--min-sep 2 --clip-norm 1e38", ["--clip-norm 1e+38", "beyond the range of float32"]),
     ],
 )
