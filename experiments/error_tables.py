@@ -36,14 +36,13 @@ def denisov_table_2(quick: bool = False) -> Iterator[Cell]:
 def multi_epoch_table_1(quick: bool = False) -> Iterator[Cell]:
     """Choquette-Choo et al. 2022, App. D.5, Table 1, with the lower bound of its caption.
 
-    Stamps of trees with Honaker's online decoder and of FFTs are restarted; all other stamps use the optimal decoder (App. D.4).
     """
     workload = fedmf.prefix_sum(2000)
     epochs = fedmf.Participation(rounds=2000, schema="fixed_epoch", min_sep=100)  # 20 of them
     for row in figures.MULTI_EPOCH_TABLE_1:
         if quick and row.label not in _QUICK_STAMPED:
             continue
-        mechanism = stamped(row)
+        mechanism = stamped_row(row)
         loss = fedmf.loss(mechanism, workload, epochs)
         yield Cell(row.label, "loss", row.printed, loss)
         if row.family == "fft":
@@ -56,14 +55,30 @@ def multi_epoch_table_1(quick: bool = False) -> Iterator[Cell]:
             )
 
 
-def stamped(row: figures.StampedRow) -> Any:
+def stamped_row(row: figures.StampedRow) -> Any:
     """The mechanism of a row of multi-epoch Table 1."""
-    n = 2000 // row.times
+    return stamped(row.family, 2000, row.times, participations=row.participations or 1, **row.options)
+
+
+def stamped(family: str, rounds: int, times: int, *, participations: int = 1, **options: Any) -> Any:
+    """Prefix sums of `rounds` rounds by a mechanism for a part of them, used `times` times, as the multi-epoch paper makes them.
+
+    Trees are completed: virtual rounds fill the last level of each part, without noise (App. D.3). Trees with Honaker's online decoder and
+    FFTs are restarted; all other stamps use the optimal decoder (App. D.4).
+
+    Args:
+      family, options: of the part, as of `fedmf.fit`.
+      rounds, times: of the run; how many parts it has, a divisor.
+      participations: that a dense part is optimised for.
+    """
+    n = rounds // times
     participation = one_participation(n)
-    if (row.participations or 1) > 1:
-        participation = fedmf.Participation(rounds=n, schema="fixed_epoch", min_sep=100)
-    part = fit(fedmf.prefix_sum(n), participation, row.family, **row.options)
-    return fedmf.stamp(part, row.times, decoder="optimal" if row.family == "dense" else "restarted")
+    if participations > 1:
+        participation = fedmf.Participation(rounds=n, schema="fixed_epoch", min_sep=n // participations)
+    if family == "tree":
+        options = {"completion": "virtual"} | options
+    part = fit(fedmf.prefix_sum(n), participation, family, **options)
+    return fedmf.stamp(part, times, decoder="optimal" if family == "dense" else "restarted")
 
 
 def _spectral_sensitivity(C: np.ndarray, participation: fedmf.Participation) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import fedmf
+from fedmf.experiments import error_tables
 from fedmf.experiments.papers import accuracy
 from fedmf.experiments.papers.item import Item, Outcome, Request
 from fedmf.experiments.papers.study import Part, Score, Study, run_study
@@ -101,17 +102,15 @@ _REDUCED = (
 
 
 def stamped(kind: str, steps: int, stamps: int) -> Mechanism:
-    """Prefix sums of `steps` rounds by a mechanism for a part of them, used `stamps` times; `kind` is HONAKER, FFT or ONE."""
-    rounds = steps // stamps
-    once = Participation(rounds=rounds, schema="single")
+    """The mechanism of multi-epoch Table 1 for `steps` steps; `kind` is HONAKER, FFT or ONE."""
     made: dict[str, tuple[str, dict[str, Any]]] = {
         HONAKER: ("tree", {"decoder": "online"}),
         FFT: ("fft", {"decoder": "optimal"}),
         ONE: ("dense", {"tolerance": 1e-3}),
     }
     family, options = made[kind]
-    part = fedmf.fit(fedmf.prefix_sum(rounds), once, family=family, **options)
-    return fedmf.stamp(part, stamps, decoder="restarted" if kind == HONAKER else "optimal")
+    found: Mechanism = error_tables.stamped(family, steps, stamps, **options)
+    return found
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import numpy as np
 
 import fedmf
 from fedmf.experiments import paper_figures as printed
-from fedmf.experiments.error_tables import stamped
+from fedmf.experiments.error_tables import stamped, stamped_row
 from fedmf.experiments.papers.drawing import COLORS, curves, heat_maps, table
 from fedmf.experiments.papers.item import Outcome, Request, numbered
 from fedmf.experiments.table_cells import fit, one_participation
@@ -77,7 +77,7 @@ def figure_4(request: Request) -> Outcome:
     )  # fmt: skip
     rows = {row.label: row for row in printed.MULTI_EPOCH_TABLE_1 if row.label in wanted}
     sigma = gaussian_noise_multiplier(4.38, 1e-5)
-    series = _by_round({name: stamped(rows[name]) for name in wanted}, fedmf.prefix_sum(2000), CIFAR, sigma)
+    series = _by_round({name: stamped_row(rows[name]) for name in wanted}, fedmf.prefix_sum(2000), CIFAR, sigma)
     losses = {name: float(y.sum()) / sigma**2 for name, y in series.items()}
     agree = [name for name in wanted if printed.agrees(losses[name], rows[name].printed)]
     return Outcome(
@@ -124,7 +124,7 @@ def figure_6(request: Request) -> Outcome:
         for row in printed.MULTI_EPOCH_TABLE_1
         if "Honaker" in row.name and (request.scale != "tiny" or row.times >= 10)
     ]
-    found = {(row.name, row.times): fedmf.loss(stamped(row), workload, CIFAR) for row in rows}
+    found = {(row.name, row.times): fedmf.loss(stamped_row(row), workload, CIFAR) for row in rows}
     wrong = [row.label for row in rows if not printed.agrees(found[row.name, row.times], row.printed)]
     times = sorted({t for _, t in found})
     series = {name: np.array([found[name, t] for t in times]) for name in dict.fromkeys(row.name for row in rows)}

@@ -58,7 +58,7 @@ def _study(name: str, size: Size, parts: list[Part], *, repeats: int, smoothed_o
 
 def optimum(size: Size, momentum: float, *, decay: bool, once: bool) -> Mechanism:
     """The best factorisation of SGD with momentum and, with `decay`, the rates' fall to 0.05 in the last quarter; for one epoch or all."""
-    n = size.rounds
+    n = size.rounds_once if once else size.rounds
     rates = WarmupCooldown(rounds=n, peak=1.0, warmup=0.0, cooldown=0.25).learning_rates() if decay else None
     workload = fedmf.momentum_sgd(n, momentum, rates)
     return fedmf.fit(workload, size.once if once else size.in_order, family="dense", tolerance=1e-3)
@@ -81,13 +81,8 @@ def denisov(size: Size) -> Study:
     for beta in size.momentums:  # each has its own optimum; without momentum it is that of prefix sums
         own: Fields = {"family": ["file"], "mechanism": [f"momentum-{beta:g}"]} if beta else {"family": ["dense"]}
         parts.append(Part(line=MOMENTUM, fields=own | grid | {"server_momentum": [beta]}))
-    fixed: Fields = {"schema": "single", "cooldown": 0.0, "zeroing_norm": None}
-    return _study("denisov", _of_2048(size), parts, repeats=size.repeats_denisov, **fixed)
-
-
-def _of_2048(size: Size) -> Size:
-    """Denisov's runs have 2048 rounds."""
-    return dataclasses.replace(size, rounds=2048) if size.rounds == 2052 else size
+    fixed: Fields = {"rounds": size.rounds_once, "schema": "single", "cooldown": 0.0, "zeroing_norm": None}
+    return _study("denisov", size, parts, repeats=size.repeats_denisov, **fixed)
 
 
 CONSTANT, AFTER = "prefix sums, constant rate", "prefix sums, cool-down after"
@@ -122,7 +117,7 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
         M_MORE: both | {"cooldown": [0.25]},
     }
     fixed: Fields = {
-        "schema": "single", "noise_multiplier": size.noise[0], "server_momentum": beta, "zeroing_norm": None,
+        "rounds": size.rounds_once, "schema": "single", "noise_multiplier": size.noise[0], "server_momentum": beta, "zeroing_norm": None,
         "server_learning_rate": size.server_rate,
     }  # fmt: skip
     parts = [
@@ -132,21 +127,21 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
         )
         for line in lines
     ]
-    return _study(name, _of_2048(size), parts, repeats=size.repeats_denisov, **fixed)
+    return _study(name, size, parts, repeats=size.repeats_denisov, **fixed)
 
 
 def epochs(size: Size) -> Study:
     """Multi-epoch Figs. 3, 11 and 12, Tables 4 and 5."""
     all_epochs = _cohort(size, size.cohort, size.simulates_all)
     order: Fields = {"schema": ["fixed_epoch"], "min_sep": [size.epoch]} | all_epochs
-    once: Fields = {"schema": ["single"]} | _cohort(size, size.single, size.simulates_all)
+    shorter: Fields = {"rounds": [size.rounds_once]}
+    once: Fields = shorter | {"schema": ["single"]} | _cohort(size, size.single, size.simulates_all)
     inside = f"momentum-{size.momentum:g}-cooldown"
-    power = 2 ** (size.rounds.bit_length() - 1) if size.rounds == 2052 else size.rounds  # Honaker's tree: 2048 rounds
     lines: dict[str, Fields] = {
         MF_6_6: order | {"family": ["file"], "mechanism": [f"{inside}-epochs"]},
-        MF_1_6: order | {"family": ["file"], "mechanism": [inside]},
+        MF_1_6: order | shorter | {"family": ["file"], "mechanism": [inside]},
         MF_1_1: once | {"family": ["file"], "mechanism": [inside]},
-        HONAKER_6: order | {"family": ["tree"], "rounds": [power]},
+        HONAKER_6: order | shorter | {"family": ["tree"]},
         SGDM: all_epochs | {"family": ["identity"], "sampling": ["poisson"], "population": [size.population]},
         GDM: all_epochs | {"family": ["identity"], "schema": ["every_round"], "claimed_cohort": [size.population]},
     }
@@ -190,6 +185,7 @@ def unnoised(size: Size) -> Study:
                 "cohort_size": [clients],
                 "cooldown": [cooldown],
                 "server_learning_rate": size.rates,
+                "rounds": [size.rounds_once if clients < most else size.rounds],
                 "schema": ["single" if clients < most else "fixed_epoch"],
                 "min_sep": [None if clients < most else size.epoch],
             },
@@ -205,7 +201,7 @@ def phones(size: Size) -> Study:
     apart: Fields = {"schema": ["min_sep"], "min_sep": [size.epoch]}
     lines: dict[str, Fields] = {
         SGD: apart | {"family": ["identity"]},
-        SINGLE: {"schema": ["single"], "family": ["dense"]},
+        SINGLE: {"rounds": [size.rounds_once], "schema": ["single"], "family": ["dense"]},
         TREE: apart | {"family": ["tree"], "decoder": ["full"]},
         MULTI: apart | {"family": ["dense"], "column_norms": ["equal"]},
         BANDED: apart | {"family": ["banded"], "bands": [size.epoch]},
