@@ -34,9 +34,7 @@ def denisov_table_2(quick: bool = False) -> Iterator[Cell]:
 
 
 def multi_epoch_table_1(quick: bool = False) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2022, App. D.5, Table 1, with the lower bound of its caption.
-
-    """
+    """Choquette-Choo et al. 2022, App. D.5, Table 1, with the lower bound of its caption."""
     workload = fedmf.prefix_sum(2000)
     epochs = fedmf.Participation(rounds=2000, schema="fixed_epoch", min_sep=100)  # 20 of them
     for row in figures.MULTI_EPOCH_TABLE_1:

@@ -220,6 +220,7 @@ class Where:
       cluster: address of a Ray cluster; None for processes of this machine.
       cpus_per_job: processors of a cluster that one run takes.
       program: begins a process of this machine that trains; `sweep_job.PROGRAM` by default.
+      test: evaluate on the test split at the end of a run.
     """
 
     jobs: int = 1
@@ -227,10 +228,12 @@ class Where:
     cluster: str | None = None
     cpus_per_job: int = 1
     program: Sequence[str] | None = None
+    test: bool = True
 
     @contextlib.contextmanager
     def runs(self, out: pathlib.Path, more: list[str]) -> Iterator[sweep_runs.Runs]:
         """The runs of a sweep, with more options of `fedmf train`."""
+        more = [*more, *([] if self.test else ["--no-test"])]
         if self.cluster is None:
             processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             options = ["--threads", str(self.threads or max(1, processors // self.jobs)), *more]

@@ -76,7 +76,7 @@ def _row(run: Run, names: Sequence[str], smoothed_over: int) -> dict[str, Any]:
         "simulated_for_cohort": claimed,
         f"validation_{metric}": run.result["validation"][metric],
         **smoothed,
-        f"test_{metric}": run.result["test"][metric],
+        f"test_{metric}": run.result["test"].get(metric),
         "seconds": run.result["seconds"],
     }
 

@@ -4,9 +4,12 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from fedmf.experiments.papers.study import Study
 
 State = Literal["exact", "trained at reduced scale", "needs the real file", "not reproducible"]
 Scale = Literal["tiny", "small", "full"]  # "tiny" is for tests
@@ -28,12 +31,14 @@ class Request:
       scale: "small" ends within minutes on 2 cores, "full" is the paper's size.
       data: the real file, where the item can use one.
       jobs: runs at a time, of items that train.
+      test_sentences: limit on the sentences of StackOverflow's test set; None for that of the scale, at full all.
     """
 
     folder: pathlib.Path
     scale: Scale = "small"
     data: pathlib.Path | None = None
     jobs: int = 1
+    test_sentences: int | None = None
 
     def pick(self, *, tiny: Any, small: Any, full: Any) -> Any:
         """The one of this scale."""
@@ -74,7 +79,8 @@ class Item:
       state: how far it is reproduced.
       why: one sentence, where the state is not "exact".
       make: computes it; None where nothing can be computed here.
-      seconds: scale -> rough time on 2 cores.
+      study: scale -> the grid of what trains; None where nothing does.
+      seconds: scale -> rough time on 2 cores. `study_cost` estimates that of a study at scale full.
 
     Raises:
       ValueError: a field contradicts another.
@@ -87,6 +93,7 @@ class Item:
     state: State = "exact"
     why: str = ""
     make: Callable[[Request], Outcome] | None = None
+    study: "Callable[[Scale], Study] | None" = None
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 import fedmf
 from fedmf.experiments import paper_figures as printed
-from fedmf.experiments.error_tables import stamped, stamped_row
+from fedmf.experiments.error_tables import stamped_row
 from fedmf.experiments.papers.drawing import COLORS, curves, heat_maps, table
 from fedmf.experiments.papers.item import Outcome, Request, numbered
 from fedmf.experiments.table_cells import fit, one_participation

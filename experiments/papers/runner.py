@@ -46,7 +46,9 @@ def run(item: Item, request: Request) -> dict[str, Any]:
         # Of this process and those it has waited for: what a busy machine does not change.
         "processor_seconds": round(sum(os.times()[:4]) - busy, 1),
         "fedmf": importlib.metadata.version("fedmf"),
-        "command": f"fedmf paper run {item.name} --scale {request.scale}" + (" --data ..." if request.data else ""),
+        "command": f"fedmf paper run {item.name} --scale {request.scale}"
+        + (" --data ..." if request.data else "")
+        + (f" --test-sentences {request.test_sentences}" if request.test_sentences else ""),
     }
     write_atomically(request.folder / NUMBERS, as_csv(outcome.columns, outcome.rows))
     write_atomically(request.folder / PICTURE, picture)

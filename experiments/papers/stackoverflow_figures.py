@@ -1,5 +1,6 @@
 """Figures and tables of the StackOverflow experiments, from the grids in `stackoverflow`."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import scipy.stats
 from fedmf.experiments.papers import accuracy
 from fedmf.experiments.papers import stackoverflow as grids
 from fedmf.experiments.papers import stackoverflow_sizes as sizes
-from fedmf.experiments.papers.item import Item, Outcome, Request
+from fedmf.experiments.papers.item import Item, Outcome, Request, Scale
 from fedmf.experiments.papers.study import Score, Study, run_study
 from fedmf.reports.canvas import legend_above
 from fedmf.reports.text import plain
@@ -38,9 +39,15 @@ def _made(
 def _scores(request: Request, grid: Callable[[sizes.Size], Study]) -> tuple[list[Score], str]:
     """The scores of a grid, and what is smaller than in the paper."""
     size = sizes.size_of(grid.__name__, request.scale)
-    scores = run_study(grid(size), request)
-    full = request.scale == "full"
-    return scores, "" if full else f"{sizes.reduced(grid.__name__, size)}; {accuracy.cost(scores)}"
+    scores = run_study(_study(grid, request.scale), request)
+    if request.scale == "full":
+        return scores, f"the first {request.test_sentences:,} test sentences" if request.test_sentences else ""
+    return scores, f"{sizes.reduced(grid.__name__, size)}; {accuracy.cost(scores)}"
+
+
+def _study(grid: Callable[[sizes.Size], Study], scale: Scale) -> Study:
+    """The grid of an item at a scale."""
+    return grid(sizes.size_of(grid.__name__, scale))
 
 
 def _outcome(
@@ -338,22 +345,22 @@ _MAKERS: Mapping[str, Callable[[Request], Outcome]] = {
     "multi-epoch | Figure 10": multi_epoch_10, "banded | Figure 5": banded_5, "banded | Figure 12": banded_12,
     "banded | Figure 1": banded_1,
 }  # fmt: skip
-# Seconds at scale small, and days at full; figures of the same runs train them once.
+# The grid, and seconds at scale small; figures of the same runs train them once.
 _LISTED = """
-    denisov | Figure 2 | 1100 2500 | The optimum of the momentum matrix, then of prefix sums, is above both trees at every epsilon.
-    denisov | Table 4 | 1100 2500 | The best settings of Table 3's grid: rates and momentum fall with noise.
-    denisov | Figure 3 | 1150 300 | A fall of the rate helps, most inside the mechanism; more clients help again.
-    denisov | Figure 6 | 1100 300 | Momentum and fall inside the mechanism are behind at first and ahead at the end.
-    multi-epoch | Figure 3 | 900 900 | The optimum for six epochs is ahead of all, at epsilon 8.8 within 2% of no noise.
-    multi-epoch | Figure 12 | 900 900 | Figure 3 with all learning rates: matrix factorisation tolerates larger ones.
-    multi-epoch | Table 4 | 900 900 | Accuracies of DP-SGDM and DP-GDM (with those of Table 5 in one CSV).
-    multi-epoch | Table 5 | 900 900 | Accuracies of the factorisations.
-    multi-epoch | Figure 11 | 900 900 | More updates of huge magnitude are zeroed with more noise and larger rates.
-    multi-epoch | Table 2 | 300 250 | Zeroing huge updates prevents most divergences.
-    multi-epoch | Figure 10 | 400 200 | Without noise more clients a round and a larger rate help.
-    banded | Figure 1 | 500 150 | With sampling banded matrices beat DP-SGD and the multi-epoch optimum (b; a is Figure 10).
-    banded | Figure 5 | 700 200 | For phones banded matrices are the most accurate (a; the data of b are not public).
-    banded | Figure 12 | 700 200 | Convergence of all runs of Figure 5 (a).
+    denisov | Figure 2 | denisov | 1100 | The optimum of the momentum matrix, then of prefix sums, is above both trees at every epsilon.
+    denisov | Table 4 | denisov | 1100 | The best settings of Table 3's grid: rates and momentum fall with noise.
+    denisov | Figure 3 | schedules | 1150 | A fall of the rate helps, most inside the mechanism; more clients help again.
+    denisov | Figure 6 | decays | 1100 | Momentum and fall inside the mechanism are behind at first and ahead at the end.
+    multi-epoch | Figure 3 | epochs | 900 | The optimum for six epochs is ahead of all, at epsilon 8.8 within 2% of no noise.
+    multi-epoch | Figure 12 | epochs | 900 | Figure 3 with all learning rates: matrix factorisation tolerates larger ones.
+    multi-epoch | Table 4 | epochs | 900 | Accuracies of DP-SGDM and DP-GDM (with those of Table 5 in one CSV).
+    multi-epoch | Table 5 | epochs | 900 | Accuracies of the factorisations.
+    multi-epoch | Figure 11 | epochs | 900 | More updates of huge magnitude are zeroed with more noise and larger rates.
+    multi-epoch | Table 2 | divergence | 300 | Zeroing huge updates prevents most divergences.
+    multi-epoch | Figure 10 | unnoised | 400 | Without noise more clients a round and a larger rate help.
+    banded | Figure 1 | centre | 500 | With sampling banded matrices beat DP-SGD and the multi-epoch optimum (b; a is Figure 10).
+    banded | Figure 5 | phones | 700 | For phones banded matrices are the most accurate (a; the data of b are not public).
+    banded | Figure 12 | phones | 700 | Convergence of all runs of Figure 5 (a).
 """
 ITEMS = tuple(
     Item(
@@ -364,7 +371,8 @@ ITEMS = tuple(
         state="trained at reduced scale",
         why=_WHY,
         make=_MAKERS[f"{source} | {number}"],
-        seconds={"small": float(times.split()[0]), "full": 86_400.0 * float(times.split()[1])},
+        study=functools.partial(_study, getattr(grids, grid)),
+        seconds={"small": float(seconds)},
     )
-    for source, number, times, claim in (line.strip().split(" | ") for line in _LISTED.strip().splitlines())
+    for source, number, grid, seconds, claim in (line.strip().split(" | ") for line in _LISTED.strip().splitlines())
 )

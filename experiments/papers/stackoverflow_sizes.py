@@ -81,7 +81,8 @@ _SMALL_MODEL = {"vocabulary_size": 300, "embedding_size": 16, "lstm_size": 32, "
 SIZES = {
     "full": Size(),
     "small": Size(
-        rounds=96, cohort=150, epoch=16, rounds_once=96, single=25, denisov=15, unnoised=(3, 10, 40), simulated=12, simulates_all=True, population=2400,
+        rounds=96, cohort=150, epoch=16, rounds_once=96, single=25, denisov=15, unnoised=(3, 10, 40),
+        simulated=12, simulates_all=True, population=2400,
         options=_SMALL_MODEL | {"validation_sentences": 500, "test_sentences": 2000},
         client_rate=4.0, client_rates=(4.0,), server_rates=(0.25, 0.5, 1.0), momentums=(0.9,), momentum=0.9, noise=(0.341, 1.364),
         epsilons=(2.0, 4.0), rates=(0.25, 0.5, 1.0), epsilons_banded=(2.0, 4.0), rates_banded=(0.25, 0.5, 1.0),
@@ -89,7 +90,8 @@ SIZES = {
         corpus={"clients": 2400, "sentences_per_client": 12.0, "vocabulary_size": 300},
     ),
     "tiny": Size(
-        rounds=4, cohort=4, epoch=2, rounds_once=4, single=3, denisov=2, unnoised=(1, 2, 4), simulated=2, simulates_all=True, population=12,
+        rounds=4, cohort=4, epoch=2, rounds_once=4, single=3, denisov=2, unnoised=(1, 2, 4),
+        simulated=2, simulates_all=True, population=12,
         options=_TINY_MODEL | {"validation_sentences": 20, "test_sentences": 20},
         client_rates=(1.0,), server_rates=(0.5,), momentums=(0.9,), momentum=0.9, noise=(0.341,), epsilons=(16.0,), rates=(0.5,),
         epsilons_banded=(16.0,), rates_banded=(0.5,), repeats=1, repeats_denisov=1,

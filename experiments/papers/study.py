@@ -5,6 +5,7 @@ The settings of a line are tuned on the validation set with seed 0, and the best
 """
 
 import dataclasses
+import functools
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,9 @@ from typing import Any, cast
 import numpy as np
 
 from fedmf.experiments import sweep, sweep_job
+from fedmf.experiments.papers import study_check, study_cost
 from fedmf.experiments.papers.item import Request
+from fedmf.experiments.papers.study_cost import Cost
 from fedmf.experiments.sweep_grid import sweep_configs
 from fedmf.experiments.sweep_results import validation_of
 from fedmf.experiments.sweep_runs import run_folder
@@ -107,26 +110,21 @@ class Score:
         return np.array([0.0 if x is None or not math.isfinite(x) else x for x in found])
 
 
+Targets = Mapping[tuple[str, float | None], Mapping[str, TrainConfig]]
+
+
 def run_study(study: Study, request: Request) -> list[Score]:
     """Trains what is not trained yet; a score for every line and target, in the study's order.
 
+    No run begins before all have passed the checks that training makes before its first round. Runs that tune leave out the test split.
+
     Raises:
-      ValueError: scale "full" without data; or a run failed.
+      ValueError: scale "full" without data; a run that cannot train; or a run failed.
     """
-    out = request.folder.absolute().parent / "sweeps" / f"{study.name}-{request.scale}"
-    out.mkdir(parents=True, exist_ok=True)
-    data = _data(study, request, out)
-    for stem in study.stems():
-        if not (path := out / f"{stem}.npz").exists():
-            study.mechanisms[stem]().save(path)
-    targets: dict[tuple[str, float | None], dict[str, TrainConfig]] = {}
-    for line, name, config in study.configs(data, out):
-        target = config.noise_multiplier if config.epsilon is None else config.epsilon
-        targets.setdefault((line, target), {})[name] = config
+    out, targets = _prepared(study, request)
+    check = functools.cache(functools.partial(_check, study, out, targets))
     tuned = {key: settings for key, settings in targets.items() if len(settings) > 1}
-    tuning = _trained(
-        out, {name: config for settings in tuned.values() for name, config in settings.items()}, study, request
-    )
+    tuning = _trained(out, _all(tuned), study, request, before=check, test=False)
     best: dict[tuple[str, float | None], str] = {}
     for key, settings in targets.items():
         best[key] = max(settings, key=lambda name: _merit(tuning[name], study) if name in tuning else 0.0)
@@ -137,9 +135,7 @@ def run_study(study: Study, request: Request) -> list[Score]:
         }
         for key, name in best.items()
     }
-    runs = _trained(
-        out, {name: config for settings in repeats.values() for name, config in settings.items()}, study, request
-    )
+    runs = _trained(out, _all(repeats), study, request, before=check, test=True)
     return [
         Score(
             line=line,
@@ -154,6 +150,66 @@ def run_study(study: Study, request: Request) -> list[Score]:
         )
         for (line, target), names in repeats.items()
     ]
+
+
+def dry_run(study: Study, request: Request) -> Cost:
+    """The checks of `run_study`, and what it will cost. Trains nothing; fits and a stand-in for the data stay, for the run.
+
+    Raises:
+      ValueError: scale "full" without data; or a run that cannot train.
+    """
+    out, targets = _prepared(study, request)
+    _check(study, out, targets)
+    return cost_of(study, request)
+
+
+def cost_of(study: Study, request: Request) -> Cost:
+    """What the runs of a study cost; at the speed of those in its folder, if there are any."""
+    targets = _targets(study, request, request.data or pathlib.Path("data"))
+    tuned = _all({key: settings for key, settings in targets.items() if len(settings) > 1})
+    firsts = [next(iter(settings.values())) for settings in targets.values()]
+    return study_cost.cost(
+        list(tuned.values()), firsts * study.repeats, folder=_folder(study, request), jobs=request.jobs
+    )
+
+
+def _folder(study: Study, request: Request) -> pathlib.Path:
+    return request.folder.absolute().parent / "sweeps" / f"{study.name}-{request.scale}"
+
+
+def _prepared(study: Study, request: Request) -> tuple[pathlib.Path, Targets]:
+    """The sweep's folder, made if needed, and the settings for every line and target."""
+    out = _folder(study, request)
+    out.mkdir(parents=True, exist_ok=True)
+    return out, _targets(study, request, _data(study, request, out))
+
+
+def _targets(study: Study, request: Request, data: pathlib.Path) -> Targets:
+    if request.test_sentences is not None:
+        fixed = {**study.fixed, "task_option.test_sentences": request.test_sentences}
+        study = dataclasses.replace(study, fixed=fixed)
+    targets: dict[tuple[str, float | None], dict[str, TrainConfig]] = {}
+    for line, name, config in study.configs(data, _folder(study, request)):
+        target = config.noise_multiplier if config.epsilon is None else config.epsilon
+        targets.setdefault((line, target), {})[name] = config
+    return targets
+
+
+def _all(settings: Targets) -> dict[str, TrainConfig]:
+    return {name: config for named in settings.values() for name, config in named.items()}
+
+
+def _check(study: Study, out: pathlib.Path, targets: Targets) -> None:
+    """Passes all runs through the checks before round 0; writes the mechanisms' files, which these read, after the quick ones."""
+
+    def write_mechanisms() -> None:
+        for stem in study.stems():
+            if not (path := out / f"{stem}.npz").exists():
+                study.mechanisms[stem]().save(path)
+
+    configs = _all(targets)
+    sweep.in_folder(out, configs)
+    study_check.check_runs(configs, out, write_mechanisms)
 
 
 def _merit(run: Run, study: Study) -> float:
@@ -177,12 +233,22 @@ def _data(study: Study, request: Request, out: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def _trained(out: pathlib.Path, configs: Mapping[str, TrainConfig], study: Study, request: Request) -> dict[str, Run]:
-    """Name -> finished run."""
+def _trained(
+    out: pathlib.Path,
+    configs: Mapping[str, TrainConfig],
+    study: Study,
+    request: Request,
+    *,
+    before: Callable[[], None],
+    test: bool,
+) -> dict[str, Run]:
+    """Name -> finished run. `before` is called if one has to train; `test` evaluates on the test split."""
     if not configs:
         return {}
     names = dict(zip(configs, sweep.in_folder(out, configs), strict=True))
-    where: dict[str, Any] = {"jobs": request.jobs, "program": study.program}
+    if any(sweep.state(out, there) != "finished" for there in names.values()):
+        before()
+    where: dict[str, Any] = {"jobs": request.jobs, "program": study.program, "test": test}
     failures = sweep.train_all(out, configs, noise_seed="os", progress=request.scale != "tiny", **where)
     if failures:
         name, failure = next(iter(failures.items()))

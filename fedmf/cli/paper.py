@@ -1,11 +1,15 @@
 """fedmf paper: the tables and figures of the papers, made again."""
 
 import pathlib
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedmf.cli.errors import Command, Group, arguments_checked
 from fedmf.cli.options import COUNT, EXISTING, PATH, OutputFile, json_option, show
+
+if TYPE_CHECKING:
+    from fedmf.experiments.papers.item import Item, Request, Scale
 
 
 @click.group(cls=Group)
@@ -54,18 +58,23 @@ def list_items(as_json: bool) -> None:
     "--out", type=PATH, default=pathlib.Path("papers"), help="Each goes into the folder of its name in this one."
 )
 @click.option("--jobs", type=COUNT, default=1, help="Runs at a time, of those that train.")
+@click.option(
+    "--test-sentences", type=COUNT, help="Limit on the sentences of StackOverflow's test set; by default all at full."
+)
+@click.option("--dry-run", is_flag=True, help="Check every run of those that train, say what they cost, train nothing.")
 @json_option
-def run(
-    names: tuple[str, ...], scale: str, data: pathlib.Path | None, out: pathlib.Path, jobs: int, as_json: bool
-) -> None:
+def run(names: tuple[str, ...], scale: "Scale", out: pathlib.Path, dry_run: bool, as_json: bool, **asked: Any) -> None:
     """Make tables or figures: numbers.csv, figure.png and result.json.
+
+    Nothing trains before every run of its grid has been checked.
 
     \b
     Example:
       fedmf paper run slides-max-error
       fedmf paper run banded-figure-9 banded-table-4 --scale full --out papers
+      fedmf paper run banded-figure-5 --scale full --data stackoverflow.sqlite --dry-run
     """
-    from fedmf.experiments.papers import ITEMS, Request, runner
+    from fedmf.experiments.papers import ITEMS, Request, runner, study
     from fedmf.reports.text import duration
 
     with arguments_checked():
@@ -74,16 +83,40 @@ def run(
                 raise ValueError(f"NAME {name!r} is no table or figure: `fedmf paper list` names them")
             if ITEMS[name].make is None:
                 raise ValueError(f"NAME {name!r} cannot be made here: {ITEMS[name].why}")
-    results = {}
+            if dry_run and ITEMS[name].study is None:
+                raise ValueError(
+                    f"NAME {name!r} trains nothing, so that a dry run has nothing to check: leave out --dry-run"
+                )
+    results: dict[str, Any] = {}
     for name in names:
-        if (seconds := ITEMS[name].seconds[scale]) > 60:
-            click.echo(f"{name}: about {duration(seconds)} on two cores", err=True)
-        request = Request(folder=out / name, scale=scale, data=data, jobs=jobs)  # type: ignore[arg-type]
-        results[name] = runner.run(ITEMS[name], request)
+        item, request = ITEMS[name], Request(folder=out / name, scale=scale, **asked)
+        seconds, words = _time(item, request)
+        if dry_run:
+            assert item.study is not None
+            cost = study.dry_run(item.study(scale), request)
+            results[name] = {"runs": cost.tuning + cost.repeats, "clients": cost.clients, "seconds": round(seconds)}
+            if not as_json:
+                click.echo(f"{name}: all {results[name]['runs']} runs pass; {words}")
+            continue
+        if seconds > 60:
+            click.echo(f"{name}: {words}", err=True)
+        results[name] = runner.run(item, request)
         if not as_json:
             click.echo(f"{name}: {results[name]['verdict']} [{duration(results[name]['seconds'])}; {out / name}]")
     if as_json:
         show(results, True)
+
+
+def _time(item: "Item", request: "Request") -> tuple[float, str]:
+    """The seconds that an item takes, and words for them: those of a study at full size follow from its grid."""
+    from fedmf.experiments.papers import study
+    from fedmf.reports.text import duration
+
+    if item.study is not None and request.scale == "full":
+        cost = study.cost_of(item.study(request.scale), request)
+        return cost.seconds, str(cost)
+    seconds = item.seconds[request.scale]
+    return seconds, f"about {duration(seconds)} on two cores"
 
 
 @paper.command("report", cls=Command)

@@ -53,6 +53,9 @@ from fedmf.cli.stopped import training
 @click.option(
     "--stop-at-epsilon", type=float, help="End before the round with which the plan's epsilon would pass this."
 )
+@click.option(
+    "--no-test", is_flag=True, help="Leave out the test split, as for tuning; `fedmf evaluate` reads it later."
+)
 @click.option("--tensorboard", is_flag=True, help="Write the metrics to OUT/tensorboard: tensorboard --logdir OUT.")
 @quiet_option
 @config_options
@@ -90,7 +93,7 @@ def train(
             raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one")
         stored = RunFolder.open(out).path / "config.json" if resume else None
         names = ("noise_strategy", "noise_memory", "threads", "tensorboard", "cluster", "stop_after", "stop_at_epsilon")
-        host = {name: options.pop(name) for name in names}
+        host = {name: options.pop(name) for name in names} | {"test": not options.pop("no_test")}
         values = read_config_file(stored) if stored else {}
         values = over(over(values, config_values(config_file)), chosen_options(options))
         origin = config_file or stored
@@ -121,7 +124,7 @@ def train(
     values = {
         "folder": str(run.path),
         f"validation {metric}": run.result["validation"][metric],
-        f"test {metric}": run.result["test"][metric],
+        **({f"test {metric}": run.result["test"][metric]} if host["test"] else {}),
         "epsilon": run.plan["epsilon"],
         "delta": run.plan["delta"],
     }

@@ -2,7 +2,10 @@
 
 import collections
 import csv
+import dataclasses
+import functools
 import itertools
+import json
 import math
 import pathlib
 import types
@@ -12,6 +15,7 @@ import pytest
 
 import fedmf
 from fedmf.experiments import tuning_figures
+from fedmf.experiments.paper_figures import MULTI_EPOCH_TABLE_1, agrees
 from fedmf.experiments.papers import (
     ITEMS,
     Request,
@@ -31,6 +35,7 @@ STACKOVERFLOW = ("denisov", "schedules", "decays", "epochs", "divergence", "unno
 TRAINED = list({item.make: name for name, item in ITEMS.items() if item.state == "trained at reduced scale"}.values())
 
 
+@functools.cache
 def lines(name, scale="full"):
     """Line -> its configurations with seed 0."""
     found = collections.defaultdict(list)
@@ -83,7 +88,9 @@ def test_the_multi_epoch_grid_is_that_of_tables_4_and_5():
         fixed = of(configs, "server_momentum", "client_learning_rate", "cooldown", "warmup", "zeroing_norm", "delta")
         assert fixed == {(0.95, 1.0, 0.25, 0.0, 100.0, 1e-6)}
     assert of(found[stackoverflow.HONAKER_6], "rounds", "cohort_size", "min_sep") == {(2048, 1000, 342)}
-    assert of(found[stackoverflow.MF_1_1], "cohort_size", "schema") == {(167, "single")}
+    assert of(found[stackoverflow.MF_1_6], "rounds", "cohort_size", "min_sep") == {(2048, 1000, 342)}
+    assert of(found[stackoverflow.MF_6_6], "rounds", "cohort_size", "min_sep") == {(2052, 1000, 342)}
+    assert of(found[stackoverflow.MF_1_1], "rounds", "cohort_size", "schema") == {(2048, 167, "single")}
     assert of(found[stackoverflow.GDM], "claimed_cohort", "schema") == {(342_477, "every_round")}
     assert of(found[stackoverflow.SGDM], "sampling", "population") == {("poisson", 342_477)}
 
@@ -99,8 +106,8 @@ def test_the_banded_grids_are_those_of_tables_6_and_7(name, table):
             rows = [row for row in rows if (row.epsilon, row.bands) != (16.0, 64)]  # printed beside the best
             assert of(configs, "epsilon", "bands") == {(row.epsilon, row.bands) for row in rows}
         assert tried == {(row.epsilon, float(rate)) for row in rows for rate in row.accuracies}
-        claimed = 167 if line == stackoverflow.SINGLE else 1000
-        assert of(configs, "rounds", "cohort_size", "claimed_cohort", "warmup") == {(2052, 100, claimed, 0.15)}
+        rounds, claimed = (2048, 167) if line == stackoverflow.SINGLE else (2052, 1000)
+        assert of(configs, "rounds", "cohort_size", "claimed_cohort", "warmup") == {(rounds, 100, claimed, 0.15)}
 
 
 def test_cifars_grid_is_that_of_the_papers():
@@ -124,6 +131,23 @@ def test_cifars_grid_is_that_of_the_papers():
     ]
     assert of(configs, "family", "server_momentum") == {("identity", 0.0), ("dense", 0.9), ("file", 0.9)}
     assert of(configs, "warmup", "cooldown", "zeroing_norm", "delta") == {(0.0, 0.25, None, 1e-5)}
+
+
+@pytest.mark.parametrize("name", STACKOVERFLOW)
+def test_the_data_has_the_clients_that_a_study_draws_or_claims_to(name):
+    for config in itertools.chain(*lines(name).values()):
+        scheme, cohort = config.sampling_scheme(), config.claimed_cohort or config.cohort_size
+        assert scheme is None or scheme.population == 342_477
+        assert config.rounds in (2048, 2052)
+        fedmf.ParticipationController(config.participation(), population=342_477, cohort_size=cohort, seed=0)
+
+
+def test_cifars_trees_are_completed_as_in_table_1():
+    found = cifar.losses(cifar.HONAKER, dataclasses.replace(cifar.SIZES["full"], stamps=(5, 10, 20)))
+    printed = {row.times: row.printed for row in MULTI_EPOCH_TABLE_1 if row.name == "(Online) Honaker"}
+    for times, rmse in found.items():
+        assert agrees(2000 * rmse**2, printed[times])
+    assert min(found, key=lambda times: found[times]) == 10
 
 
 @pytest.mark.parametrize("name", STACKOVERFLOW)
@@ -260,7 +284,7 @@ def trained(sign):
             result={"validation": final, "test": final, "seconds": 1.0},
         )
 
-    return lambda out, configs, study, request: {name: run(config) for name, config in configs.items()}
+    return lambda out, configs, study, request, **_: {name: run(config) for name, config in configs.items()}
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -268,7 +292,6 @@ def trained(sign):
 def test_a_verdict_follows_from_the_numbers(name, sign, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "_trained", trained(sign))
     monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
-    monkeypatch.setattr(study.Study, "stems", lambda _: [])
     result = runner.run(ITEMS[name], Request(folder=tmp_path / name, scale="small"))
     assert result["holds"] == (sign == 1), result["verdict"]
     assert (tmp_path / name / "figure.png").read_bytes().startswith(b"\x89PNG")
@@ -289,6 +312,9 @@ def test_every_item_is_made(name, results):
     table = list(csv.DictReader((results / name / "numbers.csv").open()))
     assert len(table) > 1
     assert (results / name / "figure.png").stat().st_size > 10_000
+    # The test split is read by runs that are reported alone.
+    for path in results.glob("sweeps/*/runs/*/result.json"):
+        assert bool(json.loads(path.read_text())["test"]) != path.parent.name.endswith("seed=0")
     # Once more, from the runs on disk.
     finished = {path: path.stat().st_mtime_ns for path in results.glob("sweeps/*/runs/*/result.json")}
     again = runner.run(ITEMS[name], Request(folder=results / name, scale="tiny"))

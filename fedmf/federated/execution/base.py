@@ -30,6 +30,7 @@ class RunOptions:
       worker_task: makes the run's task on a worker of the cluster, which then reads its clients' examples itself; None to send them.
       client_work: with execution="fast", "compiled" trains clients by the task's `compiled_epoch`, "autodiff" by its Keras model; None
         takes the former where there is one.
+      test: evaluate on the test split at the end; without it result.json has no test metrics, as befits runs that tune.
       progress: show a progress bar with rounds, clients/s, time left and the latest metrics.
       tensorboard: write the metrics of every round to RUN/tensorboard, for TensorBoard.
       stop_after: rounds after which the run stops, checkpointed and without a result, to go on with at a resume; None for all.
@@ -45,6 +46,7 @@ class RunOptions:
     cluster: str | None = None
     worker_task: Callable[[], Task] | None = None
     client_work: str | None = None
+    test: bool = True
     progress: bool = True
     tensorboard: bool = False
     stop_after: int | None = None

@@ -295,7 +295,7 @@ class _Training:
             "result",
             {
                 "validation": self.evaluator(weights, "validation"),
-                "test": self.evaluator(weights, "test"),
+                "test": self.evaluator(weights, "test") if self.options.test else {},
                 "participation": participation,
                 "claimed_cohort": self.plan.claimed_cohort,
                 # Nobody observed the run that a simulation stands for.

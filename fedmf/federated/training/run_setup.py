@@ -134,7 +134,7 @@ def new_run(
     if config.sampling is None:
         controller_of(task, config)  # refuses an impossible participation before a long fit
     _ = task.headline  # refuses what cannot be evaluated
-    for split in SPLITS:
+    for split in SPLITS if options.test else ("validation",):
         task.split(split)
     task.examples_of(task.client_ids[0])
     plan_given = plan is not None
