@@ -44,6 +44,17 @@ def assert_same_run(one, other):
     assert first == second
 
 
+def test_a_run_that_tunes_does_not_read_the_test_split(tmp_path):
+    def validation_alone(split):
+        assert split == "validation"
+        return small_task().evaluation_examples(split)
+
+    task = dataclasses.replace(small_task(), evaluation_examples=validation_alone)
+    run = federated.train(task, config(), folder=tmp_path / "run", noise_seed=9, progress=False, test=False)
+    assert run.result["test"] == {}
+    assert run.result["validation"]
+
+
 class Crash(Exception):
     pass
 

@@ -1,0 +1,186 @@
+"""Before a study trains: every run has passed its checks on data with as many clients as the real ones, and its cost is known."""
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+import fedmf
+from fedmf.experiments.papers import (
+    ITEMS,
+    Request,
+    cifar,
+    stackoverflow,
+    stackoverflow_sizes,
+    study,
+    study_check,
+    study_cost,
+)
+from fedmf.runs import config as run_config
+from fedmf.tasks import data_file, example_proto
+from fedmf.tasks.cifar10 import synthetic
+from tests.cli.program import fedmf as command
+
+USERS, IMAGES = 342_477, 50_000
+# One item for each grid.
+STUDIES = {item.study.args[0].__name__: item.study for item in ITEMS.values() if item.study is not None}
+FULL = stackoverflow_sizes.SIZES["full"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Task -> a file in the format of its real data, with as many clients, all alike."""
+    folder = tmp_path_factory.mktemp("data")
+    sentence = example_proto.encode_example({"tokens": b"how do i sort a list"})
+    with data_file.create(folder / "users.sqlite", 0, overwrite=False) as connection:
+        for split, users in (("train", USERS), ("heldout", 10), ("test", 50)):
+            rows = [(split, str(user)) for user in range(users)]
+            connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", ((*row, sentence) for row in rows))
+            connection.executemany(
+                "INSERT INTO client_metadata VALUES (?, ?, 1)", ((user, split) for split, user in rows)
+            )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "draw_pictures", lambda labels, rng: np.zeros((len(labels), 32, 32, 3), np.uint8))
+        synthetic.write_synthetic(folder / "images.tar.gz", examples=IMAGES, test_examples=1000, progress=False)
+    return {"stackoverflow_nwp": folder / "users.sqlite", "cifar10": folder / "images.tar.gz"}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """No optimisation, no choice by error, and no calibration of amplified noise: mechanisms of the same rounds and bands stand in.
+
+    What is left out is that a fit converges and that an accountant finds the noise; other tests have both at these sizes.
+    """
+    fit, calibrate = run_config.fit, run_config.calibrate
+
+    def fitted(workload, participation, *, family, **options):
+        if family == "banded":
+            return fit(workload, participation, family="toeplitz", bands=options["bands"])
+        return fit(workload, participation, family="identity" if family in ("dense", "tree") else family)
+
+    def calibrated(mechanism, participation, *, epsilon, sampling, **options):
+        if sampling is None:
+            return calibrate(mechanism, participation, epsilon=epsilon, sampling=None, **options)
+        return fedmf.Plan(mechanism=mechanism, participation=None, noise_multiplier=1.0, sampling=sampling, **options)
+
+    def identity(rounds):
+        return fit(fedmf.prefix_sum(rounds), fedmf.Participation(rounds=rounds, schema="single"), family="identity")
+
+    monkeypatch.setattr(run_config, "fit", fitted)
+    monkeypatch.setattr(run_config, "calibrate", calibrated)
+    monkeypatch.setattr(
+        stackoverflow, "optimum", lambda size, beta, *, decay, once: identity(size.rounds_once if once else size.rounds)
+    )
+    monkeypatch.setattr(cifar, "stamped", lambda kind, steps, stamps: identity(steps))
+    monkeypatch.setattr(cifar, "best_stamps", lambda kind, size: 5)
+    monkeypatch.setattr(cifar, "best_bands", lambda size, epsilon: (8, True) if epsilon < 8 else (100, False))
+
+
+def asked(tmp_path, data, grid, **options):
+    return Request(
+        folder=tmp_path / "item", scale="full", data=data[grid.fixed.get("task", "stackoverflow_nwp")], **options
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_run_of_every_study_can_begin(name, tmp_path, data, quick, monkeypatch):
+    grid, seen = STUDIES[name]("full"), {}
+    check = study_check.check_runs
+
+    def checked(configs, *rest):
+        seen.update(configs)
+        check(configs, *rest)
+
+    monkeypatch.setattr(study_check, "check_runs", checked)
+    request = asked(tmp_path, data, grid)
+    cost = study.dry_run(grid, request)
+    assert set(seen) == {run for _, run, _ in grid.configs(request.data, tmp_path)}
+    assert cost.repeats > 0
+    assert not list(tmp_path.glob("sweeps/*/runs"))
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(("grid", "wrong"), [(stackoverflow.epochs, "7 of 44"), (stackoverflow.unnoised, "4 of 12")])
+def test_167_clients_do_not_last_for_2052_rounds(grid, wrong, tmp_path, data, monkeypatch):
+    """What the check is for: it took weeks of training to find out. No mechanism is fitted before."""
+    monkeypatch.setattr(stackoverflow, "optimum", pytest.fail)
+    made = grid(dataclasses.replace(FULL, rounds_once=2052))
+    with pytest.raises(
+        ValueError,
+        match=rf"{wrong} settings cannot train, the first, .*rounds=2052 = 342684 exceeds population={USERS}",
+    ):
+        study.dry_run(made, asked(tmp_path, data, made))
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_nothing_trains_before_the_check(done, tmp_path, monkeypatch):
+    def refuse(configs, folder, write_mechanisms):
+        assert len(configs) == 6
+        raise ValueError("a client is missing")
+
+    monkeypatch.setattr(study_check, "check_runs", refuse)
+    monkeypatch.setattr(study.sweep, "train_all", lambda *_, **__: {})
+    monkeypatch.setattr(study.sweep, "state", lambda out, name: "finished" if done else "5 rounds done")
+    monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
+    grid = stackoverflow.unnoised(stackoverflow_sizes.SIZES["tiny"])
+    # Runs that are all finished are read: there is none here.
+    with pytest.raises((ValueError, FileNotFoundError), match="config.json" if done else "a client is missing"):
+        study.run_study(grid, Request(folder=tmp_path / "item", scale="tiny"))
+
+
+def priced(tmp_path, grid, **options):
+    return study.cost_of(grid, Request(folder=tmp_path / "item", scale="full", **options))
+
+
+def test_the_cost_of_a_study_follows_from_its_grid(tmp_path):
+    """Denisov Fig. 2 has 4 * 120 settings, of which 40 are of two lines, and 4 * 5 best ones with ten seeds, all of 2048 rounds of 100."""
+    cost = priced(tmp_path, stackoverflow.denisov(FULL))
+    assert (cost.tuning, cost.repeats, cost.clients) == (440, 200, 640 * 2048 * 100)
+    validations = 103 + 1  # every 20 rounds and after the last, and for the result
+    assert cost.examples == 640 * validations * 10_000 + 200 * 16_576_035
+    assert cost.seconds == pytest.approx(cost.clients / 11 + cost.examples / 920)
+    assert not cost.measured
+    assert "about 188 days" in str(cost)
+    limited = priced(tmp_path, stackoverflow.denisov(FULL), test_sentences=100_000)
+    assert cost.examples - limited.examples == 200 * (16_576_035 - 100_000)
+
+
+def test_a_study_that_trains_already_tells_the_speed(tmp_path):
+    grid = stackoverflow.unnoised(FULL)
+    run = tmp_path / "sweeps" / "stackoverflow-unnoised-full" / "runs" / "one"
+    run.mkdir(parents=True)
+    rows = [{"round": t, "clients": 50} | ({"validation": {}} if t == 5 else {}) for t in range(12)]
+    seconds = [60.0, *[2.5] * 4, 80.0, *[2.5] * 6]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run / "timings.jsonl").write_text(
+        "".join(json.dumps({"round": t, "seconds": s}) + "\n" for t, s in enumerate(seconds)) + '{"rou'
+    )
+    cost = priced(tmp_path, grid, jobs=2)
+    assert cost.measured
+    assert cost.clients_per_second == pytest.approx(2 * 50 / 2.5)
+    assert cost.examples_per_second / 920 == pytest.approx(cost.clients_per_second / 11)
+    (run / "timings.jsonl").write_text("")
+    assert not priced(tmp_path, grid).measured
+    assert study_cost.clients_per_second(tmp_path / "nowhere") is None
+
+
+def test_a_limit_on_test_sentences_is_a_task_option(tmp_path):
+    request = Request(folder=tmp_path / "item", scale="full", data=pathlib.Path("data"), test_sentences=5)
+    targets = study._targets(stackoverflow.unnoised(FULL), request, pathlib.Path("data"))
+    assert {config.task_options["test_sentences"] for named in targets.values() for config in named.values()} == {5}
+    with pytest.raises(ValueError, match="'test-sentences' is none of the task cifar10"):
+        study._targets(cifar.stamps(cifar.SIZES["full"]), request, pathlib.Path("data"))
+
+
+def test_a_dry_run_on_the_command_line(tmp_path):
+    refused = command("paper", "run", "banded-app-k-1", "--dry-run", "--out", tmp_path, status=2)
+    assert "trains nothing" in refused.stderr
+    refused = command(
+        "paper", "run", "multi-epoch-figure-10", "--scale", "full", "--dry-run", "--out", tmp_path, status=1
+    )
+    assert "name it in --data" in refused.stderr
