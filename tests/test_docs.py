@@ -48,7 +48,7 @@ def test_the_commands_of_the_replication_are_taken(tmp_path, monkeypatch, capfd)
         printed = capfd.readouterr().out
         if words[0] == "sweep":
             runs.append(len(json.loads(printed)))
-    assert runs == [180, 35, 3, 3, 20, 35, 18, 9, 9, 9]
+    assert runs == [180, 35, 3, 3, 20, 35, 9, 9, 9, 9, 9, 9]
     assert not list(tmp_path.glob("sweeps"))
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -148,6 +149,23 @@ def test_the_cost_of_a_study_follows_from_its_grid(tmp_path):
     assert "about 188 days" in str(cost)
     limited = priced(tmp_path, stackoverflow.denisov(FULL), test_sentences=100_000)
     assert cost.examples - limited.examples == 200 * (16_576_035 - 100_000)
+
+
+def test_the_days_in_the_docs_are_these(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar, "best_stamps", lambda kind, size: 10)
+    monkeypatch.setattr(cifar, "best_bands", lambda size, epsilon: (8, True))
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "replication.md").read_text()
+    stated = {}
+    for line in page.splitlines():
+        if re.fullmatch(r"(\| [^|]+ ){3}\|", line) and "`" in line:
+            names, runs, days = (cell.strip() for cell in line.strip("|").split("|"))
+            stated |= dict.fromkeys(re.findall(r"`([^`]+)`", names), (runs, days))
+    found = {}
+    for name, item in ITEMS.items():
+        if item.study is not None:
+            cost = priced(tmp_path, item.study("full"))
+            found[name] = f"{cost.tuning} + {cost.repeats}", f"{cost.seconds / 86_400:.0f}"
+    assert stated == found
 
 
 def test_a_study_that_trains_already_tells_the_speed(tmp_path):
