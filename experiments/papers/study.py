@@ -218,14 +218,19 @@ def _merit(run: Run, study: Study) -> float:
     return value if math.isfinite(value) else -math.inf
 
 
-def _data(study: Study, request: Request, out: pathlib.Path) -> pathlib.Path:
-    """The real file, or the stand-in, which is written once."""
-    if request.data is not None:
-        return request.data
-    if request.scale == "full":
+def check_data(request: Request) -> None:
+    """Refuses training at the papers' size without the real file: ValueError."""
+    if request.scale == "full" and request.data is None:
         raise ValueError(
             "data is missing: scale full trains on the real file, name it in --data, or take --scale small"
         )
+
+
+def _data(study: Study, request: Request, out: pathlib.Path) -> pathlib.Path:
+    """The real file, or the stand-in, which is written once."""
+    check_data(request)
+    if request.data is not None:
+        return request.data
     suffix, write = study.data
     path = out / f"data{suffix}"
     if not path.exists():

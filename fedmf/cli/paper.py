@@ -9,7 +9,8 @@ from fedmf.cli.errors import Command, Group, arguments_checked
 from fedmf.cli.options import COUNT, EXISTING, PATH, OutputFile, json_option, show
 
 if TYPE_CHECKING:
-    from fedmf.experiments.papers.item import Item, Request, Scale
+    from fedmf.experiments.papers.item import Item, Scale
+    from fedmf.experiments.papers.study_cost import Cost
 
 
 @click.group(cls=Group)
@@ -87,17 +88,20 @@ def run(names: tuple[str, ...], scale: "Scale", out: pathlib.Path, dry_run: bool
                 raise ValueError(
                     f"NAME {name!r} trains nothing, so that a dry run has nothing to check: leave out --dry-run"
                 )
+            if ITEMS[name].study is not None:
+                study.check_data(Request(folder=out / name, scale=scale, **asked))
     results: dict[str, Any] = {}
     for name in names:
         item, request = ITEMS[name], Request(folder=out / name, scale=scale, **asked)
-        seconds, words = _time(item, request)
-        if dry_run:
-            assert item.study is not None
+        if dry_run and item.study is not None:
             cost = study.dry_run(item.study(scale), request)
+            seconds, words = _time(item, scale, cost)
             results[name] = {"runs": cost.tuning + cost.repeats, "clients": cost.clients, "seconds": round(seconds)}
             if not as_json:
                 click.echo(f"{name}: all {results[name]['runs']} runs pass; {words}")
             continue
+        at_full = None if item.study is None or scale != "full" else study.cost_of(item.study(scale), request)
+        seconds, words = _time(item, scale, at_full)
         if seconds > 60:
             click.echo(f"{name}: {words}", err=True)
         results[name] = runner.run(item, request)
@@ -107,16 +111,13 @@ def run(names: tuple[str, ...], scale: "Scale", out: pathlib.Path, dry_run: bool
         show(results, True)
 
 
-def _time(item: "Item", request: "Request") -> tuple[float, str]:
-    """The seconds that an item takes, and words for them: those of a study at full size follow from its grid."""
-    from fedmf.experiments.papers import study
+def _time(item: "Item", scale: "Scale", cost: "Cost | None") -> tuple[float, str]:
+    """The seconds that an item takes, and words for them; `cost`, of a study, holds for the published models."""
     from fedmf.reports.text import duration
 
-    if item.study is not None and request.scale == "full":
-        cost = study.cost_of(item.study(request.scale), request)
+    if cost is not None and scale == "full":
         return cost.seconds, str(cost)
-    seconds = item.seconds[request.scale]
-    return seconds, f"about {duration(seconds)} on two cores"
+    return item.seconds[scale], f"about {duration(item.seconds[scale])} on two cores"
 
 
 @paper.command("report", cls=Command)

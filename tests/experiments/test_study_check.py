@@ -199,6 +199,6 @@ def test_a_dry_run_on_the_command_line(tmp_path):
     refused = command("paper", "run", "banded-app-k-1", "--dry-run", "--out", tmp_path, status=2)
     assert "trains nothing" in refused.stderr
     refused = command(
-        "paper", "run", "multi-epoch-figure-10", "--scale", "full", "--dry-run", "--out", tmp_path, status=1
+        "paper", "run", "multi-epoch-figure-10", "--scale", "full", "--dry-run", "--out", tmp_path, status=2
     )
     assert "name it in --data" in refused.stderr
