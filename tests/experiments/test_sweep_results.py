@@ -61,6 +61,13 @@ def test_the_best_setting_has_the_smallest_error():
     assert best.tuned == {"server_learning_rate": 0.5}
 
 
+def test_runs_that_left_out_the_test_split_have_an_empty_cell_for_it(runs):
+    tuned = [dataclasses.replace(run, result=run.result | {"test": {}}) for run in runs]
+    rows = list(csv.DictReader(io.StringIO(results_csv(tuned))))
+    assert {row["test_accuracy"] for row in rows} == {""}
+    assert best_table(tuned).splitlines()[1].split()[3] == "0.3050"
+
+
 def test_a_row_for_every_run(runs):
     rows = list(csv.DictReader(io.StringIO(results_csv(runs))))
     assert [row["run"] for row in rows] == [run.path.name for run in runs]
