@@ -4,12 +4,9 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from matplotlib.figure import Figure
-
-if TYPE_CHECKING:
-    from fedmf.experiments.papers.study import Study
 
 State = Literal["exact", "trained at reduced scale", "needs the real file", "not reproducible"]
 Scale = Literal["tiny", "small", "full"]  # "tiny" is for tests
@@ -79,7 +76,7 @@ class Item:
       state: how far it is reproduced.
       why: one sentence, where the state is not "exact".
       make: computes it; None where nothing can be computed here.
-      study: scale -> the grid of what trains; None where nothing does.
+      study: scale -> the grid of what trains, a `study.Study`; None where nothing does.
       seconds: scale -> rough time on 2 cores. `study_cost` estimates that of a study at scale full.
 
     Raises:
@@ -93,7 +90,7 @@ class Item:
     state: State = "exact"
     why: str = ""
     make: Callable[[Request], Outcome] | None = None
-    study: "Callable[[Scale], Study] | None" = None
+    study: Callable[[Scale], Any] | None = None
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
