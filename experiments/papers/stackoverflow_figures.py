@@ -40,9 +40,10 @@ def _scores(request: Request, grid: Callable[[sizes.Size], Study]) -> tuple[list
     """The scores of a grid, and what is smaller than in the paper."""
     size = sizes.size_of(grid.__name__, request.scale)
     scores = run_study(_study(grid, request.scale), request)
-    if request.scale == "full":
-        return scores, f"the first {request.test_sentences:,} test sentences" if request.test_sentences else ""
-    return scores, f"{sizes.reduced(grid.__name__, size)}; {accuracy.cost(scores)}"
+    less = [f"the first {request.test_sentences:,} test sentences"] if request.test_sentences else []
+    if request.scale != "full":
+        less = [sizes.reduced(grid.__name__, size), *less, accuracy.cost(scores)]
+    return scores, "; ".join(less)
 
 
 def _study(grid: Callable[[sizes.Size], Study], scale: Scale) -> Study:

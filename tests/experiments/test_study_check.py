@@ -52,7 +52,7 @@ def data(tmp_path_factory):
 def quick(monkeypatch):
     """No optimisation, no choice by error, and no calibration of amplified noise: mechanisms of the same rounds and bands stand in.
 
-    What is left out is that a fit converges and that an accountant finds the noise; other tests have both at these sizes.
+    What is left out is that these fits converge and that an accountant finds the amplified noise. `fedmf paper run --dry-run` has both.
     """
     fit, calibrate = run_config.fit, run_config.calibrate
 
