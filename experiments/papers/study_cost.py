@@ -60,7 +60,7 @@ class Cost:
         where = "measured by the runs there are" if self.measured else "not measured here: of two cores"
         return (
             f"{self.tuning} runs to tune and {self.repeats} to report train {self.clients:,} clients and evaluate {self.examples:,} "
-            f"examples: about {time} at {self.clients_per_second:.3g} and {self.examples_per_second:.3g} a second ({where})"
+            f"examples: about {time} at {round(self.clients_per_second, 1):g} and {round(self.examples_per_second):,} a second ({where})"
         )
 
 
