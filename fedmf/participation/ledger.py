@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedmf.participation.clients import ClientRounds
+from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 
 _HEADER = "round,client\n"
@@ -80,9 +82,21 @@ class ParticipationLedger:
         """The clients that were selected for round t, int64 (clients,), read-only: `cohort(t)` and those that contributed nothing."""
         return self._rounds[t].selected
 
-    def noncompliant(self) -> np.ndarray:
-        """The clients known to deviate, int64, sorted."""
-        return np.unique(np.concatenate([np.zeros(0, np.int64), *(entry.noncompliant for entry in self._rounds)]))
+    def noncompliant(self, participation: Participation | None = None) -> np.ndarray:
+        """The clients known to deviate, int64, sorted; with `participation` also those whose rounds it does not allow.
+
+        Raises:
+          ValueError: of schema budget, where it depends on the encoder: ask `fedmf.audit_ledger`, which has one.
+
+        >>> ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([7]), np.array([7]), np.array([9])])
+        >>> ledger.noncompliant(), ledger.noncompliant(Participation(rounds=3, schema="min_sep", min_sep=2))
+        (array([], dtype=int64), array([7]))
+        """
+        known = [entry.noncompliant for entry in self._rounds]
+        if participation is not None:
+            clients, rounds = self.clients()
+            known.append(clients[~rounds.kept(participation)])
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *known]))
 
     def planned(self) -> "ParticipationLedger":
         """The ledger of what was planned: its cohorts are the clients that were selected."""
@@ -105,6 +119,10 @@ class ParticipationLedger:
         result = ParticipationLedger(cohort_size=self.cohort_size)
         result._rounds = [change(entry) for entry in self._rounds]
         return result
+
+    def clients(self) -> tuple[np.ndarray, ClientRounds]:
+        """The clients that took part, int64 and increasing, and the rounds of each."""
+        return ClientRounds.of_cohorts([entry.cohort for entry in self._rounds])
 
     def pairs(self) -> np.ndarray:
         """All (round, client) pairs, int64 (participations, 2), in order of rounds."""
