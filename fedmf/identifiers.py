@@ -19,7 +19,9 @@ _SHOWN_CHARACTERS, _SHOWN_ROUNDS = 80, 20
 
 
 def seen(text: str) -> str:
-    """A text as people see it: one kind of blank, nothing invisible, letters composed in one way (NFC); `tables.as_seen` is the same in SQL.
+    """A text as people see it: one kind of blank, nothing invisible, letters composed in one way (NFC).
+
+    `fedmf.tables.as_seen` is the same in SQL.
 
     >>> ascii(seen("zoe\\u0301\\u200b\\u00a0k")), seen("two  blanks")
     ("'zo\\\\xe9 k'", 'two blanks')
@@ -40,35 +42,56 @@ def _is_invisible(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cf") or any(first <= code <= last for first, last in UNMARKED)
 
 
-def check_clients(name: str, ids: Iterable[Any]) -> None:
+def client_array(name: str, ids: Any) -> np.ndarray:
+    """Ids of clients, one for each example, as an array of what they are.
+
+    Raises:
+      TypeError: ids of kinds that have no order among each other.
+      ValueError: those of `check_clients`.
+    """
+    if not (hasattr(ids, "__array__") or isinstance(ids, str | bytes)):
+        ids = np.asarray(ids, object)  # as texts, NaN among texts would be the text "nan"
+        check_clients(name, ids.ravel())
+        ids = np.asarray(ids.tolist())
+    elif np.ma.isMaskedArray(ids) or np.asarray(ids).dtype == object:
+        check_clients(name, ids.ravel() if np.ma.isMaskedArray(ids) else np.ravel(ids))
+    array = np.asarray(ids)
+    try:
+        different, places = np.unique(array, return_index=True)
+    except TypeError as error:
+        raise TypeError(
+            f"{name} mixes kinds of ids ({error}): write all of them as texts, or all as numbers"
+        ) from error
+    check_clients(name, different, places.tolist())
+    return array
+
+
+def check_clients(name: str, ids: Iterable[Any], places: Sequence[int] | None = None) -> None:
     """Refuses ids of clients of which one is missing, or two look alike: each stands for one client of the guarantee.
 
     Args:
       name: of the argument, for errors.
       ids: in order; the same id may be there more than once.
+      places: of the ids in the argument; None for 0, 1, ...
 
     Raises:
       ValueError: None, NaN, NaT, or a text without a visible character; or two that differ only in blanks at the ends, in the kind of
         blank, in characters that leave no mark, in how letters are composed, or in their kinds such as 1 and "1".
     """
     looks: dict[str, Any] = {}
-    known: set[Any] = set()
-    for place, client in enumerate(ids):
+    for place, client in zip(itertools.count() if places is None else places, ids, strict=False):
         if is_missing(client):
             raise ValueError(
                 f"{name}[{place}]={client!r} is missing: whose examples these are is not known, and the guarantee is for each client; "
                 "leave them out, or give every client an id"
             )
-        if (key := (type(client), client)) in known:
-            continue
-        known.add(key)
         look = seen(str(client)).strip()
         if not look:
             raise ValueError(f"{name}[{place}]={client!r} has no visible character: give every client an id")
         other = looks.setdefault(look, client)
-        if type(other) is not type(client) or other != client:
+        if other is not client and (str(other) != str(client) or other != client):
             raise ValueError(
-                f"{name} has {ascii(other)} and, at {place}, {ascii(client)}, which look alike: one person in two clients has half the "
+                f"{name} has {other!a} and, at {place}, {client!a}, which look alike: one person in two clients has half the "
                 "protection; write them in one way, or give them other ids if they are two"
             )
 
@@ -82,7 +105,7 @@ def is_missing(value: Any) -> bool:
     if value is None or value is np.ma.masked or type(value).__name__ == "NAType":
         return True
     try:
-        return bool(value != value)  # noqa: PLR0124 (NaN and NaT of any library)
+        return bool(value != value)
     except (TypeError, ValueError):
         return False
 
@@ -129,10 +152,10 @@ def _codes(characters: Sequence[str]) -> str:
 
 
 def shown_client(client: Any) -> str:
-    """An id for people: in ASCII, with quotes around a text, and cut where it is long.
+    r"""An id for people: in ASCII, with quotes around a text, and cut where it is long.
 
-    >>> shown_client("an\u200bn"), shown_client(7)
-    ("'an\\u200bn'", '7')
+    >>> shown_client("zo\u00eb"), shown_client(7)
+    ("'zo\\xeb'", '7')
     """
     return ascii(client[:_SHOWN_CHARACTERS] if isinstance(client, str) else client)
 

@@ -8,7 +8,7 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from fedmf.identifiers import UNMARKED
@@ -94,7 +94,12 @@ class Rows:
 
 
 def read(
-    db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Mapping[str, str], scratch: str | os.PathLike[str]
+    db: "duckdb.DuckDBPyConnection",
+    path: pathlib.Path,
+    columns: Mapping[str, str],
+    scratch: str | os.PathLike[str],
+    *,
+    ids: Collection[str],
 ) -> Rows:
     """A file's rows and these columns as SQL.
 
@@ -103,6 +108,7 @@ def read(
       path: CSV (commas, a header line), JSON lines or Parquet, in UTF-8; its first bytes decide which.
       columns: argument of the caller -> name of the column that it names.
       scratch: folder for a copy of a CSV whose lines end in several ways.
+      ids: the arguments whose columns tell rows apart, so that JSON must write them in one way.
 
     Raises:
       ValueError: an empty file, one of another kind, or no such column; errors name the argument. What is wrong in a row becomes a
@@ -113,7 +119,7 @@ def read(
     if head.startswith(b"PAR1"):
         return _parquet(db, path, columns)
     if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
-        return _json_lines(db, path, columns)
+        return _json_lines(db, path, columns, ids)
     names = _csv_header(path, head)
     _check_columns(path, names, columns)
     # Columns are named by place: a header may hold anything.
@@ -142,23 +148,25 @@ def _parquet(db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Mappi
     return Rows(table=table, columns=texts)
 
 
-def _json_lines(db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Mapping[str, str]) -> Rows:
+def _json_lines(
+    db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Mapping[str, str], ids: Collection[str]
+) -> Rows:
     table = f"read_ndjson_objects({_quoted(path)})"
     keys = db.execute(f"SELECT DISTINCT unnest(json_keys(json)) FROM (FROM {table} LIMIT {_KEY_ROWS})").fetchall()
     _check_columns(path, sorted(key for (key,) in keys), columns)
     texts, faults = [], []
-    for name in columns.values():
+    for argument, name in columns.items():
         pointer = "'/" + re.sub("['~/]", lambda c: _IN_POINTER[c[0]], name) + "'"
         literal = "'" + name.replace("'", "''") + "'"
         value, kind = f"json ->> {pointer}", f"json_type(json, {pointer})"
         texts.append(f"CASE WHEN {kind} NOT IN ('OBJECT', 'ARRAY') THEN {value} END")
-        faults += [
-            f"WHEN len(list_filter(json_keys(json), lambda key: key = {literal})) > 1 THEN 'has the key ' || {literal} || ' more than once'",
-            # 1, 1.0 and 1e0 are one number in JSON and would be two clients: only one way of writing it is read.
-            f"WHEN {kind} IN ('BOOLEAN', 'OBJECT', 'ARRAY') OR {kind} = 'DOUBLE' AND NOT regexp_full_match({value}, '-?[0-9]+') "
-            f"THEN 'has the ' || {literal} "
-            f"|| ' ' || ({value}) || ', which is neither a text nor written as a whole number'",
-        ]
+        twice = f"len(list_filter(json_keys(json), lambda key: key = {literal})) > 1"
+        faults.append(f"WHEN {twice} THEN 'has the key ' || {literal} || ' more than once'")
+        if argument in ids:
+            # 1, 1.0 and 1e0 are one number in JSON and would be several ids: only one way of writing it is read.
+            whole = f"{kind} <> 'DOUBLE' OR regexp_full_match({value}, '-?[0-9]+')"
+            what = f"'has the ' || {literal} || ' ' || ({value}) || ', which is neither a text nor written as a whole number'"
+            faults.append(f"WHEN {kind} = 'BOOLEAN' OR NOT ({whole}) THEN {what}")
     return Rows(table=table, columns=texts, fault=f"CASE {' '.join(faults)} END")
 
 

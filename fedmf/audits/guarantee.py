@@ -274,9 +274,7 @@ class Audit:
         }
 
 
-def audit_ledger(
-    ledger: ParticipationLedger, plan: Plan, *, unrecorded: Sequence[int] = (), hint: str = ""
-) -> Audit:
+def audit_ledger(ledger: ParticipationLedger, plan: Plan, *, unrecorded: Sequence[int] = (), hint: str = "") -> Audit:
     """Accounts the plan's noise with the participation observed in `ledger` (banded paper, Sec. 6: planned 400, achieved 385).
 
     The noise's standard deviation is what it was; a different sensitivity makes it a different multiplier. Clients that the ledger marks
@@ -425,7 +423,9 @@ def _broken(stats: ParticipationStats, p: Participation, tally: Tally) -> list[s
     if not tally.offenders:
         return []
     if p.budget is not None:
-        return [f"a client's rounds cost a sensitivity of {tally.most_spent:.6g} where a budget of {p.budget:.6g} was planned"]
+        return [
+            f"a client's rounds cost a sensitivity of {tally.most_spent:.6g} where a budget of {p.budget:.6g} was planned"
+        ]
     broken = []
     if stats.max_participations > p.max_participations:
         broken.append(

@@ -71,9 +71,7 @@ class SortedLog:
 
     def cohort_sizes(self) -> np.ndarray:
         """Clients of each round, int64 (rounds,)."""
-        t, sizes = np.array(
-            self._db.execute("SELECT round, count(*) FROM log GROUP BY round").fetchall(), np.int64
-        ).T
+        t, sizes = np.array(self._db.execute("SELECT round, count(*) FROM log GROUP BY round").fetchall(), np.int64).T
         cohort_sizes = np.zeros(self.rounds, np.int64)
         cohort_sizes[t - self.first_round] = sizes
         return cohort_sizes
@@ -191,18 +189,22 @@ class _Source:
             )
 
     def load(self, db: "duckdb.DuckDBPyConnection", scratch: str) -> tuple[int, tuple[str, str] | None]:
-        """Fills the table log, sorted, and returns its number of rows and two clients that look alike; raises for the first row that is wrong."""
+        """Fills the table log, sorted; raises for the first row that is wrong.
+
+        Returns:
+          Its number of rows, and two clients that look alike.
+        """
         import duckdb
 
         columns = {"client_column": self.client_column, "round_column": self.round_column}
         first, last = self.first_round, self.first_round + self.rounds - 1
         try:
-            read = tables.read(db, self.path, columns, scratch)
+            read = tables.read(db, self.path, columns, scratch, ids=tuple(columns))
             self._check_end()
             client, t = read.columns
             db.execute(
-                f"CREATE VIEW source AS SELECT row_number() OVER () AS row, {client} AS client, {t}::VARCHAR AS round, {read.fault} AS fault "
-                f"FROM {read.table}"
+                f"CREATE VIEW source AS SELECT row_number() OVER () AS row, {client} AS client, {t}::VARCHAR AS round, "
+                f"{read.fault} AS fault FROM {read.table}"
             )
             text = db.execute("DESCRIBE source").fetchall()[1][1] == "VARCHAR"
             client, spelling = (_CLIENT, f"nullif(client, {_SEEN})") if text else ("client", "NULL")
@@ -224,7 +226,7 @@ class _Source:
             row = db.execute(
                 f"SELECT row, client, round, fault FROM source WHERE NOT ({good}) ORDER BY row LIMIT 1"
             ).fetchall()[0]
-            raise ValueError(self._fault(*row, wrong))
+            raise ValueError(self._fault(wrong, *row))
         if not rows:
             raise ValueError(f"log {self.path} holds no participation: an audit needs the rows of a run")
         alike = db.execute(
@@ -235,8 +237,8 @@ class _Source:
         ).fetchone()
         return rows, alike
 
-    def _fault(self, row: int, client: Any, t: str | None, fault: str | None, rows: int) -> str:
-        """What is wrong with a row, the first of so many."""
+    def _fault(self, rows: int, row: int, client: Any, t: str | None, fault: str | None) -> str:
+        """What is wrong with the first of so many rows."""
         first, last = self.first_round, self.first_round + self.rounds - 1
         shown = [value if value is None else ascii(str(value)[:80]) for value in (client, t)]
         where = f"row {row} of log {self.path} has {self.client_column} {shown[0]} and {self.round_column} {shown[1]}"
@@ -271,7 +273,7 @@ class _Source:
         ).fetchall()[0]
         if repeated and self.duplicates == "refuse":
             raise ValueError(
-                f"log {self.path} has {repeated} rows twice, such as client {ascii(str(client)[:80])} in round {t}: two contributions of "
+                f"log {self.path} has {repeated} rows twice, such as client {str(client)[:80]!a} in round {t}: two contributions of "
                 "one client to one round are covered by no plan; if every such row is one participation written twice, pass "
                 'duplicates="once"'
             )

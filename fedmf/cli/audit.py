@@ -183,7 +183,9 @@ def _named(offenders: dict[str, Any]) -> dict[str, Any]:
     from fedmf.identifiers import shown_client, shown_rounds
 
     named = enumerate(offenders.pop("first"), 1)
-    lines = {str(i): f"{shown_client(one['client'])}: {_guarantee(one)}, {shown_rounds(one['rounds'])}" for i, one in named}
+    lines = {
+        str(i): f"{shown_client(one['client'])}: {_guarantee(one)}, {shown_rounds(one['rounds'])}" for i, one in named
+    }
     return offenders | lines
 
 

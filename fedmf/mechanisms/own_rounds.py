@@ -211,4 +211,8 @@ class Largest:
             bounds.append((squared, len(X) <= 2 or squared - float(X.sum()) <= ROUNDING * squared, key))
         result = largest_sharpened(bounds, lambda key: self._own.gram(self._sets[key][1]), multiplications)
         rest = float(np.sqrt(max(self._others, 0.0)))
-        return max(result, Sensitivity(value=rest, exact=False, method=_SUM.format("|X|", "upper bound")), key=lambda bound: bound.value)
+        return max(
+            result,
+            Sensitivity(value=rest, exact=False, method=_SUM.format("|X|", "upper bound")),
+            key=lambda bound: bound.value,
+        )

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.mechanisms.base import Mechanism
 from fedmf.identifiers import shown_client, shown_rounds
+from fedmf.mechanisms.base import Mechanism
 from fedmf.privacy import rounding
 
 FORMAT = "fedmf privacy statement 1"
