@@ -25,7 +25,7 @@ DEFAULT_MEMORY = 10**9
 _MIN_MEMORY_BYTES = 256 * 10**6
 _MAX_ROUNDS = 10**9
 # Rows that are counted at a time, if no client has more.
-_BLOCK_ROWS = 2**20
+_BLOCK_ROWS = 2**19
 _SEEN = tables.as_seen("client")
 _CLIENT = f"CASE WHEN NOT regexp_matches(client, '^[\\p{{Cc}}\\p{{Cf}}\\pZ]|[\\p{{Cc}}\\p{{Cf}}\\pZ]$') THEN nullif({_SEEN}, '') END"
 
@@ -143,6 +143,10 @@ def sorted_log(
         ):
             db.execute("SET preserve_insertion_order = false")  # which takes memory
             rows, lookalikes = source.load(db, scratch)
+            # Not while the file is read, which takes memory of its own.
+            db.execute("CREATE TABLE sorted AS SELECT client, spelling, round FROM log ORDER BY client, round")
+            db.execute("DROP TABLE log")
+            db.execute("ALTER TABLE sorted RENAME TO log")
             repeated = source.drop_duplicates(db)
             with path.open("rb") as content:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
@@ -212,7 +216,7 @@ class _Source:
             t = f"CASE WHEN {number} BETWEEN {first} AND {last} AND fault IS NULL THEN {number} END"
             good = f"{client} IS NOT NULL AND {t} IS NOT NULL"
             db.execute(
-                f"CREATE TABLE log AS SELECT {client} AS client, {spelling} AS spelling, {t} AS round FROM source ORDER BY client, round"
+                f"CREATE TABLE log AS SELECT {client} AS client, {spelling} AS spelling, {t} AS round FROM source"
             )
         except (duckdb.OutOfMemoryException, duckdb.IOException):
             raise

@@ -4,7 +4,6 @@ Rounds S of one client move C x by at most the root of the sum over s, t in S of
 exact where X >= 0 on S; elsewhere it is sharpened (`fedmf.mechanisms.sensitivity`).
 """
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +19,8 @@ from fedmf.participation.schema import Participation
 _MAX_TOEPLITZ_ENTRIES = 2**27
 # Banded encoders of so many rounds are multiplied as dense matrices.
 _MAX_DENSE_ROUNDS = 4096
+# A client whose pairs of rounds are more than this share of all is counted by a product of matrices, so many clients at once.
+_PAIRS_OF_A_PRODUCT, _CLIENTS_AT_ONCE = 1 / 36, 256
 # Sets of rounds whose bounds may be sharpened; multiplications that it may cost for one of them by itself.
 _MOST_SETS, _SHARPENING_OF_ONE = 64, 1e9
 _SUM = "sum of {} over a client's own rounds (banded paper, Prop. E.1): {}"
@@ -69,22 +70,46 @@ def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
     >>> spent_squared(np.array([[1.0, 1.0], [0.5, 0.0]]), ClientRounds(rounds=np.array([0, 1, 1]), starts=np.array([0, 2])))
     array([3., 1.])
     """
-    t = clients.rounds
-    if not len(t):
-        return np.zeros(0)
-    spent = diagonals[0, t]
-    ends = np.repeat(clients.starts + clients.counts, clients.counts)
-    row = np.flatnonzero(clients.later) - 1
-    for places in itertools.count(1):
-        row = row[row + places < ends[row]]
-        apart = t[row + places] - t[row]
-        near = apart < len(diagonals)
-        row, apart = row[near], apart[near]
-        if not len(row):
+    (bands, n), spent = diagonals.shape, np.zeros(len(clients))
+    by_count = np.argsort(clients.counts, kind="stable")
+    different, begins = np.unique(clients.counts[by_count], return_index=True)
+    for k, alike in zip(different.tolist(), np.split(by_count, begins[1:]), strict=True):
+        t = clients.rounds[clients.starts[alike] + np.arange(k)[:, None]].astype(np.intp)  # (k, clients)
+        dense = n <= _MAX_DENSE_ROUNDS and k * min(k, bands) > _PAIRS_OF_A_PRODUCT * n * n
+        spent[alike] = _by_products(diagonals, t) if dense else _by_pairs(diagonals, t)
+    return spent
+
+
+def _by_pairs(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """The sums of |X_st| for the rounds of clients, increasing, ints (k, clients)."""
+    (bands, n), spent = diagonals.shape, diagonals[0][t].sum(axis=0)
+    entries = diagonals.ravel()
+    for places in range(1, len(t)):
+        earlier = t[:-places]
+        apart = t[places:] - earlier
+        near = apart < bands
+        if near.all():
+            spent += 2.0 * entries.take(apart * n + earlier).sum(axis=0)
+        elif near.any():
+            spent += 2.0 * np.where(near, entries.take(np.minimum(apart, bands - 1) * n + earlier), 0.0).sum(axis=0)
+        else:
             break
-        spent[row] += 2.0 * diagonals[apart, t[row]]
-    sums: np.ndarray = np.add.reduceat(spent, clients.starts)
-    return sums
+    return spent
+
+
+def _by_products(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """The same by products of matrices: for clients with many rounds."""
+    (bands, n), spent = diagonals.shape, np.zeros(t.shape[1])
+    X = np.zeros((n, n))
+    for d in range(bands):
+        places = np.arange(n - d)
+        X[places, places + d] = X[places + d, places] = diagonals[d, : n - d]
+    for begin in range(0, t.shape[1], _CLIENTS_AT_ONCE):
+        some = t[:, begin : begin + _CLIENTS_AT_ONCE]
+        taken = np.zeros((some.shape[1], n))
+        taken[np.arange(some.shape[1]), some] = 1.0
+        spent[begin : begin + _CLIENTS_AT_ONCE] = np.einsum("ct,ct->c", taken @ X, taken)
+    return spent
 
 
 class OwnRounds:
