@@ -127,7 +127,8 @@ def read(
     return Rows(
         table=f"read_csv({_quoted(_with_one_line_end(path, scratch))}, columns = {types}, header = true, auto_detect = false, delim = ',', "
         "quote = '\"', escape = '\"', strict_mode = true, null_padding = false, ignore_errors = false, "
-        f"max_line_size = {_LINE_BYTES}, hive_partitioning = false)",
+        # By default 16 lines: a quarter of the memory that a log may take by default, and more than the least.
+        f"max_line_size = {_LINE_BYTES}, buffer_size = {2 * _LINE_BYTES}, hive_partitioning = false)",
         columns=[f"column{names.index(name)}" for name in columns.values()],
     )
 

@@ -16,6 +16,7 @@ from fedmf.participation.clients import ClientRounds
 from fedmf.privacy.plan import Plan
 
 MOST_NAMED = 10
+_ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,8 +88,8 @@ class Tally:
         if self._kept.squared < 0:
             return None
         own = self._kept.sensitivity()
-        # Bounds of single sets of rounds, and rounding, must not deny what the plan covers.
-        return own if self._besides or own.value <= planned.value else planned
+        # Bounds of single sets of rounds, and rounding in another way of computing, must not deny what the plan covers.
+        return own if self._besides or own.value < planned.value * (1 - _ROUNDING) else planned
 
     def broke(self) -> Sensitivity | None:
         """The largest sensitivity to any client that broke the plan; None where nobody did."""

@@ -71,6 +71,8 @@ def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
     array([3., 1.])
     """
     (bands, n), spent = diagonals.shape, np.zeros(len(clients))
+    if not len(clients):
+        return spent
     by_count = np.argsort(clients.counts, kind="stable")
     different, begins = np.unique(clients.counts[by_count], return_index=True)
     for k, alike in zip(different.tolist(), np.split(by_count, begins[1:]), strict=True):
