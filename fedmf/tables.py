@@ -1,27 +1,30 @@
 """Tables of any length: DuckDB reads CSV, JSON lines and Parquet, and sorts what does not fit into memory on disk."""
 
 import codecs
+import collections
 import contextlib
 import csv
+import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
+
+from fedmf.identifiers import UNMARKED
 
 if TYPE_CHECKING:
     import duckdb
 
 _HEADER_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 24
 _LINE_BYTES = 16 << 20  # of CSV; the same is DuckDB's limit for an object of JSON
 _KEY_ROWS = 1000  # in which every key of JSON lines must show
 _WHOLE_TYPE = re.compile(r"U?(TINY|SMALL|BIG|HUGE)INT|U?INTEGER")
 _IN_POINTER = {"'": "''", "~": "~0", "/": "~1"}
-# Characters that leave no mark: controls, formats and joiners (Cc, Cf), Unicode's other default ignorables, and the blank Braille pattern.
-_INVISIBLE = (
-    r"[\p{Cc}\p{Cf}\x{34F}\x{115F}\x{1160}\x{17B4}\x{17B5}\x{180B}-\x{180F}\x{2065}\x{2800}\x{3164}"
-    r"\x{FE00}-\x{FE0F}\x{FFA0}\x{FFF0}-\x{FFF8}\x{E0000}-\x{E0FFF}]+"
-)
+# Characters that leave no mark: controls, formats and joiners (Cc, Cf), and `identifiers.UNMARKED`.
+_UNMARKED = "".join(f"\\x{{{first:X}}}-\\x{{{last:X}}}" for first, last in UNMARKED)
+_INVISIBLE = rf"[\p{{Cc}}\p{{Cf}}{_UNMARKED}]+"
 
 
 @contextlib.contextmanager
@@ -62,20 +65,50 @@ def _quoted(path: pathlib.Path) -> str:
 
 
 def as_seen(column: str) -> str:
-    """SQL for a text as people see it: one kind of blank, nothing invisible, letters composed in one way (NFC)."""
+    """SQL for a text as people see it: one kind of blank, nothing invisible, letters composed in one way (NFC).
+
+    `identifiers.seen` is the same in Python.
+    """
+    # Most ids are of visible ASCII, and the three passes over a text take half the time of an audit.
+    plain = f"regexp_full_match({column}, '[!-~]*')"
+    return f"CASE WHEN {plain} THEN {column} ELSE {_composed(column)} END"
+
+
+def _composed(column: str) -> str:
     return f"nfc_normalize(regexp_replace(regexp_replace({column}, '\\p{{Z}}+', ' ', 'g'), '{_INVISIBLE}', '', 'g'))"
 
 
-def read(db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Mapping[str, str]) -> tuple[str, list[str]]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The rows of a file as SQL.
+
+    Attributes:
+      table: what stands after FROM.
+      columns: SQL of each column: a text, or a whole number of Parquet; NULL where a row has none, or NaN.
+      fault: SQL of a text, the end of a sentence, for what is wrong with a row as such; NULL where nothing is.
+    """
+
+    table: str
+    columns: list[str]
+    fault: str = "NULL"
+
+
+def read(
+    db: "duckdb.DuckDBPyConnection",
+    path: pathlib.Path,
+    columns: Mapping[str, str],
+    scratch: str | os.PathLike[str],
+    *,
+    ids: Collection[str],
+) -> Rows:
     """A file's rows and these columns as SQL.
 
     Args:
       db: a `database`.
       path: CSV (commas, a header line), JSON lines or Parquet, in UTF-8; its first bytes decide which.
       columns: argument of the caller -> name of the column that it names.
-
-    Returns:
-      The file as what stands after FROM, and for each column a text, or a whole number of Parquet; NULL where a row has none.
+      scratch: folder for a copy of a CSV whose lines end in several ways.
+      ids: the arguments whose columns tell rows apart, so that JSON must write them in one way.
 
     Raises:
       ValueError: an empty file, one of another kind, or no such column; errors name the argument. What is wrong in a row becomes a
@@ -84,33 +117,82 @@ def read(db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Mapping[s
     with path.open("rb") as content:
         head = content.read(_HEADER_BYTES)
     if head.startswith(b"PAR1"):
-        table = f"read_parquet({_quoted(path)}, hive_partitioning = false)"
-        types = {name: kind for name, kind, *_ in db.execute(f"DESCRIBE FROM {table}").fetchall()}
-        _check_columns(path, [*types], columns)
-        for name in columns.values():
-            if types[name] == "BLOB" or (types[name].endswith((")", "]")) and not types[name].startswith("DECIMAL")):
-                raise ValueError(
-                    f"{path} has a column {name!r} of type {types[name]}: write it as texts or whole numbers"
-                )
-        quoted = {name: f'"{name.replace(chr(34), 2 * chr(34))}"' for name in columns.values()}
-        return table, [q if _WHOLE_TYPE.fullmatch(types[name]) else f"{q}::VARCHAR" for name, q in quoted.items()]
+        return _parquet(db, path, columns)
     if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
-        table = f"read_ndjson_objects({_quoted(path)})"
-        keys = db.execute(f"SELECT DISTINCT unnest(json_keys(json)) FROM (FROM {table} LIMIT {_KEY_ROWS})").fetchall()
-        _check_columns(path, sorted(key for (key,) in keys), columns)
-        pointers = ("'/" + re.sub("['~/]", lambda c: _IN_POINTER[c[0]], name) + "'" for name in columns.values())
-        return table, [
-            f"CASE WHEN json_type(json, {p}) NOT IN ('OBJECT', 'ARRAY') THEN json ->> {p} END" for p in pointers
-        ]
+        return _json_lines(db, path, columns, ids)
     names = _csv_header(path, head)
     _check_columns(path, names, columns)
     # Columns are named by place: a header may hold anything.
     types = {f"column{i}": "VARCHAR" for i in range(len(names))}
-    table = (
-        f"read_csv({_quoted(path)}, columns = {types}, header = true, auto_detect = false, delim = ',', quote = '\"', escape = '\"', "
-        f"strict_mode = true, null_padding = false, ignore_errors = false, max_line_size = {_LINE_BYTES}, hive_partitioning = false)"
+    return Rows(
+        table=f"read_csv({_quoted(_with_one_line_end(path, scratch))}, columns = {types}, header = true, auto_detect = false, delim = ',', "
+        "quote = '\"', escape = '\"', strict_mode = true, null_padding = false, ignore_errors = false, "
+        # By default 16 lines: a quarter of the memory that a log may take by default, and more than the least.
+        f"max_line_size = {_LINE_BYTES}, buffer_size = {2 * _LINE_BYTES}, hive_partitioning = false)",
+        columns=[f"column{names.index(name)}" for name in columns.values()],
     )
-    return table, [f"column{names.index(name)}" for name in columns.values()]
+
+
+def _parquet(db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Mapping[str, str]) -> Rows:
+    table = f"read_parquet({_quoted(path)}, hive_partitioning = false)"
+    types = {name: kind for name, kind, *_ in db.execute(f"DESCRIBE FROM {table}").fetchall()}
+    _check_columns(path, [*types], columns)
+    texts = []
+    for name in columns.values():
+        kind, quoted = types[name], f'"{name.replace(chr(34), 2 * chr(34))}"'
+        if kind == "BLOB" or (kind.endswith((")", "]")) and not kind.startswith("DECIMAL")):
+            raise ValueError(f"{path} has a column {name!r} of type {kind}: write it as texts or whole numbers")
+        if kind in ("FLOAT", "DOUBLE"):
+            texts.append(f"CASE WHEN NOT isnan({quoted}) THEN {quoted}::VARCHAR END")
+        else:
+            texts.append(quoted if _WHOLE_TYPE.fullmatch(kind) else f"{quoted}::VARCHAR")
+    return Rows(table=table, columns=texts)
+
+
+def _json_lines(
+    db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Mapping[str, str], ids: Collection[str]
+) -> Rows:
+    table = f"read_ndjson_objects({_quoted(path)})"
+    keys = db.execute(f"SELECT DISTINCT unnest(json_keys(json)) FROM (FROM {table} LIMIT {_KEY_ROWS})").fetchall()
+    _check_columns(path, sorted(key for (key,) in keys), columns)
+    texts, faults = [], []
+    for argument, name in columns.items():
+        pointer = "'/" + re.sub("['~/]", lambda c: _IN_POINTER[c[0]], name) + "'"
+        literal = "'" + name.replace("'", "''") + "'"
+        value, kind = f"json ->> {pointer}", f"json_type(json, {pointer})"
+        texts.append(f"CASE WHEN {kind} NOT IN ('OBJECT', 'ARRAY') THEN {value} END")
+        twice = f"len(list_filter(json_keys(json), lambda key: key = {literal})) > 1"
+        faults.append(f"WHEN {twice} THEN 'has the key ' || {literal} || ' more than once'")
+        if argument in ids:
+            # 1, 1.0 and 1e0 are one number in JSON and would be several ids: only one way of writing it is read.
+            whole = f"{kind} <> 'DOUBLE' OR regexp_full_match({value}, '-?[0-9]+')"
+            what = f"'has the ' || {literal} || ' ' || ({value}) || ', which is neither a text nor written as a whole number'"
+            faults.append(f"WHEN {kind} = 'BOOLEAN' OR NOT ({whole}) THEN {what}")
+    return Rows(table=table, columns=texts, fault=f"CASE {' '.join(faults)} END")
+
+
+def _with_one_line_end(path: pathlib.Path, scratch: str | os.PathLike[str]) -> pathlib.Path:
+    """The file, or a copy of it with one kind of line end where it has several, which DuckDB does not read."""
+    ends: collections.Counter[bytes] = collections.Counter()
+    for chunk in _chunks(path):
+        pairs = chunk.count(b"\r\n")
+        ends.update({b"\r\n": pairs, b"\n": chunk.count(b"\n") - pairs, b"\r": chunk.count(b"\r") - pairs})
+    if sum(count > 0 for count in ends.values()) < 2:
+        return path
+    copy = pathlib.Path(scratch) / "lines.csv"
+    with copy.open("wb") as lines:
+        for chunk in _chunks(path):
+            lines.write(chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
+    return copy
+
+
+def _chunks(path: pathlib.Path) -> Iterator[bytes]:
+    """The file's bytes, no piece of which ends between a carriage return and its line feed."""
+    with path.open("rb") as content:
+        while chunk := content.read(_CHUNK_BYTES):
+            while chunk.endswith(b"\r") and (more := content.read(1)):
+                chunk += more
+            yield chunk
 
 
 def damage(file: str, error: "duckdb.Error") -> str:

@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 
-from fedmf.audits.guarantee import audit_log
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.mechanisms import (
     BandedMechanism,
@@ -22,7 +21,6 @@ from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.privacy.calibrate import calibrate
-from fedmf.privacy.plan import Plan
 from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, prefix_sum, sgd
 
 NAN, INF = float("nan"), float("inf")
@@ -134,20 +132,6 @@ REFUSALS = {
         lambda: Budget(mechanism=IdentityMechanism(rounds=4), participation=budget_of(2.0), pace=0),
         ValueError,
         ["pace=0", "to keep nothing"],
-    ),
-    "budget of a log": (
-        lambda: audit_log(
-            "log.csv",
-            Plan(
-                mechanism=IdentityMechanism(rounds=4),
-                participation=budget_of(2.0),
-                noise_multiplier=1.0,
-                clip_norm=1.0,
-                delta=1e-6,
-            ),
-        ),
-        ValueError,
-        ["does not follow from the counts", "fedmf.audit_ledger"],
     ),
     "allows text": (lambda: SINGLE.allows(["0"]), TypeError, ["rounds_of_one_client='0'", "round indices"]),
     "sensitivity of text": (lambda: sensitivity("C", SINGLE), TypeError, ["encoder", "array of floats"]),

@@ -224,6 +224,22 @@ class CanaryEvidence:
     releases: np.ndarray
     model: np.ndarray
 
+    def check_finite(self) -> None:
+        """Refuses releases and models that are not finite: they are ordered like numbers, and would count as guesses."""
+        wrong = [*np.argwhere(~np.isfinite(self.releases))]
+        if wrong:
+            t, canary = wrong[0]
+            raise ValueError(
+                f"{len(wrong)} releases along canaries are not finite, the first in round {t} along canary {canary}: "
+                f"{self.releases[t, canary]}; the run has diverged, and its canaries prove nothing: audit a run that has not"
+            )
+        if not np.isfinite(self.model).all():
+            canary = int(np.flatnonzero(~np.isfinite(self.model))[0])
+            raise ValueError(
+                f"the final model moved by {self.model[canary]} along canary {canary}: the run has diverged, and its canaries prove "
+                "nothing: audit a run that has not"
+            )
+
 
 def audit_canaries(plan: Plan, evidence: CanaryEvidence, *, confidence: float = 0.95) -> CanaryAudit:
     """Lower bounds on epsilon from all releases and from the final model, beside the claim of `plan`.
@@ -238,7 +254,8 @@ def audit_canaries(plan: Plan, evidence: CanaryEvidence, *, confidence: float = 
       confidence: with which all bounds hold together (Bonferroni), in (0, 1).
 
     Raises:
-      TypeError, ValueError: a confidence out of range, or a plan that simulates: its claim is not about the noise of the run.
+      TypeError, ValueError: a confidence out of range; a plan that simulates, as its claim is not about the noise of the run; or releases
+        that are not finite, from which nothing follows.
     """
     error = 1 - checks.positive("confidence", confidence, "use a number such as 0.95", below=1)
     if plan.claimed_cohort is not None:
@@ -246,6 +263,7 @@ def audit_canaries(plan: Plan, evidence: CanaryEvidence, *, confidence: float = 
             f"claimed_cohort={plan.claimed_cohort}: the claim is about the noise of a cohort that was not run; audit a run that trains "
             "its own cohort"
         )
+    evidence.check_finite()
     took_part = evidence.rounds.any(axis=0)
     kept = took_part if plan.sampling is None else np.ones_like(took_part)
     scores = {

@@ -6,14 +6,17 @@ as planned, together with what in the record speaks against its sampling scheme.
 """
 
 import dataclasses
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fedmf import checks
-from fedmf.audits.log import ParticipationLog, read_log
-from fedmf.mechanisms.budget import costs, spending_histogram, spent_squared
-from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.audits.log import ParticipationLog, sorted_log
+from fedmf.audits.offenders import Tally
+from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
@@ -23,26 +26,131 @@ from fedmf.privacy.statement import markdown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Achieved:
+    """What the noise of a plan guarantees clients to whom the run was so sensitive; without amplification by sampling.
+
+    Attributes:
+      planned: the plan.
+      sensitivity: for unit clip norm: exact, or an upper bound.
+    """
+
+    planned: Plan
+    sensitivity: Sensitivity
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """The plan without sampling, with the noise multiplier that the noise has for these clients."""
+        multiplier = self.planned.noise_multiplier * (self.planned.sensitivity.value / self.sensitivity.value)
+        return dataclasses.replace(self.planned, sampling=None, noise_multiplier=multiplier)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Of the run, of updates and bits together."""
+        return self.plan.noise_multiplier
+
+    @property
+    def epsilon(self) -> float:
+        """At the plan's delta, whoever knows who was drawn."""
+        return self.plan.unamplified_epsilon
+
+    @property
+    def rho(self) -> float:
+        """zCDP."""
+        return self.plan.rho
+
+    def values(self) -> dict[str, Any]:
+        """The guarantee in plain JSON types, as `Plan.guarantee_values`; an infinite epsilon is null."""
+        return {
+            "epsilon": finite(self.epsilon),
+            "delta": self.planned.delta,
+            "rho": finite(self.rho),
+            "unamplified_epsilon": finite(self.epsilon),
+            "noise_multiplier": self.noise_multiplier,
+            "sensitivity": self.sensitivity.value,
+            "sensitivity_exact": self.sensitivity.exact,
+            "sensitivity_method": self.sensitivity.method,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Offender:
+    """A client that broke the plan.
+
+    Attributes:
+      client: as the record names it.
+      rounds: in which it took part, numbered as the record does.
+      achieved: what its own rounds leave it.
+    """
+
+    client: int | str
+    rounds: tuple[int, ...]
+    achieved: Achieved
+
+    def values(self) -> dict[str, Any]:
+        """In plain JSON types; an infinite epsilon is null."""
+        achieved = self.achieved
+        return {
+            "client": self.client,
+            "rounds": list(self.rounds),
+            "epsilon": finite(achieved.epsilon),
+            "rho": finite(achieved.rho),
+            "sensitivity": achieved.sensitivity.value,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Offenders:
+    """The clients that broke the plan.
+
+    Attributes:
+      clients: how many.
+      first: at most ten, those with the weakest guarantees first.
+      others: the guarantee of all other clients; None where there are none.
+    """
+
+    clients: int
+    first: tuple[Offender, ...]
+    others: Achieved | None
+
+    def values(self) -> dict[str, Any]:
+        """In plain JSON types."""
+        others = self.others
+        return {
+            "clients": self.clients,
+            "first": [offender.values() for offender in self.first],
+            "epsilon_of_all_others": None if others is None else finite(others.epsilon),
+            "rho_of_all_others": None if others is None else finite(others.rho),
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Audit:
     """The guarantee after the fact: planned and achieved, side by side.
 
     Attributes:
       planned: the plan.
       observed: who took part, summed up.
-      achieved: the plan's noise accounted with the observed participation, without amplification by sampling; never weaker than the plan
-        without amplification where the run kept to it. None where nobody took part. The run that a simulation stands for was not observed:
-        for it this is the plan without amplification, or every client in every round if the simulation broke the plan.
+      achieved: the plan's noise accounted with the rounds of the one client to whom the run was most sensitive, without amplification by
+        sampling; never weaker than the plan without amplification where the run kept to it. None where nobody took part. The run that a
+        simulation stands for was not observed: for it this is the plan without amplification, or every client in every round if the
+        simulation broke the plan.
       contradictions: in what the observed participation is not what the plan says; one sentence each.
+      offenders: the clients that broke the plan; None where nobody did, and of a simulation.
+      most_spent: of a participation budget, the largest sensitivity that a client's rounds cost; else None.
+      shares_spent: of a participation budget, share of it -> clients that spent so much; else empty.
       unrecorded: names the rounds of the run that are not in the record, what `achieved` counts them as, and what to do; or None.
       log: the file it was read from; None for a ledger.
-      everyone: where the ledger marks clients as noncompliant, the audit over all clients; all else is about the others, whom the guarantee
-        covers. None where there are no such clients.
+      everyone: where the ledger marks clients as noncompliant, the audit over all clients; all else but `offenders` is about the others,
+        whom the guarantee covers. None where there are no such clients.
     """
 
     planned: Plan
     observed: ParticipationStats
-    achieved: Plan | None
+    achieved: Achieved | None
     contradictions: tuple[str, ...] = ()
+    offenders: Offenders | None = None
+    most_spent: float | None = None
+    shares_spent: Mapping[str, int] = dataclasses.field(default_factory=dict)
     unrecorded: str | None = None
     log: ParticipationLog | None = None
     everyone: "Audit | None" = None
@@ -86,7 +194,7 @@ class Audit:
         if achieved is not None:
             achieved["epsilon_if_sampled_as_planned"] = finite(self.amplified_epsilon)
         if self.contradictions and self.achieved is not None:
-            values["group_privacy"] = [] if self.planned.claimed_cohort else self.achieved.group_values()
+            values["group_privacy"] = [] if self.planned.claimed_cohort else self.achieved.plan.group_values()
         if self.unrecorded is not None:
             values["unrecorded"] = self.unrecorded
         varies = sampling is not None and sampling.independent
@@ -111,9 +219,10 @@ class Audit:
                     "duplicates_counted_once": log.duplicates,
                 },
             }
-            | ({} if observed.spent_squared is None else {"most_spent": observed.most_spent}),
+            | ({} if self.most_spent is None else {"most_spent": self.most_spent}),
             "achieved": achieved,
             "contradictions": list(self.contradictions),
+            "offenders": self._offender_values(),
             # What clients that were known to deviate did, and the guarantee of all clients together.
             "noncompliant": None
             if everyone is None
@@ -128,12 +237,14 @@ class Audit:
     def _achieved_values(self) -> dict[str, Any] | None:
         if self.achieved is None or self.planned.claimed_cohort is not None:
             return None
-        return self.achieved.guarantee_values()
+        return self.achieved.values()
+
+    def _offender_values(self) -> dict[str, Any] | None:
+        return None if self.offenders is None else self.offenders.values()
 
     def spending(self) -> dict[str, Any]:
         """{"clients_by_share_spent": counts} of a participation budget; empty without one."""
-        budget, spent = self.planned.participation.budget, self.observed.spent_squared
-        return {} if budget is None or spent is None else {"clients_by_share_spent": spending_histogram(budget, spent)}
+        return {"clients_by_share_spent": dict(self.shares_spent)} if self.shares_spent else {}
 
     def values(self) -> dict[str, Any]:
         """Planned and achieved in plain JSON types; an infinite epsilon is null, and so is all that a simulation achieves."""
@@ -156,17 +267,25 @@ class Audit:
             "sampling": None if self.planned.sampling is None else type(self.planned.sampling).__name__,
             "epsilon_achieved_if_sampled_as_planned": None if simulates else self.amplified_epsilon,
             "contradictions": list(self.contradictions),
+            "offenders": self._offender_values(),
             "not_in_the_record": self.unrecorded,
             "claimed_cohort": self.planned.claimed_cohort,
             "epsilon_achieved_of_all_clients": of_all,
         }
 
 
-def audit_ledger(ledger: ParticipationLedger, plan: Plan) -> Audit:
+def audit_ledger(ledger: ParticipationLedger, plan: Plan, *, unrecorded: Sequence[int] = (), hint: str = "") -> Audit:
     """Accounts the plan's noise with the participation observed in `ledger` (banded paper, Sec. 6: planned 400, achieved 385).
 
     The noise's standard deviation is what it was; a different sensitivity makes it a different multiplier. Clients that the ledger marks
     as noncompliant harm nobody else (banded paper, App. K.1): the audit is of the others, and `everyone` is of all.
+
+    Args:
+      ledger: who took part.
+      plan: what the run was planned with.
+      unrecorded: rounds that were run after those of the ledger, increasing. They count as much as the plan allows. If somebody broke the
+        plan, what let them may have gone on: then every client counts in all of them as well.
+      hint: what to do about them.
 
     Raises:
       ValueError: the ledger is longer than the plan.
@@ -175,22 +294,31 @@ def audit_ledger(ledger: ParticipationLedger, plan: Plan) -> Audit:
         raise ValueError(
             f"ledger has {len(ledger)} rounds but the plan covers {plan.participation.rounds}: audit a run with its own plan"
         )
-    everyone = _audited(_observed(ledger, plan), plan)
+
+    def audited(ledger: ParticipationLedger) -> Audit:
+        clients, rounds = ledger.clients()
+        observed, tally = ledger.observed(), Tally(plan, unrecorded)
+        for _ in tally.counted([rounds]):
+            pass
+        named = tuple(
+            Offender(
+                client=int(clients[np.searchsorted(rounds.starts, found.row)]),
+                rounds=tuple(found.rounds.tolist()),
+                achieved=Achieved(planned=plan, sensitivity=found.sensitivity),
+            )
+            for found in tally.named()
+        )
+        return _audited(observed, plan, tally, named, _unrecorded(tally, unrecorded, hint))
+
+    everyone = audited(ledger)
     if not len(ledger.noncompliant()):
         return everyone
-    return dataclasses.replace(_audited(_observed(ledger.well_behaved(), plan), plan), everyone=everyone)
-
-
-def _observed(ledger: ParticipationLedger, plan: Plan) -> ParticipationStats:
-    """The counts of the ledger; of a participation budget also what each client has spent of it, with the plan's encoder."""
-    stats = ledger.observed()
-    if plan.participation.schema != "budget":
-        return stats
-    return dataclasses.replace(stats, spent_squared=spent_squared(costs(plan.mechanism), ledger.pairs()))
+    others = audited(ledger.well_behaved())
+    return dataclasses.replace(others, everyone=everyone, offenders=everyone.offenders)
 
 
 def audit_log(path: str | os.PathLike[str], plan: Plan, *, rounds_run: int | None = None, **options: Any) -> Audit:
-    """The same for a CSV or Parquet file of clients and rounds, of any length: see `fedmf.audits.log.read_log`.
+    """The same for a CSV, JSON lines or Parquet file of clients and rounds, of any length: see `fedmf.audits.log.sorted_log`.
 
     Args:
       path: the file.
@@ -219,56 +347,67 @@ def audit_log(path: str | os.PathLike[str], plan: Plan, *, rounds_run: int | Non
     if rounds_run is not None:
         hint = "pass the number of rounds that were run"
         rounds = checks.integer("rounds_run", rounds_run, low=1, high=rounds, hint=hint)
-    if plan.participation.schema == "budget":
-        raise ValueError(
-            "what clients spent of a budget does not follow from the counts that a log is reduced to: read it with "
-            "ParticipationLedger.from_csv, and audit it with fedmf.audit_ledger"
+    with sorted_log(path, rounds=rounds, **options) as log:
+        missing = range(log.rounds, rounds)
+        tally = Tally(plan, missing)
+        stats = ParticipationStats.of_clients(tally.counted(log.clients()), cohort_sizes=log.cohort_sizes())
+        named = tuple(
+            Offender(
+                client=log.client(found.row),
+                rounds=tuple((found.rounds + log.first_round).tolist()),
+                achieved=Achieved(planned=plan, sensitivity=found.sensitivity),
+            )
+            for found in tally.named()
         )
-    log = read_log(path, rounds=rounds, **options)
-    audit = dataclasses.replace(_audited(log.stats, plan), log=log)
-    if log.lookalikes is not None:
-        one, other = map(ascii, log.lookalikes)
-        alike = f"clients {one} and {other} differ only in characters that leave no mark or in how letters are composed: they count as one"
-        audit = dataclasses.replace(audit, contradictions=(*audit.contradictions, alike))
-    missing = range(log.stats.rounds, rounds)
-    return with_unrecorded(
-        audit, missing, f"audit the log of the whole run, or pass rounds_run={missing.start} if it ended there"
-    )
+        hint = f"audit the log of the whole run, or pass rounds_run={missing.start} if it ended there"
+        audit = _audited(stats, plan, tally, named, _unrecorded(tally, missing, hint))
+    contradictions = audit.contradictions
+    if log.description.lookalikes is not None:
+        one, other = map(ascii, log.description.lookalikes)
+        contradictions += (
+            f"clients {one} and {other} differ only in characters that leave no mark or in how letters are composed: they count as one",
+        )
+    return dataclasses.replace(audit, log=log.description, contradictions=contradictions)
 
 
-def _audited(stats: ParticipationStats, plan: Plan) -> Audit:
-    if stats.participations == 0:
+def _audited(
+    stats: ParticipationStats, plan: Plan, tally: Tally, named: tuple[Offender, ...], unrecorded: str | None
+) -> Audit:
+    kept, broke = tally.kept(), tally.broke()
+    found = [sensitivity for sensitivity in (kept, broke) if sensitivity is not None]
+    if not found:
         return Audit(planned=plan, observed=stats, achieved=None)
+    worst, offenders = max(found, key=lambda sensitivity: sensitivity.value), None
     if plan.claimed_cohort is not None:
-        achieved = _within_bounds(plan, stats)
-    else:
-        achieved = _accounted(plan, stats.within(plan.participation))
-    if stats.keeps_to(plan.participation):
-        # The planned guarantee holds; rounding in a second way of computing the same sensitivity must not deny it.
-        multiplier = max(achieved.noise_multiplier, plan.noise_multiplier)
-        achieved = dataclasses.replace(achieved, noise_multiplier=multiplier)
-    undrawn = [] if plan.sampling is None else plan.sampling.contradictions(stats, plan.mechanism.rounds)
-    contradictions = (*_broken(stats, plan.participation), *undrawn)
-    return Audit(planned=plan, observed=stats, achieved=achieved, contradictions=contradictions)
-
-
-def with_unrecorded(audit: Audit, rounds: Sequence[int], hint: str) -> Audit:
-    """The audit where these rounds, increasing, were run without a record; `hint` says what to do about it.
-
-    They count as much as the plan allows. If the recorded ones broke the plan, what let them may have gone on: then every client counts in
-    every round.
-    """
-    if not rounds:
-        return audit
-    assumed = "as if every client had taken part in every round, since the recorded ones break the plan"
-    if audit.observed.keeps_to(audit.planned.participation):
-        assumed = "as much as the plan allows"
-    be, count = ("is", "counts") if len(rounds) == 1 else ("are", "count")
-    return dataclasses.replace(
-        audit,
-        achieved=_within_bounds(audit.planned, audit.observed),
-        unrecorded=f"{named(rounds)} {be} not in the record of participations, and {count} {assumed}: {hint}",
+        always = Participation(rounds=plan.participation.rounds, schema="every_round")
+        worst = plan.sensitivity if broke is None else sensitivity(plan.mechanism, always)
+    elif broke is not None:
+        others = None if kept is None else Achieved(planned=plan, sensitivity=kept)
+        offenders = Offenders(clients=tally.offenders, first=named, others=others)
+    undrawn = []
+    if plan.sampling is not None and stats.participations:
+        undrawn = plan.sampling.contradictions(stats, plan.mechanism.rounds)
+    return Audit(
+        planned=plan,
+        observed=stats,
+        achieved=Achieved(planned=plan, sensitivity=worst),
+        contradictions=(*_broken(stats, plan.participation, tally), *undrawn),
+        offenders=offenders,
+        most_spent=None if plan.participation.budget is None else tally.most_spent,
+        shares_spent=tally.spent,
+        unrecorded=unrecorded,
     )
+
+
+def _unrecorded(tally: Tally, rounds: Sequence[int], hint: str) -> str | None:
+    """What rounds, increasing, that were run without a record are counted as; `hint` says what to do about it."""
+    if not rounds:
+        return None
+    assumed = "as much as the plan allows"
+    if tally.offenders:
+        assumed = "as if every client had taken part in all of them, since the recorded ones break the plan"
+    be, count = ("is", "counts") if len(rounds) == 1 else ("are", "count")
+    return f"{named(rounds)} {be} not in the record of participations, and {count} {assumed}: {hint}"
 
 
 def named(rounds: Sequence[int]) -> str:
@@ -279,24 +418,14 @@ def named(rounds: Sequence[int]) -> str:
     return f"{'' if last - first < len(rounds) else f'{len(rounds)} of the '}rounds {first} to {last}"
 
 
-def _within_bounds(plan: Plan, stats: ParticipationStats) -> Plan:
-    if stats.keeps_to(plan.participation):
-        return plan.without_amplification()
-    return _accounted(plan, Participation(rounds=plan.participation.rounds, schema="every_round"))
-
-
-def _accounted(plan: Plan, participation: Participation) -> Plan:
-    """The same noise under another participation, without what sampling adds; of updates and bits together."""
-    value = sensitivity(plan.mechanism, participation).value
-    multiplier = plan.noise_multiplier * plan.sensitivity.value / value
-    return dataclasses.replace(plan, participation=participation, noise_multiplier=multiplier, sampling=None)
-
-
-def _broken(stats: ParticipationStats, p: Participation) -> list[str]:
+def _broken(stats: ParticipationStats, p: Participation, tally: Tally) -> list[str]:
     """In what the record does not keep to the participation."""
+    if not tally.offenders:
+        return []
     if p.budget is not None:
-        spent = f"a client's rounds cost a sensitivity of {stats.most_spent:.6g} where a budget of {p.budget:.6g} was planned"
-        return [] if p.affords(stats.most_spent**2) else [spent]
+        return [
+            f"a client's rounds cost a sensitivity of {tally.most_spent:.6g} where a budget of {p.budget:.6g} was planned"
+        ]
     broken = []
     if stats.max_participations > p.max_participations:
         broken.append(
@@ -312,7 +441,7 @@ def _broken(stats: ParticipationStats, p: Participation) -> list[str]:
                 f"{off} separations of two rounds of one client are no multiples of {p.min_sep}, so that those clients left their part "
                 "of the population"
             )
-        elif not broken and not stats.keeps_to(p):
+        elif not broken:
             broken.append(
                 f"the rounds of a client span {stats.longest_span + 1}, more than the {p.max_participations} epochs of {p.min_sep} "
                 "that were planned"

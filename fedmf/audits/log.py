@@ -4,17 +4,19 @@ DuckDB reads the file into a temporary table on disk and sorts it out of core. W
 (`fedmf.participation.stats`), never the log.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
 import pathlib
 import tempfile
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmf import checks, tables
-from fedmf.participation.stats import ParticipationStats
+from fedmf import checks, identifiers, tables
+from fedmf.participation.clients import ClientRounds
 
 if TYPE_CHECKING:
     import duckdb
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 DEFAULT_MEMORY = 10**9
 _MIN_MEMORY_BYTES = 256 * 10**6
 _MAX_ROUNDS = 10**9
+# Rows that are counted at a time, if no client has more.
+_BLOCK_ROWS = 2**19
 _SEEN = tables.as_seen("client")
 _CLIENT = f"CASE WHEN NOT regexp_matches(client, '^[\\p{{Cc}}\\p{{Cf}}\\pZ]|[\\p{{Cc}}\\p{{Cf}}\\pZ]$') THEN nullif({_SEEN}, '') END"
 
@@ -37,7 +41,6 @@ class ParticipationLog:
       rows: of the file, duplicates included.
       duplicates: rows left out because another has the same client and round.
       lookalikes: two clients that no reader can tell apart, and count as one; None where there are none.
-      stats: what the log shows.
     """
 
     name: str
@@ -46,17 +49,65 @@ class ParticipationLog:
     rows: int
     duplicates: int
     lookalikes: tuple[str, str] | None
-    stats: ParticipationStats
 
 
-def read_log(
+class SortedLog:
+    """A log that `sorted_log` holds on disk, by client and round.
+
+    Attributes:
+      description: of the file.
+      first_round: number of the run's first round in the log.
+      rounds: of the run, up to the last one in the log.
+    """
+
+    def __init__(self, db: "duckdb.DuckDBPyConnection", description: ParticipationLog, first_round: int) -> None:
+        self._db = db
+        self.description = description
+        self.first_round = first_round
+        self.rounds = int(self._one("SELECT max(round) FROM log")) - first_round + 1
+
+    def _one(self, query: str) -> Any:
+        return self._db.execute(query).fetchall()[0][0]
+
+    def cohort_sizes(self) -> np.ndarray:
+        """Clients of each round, int64 (rounds,)."""
+        t, sizes = np.array(self._db.execute("SELECT round, count(*) FROM log GROUP BY round").fetchall(), np.int64).T
+        cohort_sizes = np.zeros(self.rounds, np.int64)
+        cohort_sizes[t - self.first_round] = sizes
+        return cohort_sizes
+
+    def clients(self) -> Iterator[ClientRounds]:
+        """The rounds of all clients, counted from 0, block by block."""
+        rows, block, begin = int(self._one("SELECT count(*) FROM log")), _BLOCK_ROWS, 0
+        while begin < rows:
+            read = self._db.execute(
+                f"""SELECT client IS DISTINCT FROM lag(client) OVER () AS other, round - {self.first_round} AS round
+                FROM log WHERE rowid >= {begin} AND rowid < {begin + block}"""
+            ).fetchnumpy()
+            starts = np.flatnonzero(read["other"])
+            # The last client of a block goes on in the next one.
+            end = len(read["round"]) if begin + block >= rows else int(starts[-1])
+            if end:
+                yield ClientRounds(rounds=np.asarray(read["round"][:end]), starts=starts[starts < end])
+            else:
+                block *= 2
+            begin += end
+
+    def client(self, row: int) -> int | str:
+        """The client of a row, as the log writes it."""
+        client: int | str = self._one(f"SELECT coalesce(spelling, client) FROM log WHERE rowid = {row}")
+        return client
+
+
+@contextlib.contextmanager
+def sorted_log(
     path: str | os.PathLike[str],
     *,
     rounds: int,
     memory: int = DEFAULT_MEMORY,
     folder: str | os.PathLike[str] | None = None,
     **form: Any,
-) -> ParticipationLog:
+) -> Iterator[SortedLog]:
     """Reads CSV (commas, a header line), JSON lines or Parquet with a row for each participation; texts are UTF-8, all lines ended.
 
     Clients are whole numbers or texts, compared as they are written; texts that differ only in characters that leave no mark, or in how
@@ -66,7 +117,8 @@ def read_log(
       path: the file; its first bytes decide which of them it is.
       rounds: of the run; the log's rounds lie in first_round .. first_round + rounds - 1.
       memory: bytes that the sort may take, at least 256 MB; what does not fit goes to temporary files.
-      folder: for the temporary files; None for the system's. They need about as much room as the log, text logs more.
+      folder: for the temporary files; None for the system's. They need about as much room as the log, text logs more. They are gone when
+        the context ends.
       **form: how the log is written. client_column="client" and round_column="round" are the names of the columns; first_round=0 is the
         number of the run's first round, 1 where rounds are counted from 1; duplicates="refuse" or "once": two rows of one client in one
         round may be one participation written twice, which counts "once", or two contributions, which no plan covers.
@@ -90,58 +142,33 @@ def read_log(
             tables.database(scratch, memory) as db,
         ):
             db.execute("SET preserve_insertion_order = false")  # which takes memory
-            rows, lookalikes = source.load(db)
-            stats = _stats(db, source.first_round)
-            repeated = stats.separations.get(0, 0)
-            if repeated:
-                source.drop_duplicates(db, repeated)
-                stats = _stats(db, source.first_round)
+            rows, lookalikes = source.load(db, scratch)
+            # Not while the file is read, which takes memory of its own.
+            db.execute("CREATE TABLE sorted AS SELECT client, spelling, round FROM log ORDER BY client, round")
+            db.execute("DROP TABLE log")
+            db.execute("ALTER TABLE sorted RENAME TO log")
+            repeated = source.drop_duplicates(db)
+            with path.open("rb") as content:
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            after = path.stat()
+            if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+                raise ValueError(f"log {path} changed while it was read: audit a copy that nobody writes to")
+            db.execute("SET preserve_insertion_order = true")
+            description = ParticipationLog(
+                name=path.name,
+                size=after.st_size,
+                sha256=digest,
+                rows=rows,
+                duplicates=repeated,
+                lookalikes=lookalikes,
+            )
+            yield SortedLog(db, description, source.first_round)
     except duckdb.OutOfMemoryException as error:
         raise ValueError(f"memory={memory} bytes do not suffice to sort log {path}: allow more") from error
     except duckdb.IOException as error:
         raise OSError(
             f"log {path} could not be sorted in temporary files ({str(error).splitlines()[0]}): name a folder with more room"
         ) from error
-    with path.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
-    after = path.stat()
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise ValueError(f"log {path} changed while it was read: audit a copy that nobody writes to")
-    return ParticipationLog(
-        name=path.name,
-        size=after.st_size,
-        sha256=digest,
-        rows=rows,
-        duplicates=repeated,
-        lookalikes=lookalikes,
-        stats=stats,
-    )
-
-
-def _stats(db: "duckdb.DuckDBPyConnection", first_round: int) -> ParticipationStats:
-    """Counts of the table log; a separation of 0 stands for two rows of one client in one round."""
-    # One sort by client and round; windows spill to disk, where a hash table of many texts would not.
-    counted = db.execute(
-        """
-        SELECT gap, place, count(*), max(span) FROM (
-          SELECT round - lag(round) OVER client_rounds AS gap, row_number() OVER client_rounds AS place,
-            round - first_value(round) OVER client_rounds AS span
-          FROM log WINDOW client_rounds AS (PARTITION BY client ORDER BY round)
-        ) GROUP BY GROUPING SETS ((gap), (place)) ORDER BY gap, place"""
-    ).fetchall()
-    gaps = {gap: count for gap, place, count, _ in counted if gap is not None}
-    # So many clients have a row at this place or a later one.
-    reached = [count for _, place, count, _ in counted if place is not None]
-    histogram = {k: here - after for k, (here, after) in enumerate(zip(reached, [*reached[1:], 0], strict=True), 1)}
-    t, sizes = np.array(db.execute("SELECT round, count(*) FROM log GROUP BY round").fetchall(), np.int64).T
-    cohort_sizes = np.zeros(t.max() - first_round + 1, np.int64)
-    cohort_sizes[t - first_round] = sizes
-    return ParticipationStats(
-        cohort_sizes=cohort_sizes,
-        histogram={k: clients for k, clients in histogram.items() if clients},
-        separations=gaps,
-        longest_span=max(span for *_, span in counted),
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,22 +192,29 @@ class _Source:
                 f"client_column and round_column are both {self.client_column!r}: name the two columns of the log"
             )
 
-    def load(self, db: "duckdb.DuckDBPyConnection") -> tuple[int, tuple[str, str] | None]:
-        """Fills the table log and returns its number of rows and two clients that look alike; raises for the first row that is wrong."""
+    def load(self, db: "duckdb.DuckDBPyConnection", scratch: str) -> tuple[int, tuple[str, str] | None]:
+        """Fills the table log, sorted; raises for the first row that is wrong.
+
+        Returns:
+          Its number of rows, and two clients that look alike.
+        """
         import duckdb
 
         columns = {"client_column": self.client_column, "round_column": self.round_column}
+        first, last = self.first_round, self.first_round + self.rounds - 1
         try:
-            table, (client, t) = tables.read(db, self.path, columns)
+            read = tables.read(db, self.path, columns, scratch, ids=tuple(columns))
             self._check_end()
+            client, t = read.columns
             db.execute(
-                f"CREATE VIEW source AS SELECT row_number() OVER () AS row, {client} AS client, {t}::VARCHAR AS round FROM {table}"
+                f"CREATE VIEW source AS SELECT row_number() OVER () AS row, {client} AS client, {t}::VARCHAR AS round, "
+                f"{read.fault} AS fault FROM {read.table}"
             )
             text = db.execute("DESCRIBE source").fetchall()[1][1] == "VARCHAR"
             client, spelling = (_CLIENT, f"nullif(client, {_SEEN})") if text else ("client", "NULL")
-            first, last = self.first_round, self.first_round + self.rounds - 1
             number = "CASE WHEN regexp_full_match(round, '[0-9]{1,9}') THEN CAST(round AS INTEGER) END"
-            t = f"CASE WHEN {number} BETWEEN {first} AND {last} THEN {number} END"
+            t = f"CASE WHEN {number} BETWEEN {first} AND {last} AND fault IS NULL THEN {number} END"
+            good = f"{client} IS NOT NULL AND {t} IS NOT NULL"
             db.execute(
                 f"CREATE TABLE log AS SELECT {client} AS client, {spelling} AS spelling, {t} AS round FROM source"
             )
@@ -188,18 +222,15 @@ class _Source:
             raise
         except duckdb.Error as error:
             raise ValueError(tables.damage(f"log {self.path}", error)) from error
-        rows, good = db.execute(
-            "SELECT count(*), count(*) FILTER (client IS NOT NULL AND round IS NOT NULL) FROM log"
+        rows, wrong = db.execute(
+            "SELECT count(*), count(*) FILTER (client IS NULL OR round IS NULL) FROM log"
         ).fetchall()[0]
-        if good < rows:
+        if wrong:
             db.execute("SET preserve_insertion_order = true")
-            wrong = f"SELECT row, client, round FROM source WHERE {client} IS NULL OR {t} IS NULL ORDER BY row LIMIT 1"
-            row, who, when = db.execute(wrong).fetchall()[0]
-            raise ValueError(
-                f"row {row} of log {self.path} has {self.client_column} {who and str(who)[:80]!r} and {self.round_column} "
-                f"{when and when[:80]!r}: every row needs a client without blanks around it and a whole round from {first} to {last}; "
-                "where the log counts from 1, pass first_round=1"
-            )
+            row = db.execute(
+                f"SELECT row, client, round, fault FROM source WHERE NOT ({good}) ORDER BY row LIMIT 1"
+            ).fetchall()[0]
+            raise ValueError(self._fault(wrong, *row))
         if not rows:
             raise ValueError(f"log {self.path} holds no participation: an audit needs the rows of a run")
         alike = db.execute(
@@ -209,6 +240,21 @@ class _Source:
             GROUP BY client HAVING one <> other ORDER BY one LIMIT 1"""
         ).fetchone()
         return rows, alike
+
+    def _fault(self, rows: int, row: int, client: Any, t: str | None, fault: str | None) -> str:
+        """What is wrong with the first of so many rows."""
+        first, last = self.first_round, self.first_round + self.rounds - 1
+        shown = [value if value is None else ascii(str(value)[:80]) for value in (client, t)]
+        where = f"row {row} of log {self.path} has {self.client_column} {shown[0]} and {self.round_column} {shown[1]}"
+        more = f" ({rows} rows are wrong, this is the first)" if rows > 1 else ""
+        if fault is not None:
+            return f"{where}, and {fault[:200]}{more}: write each client and round once, as a text or a whole number"
+        who = identifiers.client_fault(None if client is None else str(client))
+        if who is not None:
+            return f"{where}: the client {who}{more}"
+        when = identifiers.round_fault(t, first, last) or "is not a round"
+        hint = "; where the log counts from 1, pass first_round=1" if first == 0 and t == str(last + 1) else ""
+        return f"{where}: the round {when}{more}{hint}"
 
     def _check_end(self) -> None:
         """Refuses a text that ends within a line: a round that was cut off may be another one."""
@@ -221,15 +267,23 @@ class _Source:
                     "it is whole"
                 )
 
-    def drop_duplicates(self, db: "duckdb.DuckDBPyConnection", repeated: int) -> None:
-        """Counts rows that are there twice once, or raises with one of them."""
-        if self.duplicates == "refuse":
-            client, t = db.execute(
-                "SELECT client, round FROM log GROUP BY client, round HAVING count(*) > 1 ORDER BY round, client LIMIT 1"
-            ).fetchall()[0]
+    def drop_duplicates(self, db: "duckdb.DuckDBPyConnection") -> int:
+        """Counts rows that are there twice once and returns how many were left out, or raises with one of them."""
+        repeated, client, t = db.execute(
+            """
+            SELECT count(*), any_value(client), any_value(round) FROM (
+              SELECT client, round, client IS NOT DISTINCT FROM lag(client) OVER () AND round = lag(round) OVER () AS twice FROM log
+            ) WHERE twice"""
+        ).fetchall()[0]
+        if repeated and self.duplicates == "refuse":
             raise ValueError(
-                f"log {self.path} has {repeated} rows twice, such as client {str(client)[:80]!r} in round {t}: two contributions of one "
-                "client to one round are covered by no plan; if every such row is one participation written twice, pass "
+                f"log {self.path} has {repeated} rows twice, such as client {str(client)[:80]!a} in round {t}: two contributions of "
+                "one client to one round are covered by no plan; if every such row is one participation written twice, pass "
                 'duplicates="once"'
             )
-        db.execute("CREATE OR REPLACE TABLE log AS SELECT DISTINCT client, round FROM log")
+        if repeated:
+            db.execute(
+                "CREATE OR REPLACE TABLE log AS SELECT client, min(spelling) AS spelling, round FROM log GROUP BY client, round "
+                "ORDER BY client, round"
+            )
+        return int(repeated)

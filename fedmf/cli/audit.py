@@ -164,6 +164,8 @@ def _show(result: "Audit", as_json: bool) -> None:
     contradictions = values["contradictions"]
     if not as_json:
         del values["contradictions"]
+        if values["offenders"] is not None:
+            values["offenders"] = _named(values["offenders"])
         always: tuple[str, ...] = ("_observed", "epsilon_planned", "epsilon_achieved", "rho_planned", "rho_achieved")
         if values["claimed_cohort"] is not None:
             always = ("_observed", "epsilon_planned", "rho_planned")
@@ -174,3 +176,19 @@ def _show(result: "Audit", as_json: bool) -> None:
     show(values, as_json)
     if contradictions:
         sys.exit(1)
+
+
+def _named(offenders: dict[str, Any]) -> dict[str, Any]:
+    """`Offenders.values` with a line for each client."""
+    from fedmf.identifiers import shown_client, shown_rounds
+
+    named = enumerate(offenders.pop("first"), 1)
+    lines = {
+        str(i): f"{shown_client(one['client'])}: {_guarantee(one)}, {shown_rounds(one['rounds'])}" for i, one in named
+    }
+    return offenders | lines
+
+
+def _guarantee(offender: dict[str, Any]) -> str:
+    epsilon = offender["epsilon"]
+    return "epsilon infinite" if epsilon is None else f"epsilon {epsilon:.6g}"

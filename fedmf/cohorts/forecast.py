@@ -13,7 +13,8 @@ import numpy as np
 
 from fedmf import checks
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
-from fedmf.mechanisms.budget import Budget, spending_histogram, spent_squared
+from fedmf.mechanisms.budget import Budget, spending_histogram
+from fedmf.mechanisms.own_rounds import OwnRounds
 from fedmf.participation.schema import Participation
 from fedmf.privacy.sampling import Sampling
 
@@ -136,10 +137,11 @@ def forecast(
     clients, cohorts = size.simulated_population, observed.cohort_sizes / size.simulated_cohort
     times = {0: clients - observed.clients, **observed.histogram}
     enough = 0 if ledger.cohort_size is None else size.simulated_cohort
-    spent = {}
+    shares = {}
     if isinstance(budget, Budget):
-        counts = spending_histogram(participation.budget or 0.0, spent_squared(budget.costs, ledger.pairs()))
-        spent = {"spent": {share: n / clients for share, n in counts.items()}}
+        spent = OwnRounds(budget.mechanism, by_counts=False).squared(ledger.clients()[1])
+        counts = spending_histogram(participation.budget or 0.0, spent)
+        shares = {"spent": {share: n / clients for share, n in counts.items()}}
     dry = [t for t in range(rounds) if len(ledger.selected(t)) < enough]
     return {
         "population": size.population,
@@ -156,7 +158,7 @@ def forecast(
         "min_separation_of_the_well_behaved": well_behaved.min_separation,
         "max_participations_of_the_well_behaved": well_behaved.max_participations,
         "histogram": {k: n / clients for k, n in times.items() if n},
-        **spent,
+        **shares,
         "dry": dry,
         "pool_rounds": list(pool),
         "pool": list(pool.values()),

@@ -13,6 +13,7 @@ from fedmf import checks
 from fedmf.federated import examples as of_examples
 from fedmf.federated.examples import Examples
 from fedmf.federated.tff_models import TffModel, loop_model
+from fedmf.identifiers import check_clients, client_array
 
 SPLITS = ("validation", "test")
 # (labels, outputs, example weights) -> scalar; see `Task.loss`.
@@ -57,7 +58,8 @@ class Task:
     Attributes:
       name: short name, such as "digits".
       description: one line for reports: which data, how many clients, which model.
-      client_ids: training clients in a fixed order, each once; the participation controller's index i is client_ids[i].
+      client_ids: training clients in a fixed order, each once, none missing and no two that look alike; the participation
+        controller's index i is client_ids[i].
       client_examples: client id -> (x, y), structures of arrays of any dtype whose first axis counts the client's examples, possibly none.
         Pure.
       evaluation_examples: "validation" or "test" -> (x, y). Pure; the two splits are disjoint.
@@ -99,6 +101,7 @@ class Task:
     def __post_init__(self) -> None:
         if not len(self.client_ids):
             raise ValueError(f"client_ids of task {self.name!r} is empty: a task needs at least one training client")
+        check_clients(f"client_ids of task {self.name!r}", self.client_ids)
         if len(set(self.client_ids)) != len(self.client_ids):
             twice = next(name for name, count in collections.Counter(self.client_ids).items() if count > 1)
             raise ValueError(
@@ -241,7 +244,8 @@ class Task:
 
         Args:
           x, y: structures of arrays; the first axis counts all examples.
-          client_ids: an id for each example, of any dtype. Clients are in the order of their ids, examples in that of the arrays.
+          client_ids: an id for each example, of any dtype, none of them missing. Clients are in the order of their ids, examples in
+            that of the arrays.
           validation, test: (x, y) of the splits.
           model: () -> a model as of `build_model`; its weights follow from the run's seed, by tf.keras.utils.set_random_seed.
           attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`. `data_version` is by default a digest of
@@ -261,7 +265,7 @@ class Task:
         >>> len(task.client_ids), of_examples.count(task.examples_of("7"))
         (12, 5)
         """
-        ids = np.asarray(client_ids)
+        ids = client_array("client_ids", client_ids)
         examples = of_examples.checked((x, y), "x and y", lambda i: f"{i}, of client {[*ids.flat][i]!r}")
         if ids.shape != (of_examples.count(examples),):
             raise ValueError(

@@ -25,27 +25,6 @@ def costs(mechanism: Mechanism) -> np.ndarray:
     return np.abs(C.T @ C)
 
 
-def spent_squared(costs: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """What the rounds of each client cost together, float64 (clients,), in the order of their numbers.
-
-    Args:
-      costs: of pairs of rounds, float64 (rounds, rounds).
-      pairs: (round, client), int64 (participations, 2), none of them twice.
-
-    >>> spent_squared(np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[0, 7], [1, 7], [1, 9]]))
-    array([3., 1.])
-    """
-    t, client = pairs[np.lexsort((pairs[:, 0], pairs[:, 1]))].T
-    who = np.unique(client, return_inverse=True)[1]
-    spent: np.ndarray = np.bincount(who, costs[t, t])
-    for lag in range(1, len(t)):
-        same = np.flatnonzero(who[lag:] == who[:-lag])
-        if not len(same):
-            break
-        spent = spent + 2.0 * np.bincount(who[same], costs[t[same + lag], t[same]], minlength=len(spent))
-    return spent
-
-
 def spending_histogram(budget: float, spent_squared: np.ndarray) -> dict[str, int]:
     """Share of the squared budget spent -> clients, in steps of a tenth."""
     tenths = np.minimum(np.floor(spent_squared / budget**2 * _BINS), _BINS - 1).astype(np.int64)

@@ -12,7 +12,8 @@ Papers: "banded" is Choquette-Choo et al. 2023, "multi-epoch" is Choquette-Choo 
 
 import dataclasses
 import heapq
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy.linalg
@@ -22,11 +23,13 @@ from fedmf.mechanisms.banded.recursion import columns_of_rows
 from fedmf.mechanisms.vector_bound import vector_sensitivity_bounds
 from fedmf.participation.schema import BUDGET_ROUNDING, Participation
 
+Name = TypeVar("Name")
+
 # A pattern counts as sign-tight if |X| and X differ on it by rounding only, relative to the sum.
-_ROUNDING = 1e-12
+ROUNDING = 1e-12
 # Multiplications that sharpening the bounds of many patterns may cost; patterns beyond it keep their |X| sum, which is
 # valid. An alignment costs about as much as this many eigenvalues.
-_SHARPENING_BUDGET, _ALIGNMENT_COST = 2e10, 300
+SHARPENING_BUDGET, _ALIGNMENT_COST = 2e10, 300
 # A bound within this share above a value that contributions attain is called exact.
 _ATTAINED = 1e-8
 _SPECTRAL_AND_SUMS = (
@@ -189,7 +192,7 @@ def _toeplitz(c: np.ndarray, participation: Participation) -> Sensitivity:
         )
     decreasing = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
     # Only rounding may make it larger than c, and then it errs on the safe side.
-    exact = bool(np.abs(decreasing - c).max() <= _ROUNDING * c[0])
+    exact = bool(np.abs(decreasing - c).max() <= ROUNDING * c[0])
     kind = "(McMahan et al. 2024): exact" if exact else "above |C|: upper bound"
     method = f"rounds 0, b, 2b, ... of a decreasing Toeplitz encoder {kind}"
     return _root(_squared_sum_of_columns(decreasing, n, b, k), exact, method)
@@ -277,10 +280,8 @@ def _min_sep(C: np.ndarray, b: int, k: int) -> Sensitivity:
 
 def _fixed_epoch(C: np.ndarray, b: int, k: int) -> Sensitivity:
     """Windows of k rounds spaced b apart, every start (multi-epoch paper, Sec. 2, Eq. 3 and Thm. 2.1)."""
-    bounds: list[tuple[float, bool, int, int]] = []  # (-|X| sum, sign-tight, start, window's first place in its epoch)
+    bounds = []  # of (start, window's first place in its epoch)
     grams: dict[int, np.ndarray] = {}
-    spectral_windows: set[tuple[int, int]] = set()
-    attained: dict[tuple[int, int], float] = {}
     transposed = np.ascontiguousarray(C.T)  # strided columns of a large C would be read from memory once for each start
     for start in range(b):
         columns = transposed[start::b]
@@ -288,32 +289,57 @@ def _fixed_epoch(C: np.ndarray, b: int, k: int) -> Sensitivity:
         width = min(k, X.shape[0])
         sums = _window_sums(np.abs(X), width)
         slack = sums - _window_sums(X, width)
-        tight = (slack <= _ROUNDING * sums) | (width <= 2)
+        tight = (slack <= ROUNDING * sums) | (width <= 2)
         if not tight.all():
             grams[start] = X
-        bounds += [(-s, bool(t), start, place) for place, (s, t) in enumerate(zip(sums, tight, strict=True))]
-    heapq.heapify(bounds)
+        bounds += [(s, bool(t), (start, place)) for place, (s, t) in enumerate(zip(sums, tight, strict=True))]
+
+    def gram(window: tuple[int, int]) -> np.ndarray:
+        start, place = window
+        width = min(k, grams[start].shape[0])
+        return grams[start][place : place + width, place : place + width]
+
+    return largest_sharpened(bounds, gram)
+
+
+def largest_sharpened(
+    bounds: Iterable[tuple[float, bool, Name]],
+    gram: Callable[[Name], np.ndarray],
+    multiplications: float = SHARPENING_BUDGET,
+) -> Sensitivity:
+    """The sensitivity to one client that takes part in all rounds of one of some sets.
+
+    Args:
+      bounds: of each set the sum of |X|, whether that of X is the same (or it has at most two rounds), and its name.
+      gram: name of a set -> its X, float64 (k, k).
+      multiplications: how many sharpening the bounds may cost.
+
+    >>> largest_sharpened([(3.0, False, "near"), (2.0, True, "one")], lambda name: np.array([[1.0, -0.5], [-0.5, 1.0]])).exact
+    True
+    """
+    heap = [(-s, tight, name) for s, tight, name in bounds]
+    heapq.heapify(heap)
+    spectral: set[Any] = set()
+    attained: dict[Any, float] = {}
     # Best first: the largest |X| sum is the answer if it is tight; otherwise sharpen it and look again.
-    budget = _SHARPENING_BUDGET
     while True:
-        negative, tight_here, start, place = bounds[0]
+        negative, tight_here, name = heap[0]
         if tight_here:
             return _root(-negative, True, "sum of X over a client's rounds (multi-epoch paper, Eq. 3): exact")
-        window, width = (start, place), min(k, grams[start].shape[0])
-        submatrix = grams[start][place : place + width, place : place + width]
-        if window in attained:
-            exact = -negative <= attained[window] * (1.0 + _ATTAINED)
+        if name in attained:
+            exact = -negative <= attained[name] * (1.0 + _ATTAINED)
             return _root(-negative, exact, f"{_ALIGNMENT}: {'exact' if exact else 'upper bound'}")
-        cost = width**3 * (_ALIGNMENT_COST if window in spectral_windows else 1)
-        if budget < cost:
+        X = gram(name)
+        cost = len(X) ** 3 * (_ALIGNMENT_COST if name in spectral else 1)
+        if multiplications < cost:
             return _root(-negative, False, f"{_SPECTRAL_AND_SUMS}: upper bound")
-        budget -= cost
-        if window in spectral_windows:
-            attained[window], sharper = vector_sensitivity_bounds(submatrix)
+        multiplications -= cost
+        if name in spectral:
+            attained[name], sharper = vector_sensitivity_bounds(X)
         else:
-            spectral_windows.add(window)
-            sharper = width * _largest_eigenvalue(submatrix)
-        heapq.heapreplace(bounds, (-min(-negative, sharper), False, start, place))
+            spectral.add(name)
+            sharper = len(X) * _largest_eigenvalue(X)
+        heapq.heapreplace(heap, (-min(-negative, sharper), False, name))
 
 
 def _window_sums(X: np.ndarray, width: int) -> np.ndarray:

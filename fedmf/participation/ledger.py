@@ -1,15 +1,22 @@
 """Who took part when: the record that a run keeps and that its guarantee after the fact is computed from."""
 
 import io
+import os
+import pathlib
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedmf import identifiers
+from fedmf.participation.clients import ClientRounds
+from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 
 _HEADER = "round,client\n"
+_DAMAGED = "the ledger is damaged"
 _NOBODY = np.zeros((0, 2), np.int64)  # pairs
 
 
@@ -80,9 +87,21 @@ class ParticipationLedger:
         """The clients that were selected for round t, int64 (clients,), read-only: `cohort(t)` and those that contributed nothing."""
         return self._rounds[t].selected
 
-    def noncompliant(self) -> np.ndarray:
-        """The clients known to deviate, int64, sorted."""
-        return np.unique(np.concatenate([np.zeros(0, np.int64), *(entry.noncompliant for entry in self._rounds)]))
+    def noncompliant(self, participation: Participation | None = None) -> np.ndarray:
+        """The clients known to deviate, int64, sorted; with `participation` also those whose rounds it does not allow.
+
+        Raises:
+          ValueError: of schema budget, where it depends on the encoder: ask `fedmf.audit_ledger`, which has one.
+
+        >>> ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([7]), np.array([7]), np.array([9])])
+        >>> ledger.noncompliant(), ledger.noncompliant(Participation(rounds=3, schema="min_sep", min_sep=2))
+        (array([], dtype=int64), array([7]))
+        """
+        known = [entry.noncompliant for entry in self._rounds]
+        if participation is not None:
+            clients, rounds = self.clients()
+            known.append(clients[~rounds.kept(participation)])
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *known]))
 
     def planned(self) -> "ParticipationLedger":
         """The ledger of what was planned: its cohorts are the clients that were selected."""
@@ -106,6 +125,10 @@ class ParticipationLedger:
         result._rounds = [change(entry) for entry in self._rounds]
         return result
 
+    def clients(self) -> tuple[np.ndarray, ClientRounds]:
+        """The clients that took part, int64 and increasing, and the rounds of each."""
+        return ClientRounds.of_cohorts([entry.cohort for entry in self._rounds])
+
     def pairs(self) -> np.ndarray:
         """All (round, client) pairs, int64 (participations, 2), in order of rounds."""
         rounds = (np.stack(np.broadcast_arrays(t, entry.cohort), axis=1) for t, entry in enumerate(self._rounds))
@@ -126,19 +149,28 @@ class ParticipationLedger:
         return _HEADER + "".join(rows)
 
     @staticmethod
-    def from_csv(text: str, *, rounds: int, cohort_size: int | None) -> "ParticipationLedger":
+    def from_csv(text: str | os.PathLike[str], *, rounds: int, cohort_size: int | None) -> "ParticipationLedger":
         """The inverse of `to_csv`; rounds without a row are rounds in which nobody took part.
 
         Args:
-          text: header round,client and one row a participation.
+          text: header round,client and one row a participation, every line ended; or the path of a file of that.
           rounds: rounds recorded, at least one more than the largest in the text.
           cohort_size: of the run; None where cohorts vary in size by design.
 
         Raises:
-          ValueError: another header, a row that is not two non-negative whole numbers with a round below `rounds`, or a row twice.
+          ValueError: another header; a row that is not two non-negative whole numbers with a round below `rounds`, named with its number,
+            counted from 1 without the header; or a row twice.
+          OSError: the file cannot be read.
         """
+        if isinstance(text, os.PathLike) or (text and "\n" not in text and "\r" not in text):
+            text = pathlib.Path(text).read_text(encoding="utf-8-sig")
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
         if not text.startswith(_HEADER):
             raise ValueError("a participation ledger starts with the header round,client: this file does not")
+        if not text.endswith("\n"):
+            raise ValueError(
+                f"{_DAMAGED} (the last line has no line end, so that it may be cut off): write it again with to_csv"
+            )
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # numpy only warns of numbers that are not whole or too large
@@ -146,17 +178,31 @@ class ParticipationLedger:
                 pairs = (
                     np.loadtxt(rows, np.int64, delimiter=",", comments=None, ndmin=2) if text != _HEADER else _NOBODY
                 )
-            if pairs.shape[1] != 2 or not text.endswith("\n"):
-                raise ValueError("a row is not round,client")
-            if (wrong := pairs[(pairs < 0).any(axis=1) | (pairs[:, 0] >= rounds)]).size:
-                raise ValueError(f"row {wrong[0, 0]},{wrong[0, 1]} is not a client and a round < {rounds}")
+            wrong = pairs.shape[1] != 2 or bool((pairs < 0).any() or (pairs[:, 0] >= rounds).any())
+            reason = "a row is not round,client"
         except (ValueError, Warning) as error:
-            reason = str(error).splitlines()[0][:120]
-            raise ValueError(f"the ledger is damaged ({reason}): write it again with to_csv") from None
+            wrong, reason = True, str(error).splitlines()[0][:120]
+        if wrong:
+            raise ValueError(f"{_DAMAGED} ({_fault(text, rounds) or reason}): write it again with to_csv")
         pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
         ends = np.cumsum(np.bincount(pairs[:, 0], minlength=rounds))
         cohorts = np.split(pairs[:, 1], ends[:-1]) if rounds else []
         return ParticipationLedger(cohort_size=cohort_size, cohorts=cohorts)
+
+
+def _fault(text: str, rounds: int) -> str | None:
+    """The first row of a ledger that is wrong, and why."""
+    lines = text.removeprefix(_HEADER).splitlines()
+    for row, line in enumerate(lines, 1):
+        cells = line.split(",")
+        where = f"row {row}, {line[:80]!a}"
+        if line and len(cells) != 2:
+            return f"{where}, is not round,client"
+        if line and (fault := identifiers.round_fault(cells[0], 0, rounds - 1)):
+            return f"{where}: the round {fault}"
+        if line and not (re.fullmatch("[0-9]{1,19}", cells[1]) and int(cells[1]) < 2**63):
+            return f"{where}: the client {identifiers.client_fault(cells[1]) or 'is not a whole number from 0 to 2^63 - 1'}"
+    return None
 
 
 def _clients(name: str, values: Any) -> np.ndarray:

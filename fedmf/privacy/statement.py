@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmf.identifiers import shown_client, shown_rounds
 from fedmf.mechanisms.base import Mechanism
 from fedmf.privacy import rounding
 
@@ -79,7 +80,7 @@ def _template() -> Any:
         finalize=lambda value: value.replace("\n", " ") if isinstance(value, str) else value,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(up=rounding.up, down=rounding.down)
+    environment.filters.update(up=rounding.up, down=rounding.down, client=shown_client, rounds=shown_rounds)
     return environment.get_template("statement.md.jinja")
 
 
@@ -93,6 +94,7 @@ def markdown(values: dict[str, Any]) -> str:
             "unrecorded",
             "achieved",
             "noncompliant",
+            "offenders",
             "server_optimizer",
             "quantile_clipping",
         )

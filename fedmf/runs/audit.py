@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedmf.audits.canaries import CanaryAudit, CanaryEvidence, audit_canaries
-from fedmf.audits.guarantee import Audit, audit_ledger, named, with_unrecorded
+from fedmf.audits.guarantee import Audit, audit_ledger, named
 from fedmf.files import write_atomically
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.participation.ledger import ParticipationLedger
@@ -55,7 +55,7 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
     if (run.result is None or ended) and not unrecorded and len(ledger) < plan.participation.rounds:
         with contextlib.suppress(ValueError):  # of some mechanisms, and with sampling, only all rounds have a guarantee
             plan = stopped_after(plan, len(ledger))
-    return with_unrecorded(audit_ledger(ledger, plan), unrecorded, "resume the run, and audit it when it is done")
+    return audit_ledger(ledger, plan, unrecorded=unrecorded, hint="resume the run, and audit it when it is done")
 
 
 def _check_digests(run: Run) -> None:

@@ -134,7 +134,7 @@ def import_text(
         tables.database(scratch, _MEMORY_BYTES) as db,
         progress_bar.bar(desc=f"sorting {path.name}", unit="row", disable=not progress) as bar,
     ):
-        rows, without_user, lookalikes = _load(db, path, o)
+        rows, without_user, lookalikes = _load(db, path, o, scratch)
         bar.reset(total=rows - without_user)
         bar.set_description(f"importing {path.name}")
         users, sentences, without_text = _write(db, connection, o, bar)
@@ -157,23 +157,34 @@ def import_text(
     )
 
 
-def _load(db: "duckdb.DuckDBPyConnection", path: pathlib.Path, o: ImportOptions) -> tuple[int, int, int]:
+def _load(
+    db: "duckdb.DuckDBPyConnection", path: pathlib.Path, o: ImportOptions, scratch: str | os.PathLike[str]
+) -> tuple[int, int, int]:
     """Fills the table texts. Returns the numbers of rows, of rows without a user, and of users in several spellings."""
     import duckdb
 
     seen = f"trim({tables.as_seen('spelling')})"
+    columns = {"user_column": o.user_column, "text_column": o.text_column}
     try:
-        table, (user, text) = tables.read(db, path, {"user_column": o.user_column, "text_column": o.text_column})
+        read = tables.read(db, path, columns, scratch, ids=("user_column",))
+        user, text = read.columns
         db.execute(
-            f"CREATE TABLE texts AS SELECT nullif({seen}, '') AS client, nullif(spelling, {seen}) AS spelling, text "
-            f"FROM (SELECT {user}::VARCHAR AS spelling, {text}::VARCHAR AS text FROM {table})"
+            f"CREATE TABLE texts AS SELECT nullif({seen}, '') AS client, nullif(spelling, {seen}) AS spelling, text, fault "
+            f"FROM (SELECT {user}::VARCHAR AS spelling, {text}::VARCHAR AS text, {read.fault} AS fault FROM {read.table})"
         )
+        wrong = db.execute(
+            "SELECT rowid + 1, fault FROM texts WHERE fault IS NOT NULL ORDER BY rowid LIMIT 1"
+        ).fetchone()
     except duckdb.OutOfMemoryException as error:
         raise ValueError(f"{path} has texts too long to sort in {_MEMORY_BYTES} bytes: cut them") from error
     except duckdb.IOException as error:  # of its temporary files
         raise OSError(str(error).splitlines()[0]) from error
     except duckdb.Error as error:
         raise ValueError(tables.damage(str(path), error)) from error
+    if wrong is not None:
+        raise ValueError(
+            f"row {wrong[0]} of {path} {wrong[1][:200]}: write each user and text once, a user as a text or a whole number"
+        )
     rows, without_user = db.execute("SELECT count(*), count(*) FILTER (client IS NULL) FROM texts").fetchall()[0]
     (lookalikes,) = db.execute(
         """

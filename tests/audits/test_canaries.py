@@ -245,6 +245,13 @@ def test_refusals():
         audit_canaries(plan.simulating(simulated=10, claimed=100), evidence)
     with pytest.raises(ValueError, match="confidence=1"):
         audit_canaries(plan, evidence, confidence=1.0)
+    for wrong in (np.nan, np.inf, -np.inf):
+        releases, model = evidence.releases.copy(), evidence.model.copy()
+        releases[3, 7] = model[5] = wrong
+        with pytest.raises(ValueError, match=f"1 releases .* not finite, the first in round 3 along canary 7: {wrong}"):
+            audit_canaries(plan, CanaryEvidence(**(vars(evidence) | {"releases": releases})))
+        with pytest.raises(ValueError, match=f"final model moved by {wrong} along canary 5"):
+            audit_canaries(plan, CanaryEvidence(**(vars(evidence) | {"model": model})))
     nobody = CanaryEvidence(**(vars(evidence) | {"rounds": np.zeros_like(evidence.rounds)}))
     assert all(bound.epsilon_lower == 0 for bound in audit_canaries(plan, nobody).bounds)
     assert epsilon_bound(np.zeros(0), np.zeros(0, bool), 1e-6, SIGNIFICANCE) == 0

@@ -73,3 +73,19 @@ def test_nothing_is_written_for_a_log_that_is_none(tmp_path, identity):
     refused("audit", "log", bad, identity, *PLAN, "--statement", out, words=["row 2", "'x'"])
     refused("audit", "log", tmp_path / "none.csv", identity, *PLAN, words=["none.csv does not exist"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.csv"]
+
+
+def test_offenders_are_named(log, identity, tmp_path):
+    with log.open("a") as rows:
+        rows.write("bad,1\nbad,2\nbad,12\n")
+    out = tmp_path / "statement.md"
+    arguments = ["audit", "log", log, identity, *PLAN, *COLUMNS]
+    shown = json.loads(fedmf(*arguments, "--statement", out, "--json", status=1).stdout)
+    (bad,) = shown["offenders"]["first"]
+    # As often as the others: the separation that it broke costs nothing with the identity.
+    assert (bad["client"], bad["rounds"], bad["epsilon"]) == ("bad", [1, 2, 12], shown["epsilon_planned"])
+    assert shown["offenders"]["epsilon_of_all_others"] == shown["epsilon_achieved"] == shown["epsilon_planned"]
+    text = fedmf(*arguments, status=1).stdout
+    assert "'bad': epsilon" in text
+    assert "rounds 1, 2, 12" in text
+    assert "- 'bad': rounds 1, 2, 12; (epsilon" in " ".join(out.read_text().split())

@@ -116,6 +116,22 @@ def test_a_client_data_and_a_preprocessing_function(tmp_path):
         ).examples_of("0")
 
 
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        (("a", None), r"client_ids of task 'own'\[1\]=None is missing"),
+        (("a", float("nan")), r"client_ids of task 'own'\[1\]=nan is missing"),
+        (("a", ""), "has no visible character"),
+        (("zo\u00e9", "zoe\u0301"), "which look alike"),
+        ((1, "1"), "which look alike"),
+        (("a", "a"), "more than once"),
+    ],
+)
+def test_clients_are_known_and_told_apart(ids, said):
+    with pytest.raises(ValueError, match=said):
+        dataclasses.replace(task_of(PIXELS, cnn), client_ids=ids)
+
+
 def two_outputs():
     return tf.keras.Sequential([layers.Flatten(input_shape=(6, 6, 1)), layers.Dense(2), layers.Reshape((1, 2))])
 
@@ -130,6 +146,9 @@ class OneNumber(tf.keras.losses.Loss):
     [
         ({"y": LABELS[1:]}, r"x and y have the shapes \(45, 6, 6, 1\) and \(44,\): the first axis must count"),
         ({"client_ids": OWNERS[1:]}, r"client_ids has the shape \(44,\) and x and y hold 45 examples"),
+        ({"client_ids": [*OWNERS[:-1], None]}, r"client_ids\[44\]=None is missing"),
+        ({"client_ids": [*map(str, OWNERS[:-1]), float("nan")]}, r"client_ids\[44\]=nan is missing"),
+        ({"client_ids": [*map(str, OWNERS[:-1]), f"{OWNERS[0]}\u200b"]}, "which look alike"),
         ({"validation": (PIXELS[:0], LABELS[:0])}, "the validation split of task 'own' is empty"),
         (
             {"test": (PIXELS[:4].astype(np.float32), LABELS[:4])},

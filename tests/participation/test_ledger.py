@@ -66,6 +66,30 @@ def test_csv_round_trip(rounds):
     assert again.to_csv() == ledger.to_csv()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"round,client\n0,7\n2,9\n",
+        b"\xef\xbb\xbfround,client\r\n0,7\r\n2,9\r\n",
+        b"round,client\r\n0,7\n2,9\r\n",
+        b"round,client\r0,7\r2,9\r",
+    ],
+)
+def test_a_file_with_any_line_ends(tmp_path, text):
+    path = tmp_path / "participation.csv"
+    path.write_bytes(text)
+    for source in (path, str(path), text.decode("utf-8-sig")):
+        ledger = ParticipationLedger.from_csv(source, rounds=3, cohort_size=1)
+        assert [ledger.cohort(t).tolist() for t in range(3)] == [[7], [], [9]]
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="absent"):
+        ParticipationLedger.from_csv(tmp_path / "absent.csv", rounds=3, cohort_size=1)
+    with pytest.raises(FileNotFoundError, match="absent"):
+        ParticipationLedger.from_csv("absent.csv", rounds=3, cohort_size=1)
+
+
 def test_csv_in_any_order_and_with_large_clients():
     text = "round,client\n2,7\n0,1000000000000000000\n2,3\n"
     ledger = ParticipationLedger.from_csv(text, rounds=4, cohort_size=2)
@@ -76,22 +100,30 @@ def test_csv_in_any_order_and_with_large_clients():
     ("text", "words"),
     [
         *((text, "header round,client") for text in ("", "client,round\n0,1\n", "0,1\n", "round,client,time\n")),
-        *((f"round,client\n{text}", "not round,client") for text in ("0,1,2\n", "0,1\n1,2")),
+        ("round,client\n0,1\n1,2", "the last line has no line end"),
+        ("round,client\n0,5\n0,5\n", "must list different"),
         *(
-            (f"round,client\n0,5\n{row}\n", "to_csv|must list different")
-            for row in (
-                "3",
-                "0,1,2",
-                "-1,2",
-                "1,-2",
-                "1,2.0",
-                "4,1",
-                "1,²",
-                "1,9223372036854775808",
-                "0,5",
-                '"1,2',
-                "1,",
-            )
+            (f"round,client\n0,5\n{row}\n", f"row 2, .*{words}")
+            for row, words in {
+                "3": "is not round,client",
+                "0,1,2": "is not round,client",
+                "-1,2": "the round is negative",
+                "3.5,2": "the round is not written as a whole number",
+                "1e0,2": "the round is not written as a whole number",
+                ",2": "the round is missing",
+                "nan,2": "the round is missing",
+                "\u200b1,2": r"the round has invisible characters \(U.200B",
+                "x,2": "the round is not a number",
+                "4,1": "the round is beyond the run: rounds are 0 to 3",
+                "1,-2": "the client is not a whole number",
+                "1,2.0": "the client is not a whole number",
+                "1,²": "the client is not a whole number",
+                "1,9223372036854775808": "the client is not a whole number",
+                "1,nan": "the client is not a whole number",
+                '"1,2': "the round is not a number",
+                "1,": "the client is missing",
+                "1,2\u200b": "the client has invisible characters",
+            }.items()
         ),
     ],
 )

@@ -1,12 +1,12 @@
-"""What statistics say of a Participation is what the definition says of every client."""
+"""What a Participation says of every client is what its definition says."""
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedmf.participation.clients import ClientRounds
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
-from fedmf.participation.stats import ParticipationStats
 from tests.oracles import allowed_sets
 
 
@@ -17,28 +17,25 @@ from tests.oracles import allowed_sets
     st.integers(1, 8),
     st.integers(1, 8),
 )
-def test_keeps_to_and_within(cohorts, schema, b, k):
+def test_the_clients_that_kept_to_it(cohorts, schema, b, k):
     n = len(cohorts)
-    stats = ParticipationLedger(cohort_size=2, cohorts=[np.array(sorted(c), np.int64) for c in cohorts]).observed()
+    ledger = ParticipationLedger(cohort_size=2, cohorts=[np.array(sorted(c), np.int64) for c in cohorts])
     limits = {}
     if schema in ("min_sep", "fixed_epoch"):
         b = min(b, n)
         limits = {"min_sep": b, "max_participations": min(k, -(-n // b))}
     participation = Participation(rounds=n, schema=schema, **limits)
-    rounds = [tuple(t for t, cohort in enumerate(cohorts) if c in cohort) for c in set().union(*cohorts)]
+    clients, rounds = ledger.clients()
     # From the words of the schemas, client by client.
     allowed = set(allowed_sets(participation))
-    assert stats.keeps_to(participation) == all(taken in allowed for taken in rounds)
-    if stats.participations:
-        within = stats.within(participation)
-        assert all(within.allows(taken) for taken in rounds)
-        if stats.keeps_to(participation):
-            assert within.max_participations <= participation.max_participations
+    taken = {c: tuple(t for t, cohort in enumerate(cohorts) if c in cohort) for c in clients.tolist()}
+    assert clients.tolist() == sorted(set().union(*cohorts))
+    assert [tuple(rounds.of(i).tolist()) for i in range(len(clients))] == list(taken.values())
+    assert rounds.kept(participation).tolist() == [t in allowed for t in taken.values()]
+    assert rounds.kept(participation).tolist() == [participation.allows(t) for t in taken.values()]
+    assert ledger.noncompliant(participation).tolist() == [c for c, t in taken.items() if t not in allowed]
 
 
-def test_an_epoch_that_was_missed_counts():
-    # Rounds 0 and 8 of an order of 4 rounds: two participations, and yet a window of three epochs.
-    stats = ParticipationStats.of_cohorts([np.array([1] * (t in (0, 8)), int) for t in range(12)])
-    planned = Participation(rounds=12, schema="fixed_epoch", min_sep=4)
-    assert stats.max_participations == 2
-    assert stats.within(planned).max_participations == 3
+def test_rounds_beyond_the_plan_are_not_kept():
+    clients = ClientRounds(rounds=np.array([0, 3, 8]), starts=np.array([0, 2]))
+    assert clients.kept(Participation(rounds=8, schema="every_round")).tolist() == [True, False]

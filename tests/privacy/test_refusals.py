@@ -5,7 +5,7 @@ import pytest
 
 import fedmf
 from fedmf.audits.distinguishing import audit_distinguishing, worst_case
-from fedmf.audits.log import read_log
+from fedmf.audits.log import sorted_log
 from fedmf.audits.noise import audit_noise, causal_factor, whiten
 from fedmf.cohorts.availability import Always, Diurnal, Independent, Window, availability_from_text, availability_model
 from fedmf.cohorts.devices import DeviceBehavior
@@ -80,7 +80,8 @@ def game(trials=9, **changes):
 
 
 def log(**changes):
-    return read_log("absent", **{"rounds": 8, **changes})
+    with sorted_log("absent", **{"rounds": 8, **changes}):
+        pass
 
 
 W = np.ones((3, 4))

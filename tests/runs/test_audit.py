@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 
-import fedmf
 from fedmf.files import write_atomically
 from fedmf.mechanisms import DenseMechanism
 from fedmf.participation.ledger import ParticipationLedger
@@ -97,12 +96,10 @@ class TestRoundsBeyondTheRecord:
     def test_after_a_broken_plan_may_be_anything(self, tmp_path):
         cohorts = [np.arange(COHORT) for _ in range(12)]
         audit = audit_run(folder_of(tmp_path / "run", cohorts=cohorts, recorded=6, run=11))
-        every = fedmf.Participation(rounds=12, schema="every_round")
-        of_all = fedmf.sensitivity(PLAN.mechanism, every).value
+        # The six rounds of each client and the five that nothing is known of; the twelfth was not run.
+        assert audit.achieved.sensitivity.value == pytest.approx(np.sqrt(11), rel=1e-12)
         assert audit.contradictions
-        assert audit.achieved.sensitivity.value == of_all
-        assert audit.achieved.stddev == pytest.approx(PLAN.stddev, rel=1e-12)
-        assert "as if every client had taken part in every round" in audit.unrecorded
+        assert "as if every client had taken part in all of them" in audit.unrecorded
 
     def test_with_sampling_rest_on_no_chance(self, tmp_path):
         config = dataclasses.replace(

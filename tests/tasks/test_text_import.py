@@ -137,6 +137,24 @@ def test_rows_without_user_or_text_are_counted_and_left_out(tmp_path):
     assert (summary.rows, summary.rows_without_user, summary.rows_without_text) == (25, 3, 2)
 
 
+def test_a_number_that_is_none_is_no_user(tmp_path):
+    path = tmp_path / "rows.parquet"
+    users = ", ".join(f"({i}::DOUBLE, 'hi')" for i in range(20))
+    write_parquet(path, f"FROM (VALUES {users}, ('nan'::DOUBLE, 'whose?')) AS rows(\"user\", text)")
+    summary, out = run(path)
+    assert (summary.rows_without_user, sum(summary.users.values())) == (1, 20)
+    assert "nan" not in by_user(out)
+
+
+def test_line_ends_of_several_kinds(tmp_path):
+    path = tmp_path / "rows.csv"
+    rows = [f"{user},{text}" for user, text in crowd()]
+    path.write_bytes(
+        "".join(f"{row}{end}" for row, end in zip(["user,text", *rows], ["\n", "\r\n"] * 99, strict=False)).encode()
+    )
+    assert run(path)[0].rows == len(rows)
+
+
 def test_ids_that_look_alike_are_one_user(tmp_path):
     same = ["Zoe\u0308 B", "Zo\u00eb B", " Zo\u00eb\u00a0B", "Zo\u200b\u00eb B"]
     summary, out = run(
@@ -181,6 +199,8 @@ def test_users_are_split_by_a_keyed_hash(tmp_path):
         ("long.csv", b"user,text\nann,hi,hi\n", ["line 2 of", "another number of columns"]),
         ("open.csv", b'user,text\nann,"hi\nbob,hi\n', ["line 2 of", "a quote that does not end"]),
         ("cut.jsonl", b'{"user": 1, "text": "x"}\n{"user": 1, "te\n', ["line 2 of", "not a JSON object"]),
+        ("twice.jsonl", b'{"user": 1, "text": "x"}\n{"user": 1, "text": "x", "user": 2}\n', ["row 2 of", "the key user more than once"]),
+        ("number.jsonl", b'{"user": 1, "text": "x"}\n{"user": 1.0, "text": "x"}\n', ["row 2 of", "the user 1.0, which is neither"]),
         ("array.json", b'[{"user": 1, "text": "x"}]', ["neither CSV", "JSON lines"]),
         ("cut.parquet", b"PAR1" + bytes(60), ["cannot be read"]),
         ("one.csv", b"user,text\nann,hi\n", ["has 1 users", "bring more users", "test_users=0.35"]),

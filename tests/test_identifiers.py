@@ -1,0 +1,133 @@
+"""Which ids of clients are missing or look alike, and what is said of one that is wrong."""
+
+import unicodedata
+
+import duckdb
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmf import tables
+from fedmf.identifiers import check_clients, client_array, client_fault, round_fault, seen
+
+NAN, NAT = float("nan"), np.datetime64("NaT")
+EVERY_CHARACTER = [chr(code) for code in range(1, 0x110000) if not 0xD800 <= code < 0xE000]
+
+
+def in_sql(texts):
+    with duckdb.connect() as database:
+        listed = database.execute(
+            f"SELECT {tables.as_seen('text')} FROM (SELECT unnest(?) AS text, unnest(?) AS place) ORDER BY place",
+            [texts, [*range(len(texts))]],
+        ).fetchall()
+    return [text for (text,) in listed]
+
+
+class TestPythonAndSqlAgree:
+    """The rule stands twice: for logs in the database, for arrays in Python."""
+
+    def test_on_every_character(self):
+        # Between letters, and after one that it may be composed with. Characters that one of the two does not know yet are left out.
+        assigned = [c for c in EVERY_CHARACTER if unicodedata.category(c) != "Cn"]
+        texts = [f"a{c}b" for c in assigned]
+        different = [text for text, of_sql in zip(texts, in_sql(texts), strict=True) if seen(text) != of_sql]
+        assert different == []
+        assert len(assigned) > 280_000
+
+    @settings(max_examples=30, deadline=None)
+    @given(
+        st.lists(
+            st.text(
+                st.sampled_from("ae \u0301\u0308\u0327\u00e9\u200b\u00a0\u2003\u3164\ufe0f\t\n\u1100\u1161\u0323\u0307")
+            ).filter(lambda text: "\0" not in text),
+            min_size=1,
+            max_size=30,
+        )
+    )
+    def test_on_texts(self, texts):
+        assert in_sql(texts) == [seen(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("ids", "place"),
+    [
+        ([1, None], 1),
+        (["a", NAN, "b"], 1),  # numpy would make the text "nan" of it
+        ([1.0, 2.0, NAN], 2),
+        (("a", None), 1),
+        (np.array([1.0, NAN, NAN]), 1),
+        (np.array([NAN], np.float32), 0),
+        (np.array(["a", None], object), 1),
+        (np.array(["2026-01-01", "NaT"], "M8[D]"), 1),
+        (np.array([1, "NaT"], "m8[s]"), 1),
+        ([np.datetime64("2026-01-01"), NAT], 1),
+        (np.ma.array([1, 2, 3], mask=[False, False, True]), 2),
+        (np.array([1 + 0j, complex(NAN, 0)]), 1),
+    ],
+)
+def test_missing_ids_are_refused_with_their_row(ids, place):
+    with pytest.raises(ValueError, match=rf"client_ids\[{place}\]=.* is missing"):
+        client_array("client_ids", ids)
+
+
+@pytest.mark.parametrize("ids", [["a", ""], ["  "], ["\u200b"], np.array(["a", "\u3164"])])
+def test_texts_without_a_visible_character_are_refused(ids):
+    with pytest.raises(ValueError, match="has no visible character"):
+        client_array("client_ids", ids)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["ann", "an\u200bn"],
+        ["zo\u00e9", "zoe\u0301"],
+        ["ann lee", "ann\u00a0lee"],
+        ["ann", "ann "],
+        ["\ufeffann", "ann"],
+        [1, "1"],
+        np.array([1, "1"], object),
+        np.array(["ann", "ann\u3164"]),
+    ],
+)
+def test_look_alikes_are_refused(ids):
+    with pytest.raises(ValueError, match="which look alike"):
+        client_array("client_ids", ids)
+
+
+def test_others_are_what_they_are():
+    for ids in (["nan", "NaT", "None", "a"], ["Ann", "ann"], ["7", "07"], ["\u263a\ufe0f", "\u263b"], ["a", "a"]):
+        assert client_array("client_ids", ids).tolist() == ids
+        check_clients("client_ids", ids)
+    assert client_array("client_ids", np.arange(3) % 2).tolist() == [0, 1, 0]
+    with pytest.raises(TypeError, match="client_ids mixes kinds"):
+        client_array("client_ids", np.array([1, "b"], object))
+
+
+@pytest.mark.parametrize(
+    ("t", "fault"),
+    [
+        ("3", None), ("0", None), ("7", None), ("007", None), ("8", "beyond"), ("9" * 30, "beyond"), ("-1", "negative"), ("3.5", "whole"),
+        ("1e0", "whole"), ("+1", "whole"), (".5", "whole"), ("", "missing"), (None, "missing"), ("NaN", "missing"), (" 1", "blanks"),
+        ("1\u00a0", "blanks"), ("1\u200b", "invisible"), ("\t1", "invisible"), ("x", "not a number"), ("\u0663", "not a number"),
+        ("0x1", "not a number"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_round(t, fault):
+    found = round_fault(t, 0, 7)
+    assert found is None if fault is None else fault in found
+
+
+def test_rounds_that_count_from_1():
+    assert "before the first round" in round_fault("0", 1, 8)
+    assert round_fault("8", 1, 8) is None
+
+
+@pytest.mark.parametrize(
+    ("client", "fault"),
+    [("ann", None), ("an n", None), (None, "missing"), ("", "missing"), (" a", "blanks"), ("a\u2003", "blanks"),
+     ("a\u200b", "invisible"), ("\x00a", "invisible"), ("\u3164", "visible")],
+)  # fmt: skip
+def test_what_is_wrong_with_a_client(client, fault):
+    found = client_fault(client)
+    assert found is None if fault is None else fault in found
