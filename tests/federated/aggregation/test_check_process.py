@@ -52,9 +52,18 @@ def test_the_list_names_what_is_summed():
     assert "num_examples=<int64>" in metrics.type
 
 
-def test_fed_sgd_says_how_to_pass_it():
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: BUILD.build_fed_sgd(model_fn, SGD(0.1), model_aggregator=ours()),
+        lambda: BUILD.build_weighted_fed_avg(model_fn, SGD(0.1), SGD(1.0), model_aggregator=ours()),
+        lambda: BUILD.build_weighted_fed_prox(model_fn, 0.1, SGD(0.1), SGD(1.0), model_aggregator=ours()),
+    ],
+    ids=["fed_sgd", "fed_avg", "fed_prox"],
+)
+def test_processes_with_weights_say_how_to_pass_it(build):
     with pytest.raises(TypeError, match=r"pass tff.aggregators.as_weighted_aggregator\(dp_aggregator\(...\)\)"):
-        BUILD.build_fed_sgd(model_fn, SGD(0.1), model_aggregator=ours())
+        build()
 
 
 def test_mime_is_refused():
