@@ -110,6 +110,7 @@ def _marked_state(state: Any) -> Any:
         noise=all_are("secret", state.noise)._replace(next_round="public"),
         scaling=all_are("public", state.scaling),
         clip=all_are("public", state.clip),
+        records="public",
     )
     pairs = zip(tf.nest.flatten(state), tf.nest.flatten(roles), strict=True)
     leaves = [marked(leaf, role, number) for number, (leaf, role) in enumerate(pairs)]

@@ -81,23 +81,29 @@ def by_hand(body, initialize, kind=tff.templates.MeasuredProcess):
     return kind(initialize, tff.federated_computation(body, initialize.type_signature.result, at_clients(RECORD)))
 
 
+def computed(function, *values):
+    """A function of tensors, of values at one place."""
+    kinds = [value.type_signature.member for value in values]
+    return tff.federated_map(tff.tensorflow.computation(function, *kinds), values)
+
+
 def plus(a, b):
-    return tff.federated_map(tff.tensorflow.computation(lambda a, b: a + b, RECORD, RECORD), (a, b))
+    return computed(lambda a, b: a + tf.cast(b, a.dtype), a, b)
 
 
 def minus(a, b):
-    return tff.federated_map(tff.tensorflow.computation(lambda a, b: a - b, RECORD, RECORD), (a, b))
-
-
-def sample_of(record, *counts):
-    whole = tff.tensorflow.computation(lambda a, b, c, d: QuerySample(a, b, c, d), RECORD, *[np.int32] * 3)
-    return tff.federated_map(whole, (record, *counts))
+    return computed(lambda a, b: a - tf.cast(b, a.dtype), a, b)
 
 
 def divided(a, count):
-    return tff.federated_map(
-        tff.tensorflow.computation(lambda a, b: a / tf.cast(b, tf.float32), RECORD, np.int32), (a, count)
-    )
+    return computed(lambda a, b: a / tf.cast(b, a.dtype), a, count)
+
+
+def sample_of(record, clients, clipped, zeroed):
+    def sample(record, clients, clipped, zeroed):
+        return QuerySample(tf.cast(record, tf.float64), clients, clipped, zeroed)
+
+    return computed(sample, record, clients, clipped, zeroed)
 
 
 def _constant_params(parts):
@@ -214,7 +220,7 @@ def sum_by_another_operation(parts, state, updates):
 @refused(NOT_THE_SUM)
 def forged_sample(parts, state, updates):
     def forge(update):
-        return QuerySample(update, tf.constant(1), tf.constant(0), tf.constant(0))
+        return QuerySample(tf.cast(update, tf.float64), tf.constant(1), tf.constant(0), tf.constant(0))
 
     forged = tff.federated_map(tff.tensorflow.computation(forge, RECORD), updates)
     return output(*parts.noised(tff.federated_sum(forged), state))
@@ -247,7 +253,7 @@ def two_samples_of_a_client(parts, state, updates):
 
 @refused(NOT_THE_SUM)
 def sum_divided_by_who_came(parts, state, updates):
-    behind = parts.on_samples(lambda s: s._replace(record=s.record / tf.cast(s.clients, tf.float32)))
+    behind = parts.on_samples(lambda s: s._replace(record=s.record / tf.cast(s.clients, s.record.dtype)))
     return output(*parts.one_round(state, updates, behind=behind)[:2])
 
 
@@ -268,7 +274,7 @@ def sum_subtracted_from_the_result(parts, state, updates):
 def sum_added_in_the_graph_of_the_noise(parts, state, updates):
     def noise(total, state):
         result, after, _ = parts.query.get_noised_result(total, state)
-        return after, result + total.record
+        return after, result + tf.cast(total.record, tf.float32)
 
     noise = tff.tensorflow.computation(noise, parts.sample, parts.state)
     total = tff.federated_sum(parts.clipped(state, updates))
@@ -278,7 +284,7 @@ def sum_added_in_the_graph_of_the_noise(parts, state, updates):
 @refused(EXACT)
 def sum_through_a_variable(parts, state, updates):
     def noise(total, state):
-        variable = tf.Variable(tf.zeros([3]))
+        variable = tf.Variable(tf.zeros([3], tf.float64))
         with tf.control_dependencies([variable.assign(total.record)]):
             _, after, _ = parts.query.get_noised_result(total, state)
             return after, variable.read_value()
@@ -431,7 +437,7 @@ def test_a_process_without_a_place_for_metrics_has_none(body, match, parts):
 def test_what_a_process_keeps_is_looked_at(kept, match, parts):
     @tff.federated_computation
     def initialize():
-        zeros = tff.tensorflow.computation(lambda: tf.zeros([3]))
+        zeros = tff.tensorflow.computation(lambda: tf.zeros([3], tf.float64))
         return in_order(tff.federated_eval(zeros, tff.SERVER), parts.initialize())
 
     def one_round(state, updates):
