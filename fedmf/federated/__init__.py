@@ -6,7 +6,6 @@ import_tensorflow()
 
 from fedmf.federated.aggregation.aggregator import dp_aggregator  # noqa: E402
 from fedmf.federated.aggregation.check_process import check_process  # noqa: E402
-from fedmf.federated.aggregation.keras_optimizer import keras_fit, keras_optimizer  # noqa: E402
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery  # noqa: E402
 from fedmf.federated.aggregation.scaling import Scaling  # noqa: E402
 from fedmf.federated.cohort_source import CohortDataSource  # noqa: E402
@@ -32,7 +31,5 @@ __all__ = [
     "WorkersLost",
     "check_process",
     "dp_aggregator",
-    "keras_fit",
-    "keras_optimizer",
     "train",
 ]

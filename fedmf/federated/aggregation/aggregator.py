@@ -97,6 +97,14 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         return tff.aggregators.DifferentiallyPrivateFactory(query, sums).create(value_type)
 
 
+# The weighted processes of TFF raise a TypeError "Expected ...WeightedAggregationFactory, found
+# NAME." before they call anything of ours.
+MatrixFactorizationAggregator.__name__ = (
+    "dp_aggregator, which takes no weights: pass "
+    "tff.aggregators.as_weighted_aggregator(dp_aggregator(...)), with which all clients weigh the same"
+)
+
+
 def dp_aggregator(
     plan: Plan,
     *,
@@ -129,7 +137,9 @@ def dp_aggregator(
         and infinities always count as zero.
       noise_strategy: "recurrent", in the graph, or "precomputed", a row handed in each round by a `HostNoise`; None is the former.
       secure_sum: sum with tff.aggregators.SecureSumFactory, on integers of 32 bits. Updates are clipped so much lower (5e-7 of
-        clip_norm at 4 million parameters) that rounding to them cannot lift one over clip_norm.
+        clip_norm at 4 million parameters) that rounding to them cannot lift one over clip_norm. TFF's default runtime has no
+        secure sum and fails with "Cannot embed a federated value": call
+        tff.backends.test.set_sync_test_cpp_execution_context() before anything runs, which adds the integers in the open.
       count_metrics: as of `MatrixFactorizationQuery`: exact counts, NOT covered by the guarantee.
 
     Returns:

@@ -1,14 +1,16 @@
 """`check_process`: whether anything but clipped and noised sums goes from the clients of a TFF process to its server."""
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
-from fedmf.federated.aggregation.query import QuerySample
-from fedmf.federated.tff import building_blocks, tff, transformation_utils, transformations
+from fedmf.federated.aggregation.data_flow import Leaf, Origin, Path, Release, RoundFlow, leaves
+from fedmf.federated.tff import tff
 
-# Outputs of a process that are neither state nor result. The guarantee does not cover them.
-_METRICS = ("metrics", "measurements")
+# Where a round's output has what is neither state nor result. The guarantee does not cover that place.
+_METRICS_AT = {tff.learning.templates.LearningProcessOutput: 1, tff.templates.MeasuredProcessOutput: 2}
+_WAY_OUT = (
+    "use an algorithm whose only aggregation is model_aggregator=dp_aggregator(...), such as build_unweighted_fed_avg"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +20,8 @@ class Aggregation:
     Attributes:
       operation: TFF's name of it, such as "federated_sum".
       type: of the values that are aggregated, in TFF's notation.
-      role: "private" for a part of `dp_aggregator`; "metrics" if it reaches no output but the metrics.
+      role: "private" if it is a part of the sum that noise is added to; "metrics" if it reaches at
+        most the metrics.
     """
 
     operation: str
@@ -27,119 +30,119 @@ class Aggregation:
 
 
 def check_process(process: Any) -> list[Aggregation]:
-    """Lists every aggregation from clients to server of a built TFF process, and refuses one that is neither ours nor for metrics alone.
+    """Lists every aggregation from clients to server of a TFF process, and refuses a process that the guarantee does not cover.
 
-    Follows the data through one round (`process.next`). An aggregation is private if all that it takes from clients comes out of the
-    clipping of `MatrixFactorizationQuery`. Any other one must not reach the state or the result. Nor may a second clipping: each release
-    spends the whole budget of its plan. FedAvg, FedProx and FedSGD with `dp_aggregator` pass; Mime and adaptive clipping around ours fail.
+    Every tensor of one round (`process.next`) is followed, through TFF's operations and TensorFlow's.
+    A process passes if
 
-    Metrics are exact functions of the clients' data, and nobody covers them. What a process broadcasts by client is not looked at.
+    - it adds up what the clipping of one `MatrixFactorizationQuery` returns, and no operation stands
+      between clipping and that one sum;
+    - the sum goes through get_noised_result of that query and nowhere else, and the noise's state
+      comes back to its place;
+    - nothing else of the clients reaches the state or the result, and no exact count of them does.
+
+    FedAvg, FedProx and FedSGD with `dp_aggregator` pass. Refused are Mime, adaptive clipping around or
+    within ours, a mean over the clients that came, and two of our aggregations: each spends the whole
+    budget of its plan.
+
+    Metrics may be exact functions of the clients' data, which nobody covers. What a metric is, its
+    place decides: `metrics` of a LearningProcessOutput, `measurements` of a MeasuredProcessOutput.
+
+    The check finds mistakes. It does not resist forgery: a process that is written to deceive can
+    pass. The calls of the query are recognised by names in their graphs, `initialize` is not looked
+    at, and what a caller hands in at the server counts as public. Calls of the query in a tf.function
+    are not recognised, and refused.
 
     Args:
-      process: tff.learning.templates.LearningProcess, or any other tff.templates.IterativeProcess or AggregationProcess.
+      process: tff.learning.templates.LearningProcess, or any other tff.templates.IterativeProcess.
 
     Raises:
       TypeError: no such process.
-      ValueError: naming the aggregation that is not covered; or there is none of ours, or more than one.
+      ValueError: naming what is not covered; or there is no aggregation of ours, or more than one.
     """
-    if not isinstance(getattr(process, "next", None), tff.Computation):
-        raise TypeError(
-            f"process={process!r} has no TFF computation `next`: pass a built tff.templates.IterativeProcess"
+    if not isinstance(process, tff.templates.IterativeProcess):
+        raise TypeError(f"process={process!r} is no tff.templates.IterativeProcess: pass a built one")
+    flow = RoundFlow(process)
+    state, result, metrics = _places(process, flow.output)
+    numbers = {key for leaf in (*state.values(), *result, *metrics) for kind, key in leaf.origins if kind == "release"}
+    if len(numbers) > 1:
+        raise ValueError(
+            f"process releases {len(numbers)} clipped and noised sums of its clients a round, and each "
+            "spends the whole budget of its plan: give dp_aggregator to one aggregation, of all that "
+            "the clients send"
         )
-    tree = transformations.to_call_dominant(process.next.to_building_block())
-    steps = dict(tree.result.locals)
-    outputs = tree.result.result
-    released = [output for name, output in _named(outputs) if name not in _METRICS]
-    reached = _ancestors(steps, [name for output in released for name, _ in _references(output)])
-    aggregations: list[Aggregation] = []
-    clippings: set[str] = set()
-    for name, step in steps.items():
-        if not _placed(step.type_signature, tff.SERVER) or not _from_clients(step):
-            continue
-        origins = [_clippings(steps, *source) for source in _from_clients(step)]
-        private = None not in origins
-        taken = ", ".join(kind.compact_representation() for _, kind in _from_clients(step))
-        operation = getattr(step.function, "uri", "an aggregation")
-        if not private and name in reached:
-            raise ValueError(
-                f"process has a {operation} of {taken} from the clients, which reaches its state or result without clipping and noise: "
-                "use an algorithm whose only aggregation is model_aggregator=dp_aggregator(...), such as build_unweighted_fed_avg"
-            )
-        if name in reached:
-            clippings.update(*filter(None, origins))
-        aggregations.append(Aggregation(operation=operation, type=taken, role="private" if private else "metrics"))
-    if not clippings:
+    release = flow.releases[numbers.pop()] if numbers else None
+    hidden = _of_state(release, "secret", "count")
+    places = {path: ("next", release.number, n) for n, path in enumerate(release.paths)} if release else {}
+    released = [leaf for path, leaf in state.items() if leaf.name is None or leaf.name != places.get(path)]
+    for leaf in (*released, *result):
+        _check_released(flow, leaf, hidden)
+    if release is None:
         raise ValueError(
             "process has no aggregation of fedmf: build it with model_aggregator=federated.dp_aggregator(...)"
         )
-    if len(clippings) > 1:
+    if any(path not in state or state[path].name != place for path, place in places.items()):
         raise ValueError(
-            f"process releases {len(clippings)} clipped and noised sums of its clients a round, and each spends the whole budget of its "
-            "plan: give dp_aggregator to one aggregation, of all that the clients send"
+            "process does not keep the noise's next state where it takes it from, so that noise may "
+            "come again: return the state of get_noised_result in its place"
         )
-    return aggregations
+    clipping = release.clipping
+    if clipping.params - _of_state(release, "public") or clipping.record & hidden:
+        raise ValueError(
+            "process sends its clients more of the noise's state than derive_sample_params of the same "
+            "query makes of it: send them nothing else of that state"
+        )
+    for leaf in metrics:
+        _check_metrics(leaf, release)
+    return [
+        Aggregation(
+            operation=found.operation,
+            type=found.type,
+            role="private" if Origin("aggregate", index) in release.total else "metrics",
+        )
+        for index, found in enumerate(flow.aggregates)
+    ]
 
 
-def _named(outputs: Any) -> Iterable[tuple[str | None, Any]]:
-    if isinstance(outputs, building_blocks.Struct):
-        return list(tff.structure.iter_elements(outputs))
-    return [(None, outputs)]
+def _places(process: Any, output: Any) -> tuple[dict[Path, Leaf], list[Leaf], list[Leaf]]:
+    """State, by path, result and metrics of a round's output."""
+    kind = process.next.type_signature.result
+    if process.state_type.is_assignable_from(kind):
+        return dict(leaves(output)), [], []
+    metrics_at = _METRICS_AT.get(getattr(kind, "python_container", None))
+    others = [(index, leaf) for index, part in enumerate(output) if index > 0 for _, leaf in leaves(part)]
+    result = [leaf for index, leaf in others if index != metrics_at]
+    return dict(leaves(output[0])), result, [leaf for index, leaf in others if index == metrics_at]
 
 
-def _references(step: Any) -> list[tuple[str, Any]]:
-    """(name, type) of the steps that `step` refers to. In call-dominant form these are all that it depends on."""
-    references: list[tuple[str, Any]] = []
-
-    def visit(part: Any) -> tuple[Any, bool]:
-        if isinstance(part, building_blocks.Reference):
-            references.append((part.name, part.type_signature))
-        return part, False
-
-    transformation_utils.transform_postorder(step, visit)
-    return references
+def _of_state(release: Release | None, *roles: str) -> set[Origin]:
+    """The parts of the noise's state with these roles, before the round."""
+    pairs = zip(release.paths, release.roles, strict=True) if release else ()
+    return {Origin("state", path) for path, role in pairs if role in roles}
 
 
-def _placed(kind: Any, placement: Any) -> bool:
-    return isinstance(kind, tff.FederatedType) and kind.placement is placement
+def _check_released(flow: RoundFlow, leaf: Leaf, hidden: set[Origin]) -> None:
+    kinds = {kind for kind, _ in leaf.origins}
+    if found := flow.aggregate_in(leaf.origins):
+        raise ValueError(
+            f"process has a {found.operation} of {found.type} from the clients, which reaches its state "
+            f"or result without clipping and noise: {_WAY_OUT}"
+        )
+    if leaf.origins & hidden or "secret" in kinds:
+        raise ValueError(
+            "process lets the noise's key, its rows or the exact counts of an earlier round reach its "
+            "state or result: leave the noise's state in its place, and use it for nothing else"
+        )
+    if kinds - {"state", "release"}:
+        raise ValueError(f"process returns values of single clients: {_WAY_OUT}")
 
 
-def _from_clients(step: Any) -> list[tuple[str, Any]]:
-    """(name, type) of the values at clients that a call takes; of the process's arguments, those at clients."""
-    if isinstance(step, building_blocks.Call):
-        return [] if step.argument is None else _from_clients(step.argument)
-    if isinstance(step, building_blocks.Struct):
-        return [source for _, part in _named(step) for source in _from_clients(part)]
-    if not _placed(step.type_signature, tff.CLIENTS):
-        return []
-    return [(name, step.type_signature) for name, _ in _references(step)]
-
-
-def _clippings(steps: dict[str, Any], name: str, kind: Any) -> set[str] | None:
-    """The steps of the query's clipping that all of a value at clients comes out of; None if anything else of theirs is in it."""
-    if name not in steps:
-        return None
-    clippings: set[str] = set()
-    for source in _from_clients(steps[name]):
-        origin = _clippings(steps, *source)
-        if origin is None:
-            return {name} if _is_sample(kind) else None
-        clippings |= origin
-    return clippings
-
-
-def _is_sample(kind: Any) -> bool:
-    """Whether it is the type of a clipped record."""
-    return (
-        isinstance(kind.member, tff.StructType) and tuple(tff.structure.name_list(kind.member)) == QuerySample._fields
-    )
-
-
-def _ancestors(steps: dict[str, Any], names: list[str]) -> set[str]:
-    """Names of the steps that those named depend on, they included."""
-    reached: set[str] = set()
-    while names:
-        name = names.pop()
-        if name in steps and name not in reached:
-            reached.add(name)
-            names += [source for source, _ in _references(steps[name])]
-    return reached
+def _check_metrics(leaf: Leaf, release: Release) -> None:
+    kinds = {kind for kind, _ in leaf.origins}
+    if "record" in kinds:
+        raise ValueError(
+            "process measures its clipped updates, or their sum, without noise: let the sum go through "
+            "get_noised_result and nowhere else"
+        )
+    if leaf.origins & _of_state(release, "secret") or "secret" in kinds:
+        raise ValueError("process has the noise's key or rows in its metrics: leave them out")

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf import checks
+from fedmf.federated.aggregation import marks
 from fedmf.federated.aggregation.adaptive_clipping import MOST_CHANGE, clip_after, initial_clip
 from fedmf.federated.aggregation.clipping import clip_dtype, zero_and_clip
 from fedmf.federated.aggregation.scaling import Scaling, scaled, unscaled
@@ -22,8 +23,6 @@ from fedmf.privacy.plan import Plan
 from fedmf.server.state import NoiseState, check_tail, mark_of, plan_mark
 
 _RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
-# AutoGraph takes two seconds to convert the code of both methods below, in which no Python statement depends on a tensor.
-_as_written = tf.autograph.experimental.do_not_convert
 # TensorFlow may take numbers below 2^-126 for 0, so that it cannot measure records of such norms.
 _LEAST_CLIP_NORM = 1e-20
 
@@ -238,6 +237,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         noise = self._noise.initial_state(self._seeds.next_key())
         return QueryState(noise, zero, zero, zero, scaling, clip, self._records_mark())
 
+    @marks.params
     def derive_sample_params(self, global_state: QueryState) -> SampleParams:
         """Constants of the plan, and what past results decide of clip norm and scales: nothing else about the noise leaves the server."""
         clip_norm, zeroing_norm = (tf.constant(norm, tf.float64) for norm in (self._clip_norm, self._zeroing_norm))
@@ -259,7 +259,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         zero = tf.constant(0, tf.int32)
         return QuerySample(tf.nest.pack_sequence_as(template, zeros), clients=zero, clipped=zero, zeroed=zero)
 
-    @_as_written
+    @marks.clip
     def preprocess_record(self, params: SampleParams, record: Any) -> QuerySample:
         """Zeroing, then clipping to clip_norm in L2 over all leaves together. The result's norm never exceeds clip_norm.
 
@@ -285,7 +285,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         )
         return QuerySample(wide, clients=one, clipped=clipped.clipped, zeroed=clipped.zeroed)
 
-    @_as_written
+    @marks.noise
     def get_noised_result(self, sample_state: QuerySample, global_state: QueryState) -> tuple[Any, QueryState, Any]:
         """(sum + this round's noise) / divisor, in the dtypes of record_specs, and the state for the next round.
 
@@ -301,7 +301,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         if not tf.executing_eagerly() and not _is_read_in_graph(noise.next_round):
             raise ValueError(
                 "the state is a constant of this tf.function, so that every call would add the same noise, which protects nothing: pass "
-                "the state as an argument, or train Keras models with federated.keras_optimizer"
+                "the state as an argument"
             )
         t, clip, stddev = noise.next_round, global_state.clip, tf.constant(self.plan.stddev, tf.float32)
         row, noise = self._noise.next(noise)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmf.federated.aggregation import marks
 from fedmf.federated.aggregation.query import QuerySample
 from fedmf.federated.tff import tff
 
@@ -41,13 +42,16 @@ class SecureSampleSum(tff.aggregators.UnweightedAggregationFactory):
 
         @tff.tensorflow.computation(value_type)
         def parts(sample: Any) -> Any:
+            with marks.scope("parts"):
+                sample = marks.marked_sample(sample)
             return sample.record, collections.OrderedDict(
                 (name, getattr(sample, name)) for name in QuerySample._fields[1:]
             )
 
         @tff.tensorflow.computation(record_type, counts_type)
         def whole(record: Any, counts: Any) -> Any:
-            return QuerySample(record, **counts)
+            with marks.scope("whole"):
+                return marks.marked_sample(QuerySample(record, **counts))
 
         @tff.federated_computation(initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS))
         def one_round(state: Any, value: Any) -> Any:

@@ -269,17 +269,16 @@ class ClusterClients(ClientWork):
         machine, memory = self._cluster.least_memory()
 
         def calls() -> Iterator[tuple[Any, ...]]:
-            for group in groups:
+            for number, group in enumerate(groups):
                 needed = _MODEL_COPIES * model_bytes + sum(map(_bytes, group))
                 if needed > memory:
                     raise ValueError(
                         f"cluster={self._cluster.address!r}: a group of {len(group)} clients takes some {needed / 1e9:.2g} GB and machine "
                         f"{machine} has {memory / 1e9:.2g} for each processor: give it more memory, or Ray fewer processors there"
                     )
-                yield self._setup, model, group
+                yield self._setup, model, number, group
 
-        for total, loss, examples in self._cluster.in_order(self._train, calls()):
-            yield GroupSum(total, loss, examples)
+        yield from self._cluster.in_order(self._train, calls())
 
 
 def _bytes(client: Epochs | ClientRound) -> int:

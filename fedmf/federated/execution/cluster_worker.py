@@ -38,12 +38,13 @@ def _begun(pickled: bytes) -> tuple[ClientSetup, ClientWork, Task]:
     return setup, setup.work(1), task
 
 
-def train(pickled: bytes, sent: Broadcast, group: Sequence[Any]) -> GroupSum:
+def train(pickled: bytes, sent: Broadcast, number: int, group: Sequence[Any]) -> GroupSum:
     """The sum of the group's clipped updates, with arrays for tensors.
 
     Args:
       pickled: (`ClientSetup`, a function that makes the task here, or None).
       sent: to the clients of the round, as arrays.
+      number: of the group in the round.
       group: each client's epochs, or its `ClientRound`.
     """
     setup, work, task = _begun(bytes(pickled))
@@ -51,4 +52,5 @@ def train(pickled: bytes, sent: Broadcast, group: Sequence[Any]) -> GroupSum:
         client_epochs(task, setup.config, *client) if isinstance(client, ClientRound) else client for client in group
     ]
     [part] = work.sums(sent, [clients])
-    return GroupSum(tf.nest.map_structure(lambda tensor: tensor.numpy(), part.total), part.loss, part.examples)
+    total = tf.nest.map_structure(lambda tensor: tensor.numpy(), part.total)
+    return GroupSum(total, part.loss, part.examples, number, platform.node())

@@ -3,8 +3,12 @@
 Groups are a function of the run and not of who computes them: a run has the same bits on one machine and on any number of workers.
 """
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import tensorflow as tf
 
 T = TypeVar("T")
 # Clients of a group at least (from 8 a round on), and groups of a round at most: a group costs a sum of the model's size, in memory and on
@@ -21,11 +25,15 @@ class GroupSum(NamedTuple):
       total: `QuerySample`, the sum of their clipped updates, and counts.
       loss: the sum over all examples of the loss before each step.
       examples: on how many they trained.
+      group: which of the round's; None where it is not told.
+      worker: the machine that made it; nothing for this process.
     """
 
     total: Any
     loss: float
     examples: int
+    group: int | None = None
+    worker: str = ""
 
 
 def group_size(cohort_size: int, batch_size: int, parameters: int) -> int:
@@ -47,3 +55,66 @@ def in_groups(clients: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     [[1, 2], [3]]
     """
     return (clients[start : start + size] for start in range(0, len(clients), size))
+
+
+def checked(parts: Iterable[GroupSum], sizes: Sequence[int], *, zero: Any, clip_norm: float) -> Iterator[GroupSum]:
+    """Yields the result of each group if it can be the sum of so many clipped updates.
+
+    This finds a machine that computes wrongly, and a result that is lost, doubled or damaged. It does
+    not resist forgery: a wrong sum within the bounds passes.
+
+    Args:
+      parts: the results of the groups of a round, in order.
+      sizes: clients of each group.
+      zero: `QuerySample`, the sum of no clients.
+      clip_norm: of the round.
+
+    Raises:
+      ValueError: naming the group, its worker and what is wrong.
+    """
+    for number, (clients, part) in enumerate(itertools.zip_longest(sizes, parts)):
+        fault = _fault(part, number, clients, zero, clip_norm)
+        if fault:
+            worker = f", of worker {part.worker!r}," if getattr(part, "worker", "") else ""
+            raise ValueError(
+                f"group {number} of {len(sizes)}{worker} did not return the sum of its clipped updates: "
+                f"{fault}; the round was not done, so find out what is wrong there, then resume the run"
+            )
+        yield part
+
+
+def _fault(part: Any, number: int, clients: int | None, zero: Any, clip_norm: float) -> str:
+    """What is wrong with the result of a group; nothing if it may be right."""
+    if clients is None:
+        return "there is one result more than there are groups"
+    if not isinstance(part, GroupSum):
+        return f"the result is {'missing' if part is None else type(part)}"
+    if part.group not in (None, number):
+        return f"the result is that of group {part.group}"
+    try:
+        tf.nest.assert_same_structure(zero, part.total)
+    except (TypeError, ValueError):
+        return "the result has another structure"
+    for leaf, like in zip(tf.nest.flatten(part.total), tf.nest.flatten(zero), strict=True):
+        found, expected = (f"{np.asarray(array).dtype} {np.shape(array)}" for array in (leaf, like))
+        if found != expected:
+            return f"the result has an array of {found} and not of {expected}"
+    counted, clipped, zeroed = (int(count) for count in part.total[1:])
+    if counted != clients or min(clipped, zeroed) < 0 or clipped + zeroed > clients:
+        return f"the result counts {counted} clients, {clipped} of them clipped and {zeroed} zeroed"
+    record = [np.asarray(leaf).reshape(-1) for leaf in tf.nest.flatten(part.total.record)]
+    with np.errstate(over="ignore"):
+        norm = sum(float(np.dot(leaf, leaf)) for leaf in record) ** 0.5
+    most = largest_norm(clients, clip_norm, sum(leaf.size for leaf in record))
+    return "" if norm <= most else f"the norm is {norm:.9g}, and at most {most:.9g} is possible"
+
+
+def largest_norm(clients: int, clip_norm: float, entries: int) -> float:
+    """The largest norm that is computed of a float64 sum of so many updates, each of clip_norm at most.
+
+    Proof, with u = 2^-53. An addition moves each entry of the sum by a factor of 1 + u at most, so
+    ||S_k|| <= (||S_(k-1)|| + clip_norm) (1 + u), and ||S_n|| <= n clip_norm (1 + u)^n. The sum of d
+    squares is off by a factor of (1 + u)^(d + 1) at most, in any order, and its root by (1 + u) more.
+    The rest is for terms of second order, and for the rounding of this bound.
+    """
+    return clients * clip_norm * (1 + 2.0**-53 * (clients + entries / 2 + 8))

@@ -12,7 +12,7 @@ from fedmf.federated.execution.base import Execution, RunOptions, query_metrics
 from fedmf.federated.execution.canaries import Canaries
 from fedmf.federated.execution.client_setup import ClientSetup, client_kind
 from fedmf.federated.execution.client_work import Broadcast
-from fedmf.federated.execution.groups import group_size, in_groups
+from fedmf.federated.execution.groups import checked, group_size, in_groups
 from fedmf.federated.task import Task
 from fedmf.federated.training.optimizers import scaling_of, server_optimizer
 from fedmf.privacy.plan import Plan
@@ -82,7 +82,9 @@ class FastExecution(Execution):
         weights, optimizer_state, query_state, *releases = self.noise.hand_in(state)
         total, loss, examples = self._query.initial_sample_state(), 0.0, 0
         sent = Broadcast(weights, self._query.derive_sample_params(query_state))
-        for part in self._clients.sums(sent, in_groups(cohort, self._group_size)):
+        parts = self._clients.sums(sent, in_groups(cohort, self._group_size))
+        sizes = [len(group) for group in in_groups(range(len(cohort)), self._group_size)]
+        for part in checked(parts, sizes, zero=total, clip_norm=float(sent.params.clip_norm)):
             total = self._add(total, part.total)
             loss, examples = loss + part.loss, examples + part.examples
         if self._canaries is not None:

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.tensorflow
 
 SGD = tff.learning.optimizers.build_sgdm
 BUILD = tff.learning.algorithms
+EXACT = "reaches its state or result without clipping and noise"
 
 
 def ours(clip=None, **options):
@@ -26,15 +27,16 @@ def ours(clip=None, **options):
     [
         lambda: fed_avg(ours()),
         lambda: fed_avg(ours(secure_sum=True)),
-        lambda: fed_avg(ours(noise_strategy="precomputed")),
+        lambda: fed_avg(ours(noise_strategy="precomputed", count_metrics=False)),
         lambda: fed_avg(ours(clip=fedmf.QuantileClipping()).with_scaling(federated.Scaling(rule="adam"))),
         lambda: BUILD.build_unweighted_fed_prox(model_fn, 0.1, SGD(0.1), SGD(1.0), model_aggregator=ours()),
         lambda: BUILD.build_fed_sgd(
             model_fn, SGD(0.1), model_aggregator=tff.aggregators.as_weighted_aggregator(ours())
         ),
         lambda: fed_avg(tff.aggregators.clipping_factory(3.0, ours())),
+        lambda: fed_avg(tff.learning.add_debug_measurements(ours())),
     ],
-    ids=["fed_avg", "secure", "precomputed", "adaptive", "fed_prox", "fed_sgd", "fixed clipping around it"],
+    ids=["fed_avg", "secure", "precomputed", "adaptive", "fed_prox", "fed_sgd", "fixed clipping around", "debugged"],
 )
 def test_processes_whose_only_aggregation_is_ours_pass(process):
     roles = [aggregation.role for aggregation in federated.check_process(process())]
@@ -50,49 +52,24 @@ def test_the_list_names_what_is_summed():
     assert "num_examples=<int64>" in metrics.type
 
 
-def test_fed_sgd_says_how_to_pass_it():
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: BUILD.build_fed_sgd(model_fn, SGD(0.1), model_aggregator=ours()),
+        lambda: BUILD.build_weighted_fed_avg(model_fn, SGD(0.1), SGD(1.0), model_aggregator=ours()),
+        lambda: BUILD.build_weighted_fed_prox(model_fn, 0.1, SGD(0.1), SGD(1.0), model_aggregator=ours()),
+    ],
+    ids=["fed_sgd", "fed_avg", "fed_prox"],
+)
+def test_processes_with_weights_say_how_to_pass_it(build):
     with pytest.raises(TypeError, match=r"pass tff.aggregators.as_weighted_aggregator\(dp_aggregator\(...\)\)"):
-        BUILD.build_fed_sgd(model_fn, SGD(0.1), model_aggregator=ours())
+        build()
 
 
 def test_mime_is_refused():
     process = BUILD.build_unweighted_mime_lite(model_fn, SGD(0.1, momentum=0.9), SGD(1.0), model_aggregator=ours())
     with pytest.raises(ValueError, match=r"process has a federated_sum of \{<float32\[2,1\],float32\[1\]>\}@CLIENTS"):
         federated.check_process(process)
-
-
-def test_a_norm_that_is_learned_from_clients_is_refused():
-    quantile = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(0.1, 0.5, 0.2)
-    with pytest.raises(ValueError, match="reaches its state or result without clipping and noise"):
-        federated.check_process(fed_avg(tff.aggregators.clipping_factory(quantile, ours())))
-
-
-def test_an_aggregation_beside_ours_in_a_hand_written_process_is_refused():
-    aggregation = ours().create(tff.TensorType(np.float32, [3]))
-    assert [found.role for found in federated.check_process(aggregation)] == ["private"]
-
-    def beside(add):
-        @tff.federated_computation(
-            aggregation.initialize.type_signature.result,
-            tff.FederatedType(tff.TensorType(np.float32, [3]), tff.CLIENTS),
-        )
-        def one_round(state, values):
-            output = aggregation.next(state, values)
-            result = tff.federated_zip((output.result, tff.federated_mean(values))) if add else output.result
-            return tff.templates.MeasuredProcessOutput(output.state, result, output.measurements)
-
-        return tff.templates.AggregationProcess(aggregation.initialize, one_round)
-
-    federated.check_process(beside(add=False))
-    with pytest.raises(ValueError, match=r"federated_mean of \{float32\[3\]\}@CLIENTS"):
-        federated.check_process(beside(add=True))
-
-
-def test_without_our_aggregator_there_is_nothing_to_check():
-    with pytest.raises(ValueError, match="without clipping and noise"):
-        federated.check_process(fed_avg(None))
-    with pytest.raises(TypeError, match="process=3"):
-        federated.check_process(3)
 
 
 def test_two_releases_of_one_round_are_refused():
@@ -105,12 +82,31 @@ def test_two_releases_of_one_round_are_refused():
         federated.check_process(process)
 
 
-def test_a_count_of_clients_is_no_aggregation_of_ours():
-    @tff.federated_computation(tff.FederatedType(np.int32, tff.SERVER), tff.FederatedType(np.float32, tff.CLIENTS))
-    def one_round(state, values):
-        count = tff.federated_sum(tff.federated_value(1, tff.CLIENTS))
-        return tff.templates.MeasuredProcessOutput(state, count, tff.federated_value((), tff.SERVER))
+QUANTILE = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(0.1, 0.5, 0.2)
 
-    initialize = tff.federated_computation(lambda: tff.federated_value(0, tff.SERVER))
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        lambda: tff.aggregators.clipping_factory(QUANTILE, ours()),
+        lambda: tff.aggregators.zeroing_factory(QUANTILE, ours()),
+        lambda: tff.aggregators.UnweightedMeanFactory(value_sum_factory=ours()),
+        lambda: tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(1.0, 2.0, 1.0),
+    ],
+    ids=["clip norm of the clients", "zeroing norm of the clients", "mean over those that came", "other noise"],
+)
+def test_what_is_put_around_ours_or_in_its_place_is_refused(factory):
+    with pytest.raises(ValueError, match=EXACT):
+        federated.check_process(factory().create(tff.TensorType(np.float32, [3])))
+
+
+def test_without_our_aggregator_there_is_nothing_to_check():
+    with pytest.raises(ValueError, match="without clipping and noise"):
+        federated.check_process(fed_avg(None))
+    with pytest.raises(TypeError, match="process=3"):
+        federated.check_process(3)
+    local = tff.templates.IterativeProcess(
+        tff.tensorflow.computation(lambda: 0), tff.tensorflow.computation(lambda s, x: (s, x), np.int32, np.float32)
+    )
     with pytest.raises(ValueError, match="no aggregation of fedmf"):
-        federated.check_process(tff.templates.AggregationProcess(initialize, one_round))
+        federated.check_process(local)

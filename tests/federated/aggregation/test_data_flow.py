@@ -1,0 +1,496 @@
+"""Processes of few lines: a sum of clipped updates with noise, and something beside it, before it or behind it."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from fedmf import federated
+from fedmf.federated.aggregation.query import QuerySample
+from fedmf.federated.tff import tff, tfp
+from fedmf.mechanisms import IdentityMechanism
+from tests.federated.plans import plan_of
+
+pytestmark = pytest.mark.tensorflow
+
+PLAN = plan_of(IdentityMechanism(rounds=4))
+RECORD = tff.TensorType(np.float32, [3])
+EXACT = "reaches its state or result without clipping and noise"
+NOT_THE_SUM = "adds its noise to something else than the federated_sum of its clipped updates"
+ANOTHER_STATE = "adds noise by another state than it keeps, or of another plan"
+PARAMETERS = "clips by other parameters than its query's"
+HIDDEN = "the noise's key, its rows or the exact counts of an earlier round"
+
+
+def at_clients(kind):
+    return tff.FederatedType(kind, tff.CLIENTS)
+
+
+def count_of_clients():
+    return tff.federated_sum(tff.federated_value(1, tff.CLIENTS))
+
+
+def in_order(first, second, *more):
+    return tff.federated_zip(collections.OrderedDict(zip("abcd", (first, second, *more), strict=False)))
+
+
+def output(state, result, measurements=None):
+    nothing = tff.federated_value((), tff.SERVER)
+    return tff.templates.MeasuredProcessOutput(state, result, nothing if measurements is None else measurements)
+
+
+class Parts:
+    """The query's methods as TFF computations."""
+
+    def __init__(self, plan=PLAN):
+        self.query = query = federated.MatrixFactorizationQuery(plan, tf.TensorSpec([3], tf.float32), noise_seed=1)
+        computation = tff.tensorflow.computation
+        self.initial = computation(query.initial_global_state)
+        self.state = self.initial.type_signature.result
+        self.params = computation(query.derive_sample_params, self.state)
+        kind = self.params.type_signature.result
+        self.clip = computation(query.preprocess_record, kind, RECORD)
+        self.sample = self.clip.type_signature.result
+        self.noise = computation(query.get_noised_result, self.sample, self.state)
+        self.initialize = tff.federated_computation(lambda: tff.federated_eval(self.initial, tff.SERVER))
+
+    def clipped(self, state, updates):
+        return tff.federated_map(self.clip, (tff.federated_broadcast(tff.federated_map(self.params, state)), updates))
+
+    def noised(self, total, state):
+        """(next state, result)."""
+        result, after, _ = tff.federated_map(self.noise, (total, state))
+        return after, result
+
+    def on_samples(self, change):
+        return lambda samples: tff.federated_map(tff.tensorflow.computation(change, self.sample), samples)
+
+    def one_round(self, state, updates, between=lambda samples: samples, behind=lambda total: total):
+        """(next state, result, sum), with something between clipping and sum, or behind the sum."""
+        total = behind(tff.federated_sum(between(self.clipped(state, updates))))
+        return *self.noised(total, state), total
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return Parts()
+
+
+def by_hand(body, initialize, kind=tff.templates.MeasuredProcess):
+    return kind(initialize, tff.federated_computation(body, initialize.type_signature.result, at_clients(RECORD)))
+
+
+def computed(function, *values):
+    """A function of tensors, of values at one place."""
+    kinds = [value.type_signature.member for value in values]
+    return tff.federated_map(tff.tensorflow.computation(function, *kinds), values)
+
+
+def plus(a, b):
+    return computed(lambda a, b: a + tf.cast(b, a.dtype), a, b)
+
+
+def minus(a, b):
+    return computed(lambda a, b: a - tf.cast(b, a.dtype), a, b)
+
+
+def divided(a, count):
+    return computed(lambda a, b: a / tf.cast(b, a.dtype), a, count)
+
+
+def sample_of(record, clients, clipped, zeroed):
+    def sample(record, clients, clipped, zeroed):
+        return QuerySample(tf.cast(record, tf.float64), clients, clipped, zeroed)
+
+    return computed(sample, record, clients, clipped, zeroed)
+
+
+def _constant_params(parts):
+    query = parts.query
+
+    def clip(update):
+        return query.preprocess_record(query.derive_sample_params(query.initial_global_state()), update)
+
+    def one_round(state, updates):
+        samples = tff.federated_map(tff.tensorflow.computation(clip, RECORD), updates)
+        return output(*parts.noised(tff.federated_sum(samples), state))
+
+    return by_hand(one_round, parts.initialize)
+
+
+def _model_in_the_state(parts):
+    @tff.federated_computation
+    def initialize():
+        zeros = tff.tensorflow.computation(lambda: tf.zeros([3]))
+        return in_order(tff.federated_eval(zeros, tff.SERVER), parts.initialize())
+
+    def one_round(state, updates):
+        updates = minus(updates, tff.federated_broadcast(state.a))
+        after, result, _ = parts.one_round(state.b, updates)
+        return output(in_order(plus(state.a, result), after), result)
+
+    return by_hand(one_round, initialize)
+
+
+def _sums_part_by_part(parts):
+    def one_round(state, updates):
+        sample = parts.clipped(state, updates)
+        sums = tuple(map(tff.federated_sum, (sample.record, sample.clients, sample.clipped, sample.zeroed)))
+        return output(*parts.noised(sample_of(*sums), state))
+
+    return by_hand(one_round, parts.initialize)
+
+
+def _exact_metrics(parts):
+    def one_round(state, updates):
+        after, result, total = parts.one_round(state, updates)
+        return output(after, result, in_order(count_of_clients(), tff.federated_mean(updates), total.clipped))
+
+    return by_hand(one_round, parts.initialize)
+
+
+def _state_and_result(parts):
+    def one_round(state, updates):
+        after, result, _ = parts.one_round(state, updates)
+        return after, plus(result, result)
+
+    return by_hand(one_round, parts.initialize, tff.templates.IterativeProcess)
+
+
+def _around(process):
+    def one_round(state, updates):
+        before = process.next(state, updates)
+        return output(before.state, before.result, before.measurements)
+
+    return by_hand(one_round, process.initialize)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        _constant_params,
+        _model_in_the_state,
+        _sums_part_by_part,
+        _exact_metrics,
+        _state_and_result,
+        lambda parts: _around(federated.dp_aggregator(PLAN, clients_per_round=2, noise_seed=1).create(RECORD)),
+        lambda parts: tff.aggregators.DifferentiallyPrivateFactory(parts.query).create(RECORD),
+        lambda parts: tff.aggregators.DifferentiallyPrivateFactory(tfp.NormalizedQuery(parts.query, 7.0)).create(
+            RECORD
+        ),
+    ],
+)
+def test_other_ways_to_the_one_noised_sum_pass(build, parts):
+    assert "private" in {found.role for found in federated.check_process(build(parts))}
+
+
+REFUSED = []
+
+
+def refused(match):
+    """For a function of the query's parts, the query's state and the clients' updates that returns what a process's next does."""
+
+    def keep(one_round):
+        REFUSED.append(pytest.param(one_round, match, id=one_round.__name__))
+        return one_round
+
+    return keep
+
+
+@refused(EXACT)
+def plain_sum(parts, state, updates):
+    return output(state, tff.federated_sum(parts.clipped(state, updates)))
+
+
+@refused(EXACT)
+def largest(parts, state, updates):
+    return output(state, tff.federated_max(parts.clipped(state, updates).record))
+
+
+@refused(NOT_THE_SUM)
+def sum_by_another_operation(parts, state, updates):
+    add = tff.tensorflow.computation(lambda a, b: tf.nest.map_structure(tf.add, a, b), parts.sample, parts.sample)
+    same = tff.tensorflow.computation(lambda a: a, parts.sample)
+    zero = tff.tensorflow.computation(lambda: parts.query.initial_sample_state())()
+    total = tff.federated_aggregate(parts.clipped(state, updates), zero, add, add, same)
+    return output(*parts.noised(total, state))
+
+
+@refused(NOT_THE_SUM)
+def forged_sample(parts, state, updates):
+    def forge(update):
+        return QuerySample(tf.cast(update, tf.float64), tf.constant(1), tf.constant(0), tf.constant(0))
+
+    forged = tff.federated_map(tff.tensorflow.computation(forge, RECORD), updates)
+    return output(*parts.noised(tff.federated_sum(forged), state))
+
+
+@refused(NOT_THE_SUM)
+def times_100_after_clipping(parts, state, updates):
+    between = parts.on_samples(lambda sample: sample._replace(record=100 * sample.record))
+    return output(*parts.one_round(state, updates, between)[:2])
+
+
+@refused(NOT_THE_SUM)
+def times_100_in_the_graph_of_clipping(parts, state, updates):
+    def clip(params, update):
+        sample = parts.query.preprocess_record(params, update)
+        return sample._replace(record=100 * sample.record)
+
+    clip = tff.tensorflow.computation(clip, parts.params.type_signature.result, RECORD)
+    params = tff.federated_broadcast(tff.federated_map(parts.params, state))
+    samples = tff.federated_map(clip, (params, updates))
+    return output(*parts.noised(tff.federated_sum(samples), state))
+
+
+@refused(NOT_THE_SUM)
+def two_samples_of_a_client(parts, state, updates):
+    add = tff.tensorflow.computation(lambda a, b: tf.nest.map_structure(tf.add, a, b), parts.sample, parts.sample)
+    samples = tff.federated_map(add, (parts.clipped(state, updates), parts.clipped(state, updates)))
+    return output(*parts.noised(tff.federated_sum(samples), state))
+
+
+@refused(NOT_THE_SUM)
+def sum_divided_by_who_came(parts, state, updates):
+    behind = parts.on_samples(lambda s: s._replace(record=s.record / tf.cast(s.clients, s.record.dtype)))
+    return output(*parts.one_round(state, updates, behind=behind)[:2])
+
+
+@refused(NOT_THE_SUM)
+def noised_twice(parts, state, updates):
+    after, result, total = parts.one_round(state, updates)
+    again = sample_of(result, total.clients, total.clipped, total.zeroed)
+    return output(*parts.noised(again, after))
+
+
+@refused(EXACT)
+def sum_subtracted_from_the_result(parts, state, updates):
+    after, result, total = parts.one_round(state, updates)
+    return output(after, minus(result, total.record))
+
+
+@refused(EXACT)
+def sum_added_in_the_graph_of_the_noise(parts, state, updates):
+    def noise(total, state):
+        result, after, _ = parts.query.get_noised_result(total, state)
+        return after, result + tf.cast(total.record, tf.float32)
+
+    noise = tff.tensorflow.computation(noise, parts.sample, parts.state)
+    total = tff.federated_sum(parts.clipped(state, updates))
+    return output(*tff.federated_map(noise, (total, state)))
+
+
+@refused(EXACT)
+def sum_through_a_variable(parts, state, updates):
+    def noise(total, state):
+        variable = tf.Variable(tf.zeros([3], tf.float64))
+        with tf.control_dependencies([variable.assign(total.record)]):
+            _, after, _ = parts.query.get_noised_result(total, state)
+            return after, variable.read_value()
+
+    noise = tff.tensorflow.computation(noise, parts.sample, parts.state)
+    total = tff.federated_sum(parts.clipped(state, updates))
+    return output(*tff.federated_map(noise, (total, state)))
+
+
+@refused(EXACT)
+def count_in_the_result(parts, state, updates):
+    after, result, total = parts.one_round(state, updates)
+    return output(after, in_order(result, total.clients))
+
+
+@refused(EXACT)
+def count_of_the_next_state_in_the_result(parts, state, updates):
+    after, result, _ = parts.one_round(state, updates)
+    return output(after, in_order(result, after.clipped))
+
+
+@refused(HIDDEN)
+def count_of_the_round_before_in_the_result(parts, state, updates):
+    after, result, _ = parts.one_round(state, updates)
+    return output(after, in_order(result, state.clipped))
+
+
+@refused(EXACT)
+def result_divided_by_who_came(parts, state, updates):
+    after, result, _ = parts.one_round(state, updates)
+    return output(after, divided(result, count_of_clients()))
+
+
+@refused(EXACT)
+def secure_sum_beside_the_noise(parts, state, updates):
+    after, result, _ = parts.one_round(state, updates)
+    exact = tff.federated_secure_sum_bitwidth(parts.clipped(state, updates).clipped, 1)
+    return output(after, in_order(result, exact))
+
+
+@refused(EXACT)
+def metrics_by_name_in_the_result(parts, state, updates):
+    after, result, total = parts.one_round(state, updates)
+    return output(after, collections.OrderedDict(model=result, metrics=total.record, measurements=total.clients))
+
+
+@refused("measures its clipped updates, or their sum, without noise")
+def sum_in_the_measurements(parts, state, updates):
+    after, result, total = parts.one_round(state, updates)
+    return output(after, result, total)
+
+
+@refused("the noise's key or rows in its metrics")
+def state_in_the_measurements(parts, state, updates):
+    after, result, _ = parts.one_round(state, updates)
+    return output(after, result, after)
+
+
+@refused(HIDDEN)
+def key_in_the_result(parts, state, updates):
+    after, result, _ = parts.one_round(state, updates)
+    return output(after, in_order(result, state.noise.key))
+
+
+@refused("sends its clients more of the noise's state")
+def key_to_the_clients(parts, state, updates):
+    key = tff.federated_broadcast(state.noise.key)
+    kind = parts.state.noise.key
+    add = tff.tensorflow.computation(lambda key, x: x + tf.cast(key[0], tf.float32), kind, RECORD)
+    return output(*parts.one_round(state, tff.federated_map(add, (key, updates)))[:2])
+
+
+@refused("clips updates that depend on a federated_mean")
+def mean_subtracted_before_clipping(parts, state, updates):
+    mean = tff.federated_broadcast(tff.federated_mean(updates))
+    return output(*parts.one_round(state, minus(updates, mean))[:2])
+
+
+@refused("clips updates that depend on a federated_sum")
+def clipped_after_the_sum(parts, state, updates):
+    total = tff.federated_map(parts.clip, (tff.federated_map(parts.params, state), tff.federated_sum(updates)))
+    return output(*parts.noised(total, state))
+
+
+@refused(PARAMETERS)
+def twice_the_clip_norm(parts, state, updates):
+    kind = parts.params.type_signature.result
+    double = tff.tensorflow.computation(lambda p: p._replace(clip_norm=2 * p.clip_norm), kind)
+    params = tff.federated_broadcast(tff.federated_map(double, tff.federated_map(parts.params, state)))
+    return output(*parts.noised(tff.federated_sum(tff.federated_map(parts.clip, (params, updates))), state))
+
+
+@refused(ANOTHER_STATE)
+def clipping_of_another_plan(parts, state, updates):
+    other = Parts(plan_of(IdentityMechanism(rounds=4), clip_norm=5.0))
+    samples = other.clipped(tff.federated_eval(other.initial, tff.SERVER), updates)
+    return output(*parts.noised(tff.federated_sum(samples), state))
+
+
+@refused(ANOTHER_STATE)
+def new_state_in_every_round(parts, state, updates):
+    _, result, _ = parts.one_round(tff.federated_eval(parts.initial, tff.SERVER), updates)
+    return output(state, result)
+
+
+@refused(HIDDEN)
+def old_state_kept(parts, state, updates):
+    _, result, _ = parts.one_round(state, updates)
+    return output(state, result)
+
+
+@refused("no aggregation of fedmf")
+def result_not_used(parts, state, updates):
+    parts.one_round(state, updates)
+    return output(state, tff.federated_value(0, tff.SERVER))
+
+
+@pytest.mark.parametrize(("one_round", "match"), REFUSED)
+def test_it_is_refused(one_round, match, parts):
+    process = by_hand(lambda state, updates: one_round(parts, state, updates), parts.initialize)
+    with pytest.raises(ValueError, match=match):
+        federated.check_process(process)
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        (lambda after, result, total, updates: (after, {"metrics": tff.federated_mean(updates)}), EXACT),
+        (lambda after, result, total, updates: (after, result, updates), "returns values of single clients"),
+    ],
+    ids=["metrics by name", "the clients' values"],
+)
+def test_a_process_without_a_place_for_metrics_has_none(body, match, parts):
+    def one_round(state, updates):
+        return body(*parts.one_round(state, updates), updates)
+
+    process = by_hand(one_round, parts.initialize, tff.templates.IterativeProcess)
+    with pytest.raises(ValueError, match=match):
+        federated.check_process(process)
+
+
+@pytest.mark.parametrize(
+    ("kept", "match"),
+    [
+        (lambda state, after, total: (total.record, after), EXACT),
+        (lambda state, after, total: (state.a, state.b), HIDDEN),
+    ],
+    ids=["the plain sum in the state", "noise that comes again"],
+)
+def test_what_a_process_keeps_is_looked_at(kept, match, parts):
+    @tff.federated_computation
+    def initialize():
+        zeros = tff.tensorflow.computation(lambda: tf.zeros([3], tf.float64))
+        return in_order(tff.federated_eval(zeros, tff.SERVER), parts.initialize())
+
+    def one_round(state, updates):
+        after, result, total = parts.one_round(state.b, updates)
+        return output(in_order(*kept(state, after, total)), result)
+
+    with pytest.raises(ValueError, match=match):
+        federated.check_process(by_hand(one_round, initialize))
+
+
+class Inner(tff.aggregators.UnweightedAggregationFactory):
+    """A sum for DifferentiallyPrivateFactory, with a change before it and another after it."""
+
+    def __init__(self, before=None, after=None, keep=False, measure=False):
+        self._before, self._after, self._keep, self._measure = before, after, keep, measure
+
+    def create(self, value_type):
+        def on(change, value):
+            return value if change is None else tff.federated_map(tff.tensorflow.computation(change, value_type), value)
+
+        def zeros():
+            return tff.types.structure_from_tensor_type_tree(lambda t: tf.zeros(t.shape, t.dtype), value_type)
+
+        @tff.federated_computation
+        def initialize():
+            return tff.federated_eval(tff.tensorflow.computation(zeros), tff.SERVER)
+
+        @tff.federated_computation(initialize.type_signature.result, at_clients(value_type))
+        def one_round(state, value):
+            total = tff.federated_sum(on(self._before, value))
+            measured = total if self._measure else count_of_clients()
+            return output(total if self._keep else state, on(self._after, total), measured)
+
+        return tff.templates.AggregationProcess(initialize, one_round)
+
+
+@pytest.mark.parametrize(
+    ("inner", "match"),
+    [
+        (Inner(keep=True), EXACT),
+        (Inner(measure=True), "measures its clipped updates, or their sum"),
+        (Inner(before=lambda s: s._replace(record=100 * s.record)), NOT_THE_SUM),
+        (Inner(before=lambda s: s._replace(record=tf.round(8 * s.record) / 8)), NOT_THE_SUM),
+        (Inner(after=lambda s: s._replace(record=s.record / tf.norm(s.record))), NOT_THE_SUM),
+    ],
+    ids=["keeps the sum", "measures the sum", "multiplies", "quantises", "divides by what the data say"],
+)
+def test_a_sum_within_the_factory_that_does_more_is_refused(inner, match, parts):
+    factory = tff.aggregators.DifferentiallyPrivateFactory(parts.query, inner)
+    with pytest.raises(ValueError, match=match):
+        federated.check_process(factory.create(RECORD))
+
+
+def test_a_sum_within_the_factory_that_does_no_more_passes(parts):
+    factory = tff.aggregators.DifferentiallyPrivateFactory(parts.query, Inner())
+    assert [found.role for found in federated.check_process(factory.create(RECORD))] == ["private", "metrics"]

@@ -1,0 +1,163 @@
+"""What a group returns is taken for its sum only if it can be that; a worker that is wrong is named."""
+
+import pickle
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from fedmf.federated.aggregation.aggregator import clipping_query
+from fedmf.federated.aggregation.query import SampleParams
+from fedmf.federated.execution.base import RunOptions
+from fedmf.federated.execution.choice import build_execution
+from fedmf.federated.execution.cluster import ClusterClients
+from fedmf.federated.execution.groups import GroupSum, checked
+from tests.federated.run_small import config
+from tests.federated.small_task import small_task
+
+pytestmark = pytest.mark.tensorflow
+
+SPECS = [tf.TensorSpec([30, 7], tf.float32), tf.TensorSpec([7], tf.float32)]
+QUERY = clipping_query(SPECS)
+CLIP_NORM = 0.7
+
+
+def sum_of(updates):
+    params = SampleParams(tf.constant(CLIP_NORM, tf.float64), tf.constant(100.0, tf.float64), ())
+    total = QUERY.initial_sample_state()
+    for update in updates:
+        total = QUERY.accumulate_record(params, total, update)
+    return GroupSum(tf.nest.map_structure(lambda tensor: tensor.numpy(), total), 1.0, 9, 1, "node-7")
+
+
+def check(part, clients=5, number=1):
+    """The group 1 of two, whose group 0 is right."""
+    first = sum_of(updates(2))._replace(group=0)
+    parts = [first, part] if number == 1 else [first]
+    return list(checked(parts, [2, clients], zero=QUERY.initial_sample_state(), clip_norm=CLIP_NORM))[1]
+
+
+def updates(clients, scale=10.0):
+    rng = np.random.default_rng(0)
+    one = [rng.normal(size=spec.shape).astype(np.float32) for spec in SPECS]
+    return [[np.float32(scale) * part for part in one]] * clients
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-3, 1.0, 10.0, 1e30])
+def test_clients_that_all_go_one_way_pass(scale):
+    """From the clip norm on their sum is as long as one can be, up to the margin of the clipping. At 1e30 they are zeroed."""
+    part = sum_of(updates(5, scale))
+    assert check(part) is part
+    if 1 <= scale < 100:
+        norm = np.sqrt(sum((leaf**2).sum() for leaf in part.total.record))
+        assert norm == pytest.approx(5 * CLIP_NORM, rel=2e-6)
+
+
+def forged(**changes):
+    part = sum_of(updates(5))
+    return part._replace(total=part.total._replace(**changes))
+
+
+def record(change):
+    first, second = sum_of(updates(5)).total.record
+    return forged(record=[change(first), second])
+
+
+def with_entry(value):
+    def change(leaf):
+        leaf = leaf.copy()
+        leaf[3, 4] = value
+        return leaf
+
+    return record(change)
+
+
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [
+        (lambda: forged(clients=np.int32(6)), "counts 6 clients"),
+        (lambda: forged(clipped=np.int32(4), zeroed=np.int32(2)), "4 of them clipped and 2 zeroed"),
+        (lambda: forged(zeroed=np.int32(-1)), "-1 zeroed"),
+        (lambda: with_entry(np.nan), "norm is nan"),
+        (lambda: with_entry(-np.inf), "norm is inf"),
+        (lambda: with_entry(1e200), "norm is inf"),
+        (lambda: with_entry(9.0), "norm is 9"),
+        (lambda: record(lambda leaf: leaf * (1 + 1e-5)), "and at most 3.5 is possible"),
+        (lambda: record(lambda leaf: leaf.astype(np.float32)), r"array of float32 \(30, 7\) and not of float64"),
+        (lambda: record(lambda leaf: leaf[:-1]), r"array of float64 \(29, 7\) and not of float64 \(30, 7\)"),
+        (lambda: record(lambda leaf: leaf.T), r"array of float64 \(7, 30\)"),
+        (lambda: record(lambda leaf: 0.0), r"array of float64 \(\)"),
+        (lambda: forged(record=[sum_of(updates(5)).total.record[0]]), "another structure"),
+        (lambda: forged(record=None), "another structure"),
+        (lambda: sum_of(updates(5))._replace(total=None), "another structure"),
+        (lambda: sum_of(updates(5))._replace(group=0), "that of group 0"),
+        (lambda: {"total": 3}, "the result is <class 'dict'>"),
+    ],
+)
+def test_what_cannot_be_the_sum_is_refused(part, fault):
+    part = part()
+    named = ", of worker 'node-7'," if isinstance(part, GroupSum) else ""
+    with pytest.raises(ValueError, match=f"group 1 of 2{named} did not return the sum .*: .*{fault}"):
+        check(part)
+
+
+def test_each_group_has_one_result():
+    parts, zero = [sum_of(updates(2))._replace(group=n) for n in range(3)], QUERY.initial_sample_state()
+    with pytest.raises(ValueError, match="group 1 of 2 did not return .*: the result is missing"):
+        list(checked(parts[:1], [2, 2], zero=zero, clip_norm=CLIP_NORM))
+    with pytest.raises(ValueError, match="group 2 of 2, .*: there is one result more than there are groups"):
+        list(checked(parts, [2, 2], zero=zero, clip_norm=CLIP_NORM))
+
+
+def train(pickled, sent, number, group):
+    """What a worker does, without its limit on threads."""
+    setup, _ = pickle.loads(pickled)
+    [part] = setup.work(1).sums(sent, [group])
+    total = tf.nest.map_structure(lambda tensor: tensor.numpy(), part.total)
+    return GroupSum(total, part.loss, part.examples, number, "node-7")
+
+
+class InOneProcess:
+    """A cluster whose worker is this process; `damage(number, result)` is what comes back."""
+
+    address = "nowhere"
+
+    def __init__(self, damage):
+        self.damage = damage
+
+    def put(self, value):
+        return value
+
+    def function(self, target):
+        return lambda *call: self.damage(call[2], train(*call))
+
+    def least_memory(self):
+        return "", np.inf
+
+    def in_order(self, function, calls):
+        return (function(*call) for call in calls)
+
+    def clients(self, setup, worker_task):
+        return ClusterClients(self, setup, worker_task)
+
+
+def test_a_round_takes_what_workers_return_and_no_more(monkeypatch):
+    for name, value in {"LEAST_PRODUCTS": 0, "LEAST_CLIENTS": 1, "MOST_GROUPS": 2}.items():
+        monkeypatch.setattr(f"fedmf.federated.execution.groups.{name}", value)
+    task, settings = small_task(), config()
+    plan, epochs = settings.plan(), [[task.examples_of(name)] for name in task.client_ids[:4]]
+
+    def one_round(damage):
+        place = damage and InOneProcess(damage)
+        monkeypatch.setattr("fedmf.federated.execution.choice.Cluster", InOneProcess)
+        execution = build_execution(task, plan, settings, 9, options=RunOptions(), place=place)
+        return execution.next(execution.init(), epochs)[1]
+
+    assert one_round(lambda number, part: part) == one_round(None)
+
+    def too_long(number, part):
+        total = part.total._replace(record=[1e6 * leaf for leaf in part.total.record])
+        return part._replace(total=total) if number == 1 else part
+
+    with pytest.raises(ValueError, match="group 1 of 2, of worker 'node-7', .*: the norm is"):
+        one_round(too_long)
