@@ -278,8 +278,7 @@ class ClusterClients(ClientWork):
                     )
                 yield self._setup, model, group
 
-        for total, loss, examples in self._cluster.in_order(self._train, calls()):
-            yield GroupSum(total, loss, examples)
+        yield from self._cluster.in_order(self._train, calls())
 
 
 def _bytes(client: Epochs | ClientRound) -> int:

@@ -51,4 +51,4 @@ def train(pickled: bytes, sent: Broadcast, group: Sequence[Any]) -> GroupSum:
         client_epochs(task, setup.config, *client) if isinstance(client, ClientRound) else client for client in group
     ]
     [part] = work.sums(sent, [clients])
-    return GroupSum(tf.nest.map_structure(lambda tensor: tensor.numpy(), part.total), part.loss, part.examples)
+    return part._replace(total=tf.nest.map_structure(lambda tensor: tensor.numpy(), part.total))

@@ -21,11 +21,13 @@ class GroupSum(NamedTuple):
       total: `QuerySample`, the sum of their clipped updates, and counts.
       loss: the sum over all examples of the loss before each step.
       examples: on how many they trained.
+      not_finite: clients whose examples are not finite. They count as zeroed in `total`.
     """
 
     total: Any
     loss: float
     examples: int
+    not_finite: int
 
 
 def group_size(cohort_size: int, batch_size: int, parameters: int) -> int:

@@ -12,7 +12,8 @@ from fedmf.federated.aggregation.aggregator import dp_aggregator
 from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import Execution, query_metrics
 from fedmf.federated.execution.tff_worker import TffWorker
-from fedmf.federated.task import LossFunction, Task, mean_loss
+from fedmf.federated.loss import BatchLoss, batch_loss, minimised
+from fedmf.federated.task import Task
 from fedmf.federated.tff import tff
 from fedmf.federated.training.optimizers import client_optimizer, scaling_of, server_optimizer
 from fedmf.privacy.plan import Plan
@@ -62,12 +63,15 @@ class TffExecution(Execution):
         state, data = self.noise.hand_in(state), [self._dataset(epochs) for epochs in cohort]
         output = self._worker.run(lambda: self._process.next(state, data))
         train = output.metrics["client_work"]["train"]
-        examples = int(train["num_examples"])
-        row = {"examples": examples, "train_loss": float(train["loss"]) if examples else 0.0}
-        return output.state, row | query_metrics(output.metrics["aggregator"]["dp_query_metrics"])
+        examples, not_finite = int(train["num_examples"]), sum(not epochs for epochs in cohort)
+        row = {"examples": examples, "train_loss": float(train["loss"]) if examples else 0.0, "not_finite": not_finite}
+        row |= query_metrics(output.metrics["aggregator"]["dp_query_metrics"])
+        return output.state, row | {"zeroed": row["zeroed"] + not_finite}  # whose zero updates the query counts as any other
 
     def _dataset(self, epochs: Epochs) -> tf.data.Dataset:
-        batches = (tf.data.Dataset.from_tensor_slices(epoch).batch(self._task.batch_size) for epoch in epochs)
+        none = tf.nest.map_structure(lambda spec: np.empty([0, *spec.shape[1:]], spec.dtype.as_numpy_dtype), self._task.spec)
+        leaves = (tuple(tf.nest.flatten(epoch)) for epoch in epochs or [none])
+        batches = (tf.data.Dataset.from_tensor_slices(epoch).batch(self._task.batch_size) for epoch in leaves)
         return functools.reduce(tf.data.Dataset.concatenate, batches)
 
     def weights(self, state: Any) -> list[np.ndarray]:
@@ -78,13 +82,16 @@ class TffExecution(Execution):
 
 def tff_model(task: Task, seed: int, spec: Any) -> tff.learning.models.VariableModel:
     """The task's model and loss as a TFF model; `spec` is the task's, which cannot be read while TFF traces."""
-    return _TrainedModel(task.build_model(seed), mean_loss(task), spec)
+    return _TrainedModel(task.build_model(seed), batch_loss(task), spec)
 
 
 class _TrainedModel(tff.learning.models.VariableModel):
-    """A model and its loss; the metrics are the loss and the number of examples."""
+    """A model and its loss; the metrics are the loss and the number of examples.
 
-    def __init__(self, model: Any, loss: LossFunction, spec: Any) -> None:
+    A batch is the tuple of the leaves of inputs and labels: TFF's own structures have an order, which a dict's keys do not.
+    """
+
+    def __init__(self, model: Any, loss: BatchLoss, spec: Any) -> None:
         self._model, self._loss, self._spec = model, loss, spec
         self._loss_sum, self._examples = tf.Variable(0.0, trainable=False), tf.Variable(0, trainable=False)
 
@@ -102,17 +109,15 @@ class _TrainedModel(tff.learning.models.VariableModel):
 
     @property
     def input_spec(self) -> Any:
-        return self._spec
+        return tuple(tf.nest.flatten(self._spec))
 
     @tf.function
     def forward_pass(self, batch_input: Any, training: bool = True) -> Any:
-        x, y = batch_input
-        real = tf.ones(tf.shape(tf.nest.flatten(y)[0])[:1], tf.float32)
-        loss, examples = self._loss(y, self._model(x, training=training), real), tf.shape(real)[0]
+        x, y = tf.nest.pack_sequence_as(self._spec, batch_input)
+        loss, examples = self._loss(y, self._model(x, training=training)), tf.shape(batch_input[0])[0]
         self._loss_sum.assign_add(loss * tf.cast(examples, tf.float32))
         self._examples.assign_add(examples)
-        minimised = tf.add_n([loss, *self._model.losses])
-        return tff.learning.models.BatchOutput(minimised, (), examples)
+        return tff.learning.models.BatchOutput(minimised(loss, self._model.losses), (), examples)
 
     def predict_on_batch(self, batch_input: Any, training: bool = True) -> Any:
         return self._model(batch_input, training=training)
