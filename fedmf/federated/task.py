@@ -118,10 +118,9 @@ class Task:
             raise TypeError(
                 f"metrics of task {self.name!r} is {self.metrics!r}: pass a function that makes the list, such as lambda: [...]"
             )
-        of_keras = str(getattr(self.loss, "__module__", "")).startswith("keras.")
-        if of_keras and isinstance(self.loss, type | types.FunctionType) or not (
-            self.loss is None or callable(self.loss)
-        ):
+        # A class, or a function of labels and outputs only.
+        of_keras = isinstance(self.loss, type | types.FunctionType) and self.loss.__module__.startswith("keras.")
+        if of_keras or not (self.loss is None or callable(self.loss)):
             raise TypeError(
                 f"loss of task {self.name!r} is {self.loss!r}: pass a tf.keras.losses.Loss, such as MeanSquaredError(), or a function "
                 "(labels, outputs, example_weights)"

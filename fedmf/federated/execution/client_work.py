@@ -77,7 +77,9 @@ class AutodiffClients(ClientWork):
 
         def signature(*axes: int | None) -> list[Any]:
             """Broadcast, sum, inputs and labels, with these axes in place of the batch's."""
-            examples = tf.nest.map_structure(lambda spec: tf.TensorSpec([*axes, *spec.shape[1:]], spec.dtype), task.spec)
+            examples = tf.nest.map_structure(
+                lambda spec: tf.TensorSpec([*axes, *spec.shape[1:]], spec.dtype), task.spec
+            )
             sent = Broadcast(list(specs), _specs_of(_params(query)))
             return [sent, _specs_of(query.initial_sample_state()), *examples]
 

@@ -13,6 +13,7 @@ from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import Execution, query_metrics
 from fedmf.federated.execution.tff_worker import TffWorker
 from fedmf.federated.loss import BatchLoss, batch_loss, minimised
+from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import Task
 from fedmf.federated.tff import tff
 from fedmf.federated.training.optimizers import client_optimizer, scaling_of, server_optimizer
@@ -66,10 +67,14 @@ class TffExecution(Execution):
         examples, not_finite = int(train["num_examples"]), sum(not epochs for epochs in cohort)
         row = {"examples": examples, "train_loss": float(train["loss"]) if examples else 0.0, "not_finite": not_finite}
         row |= query_metrics(output.metrics["aggregator"]["dp_query_metrics"])
-        return output.state, row | {"zeroed": row["zeroed"] + not_finite}  # whose zero updates the query counts as any other
+        return output.state, row | {
+            "zeroed": row["zeroed"] + not_finite
+        }  # whose zero updates the query counts as any other
 
     def _dataset(self, epochs: Epochs) -> tf.data.Dataset:
-        none = tf.nest.map_structure(lambda spec: np.empty([0, *spec.shape[1:]], spec.dtype.as_numpy_dtype), self._task.spec)
+        none = tf.nest.map_structure(
+            lambda spec: np.empty([0, *spec.shape[1:]], spec.dtype.as_numpy_dtype), self._task.spec
+        )
         leaves = (tuple(tf.nest.flatten(epoch)) for epoch in epochs or [none])
         batches = (tf.data.Dataset.from_tensor_slices(epoch).batch(self._task.batch_size) for epoch in leaves)
         return functools.reduce(tf.data.Dataset.concatenate, batches)
