@@ -35,6 +35,16 @@ def minimised(loss: Any, own: Sequence[Any]) -> Any:
     return tf.add_n([loss, *(tf.cast(each, tf.float32) for each in own)])
 
 
+def outputs_and_losses(model: Any, x: Any) -> tuple[Any, list[Any]]:
+    """A model's outputs in training, and its own losses.
+
+    In a graph of TFF a model keeps the losses of earlier calls too, and of the call that built it, whose inputs nobody feeds.
+    """
+    before = list(model.losses)
+    outputs = model(x, training=True)
+    return outputs, [loss for loss in model.losses if all(loss is not other for other in before)]
+
+
 def keras_mask(outputs: Any) -> Any:
     """The mask that Keras's layers left on the outputs, of their dtype: 0 where they do not count. None for no mask."""
     mask = getattr(outputs, "_keras_mask", None)
@@ -52,8 +62,7 @@ def is_mean(task: Task) -> bool:
 
 def _keras_loss(name: str, loss: tf.keras.losses.Loss, labels: Any, outputs: Any) -> Any:
     """As keras.engine.compile_utils.LossesContainer has it (Keras 2.14): the sum over the outputs of a model that has several."""
-    pairs = [*zip(tf.nest.flatten(labels), tf.nest.flatten(outputs), strict=False)]
-    if len(pairs) > 1 or tf.nest.is_nested(labels):
+    if tf.nest.is_nested(labels) or tf.nest.is_nested(outputs):
         try:
             tf.nest.assert_same_structure(labels, outputs)
         except (TypeError, ValueError):
@@ -61,6 +70,7 @@ def _keras_loss(name: str, loss: tf.keras.losses.Loss, labels: Any, outputs: Any
                 f"labels and outputs of task {name!r} have other structures, so that its Keras loss does not know which belong together: "
                 "give both the same, or the task a function (labels, outputs, example_weights)"
             ) from None
+    pairs = zip(tf.nest.flatten(labels), tf.nest.flatten(outputs), strict=True)
     return tf.add_n([_of_output(loss, *pair) for pair in pairs])
 
 

@@ -81,7 +81,7 @@ def steps(batches: Batches) -> Steps:
     whole = size == size.max(initial=0)
     most = 1 + max(number.max(initial=0), size.max(initial=0))
     key = most + np.where(whole, 2 * epoch * most + number, (2 * epoch + 1) * most + size)
-    is_first = (epoch == 0) & (number == 0)
+    is_first = np.diff(client, prepend=-1) != 0
     key = np.where(is_first, size, key)
     order = np.argsort(key, kind="stable")
     _, firsts, counts = np.unique(key[order], return_index=True, return_counts=True)

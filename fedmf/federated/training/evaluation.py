@@ -14,6 +14,12 @@ from fedmf.runs.config import TrainConfig
 MAX_BATCH_EXAMPLES, MAX_OUTPUT_BYTES = 256, 2**25
 
 
+def update_metric(metric: tf.keras.metrics.Metric, labels: Any, outputs: Any) -> None:
+    """Counts a batch as `Model.evaluate` does: without what is masked in the outputs."""
+    mask = keras_mask(outputs)
+    metric.update_state(labels, outputs, **({} if mask is None else {"sample_weight": mask}))
+
+
 class Evaluator:
     """Metrics of weights on a split or on any examples: {name: float}."""
 
@@ -31,12 +37,11 @@ class Evaluator:
 
     def _batch(self, x: Any, y: Any) -> None:
         outputs = self._model(x, training=False)
-        mask = keras_mask(outputs)
         for metric in self._metrics:
             if metric is self._mean_loss:
                 metric.update_state(self._loss(y, outputs), sample_weight=tf.shape(tf.nest.flatten(x)[0])[0])
-            else:  # as Keras's own evaluation
-                metric.update_state(y, outputs, **({} if mask is None else {"sample_weight": mask}))
+            else:
+                update_metric(metric, y, outputs)
 
     def _affordable(self, examples: Examples) -> int:
         """Examples of a batch: a power of two, or as in training where the loss depends on it."""

@@ -9,9 +9,10 @@ from tensorflow.python.framework import op_def_registry
 
 from fedmf.federated.examples import Examples, take
 from fedmf.federated.execution.stateless_model import operations
-from fedmf.federated.loss import batch_loss, minimised
+from fedmf.federated.loss import BatchLoss, batch_loss, minimised
 from fedmf.federated.task import Task
 from fedmf.federated.tff_models import TffModel
+from fedmf.federated.training.evaluation import update_metric
 from fedmf.runs.config import TrainConfig
 
 # Operations that break the guarantee, what they do, and what to use instead.
@@ -101,6 +102,8 @@ def check_model(task: Task, config: TrainConfig) -> None:
                 f"build_model of task {task.name!r} gives a model that {does} in training ({', '.join(matching)}), so that the "
                 f"guarantee would not hold: {instead}"
             )
+    if config.execution != "fast" and task.loss is not None:
+        _check_captures(task, model, loss)
     fixed = [variable.name for variable in model.non_trainable_variables]
     if fixed and config.execution != "fast":
         raise ValueError(
@@ -156,6 +159,18 @@ def _check_inputs(task: Task, model: Any) -> None:
             )
 
 
+def _check_captures(task: Task, model: Any, loss: BatchLoss) -> None:
+    """Refuses a loss that uses a tensor or a variable from outside, which the graphs that TFF builds cannot hold."""
+    x, y = task.spec
+    outputs = tf.function(lambda x: model(x, training=True)).get_concrete_function(x).structured_outputs
+    specs = tf.nest.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), outputs)
+    if tf.function(loss).get_concrete_function(y, specs).captured_inputs:
+        raise ValueError(
+            f"loss of task {task.name!r} uses a tensor or a variable that was made outside of it, which execution='tff' does not take: make "
+            "it a numpy array or a number, or use execution='fast'"
+        )
+
+
 def _check_metrics(task: Task, model: Any, examples: Examples) -> None:
     """Refuses metrics that do not take the outputs, that are no single numbers, or of which two have one name."""
     if task.metrics is None:
@@ -168,7 +183,7 @@ def _check_metrics(task: Task, model: Any, examples: Examples) -> None:
         if names.count(metric.name) > 1:
             raise ValueError(f"metric {metric.name!r} of task {task.name!r} is there twice: name one otherwise")
         try:
-            metric.update_state(y, model(x, training=False))
+            update_metric(metric, y, model(x, training=False))
             shape = np.asarray(metric.result()).shape
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             raise ValueError(

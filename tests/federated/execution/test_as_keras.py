@@ -49,7 +49,7 @@ class Tripled(losses.Loss):
         return self.factor * super().__call__(y_true, y_pred, sample_weight)
 
     def call(self, y_true, y_pred):
-        return tf.reduce_mean(tf.abs(y_true - y_pred)) + tf.math.reduce_std(y_pred)
+        return tf.reduce_mean(tf.abs(y_true - y_pred)) + tf.reduce_max(y_pred)
 
 
 def dense(outputs=3, *middle):
@@ -65,8 +65,9 @@ def pooled():
 def sequences():
     """Inputs in a dict, a mask, and a regulariser of activities."""
     words, features = tf.keras.Input((6,), name="z"), tf.keras.Input((5,), name="a")
-    hidden = layers.Dense(4, activity_regularizer="l2")(layers.Embedding(9, 4, mask_zero=True)(words))
-    hidden = layers.Add()([hidden, layers.RepeatVector(6)(layers.Dense(4, kernel_regularizer="l2")(features))])
+    regularised = layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l2")(features)
+    hidden = layers.Dense(4)(layers.Embedding(9, 4, mask_zero=True)(words))
+    hidden = layers.Add()([hidden, layers.RepeatVector(6)(regularised)])
     return tf.keras.Model({"z": words, "a": features}, layers.Dense(3)(hidden))
 
 
@@ -162,11 +163,15 @@ def test_fast_and_tff_train_the_same():
     kind = KINDS["masked sequences, a class ignored"]
     task = task_of(*kind)
     expected, _ = trained_by_keras(task, kind[-1])
-    rows = []
+    # A client whose examples are not finite, and one whose update is not.
+    (x, y), *_ = cohort_of(task)[0]
+    cohort, rows = [*cohort_of(task), [], [({"z": x["z"], "a": x["a"] * np.float32(1e38)}, y)]], []
     for name in ("fast", "tff"):
         execution = build_execution(task, settings().plan(), settings(name), 9, options=RunOptions())
         start = execution.init()
-        state, row = execution.next(start, [*cohort_of(task), []])  # and a client whose examples are not finite
+        _, row = execution.next(start, cohort[:-1])
+        state, last = execution.next(start, cohort)
+        assert last["zeroed"] == 2
         for before, after, keras in zip(execution.weights(start), execution.weights(state), expected, strict=True):
             np.testing.assert_allclose(before - after, keras / len(SIZES), atol=1e-6)
         rows.append(row)
@@ -178,9 +183,11 @@ def test_fast_and_tff_train_the_same():
 def test_evaluation_is_that_of_keras(kind):
     """The loss of a class of one's own depends on the batches: they are those of training."""
     *_, loss = KINDS[kind]
-    task = task_of(*KINDS[kind])
+    metrics = tf.keras.metrics
+    made = metrics.MeanAbsoluteError if kind == "own class" else metrics.SparseCategoricalAccuracy
+    task = task_of(*KINDS[kind], metrics=lambda: [made("accuracy")])
     model = task.build_model(3)
-    model.compile(loss=loss(), metrics=[tf.keras.metrics.SparseCategoricalAccuracy("accuracy")])
+    model.compile(loss=loss(), metrics=[made("accuracy")])
     expected = model.evaluate(*task.split("test"), batch_size=BATCH if kind == "own class" else 256, verbose=0)
     found = Evaluator(task, settings())([v.numpy() for v in model.trainable_variables], "test")
     assert found["accuracy"] == pytest.approx(expected[1])
@@ -206,6 +213,30 @@ def test_labels_of_tff_s_rank_are_taken():
             return tf.nn.sparse_softmax_cross_entropy_with_logits(y_true, y_pred)
 
     check_model(task_of(FEATURES, LABELS, dense, OnIndices), settings())
+
+
+class Weighted(losses.Loss):
+    """Keeps a variable, which nothing changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = tf.Variable(2.0, trainable=False)
+
+    def call(self, y_true, y_pred):
+        return self.weight * tf.square(y_true - y_pred)
+
+
+def test_a_loss_with_a_variable_is_not_for_tff():
+    task = task_of(
+        FEATURES,
+        FEATURES[:, 0],
+        lambda: dense(1),
+        Weighted,
+        metrics=lambda: [tf.keras.metrics.MeanSquaredError("error")],
+    )
+    check_model(task, settings())
+    with pytest.raises(ValueError, match="loss of task 'as Keras' uses a tensor or a variable .*execution='fast'"):
+        check_model(task, settings("tff"))
 
 
 def test_few_steps_have_all_batches_in_each_client_s_order():
