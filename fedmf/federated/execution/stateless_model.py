@@ -30,7 +30,8 @@ def stateless_model(task: Task, seed: int) -> StatelessModel:
         created.append(create(**arguments))
         return created[-1]
 
-    with tf.Graph().as_default(), tf.variable_creator_scope(record):
+    # Not in a graph of its own, which invalidates Keras's layers of add_loss in models that are there already.
+    with tf.variable_creator_scope(record):
         built = task.build_model(seed)
     variables = built.trainable_variables
     place = {id(variable): i for i, variable in enumerate(variables)}

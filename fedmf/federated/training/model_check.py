@@ -166,8 +166,8 @@ def _check_captures(task: Task, model: Any, loss: BatchLoss) -> None:
     specs = tf.nest.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), outputs)
     if tf.function(loss).get_concrete_function(y, specs).captured_inputs:
         raise ValueError(
-            f"loss of task {task.name!r} uses a tensor or a variable that was made outside of it, which execution='tff' does not take: make "
-            "it a numpy array or a number, or use execution='fast'"
+            f"loss of task {task.name!r} uses a tensor or a variable that was made outside of it, which execution='tff' does not take: "
+            "make it a numpy array or a number, or use execution='fast'"
         )
 
 
