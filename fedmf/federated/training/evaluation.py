@@ -15,8 +15,14 @@ MAX_BATCH_EXAMPLES, MAX_OUTPUT_BYTES = 256, 2**25
 
 
 def update_metric(metric: tf.keras.metrics.Metric, labels: Any, outputs: Any) -> None:
-    """Counts a batch as `Model.evaluate` does: without what is masked in the outputs."""
+    """Counts a batch as `Model.evaluate` does: without what is masked in the outputs.
+
+    A label for each example and a model with one output: without an axis that such labels lack, Keras's metrics would take one mean of the
+    batch, and a short batch would count as much as any other.
+    """
     mask = keras_mask(outputs)
+    if tf.is_tensor(labels) and tf.is_tensor(outputs) and labels.shape.rank == 1 and outputs.shape[1:] == [1]:
+        labels = labels[:, tf.newaxis]
     metric.update_state(labels, outputs, **({} if mask is None else {"sample_weight": mask}))
 
 

@@ -134,7 +134,9 @@ def trained_by_keras(task, loss):
     return total, values / examples
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if "sum" in kind or "own" in kind else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_in_turn_and_side_by_side(kind, monkeypatch):
     *_, loss = KINDS[kind]
     task = task_of(*KINDS[kind])
