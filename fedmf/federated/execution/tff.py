@@ -13,7 +13,6 @@ from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import Execution, query_metrics
 from fedmf.federated.execution.tff_worker import TffWorker
 from fedmf.federated.loss import BatchLoss, batch_loss, minimised, outputs_and_losses
-from fedmf.federated.noise.host import HostNoise
 from fedmf.federated.task import Task
 from fedmf.federated.tff import tff
 from fedmf.federated.training.optimizers import client_optimizer, scaling_of, server_optimizer
