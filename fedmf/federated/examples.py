@@ -9,8 +9,12 @@ import tensorflow as tf
 
 # Inputs and labels; each an array, or a dict, tuple or list of arrays.
 Examples = tuple[Any, Any]
-# What a client trains on in a round: its examples in the order of each epoch.
+# What a client trains on in a round: its examples in the order of each epoch. No epoch: they are not finite, and its update is zeroed.
 Epochs = Sequence[Examples]
+
+
+class NotFinite(ValueError):
+    """Examples hold NaN or infinite values."""
 
 
 def count(examples: Examples) -> int:
@@ -34,21 +38,6 @@ def concatenated(parts: Sequence[Examples]) -> Examples:
     return joined
 
 
-def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays behind a new first axis, filled with zeros to the length of the longest, and to one at least.
-
-    >>> stacked([np.ones(1), np.ones(3)])
-    array([[1., 0., 0.],
-           [1., 1., 1.]])
-    """
-    # The dtypes differ in texts, by the longest of each client.
-    shape, dtype = (len(arrays), max(1, *map(len, arrays)), *arrays[0].shape[1:]), np.result_type(*arrays)
-    filled = np.zeros(shape, dtype)
-    for row, array in zip(filled, arrays, strict=True):
-        row[: len(array)] = array
-    return filled
-
-
 def spec(examples: Examples) -> Any:
     """The examples as a structure of tf.TensorSpec, (None, ...)."""
     return tf.nest.map_structure(lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), examples)
@@ -64,37 +53,12 @@ def fits(examples: Examples, expected: Any) -> bool:
     return all(array.shape[1:] == tuple(spec.shape[1:]) and array.dtype == spec.dtype for array, spec in pairs)
 
 
-def in_batches(epochs: Epochs, size: int) -> list[np.ndarray]:
-    """A client's batches of one shape, epoch after epoch.
-
-    Returns:
-      The leaves of inputs and labels, (batches, size, ...), filled with zeros behind each epoch's last example; and float32 (batches,
-      size), 1 for an example and 0 for filling.
-
-    >>> x, y, real = in_batches([(np.arange(3), np.arange(3)), (np.arange(1), np.arange(1))], 2)
-    >>> x.tolist(), real.tolist()
-    ([[0, 1], [2, 0], [0, 0]], [[1.0, 1.0], [1.0, 0.0], [1.0, 0.0]])
-    """
-    counts = np.array([count(epoch) for epoch in epochs])
-    batches = -(-counts // size)
-    starts = (np.cumsum(batches) - batches) * size
-
-    def batched(arrays: Sequence[np.ndarray]) -> np.ndarray:
-        filled = np.zeros((batches.sum() * size, *arrays[0].shape[1:]), arrays[0].dtype)
-        for start, array in zip(starts, arrays, strict=True):
-            filled[start : start + len(array)] = array
-        return filled.reshape(-1, size, *arrays[0].shape[1:])
-
-    leaves = zip(*map(tf.nest.flatten, epochs), strict=True)
-    return [*map(batched, leaves), batched([np.ones(number, np.float32) for number in counts])]
-
-
 def digest(*structures: Any) -> str:
     """SHA-256 over the contents, dtypes and shapes of structures of arrays, 16 hexadecimal digits."""
     sha = hashlib.sha256()
     for structure in structures:
         arrays = tf.nest.flatten(structure)
-        described = tf.nest.pack_sequence_as(structure, [f"{array.dtype.str} {array.shape}" for array in arrays])
+        described = tf.nest.pack_sequence_as(structure, [f"{array.dtype} {array.shape}" for array in arrays])
         sha.update(repr(described).encode())
         for array in arrays:
             sha.update(np.ascontiguousarray(array).tobytes())
@@ -120,19 +84,20 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
 
     Raises:
       TypeError: not a pair, or an entry that TensorFlow has no dtype for.
-      ValueError: arrays of different lengths, a scalar, or a feature that is not finite.
+      ValueError: arrays of different lengths, or a scalar.
+      NotFinite: NaN or an infinite value in an array.
     """
     if not isinstance(examples, tuple) or len(examples) != 2:
         raise TypeError(f"the examples of {origin} are a {type(examples).__name__}: pass a pair (x, y) of arrays")
     try:
         leaves = [_of_texts(np.asarray(leaf)) for leaf in tf.nest.flatten(examples)]
-        for array in leaves:
-            tf.as_dtype(array.dtype)
-            if array.dtype == object:
-                raise TypeError
+        dtypes = [tf.as_dtype(array.dtype) for array in leaves]
+        if any(array.dtype == object for array in leaves):
+            raise TypeError
     except (TypeError, ValueError):
         raise TypeError(
-            f"the examples of {origin} are not all arrays of numbers or texts of one shape: convert them with np.asarray"
+            f"the examples of {origin} are not all arrays of numbers or texts of one shape: convert them with np.asarray; pad those of "
+            "different lengths to one length first (tf.RaggedTensor.to_tensor, tf.keras.utils.pad_sequences)"
         ) from None
     lengths = {array.shape[0] if array.ndim else None for array in leaves}
     if len(lengths) != 1 or None in lengths:
@@ -141,10 +106,11 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
             f"the examples of {origin} have the shapes {shapes}: the first axis must count them in every array, and lists "
             "are structures: make arrays of them"
         )
-    for array in leaves:
-        if np.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all():
+    for array, dtype in zip(leaves, dtypes, strict=True):
+        # Not numpy's kinds of dtypes, which bfloat16 and float8 are none of.
+        if (dtype.is_floating or dtype.is_complex) and not np.isfinite(array).all():
             first = int(np.argwhere(~np.isfinite(array))[0][0])
-            raise ValueError(
+            raise NotFinite(
                 f"the examples of {origin} hold NaN or infinite values, first in example {owner(first)}: clean them, or leave them out"
             )
     arrays: Examples = tf.nest.pack_sequence_as(examples, leaves)

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +17,10 @@ from fedmf.federated.tff_models import TffModel, loop_model
 from fedmf.identifiers import check_clients, client_array
 
 SPLITS = ("validation", "test")
+# A client's dataset of unknown length is read so far: 256 times the 256 examples that the papers take of a client, and what fits into the
+# memory of any machine that trains.
+MOST_EXAMPLES, MOST_BYTES = 256 * 256, 1 << 30
+_BOUNDED = "give repeat() a number, or end it with take(n)"
 # (labels, outputs, example weights) -> scalar; see `Task.loss`.
 LossFunction = Callable[[Any, Any, Any], Any]
 
@@ -65,8 +70,9 @@ class Task:
       evaluation_examples: "validation" or "test" -> (x, y). Pure; the two splits are disjoint.
       build_model: seed -> an untrained tf.keras.Model of x, or a tff.learning.models VariableModel or FunctionalModel. The same seed
         gives the same weights. In training it must be a function of weights and inputs alone: no Dropout, no BatchNormalization.
-      loss: a tf.keras.losses.Loss, or a function (labels, outputs, example_weights) -> the scalar mean that a client minimises, where
-        example_weights is float32 (batch,), 0 for examples that only fill a batch. None for a TFF model, which brings its own.
+      loss: a tf.keras.losses.Loss, which means what it means in `Model.fit`, or a function (labels, outputs, example_weights) -> the
+        scalar mean that a client minimises. example_weights is 1 for each example, float32 (batch,): a batch holds a client's own
+        examples only, and its last may be short. None for a TFF model, which brings its own.
       metrics: () -> tf.keras.metrics.Metric objects with scalar results, for evaluation. One may be named "loss"; otherwise the loss is
         reported as the mean over examples. None for a TFF model, of whose own metrics the scalar ones are reported.
       batch_size: examples in a client's batch.
@@ -115,8 +121,13 @@ class Task:
             raise TypeError(
                 f"metrics of task {self.name!r} is {self.metrics!r}: pass a function that makes the list, such as lambda: [...]"
             )
-        if not (self.loss is None or callable(self.loss)):
-            raise TypeError(f"loss of task {self.name!r} is {self.loss!r}: pass a tf.keras.losses.Loss, or a function")
+        # A class, or a function of labels and outputs only.
+        of_keras = isinstance(self.loss, type | types.FunctionType) and self.loss.__module__.startswith("keras.")
+        if of_keras or not (self.loss is None or callable(self.loss)):
+            raise TypeError(
+                f"loss of task {self.name!r} is {self.loss!r}: pass a tf.keras.losses.Loss, such as MeanSquaredError(), or a function "
+                "(labels, outputs, example_weights)"
+            )
         if (self.loss is None) != (self.metrics is None):
             raise ValueError(
                 f"task {self.name!r} has only one of loss and metrics: give both, or neither for a TFF model with its own"
@@ -164,7 +175,8 @@ class Task:
         """A client's examples.
 
         Raises:
-          TypeError, ValueError: not structures of arrays as `spec` has them, or not finite; naming the client.
+          TypeError, ValueError: not structures of arrays as `spec` has them; naming the client.
+          NotFinite: NaN or infinite values; naming the client. A run zeroes the client's update and goes on.
         """
         return self._checked(_called(self.client_examples, client_id, self._origin(client_id)), self._origin(client_id))
 
@@ -315,14 +327,18 @@ class Task:
         """
 
         def read(source: Any, client_id: str) -> Examples:
-            return _arrays(preprocess(source.create_tf_dataset_for_client(client_id)))
+            return _arrays(preprocess(source.create_tf_dataset_for_client(client_id)), client_id)
 
         @functools.cache
         def evaluation_examples(split: str) -> Examples:
             source = {"validation": validation, "test": test}[split]
             if isinstance(source, tuple):
                 return source
-            return of_examples.concatenated([read(source, client_id) for client_id in source.client_ids])
+            parts = [
+                of_examples.checked(read(source, name), f"client {name!r} of the {split} split")
+                for name in source.client_ids
+            ]
+            return of_examples.concatenated(parts)
 
         return cls(
             client_ids=tuple(train.client_ids),
@@ -347,16 +363,31 @@ def _elsewhere(name: str) -> Examples:
     raise ValueError(f"the examples of {name} are not on this machine")
 
 
-def _arrays(examples: Any) -> Examples:
+def _arrays(examples: Any, client_id: str) -> Examples:
     """The examples of a tf.data.Dataset of single ones; arrays as they are."""
     if not isinstance(examples, tf.data.Dataset):
         return examples
     element = examples.element_spec
+    leaves = tf.nest.flatten(element)
     pair = isinstance(element, tuple) and len(element) == 2
-    if not pair or not all(part.shape.is_fully_defined() for part in tf.nest.flatten(element)):
-        raise TypeError(f"preprocess gives elements {element}: map to single examples (x, y) of one shape, not batched")
-    empty = tf.nest.map_structure(lambda part: np.empty([0, *part.shape], part.dtype.as_numpy_dtype), element)
-    return of_examples.concatenated([empty, *examples.batch(1024).as_numpy_iterator()])
+    if not pair or not all(isinstance(part, tf.TensorSpec) and part.shape.is_fully_defined() for part in leaves):
+        raise TypeError(
+            f"preprocess gives elements {element}: map to single examples (x, y) of one shape, padded and not batched"
+        )
+    length = examples.cardinality().numpy()
+    if length == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(f"preprocess gives client {client_id!r} a dataset without an end: {_BOUNDED}")
+    parts = [tf.nest.map_structure(lambda part: np.empty([0, *part.shape], part.dtype.as_numpy_dtype), element)]
+    number, size = 0, 0
+    for part in examples.batch(1024).as_numpy_iterator():
+        parts.append(part)
+        number, size = number + of_examples.count(part), size + sum(array.nbytes for array in tf.nest.flatten(part))
+        if length == tf.data.UNKNOWN_CARDINALITY and (number > MOST_EXAMPLES or size > MOST_BYTES):
+            raise ValueError(
+                f"preprocess gives client {client_id!r} {number} examples of {size / 1e9:.2g} GB and more, and tf.data does not know "
+                f"whether they end: {_BOUNDED}"
+            )
+    return of_examples.concatenated(parts)
 
 
 def seeded(model: Callable[[], Any]) -> Callable[[int], Any]:
@@ -369,32 +400,3 @@ def seeded(model: Callable[[], Any]) -> Callable[[int], Any]:
         return model()
 
     return build
-
-
-def mean_loss(task: Task) -> LossFunction:
-    """The loss as a function of labels, outputs and example weights.
-
-    Raises:
-      ValueError: when it is called, for a Keras loss that gives one number for a batch.
-    """
-    loss = task.loss
-    if loss is None:
-        return lambda labels, outputs, example_weights: outputs.loss(labels, example_weights)
-    if not isinstance(loss, tf.keras.losses.Loss):
-        return loss
-
-    def mean(labels: Any, outputs: Any, example_weights: Any) -> Any:
-        if tf.is_tensor(outputs) and outputs.shape[-1] == 1 and labels.shape.rank == outputs.shape.rank - 1:
-            labels = labels[
-                ..., tf.newaxis
-            ]  # as Keras's own training does: a number for each example, and a model with one output
-        each = loss.call(labels, outputs)
-        if each.shape.rank == 0:
-            raise ValueError(
-                f"the loss of task {task.name!r} gives one number for a batch, where one for each example is needed: leave out the "
-                "reduction over the first axis"
-            )
-        each = tf.cast(tf.reduce_mean(tf.reshape(each, [tf.shape(example_weights)[0], -1]), axis=1), tf.float32)
-        return tf.math.divide_no_nan(tf.reduce_sum(each * example_weights), tf.reduce_sum(example_weights))
-
-    return mean

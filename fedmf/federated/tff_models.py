@@ -85,7 +85,7 @@ class TffModel(abc.ABC):
 
     @abc.abstractmethod
     def batch_loss(self, x: Any, y: Any, training: bool) -> Any:
-        """The mean loss of a batch. Not in training, the batch counts in the metrics."""
+        """The loss of a batch. Not in training, the batch counts in the metrics."""
 
     @abc.abstractmethod
     def reset_metrics(self) -> None:
@@ -123,13 +123,9 @@ class Outputs:
         """What the model says of the batch."""
         return self.model.predictions(self.x, self.training)
 
-    def loss(self, labels: Any, example_weights: Any) -> Any:
-        """The mean loss over the examples of weight 1. The others, of weight 0, only fill the batch and are behind them."""
-        batch = self.x, labels
-        if example_weights.shape[0] != 1:
-            examples = tf.cast(tf.reduce_sum(example_weights), tf.int32)
-            batch = tf.nest.map_structure(lambda array: array[:examples], batch)
-        return self.model.batch_loss(*batch, self.training)
+    def loss(self, labels: Any) -> Any:
+        """The loss of the batch."""
+        return self.model.batch_loss(self.x, labels, self.training)
 
 
 class _OfVariableModel(TffModel):

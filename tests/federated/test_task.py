@@ -1,13 +1,19 @@
 """Tasks of any examples: images, tables, dicts; what does not fit is one sentence before there is a run folder."""
 
 import dataclasses
+import functools
+import itertools
+import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import fedmf
 from fedmf import federated
+from fedmf.federated import task as of_tasks
+from fedmf.federated.examples import NotFinite, checked
 from fedmf.federated.tff import tff
 from fedmf.runs.folder import RunFolder
 from tests.federated.run_small import config
@@ -136,11 +142,6 @@ def two_outputs():
     return tf.keras.Sequential([layers.Flatten(input_shape=(6, 6, 1)), layers.Dense(2), layers.Reshape((1, 2))])
 
 
-class OneNumber(tf.keras.losses.Loss):
-    def call(self, y_true, y_pred):
-        return tf.reduce_mean(y_pred)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -155,10 +156,9 @@ class OneNumber(tf.keras.losses.Loss):
             "the test split .*float32.* those of the validation split",
         ),
         ({"x": PIXELS.astype(object)}, "not all arrays of numbers"),
-        ({"loss": OneNumber()}, "the loss of task 'own' gives one number for a batch"),
         (
             {"loss": lambda labels, outputs, weights: outputs},
-            r"loss of task 'own' gives the shape \(4, 3\) where a scalar",
+            r"loss of task 'own' gives the shape \(None, 3\) where a scalar",
         ),
         (
             {"model": two_outputs},
@@ -206,18 +206,98 @@ def test_what_does_not_fit_is_one_sentence(tmp_path, changes, said):
     assert not (tmp_path / "run").exists()
 
 
-def test_nan_names_the_client(tmp_path):
+def test_a_client_of_nan_is_zeroed_and_does_not_stop_the_run(tmp_path):
     x = PIXELS.astype(np.float32)
     task = task_of(x, cnn)
     read = task.client_examples
-    broken = dataclasses.replace(
-        task, client_examples=lambda name: (np.where(name == "7", np.nan, read(name)[0]), read(name)[1])
-    )
-    broken = dataclasses.replace(
-        broken, evaluation_examples=lambda split: (task.split(split)[0].astype(np.float64), task.split(split)[1])
-    )
-    with pytest.raises(ValueError, match="the examples of client '7' of task 'own' hold NaN"):
+    some = ("0", "7")  # the first is looked at before the run
+
+    def trained(name, replaced):
+        task_of_some = dataclasses.replace(
+            task, client_examples=lambda name: replaced(*read(name)) if name in some else read(name)
+        )
+        return task_of_some, functools.partial(
+            federated.train, task_of_some, config(), folder=tmp_path / name, noise_seed=1, progress=False
+        )
+
+    broken, train_broken = trained("nan", lambda x, y: (np.where(x == x.flat[-1], np.nan, x).astype(x.dtype), y))
+    with pytest.raises(NotFinite, match="the examples of client '7' of task 'own' hold NaN"):
         broken.examples_of("7")
+    with pytest.warns(UserWarning, match="hold NaN") as told:
+        run = train_broken()
+    said = [str(w.message) for w in told if "hold NaN" in str(w.message)]
+    assert len(said) == 1
+    assert re.fullmatch(
+        r"round \d: the examples of client '[07]' of task 'own' hold NaN .*; its update is zeroed.*", said[0]
+    )
+    _, train_empty = trained("empty", lambda x, y: (x[:0], y[:0]))
+    empty = train_empty()
+    for one, other in zip(run.weights, empty.weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    zeroed = [row.pop("zeroed") for row in run.metrics]
+    assert sum(zeroed) > 1
+    assert [row | {"zeroed": 0} for row in run.metrics] == empty.metrics
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, np.complex64])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_is_found_in_every_dtype(dtype, value):
+    x = np.ones((3, 2), dtype)
+    checked((x, np.zeros(3)), "client 'a'")
+    x[1, 0] = value
+    for examples in ((x, np.zeros(3)), ({"x": np.zeros(3)}, {"y": x})):
+        with pytest.raises(NotFinite, match="client 'a' hold NaN or infinite values, first in example 1"):
+            checked(examples, "client 'a'")
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        tf.ragged.constant([[1, 2], [3], [4]]),
+        np.array([[1, 2], [3], [4]], object),
+        np.array([np.ones(2), np.ones(1), np.ones(3)], object),
+        tf.sparse.from_dense(np.eye(3)),
+        itertools.count(),
+    ],
+)
+def test_examples_of_several_lengths_are_refused_with_the_way_out(x):
+    with pytest.raises(TypeError, match="examples of client 'a' are not all arrays .*; pad those of different lengths"):
+        checked((x, np.zeros(3)), "client 'a'")
+
+
+def forever():
+    while True:
+        yield np.ones(4, np.float32), 0
+
+
+@pytest.mark.parametrize(
+    ("preprocess", "said"),
+    [
+        (lambda d: d.repeat(), "a dataset without an end"),
+        (lambda d: d.flat_map(lambda x, y: tf.data.Dataset.from_tensors((x, y)).repeat()), "2048 examples .* and more"),
+        (
+            lambda d: tf.data.Dataset.from_generator(
+                forever, output_signature=(tf.TensorSpec([4]), tf.TensorSpec([], tf.int32))
+            ),
+            "2048 examples .* and more",
+        ),
+        (lambda d: d.map(lambda x, y: (tf.RaggedTensor.from_tensor(x[None]), y)), "of one shape, padded"),
+    ],
+)
+def test_datasets_without_an_end_or_a_shape(preprocess, said, monkeypatch):
+    monkeypatch.setattr(of_tasks, "MOST_EXAMPLES", 1024)
+    data = tff.simulation.datasets.TestClientData({"a": {"x": np.ones((5, 4), np.float32), "y": np.zeros(5, np.int32)}})
+    common = {name: getattr(task_of(PIXELS, cnn), name) for name in ("name", "loss", "metrics", "batch_size")}
+
+    def pairs(dataset):
+        return preprocess(dataset.map(lambda e: (e["x"], e["y"])))
+
+    task = federated.Task.from_client_data(
+        train=data, validation=data, test=data, preprocess=pairs, model=cnn, **common
+    )
+    for read in (lambda: task.examples_of("a"), lambda: task.split("test")):
+        with pytest.raises((TypeError, ValueError), match=f"preprocess gives .*{said}"):
+            read()
 
 
 def test_labels_outside_of_the_outputs_are_found_before_a_folder_exists(tmp_path):

@@ -83,8 +83,10 @@ class Execution(abc.ABC):
         Where a cluster's workers read the examples, clients are `ClientRound`.
 
         Returns:
-          The new state and {"examples", "train_loss"} with the query's {"clip_fraction", "zeroed", "noise_stddev"}; with scaled updates
-          {"scale_drift"}, with a clip norm that adapts {"clip_norm"}.
+          The new state and {"examples", "train_loss", "not_finite"} with the query's {"clip_fraction", "zeroed", "noise_stddev"}; with
+          scaled updates {"scale_drift"}, with a clip norm that adapts {"clip_norm"}. train_loss is the mean of the batches' losses before
+          each step, an example a vote, without the model's own losses. not_finite counts the clients whose examples are not finite: they
+          are among the zeroed, and not among the examples.
         """
 
     @abc.abstractmethod

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmf.federated.examples import Epochs, Examples, count, take
+from fedmf.federated.examples import Epochs, Examples, NotFinite, count, take
 from fedmf.federated.task import Task
 from fedmf.runs.config import TrainConfig
 
@@ -17,8 +17,11 @@ class ClientRound(NamedTuple):
 
 
 def client_epochs(task: Task, config: TrainConfig, t: int, client: int) -> Epochs:
-    """What the client trains on in round t: a pure function of (config.seed, t, client)."""
-    examples = task.examples_of(task.client_ids[client])
+    """What the client trains on in round t: a pure function of (config.seed, t, client). No epoch where its examples are not finite."""
+    try:
+        examples = task.examples_of(task.client_ids[client])
+    except NotFinite:
+        return []
     rng = np.random.default_rng(np.random.SeedSequence([config.seed, 2, t, client]))
     epochs: list[Examples] = []
     left = config.client_batches

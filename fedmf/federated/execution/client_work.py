@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.aggregation.query import MatrixFactorizationQuery, SampleParams
-from fedmf.federated.examples import Epochs, count, in_batches, stacked
+from fedmf.federated.aggregation.query import MatrixFactorizationQuery, QuerySample, SampleParams
+from fedmf.federated.examples import Epochs, count
+from fedmf.federated.execution.batches import Steps, batches, end_to_end, steps
 from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.execution.stateless_model import check_apart, dense_rows, stateless_model
-from fedmf.federated.task import CompiledEpoch, Task, mean_loss
+from fedmf.federated.loss import batch_loss, minimised
+from fedmf.federated.task import CompiledEpoch, Task
 from fedmf.federated.training.optimizers import client_optimizer
 from fedmf.runs.config import TrainConfig
 from fedmf.terminal import interrupts
@@ -67,33 +69,32 @@ class AutodiffClients(ClientWork):
     """
 
     def __init__(self, task: Task, config: TrainConfig, query: MatrixFactorizationQuery, specs: Sequence[Any]) -> None:
-        self._batch_size, self._query, self._loss = task.batch_size, query, mean_loss(task)
+        self._batch_size, self._query, self._loss = task.batch_size, query, batch_loss(task)
         self._optimizer = client_optimizer(config)
         self._specs, self._structure = list(specs), task.spec
         self._model = task.build_model(config.seed)
         self._parameters = sum(spec.shape.num_elements() for spec in specs)
 
         def signature(*axes: int | None) -> list[Any]:
-            """Broadcast, sum, inputs, labels and what is real, with these axes before that of the batch."""
-            batches = tf.nest.map_structure(
-                lambda spec: tf.TensorSpec([*axes, task.batch_size, *spec.shape[1:]], spec.dtype), task.spec
+            """Broadcast, sum, inputs and labels, with these axes in place of the batch's."""
+            examples = tf.nest.map_structure(
+                lambda spec: tf.TensorSpec([*axes, *spec.shape[1:]], spec.dtype), task.spec
             )
             sent = Broadcast(list(specs), _specs_of(_params(query)))
-            real = tf.TensorSpec([*axes, task.batch_size], tf.float32)
-            return [sent, _specs_of(query.initial_sample_state()), *batches, real]
+            return [sent, _specs_of(query.initial_sample_state()), *examples]
 
-        self._in_turn = tf.function(
-            self._train_in_turn, input_signature=[*signature(None), tf.TensorSpec([None], tf.int32)]
-        )
-        self._single = tf.function(self._train_single, input_signature=signature(None))
-        self._side_by_side = tf.function(self._train_side_by_side, input_signature=signature(None, None))
+        numbers, number = tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)
+        self._in_turn = tf.function(self._train_in_turn, input_signature=[*signature(None), numbers, numbers])
+        self._single = tf.function(self._train_single, input_signature=signature(None, 1))
+        order = Steps(client=numbers, start=numbers, end=numbers, size=numbers, first=number)
+        self._side_by_side = tf.function(self._train_side_by_side, input_signature=[*signature(None), order, number])
         self._small = self._parameters <= SMALL_MODEL
         self._can_side_by_side = False
         if self._small or self._batch_size == 1:
             # Models that cannot be built in a graph, or whose operations have no vectorised form that is safe, train in turn.
             with contextlib.suppress(Exception):
                 self._stateless = stateless_model(task, config.seed)
-                sent, _, *batch = signature()
+                sent, _, *batch = signature(None)
                 check_apart(tf.function(self._loss_and_gradients, input_signature=[sent.weights, *batch]))
                 (self._side_by_side if self._small else self._single).get_concrete_function()
                 self._can_side_by_side = True
@@ -102,8 +103,8 @@ class AutodiffClients(ClientWork):
         """See `ClientWork.sums`."""
         sent = sent._replace(weights=list(sent.weights))
         for group in groups:
-            total, loss = self._add(sent, self._query.initial_sample_state(), group)
-            yield GroupSum(total, loss, examples_of(group))
+            total, loss = self._add(sent, self._query.initial_sample_state(), trained(group))
+            yield group_sum(group, total, loss)
 
     def _add(self, sent: Broadcast, total: Any, cohort: Sequence[Epochs]) -> tuple[Any, float]:
         single = self._batch_size == 1 and all(len(epochs) == 1 and count(epochs[0]) == 1 for epochs in cohort)
@@ -111,98 +112,119 @@ class AutodiffClients(ClientWork):
         loss = 0.0
         for group in _groups(cohort, self._parameters, side_by_side):
             interrupts.check()
-            clients = [in_batches(epochs, self._batch_size) for epochs in group]
-            join = stacked if side_by_side and self._small else np.concatenate
-            *leaves, real = (join(arrays) for arrays in zip(*clients, strict=True))
-            batches = [sent, total, *tf.nest.pack_sequence_as(self._structure, leaves), real]
-            if side_by_side:
-                total, losses = (self._side_by_side if self._small else self._single)(*batches)
+            leaves, found = end_to_end(group), batches(group, self._batch_size)
+            if side_by_side and not self._small:
+                leaves = [leaf[:, np.newaxis] for leaf in leaves]
+            examples = tf.nest.pack_sequence_as(self._structure, leaves)
+            if not side_by_side:
+                ends = np.searchsorted(found.client, np.arange(len(group)), side="right").astype(np.int32)
+                total, losses = self._in_turn(sent, total, *examples, found.start + found.size, ends)
+            elif self._small:
+                total, losses = self._side_by_side(sent, total, *examples, steps(found), np.int32(len(group)))
             else:
-                ends = np.cumsum([len(client[-1]) for client in clients]).astype(np.int32)
-                total, losses = self._in_turn(*batches, ends)
+                total, losses = self._single(sent, total, *examples)
             loss += float(losses)
         return total, loss
 
-    def _train_in_turn(self, sent: Broadcast, total: Any, xs: Any, ys: Any, real: Any, ends: Any) -> Any:
-        """Trains one client after the other; client c has the batches before ends[c]. Adds the clipped updates to `total`.
+    def _train_in_turn(self, sent: Broadcast, total: Any, xs: Any, ys: Any, row_ends: Any, ends: Any) -> Any:
+        """Trains one client after the other. Adds the clipped updates to `total`.
+
+        Args:
+          sent, total: see `Broadcast` and `GroupSum`.
+          xs, ys: inputs and labels of all clients.
+          row_ends: the row at which each batch ends.
+          ends: client c has the batches before ends[c].
 
         Returns:
           The sum, and the loss before each step summed over examples.
         """
         weights, params = sent
-        loss_sum, batch = tf.constant(0.0), tf.constant(0)
+        loss_sum, batch, row = tf.constant(0.0), tf.constant(0), tf.constant(0)
         variables = self._model.trainable_variables
         for end in ends:
             for variable, weight in zip(variables, weights, strict=True):
                 variable.assign(weight)
             state = self._optimizer.initialize(self._specs)
             while batch < end:
-                x, y = tf.nest.map_structure(lambda array, i=batch: array[i], (xs, ys))
+                rows = slice(row, row_ends[batch])
+                x, y = tf.nest.map_structure(lambda array, rows=rows: array[rows], (xs, ys))
                 with tf.GradientTape() as tape:
-                    loss = self._loss(y, self._model(x, training=True), real[batch])
-                    minimised = tf.add_n([loss, *self._model.losses])  # as TFF's and Keras's training add regularisers
-                gradients = [tf.convert_to_tensor(gradient) for gradient in _gradients(tape, minimised, variables)]
+                    loss = self._loss(y, self._model(x, training=True))
+                    total_loss = minimised(loss, self._model.losses)
+                gradients = [tf.convert_to_tensor(gradient) for gradient in _gradients(tape, total_loss, variables)]
                 state, after = self._optimizer.next(state, [variable.read_value() for variable in variables], gradients)
                 for variable, weight in zip(variables, after, strict=True):
                     variable.assign(weight)
-                loss_sum += loss * tf.reduce_sum(real[batch])
+                loss_sum += loss * tf.cast(row_ends[batch] - row, tf.float32)
+                row = row_ends[batch]
                 batch += 1
             # TFF's sign: the "gradient" the server descends is weights before minus weights after.
             update = [w - v for v, w in zip(variables, weights, strict=True)]
             total = self._query.accumulate_record(params, total, update)
         return total, loss_sum
 
-    def _loss_and_gradients(self, weights: Any, x: Any, y: Any, real: Any) -> Any:
+    def _loss_and_gradients(self, weights: Any, x: Any, y: Any) -> Any:
         """The loss of a batch under one client's weights, and the gradients of all that is minimised, as the tape gives them."""
         with tf.GradientTape() as tape:
             tape.watch(weights)
             outputs, own = self._stateless(weights, x)
-            loss = self._loss(y, outputs, real)
-            minimised = tf.add_n([loss, *own])
-        return loss, _gradients(tape, minimised, weights)
+            loss = self._loss(y, outputs)
+            total_loss = minimised(loss, own)
+        return loss, _gradients(tape, total_loss, weights)
 
-    def _train_single(self, sent: Broadcast, total: Any, xs: Any, ys: Any, real: Any) -> Any:
-        """`_train_in_turn` with the gradients of all clients at once; client c has the one batch xs[c], which is real."""
+    def _train_single(self, sent: Broadcast, total: Any, xs: Any, ys: Any) -> Any:
+        """`_train_in_turn` with the gradients of all clients at once; client c has the one batch xs[c], ys[c]."""
         weights, params = sent
 
         def of_one(batch: Any) -> Any:
             loss, gradients = self._loss_and_gradients(list(weights), *batch)
             return loss, [dense_rows(gradient) for gradient in gradients]
 
-        losses, gradients = tf.vectorized_map(of_one, (xs, ys, real))
+        losses, gradients = tf.vectorized_map(of_one, (xs, ys))
         state = self._optimizer.initialize(self._specs)
-        for c in tf.range(tf.shape(real)[0]):
+        for c in tf.range(tf.shape(losses)[0]):
             _, after = self._optimizer.next(state, list(weights), [gradient[c] for gradient in gradients])
             update = [w - v for v, w in zip(after, weights, strict=True)]
             total = self._query.accumulate_record(params, total, update)
         return total, tf.reduce_sum(losses)
 
-    def _train_side_by_side(self, sent: Broadcast, total: Any, xs: Any, ys: Any, real: Any) -> Any:
-        """`_train_in_turn` with the step of all clients at once; client c has the batches xs[c], of which some may hold nothing real."""
+    def _train_side_by_side(self, sent: Broadcast, total: Any, xs: Any, ys: Any, order: Steps, clients: Any) -> Any:
+        """`_train_in_turn` with many clients' steps at once, in this order; `clients` is their number."""
         broadcast, params = sent
 
-        def step(weights: Any, state: Any, x: Any, y: Any, real: Any) -> Any:
-            loss, gradients = self._loss_and_gradients(weights, x, y, real)
+        def step(weights: Any, state: Any, x: Any, y: Any) -> Any:
+            loss, gradients = self._loss_and_gradients(weights, x, y)
             after = self._optimizer.next(state, weights, [dense_rows(gradient) for gradient in gradients])
-            is_real = tf.reduce_any(real > 0)
-            kept = tf.nest.map_structure(lambda new, old: tf.where(is_real, new, old), after, (state, weights))
-            return *kept, loss * tf.reduce_sum(real)
+            # TensorFlow does not vectorise what is returned as it came in.
+            return tf.nest.map_structure(tf.identity, after), loss
 
-        def batch(b: Any) -> Any:
-            return tf.nest.map_structure(lambda array: array[:, b], (xs, ys, real))
+        def members(s: Any) -> tuple[Any, Any]:
+            """The clients of step s, and their batches."""
+            those = slice(tf.where(s > 0, order.end[s - 1], 0), order.end[s])
+            rows = order.start[those][:, tf.newaxis] + tf.range(order.size[s])
+            return order.client[those][:, tf.newaxis], tf.nest.map_structure(lambda a: tf.gather(a, rows), (xs, ys))
 
-        # All begin with the same weights, which is faster.
-        start = self._optimizer.initialize(self._specs)
-        states, after, losses = tf.vectorized_map(lambda each: step(list(broadcast), start, *each), batch(0))
-        for b in tf.range(1, tf.shape(real)[1]):
-            states, after, more = tf.vectorized_map(
-                lambda each: step(each[1], each[0], *each[2]), (states, after, batch(b))
-            )
-            losses += more
-        for c in tf.range(tf.shape(real)[0]):
-            update = [w - each[c] for w, each in zip(broadcast, after, strict=True)]
+        def written(held: Any, those: Any, values: Any) -> Any:
+            return tf.nest.map_structure(lambda h, v: tf.tensor_scatter_nd_update(h, those, v), held, values)
+
+        start = tf.nest.map_structure(tf.convert_to_tensor, (self._optimizer.initialize(self._specs), list(broadcast)))
+        held = tf.nest.map_structure(lambda leaf: tf.repeat(leaf[tf.newaxis], clients, axis=0), start)
+        loss_sum = tf.constant(0.0)
+        for s in tf.range(order.first):  # all with the same weights, which is faster
+            those, batch = members(s)
+            after, losses = tf.vectorized_map(lambda each: step(start[1], start[0], *each), batch)
+            held = written(held, those, after)
+            loss_sum += tf.reduce_sum(losses) * tf.cast(order.size[s], tf.float32)
+        for s in tf.range(order.first, tf.shape(order.end)[0]):
+            those, batch = members(s)
+            before = tf.nest.map_structure(lambda leaf, those=those: tf.gather_nd(leaf, those), held)
+            after, losses = tf.vectorized_map(lambda each: step(each[0][1], each[0][0], *each[1]), (before, batch))
+            held = written(held, those, after)
+            loss_sum += tf.reduce_sum(losses) * tf.cast(order.size[s], tf.float32)
+        for c in tf.range(clients):
+            update = [w - each[c] for w, each in zip(broadcast, held[1], strict=True)]
             total = self._query.accumulate_record(params, total, update)
-        return total, tf.reduce_sum(losses)
+        return total, loss_sum
 
 
 def _gradients(tape: Any, loss: Any, weights: Any) -> Any:
@@ -253,11 +275,11 @@ class CompiledClients(ClientWork):
         weights = [np.ascontiguousarray(w) for w in sent.weights]
         free, waiting = list(self._updates), collections.deque[tuple[Any, _Update]]()
         groups = list(groups)
-        clients = itertools.chain.from_iterable(groups)
+        clients = itertools.chain.from_iterable(map(trained, groups))
         try:
             for group in groups:
                 total, loss = self._zero, 0.0
-                for _ in group:
+                for _ in trained(group):
                     while free and (epochs := next(clients, None)) is not None:
                         x, y = (np.ascontiguousarray(part) for part in epochs[0])
                         update = free.pop()
@@ -268,7 +290,7 @@ class CompiledClients(ClientWork):
                     total = self._sum(sent.params, total, update.tensors)
                     free.append(update)
                     interrupts.check()
-                yield GroupSum(total, loss, examples_of(group))
+                yield group_sum(group, total, loss)
         finally:
             # After an error: no client of this round writes into an update of the next.
             concurrent.futures.wait([job for job, _ in waiting if not job.cancel()])
@@ -291,9 +313,17 @@ def aligned_buffer(floats: int) -> np.ndarray:
     return buffer[start : start + floats]
 
 
-def examples_of(group: Sequence[Epochs]) -> int:
-    """How many examples these clients train on, an example of several epochs so many times."""
-    return sum(count(epoch) for epochs in group for epoch in epochs)
+def trained(group: Sequence[Epochs]) -> list[Epochs]:
+    """The clients whose examples are finite."""
+    return [epochs for epochs in group if epochs]
+
+
+def group_sum(group: Sequence[Epochs], total: QuerySample, loss: float) -> GroupSum:
+    """The group's sum, of the sum and the loss of its clients whose examples are finite. The others count as zeroed."""
+    zeroed = len(group) - len(trained(group))
+    total = total._replace(clients=total.clients + zeroed, zeroed=total.zeroed + zeroed)
+    examples = sum(count(epoch) for epochs in group for epoch in epochs)
+    return GroupSum(total, loss, examples, zeroed)
 
 
 def _params(query: MatrixFactorizationQuery) -> SampleParams:

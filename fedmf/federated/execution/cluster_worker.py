@@ -53,4 +53,4 @@ def train(pickled: bytes, sent: Broadcast, number: int, group: Sequence[Any]) ->
     ]
     [part] = work.sums(sent, [clients])
     total = tf.nest.map_structure(lambda tensor: tensor.numpy(), part.total)
-    return GroupSum(total, part.loss, part.examples, number, platform.node())
+    return part._replace(total=total, group=number, worker=platform.node())

@@ -25,6 +25,7 @@ class GroupSum(NamedTuple):
       total: `QuerySample`, the sum of their clipped updates, and counts.
       loss: the sum over all examples of the loss before each step.
       examples: on how many they trained.
+      not_finite: clients whose examples are not finite. They count as zeroed in `total`.
       group: which of the round's; None where it is not told.
       worker: the machine that made it; nothing for this process.
     """
@@ -32,6 +33,7 @@ class GroupSum(NamedTuple):
     total: Any
     loss: float
     examples: int
+    not_finite: int
     group: int | None = None
     worker: str = ""
 

@@ -80,13 +80,13 @@ class FastExecution(Execution):
     def next(self, state: Any, cohort: Sequence[Epochs], canaries: Sequence[int] = ()) -> tuple[Any, dict[str, float]]:
         """See `Execution.next`."""
         weights, optimizer_state, query_state, *releases = self.noise.hand_in(state)
-        total, loss, examples = self._query.initial_sample_state(), 0.0, 0
+        total, loss, examples, not_finite = self._query.initial_sample_state(), 0.0, 0, 0
         sent = Broadcast(weights, self._query.derive_sample_params(query_state))
         parts = self._clients.sums(sent, in_groups(cohort, self._group_size))
         sizes = [len(group) for group in in_groups(range(len(cohort)), self._group_size)]
         for part in checked(parts, sizes, zero=total, clip_norm=float(sent.params.clip_norm)):
             total = self._add(total, part.total)
-            loss, examples = loss + part.loss, examples + part.examples
+            loss, examples, not_finite = loss + part.loss, examples + part.examples, not_finite + part.not_finite
         if self._canaries is not None:
             total = self._canaries.add(total, canaries, sent.params)
         *state, mean = self._server(weights, optimizer_state, query_state, total)
@@ -94,7 +94,7 @@ class FastExecution(Execution):
             seen = np.array(releases[0])
             seen[int(query_state.noise.next_round)] = self._cohort_size * self._canaries.released(mean, sent.params)
             state.append(seen)
-        row = {"examples": examples, "train_loss": loss / examples if examples else 0.0}
+        row = {"examples": examples, "train_loss": loss / examples if examples else 0.0, "not_finite": not_finite}
         return tuple(state), row | query_metrics(self._query.derive_metrics(state[2]))
 
     def _server_work(self, weights: Any, optimizer_state: Any, query_state: Any, total: Any) -> Any:

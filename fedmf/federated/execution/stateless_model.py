@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.task import Task
-from fedmf.federated.tff_models import TffModel
 
 # (trainable weights, x) -> outputs in training, and the model's own losses.
 StatelessModel = Callable[[Sequence[Any], Any], tuple[Any, Sequence[Any]]]
@@ -23,8 +22,7 @@ def stateless_model(task: Task, seed: int) -> StatelessModel:
     .functional_model_from_keras does the same, but drops the model's own losses.
 
     Raises:
-      ValueError: the model creates other variables than its trainable weights, or is one of TFF that is to be trained in batches, whose
-        loss knows no weights of examples and needs each client's own number of them.
+      ValueError: the model creates other variables than its trainable weights.
     """
     created: list[Any] = []
 
@@ -32,11 +30,10 @@ def stateless_model(task: Task, seed: int) -> StatelessModel:
         created.append(create(**arguments))
         return created[-1]
 
-    with tf.Graph().as_default(), tf.variable_creator_scope(record):
+    # Not in a graph of its own, which invalidates Keras's layers of add_loss in models that are there already.
+    with tf.variable_creator_scope(record):
         built = task.build_model(seed)
     variables = built.trainable_variables
-    if isinstance(built, TffModel) and task.batch_size > 1:
-        raise ValueError(f"{task.name!r} has a {built.kind} of TFF, whose clients of several examples train in turn")
     place = {id(variable): i for i, variable in enumerate(variables)}
     if sorted(place) != sorted(map(id, created)):
         raise ValueError(f"{task.name!r} has a model with variables other than its trainable weights")

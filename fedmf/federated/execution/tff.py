@@ -12,7 +12,8 @@ from fedmf.federated.aggregation.aggregator import dp_aggregator
 from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import Execution, query_metrics
 from fedmf.federated.execution.tff_worker import TffWorker
-from fedmf.federated.task import LossFunction, Task, mean_loss
+from fedmf.federated.loss import BatchLoss, batch_loss, minimised, outputs_and_losses
+from fedmf.federated.task import Task
 from fedmf.federated.tff import tff
 from fedmf.federated.training.optimizers import client_optimizer, scaling_of, server_optimizer
 from fedmf.privacy.plan import Plan
@@ -62,12 +63,16 @@ class TffExecution(Execution):
         state, data = self.noise.hand_in(state), [self._dataset(epochs) for epochs in cohort]
         output = self._worker.run(lambda: self._process.next(state, data))
         train = output.metrics["client_work"]["train"]
-        examples = int(train["num_examples"])
-        row = {"examples": examples, "train_loss": float(train["loss"]) if examples else 0.0}
-        return output.state, row | query_metrics(output.metrics["aggregator"]["dp_query_metrics"])
+        examples, not_finite = int(train["num_examples"]), sum(not epochs for epochs in cohort)
+        zeroed = not_finite + int(train["zeroed"])  # whose updates are zero before the query sees them
+        row = {"examples": examples, "train_loss": float(train["loss"]) if examples else 0.0, "not_finite": not_finite}
+        row |= query_metrics(output.metrics["aggregator"]["dp_query_metrics"])
+        return output.state, row | {"zeroed": row["zeroed"] + zeroed}
 
     def _dataset(self, epochs: Epochs) -> tf.data.Dataset:
-        batches = (tf.data.Dataset.from_tensor_slices(epoch).batch(self._task.batch_size) for epoch in epochs)
+        none = tf.nest.map_structure(lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), self._task.spec)
+        leaves = (tuple(tf.nest.flatten(epoch)) for epoch in epochs or [none])
+        batches = (tf.data.Dataset.from_tensor_slices(epoch).batch(self._task.batch_size) for epoch in leaves)
         return functools.reduce(tf.data.Dataset.concatenate, batches)
 
     def weights(self, state: Any) -> list[np.ndarray]:
@@ -78,15 +83,19 @@ class TffExecution(Execution):
 
 def tff_model(task: Task, seed: int, spec: Any) -> tff.learning.models.VariableModel:
     """The task's model and loss as a TFF model; `spec` is the task's, which cannot be read while TFF traces."""
-    return _TrainedModel(task.build_model(seed), mean_loss(task), spec)
+    return _TrainedModel(task.build_model(seed), batch_loss(task), spec)
 
 
 class _TrainedModel(tff.learning.models.VariableModel):
-    """A model and its loss; the metrics are the loss and the number of examples."""
+    """A model and its loss; the metrics are the loss, the number of examples, and whether TFF zeroed the client's update.
 
-    def __init__(self, model: Any, loss: LossFunction, spec: Any) -> None:
+    A batch is the tuple of the leaves of inputs and labels: TFF's own structures have an order, which a dict's keys do not.
+    """
+
+    def __init__(self, model: Any, loss: BatchLoss, spec: Any) -> None:
         self._model, self._loss, self._spec = model, loss, spec
         self._loss_sum, self._examples = tf.Variable(0.0, trainable=False), tf.Variable(0, trainable=False)
+        self._zeroed = tf.Variable(0, trainable=False)
 
     @property
     def trainable_variables(self) -> Any:
@@ -98,21 +107,20 @@ class _TrainedModel(tff.learning.models.VariableModel):
 
     @property
     def local_variables(self) -> Any:
-        return [self._loss_sum, self._examples, *getattr(self._model, "local_variables", ())]
+        return [self._loss_sum, self._examples, self._zeroed, *getattr(self._model, "local_variables", ())]
 
     @property
     def input_spec(self) -> Any:
-        return self._spec
+        return tuple(tf.nest.flatten(self._spec))
 
     @tf.function
     def forward_pass(self, batch_input: Any, training: bool = True) -> Any:
-        x, y = batch_input
-        real = tf.ones(tf.shape(tf.nest.flatten(y)[0])[:1], tf.float32)
-        loss, examples = self._loss(y, self._model(x, training=training), real), tf.shape(real)[0]
+        x, y = tf.nest.pack_sequence_as(self._spec, batch_input)
+        outputs, own = outputs_and_losses(self._model, x)
+        loss, examples = self._loss(y, outputs), tf.shape(batch_input[0])[0]
         self._loss_sum.assign_add(loss * tf.cast(examples, tf.float32))
         self._examples.assign_add(examples)
-        minimised = tf.add_n([loss, *self._model.losses])
-        return tff.learning.models.BatchOutput(minimised, (), examples)
+        return tff.learning.models.BatchOutput(minimised(loss, own), (), examples)
 
     def predict_on_batch(self, batch_input: Any, training: bool = True) -> Any:
         return self._model(batch_input, training=training)
@@ -120,13 +128,16 @@ class _TrainedModel(tff.learning.models.VariableModel):
     @tf.function
     def report_local_unfinalized_metrics(self) -> Any:
         total, examples = self._loss_sum.read_value(), self._examples.read_value()
-        return collections.OrderedDict(loss=[total, tf.cast(examples, tf.float32)], num_examples=examples)
+        loss = [total, tf.cast(examples, tf.float32)]
+        return collections.OrderedDict(loss=loss, num_examples=examples, zeroed=self._zeroed.read_value())
 
     def metric_finalizers(self) -> Any:
         ratio, same = tf.function(lambda sums: sums[0] / sums[1]), tf.function(lambda number: number)
-        return collections.OrderedDict(loss=ratio, num_examples=same)
+        return collections.OrderedDict(loss=ratio, num_examples=same, zeroed=same)
 
     @tf.function
     def reset_metrics(self) -> None:
+        # TFF calls it where a client's update is not finite.
         self._loss_sum.assign(0.0)
         self._examples.assign(0)
+        self._zeroed.assign(1)

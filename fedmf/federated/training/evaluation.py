@@ -5,7 +5,8 @@ from typing import Any
 import tensorflow as tf
 
 from fedmf.federated.examples import Examples, count, take
-from fedmf.federated.task import Task, mean_loss
+from fedmf.federated.loss import batch_loss, is_mean, keras_mask
+from fedmf.federated.task import Task
 from fedmf.federated.tff_models import Outputs, TffModel
 from fedmf.runs.config import TrainConfig
 
@@ -13,11 +14,23 @@ from fedmf.runs.config import TrainConfig
 MAX_BATCH_EXAMPLES, MAX_OUTPUT_BYTES = 256, 2**25
 
 
+def update_metric(metric: tf.keras.metrics.Metric, labels: Any, outputs: Any) -> None:
+    """Counts a batch as `Model.evaluate` does: without what is masked in the outputs.
+
+    A label for each example and a model with one output: without an axis that such labels lack, Keras's metrics would take one mean of the
+    batch, and a short batch would count as much as any other.
+    """
+    mask = keras_mask(outputs)
+    if tf.is_tensor(labels) and tf.is_tensor(outputs) and labels.shape.rank == 1 and outputs.shape[1:] == [1]:
+        labels = labels[:, tf.newaxis]
+    metric.update_state(labels, outputs, **({} if mask is None else {"sample_weight": mask}))
+
+
 class Evaluator:
     """Metrics of weights on a split or on any examples: {name: float}."""
 
     def __init__(self, task: Task, config: TrainConfig) -> None:
-        self._task, self._loss = task, mean_loss(task)
+        self._task, self._loss = task, batch_loss(task)
         self._model = task.build_model(config.seed)
         self._own = self._model if isinstance(self._model, TffModel) else None  # with metrics of its own
         self._metrics = [] if task.metrics is None else list(task.metrics())
@@ -32,13 +45,14 @@ class Evaluator:
         outputs = self._model(x, training=False)
         for metric in self._metrics:
             if metric is self._mean_loss:
-                examples = tf.shape(tf.nest.flatten(x)[0])[:1]
-                metric.update_state(self._loss(y, outputs, tf.ones(examples)), sample_weight=examples[0])
+                metric.update_state(self._loss(y, outputs), sample_weight=tf.shape(tf.nest.flatten(x)[0])[0])
             else:
-                metric.update_state(y, outputs)
+                update_metric(metric, y, outputs)
 
     def _affordable(self, examples: Examples) -> int:
-        """Examples of a batch, a power of two."""
+        """Examples of a batch: a power of two, or as in training where the loss depends on it."""
+        if self._mean_loss in self._metrics and not is_mean(self._task):
+            return self._task.batch_size
         first = tf.nest.map_structure(tf.constant, take(examples, slice(0, 1)))
         outputs = self._model(first[0], training=False)
         outputs = tf.nest.flatten(outputs.predictions if isinstance(outputs, Outputs) else outputs)

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.examples import Epochs, count
+from fedmf.federated.examples import Epochs, NotFinite, count
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.choice import build_execution
 from fedmf.federated.execution.client_data import ClientRound, client_epochs
@@ -133,6 +133,7 @@ class _Training:
         self.end = min(self.last, options.stop_after or self.last)
         self.evaluator = Evaluator(task, config)
         self.validation: dict[str, float] = {}
+        self.not_finite_told = False
         self.digest = folder.digest()
         self.divergence = DivergenceWatch(
             setup.plan,
@@ -192,6 +193,8 @@ class _Training:
             state, metrics = self.execution.next(self.state, clients, canaries)
         except (tf.errors.InvalidArgumentError, grpc.RpcError) as error:
             raise self._misfit(t, cohort[cohort < known]) or error from error
+        if metrics.pop("not_finite"):
+            self._warn_not_finite(t, cohort[cohort < known])
         row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
         if len(cohort) and metrics.get("zeroed") == len(cohort):
             warnings.warn(_ALL_ZEROED.format(config.zeroing_norm), stacklevel=4)
@@ -206,6 +209,18 @@ class _Training:
         if self.options.on_round is not None:
             self.options.on_round(t)
 
+    def _warn_not_finite(self, t: int, cohort: np.ndarray) -> None:
+        """Once in a run: a run that stopped for a client would tell of its examples."""
+        if self.not_finite_told:
+            return
+        self.not_finite_told = True
+        for client_id in (self.task.client_ids[int(client)] for client in cohort):
+            try:
+                self.task.examples_of(client_id)
+            except NotFinite as error:
+                warnings.warn(f"round {t}: {error}; its update is zeroed, now and whenever it takes part", stacklevel=5)
+                return
+
     def _client(self, t: int, client: int) -> Epochs | ClientRound:
         on_workers = self.options.cluster is not None and self.options.worker_task is not None
         return ClientRound(t, client) if on_workers else client_epochs(self.task, self.config, t, client)
@@ -214,10 +229,11 @@ class _Training:
         """The error of a round in which a client's examples do not fit the model, such as a label that it has no output for."""
         weights = self.execution.weights(self.state)
         for client_id in (self.task.client_ids[int(client)] for client in cohort):
-            examples = self.task.examples_of(client_id)
             try:
-                if count(examples):
+                if count(examples := self.task.examples_of(client_id)):
                     self.evaluator.on(weights, examples)
+            except NotFinite:
+                continue
             except tf.errors.InvalidArgumentError as error:
                 return ValueError(
                     f"round {t} cannot train client {client_id!r} of task {self.task.name!r}: {misfit_reason(error)}; make the model's "

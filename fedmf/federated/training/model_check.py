@@ -7,10 +7,12 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from fedmf.federated.examples import Examples, in_batches, take
+from fedmf.federated.examples import Examples, take
 from fedmf.federated.execution.stateless_model import operations
-from fedmf.federated.task import Task, mean_loss
+from fedmf.federated.loss import BatchLoss, batch_loss, minimised
+from fedmf.federated.task import Task
 from fedmf.federated.tff_models import TffModel
+from fedmf.federated.training.evaluation import update_metric
 from fedmf.runs.config import TrainConfig
 
 # Operations that break the guarantee, what they do, and what to use instead.
@@ -55,32 +57,32 @@ def check_model(task: Task, config: TrainConfig) -> None:
     model = task.build_model(config.seed)
     _check_dtypes(task, model)
     _check_inputs(task, model)
-    loss = mean_loss(task)
+    loss = batch_loss(task)
 
-    def step(x: Any, y: Any, real: Any) -> Any:
+    def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
-            minimised = tf.add_n([loss(y, model(x, training=True), real), *model.losses])
-        return minimised, tape.gradient(minimised, model.trainable_variables) if minimised.shape.rank == 0 else ()
+            value = loss(y, model(x, training=True))
+            if value.shape.rank != 0:
+                return value, ()
+            total_loss = minimised(value, model.losses)
+        return value, tape.gradient(total_loss, model.trainable_variables)
 
     traced_step = tf.function(step)
-    batch = tf.nest.map_structure(lambda spec: tf.TensorSpec([task.batch_size, *spec.shape[1:]], spec.dtype), task.spec)
     try:
-        traced = traced_step.get_concrete_function(*batch, tf.TensorSpec([task.batch_size], tf.float32))
+        traced = traced_step.get_concrete_function(*task.spec)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"model or loss of task {task.name!r} do not take a batch {batch} of its examples: make them fit "
+            f"model or loss of task {task.name!r} do not take a batch {task.spec} of its examples: make them fit "
             f"({str(error).strip().splitlines()[-1].strip()})"
         ) from error
     shape = traced.structured_outputs[0].shape
     if shape.rank != 0:
         raise ValueError(
-            f"loss of task {task.name!r} gives the shape {shape} where a scalar is needed: take the mean, or "
-            "pass a tf.keras.losses.Loss"
+            f"loss of task {task.name!r} gives the shape {shape} where a scalar is needed: {_way_to_a_scalar(task)}"
         )
     first = take(task.split("validation"), slice(task.batch_size))
-    *leaves, real = (tf.constant(array[0]) for array in in_batches([first], task.batch_size))
     try:
-        traced_step(*tf.nest.pack_sequence_as(task.spec, leaves), real)
+        traced_step(*tf.nest.map_structure(tf.constant, first))
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(
             f"model or loss of task {task.name!r} fail on its validation split: make outputs and labels fit "
@@ -100,12 +102,20 @@ def check_model(task: Task, config: TrainConfig) -> None:
                 f"build_model of task {task.name!r} gives a model that {does} in training ({', '.join(matching)}), so that the "
                 f"guarantee would not hold: {instead}"
             )
+    if config.execution != "fast" and task.loss is not None:
+        _check_captures(task, model, loss)
     fixed = [variable.name for variable in model.non_trainable_variables]
     if fixed and config.execution != "fast":
         raise ValueError(
             f"build_model of task {task.name!r} gives a model with weights that are not trained ({', '.join(fixed)}), which "
             f"execution={config.execution!r} does not take: use execution='fast'"
         )
+
+
+def _way_to_a_scalar(task: Task) -> str:
+    if isinstance(task.loss, tf.keras.losses.Loss):
+        return f'its reduction is {task.loss.reduction!r}: use "sum_over_batch_size" or "sum"'
+    return "take the mean, or pass a tf.keras.losses.Loss"
 
 
 def _has_state(operation: str) -> bool:
@@ -149,6 +159,18 @@ def _check_inputs(task: Task, model: Any) -> None:
             )
 
 
+def _check_captures(task: Task, model: Any, loss: BatchLoss) -> None:
+    """Refuses a loss that uses a tensor or a variable from outside, which the graphs that TFF builds cannot hold."""
+    x, y = task.spec
+    outputs = tf.function(lambda x: model(x, training=True)).get_concrete_function(x).structured_outputs
+    specs = tf.nest.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), outputs)
+    if tf.function(loss).get_concrete_function(y, specs).captured_inputs:
+        raise ValueError(
+            f"loss of task {task.name!r} uses a tensor or a variable that was made outside of it, which execution='tff' does not take: "
+            "make it a numpy array or a number, or use execution='fast'"
+        )
+
+
 def _check_metrics(task: Task, model: Any, examples: Examples) -> None:
     """Refuses metrics that do not take the outputs, that are no single numbers, or of which two have one name."""
     if task.metrics is None:
@@ -161,7 +183,7 @@ def _check_metrics(task: Task, model: Any, examples: Examples) -> None:
         if names.count(metric.name) > 1:
             raise ValueError(f"metric {metric.name!r} of task {task.name!r} is there twice: name one otherwise")
         try:
-            metric.update_state(y, model(x, training=False))
+            update_metric(metric, y, model(x, training=False))
             shape = np.asarray(metric.result()).shape
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             raise ValueError(

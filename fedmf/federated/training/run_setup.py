@@ -1,5 +1,6 @@
 """`RunSetup`, what a run is before round 0, made anew or from its folder; refuses what cannot give the guarantee."""
 
+import contextlib
 import dataclasses
 import hashlib
 import pathlib
@@ -9,6 +10,7 @@ from typing import Any
 from fedmf.cohorts.availability import availability_from_text
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.devices import DeviceBehavior
+from fedmf.federated.examples import NotFinite
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.canaries import largest_entry
 from fedmf.federated.execution.choice import parameters
@@ -136,7 +138,8 @@ def new_run(
     _ = task.headline  # refuses what cannot be evaluated
     for split in SPLITS if options.test else ("validation",):
         task.split(split)
-    task.examples_of(task.client_ids[0])
+    with contextlib.suppress(NotFinite):  # which a run survives
+        task.examples_of(task.client_ids[0])
     plan_given = plan is not None
     if plan is None:
         plan = config.plan(config.fit(show_progress=options.progress))

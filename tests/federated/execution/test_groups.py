@@ -27,7 +27,7 @@ def sum_of(updates):
     total = QUERY.initial_sample_state()
     for update in updates:
         total = QUERY.accumulate_record(params, total, update)
-    return GroupSum(tf.nest.map_structure(lambda tensor: tensor.numpy(), total), 1.0, 9, 1, "node-7")
+    return GroupSum(tf.nest.map_structure(lambda tensor: tensor.numpy(), total), 1.0, 9, 0, 1, "node-7")
 
 
 def check(part, clients=5, number=1):
@@ -114,7 +114,7 @@ def train(pickled, sent, number, group):
     setup, _ = pickle.loads(pickled)
     [part] = setup.work(1).sums(sent, [group])
     total = tf.nest.map_structure(lambda tensor: tensor.numpy(), part.total)
-    return GroupSum(total, part.loss, part.examples, number, "node-7")
+    return GroupSum(total, part.loss, part.examples, 0, number, "node-7")
 
 
 class InOneProcess:

@@ -1,0 +1,89 @@
+"""What is minimised on a batch: what Keras minimises in `Model.fit`. A batch holds nothing but a client's own examples, at least one."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from fedmf.federated.task import Task
+
+# (labels, outputs) -> the loss of a batch, a float32 scalar.
+BatchLoss = Callable[[Any, Any], Any]
+
+
+def batch_loss(task: Task) -> BatchLoss:
+    """The task's loss, without the model's own losses.
+
+    A Keras loss is called as Keras calls it: its reduction, its `__call__` and the mask of the outputs count. Its value is not checked:
+    `check_model` does that.
+    """
+    loss = task.loss
+    if loss is None:
+        return lambda labels, outputs: tf.cast(outputs.loss(labels), tf.float32)
+    if isinstance(loss, tf.keras.losses.Loss):
+        return lambda labels, outputs: tf.cast(_keras_loss(task.name, loss, labels, outputs), tf.float32)
+
+    def of_function(labels: Any, outputs: Any) -> Any:
+        examples = tf.shape(tf.nest.flatten(labels)[0])[:1]
+        return tf.cast(loss(labels, outputs, tf.ones(examples)), tf.float32)
+
+    return of_function
+
+
+def minimised(loss: Any, own: Sequence[Any]) -> Any:
+    """The loss of a batch and the model's own losses (regularisers, add_loss) together."""
+    return tf.add_n([loss, *(tf.cast(each, tf.float32) for each in own)])
+
+
+def outputs_and_losses(model: Any, x: Any) -> tuple[Any, list[Any]]:
+    """A model's outputs in training, and its own losses.
+
+    In a graph of TFF a model keeps the losses of earlier calls too, and of the call that built it, whose inputs nobody feeds.
+    """
+    before = list(model.losses)
+    outputs = model(x, training=True)
+    return outputs, [loss for loss in model.losses if all(loss is not other for other in before)]
+
+
+def keras_mask(outputs: Any) -> Any:
+    """The mask that Keras's layers left on the outputs, of their dtype: 0 where they do not count. None for no mask."""
+    mask = getattr(outputs, "_keras_mask", None)
+    return None if mask is None else tf.cast(mask, outputs.dtype)
+
+
+def is_mean(task: Task) -> bool:
+    """Whether the loss is a mean over what it is given, so that it may be taken on batches of any size."""
+    loss = task.loss
+    if not isinstance(loss, tf.keras.losses.Loss):
+        return True  # by the contract of `Task.loss`
+    own = not type(loss).__module__.startswith("keras.")
+    return not own and loss.reduction != tf.keras.losses.Reduction.SUM
+
+
+def _keras_loss(name: str, loss: tf.keras.losses.Loss, labels: Any, outputs: Any) -> Any:
+    """As keras.engine.compile_utils.LossesContainer has it (Keras 2.14): the sum over the outputs of a model that has several."""
+    if tf.nest.is_nested(labels) or tf.nest.is_nested(outputs):
+        try:
+            tf.nest.assert_same_structure(labels, outputs)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"labels and outputs of task {name!r} have other structures, so that its Keras loss does not know which belong together: "
+                "give both the same, or the task a function (labels, outputs, example_weights)"
+            ) from None
+    pairs = zip(tf.nest.flatten(labels), tf.nest.flatten(outputs), strict=True)
+    return tf.add_n([_of_output(loss, *pair) for pair in pairs])
+
+
+def _of_output(loss: tf.keras.losses.Loss, labels: Any, outputs: Any) -> Any:
+    mask = keras_mask(outputs)
+    weights = {} if mask is None else {"sample_weight": mask}
+    if all(dtype.is_floating for dtype in (labels.dtype, outputs.dtype)) or (
+        labels.dtype.is_integer and outputs.dtype.is_integer
+    ):
+        labels = tf.cast(labels, outputs.dtype)
+    if labels.shape.rank != 1 or outputs.shape.rank != 2:
+        return loss(labels, outputs, **weights)
+    try:
+        return loss(labels[:, tf.newaxis], outputs, **weights)
+    except ValueError:  # `Model.fit` fails here, and TFF's from_keras_model does not
+        return loss(labels, outputs, **weights)

@@ -1,0 +1,269 @@
+"""A client's update is that of Keras's `train_on_batch` on its own examples, whatever model and loss, in every kind of client work."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from fedmf import federated
+from fedmf.federated.aggregation.aggregator import mean_query
+from fedmf.federated.execution import client_work
+from fedmf.federated.execution.base import RunOptions
+from fedmf.federated.execution.batches import batches, steps
+from fedmf.federated.execution.choice import build_execution
+from fedmf.federated.execution.client_data import client_epochs
+from fedmf.federated.training.evaluation import Evaluator
+from fedmf.federated.training.model_check import check_model
+from tests.federated.run_small import config
+
+pytestmark = pytest.mark.tensorflow
+layers, losses = tf.keras.layers, tf.keras.losses
+
+BATCH, RATE = 4, 0.05
+SIZES = (3, 4, 1, 9)  # one client fills its batch
+OWNERS = np.repeat(np.arange(len(SIZES)), SIZES)
+RNG = np.random.default_rng(1)
+FEATURES = RNG.normal(size=(len(OWNERS), 5)).astype(np.float32)
+LABELS = RNG.integers(0, 3, len(OWNERS))
+WORDS = RNG.integers(1, 9, (len(OWNERS), 6))
+PADDED = np.where(np.arange(6) < RNG.integers(2, 7, (len(OWNERS), 1)), WORDS, 0)
+NEXT = RNG.integers(0, 3, WORDS.shape)
+TABLE = {"z": PADDED, "a": FEATURES}  # keys that are not in order
+
+
+class BatchMean(layers.Layer):
+    """Mixes the rows of a batch, and has a loss of its own."""
+
+    def call(self, x):
+        self.add_loss(0.3 * tf.reduce_sum(tf.square(x)))
+        return x - tf.reduce_mean(x, axis=0) + tf.reduce_max(x)
+
+
+class Tripled(losses.Loss):
+    """With a `__call__` of its own, a number of its own, and one number for a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = 3.0
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return self.factor * super().__call__(y_true, y_pred, sample_weight)
+
+    def call(self, y_true, y_pred):
+        return tf.reduce_mean(tf.abs(y_true - y_pred)) + tf.reduce_max(y_pred)
+
+
+def dense(outputs=3, *middle):
+    return tf.keras.Sequential([tf.keras.Input((5,)), layers.Dense(4, "relu"), *middle, layers.Dense(outputs)])
+
+
+def pooled():
+    """Where words are missing it divides by their number: rows of zeros have no finite gradient."""
+    embedding = layers.Embedding(9, 4, mask_zero=True, input_length=6)
+    return tf.keras.Sequential([embedding, layers.GlobalAveragePooling1D(), layers.Dense(3)])
+
+
+def sequences():
+    """Inputs in a dict, a mask, and a regulariser of activities."""
+    words, features = tf.keras.Input((6,), name="z"), tf.keras.Input((5,), name="a")
+    regularised = layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l2")(features)
+    hidden = layers.Dense(4)(layers.Embedding(9, 4, mask_zero=True)(words))
+    hidden = layers.Add()([hidden, layers.RepeatVector(6)(regularised)])
+    return tf.keras.Model({"z": words, "a": features}, layers.Dense(3)(hidden))
+
+
+def two_outputs():
+    features = tf.keras.Input((5,))
+    return tf.keras.Model(features, {"q": layers.Dense(3)(features), "b": layers.Dense(3)(features)})
+
+
+def crossentropy(**options):
+    return losses.SparseCategoricalCrossentropy(from_logits=True, **options)
+
+
+# Inputs, labels, model, loss.
+KINDS = {
+    "masked pooling, sum": (WORDS, LABELS, pooled, lambda: crossentropy(reduction="sum")),
+    "masked sequences, a class ignored": (TABLE, NEXT, sequences, lambda: crossentropy(ignore_class=1)),
+    "rows mixed, own losses": (FEATURES, LABELS, lambda: dense(3, BatchMean()), crossentropy),
+    "own class": (FEATURES, FEATURES[:, 0].astype(np.float64), lambda: dense(1), Tripled),
+    "two outputs": (FEATURES, {"q": LABELS, "b": (LABELS + 1) % 3}, two_outputs, crossentropy),
+}
+
+
+def task_of(x, y, model, loss, **changes):
+    attributes = {
+        "name": "as Keras", "x": x, "y": y, "client_ids": OWNERS, "validation": (x, y), "test": (x, y), "model": model,
+        "loss": loss(), "metrics": lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")], "batch_size": BATCH,
+    }  # fmt: skip
+    return federated.Task.from_arrays(**(attributes | changes))
+
+
+def settings(execution="fast"):
+    one_round = {"rounds": 1, "min_sep": 1, "family": "none", "noise_multiplier": None, "zeroing_norm": None}
+    server = {"server_learning_rate": 1.0, "server_momentum": 0.0, "warmup": 0.0, "cooldown": 0.0}
+    return config(
+        execution,
+        cohort_size=len(SIZES),
+        clip_norm=1e6,
+        client_learning_rate=RATE,
+        client_epochs=2,
+        **one_round,
+        **server,
+    )
+
+
+def cohort_of(task):
+    return [client_epochs(task, settings(), 0, client) for client in range(len(SIZES))]
+
+
+def trained_by_keras(task, loss):
+    """The sum of the updates, and the mean loss with the model's own losses."""
+    model = task.build_model(3)
+    start = model.get_weights()
+    total, values, examples = [np.zeros_like(w) for w in start], 0.0, 0
+    for epochs in cohort_of(task):
+        model.set_weights(start)
+        model.compile(tf.keras.optimizers.legacy.SGD(RATE), loss())
+        for epoch in epochs:
+            count = len(tf.nest.flatten(epoch)[0])
+            for first in range(0, count, BATCH):
+                x, y = tf.nest.map_structure(lambda array, i=first: array[i : i + BATCH], epoch)
+                value, rows = np.ravel(model.train_on_batch(x, y))[0], min(BATCH, count - first)
+                values, examples = values + value * rows, examples + rows
+        total = [t + s - w for t, s, w in zip(total, start, model.get_weights(), strict=True)]
+    return total, values / examples
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if "sum" in kind or "own" in kind else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
+def test_in_turn_and_side_by_side(kind, monkeypatch):
+    *_, loss = KINDS[kind]
+    task = task_of(*KINDS[kind])
+    expected, mean = trained_by_keras(task, loss)
+    weights = [v.value() for v in task.build_model(3).trainable_variables]
+    specs = [tf.TensorSpec(w.shape) for w in weights]
+    plan = settings().plan(settings().fit(show_progress=False))
+    query = mean_query(plan, specs, clients_per_round=4, noise_seed=1, zeroing_norm=None, noise_strategy="precomputed")
+    sent = client_work.Broadcast(weights, query.derive_sample_params(query.initial_global_state()))
+    for small in (0, 10_000):
+        monkeypatch.setattr(client_work, "SMALL_MODEL", small)
+        work = client_work.AutodiffClients(task, settings(), query, specs)
+        # TensorFlow has no vectorised form of what Keras does for a class that is ignored.
+        assert work._can_side_by_side is (small > 0 and "ignored" not in kind)
+        [part] = work.sums(sent, [cohort_of(task)])
+        assert int(part.total.zeroed) == 0
+        for ours, keras in zip(part.total.record, expected, strict=True):
+            assert np.abs(keras).max() > 1e-3
+            np.testing.assert_allclose(ours, keras, atol=2e-6)
+        if not task.build_model(3).losses:  # which Keras adds to what it reports
+            assert part.loss / part.examples == pytest.approx(mean, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_fast_and_tff_train_the_same():
+    kind = KINDS["masked sequences, a class ignored"]
+    task = task_of(*kind)
+    expected, _ = trained_by_keras(task, kind[-1])
+    # A client whose examples are not finite, and one whose update is not.
+    (x, y), *_ = cohort_of(task)[0]
+    cohort, rows = [*cohort_of(task), [], [({"z": x["z"], "a": x["a"] * np.float32(1e38)}, y)]], []
+    for name in ("fast", "tff"):
+        execution = build_execution(task, settings().plan(), settings(name), 9, options=RunOptions())
+        start = execution.init()
+        _, row = execution.next(start, cohort[:-1])
+        state, last = execution.next(start, cohort)
+        assert last["zeroed"] == 2
+        for before, after, keras in zip(execution.weights(start), execution.weights(state), expected, strict=True):
+            np.testing.assert_allclose(before - after, keras / len(SIZES), atol=1e-6)
+        rows.append(row)
+    assert rows[0] == pytest.approx(rows[1], rel=1e-5)
+    assert (rows[0]["examples"], rows[0]["zeroed"], rows[0]["not_finite"]) == (2 * sum(SIZES), 1, 1)
+
+
+@pytest.mark.parametrize("kind", ["masked sequences, a class ignored", "own class"])
+def test_evaluation_is_that_of_keras(kind):
+    """The loss of a class of one's own depends on the batches: they are those of training."""
+    *_, loss = KINDS[kind]
+    metrics = tf.keras.metrics
+    made = metrics.MeanAbsoluteError if kind == "own class" else metrics.SparseCategoricalAccuracy
+    task = task_of(*KINDS[kind], metrics=lambda: [made("accuracy")])
+    model = task.build_model(3)
+    model.compile(loss=loss(), metrics=[made("accuracy")])
+    expected = model.evaluate(*task.split("test"), batch_size=BATCH if kind == "own class" else 256, verbose=0)
+    found = Evaluator(task, settings())([v.numpy() for v in model.trainable_variables], "test")
+    assert found["accuracy"] == pytest.approx(expected[1])
+    if not model.losses:  # which Keras adds to what it reports
+        assert found["loss"] == pytest.approx(expected[0], rel=1e-5)
+
+
+def test_what_cannot_be_honoured_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"the shape \(None,\) where a scalar is needed: its reduction is 'none': use"):
+        check_model(task_of(FEATURES, LABELS, dense, lambda: crossentropy(reduction="none")), settings())
+    for loss in (losses.sparse_categorical_crossentropy, losses.MeanSquaredError):
+        with pytest.raises(TypeError, match=r"loss of task 'as Keras' is .*: pass a tf\.keras\.losses\.Loss, such as"):
+            task_of(FEATURES, LABELS, dense, lambda loss=loss: loss)
+    with pytest.raises(ValueError, match="labels and outputs of task 'as Keras' have other structures"):
+        check_model(task_of(FEATURES, LABELS, two_outputs, crossentropy), settings())
+
+
+def test_labels_of_tff_s_rank_are_taken():
+    """A loss that `Model.fit` would give labels of a second axis, which it does not take."""
+
+    class OnIndices(losses.Loss):
+        def call(self, y_true, y_pred):
+            return tf.nn.sparse_softmax_cross_entropy_with_logits(y_true, y_pred)
+
+    check_model(task_of(FEATURES, LABELS, dense, OnIndices), settings())
+
+
+class Weighted(losses.Loss):
+    """Keeps a variable, which nothing changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = tf.Variable(2.0, trainable=False)
+
+    def call(self, y_true, y_pred):
+        return self.weight * tf.square(y_true - y_pred)
+
+
+def test_a_loss_with_a_variable_is_not_for_tff():
+    task = task_of(
+        FEATURES,
+        FEATURES[:, 0],
+        lambda: dense(1),
+        Weighted,
+        metrics=lambda: [tf.keras.metrics.MeanSquaredError("error")],
+    )
+    check_model(task, settings())
+    with pytest.raises(ValueError, match="loss of task 'as Keras' uses a tensor or a variable .*execution='fast'"):
+        check_model(task, settings("tff"))
+
+
+def test_few_steps_have_all_batches_in_each_client_s_order():
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        sizes = rng.integers(0, 12, (rng.integers(1, 8), 3))
+        cohort = [[(np.zeros(n), np.zeros(n)) for n in epochs] for epochs in sizes]
+        found = batches(cohort, 4)
+        order = steps(found)
+        size, begin, seen, place = dict(zip(found.start, found.size, strict=True)), 0, [[] for _ in cohort], []
+        for end, rows in zip(order.end, order.size, strict=True):
+            clients, starts = order.client[begin:end], order.start[begin:end]
+            assert len(set(clients)) == len(clients) > 0
+            assert all(size[start] == rows for start in starts)
+            for client, start in zip(clients, starts, strict=True):
+                place.append((len(seen[client]) == 0, len(place)))
+                seen[client].append(start)
+            begin = end
+        assert seen == [found.start[found.client == client].tolist() for client in range(len(cohort))]
+        firsts = order.end[order.first - 1] if order.first else 0
+        assert [first for first, _ in place] == [True] * firsts + [False] * (len(place) - firsts)
+
+
+def test_clients_of_equal_epochs_need_few_steps():
+    """Whole batches are trained together, and the last ones of equal rows."""
+    cohort = [[(np.zeros(n), np.zeros(n))] * 2 for n in (4, 5, 9, 13)]
+    order = steps(batches(cohort, 4))
+    assert order.size.tolist() == [4, 4, 4, 1, 4, 4, 4, 1]
