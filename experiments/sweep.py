@@ -1,6 +1,6 @@
 """`fedmf sweep`: the runs of a grid, each a `fedmf train`, several at a time; then a table, a figure and a report of all.
 
-A run that dies takes no other run with it, and one that is finished is never trained again. The sweep's folder:
+A run that dies takes no other run with it, and one that is finished is never trained again. The sweep's folder, for its owner alone:
 
   runs/NAME/     a run folder each
   logs/NAME.txt  what the run said on standard error
@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 
 from fedmf.experiments import sweep_figures, sweep_grid, sweep_halving, sweep_job, sweep_results, sweep_runs
 from fedmf.experiments.sweep_runs import log_file, run_folder
-from fedmf.files import write_atomically
+from fedmf.files import make_folder, write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.privacy.statement import mechanism_digest
 from fedmf.reports import write_report
 from fedmf.reports.labels import field_names
 from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
-from fedmf.runs.folder import Run
+from fedmf.runs.folder import Run, RunFolder
 from fedmf.terminal import interrupts
 from fedmf.terminal.progress_bar import bar
 
@@ -129,7 +129,7 @@ def run_sweep(
     # Those of earlier commands count as well, and those that are not finished or were stopped: they trained on the same clients.
     others = sorted(path.name for path in (out / "runs").iterdir() if path.name not in configs)
     folders = [run_folder(out, name) for name in (*configs, *others)]
-    begun = [Run.load(folder) for folder in folders if (folder / "result.json").exists() or _rounds_done(folder)]
+    begun = [Run.load(folder) for folder in folders if RunFolder(folder).rounds_ever_done()]
     runs = [run for run in begun if run.result is not None]
     if runs:
         for name, content in (
@@ -138,7 +138,7 @@ def run_sweep(
             ("best.png", sweep_figures.best_figure(runs, smoothed_over)),
         ):
             if content is not None:
-                write_atomically(out / name, content)
+                write_atomically(out / name, content, mode=0o600)
         report, together = (
             write_report(runs, out / "report", title=f"fedmf sweep {out.name}"),
             sweep_results.together(begun),
@@ -182,7 +182,7 @@ def train_all(
     configs, place = in_folder(out, configs), Where(**where)
     try:
         for part in ("runs", "logs"):
-            (out / part).mkdir(parents=True, exist_ok=True)
+            make_folder(out / part)
         for name, config in configs.items():
             sweep_runs.prepare(out, name, config, _seed_of(noise_seed, config))
     except OSError as error:

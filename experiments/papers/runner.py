@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedmf.experiments.papers.item import Item, Request
-from fedmf.files import write_atomically
+from fedmf.files import make_folder, write_atomically
 from fedmf.reports.canvas import as_png, in_style
 
 RESULT, NUMBERS, PICTURE = "result.json", "numbers.csv", "figure.png"
@@ -26,7 +26,7 @@ def run(item: Item, request: Request) -> dict[str, Any]:
     """
     if item.make is None:
         raise ValueError(f"name={item.name!r} cannot be made here: {item.why}")
-    request.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(request.folder)
     began, busy = time.perf_counter(), sum(os.times()[:4])
     with in_style():
         outcome = item.make(request)
@@ -48,9 +48,9 @@ def run(item: Item, request: Request) -> dict[str, Any]:
         "fedmf": importlib.metadata.version("fedmf"),
         "command": f"fedmf paper run {item.name} --scale {request.scale}" + (" --data ..." if request.data else ""),
     }
-    write_atomically(request.folder / NUMBERS, as_csv(outcome.columns, outcome.rows))
-    write_atomically(request.folder / PICTURE, picture)
-    write_atomically(request.folder / RESULT, json.dumps(result, indent=1) + "\n")
+    write_atomically(request.folder / NUMBERS, as_csv(outcome.columns, outcome.rows), mode=0o600)
+    write_atomically(request.folder / PICTURE, picture, mode=0o600)
+    write_atomically(request.folder / RESULT, json.dumps(result, indent=1) + "\n", mode=0o600)
     return result
 
 

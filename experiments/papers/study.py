@@ -17,6 +17,7 @@ from fedmf.experiments.papers.item import Request
 from fedmf.experiments.sweep_grid import sweep_configs
 from fedmf.experiments.sweep_results import validation_of
 from fedmf.experiments.sweep_runs import run_folder
+from fedmf.files import make_folder
 from fedmf.mechanisms import Mechanism
 from fedmf.reports.groups import final_metric
 from fedmf.runs.config import TrainConfig, families_taking
@@ -114,7 +115,7 @@ def run_study(study: Study, request: Request) -> list[Score]:
       ValueError: scale "full" without data; or a run failed.
     """
     out = request.folder.absolute().parent / "sweeps" / f"{study.name}-{request.scale}"
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     data = _data(study, request, out)
     for stem in study.stems():
         if not (path := out / f"{stem}.npz").exists():

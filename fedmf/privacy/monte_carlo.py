@@ -36,7 +36,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedmf.files import cache_folder, write_atomically
+from fedmf.files import cache_folder, make_folder, write_atomically
 from fedmf.terminal import interrupts, progress_bar
 
 # Chance, over our coins, that one epsilon is too small; of the MAX_ATTEMPTS of a calibration together it is ten times as large.
@@ -282,7 +282,7 @@ def simulated_epsilon(losses: Losses, delta: float, most: float) -> SimulatedEps
     except (OSError, ValueError, TypeError, KeyError):
         result = _simulated(losses, delta, most)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_atomically(path, json.dumps(dataclasses.asdict(result)))
     except OSError as error:
         warnings.warn(f"epsilon could not be stored in cache={str(folder)!r} ({error})", RuntimeWarning, stacklevel=3)
