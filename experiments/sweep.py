@@ -19,7 +19,7 @@ import pathlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedmf.experiments import sweep_figures, sweep_grid, sweep_halving, sweep_job, sweep_results, sweep_runs
@@ -126,10 +126,9 @@ def run_sweep(
     configs = in_folder(out, configs)
     failures = train_all(out, configs, **training)
     answer: dict[str, Any] = {"report": None, "results": None, "best": [], "together": "", "text": ""}
-    # Those of earlier commands count as well, and those that are not finished or were stopped: they trained on the same clients.
+    # Those of earlier commands count as well.
     others = sorted(path.name for path in (out / "runs").iterdir() if path.name not in configs)
-    folders = [run_folder(out, name) for name in (*configs, *others)]
-    begun = [Run.load(folder) for folder in folders if RunFolder(folder).rounds_ever_done()]
+    begun = begun_runs(run_folder(out, name) for name in (*configs, *others))
     runs = [run for run in begun if run.result is not None]
     if runs:
         for name, content in (
@@ -151,6 +150,15 @@ def run_sweep(
             "text": f"{sweep_results.best_table(runs, smoothed_over)}\n{together}\nopen {report}",
         }
     return answer | {"failed": {name: failure._asdict() for name, failure in failures.items()}}
+
+
+def begun_runs(folders: Iterable[pathlib.Path]) -> list[Run]:
+    """The runs that have released a round: finished, stopped, or cut by a crash, they have all trained on the clients."""
+    return [
+        Run.load(folder)
+        for folder in folders
+        if (folder / "result.json").exists() or RunFolder(folder).rounds_ever_done()
+    ]
 
 
 def train_all(
