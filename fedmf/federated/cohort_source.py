@@ -137,5 +137,10 @@ def _described(controller: ParticipationController) -> dict[str, str]:
     names = ("participation", "population", "cohort_size", "sampling", "behavior", "availability")
     values = {name: getattr(controller, name) for name in names}
     seed = hashlib.sha256(f"fedmf controller {controller.seed}".encode()).hexdigest()
-    is_value = {name: value is None or isinstance(value, int) or dataclasses.is_dataclass(value) for name, value in values.items()}
-    return {name: repr(value) if is_value[name] else type(value).__name__ for name, value in values.items()} | {"seed": seed}
+    is_value = {
+        name: value is None or isinstance(value, int) or dataclasses.is_dataclass(value)
+        for name, value in values.items()
+    }
+    return {name: repr(value) if is_value[name] else type(value).__name__ for name, value in values.items()} | {
+        "seed": seed
+    }

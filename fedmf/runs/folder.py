@@ -283,11 +283,7 @@ class RunFolder:
 
 def digests(folder: pathlib.Path) -> dict[str, str]:
     """Name -> SHA-256, hexadecimal, of the files of a finished run that an audit rests on."""
-    return {
-        name: _sha256((folder / name).read_bytes())
-        for name in _SUMMED_UP
-        if (folder / name).exists()
-    }
+    return {name: _sha256((folder / name).read_bytes()) for name in _SUMMED_UP if (folder / name).exists()}
 
 
 def _sha256(content: bytes) -> str:

@@ -32,5 +32,5 @@ def test_they_are_their_owner_s(tmp_path, umask):
     assert not any(mode & 0o022 for mode in left.values())  # nobody else may write
     there = {path.name for path in left}
     assert answer["report"].endswith("report.html")
-    assert there >= {"report.html", "results.csv", "figure.png", "clients.png", "identity.json", "metrics.jsonl"}
+    assert there >= {"report.html", "validation.png", "results.csv", "identity.json", "metrics.jsonl"}
     assert any(name.startswith("events") for name in there)

@@ -110,7 +110,9 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
         if len(tempfile.gettempdir()) > _LONGEST_FOLDER:
             options["_temp_dir"] = "/tmp/ray"
     handler = signal.getsignal(signal.SIGTERM)
-    mask = os.umask(0o077)  # Ray's processes inherit it: what does not fit into memory, examples too, they write to files
+    mask = os.umask(
+        0o077
+    )  # Ray's processes inherit it: what does not fit into memory, examples too, they write to files
     try:
         # Ray tells the cluster the driver's command line, and the noise seed may stand in it.
         with mock.patch("ray._private.utils.get_entrypoint_name", return_value="fedmf"):

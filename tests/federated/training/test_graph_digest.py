@@ -67,6 +67,11 @@ def weighted(scale):
     return lambda y, logits, real: table[0] * tf.reduce_mean(logits)
 
 
+def of_variable(value):
+    weight = tf.Variable(value)
+    return lambda y, logits, real: weight * tf.reduce_mean(logits)
+
+
 def regularised(strength):
     return lambda: layers.Dense(4, kernel_regularizer=tf.keras.regularizers.L2(strength))
 
@@ -79,8 +84,8 @@ TASKS = {
     "batch": lambda: dataclasses.replace(small_task(), batch_size=5),
     "weighted 1": lambda: with_loss(weighted(1.0)),
     "weighted 2": lambda: with_loss(weighted(2.0)),
-    "variable": lambda: with_loss(lambda y, logits, real, w=tf.Variable(2.0): w * tf.reduce_mean(logits)),
-    "other variable": lambda: with_loss(lambda y, logits, real, w=tf.Variable(3.0): w * tf.reduce_mean(logits)),
+    "variable": lambda: with_loss(of_variable(2.0)),
+    "other variable": lambda: with_loss(of_variable(3.0)),
     "relu": lambda: stacked(lambda: layers.Dense(4, activation="relu")),
     "tanh": lambda: stacked(lambda: layers.Dense(4, activation="tanh")),
     "l2 .1": lambda: stacked(regularised(0.1)),
