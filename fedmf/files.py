@@ -39,7 +39,7 @@ def write_atomically(
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Makes the folder, and those above it that are missing, for their owner alone, whatever the umask. One that is there stays as it is."""
+    """Makes the folder, and those above it that are missing, for their owner alone. One that is there stays as it is."""
     path = pathlib.Path(path)
     if not path.parent.exists():
         make_folder(path.parent)

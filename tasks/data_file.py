@@ -19,7 +19,9 @@ ORIGINS = {SYNTHETIC: "synthetic corpus", IMPORTED: "imported text"}
 def create(path: pathlib.Path, application_id: int, *, overwrite: bool) -> Iterator[sqlite3.Connection]:
     """A new data file for `write_client`, which takes the name `path` only when the block ends without an error.
 
-    Only its owner can read it: it may hold what people wrote. A killed writer leaves hidden `.<name>.<process id>.partial` files, which the next writer of the same name removes.
+    Only its owner can read it, for it may hold what people wrote.
+
+    A killed writer leaves hidden `.<name>.<process id>.partial` files, which the next writer of the same name removes.
 
     Args:
       path: the file to write; its folder must exist.

@@ -133,14 +133,10 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
 
 
 def _described(controller: ParticipationController) -> dict[str, str]:
-    """What its draws follow from, by argument: of a function its name alone; of the seed, which is secret with sampling, a digest."""
-    names = ("participation", "population", "cohort_size", "sampling", "behavior", "availability")
-    values = {name: getattr(controller, name) for name in names}
-    seed = hashlib.sha256(f"fedmf controller {controller.seed}".encode()).hexdigest()
-    is_value = {
-        name: value is None or isinstance(value, int) or dataclasses.is_dataclass(value)
-        for name, value in values.items()
-    }
-    return {name: repr(value) if is_value[name] else type(value).__name__ for name, value in values.items()} | {
-        "seed": seed
+    """What its draws follow from, by argument; of the seed, which is secret with sampling, a digest."""
+    names = ("participation", "population", "cohort_size", "sampling", "behavior")
+    available = controller.availability  # of a model that is no dataclass nothing but its class is known
+    return {name: repr(getattr(controller, name)) for name in names} | {
+        "availability": repr(available) if dataclasses.is_dataclass(available) else type(available).__name__,
+        "seed": hashlib.sha256(f"fedmf controller {controller.seed}".encode()).hexdigest(),
     }

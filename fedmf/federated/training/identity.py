@@ -22,13 +22,16 @@ _DIFFERS = {
 }
 
 
-def task_identity(task: Task, model: Mapping[str, str], controller: ParticipationController) -> dict[str, Any]:
+def task_identity(
+    task: Task, model: Mapping[str, str], controller: ParticipationController, *, resumed: bool
+) -> dict[str, Any]:
     """Digests of what the run's updates follow from.
 
     Args:
       task: of the run.
       model: what `check_model` gives.
-      controller: of the run, before its first round or behind it.
+      controller: of the run, before its first round.
+      resumed: read the clients in another order than the run did, which examples must not depend on.
 
     Returns:
       "model" and "initial_weights", hexadecimal; "batch_size"; "client_ids", hexadecimal; "first_cohort", a digest of the examples of each
@@ -41,9 +44,10 @@ def task_identity(task: Task, model: Mapping[str, str], controller: Participatio
         warnings.simplefilter("ignore", PoolRanDryWarning)  # the loop asks again
         cohort = controller.cohort(0)
     clients = _clients(task, cohort)
-    first, again = ([of_examples.digest(task.examples_of(client)) for client in clients] for _ in range(2))
-    for client, one, other in zip(clients, first, again, strict=True):
-        if one != other:
+    in_turn = clients[::-1] if resumed else clients
+    first, again = ({client: of_examples.digest(task.examples_of(client)) for client in in_turn} for _ in range(2))
+    for client in clients:
+        if first[client] != again[client]:
             raise ValueError(
                 f"client {client!r} of task {task.name!r} has other examples when they are read again, and a resume would put the same "
                 "noise on other updates: client_examples and preprocess must be pure, so leave out shuffles (fedmf shuffles), or seed them "
@@ -53,7 +57,7 @@ def task_identity(task: Task, model: Mapping[str, str], controller: Participatio
         **model,
         "batch_size": task.batch_size,
         "client_ids": of_examples.digest(np.array([str(client) for client in task.client_ids])),
-        "first_cohort": first,
+        "first_cohort": [first[client] for client in clients],
     }
 
 

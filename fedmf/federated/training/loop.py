@@ -122,8 +122,8 @@ class _Training:
         self.last = max(setup.rounds(), folder.rounds_ever_done())  # what was released must be in the guarantee
         if (ended := Run.load(folder.path).ended_after) is not None:
             raise ValueError(
-                f"{folder.path} has ended after {ended} rounds, as its stop_at_epsilon said, and states their guarantee: it does not go on; "
-                "start a new folder for more rounds"
+                f"{folder.path} has ended after {ended} rounds, as its stop_at_epsilon said, and states their guarantee: it does not go "
+                "on; start a new folder for more rounds"
             )
         self.end = min(self.last, options.stop_after or self.last)
         self.evaluator = Evaluator(task, config)

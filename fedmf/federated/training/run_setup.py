@@ -94,7 +94,7 @@ class RunSetup:
         Raises:
           ValueError: before anything is written, for clients whose examples change from reading to reading.
         """
-        identity = task_identity(self.task, model, self.controller())
+        identity = task_identity(self.task, model, self.controller(), resumed=False)
         folder, plan = RunFolder.create(self.folder.path), self.plan
         plan.mechanism.save(folder.path / "mechanism.npz")
         workload = self.config.workload()
@@ -331,7 +331,7 @@ def reopen_run(
 def _check_task(setup: RunSetup, kept: Mapping[str, Any], model: Mapping[str, str]) -> None:
     """Refuses a task that is not the one whose identity was kept."""
     task, folder, controller = setup.task, setup.folder, setup.controller()
-    now = task_identity(task, model, controller)
+    now = task_identity(task, model, controller, resumed=True)
     if folder.saved_rounds():
         del now["initial_weights"]  # the checkpoint has those of its round
     reason = difference(kept, now, task, controller.cohort(0))

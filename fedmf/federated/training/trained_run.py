@@ -13,7 +13,6 @@ from fedmf.federated.examples import count
 from fedmf.federated.task import Task
 from fedmf.federated.tff_models import TffModel
 from fedmf.federated.training.evaluation import Evaluator
-from fedmf.files import make_folder
 from fedmf.runs.export import check_export_path
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.terminal import progress_bar
@@ -134,7 +133,7 @@ class TrainedRun(Run):
         """
         path = check_export_path(path)
         model = self.model()
-        make_folder(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             part = pathlib.Path(folder) / path.name
             logger = tf.get_logger()

@@ -1,9 +1,11 @@
 """A run goes on only as what it was begun with: nothing else gets the noise of rounds that are done again."""
 
 import dataclasses
+import functools
 import itertools
 import json
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -159,6 +161,23 @@ def test_functions_that_are_not_pure_are_refused_before_anything_is_written(begu
     ):
         begin(tmp_path / "run", impure)
     assert not (tmp_path / "run").exists()
+
+
+def test_examples_that_depend_on_who_was_read_before_are_refused_at_the_resume(tmp_path):
+    """A generator that goes on from client to client, behind a cache: one process always sees the same."""
+
+    def task():
+        rng = np.random.default_rng(0)
+        reads = functools.cache(
+            lambda name: tuple(
+                rng.integers(0, CLASSES, array.shape, np.int32) for array in VERSIONED.client_examples(name)
+            )
+        )
+        return dataclasses.replace(VERSIONED, client_examples=reads)
+
+    folder = begin(tmp_path / "run", task())
+    with pytest.raises(ValueError, match="on other data: client 'client .* has other examples than when .* begun"):
+        go_on(folder, task())
 
 
 def test_a_task_without_a_version_of_its_data_warns(begun, tmp_path):
