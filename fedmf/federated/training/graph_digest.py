@@ -44,7 +44,7 @@ def _sha(*parts: Any) -> str:
 
 def _contents(captured: Any) -> str:
     """What a captured variable, tensor or lookup table holds."""
-    if captured.dtype != tf.resource:
+    if captured.dtype not in (tf.resource, tf.variant):
         array = np.asarray(captured)
         return _sha(str(array.dtype), array.shape, array.tolist() if array.dtype == object else array.tobytes())
     for keys, values in itertools.product(_KEYS, _VALUES):
@@ -52,7 +52,7 @@ def _contents(captured: Any) -> str:
             tf.raw_ops.LookupTableFindV2(
                 table_handle=captured, keys=tf.zeros([0], keys), default_value=tf.zeros([], values)
             )
-        except tf.errors.InvalidArgumentError:
+        except tf.errors.OpError:
             continue
         entries = tf.raw_ops.LookupTableExportV2(table_handle=captured, Tkeys=keys, Tvalues=values)
         return _sha(sorted(zip(*(part.numpy().tolist() for part in entries), strict=True)))

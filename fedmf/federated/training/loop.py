@@ -85,13 +85,13 @@ def train(
     ):
         task = starting_task(task, config, RunFolder.open(folder) if resume else None)
         model = check_model(task, config)
-        setup = None if resume else new_run(task, config, folder, noise_seed, plan, machine)
+        setup = None if resume else new_run(task, config, folder, noise_seed, plan, model, machine)
         run_folder = RunFolder.open(folder) if setup is None else setup.folder
         with run_folder.locked():
             if setup is None:
                 setup = reopen_run(task, config, run_folder, plan, model, machine.stop_at_epsilon)
             else:
-                setup.write(model)
+                setup.write()
             _Training(setup, machine, cluster or worker).run()
     return TrainedRun.of(Run.load(folder), task)
 

@@ -36,6 +36,7 @@ class RunSetup:
     Attributes:
       plan_given: the plan is the caller's and not the config's.
       stop_at_epsilon: that of `RunOptions`, as it was when the run was begun.
+      identity: of the task, when the run was begun; see `task_identity`.
     """
 
     task: Task
@@ -45,6 +46,7 @@ class RunSetup:
     folder: RunFolder
     plan_given: bool
     stop_at_epsilon: float | None
+    identity: Mapping[str, Any]
 
     def controller(self) -> ParticipationController:
         """The controller of the run, before its first round."""
@@ -88,13 +90,8 @@ class RunSetup:
             name=options.noise_strategy,
         )
 
-    def write(self, model: Mapping[str, str]) -> None:
-        """Writes everything that is known before round 0. `model` is what `check_model` gives.
-
-        Raises:
-          ValueError: before anything is written, for clients whose examples change from reading to reading.
-        """
-        identity = task_identity(self.task, model, self.controller(), resumed=False)
+    def write(self) -> None:
+        """Writes everything that is known before round 0; config.json last, because it makes the folder a run."""
         folder, plan = RunFolder.create(self.folder.path), self.plan
         plan.mechanism.save(folder.path / "mechanism.npz")
         workload = self.config.workload()
@@ -124,7 +121,7 @@ class RunSetup:
             ),
         )
         write_atomically(folder.path / "private" / "noise_seed", f"{self.noise_seed}\n", mode=0o600)
-        folder.begin(self.config, identity | {"stop_at_epsilon": self.stop_at_epsilon})
+        folder.begin(self.config, {**self.identity, "stop_at_epsilon": self.stop_at_epsilon})
 
 
 def new_run(
@@ -133,9 +130,10 @@ def new_run(
     folder: str | pathlib.Path,
     noise_seed: int | str | None,
     plan: Plan | None,
+    model: Mapping[str, str],
     options: RunOptions,
 ) -> RunSetup:
-    """The setup of a new run; nothing is written.
+    """The setup of a new run; nothing is written. `model` is what `check_model` gives.
 
     Raises:
       TypeError, ValueError: for whatever would stop it before the first round.
@@ -159,9 +157,10 @@ def new_run(
         folder=RunFolder(folder),
         plan_given=plan_given,
         stop_at_epsilon=options.stop_at_epsilon,
+        identity={},
     )
     setup.check(options)
-    return setup
+    return dataclasses.replace(setup, identity=task_identity(task, model, setup.controller(), resumed=False))
 
 
 def controller_of(
@@ -323,18 +322,19 @@ def reopen_run(
         folder=folder,
         plan_given=plan_given,
         stop_at_epsilon=declared,
+        identity=kept,
     )
-    _check_task(setup, kept, model)
+    _check_task(setup, model)
     return setup
 
 
-def _check_task(setup: RunSetup, kept: Mapping[str, Any], model: Mapping[str, str]) -> None:
-    """Refuses a task that is not the one whose identity was kept."""
+def _check_task(setup: RunSetup, model: Mapping[str, str]) -> None:
+    """Refuses a task that is not the one that the run was begun with."""
     task, folder, controller = setup.task, setup.folder, setup.controller()
     now = task_identity(task, model, controller, resumed=True)
     if folder.saved_rounds():
         del now["initial_weights"]  # the checkpoint has those of its round
-    reason = difference(kept, now, task, controller.cohort(0))
+    reason = difference(setup.identity, now, task, controller.cohort(0))
     if reason is not None:
         versions = Run.load(folder.path).plan["versions"]
         software = "" if versions == installed_versions() else f" (it was begun with {versions}, which may differ)"

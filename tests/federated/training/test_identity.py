@@ -25,7 +25,7 @@ SETTINGS = config(cohort_size=6)
 def begin(folder, task=VERSIONED, settings=SETTINGS, **options):
     """A run as it is before round 0."""
     model = check_model(task, settings)
-    new_run(task, settings, folder, 9, None, RunOptions(progress=False, **options)).write(model)
+    new_run(task, settings, folder, 9, None, model, RunOptions(progress=False, **options)).write()
     return RunFolder.open(folder)
 
 
