@@ -15,6 +15,7 @@ import click
 from fedmf import tasks
 from fedmf.experiments.sweep_results import validation_of
 from fedmf.experiments.table_cells import aligned
+from fedmf.files import make_folder
 from fedmf.mechanisms.error import rmse
 from fedmf.privacy.learning_rate import SLOPE
 from fedmf.reports import write_report
@@ -99,7 +100,7 @@ def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict
 
     started = time.perf_counter()
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
     except OSError as error:
         raise ValueError(f"cannot write to folder {out} ({error.strerror}): name a folder you may write to") from error
     corpus = out / "corpus.sqlite"

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from fedmf.experiments.demo import FAMILIES
 from fedmf.experiments.sweep_results import validation_of
-from fedmf.files import write_atomically
+from fedmf.files import make_folder, write_atomically
 from fedmf.reports.canvas import INK, canvas
 from fedmf.reports.groups import Group, group_runs
 from fedmf.runs.folder import Run
@@ -45,8 +45,8 @@ def _draw(ax: Axes, row: int, group: Group) -> None:
 def main(demo: pathlib.Path, out: pathlib.Path) -> None:
     """Draw the runs of the folder DEMO, which `fedmf demo` wrote, into the PNG file OUT."""
     runs = [Run.load(folder) for folder in sorted((demo / "runs").iterdir())]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, demo_picture(runs))
+    make_folder(out.parent)
+    write_atomically(out, demo_picture(runs), mode=0o600)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`fedmf sweep`: the runs of a grid, each a `fedmf train`, several at a time; then a table, a figure and a report of all.
 
-A run that dies takes no other run with it, and one that is finished is never trained again. The sweep's folder:
+A run that dies takes no other run with it, and one that is finished is never trained again. The sweep's folder, for its owner alone:
 
   runs/NAME/     a run folder each
   logs/NAME.txt  what the run said on standard error
@@ -19,12 +19,12 @@ import pathlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedmf.experiments import sweep_figures, sweep_grid, sweep_halving, sweep_job, sweep_results, sweep_runs
 from fedmf.experiments.sweep_runs import log_file, run_folder
-from fedmf.files import write_atomically
+from fedmf.files import make_folder, write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.privacy.statement import mechanism_digest
 from fedmf.reports import write_report
@@ -63,11 +63,6 @@ def state(out: pathlib.Path, name: str) -> str:
 def _rounds_done(folder: pathlib.Path) -> int:
     metrics = folder / "metrics.jsonl"
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-
-
-def _has_released(folder: pathlib.Path) -> bool:
-    """Whether a round was ever done there, also one whose rows a resume has dropped to do it again."""
-    return (folder / "result.json").exists() or RunFolder(folder).rounds_ever_done() > 0
 
 
 def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
@@ -131,10 +126,9 @@ def run_sweep(
     configs = in_folder(out, configs)
     failures = train_all(out, configs, **training)
     answer: dict[str, Any] = {"report": None, "results": None, "best": [], "together": "", "text": ""}
-    # Those of earlier commands count as well, and those that are not finished or were stopped: they trained on the same clients.
+    # Those of earlier commands count as well.
     others = sorted(path.name for path in (out / "runs").iterdir() if path.name not in configs)
-    folders = [run_folder(out, name) for name in (*configs, *others)]
-    begun = [Run.load(folder) for folder in folders if _has_released(folder)]
+    begun = begun_runs(run_folder(out, name) for name in (*configs, *others))
     runs = [run for run in begun if run.result is not None]
     if runs:
         for name, content in (
@@ -143,7 +137,7 @@ def run_sweep(
             ("best.png", sweep_figures.best_figure(runs, smoothed_over)),
         ):
             if content is not None:
-                write_atomically(out / name, content)
+                write_atomically(out / name, content, mode=0o600)
         report, together = (
             write_report(runs, out / "report", title=f"fedmf sweep {out.name}"),
             sweep_results.together(begun),
@@ -156,6 +150,15 @@ def run_sweep(
             "text": f"{sweep_results.best_table(runs, smoothed_over)}\n{together}\nopen {report}",
         }
     return answer | {"failed": {name: failure._asdict() for name, failure in failures.items()}}
+
+
+def begun_runs(folders: Iterable[pathlib.Path]) -> list[Run]:
+    """The runs that have released a round: finished, stopped, or cut by a crash, they have all trained on the clients."""
+    return [
+        Run.load(folder)
+        for folder in folders
+        if (folder / "result.json").exists() or RunFolder(folder).rounds_ever_done()
+    ]
 
 
 def train_all(
@@ -187,7 +190,7 @@ def train_all(
     configs, place = in_folder(out, configs), Where(**where)
     try:
         for part in ("runs", "logs"):
-            (out / part).mkdir(parents=True, exist_ok=True)
+            make_folder(out / part)
         for name, config in configs.items():
             sweep_runs.prepare(out, name, config, _seed_of(noise_seed, config))
     except OSError as error:

@@ -55,7 +55,7 @@ def serve(main: Callable[[list[str]], None]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         request = json.loads(line)
-        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for descriptor in (1, 2):
             os.dup2(log, descriptor)
         os.close(log)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedmf.experiments import sweep_job
-from fedmf.files import write_atomically
+from fedmf.files import append_privately, make_folder, write_atomically
 from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def log_file(out: pathlib.Path, name: str) -> pathlib.Path:
 def prepare(out: pathlib.Path, name: str, config: TrainConfig, noise_seed: int | str) -> None:
     """Writes what `begin` needs: also the noise seed, in a private file. It travels to no other machine but by the shared folder."""
     private = out / "private"
-    private.mkdir(mode=0o700, exist_ok=True)
+    make_folder(private)
     write_atomically(out / "logs" / f"{name}.json", config.to_json())
     write_atomically(private / f"{name}.seed", str(noise_seed), mode=0o600)
 
@@ -146,7 +146,7 @@ class ClusterRuns:
         try:
             return int(self._cluster.value(call))
         except Exception as error:
-            with log_file(self._out, name).open("a") as log:
+            with append_privately(log_file(self._out, name)) as log:
                 print(f"fedmf: error: {error}", file=log)
             return 1
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, locks, and the cache folder."""
+"""Files that are written whole or not at all, folders of their owner alone, locks, and the cache folder."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import pathlib
 import secrets
 import zipfile
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 
 def write_atomically(
@@ -36,6 +36,19 @@ def write_atomically(
         if isinstance(error, OSError):  # names the file, not the temporary one
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Makes the folder, and those above it that are missing, for their owner alone. One that is there stays as it is."""
+    path = pathlib.Path(path)
+    if not path.parent.exists():
+        make_folder(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
+def append_privately(path: pathlib.Path) -> TextIO:
+    """The file, opened to write text behind its end; made, if it is not there, for its owner alone."""
+    return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def lock(descriptor: int) -> bool:

@@ -7,6 +7,8 @@ import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
 
+from fedmf.files import append_privately, make_folder
+
 SPLITS = ("train", "heldout", "test")
 # In the SQLite header, which TFF's loader ignores: a report must be able to tell where a file comes from.
 SYNTHETIC, IMPORTED = 0x464D4653, 0x464D4649
@@ -16,6 +18,8 @@ ORIGINS = {SYNTHETIC: "synthetic corpus", IMPORTED: "imported text"}
 @contextlib.contextmanager
 def create(path: pathlib.Path, application_id: int, *, overwrite: bool) -> Iterator[sqlite3.Connection]:
     """A new data file for `write_client`, which takes the name `path` only when the block ends without an error.
+
+    Only its owner can read it, for it may hold what people wrote.
 
     A killed writer leaves hidden `.<name>.<process id>.partial` files, which the next writer of the same name removes.
 
@@ -34,8 +38,7 @@ def create(path: pathlib.Path, application_id: int, *, overwrite: bool) -> Itera
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         _remove_left_over(path)
-        with partial.open("wb"):
-            pass
+        append_privately(partial).close()  # SQLite keeps the mode
     except OSError as error:
         raise ValueError(
             f"cannot write {path}: {error.strerror or error}; choose a folder that exists and is writable"
@@ -73,7 +76,7 @@ def scratch_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A folder beside `path` for temporary files; inside `create`, whose next call removes what a killed process left."""
     folder = path.with_name(f".{path.name}.scratch.{os.getpid()}.partial")
     try:
-        folder.mkdir()
+        make_folder(folder)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

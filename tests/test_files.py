@@ -7,11 +7,31 @@ import zipfile
 import numpy as np
 import pytest
 
-from fedmf.files import cache_folder, check_archive, lock, write_atomically
+from fedmf.files import append_privately, cache_folder, check_archive, lock, make_folder, write_atomically
 
 
 def contents(path):
     return {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("umask", [0, 0o022])
+def test_a_folder_and_those_above_it_are_their_owner_s_alone(tmp_path, umask):
+    there = tmp_path / "there"
+    there.mkdir(mode=0o755)
+    before = os.umask(umask)
+    try:
+        for _ in range(2):
+            make_folder(there / "a" / "b")
+        with append_privately(there / "a" / "b" / "log") as log:
+            log.write("one")
+        with append_privately(there / "a" / "b" / "log") as log:
+            log.write(" two")
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (there, there / "a", there / "a" / "b")]
+    assert modes == [0o755, 0o700, 0o700]
+    assert stat.S_IMODE((there / "a" / "b" / "log").stat().st_mode) == 0o600
+    assert (there / "a" / "b" / "log").read_text() == "one two"
 
 
 class TestWriteAtomically:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedmf.experiments.papers.item import Item, Request
-from fedmf.files import write_atomically
+from fedmf.files import make_folder, write_atomically
 from fedmf.reports.canvas import as_png, in_style
 
 RESULT, NUMBERS, PICTURE = "result.json", "numbers.csv", "figure.png"
@@ -26,7 +26,7 @@ def run(item: Item, request: Request) -> dict[str, Any]:
     """
     if item.make is None:
         raise ValueError(f"name={item.name!r} cannot be made here: {item.why}")
-    request.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(request.folder)
     began, busy = time.perf_counter(), sum(os.times()[:4])
     with in_style():
         outcome = item.make(request)
@@ -50,9 +50,9 @@ def run(item: Item, request: Request) -> dict[str, Any]:
         + (" --data ..." if request.data else "")
         + (f" --test-sentences {request.test_sentences}" if request.test_sentences else ""),
     }
-    write_atomically(request.folder / NUMBERS, as_csv(outcome.columns, outcome.rows))
-    write_atomically(request.folder / PICTURE, picture)
-    write_atomically(request.folder / RESULT, json.dumps(result, indent=1) + "\n")
+    write_atomically(request.folder / NUMBERS, as_csv(outcome.columns, outcome.rows), mode=0o600)
+    write_atomically(request.folder / PICTURE, picture, mode=0o600)
+    write_atomically(request.folder / RESULT, json.dumps(result, indent=1) + "\n", mode=0o600)
     return result
 
 

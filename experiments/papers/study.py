@@ -20,6 +20,7 @@ from fedmf.experiments.papers.study_cost import Cost
 from fedmf.experiments.sweep_grid import sweep_configs
 from fedmf.experiments.sweep_results import validation_of
 from fedmf.experiments.sweep_runs import run_folder
+from fedmf.files import make_folder
 from fedmf.mechanisms import Mechanism
 from fedmf.reports.groups import final_metric
 from fedmf.runs.config import TrainConfig, families_taking
@@ -180,7 +181,7 @@ def _folder(study: Study, request: Request) -> pathlib.Path:
 def _prepared(study: Study, request: Request) -> tuple[pathlib.Path, Targets]:
     """The sweep's folder, made if needed, and the settings for every line and target."""
     out = _folder(study, request)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     return out, _targets(study, request, _data(study, request, out))
 
 

@@ -156,7 +156,7 @@ def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
     from fedmf.files import write_atomically
     from fedmf.privacy.statement import as_text
 
-    write_atomically(path, as_text(values, path.suffix))
+    write_atomically(path, as_text(values, path.suffix), mode=0o600)
 
 
 def _show(result: "Audit", as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """The participation controller: hands out cohorts that cannot break the `Participation` a guarantee rests on."""
 
+import copy
 import math
 import warnings
 from typing import Any
@@ -88,12 +89,17 @@ class ParticipationController:
             raise TypeError(f"behavior={behavior!r} must be a fedmf.cohorts.devices.DeviceBehavior or None")
         self.sampling, self.behavior = sampling, behavior or DeviceBehavior()
         self._draws = self._order() if sampling is None else self._sampled(sampling)
+        self._budget = budget
+        self._begin()
+
+    def _begin(self) -> None:
+        """The state before round 0."""
         # The round after the last participation; 0 is never.
-        self._after = np.zeros(self.population, np.min_scalar_type(participation.rounds))
-        self._count = np.zeros(self.population, np.min_scalar_type(participation.max_participations))
+        self._after = np.zeros(self.population, np.min_scalar_type(self.participation.rounds))
+        self._count = np.zeros(self.population, np.min_scalar_type(self.participation.max_participations))
         self._counted = 0
-        self._spending = None if budget is None else Spending(budget, self.population)
-        varies = sampling is not None and sampling.independent
+        self._spending = None if self._budget is None else Spending(self._budget, self.population)
+        varies = self.sampling is not None and self.sampling.independent
         self.ledger = ParticipationLedger(cohort_size=None if varies else self.cohort_size)
 
     def _order(self) -> Draws | None:
@@ -167,13 +173,19 @@ class ParticipationController:
             )
 
     def go_on_from(self, ledger: ParticipationLedger) -> None:
-        """Takes over the rounds that have already happened, before the first draw of this controller.
+        """Takes over the rounds that have already happened, before the first draw of this controller; all of them, or none.
 
         Raises:
           ValueError: rounds that this controller cannot have drawn, or it has drawn some of its own.
         """
         if len(self.ledger):
             raise ValueError(f"the controller has drawn {len(self.ledger)} rounds of its own: go on from a new one")
+        trial = copy.copy(self)
+        trial._begin()
+        trial._take_over(ledger)  # refuses before anything of this controller changes
+        self._take_over(ledger)
+
+    def _take_over(self, ledger: ParticipationLedger) -> None:
         for t in range(len(ledger)):
             wrong = self._impossible(t, ledger.selected(t))
             if wrong:

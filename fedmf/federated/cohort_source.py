@@ -1,5 +1,7 @@
 """`CohortDataSource`: the cohorts of a participation controller as the data source of a TFF program."""
 
+import dataclasses
+import hashlib
 import json
 from collections.abc import Callable
 from typing import ClassVar
@@ -17,11 +19,13 @@ class CohortDataSource(tff.program.FederatedDataSource):
 
     All passes go over the same rounds: a cohort is a pure function of the controller's seed, the round and the ledger so far. A round
     that is discarded or done again has the same clients, and is one round of the ledger. An iterator that is saved in a program state
-    holds the ledger of the rounds before, which a new controller then goes on from. With sampling that is secret, as is the noise in it.
+    holds the ledger of the rounds before, which a new controller like the first then goes on from. With sampling that is secret, as is the
+    noise in it.
 
     Args:
       controller: draws the cohorts; its ledger is the record of the run.
-      client_data: index of a client -> its tf.data.Dataset, of the same element_spec for all.
+      client_data: index of a client -> its tf.data.Dataset, of the same element_spec for all. Pure: a round that is done again has the same
+        noise, and must have the same examples in the same order.
 
     Raises:
       TypeError: client_data gives anything else for client 0.
@@ -96,21 +100,27 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         return data
 
     def to_bytes(self) -> bytes:
-        """The ledger of the rounds done: JSON, a list [took part, selected] of client indices for each."""
+        """JSON: what the controller is, and the ledger of the rounds done, a list [took part, selected] of client indices for each."""
         ledger = self.source.controller.ledger
         rounds = [[ledger.cohort(t).tolist(), ledger.selected(t).tolist()] for t in range(self._rounds_done)]
-        return json.dumps(rounds).encode()
+        return json.dumps({"controller": _described(self.source.controller), "rounds": rounds}).encode()
 
     @classmethod
     def from_bytes(cls, buffer: bytes) -> "CohortIterator":
         """The inverse of `to_bytes`. A controller that has drawn nothing goes on from the ledger.
 
         Raises:
-          ValueError: the ledger is not the controller's, or one that it cannot have drawn.
+          ValueError: the controller is made with other arguments, the ledger is not its own, or one that it cannot have drawn.
         """
-        controller, rounds = cls.source.controller, json.loads(buffer)
+        controller, state = cls.source.controller, json.loads(buffer)
+        there = _described(controller)
+        if changed := sorted(name for name in there if state["controller"].get(name) != there[name]):
+            raise ValueError(
+                f"the program state was saved with a controller of another {' and '.join(changed)}, which draws other cohorts under the "
+                "same noise: make the controller with the arguments that it had, or use a state folder of its own"
+            )
         saved = ParticipationLedger(cohort_size=controller.ledger.cohort_size)
-        for cohort, selected in rounds:
+        for cohort, selected in state["rounds"]:
             saved.append(np.array(cohort, np.int64), selected=np.array(selected, np.int64))
         if len(controller.ledger) < len(saved):
             controller.go_on_from(saved)
@@ -120,3 +130,13 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
                 "state folder of its own, or a new controller to go on with that one"
             )
         return cls(len(saved))
+
+
+def _described(controller: ParticipationController) -> dict[str, str]:
+    """What its draws follow from, by argument; of the seed, which is secret with sampling, a digest."""
+    names = ("participation", "population", "cohort_size", "sampling", "behavior")
+    available = controller.availability  # of a model that is no dataclass nothing but its class is known
+    return {name: repr(getattr(controller, name)) for name in names} | {
+        "availability": repr(available) if dataclasses.is_dataclass(available) else type(available).__name__,
+        "seed": hashlib.sha256(f"fedmf controller {controller.seed}".encode()).hexdigest(),
+    }

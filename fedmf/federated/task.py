@@ -66,7 +66,7 @@ class Task:
       client_ids: training clients in a fixed order, each once, none missing and no two that look alike; the participation
         controller's index i is client_ids[i].
       client_examples: client id -> (x, y), structures of arrays of any dtype whose first axis counts the client's examples, possibly none.
-        Pure.
+        Pure: the same in the same order whenever it is asked, in every process. A resume repeats its noise.
       evaluation_examples: "validation" or "test" -> (x, y). Pure; the two splits are disjoint.
       build_model: seed -> an untrained tf.keras.Model of x, or a tff.learning.models VariableModel or FunctionalModel. The same seed
         gives the same weights. In training it must be a function of weights and inputs alone: no Dropout, no BatchNormalization.
@@ -79,7 +79,7 @@ class Task:
       headline_metric: the metric that reports show; by default the first. A sweep chooses where it is largest, or smallest if its name
         has error, loss or perplexity.
       metric_note: what a reader of the headline metric must know, printed behind its name, such as "leaves out unknown words".
-      data_version: another text whenever the data are others, so that a resume on them is refused; "" says nothing.
+      data_version: another text whenever the data are others, so that a resume on them is refused; with "" a resume warns.
       compiled_epoch: () -> the same training of a client without automatic differentiation, or None where this machine cannot run
         it. Only the fast execution uses it; without it clients train by automatic differentiation of `build_model`.
       export_model: a model of `build_model` -> one of the same weights and outputs that Keras loads without the task's code; None where
@@ -317,10 +317,11 @@ class Task:
         Args:
           train: the ClientData of the training clients.
           validation, test: a ClientData, all of whose clients are evaluated on, or (x, y).
-          preprocess: a client's tf.data.Dataset -> a tf.data.Dataset of single examples (x, y), not batched; or (x, y) as arrays.
+          preprocess: a client's tf.data.Dataset -> a tf.data.Dataset of single examples (x, y), not batched; or (x, y) as arrays. Pure:
+            without shuffle or random augmentation.
           model: () -> a model as of `build_model`; its weights follow from the run's seed, by tf.keras.utils.set_random_seed.
-          attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`. Without a `data_version` a resume on other
-            data is not noticed.
+          attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`. Without a `data_version` a resume compares
+            the first cohort's examples alone, and warns.
 
         Raises:
           TypeError, ValueError: as `Task` does.

@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.files import cache_folder, write_atomically
+from fedmf.files import cache_folder, make_folder, write_atomically
 from fedmf.terminal import interrupts, progress_bar
 
 # Chance, over our coins, that one epsilon is too small; of the MAX_ATTEMPTS of a calibration together it is ten times as large.
@@ -295,7 +295,7 @@ def simulated_epsilon(losses: Losses, delta: float, most: float) -> SimulatedEps
     result = _simulated(losses, delta, most)
     outcome = dataclasses.asdict(result)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_atomically(path, json.dumps(outcome | {"digest": _digest(key, outcome)}))
     except OSError as error:
         words = f"epsilon could not be stored in the folder {str(folder)!r} ({error}): set FEDMF_CACHE to another"

@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from fedmf.files import write_atomically
+from fedmf.files import make_folder, write_atomically
 from fedmf.reports import noise, plots, tables
 from fedmf.reports.groups import Group, final_metric, group_runs, simulation_note, unfinished
 from fedmf.reports.text import join, metric_name, metric_value, plain, significant, statement_html
@@ -27,7 +27,8 @@ _MAX_CARDS = 8
 def write_report(runs: Sequence[Run], folder: str | os.PathLike[str], *, title: str) -> pathlib.Path:
     """Writes folder/report.html and folder/plots/*.png; files of an earlier report there are replaced.
 
-    The HTML file carries its plots inside and loads nothing. The same runs give the same bytes.
+    The HTML file carries its plots inside and loads nothing. The same runs give the same bytes. Only their owner can read the files: like
+    the runs' metrics, what they show of the clients is not covered by the guarantee.
 
     Args:
       runs: finished or not, of one task; several seeds of one configuration are shown together.
@@ -56,14 +57,14 @@ def write_report(runs: Sequence[Run], folder: str | os.PathLike[str], *, title: 
     }
     html = _render(runs, groups, drawn, title)
     try:
-        (folder / "plots").mkdir(parents=True, exist_ok=True)
+        make_folder(folder / "plots")
         for name, plot in drawn.items():
             path = folder / "plots" / f"{name}.png"
             if plot is not None:
-                write_atomically(path, plot.png)
+                write_atomically(path, plot.png, mode=0o600)
             else:
                 path.unlink(missing_ok=True)  # of an earlier report that had it
-        write_atomically(folder / "report.html", html)
+        write_atomically(folder / "report.html", html, mode=0o600)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(

@@ -213,4 +213,4 @@ def write_final_statement(folder: str | pathlib.Path, audit: Audit | None = None
     run = Run.load(folder)
     values = run_statement_values(run, audit_run(run) if audit is None else audit)
     for suffix in (".md", ".json"):
-        write_atomically(run.path / f"{FINAL_STATEMENT}{suffix}", as_text(values, suffix))
+        write_atomically(run.path / f"{FINAL_STATEMENT}{suffix}", as_text(values, suffix), mode=0o600)

@@ -18,6 +18,7 @@ run/
   checkpoints/         round-000020.ckpt: everything a resume needs
   rounds_done          after a crash: how many rounds were done before it, also those that the resumed run does again
   private/noise_seed   secret; do not publish
+  private/identity.json  digests of what a resume must not change: files above, model, loss and the first clients' examples
   private/canaries.npz with canaries: their coins, and what was released along their directions; as secret until the audit
 """
 
@@ -33,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.files import check_archive, lock, write_atomically
+from fedmf.files import append_privately, check_archive, lock, make_folder, write_atomically
 from fedmf.mechanisms import Mechanism, load_mechanism
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.runs.checkpoint import Checkpoint
@@ -43,6 +44,9 @@ from fedmf.runs.metric_table import columns, metrics_csv
 _KEPT_CHECKPOINTS = 2
 _SUMMED_UP = ("config.json", "plan.json", "mechanism.npz", "metrics.jsonl", "participation.csv", "selected.csv")
 CANARIES = "private/canaries.npz"
+IDENTITY = "private/identity.json"
+# What noise and updates follow from.
+_BOUND = ("config.json", "plan.json", "mechanism.npz", "private/noise_seed")
 # What a run writes beside its folders and config.json.
 _WRITTEN = (
     "plan.json statement.md mechanism.npz metrics.jsonl metrics.csv timings.jsonl participation.csv selected.csv result.json "
@@ -76,8 +80,8 @@ class RunFolder:
                     f"{folder.path} has a {name} and no config.json: a new run would overwrite it; name another folder, or empty this one"
                 )
             for part in ("checkpoints", "private"):
-                (folder.path / part).mkdir(parents=True, exist_ok=True)
-            (folder.path / "private").chmod(0o700)
+                make_folder(folder.path / part)
+                (folder.path / part).chmod(0o700)
             write_atomically(folder.path / "metrics.jsonl", "", mode=0o600)
         except OSError as error:
             raise folder._cannot_write(error) from error
@@ -94,7 +98,7 @@ class RunFolder:
           ValueError: another process holds it, or the folder cannot be made.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             descriptor = os.open(self.path, os.O_RDONLY)
         except OSError as error:
             raise self._cannot_write(error) from error
@@ -128,13 +132,44 @@ class RunFolder:
 
     def digest(self) -> str:
         """Hash of config, plan, mechanism and noise seed, which a resume must not change."""
-        parts = ["config.json", "plan.json", "mechanism.npz", "private/noise_seed"]
-        return hashlib.sha256(b"\0".join((self.path / part).read_bytes() for part in parts)).hexdigest()
+        return hashlib.sha256(b"\0".join((self.path / part).read_bytes() for part in _BOUND)).hexdigest()
+
+    def begin(self, config: TrainConfig, identity: Mapping[str, Any]) -> None:
+        """Writes private/identity.json, and then config.json, which makes the folder a run. All other files of before round 0 are there."""
+        text = config.to_json()
+        files = {name: _sha256((self.path / name).read_bytes()) for name in _BOUND if name != "config.json"}
+        files["config.json"] = _sha256(text.encode())
+        content = json.dumps({"files": files, "run": identity}, indent=2) + "\n"
+        write_atomically(self.path / IDENTITY, content, mode=0o600)
+        write_atomically(self.path / "config.json", text)
+
+    def identity(self) -> dict[str, Any]:
+        """What `begin` was given.
+
+        Raises:
+          ValueError: private/identity.json is missing or damaged, or a file that it names is not the one that the run was begun with.
+        """
+        try:
+            content = _read_object(self.path / IDENTITY)
+            recorded, run = content["files"], content["run"]
+            if sorted(recorded) != sorted(_BOUND) or not isinstance(run, dict):
+                raise TypeError("not as it was written")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"cannot resume {self.path}: {IDENTITY} is missing or damaged, so that nothing says what the run was begun with: put back "
+                "its own, or start a new folder"
+            ) from error
+        changed = [name for name in _BOUND if recorded[name] != _sha256((self.path / name).read_bytes())]
+        if changed:
+            raise ValueError(
+                f"cannot resume {self.path}: {', '.join(changed)} changed since the run was begun: put back its own, or start a new folder"
+            )
+        return run
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Writes it, then drops all but the newest two."""
         folder = self.path / "checkpoints"
-        folder.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it to make room
+        make_folder(folder)  # somebody may have removed it to make room
         # First the rows that belong to the checkpoint: a resume from it does not write them again.
         for name in ("metrics.jsonl", "timings.jsonl"):
             if (self.path / name).exists():
@@ -206,11 +241,7 @@ class RunFolder:
     @contextlib.contextmanager
     def rows(self, name: str) -> Iterator[Any]:
         """Append to name.jsonl: yields a function that writes one row and flushes it."""
-
-        def private(path: str, flags: int) -> int:
-            return os.open(path, flags, 0o600)
-
-        with open(self.path / f"{name}.jsonl", "a", encoding="utf-8", opener=private) as out:
+        with append_privately(self.path / f"{name}.jsonl") as out:
 
             def write(row: dict[str, Any]) -> None:
                 out.write(json.dumps(row) + "\n")
@@ -235,7 +266,7 @@ class RunFolder:
     def initial_model_digest(self) -> str | None:
         """SHA-256 of the file of `initial_weights`, or None."""
         path = self.path / "initial_model.npz"
-        return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+        return _sha256(path.read_bytes()) if path.exists() else None
 
     def write_table(self) -> None:
         """Writes metrics.csv."""
@@ -252,11 +283,11 @@ class RunFolder:
 
 def digests(folder: pathlib.Path) -> dict[str, str]:
     """Name -> SHA-256, hexadecimal, of the files of a finished run that an audit rests on."""
-    return {
-        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in _SUMMED_UP
-        if (folder / name).exists()
-    }
+    return {name: _sha256((folder / name).read_bytes()) for name in _SUMMED_UP if (folder / name).exists()}
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def read_weights(path: pathlib.Path) -> list[np.ndarray]:

@@ -113,4 +113,4 @@ def _count(path: pathlib.Path, clients: list[str], progress: bool) -> list[tuple
 def _keep(cache: pathlib.Path, stamp: str, words: list[tuple[str, int]]) -> None:
     lines = "".join(f"{word} {count}\n" for word, count in words)
     with contextlib.suppress(OSError):  # a read-only folder: count again next time
-        write_atomically(cache, f"{stamp}\n{lines}")
+        write_atomically(cache, f"{stamp}\n{lines}", mode=0o600)

@@ -213,3 +213,14 @@ class TestRefusals:
         run(first, 3)
         with pytest.raises(ValueError, match="another run"):
             min_sep_controller(participation=fixed, seed=4).go_on_from(first.ledger)
+
+    def test_a_ledger_is_taken_over_whole_or_not_at_all(self):
+        controller, whole = min_sep_controller(), run(min_sep_controller())
+        ledger = controller.ledger
+        cohorts = [np.array(cohort) for cohort in (*whole[:2], whole[1])]  # clients of round 1 come back at once
+        with pytest.raises(ValueError, match="ledger's round 2 has client"):
+            controller.go_on_from(ParticipationLedger(cohort_size=4, cohorts=cohorts))
+        assert controller.ledger is ledger
+        assert len(ledger) == 0
+        controller.go_on_from(ParticipationLedger(cohort_size=4, cohorts=cohorts[:2]))
+        assert run(controller) == whole

@@ -14,7 +14,9 @@ import fedmf
 from fedmf.cli import main
 from fedmf.experiments import sweep, sweep_job
 from fedmf.experiments.sweep_grid import sweep_configs
-from fedmf.runs.folder import Run, RunFolder
+from fedmf.runs.config import TrainConfig
+from fedmf.runs.folder import Run
+from tests.runs.test_folder import new_run
 
 FIXED = {"rounds": 4, "min_sep": 2, "cohort_size": 2, "family": "identity", "epsilon": 8.0}
 # Stands for `fedmf train`: a round every tenth of a second, saved at once; --seed says what becomes of it.
@@ -77,6 +79,8 @@ def test_so_many_run_at_a_time(trains, tmp_path, jobs):
     spans = [times(tmp_path, name) for name in configs]
     most = max(sum(began <= start < ended for began, ended in spans) for start, _ in spans)
     assert most == jobs
+    logs = [sweep.log_file(tmp_path, name) for name in configs]
+    assert {log.stat().st_mode & 0o077 for log in logs} == {0}  # warnings name training losses
     # A process trains run after run.
     processes = {(sweep.run_folder(tmp_path, name) / "process.txt").read_text() for name in configs}
     assert len(processes) == jobs
@@ -285,6 +289,14 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     assert result["together"] in text
 
 
+def test_a_run_whose_rows_a_resume_has_cut_has_been_seen_all_the_same(tmp_path):
+    cut, never = (new_run(tmp_path / name, TrainConfig(**FIXED)) for name in ("cut", "never"))
+    (cut.path / "metrics.jsonl").write_text('{"round": 0}\n{"round": 1}\n')
+    cut.truncate_rows(0)  # a resume from the beginning, which dies before its first round ends
+    assert not cut.saved_rounds()
+    assert [run.path for run in sweep.begun_runs([never.path, cut.path, tmp_path / "none"])] == [cut.path]
+
+
 def test_the_noise_seed_is_asked_for_and_lists_in_a_file_vary(tmp_path, capfd):
     file = tmp_path / "grid.toml"
     file.write_text('family = ["none", "tree"]\nepsilon = [2.0, 8.0]\nrounds = 4\nmin_sep = 2\n')
@@ -299,13 +311,3 @@ def test_the_noise_seed_is_asked_for_and_lists_in_a_file_vary(tmp_path, capfd):
     assert list(json.loads(states)) == [
         "family=none,rounds=4", "family=none,rounds=8", "family=tree,rounds=4", "family=tree,rounds=8"
     ]  # fmt: skip
-
-
-def test_a_run_whose_rows_a_resume_dropped_counts(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert not sweep._has_released(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text('{"round": 0, "train_loss": 1.0}\n')
-    assert sweep._has_released(tmp_path)
-    folder.truncate_rows(0)  # as a resume does that dies before its first round
-    assert (tmp_path / "metrics.jsonl").read_text() == ""
-    assert sweep._has_released(tmp_path)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import fedmf
 from fedmf import federated
+from fedmf.cohorts.availability import Independent
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.federated.tff import tff
 from tests.federated.linear_regression import client_data, fed_avg
@@ -20,10 +21,10 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")
 ROUNDS, POPULATION, COHORT = 6, 12, 3
 
 
-def source_of(seed=1, **options):
-    participation = fedmf.Participation(rounds=ROUNDS, schema="min_sep", min_sep=3)
+def source_of(seed=1, min_sep=3, population=POPULATION, **options):
+    participation = fedmf.Participation(rounds=ROUNDS, schema="min_sep", min_sep=min_sep)
     controller = fedmf.ParticipationController(
-        participation, population=POPULATION, cohort_size=COHORT, seed=seed, **options
+        participation, population=population, cohort_size=COHORT, seed=seed, **options
     )
     return federated.CohortDataSource(controller, client_data)
 
@@ -110,10 +111,24 @@ def test_refusals():
         source.iterator().select(2)
     one = source.iterator()
     one.select(), other.iterator().select()
+    other = source_of()
+    other.controller.ledger.append(np.array([0, 1, 2]))  # from outside
     with pytest.raises(ValueError, match="belongs to another run"):
         type(other.iterator()).from_bytes(one.to_bytes())
     one.select()
     with pytest.raises(ValueError, match="go on from a new one"):
         type(other.iterator()).from_bytes(one.to_bytes())
+    behavior = DeviceBehavior(dropout=0.1)
+    for changed, later in {
+        "seed": source_of(seed=2),
+        "population": source_of(population=13),
+        "participation": source_of(min_sep=4),
+        "behavior": source_of(behavior=behavior),
+        "availability": source_of(availability=Independent(probability=0.9, seed=1)),
+    }.items():
+        for saved in (source.iterator(), one):  # before the first round, too
+            with pytest.raises(ValueError, match=f"saved with a controller of another {changed}, which draws other"):
+                type(later.iterator()).from_bytes(saved.to_bytes())
+        assert len(later.controller.ledger) == 0
     with pytest.raises(TypeError, match="client_data gave 0 for client 0"):
         federated.CohortDataSource(source.controller, lambda index: index)

@@ -27,7 +27,8 @@ class RunOptions:
         says what it limits.
       cluster: with execution="fast", the address of a Ray cluster whose workers train the clients: "local", "auto", "host:port" or
         "ray://host:port"; docs/cluster.md.
-      worker_task: makes the run's task on a worker of the cluster, which then reads its clients' examples itself; None to send them.
+      worker_task: makes the run's task on a worker of the cluster, which then reads its clients' examples itself; None to send them. Pure,
+        as the task's functions are: a lost worker's clients are read again by another.
       client_work: with execution="fast", "compiled" trains clients by the task's `compiled_epoch`, "autodiff" by its Keras model; None
         takes the former where there is one.
       test: evaluate on the test split at the end; without it result.json has no test metrics, as befits runs that tune.
@@ -35,7 +36,7 @@ class RunOptions:
       tensorboard: write the metrics of every round to RUN/tensorboard, for TensorBoard.
       stop_after: rounds after which the run stops, checkpointed and without a result, to go on with at a resume; None for all.
       stop_at_epsilon: the run ends, with a result, before the round with which the plan's epsilon would pass this; it follows from the
-        plan alone, before training.
+        plan alone, before training. The folder keeps it: a resume may repeat it or leave it out, and is refused with another.
       on_start: called before the first round of this process; errors before that are of the inputs.
       on_round: called with t after round t; an exception it raises stops the run like a crash.
     """

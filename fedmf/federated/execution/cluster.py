@@ -110,6 +110,9 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
         if len(tempfile.gettempdir()) > _LONGEST_FOLDER:
             options["_temp_dir"] = "/tmp/ray"
     handler = signal.getsignal(signal.SIGTERM)
+    mask = os.umask(
+        0o077
+    )  # Ray's processes inherit it: what does not fit into memory, examples too, they write to files
     try:
         # Ray tells the cluster the driver's command line, and the noise seed may stand in it.
         with mock.patch("ray._private.utils.get_entrypoint_name", return_value="fedmf"):
@@ -123,6 +126,7 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
             f"cluster={address!r} does not answer ({reason}): start one with `ray start --head`"
         ) from error
     finally:
+        os.umask(mask)
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGTERM, handler)  # Ray's own would end this process before it has saved
 

@@ -84,12 +84,12 @@ def train(
         tff_worker(config.execution, machine.threads) as worker,
     ):
         task = starting_task(task, config, RunFolder.open(folder) if resume else None)
-        check_model(task, config)
-        setup = None if resume else new_run(task, config, folder, noise_seed, plan, machine)
+        model = check_model(task, config)
+        setup = None if resume else new_run(task, config, folder, noise_seed, plan, model, machine)
         run_folder = RunFolder.open(folder) if setup is None else setup.folder
         with run_folder.locked():
             if setup is None:
-                setup = reopen_run(task, config, run_folder, plan)
+                setup = reopen_run(task, config, run_folder, plan, model, machine.stop_at_epsilon)
             else:
                 setup.write()
             _Training(setup, machine, cluster or worker).run()
@@ -119,16 +119,11 @@ class _Training:
             self.controller.go_on_from(checkpoint.ledger)
             self.state, self.done = self.execution.from_leaves(checkpoint.state), checkpoint.rounds_done
         self.saved = self.done
-        self.last = setup.rounds(options)
-        if self.last < (ever := folder.rounds_ever_done()):  # what they released must be in the guarantee
+        self.last = max(setup.rounds(), folder.rounds_ever_done())  # what was released must be in the guarantee
+        if (ended := Run.load(folder.path).ended_after) is not None:
             raise ValueError(
-                f"stop_at_epsilon={options.stop_at_epsilon} is passed after {self.last} rounds, and the run has had {ever}: leave it "
-                "out, or give a larger one"
-            )
-        if self.done < self.last and Run.load(folder.path).ended_after is not None:
-            raise ValueError(
-                f"{folder.path} has ended after {self.done} rounds, as its --stop-at-epsilon said, and states their guarantee: it does not "
-                "go on; start a new folder for more rounds"
+                f"{folder.path} has ended after {ended} rounds, as its stop_at_epsilon said, and states their guarantee: it does not go "
+                "on; start a new folder for more rounds"
             )
         self.end = min(self.last, options.stop_after or self.last)
         self.evaluator = Evaluator(task, config)

@@ -7,12 +7,13 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from fedmf.federated.examples import Examples, take
+from fedmf.federated.examples import Examples, digest, take
 from fedmf.federated.execution.stateless_model import operations
 from fedmf.federated.loss import BatchLoss, batch_loss, minimised
 from fedmf.federated.task import Task
 from fedmf.federated.tff_models import TffModel
 from fedmf.federated.training.evaluation import update_metric
+from fedmf.federated.training.graph_digest import graph_digest
 from fedmf.runs.config import TrainConfig
 
 # Operations that break the guarantee, what they do, and what to use instead.
@@ -43,12 +44,15 @@ _KEEPS_NOTHING = re.compile(
 _LOCAL_WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 
 
-def check_model(task: Task, config: TrainConfig) -> None:
+def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
     """Looks at every operation of the task's model and loss in training, forwards and backwards.
 
     A written variable or table would carry a client's data into the next client's update without being clipped: the sensitivity would
     not be the plan's. After random draws a resumed run would repeat its noise on other updates, whose difference is free of it. Python
     may do both.
+
+    Returns:
+      Digests, hexadecimal: "model", of what model and loss compute in training; "initial_weights", of those that are trained.
 
     Raises:
       ValueError: for such an operation, for trained weights or computations in other than float32, and for weights that are not trained
@@ -80,6 +84,11 @@ def check_model(task: Task, config: TrainConfig) -> None:
         raise ValueError(
             f"loss of task {task.name!r} gives the shape {shape} where a scalar is needed: {_way_to_a_scalar(task)}"
         )
+    # Before the model's first batch, which may write local variables.
+    digests = {
+        "model": graph_digest(traced, model.trainable_variables),
+        "initial_weights": digest([variable.numpy() for variable in model.trainable_variables]),
+    }
     first = take(task.split("validation"), slice(task.batch_size))
     try:
         traced_step(*tf.nest.map_structure(tf.constant, first))
@@ -110,6 +119,7 @@ def check_model(task: Task, config: TrainConfig) -> None:
             f"build_model of task {task.name!r} gives a model with weights that are not trained ({', '.join(fixed)}), which "
             f"execution={config.execution!r} does not take: use execution='fast'"
         )
+    return digests
 
 
 def _way_to_a_scalar(task: Task) -> str:

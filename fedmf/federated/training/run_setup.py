@@ -5,6 +5,8 @@ import dataclasses
 import hashlib
 import pathlib
 import reprlib
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from fedmf.cohorts.availability import availability_from_text
@@ -15,6 +17,7 @@ from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.canaries import largest_entry
 from fedmf.federated.execution.choice import parameters
 from fedmf.federated.task import SPLITS, Task
+from fedmf.federated.training.identity import difference, task_identity
 from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.error import rmse
@@ -34,6 +37,8 @@ class RunSetup:
 
     Attributes:
       plan_given: the plan is the caller's and not the config's.
+      stop_at_epsilon: that of `RunOptions`, as it was when the run was begun.
+      identity: of the task, when the run was begun; see `task_identity`.
     """
 
     task: Task
@@ -42,30 +47,32 @@ class RunSetup:
     noise_seed: int
     folder: RunFolder
     plan_given: bool
+    stop_at_epsilon: float | None
+    identity: Mapping[str, Any]
 
     def controller(self) -> ParticipationController:
         """The controller of the run, before its first round."""
         return controller_of(self.task, self.config, self.plan, self.noise_seed)
 
-    def rounds(self, options: RunOptions) -> int:
+    def rounds(self) -> int:
         """Rounds after which the run is finished: all, or those within `stop_at_epsilon`.
 
         Raises:
           ValueError: an epsilon that the first round passes already, or whose rounds do not follow from the plan; with canaries.
         """
-        if options.stop_at_epsilon is None:
+        if self.stop_at_epsilon is None:
             return self.config.rounds
         if self.config.canaries:
             raise ValueError(
-                f"stop_at_epsilon={options.stop_at_epsilon} with canaries={self.config.canaries}, which audit all rounds of a plan: leave "
+                f"stop_at_epsilon={self.stop_at_epsilon} with canaries={self.config.canaries}, which audit all rounds of a plan: leave "
                 "one of them out"
             )
-        return rounds_within(self.plan, options.stop_at_epsilon)
+        return rounds_within(self.plan, self.stop_at_epsilon)
 
     def check(self, options: RunOptions) -> None:
         """Refuses cohorts that cannot be drawn, too many canaries, and noise for which there is no room or that float32 does not hold."""
         self.controller()
-        self.rounds(options)
+        self.rounds()
         size, canaries = parameters(self.task, self.config), self.config.canaries
         if size < 10 * canaries:
             raise ValueError(
@@ -116,7 +123,7 @@ class RunSetup:
             ),
         )
         write_atomically(folder.path / "private" / "noise_seed", f"{self.noise_seed}\n", mode=0o600)
-        write_atomically(folder.path / "config.json", self.config.to_json())
+        folder.begin(self.config, {**self.identity, "stop_at_epsilon": self.stop_at_epsilon})
 
 
 def new_run(
@@ -125,9 +132,10 @@ def new_run(
     folder: str | pathlib.Path,
     noise_seed: int | str | None,
     plan: Plan | None,
+    model: Mapping[str, str],
     options: RunOptions,
 ) -> RunSetup:
-    """The setup of a new run; nothing is written.
+    """The setup of a new run; nothing is written. `model` is what `check_model` gives.
 
     Raises:
       TypeError, ValueError: for whatever would stop it before the first round.
@@ -145,10 +153,17 @@ def new_run(
         plan = config.plan(config.fit(show_progress=options.progress))
     check_plan(plan, config)
     setup = RunSetup(
-        task=task, config=config, plan=plan, noise_seed=seed, folder=RunFolder(folder), plan_given=plan_given
+        task=task,
+        config=config,
+        plan=plan,
+        noise_seed=seed,
+        folder=RunFolder(folder),
+        plan_given=plan_given,
+        stop_at_epsilon=options.stop_at_epsilon,
+        identity={},
     )
     setup.check(options)
-    return setup
+    return dataclasses.replace(setup, identity=task_identity(task, model, setup.controller(), resumed=False))
 
 
 def controller_of(
@@ -239,12 +254,24 @@ def _changes(new: dict[str, Any], old: dict[str, Any]) -> str:
     return ", ".join(f"{name}={new[name]!r} (the run has {old.get(name)!r})" for name in changed)
 
 
-def reopen_run(task: Task, config: TrainConfig, folder: RunFolder, plan: Plan | None) -> RunSetup:
+def reopen_run(
+    task: Task,
+    config: TrainConfig,
+    folder: RunFolder,
+    plan: Plan | None,
+    model: Mapping[str, str],
+    stop_at_epsilon: float | None,
+) -> RunSetup:
     """The setup with which a run goes on. Resumed rounds repeat their noise: on other data the difference of the two releases would be
     free of it.
 
+    Args:
+      task, config, folder, plan: of the run.
+      model: what `check_model` gives.
+      stop_at_epsilon: None for that of the run.
+
     Raises:
-      ValueError: the run was begun with another config, plan or mechanism, or on other data.
+      ValueError: the run was begun with another config, plan, mechanism, model or end, or on other data.
     """
     run = Run.load(folder.path)
     cannot = f"cannot resume {folder.path}"
@@ -283,7 +310,44 @@ def reopen_run(task: Task, config: TrainConfig, folder: RunFolder, plan: Plan | 
             f"{cannot} with another plan: its plan.json or mechanism.npz differs; start a new folder for that"
         )
     seed = _stored_seed(folder.path / "private" / "noise_seed")
-    return RunSetup(task=task, config=config, plan=plan, noise_seed=seed, folder=folder, plan_given=plan_given)
+    kept = folder.identity()
+    declared = kept.get("stop_at_epsilon")
+    if stop_at_epsilon not in (None, declared):
+        raise ValueError(
+            f"{cannot} with stop_at_epsilon={stop_at_epsilon}, which was {declared} when the run was begun: when to end must not depend on "
+            "what was released; leave it out, or start a new folder"
+        )
+    setup = RunSetup(
+        task=task,
+        config=config,
+        plan=plan,
+        noise_seed=seed,
+        folder=folder,
+        plan_given=plan_given,
+        stop_at_epsilon=declared,
+        identity=kept,
+    )
+    _check_task(setup, model)
+    return setup
+
+
+def _check_task(setup: RunSetup, model: Mapping[str, str]) -> None:
+    """Refuses a task that is not the one that the run was begun with."""
+    task, folder, controller = setup.task, setup.folder, setup.controller()
+    now = task_identity(task, model, controller, resumed=True)
+    if folder.saved_rounds():
+        del now["initial_weights"]  # the checkpoint has those of its round
+    reason = difference(setup.identity, now, task, controller.cohort(0))
+    if reason is not None:
+        versions = Run.load(folder.path).plan["versions"]
+        software = "" if versions == installed_versions() else f" (it was begun with {versions}, which may differ)"
+        raise ValueError(f"cannot resume {folder.path} {reason}; take the run's own{software}, or start a new folder")
+    if not task.data_version:
+        warnings.warn(
+            f"task {task.name!r} has no data_version: only the first cohort's examples are known to be those that the run was begun on, "
+            "and on others the guarantee does not hold; set Task.data_version to a text that changes with the data",
+            stacklevel=4,
+        )
 
 
 def _stored_seed(path: pathlib.Path) -> int:

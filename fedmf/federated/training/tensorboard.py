@@ -7,8 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from fedmf.files import make_folder
 from fedmf.runs.metric_table import flat
 
+_EVENTS = "events.out.tfevents.*"
 Row = Mapping[str, Any]
 
 
@@ -22,8 +24,8 @@ def scalars(folder: pathlib.Path, rows: Sequence[Row]) -> Iterator[Callable[[Row
       folder: made if it is not there, readable by its owner alone, as metrics.jsonl is.
       rows: of the rounds that are done.
     """
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for old in folder.glob("events.out.tfevents.*"):
+    make_folder(folder)
+    for old in folder.glob(_EVENTS):
         old.unlink()
     writer = tf.summary.create_file_writer(str(folder))
 
@@ -34,6 +36,8 @@ def scalars(folder: pathlib.Path, rows: Sequence[Row]) -> Iterator[Callable[[Row
             for name, value in numbers.items():
                 tf.summary.scalar(name.replace("validation_", "validation/"), value, step=step)
         writer.flush()
+        for file in folder.glob(_EVENTS):
+            file.chmod(0o600)
 
     try:
         for row in rows:

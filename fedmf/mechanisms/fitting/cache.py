@@ -9,7 +9,7 @@ import pathlib
 import warnings
 from typing import Any
 
-from fedmf.files import cache_folder
+from fedmf.files import cache_folder, make_folder
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.storage import load_mechanism
 from fedmf.participation.schema import Participation
@@ -68,7 +68,7 @@ def read(path: pathlib.Path, *, family: str, rounds: int) -> Mechanism | None:
 def write(path: pathlib.Path, mechanism: Mechanism) -> None:
     """Writes the mechanism, whole or not at all: of two processes that fit the same, one file remains and either is right."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         mechanism.save(path)
     except OSError as error:
         warnings.warn(

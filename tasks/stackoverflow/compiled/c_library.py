@@ -12,7 +12,7 @@ import tempfile
 
 import numpy as np
 
-from fedmf.files import cache_folder
+from fedmf.files import cache_folder, make_folder
 
 _FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared")
 COMPILER_VARIABLE = "FEDMF_CC"
@@ -41,7 +41,7 @@ def library(source: pathlib.Path) -> ctypes.CDLL | None:
     name, folder = f"{source.stem}-{digest}.so", cache_folder()
     if folder is not None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             return _load(folder / name if (folder / name).exists() else _compile(cc, source, folder / name))
         except OSError:  # a home that is not writable, or not executable
             pass

@@ -286,3 +286,15 @@ def test_a_cluster_without_processors_is_refused(nobody, tmp_path):
     with pytest.raises(federated.WorkersLost, match="has no processors"):
         train(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_what_ray_writes_is_its_owner_s(monkeypatch):
+    masks = []
+    monkeypatch.setattr(ray, "init", lambda **options: masks.append(os.umask(0o077)))  # what it has to be already
+    before = os.umask(0o022)
+    try:
+        cluster._connect(ray, "local", 1)
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
+    assert masks == [0o077]

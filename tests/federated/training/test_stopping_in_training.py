@@ -45,8 +45,8 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     page = write_report([run], tmp_path / "report", title="ended").read_text()
     assert f"ended after {rounds} of {settings.rounds} rounds" in page
     # In two parts it is the same run, and then it has ended.
-    train("parts", noise_seed=9, stop_after=rounds - 1)
-    assert_same_run(run, train("parts", resume=True, stop_at_epsilon=target))
+    train("parts", noise_seed=9, stop_after=rounds - 1, stop_at_epsilon=target)
+    assert_same_run(run, train("parts", resume=True))
     with pytest.raises(ValueError, match=rf"has ended after {rounds} rounds.*it does not go on"):
         train("parts", resume=True)
     with pytest.raises(ValueError, match="with canaries=2, which audit all rounds"):
@@ -61,7 +61,7 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     ledger.write_text("\n".join(ledger.read_text().splitlines()[:-1]) + "\n")
     with pytest.raises(ValueError, match="participation.csv changed after the run had finished"):
         fedmf.audit_run(run.path)
-    with pytest.raises(ValueError, match=rf"stop_at_epsilon=.* after {rounds - 1} rounds.* had {rounds}: leave it out"):
+    with pytest.raises(ValueError, match=rf"with stop_at_epsilon=.*, which was {target} when the run was begun"):
         train("run", resume=True, stop_at_epsilon=epsilons[rounds - 2])
     with pytest.raises(ValueError, match=rf"the run has {settings.rounds}\): whether to go on .* made for all rounds"):
         train("run", dataclasses.replace(settings, rounds=settings.rounds + 2), resume=True)
@@ -73,7 +73,6 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
 @pytest.mark.slow
 def test_rounds_that_a_crash_took_are_in_the_guarantee(tmp_path):
     settings = config(checkpoint_every=3)
-    passed = stopped_after(settings.plan(), 3).epsilon
 
     def train(**arguments):
         return federated.train(small_task(), settings, folder=tmp_path / "run", progress=False, **arguments)
@@ -86,8 +85,6 @@ def test_rounds_that_a_crash_took_are_in_the_guarantee(tmp_path):
         train(noise_seed=9, on_round=crash)
     for _ in range(2):  # the second time their rows are gone
         assert "rounds 3 to 4" in fedmf.audit_run(tmp_path / "run").unrecorded
-        with pytest.raises(ValueError, match=r"stop_at_epsilon=.* after 3 rounds, and the run has had 5"):
-            train(resume=True, stop_at_epsilon=passed)
         with pytest.raises(RuntimeError):
             train(resume=True, on_start=crash)
     train(resume=True, stop_after=3)
@@ -95,10 +92,6 @@ def test_rounds_that_a_crash_took_are_in_the_guarantee(tmp_path):
     run = train(resume=True)
     audit = fedmf.audit_run(run.path)
     assert (audit.planned.participation.rounds, audit.unrecorded) == (settings.rounds, None)
-    # Nor does a finished run end again, where its last checkpoint is gone.
-    (run.path / "checkpoints" / "round-000006.ckpt").unlink()
-    with pytest.raises(ValueError, match=r"after 3 rounds, and the run has had 6"):
-        train(resume=True, stop_at_epsilon=passed)
 
 
 @pytest.mark.parametrize("rounds", ["3", 2.5, -1, 0, True, 6])

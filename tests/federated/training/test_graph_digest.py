@@ -1,0 +1,140 @@
+"""The digest of what a task trains: the same in every process, and another for everything that trains otherwise."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from fedmf.federated.training.model_check import check_model
+from fedmf.tasks import task_from_config
+from tests.federated.run_small import config
+from tests.federated.small_task import CLASSES, LENGTH, small_task
+from tests.federated.training.test_tff_models import TASKS as TFF_TASKS
+
+pytestmark = pytest.mark.tensorflow
+ROOT = pathlib.Path(__file__).parents[3]
+layers, losses = tf.keras.layers, tf.keras.losses
+
+
+class Scores(tf.keras.Model):
+    """A subclassed model, with a lookup table and an assertion, whose message names nodes."""
+
+    def __init__(self, words="abc"):
+        super().__init__()
+        keys = tf.constant(sorted(words))
+        self.table = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(keys, tf.range(len(words), dtype=tf.int64)), -1
+        )
+        self.embedding, self.dense = layers.Embedding(CLASSES, 4), layers.Dense(CLASSES)
+
+    def call(self, x):
+        tf.debugging.assert_less(tf.reduce_max(x), CLASSES)
+        shift = tf.cast(self.table.lookup(tf.constant(["b"])), tf.float32)
+        return self.dense(self.embedding(x)) + shift
+
+
+def subclassed(words="abc"):
+    def build(seed):
+        tf.keras.utils.set_random_seed(seed)
+        model = Scores(words)
+        model(tf.zeros([1, LENGTH], tf.int32))
+        return model
+
+    return dataclasses.replace(small_task(), build_model=build)
+
+
+def stacked(*middle, embedding=True, seed_of=lambda seed: seed):
+    def build(seed):
+        tf.keras.utils.set_random_seed(seed_of(seed))
+        first = layers.Embedding(CLASSES, 4, input_length=LENGTH, trainable=embedding)
+        return tf.keras.Sequential([first, *(layer() for layer in middle), layers.Dense(CLASSES)])
+
+    return dataclasses.replace(small_task(), build_model=build)
+
+
+def with_loss(loss):
+    return dataclasses.replace(small_task(), loss=loss)
+
+
+def weighted(scale):
+    """A loss of a tensor that is too large to be a constant of the graph."""
+    table = tf.fill([300], scale)
+    return lambda y, logits, real: table[0] * tf.reduce_mean(logits)
+
+
+def of_variable(value):
+    weight = tf.Variable(value)
+    return lambda y, logits, real: weight * tf.reduce_mean(logits)
+
+
+def regularised(strength):
+    return lambda: layers.Dense(4, kernel_regularizer=tf.keras.regularizers.L2(strength))
+
+
+# What trains, and in each group otherwise than the rest of it.
+TASKS = {
+    "small": small_task,
+    "probabilities": lambda: with_loss(losses.SparseCategoricalCrossentropy(from_logits=False)),
+    "ignores a class": lambda: with_loss(losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)),
+    "batch": lambda: dataclasses.replace(small_task(), batch_size=5),
+    "weighted 1": lambda: with_loss(weighted(1.0)),
+    "weighted 2": lambda: with_loss(weighted(2.0)),
+    "variable": lambda: with_loss(of_variable(2.0)),
+    "other variable": lambda: with_loss(of_variable(3.0)),
+    "relu": lambda: stacked(lambda: layers.Dense(4, activation="relu")),
+    "tanh": lambda: stacked(lambda: layers.Dense(4, activation="tanh")),
+    "l2 .1": lambda: stacked(regularised(0.1)),
+    "l2 .2": lambda: stacked(regularised(0.2)),
+    "frozen": lambda: stacked(lambda: layers.Dense(4, trainable=False)),
+    "frozen, other values": lambda: stacked(lambda: layers.Dense(4, trainable=False), seed_of=lambda seed: seed + 1),
+    "frozen elsewhere": lambda: stacked(lambda: layers.Dense(4), embedding=False),
+    "lstm": lambda: stacked(lambda: layers.LSTM(4, return_sequences=True)),
+    "backwards": lambda: stacked(lambda: layers.LSTM(4, return_sequences=True, go_backwards=True)),
+    "subclassed": subclassed,
+    "other words": lambda: subclassed("bcd"),
+    **TFF_TASKS,
+    "linear": lambda: task_from_config(config(task="regression", task_options={"kind": "linear"}), progress=False),
+    "logistic": lambda: task_from_config(config(task="regression", task_options={"kind": "logistic"}), progress=False),
+}
+
+
+def digests(names=tuple(TASKS)):
+    return {name: check_model(TASKS[name](), config()) for name in names}
+
+
+@pytest.fixture(scope="module")
+def here():
+    return digests()
+
+
+def test_what_trains_otherwise_has_another_digest(here):
+    names_of: dict[str, list[str]] = {}
+    for name, found in here.items():
+        names_of.setdefault(found["model"], []).append(name)
+    assert [names for names in names_of.values() if len(names) > 1] == []
+
+
+def test_what_it_starts_from_has_its_own(here):
+    other = check_model(small_task(), config(seed=4))
+    assert other["model"] == here["small"]["model"]
+    assert other["initial_weights"] != here["small"]["initial_weights"]
+
+
+@pytest.mark.slow
+def test_another_process_with_other_counters_and_another_hash_seed_has_the_same(here):
+    program = (
+        "import json, tensorflow as tf\n"
+        "for _ in range(3): tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(1,))])\n"
+        "from tests.federated.training.test_graph_digest import TASKS, digests\n"
+        "print(json.dumps(digests([*TASKS][::-1])))"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    out = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(out.stdout.splitlines()[-1]) == here
