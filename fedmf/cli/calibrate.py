@@ -56,6 +56,7 @@ def calibrate(
       fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --table
       fedmf calibrate banded.npz --rounds 256 --epsilon 8 --sampling poisson --population 64000 --cohort-size 1000
     """
+    from fedmf import checks
     from fedmf.noise import strategies
     from fedmf.privacy.stopping import stopped_after, stopping_table
 
@@ -64,6 +65,10 @@ def calibrate(
         plan = plan_from(mechanism_file, target)
         stops = stopping_table(plan) if table else []
         if target["stop_after"] is not None:
+            most = plan.participation.rounds
+            checks.integer(
+                "stop_after", target["stop_after"], low=1, high=most, hint="a run can end before its plan, not after it"
+            )
             plan = stopped_after(plan, target["stop_after"])
         host, graph = [], []
         if explain:

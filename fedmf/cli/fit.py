@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.errors import Command, arguments_checked
+from fedmf.cli.errors import Command, arguments_checked, in_option_names
 from fedmf.cli.help import SectionOption, say
 from fedmf.cli.options import (
     COUNT,
@@ -166,4 +166,4 @@ def _warnings_in_a_line() -> Iterator[None]:
         yield
     for warning in caught:
         if issubclass(warning.category, RuntimeWarning):
-            say("warning", str(warning.message))
+            say("warning", in_option_names(str(warning.message)))

@@ -82,8 +82,6 @@ def sweep(
     training = {name: options.pop(name) for name in names}
     training["progress"] = not options.pop("quiet")
     with arguments_checked():
-        if training["noise_seed"] is None and not dry_run:
-            raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one for every run")
         fixed = grid.flat(config_values(config_file))
         lists = {name: fixed.pop(name) for name in tuple(fixed) if isinstance(fixed[name], list)}
         from_vary: dict[str, list[Any]] = {}
@@ -97,6 +95,10 @@ def sweep(
         lists = {name: values for name, values in lists.items() if name not in single} | from_vary
         fixed = {name: value for name, value in fixed.items() if name not in from_vary} | single
         configs = driver.in_folder(out, grid.sweep_configs(fixed, lists))
+        if training["noise_seed"] is None:
+            if not dry_run and any(config.adds_noise for config in configs.values()):
+                raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one for every run")
+            training["noise_seed"] = "os"
     if dry_run:
         show({name: driver.state(out, name) for name in configs}, as_json)
         return

@@ -14,6 +14,7 @@ from fedmf.federated.execution.base import RunOptions  # noqa: E402
 from fedmf.federated.execution.cluster import WorkersLost  # noqa: E402
 from fedmf.federated.noise.host import HostNoise  # noqa: E402
 from fedmf.federated.task import CompiledEpoch, Task  # noqa: E402
+from fedmf.federated.training.divergence import DivergedRun  # noqa: E402
 from fedmf.federated.training.loop import InterruptedRun, train  # noqa: E402
 from fedmf.federated.training.optimizers import ScheduledSGDM  # noqa: E402
 from fedmf.federated.training.trained_run import TrainedRun  # noqa: E402
@@ -21,6 +22,7 @@ from fedmf.federated.training.trained_run import TrainedRun  # noqa: E402
 __all__ = [
     "CohortDataSource",
     "CompiledEpoch",
+    "DivergedRun",
     "HostNoise",
     "InterruptedRun",
     "MatrixFactorizationQuery",

@@ -119,6 +119,6 @@ def rounds_within(plan: Plan, epsilon: float) -> int:
     if not low:
         first = stopped_after(plan, 1).epsilon
         raise ValueError(
-            f"epsilon={epsilon} is passed in round 0, whose release alone has {first:.6g}: use more noise, or stop later"
+            f"the release of round 0 alone has an epsilon of {first:.6g}, above {epsilon}: use more noise, or stop later"
         )
     return low

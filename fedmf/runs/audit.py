@@ -101,7 +101,7 @@ def audit_run_canaries(folder: str | pathlib.Path | Run, *, confidence: float = 
     run = folder if isinstance(folder, Run) else Run.load(folder)
     path, count = run.path / CANARIES, run.config.canaries
     if not count:
-        raise ValueError(f"{run.path} was trained without canaries: train one with --canaries, such as 100")
+        raise ValueError(f"{run.path} was trained without canaries: train one with some, such as 100")
     if run.result is None:
         raise ValueError(f"run {run.path} is not finished, and its canaries are judged at the end: resume it")
     _check_digests(run)

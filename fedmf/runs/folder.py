@@ -66,7 +66,9 @@ class RunFolder:
         folder = RunFolder(path)
         try:
             if (folder.path / "config.json").exists():
-                raise ValueError(f"{folder.path} already holds a run: resume it with --resume, or name another folder")
+                raise ValueError(
+                    f"{folder.path} already holds a run: go on with it by resume=True, or name another folder"
+                )
             # A run that was stopped at once leaves its private folder, and no result or checkpoint.
             names = ("result.json",) if (folder.path / "private").exists() else _WRITTEN
             left = [folder.path / name for name in names if (folder.path / name).exists()] + folder._checkpoints()
@@ -101,7 +103,7 @@ class RunFolder:
         try:
             if not lock(descriptor):
                 raise ValueError(
-                    f"another process trains in {self.path}: wait for it, stop it and resume with --resume, or name another folder"
+                    f"another process trains in {self.path}: wait for it, stop it and go on with resume=True, or name another folder"
                 )
             yield
         finally:
@@ -119,7 +121,7 @@ class RunFolder:
             if (folder.path / "private").is_dir() and not folder.saved_rounds():
                 raise ValueError(
                     f"{folder.path} holds no run yet: one was stopped there before it began (no config.json); give its command again, "
-                    "without --resume"
+                    "without resume=True"
                 )
             raise ValueError(
                 f"{folder.path} holds no run to resume or to read (no config.json): name the folder of a run, or start one there"

@@ -35,6 +35,8 @@ class RunOptions:
       stop_after: rounds after which the run stops, checkpointed and without a result, to go on with at a resume; None for all.
       stop_at_epsilon: the run ends, with a result, before the round with which the plan's epsilon would pass this; it follows from the
         plan alone, before training.
+      stop_on_divergence: the run stops with `DivergedRun`, checkpointed and without a result, where it would warn of a divergence. That it
+        stops follows from training losses, which the guarantee does not cover.
       on_start: called before the first round of this process; errors before that are of the inputs.
       on_round: called with t after round t; an exception it raises stops the run like a crash.
     """
@@ -49,6 +51,7 @@ class RunOptions:
     tensorboard: bool = False
     stop_after: int | None = None
     stop_at_epsilon: float | None = None
+    stop_on_divergence: bool = False
     on_start: Callable[[], None] | None = None
     on_round: Callable[[int], None] | None = None
 

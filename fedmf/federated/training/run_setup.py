@@ -58,7 +58,10 @@ class RunSetup:
                 f"stop_at_epsilon={options.stop_at_epsilon} with canaries={self.config.canaries}, which audit all rounds of a plan: leave "
                 "one of them out"
             )
-        return rounds_within(self.plan, options.stop_at_epsilon)
+        try:
+            return rounds_within(self.plan, options.stop_at_epsilon)
+        except ValueError as error:
+            raise ValueError(f"stop_at_epsilon={options.stop_at_epsilon} cannot be kept: {error}") from None
 
     def check(self, options: RunOptions) -> None:
         """Refuses cohorts that cannot be drawn, too many canaries, and noise for which there is no room or that float32 does not hold."""
@@ -130,7 +133,7 @@ def new_run(
     Raises:
       TypeError, ValueError: for whatever would stop it before the first round.
     """
-    seed = check_noise_seed(noise_seed)
+    seed = check_noise_seed("os" if noise_seed is None and not _adds_noise(config, plan) else noise_seed)
     if config.sampling is None:
         controller_of(task, config)  # refuses an impossible participation before a long fit
     _ = task.headline  # refuses what cannot be evaluated
@@ -146,6 +149,10 @@ def new_run(
     )
     setup.check(options)
     return setup
+
+
+def _adds_noise(config: TrainConfig, plan: Plan | None) -> bool:
+    return config.adds_noise if not isinstance(plan, Plan) else plan.noise_multiplier > 0
 
 
 def controller_of(
@@ -164,8 +171,8 @@ def controller_of(
         if population != sampling.population:
             canaries = f" and the run {config.canaries} canaries" if config.canaries else ""
             raise ValueError(
-                f"population={sampling.population} but the data has {len(task.client_ids)} clients{canaries}: set population to "
-                f"{population}, on which the amplification depends"
+                f"population={sampling.population} but the data has {len(task.client_ids)} clients{canaries}: set "
+                f"population={population}, on which the amplification depends"
             )
         sampling = sampling.resized(cohort_size=config.cohort_size)
         participation = sampling.participation(config.rounds)
@@ -252,7 +259,7 @@ def reopen_run(task: Task, config: TrainConfig, folder: RunFolder, plan: Plan | 
         if config.rounds > run.config.rounds:
             why = (
                 ": whether to go on is decided by what was released, which a guarantee allows only within noise that was made for all "
-                "rounds beforehand; plan the most rounds that you may want and end earlier (--stop-after, --stop-at-epsilon)"
+                "rounds beforehand; plan the most rounds that you may want and end earlier (stop_after, stop_at_epsilon)"
             )
         raise ValueError(f"{cannot} with another config: {changes}{why}; start a new folder for that")
     recorded = run.plan["task"]
