@@ -95,10 +95,11 @@ def train(
         host = {name: options.pop(name) for name in (*machine, *ends)}
         values = read_config_file(stored) if stored else {}
         values = over(over(values, config_values(config_file)), chosen_options(options))
+        noisy = values.get("epsilon") is not None or values.get("noise_multiplier")
+        if not resume and noise_seed is None and noisy:
+            raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one")
         origin = config_file or stored
         config = tasks.completed(config_from_mapping(values, str(origin)) if origin else TrainConfig(**values))
-        if not resume and noise_seed is None and config.adds_noise:
-            raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one")
         if data_on_workers:
             if host["cluster"] is None:
                 raise ValueError("data_on_workers belongs to cluster: leave it out, or name a cluster")

@@ -30,7 +30,7 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
 
     Args:
       folder: of the run, or the run. The plan of one that has not finished is that of its rounds so far, where these have a guarantee of
-        their own (`fedmf.privacy.stopping`).
+        their own (`fedmf.privacy.stopping`); of one that stopped on divergence it is that of all rounds.
 
     Raises:
       ValueError: it holds no run, a file of it is damaged or missing, or is not the one that the finished run left.
@@ -52,6 +52,9 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
     saved = max(files.saved_rounds(), files.rounds_before_crashes()) if run.result is None or ended else 0
     beyond = {row["round"] for row in run.metrics if row.get("clients") != 0 and row["round"] >= len(ledger)}
     unrecorded = sorted(beyond.union(range(len(ledger), saved)))
+    if run.result is None and files.has_diverged():  # an end that the data decided is not that of a shorter plan
+        hint = "training losses decided that the run stopped before them"
+        return with_unrecorded(audit_ledger(ledger, plan), range(len(ledger), plan.participation.rounds), hint)
     if (run.result is None or ended) and not unrecorded and len(ledger) < plan.participation.rounds:
         with contextlib.suppress(ValueError):  # of some mechanisms, and with sampling, only all rounds have a guarantee
             plan = stopped_after(plan, len(ledger))

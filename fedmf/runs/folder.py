@@ -16,6 +16,7 @@ run/
   clients.json         the headline metric over training clients, where `fedmf evaluate --by-client` measured it; mode 0600
   tensorboard/         the metrics as events, if wanted; mode 0700
   checkpoints/         round-000020.ckpt: everything a resume needs
+  diverged             where stop_on_divergence stopped the run: its training losses decided after how many rounds
   rounds_done          after a crash: how many rounds were done before it, also those that the resumed run does again
   private/noise_seed   secret; do not publish
   private/canaries.npz with canaries: their coins, and what was released along their directions; as secret until the audit
@@ -46,7 +47,7 @@ CANARIES = "private/canaries.npz"
 # What a run writes beside its folders and config.json.
 _WRITTEN = (
     "plan.json statement.md mechanism.npz metrics.jsonl metrics.csv timings.jsonl participation.csv selected.csv result.json "
-    "model.npz initial_model.npz clients.json tensorboard final_statement.md final_statement.json rounds_done"
+    "model.npz initial_model.npz clients.json tensorboard final_statement.md final_statement.json diverged rounds_done"
 ).split()
 
 
@@ -67,7 +68,7 @@ class RunFolder:
         try:
             if (folder.path / "config.json").exists():
                 raise ValueError(
-                    f"{folder.path} already holds a run: go on with it by resume=True, or name another folder"
+                    f"{folder.path} already holds a run: resume it with resume=True, or name another folder"
                 )
             # A run that was stopped at once leaves its private folder, and no result or checkpoint.
             names = ("result.json",) if (folder.path / "private").exists() else _WRITTEN
@@ -103,7 +104,7 @@ class RunFolder:
         try:
             if not lock(descriptor):
                 raise ValueError(
-                    f"another process trains in {self.path}: wait for it, stop it and go on with resume=True, or name another folder"
+                    f"another process trains in {self.path}: wait for it, stop it and resume with resume=True, or name another folder"
                 )
             yield
         finally:
@@ -177,6 +178,14 @@ class RunFolder:
                 "folder"
             )
         return checkpoint
+
+    def mark_diverged(self, rounds_done: int) -> None:
+        """Keeps that training losses decided to stop after so many rounds."""
+        write_atomically(self.path / "diverged", f"{rounds_done}\n", mode=0o600)
+
+    def has_diverged(self) -> bool:
+        """Whether training losses ever decided to stop the run."""
+        return (self.path / "diverged").exists()
 
     def rounds_ever_done(self) -> int:
         """Rounds whose results somebody may have seen: of the checkpoints, of the metrics, and of crashes before them."""

@@ -81,7 +81,7 @@ def rate_warning(rate: float | None, config: TrainConfig) -> str | None:
     if rate is None or config.server_learning_rate <= FACTOR * rate:
         return None
     return (
-        f"server_learning_rate={config.server_learning_rate:g} is {config.server_learning_rate / rate:.2g} times the {rate:.2g} that "
+        f"server_learning_rate={config.server_learning_rate:g} is {config.server_learning_rate / rate:.0f} times the {rate:.2g} that "
         "`fedmf plan learning-rate` takes for this noise: the run may diverge. The rule is that of next-word prediction; for another task "
         "it is where a search begins"
     )

@@ -274,6 +274,7 @@ class _Training:
         if isinstance(stop, WorkersLost):
             raise WorkersLost(f"{stop}; {done} are saved in {self.folder.path}") from stop
         if isinstance(stop, DivergedRun):
+            self.folder.mark_diverged(self.done)
             raise DivergedRun(
                 f"{stop}; {done} are saved in {self.folder.path}, and go on with resume=True and without stop_on_divergence"
             ) from None

@@ -58,10 +58,7 @@ class RunSetup:
                 f"stop_at_epsilon={options.stop_at_epsilon} with canaries={self.config.canaries}, which audit all rounds of a plan: leave "
                 "one of them out"
             )
-        try:
-            return rounds_within(self.plan, options.stop_at_epsilon)
-        except ValueError as error:
-            raise ValueError(f"stop_at_epsilon={options.stop_at_epsilon} cannot be kept: {error}") from None
+        return rounds_within(self.plan, options.stop_at_epsilon, argument="stop_at_epsilon")
 
     def check(self, options: RunOptions) -> None:
         """Refuses cohorts that cannot be drawn, too many canaries, and noise for which there is no room or that float32 does not hold."""
@@ -171,8 +168,8 @@ def controller_of(
         if population != sampling.population:
             canaries = f" and the run {config.canaries} canaries" if config.canaries else ""
             raise ValueError(
-                f"population={sampling.population} but the data has {len(task.client_ids)} clients{canaries}: set "
-                f"population={population}, on which the amplification depends"
+                f"population={sampling.population} but the data has {len(task.client_ids)} clients{canaries}: set population to "
+                f"{population}, on which the amplification depends"
             )
         sampling = sampling.resized(cohort_size=config.cohort_size)
         participation = sampling.participation(config.rounds)

@@ -18,6 +18,7 @@ import fedmf
 from fedmf import federated
 from fedmf.federated.training import loop
 from fedmf.mechanisms import BandedMechanism
+from fedmf.runs.audit import audit_run
 from fedmf.runs.folder import RunFolder
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task
@@ -365,6 +366,11 @@ def test_a_run_that_diverges_stops_if_it_is_told_to(tmp_path):
     assert 0 < rounds < 40
     assert f"{rounds} of 40 rounds are saved in {tmp_path}, and go on with resume=True" in str(stop.value)
     assert RunFolder(tmp_path).saved_rounds() == rounds
+    # The data decided on the end: what holds is the guarantee of all rounds.
+    audit = audit_run(tmp_path)
+    assert audit.epsilon == audit.planned.epsilon == DIVERGING.plan().epsilon
+    assert f"rounds {rounds} to 39 are not in the record" in audit.unrecorded
+    assert "training losses decided that the run stopped before them" in audit.unrecorded
     with pytest.raises(federated.DivergedRun, match=f"; {rounds} of 40 rounds are saved"):
         train(tmp_path, DIVERGING, resume=True, noise_seed=None, stop_on_divergence=True)
     assert len(train(tmp_path, DIVERGING, resume=True, noise_seed=None).metrics) == 40
