@@ -61,7 +61,9 @@ class RunOptions:
         if self.stop_after is not None:
             checks.integer("stop_after", self.stop_after, low=1, hint="use a number of rounds, or None for all")
         if self.stop_at_epsilon is not None:
-            checks.positive("stop_at_epsilon", self.stop_at_epsilon, "use a privacy loss such as 8.0, or None for all rounds")
+            checks.positive(
+                "stop_at_epsilon", self.stop_at_epsilon, "use a privacy loss such as 8.0, or None for all rounds"
+            )
         if self.client_work is not None:
             checks.one_of("client_work", self.client_work, CLIENT_WORK)
 

@@ -379,7 +379,7 @@ def test_a_run_that_diverges_stops_if_it_is_told_to(tmp_path):
 def test_a_rate_that_the_noise_hardly_allows_is_warned_of_once(tmp_path):
     settings = config(server_learning_rate=50.0, server_momentum=0.95)
     with pytest.warns(
-        UserWarning, match=r"server_learning_rate=50 is \S+ times the 0\.\d+ that `fedmf plan learning-rate`"
+        UserWarning, match=r"server_learning_rate=50 is \S+ times the 0\.\d+ that the rule of `fedmf plan"
     ):
         train(tmp_path, settings, stop_after=2)
     with warnings.catch_warnings():
