@@ -150,7 +150,7 @@ def task_of_run(
     """
     config, recorded = run.config, run.plan["task"]["name"]
     if task is None and task_options:
-        raise ValueError(f"task_options={task_options}: they belong to task, give that as well")
+        raise ValueError("task_options belong to a task that is named: give task=module:function as well")
     if task is not None:
         config = dataclasses.replace(config, task=task, task_options={**config.task_options, **(task_options or {})})
     elif config.task is None and recorded != DEFAULT:

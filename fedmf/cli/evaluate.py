@@ -56,8 +56,7 @@ def evaluate(
             write_atomically(trained.path / "clients.json", json.dumps(found, indent=2) + "\n", mode=0o600)
         metric = made.headline
         values |= {"clients": found["clients"], "clients without examples": found["clients_without_examples"]}
-        if found["clients_undefined"]:
-            values[f"clients on whose examples {metric} is not defined"] = found["clients_undefined"]
+        values[f"clients on whose examples {metric} is not defined"] = found["clients_undefined"]
         values |= {f"client {metric}, mean": found["mean"], f"client {metric}, deciles": found["deciles"]}
     show(values | {"note": figures_note([trained])}, as_json)
 

@@ -130,7 +130,7 @@ def test_a_run_trained_in_python(tmp_path, monkeypatch):
     task = ["--task", "visits_module:visits", "-o", "width=4"]
     for command in (["evaluate", "run"], ["export", "run", "--out", "model.keras"]):
         refused(*command, words=["trained in Python on task 'visits'", "give --task module:function"])
-        refused(*command, "-o", "width=4", words=["belong to --task"])
+        refused(*command, "-o", "width=4", words=["--task-option belong", "give --task module:function as well"])
         refused(*command, "--task", "visits_module:others", words=["makes the task 'others'", "trained on 'visits'"])
         refused(*command, *task[:2], words=["take the task that the run was trained on"])
     found = json.loads(fedmf("evaluate", "run", *task, "--by-client", "--json", "--quiet").stdout)
