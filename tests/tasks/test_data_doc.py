@@ -35,7 +35,8 @@ def write_posts(path):
 
 
 def test_the_recipe_reaches_its_accuracy(tmp_path, monkeypatch, capfd):
-    """SEEDS"""
+    """With the noise seeds 1 and 2 the test accuracy was 0.379 and 0.378; always the most
+    frequent word has 0.12."""
     monkeypatch.chdir(tmp_path)
     write_posts(tmp_path / "posts.csv")
     for words in COMMANDS:
