@@ -108,7 +108,9 @@ def _trained(
     with arguments_checked():
         options = dict(task_options)
         made = tasks.task_of_run(run, task=task, task_options=options, data=data, progress=not quiet)
-        return federated.TrainedRun.of(run, made)
+        trained = federated.TrainedRun.of(run, made)
+        _ = trained.weights  # refuses the model of another task
+        return trained
 
 
 def _what(trained: "TrainedRun") -> dict[str, Any]:
