@@ -94,8 +94,8 @@ def _check_beside(name: str, config: TrainConfig, folder: pathlib.Path, there: T
         mine, theirs = config.flat().get(field), there.flat().get(field)
         if field not in may_differ and mine != theirs and sweep_grid.taken(field, config, there):
             raise ValueError(
-                f"{folder} holds a run with {field}={theirs}, and this sweep has {field}={mine}: name another folder "
-                f"in --out, or give the options of the sweep that is there, or vary {field}"
+                f"{folder} holds a run with {field}={theirs}, and this sweep has {field}={mine}: name another folder, "
+                f"or give the options of the sweep that is there, or vary {field}"
             )
     files = [] if config.mechanism is None else [folder / "mechanism.npz", pathlib.Path(config.mechanism)]
     if files and config.mechanism == there.mechanism and all(file.exists() for file in files):

@@ -76,7 +76,7 @@ def sweep_configs(fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]])
       ['family=none', 'family=tree,epsilon=2', 'family=tree,epsilon=8']
     """
     if not varied:
-        raise ValueError("vary is missing: name a field and its values, such as --vary epsilon=2,8")
+        raise ValueError("vary is missing: name a field and its values, such as epsilon=2,8")
     for name, values in varied.items():
         if name in fixed:
             raise ValueError(f"{name}={fixed[name]} is given beside {name} that varies: leave one of them out")

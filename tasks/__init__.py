@@ -129,27 +129,46 @@ def _options(name: str, config: "TrainConfig") -> Any:
         raise ValueError(f"task_option {message}") from error
 
 
-def task_of_run(run: "Run", *, data: str | None = None, progress: bool = True) -> "Task":
+def task_of_run(
+    run: "Run",
+    *,
+    task: str | None = None,
+    task_options: Mapping[str, Any] | None = None,
+    data: str | None = None,
+    progress: bool = True,
+) -> "Task":
     """The task that a run was trained on; with `data` the same on another data file.
+
+    `task` names it, with `task_options`, where the run was trained in Python and its config does not.
 
     Words, classes and the like keep the numbers that the model knows them by: where that is more than another file, the task's options
     have a method `on_data(data)`.
 
     Raises:
-      FileNotFoundError, TypeError, ValueError: as `task_from_config` does, or the run's config does not name its task.
+      FileNotFoundError, TypeError, ValueError: as `task_from_config` does; the run's config does not name its task and `task` does not
+        either; or `task` is another than the run's.
     """
     config, recorded = run.config, run.plan["task"]["name"]
-    if config.task is None and recorded != DEFAULT:
+    if task is None and task_options:
+        raise ValueError("task_options belong to a task that is named: give task=module:function as well")
+    if task is not None:
+        config = dataclasses.replace(config, task=task, task_options={**config.task_options, **(task_options or {})})
+    elif config.task is None and recorded != DEFAULT:
         raise ValueError(
-            f"run {run.path} was trained in Python on task {recorded!r}, which its config does not name: use "
-            "federated.TrainedRun.of(run, task) there"
+            f"run {run.path} was trained in Python on task {recorded!r}, which its config does not name: give task=module:function, whose "
+            "function makes it, or load the run there by federated.TrainedRun.of"
         )
-    if data is None:
-        return task_from_config(config, progress=progress)
-    task = task_from_config(dataclasses.replace(config, data=data), progress=progress)
+    made = task_from_config(config if data is None else dataclasses.replace(config, data=data), progress=progress)
+    if task is not None and made.name != recorded:
+        raise ValueError(
+            f"task={task} makes the task {made.name!r}, and run {run.path} was trained on {recorded!r}: name a function that makes "
+            "that one"
+        )
+    if data is None or made.data_version == run.plan["task"]["data_version"]:
+        return made
     options = _options(config.task or DEFAULT, config)
-    if task.data_version == run.plan["task"]["data_version"] or not hasattr(options, "on_data"):
-        return task
+    if not hasattr(options, "on_data"):
+        return made
     values = dataclasses.asdict(options.on_data(data))
     config = dataclasses.replace(config, data=values.pop("data"), task_options=values)
     return task_from_config(config, progress=progress)

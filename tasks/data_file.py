@@ -34,7 +34,7 @@ def create(path: pathlib.Path, application_id: int, *, overwrite: bool) -> Itera
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name the file to write, such as {path / 'stackoverflow.sqlite'}")
     if path.exists() and not overwrite:
-        raise ValueError(f"{path} exists already: choose another file name or pass overwrite=True (--overwrite)")
+        raise ValueError(f"{path} exists already: choose another file name or pass overwrite=True")
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         _remove_left_over(path)

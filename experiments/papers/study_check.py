@@ -41,20 +41,20 @@ def check_runs(configs: Mapping[str, TrainConfig], folder: pathlib.Path, write_m
     alike: dict[TrainConfig, list[str]] = {}
     for name, config in configs.items():
         alike.setdefault(dataclasses.replace(config, **_LOOKED_AT_BY_NONE), []).append(name)
-    made: dict[str, Task] = {}
+    made: dict[str, tuple[Task, Mapping[str, str]]] = {}
     fitted: dict[tuple[Any, ...], Mechanism] = {}
 
-    def task_of(config: TrainConfig) -> "Task":
+    def task_of(config: TrainConfig) -> "tuple[Task, Mapping[str, str]]":
         key = json.dumps([config.task, config.data, dict(config.task_options)])
         if key not in made:
             task = tasks.task_from_config(config, progress=False)
             # Nothing here trains the model, so that one of each task will do.
-            made[key] = dataclasses.replace(task, build_model=functools.cache(task.build_model))
-            check_model(made[key], config)
+            task = dataclasses.replace(task, build_model=functools.cache(task.build_model))
+            made[key] = task, check_model(task, config)
         return made[key]
 
     def draw(config: TrainConfig) -> None:
-        task = task_of(config)
+        task, _ = task_of(config)
         if config.sampling is None:
             controller_of(task, config)
 
@@ -70,7 +70,8 @@ def check_runs(configs: Mapping[str, TrainConfig], folder: pathlib.Path, write_m
         if key not in fitted:
             fitted[key] = config.fit()
         # The test split is counted when the task is made; reading StackOverflow's 16 million sentences would take hours.
-        new_run(task_of(config), config, folder, 0, config.plan(fitted[key]), RunOptions(test=False, progress=False))
+        task, model = task_of(config)
+        new_run(task, config, folder, 0, config.plan(fitted[key]), model, RunOptions(test=False, progress=False))
 
     _of_all(draw, alike)
     write_mechanisms()

@@ -9,7 +9,7 @@ import click
 
 from fedmf.cli.audit_canaries import canaries
 from fedmf.cli.audit_mechanism import mechanism
-from fedmf.cli.errors import Group, arguments_checked
+from fedmf.cli.errors import Group, arguments_checked, in_option_names
 from fedmf.cli.options import (
     COUNT,
     EXISTING_FILE,
@@ -156,11 +156,16 @@ def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
     from fedmf.files import write_atomically
     from fedmf.privacy.statement import as_text
 
-    write_atomically(path, as_text(values, path.suffix), mode=0o600)
+    write_atomically(path, as_text(_said(values, "unrecorded"), path.suffix), mode=0o600)
+
+
+def _said(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """The values with one of them in the words of the command line."""
+    return values if values.get(name) is None else values | {name: in_option_names(values[name])}
 
 
 def _show(result: "Audit", as_json: bool) -> None:
-    values = result.values()
+    values = _said(result.values(), "not_in_the_record")
     contradictions = values["contradictions"]
     if not as_json:
         del values["contradictions"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fedmf.cli.errors import Group, arguments_checked
+from fedmf.cli.errors import BadArgument, Group, arguments_checked
 from fedmf.cli.options import COUNT, EXISTING_FILE, PATH, SHARE, json_option, quiet_option, show
 
 _MIN_WORDS = 259  # of write_synthetic_corpus with its default topics
@@ -118,6 +118,9 @@ def info(file: pathlib.Path | None, as_json: bool) -> None:
     """
     from fedmf.tasks.describe import describe_file
 
-    with arguments_checked():
-        description = describe_file(file)
+    try:
+        with arguments_checked():
+            description = describe_file(file)
+    except BadArgument as error:  # here the data are an argument
+        raise BadArgument(error.message.replace("by data=FILE", "as FILE")) from error
     show(description, as_json)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from fedmf.cli.help import Context, SectionedCommand
+from fedmf.terminal import interrupts
 
 QUOTES = "'\""
 
@@ -39,6 +40,8 @@ class Command(SectionedCommand):
             return super().invoke(ctx)
         except click.ClickException as error:
             raise type(error)(with_option_names(error.message, self.get_params(ctx))) from error.__cause__
+        except interrupts.Interrupted as stop:
+            raise type(stop)(with_option_names(str(stop), self.get_params(ctx))) from None
         except (ValueError, TypeError, OSError, ImportError) as error:
             raise click.ClickException(with_option_names(one_line(error), self.get_params(ctx))) from error
 
@@ -49,6 +52,12 @@ class Group(click.Group):
     command_class = Command
     group_class = type
     context_class = Context
+
+
+def in_option_names(message: str) -> str:
+    """`message` with the options of the command that runs for the arguments of the same name."""
+    context = click.get_current_context()
+    return with_option_names(message, context.command.get_params(context))
 
 
 def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> str:

@@ -2,12 +2,13 @@
 
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.errors import Command, arguments_checked
-from fedmf.cli.options import EXISTING, PATH, json_option, quiet_option, show
+from fedmf.cli.errors import arguments_checked
+from fedmf.cli.options import EXISTING, PATH, TaskCommand, json_option, quiet_option, run_task_options, show
 
 if TYPE_CHECKING:
     from fedmf.federated import TrainedRun
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 _SPLITS = ("validation", "test")
 
 
-@click.command(cls=Command)
+@click.command(cls=TaskCommand)
 @click.argument("run", type=PATH)
 @click.option("--split", type=click.Choice(_SPLITS), default="test", help="Examples to evaluate on.")
 @click.option("--data", type=EXISTING, help="Another data file or folder of the task.  [default: the run's]")
@@ -24,10 +25,11 @@ _SPLITS = ("validation", "test")
     is_flag=True,
     help="Also every training client by itself: mean and deciles. On the run's data they are kept in RUN, for its report.",
 )
+@run_task_options
 @quiet_option
 @json_option
 def evaluate(
-    run: pathlib.Path, split: str, data: pathlib.Path | None, by_client: bool, quiet: bool, as_json: bool
+    run: pathlib.Path, split: str, data: pathlib.Path | None, by_client: bool, quiet: bool, as_json: bool, **task: Any
 ) -> None:
     """Metrics of a run's model on a split. They are exact functions of the data, which the run's guarantee does not cover.
 
@@ -36,32 +38,35 @@ def evaluate(
       fedmf evaluate runs/first
       fedmf evaluate runs/first --split validation --by-client --json
       fedmf evaluate runs/first --data other.sqlite
+      fedmf evaluate runs/python --task my_module:digits -o filters=4
     """
     from fedmf.files import write_atomically
     from fedmf.runs.figures import figures_note
 
-    trained = _trained(run, None if data is None else str(data), quiet)
-    task = trained.task
+    trained = _trained(run, None if data is None else str(data), quiet, **task)
+    made, recorded = trained.task, trained.plan["task"]
     values, same = _what(trained), data is None
-    if task.data_version:
-        same = task.data_version == trained.plan["task"]["data_version"]
+    if made.data_version:
+        same = made.data_version == recorded["data_version"]
         values["data"] = "the run's" if same else "not the run's"
     values |= {f"{split} {name}": value for name, value in trained.evaluate(split).items()}
     if by_client:
         found = trained.evaluate_clients(progress=not quiet)
-        if same and trained.result is not None:
+        if same and made.description == recorded["description"] and trained.result is not None:
             write_atomically(trained.path / "clients.json", json.dumps(found, indent=2) + "\n", mode=0o600)
-        metric = task.headline
+        metric = made.headline
         values |= {"clients": found["clients"], "clients without examples": found["clients_without_examples"]}
+        values[f"clients on whose examples {metric} is not defined"] = found["clients_undefined"]
         values |= {f"client {metric}, mean": found["mean"], f"client {metric}, deciles": found["deciles"]}
     show(values | {"note": figures_note([trained])}, as_json)
 
 
-@click.command(cls=Command)
+@click.command(cls=TaskCommand)
 @click.argument("run", type=PATH)
 @click.option("--out", required=True, type=PATH, help="FILE.keras, or a new folder without a suffix for a SavedModel.")
+@run_task_options
 @json_option
-def export(run: pathlib.Path, out: pathlib.Path, as_json: bool) -> None:
+def export(run: pathlib.Path, out: pathlib.Path, as_json: bool, **task: Any) -> None:
     """Write a run's model for Keras, which loads it without fedmf.
 
     \b
@@ -73,7 +78,7 @@ def export(run: pathlib.Path, out: pathlib.Path, as_json: bool) -> None:
 
     with arguments_checked():
         check_export_path(out)
-    trained = _trained(run, None, quiet=True)
+    trained = _trained(run, None, quiet=True, **task)
     with arguments_checked():
         model = trained.export(out)
     statement = "final_statement.md" if trained.result else "statement.md"
@@ -90,7 +95,9 @@ def export(run: pathlib.Path, out: pathlib.Path, as_json: bool) -> None:
     )
 
 
-def _trained(path: pathlib.Path, data: str | None, quiet: bool) -> "TrainedRun":
+def _trained(
+    path: pathlib.Path, data: str | None, quiet: bool, task: str | None, task_options: Sequence[tuple[str, str]]
+) -> "TrainedRun":
     from fedmf.runs.folder import Run, RunFolder
 
     with arguments_checked():
@@ -99,7 +106,11 @@ def _trained(path: pathlib.Path, data: str | None, quiet: bool) -> "TrainedRun":
     from fedmf import federated, tasks
 
     with arguments_checked():
-        return federated.TrainedRun.of(run, tasks.task_of_run(run, data=data, progress=not quiet))
+        options = dict(task_options)
+        made = tasks.task_of_run(run, task=task, task_options=options, data=data, progress=not quiet)
+        trained = federated.TrainedRun.of(run, made)
+        _ = trained.weights  # refuses the model of another task
+        return trained
 
 
 def _what(trained: "TrainedRun") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.errors import Command, arguments_checked, with_option_names
+from fedmf.cli.errors import Command, arguments_checked, in_option_names
 from fedmf.cli.help import SectionOption, say
 from fedmf.cli.options import (
     COUNT,
@@ -168,5 +168,4 @@ def _warnings_in_a_line() -> Iterator[None]:
         yield
     for warning in caught:
         if issubclass(warning.category, RuntimeWarning):
-            context = click.get_current_context()
-            say("warning", with_option_names(str(warning.message), context.command.get_params(context)))
+            say("warning", in_option_names(str(warning.message)))

@@ -135,7 +135,7 @@ def together(*options: Decorator) -> Decorator:
 
 
 noise_seed_option = click.option(
-    "--noise-seed", type=_NoiseSeed(), help="Secret whole number, or os to draw one. Needed for a new run."
+    "--noise-seed", type=_NoiseSeed(), help="Secret whole number, or os to draw one. Needed for a new run with noise."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 quiet_option = click.option("--quiet", is_flag=True, help="No progress bar.")
@@ -202,6 +202,23 @@ class _TaskOption(click.ParamType[tuple[str, str]]):
         if not option or not equals:
             self.fail(f"{value!r} names no option and its value: write it as batch-size=20", param, ctx)
         return option.strip().replace("-", "_"), setting.strip()
+
+
+run_task_options = together(
+    click.option(
+        "--task",
+        is_eager=True,
+        help="Of a run that was trained in Python: what makes its task, package.module:function.",
+    ),
+    click.option(
+        "-o",
+        "--task-option",
+        "task_options",
+        type=_TaskOption(),
+        multiple=True,
+        help="With --task: an option of it. Repeatable.",
+    ),
+)
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:

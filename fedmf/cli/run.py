@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fedmf.cli.errors import Command, arguments_checked
+from fedmf.cli.errors import Command, arguments_checked, in_option_names
 from fedmf.cli.help import say
 from fedmf.cli.options import (
     COUNT,
@@ -56,6 +56,9 @@ from fedmf.cli.stopped import training
 @click.option(
     "--no-test", is_flag=True, help="Leave out the test split, as for tuning; `fedmf evaluate` reads it later."
 )
+@click.option(
+    "--stop-on-divergence", is_flag=True, help="Stop, saved and with exit status 1, where the training loss diverges."
+)
 @click.option("--tensorboard", is_flag=True, help="Write the metrics to OUT/tensorboard: tensorboard --logdir OUT.")
 @quiet_option
 @config_options
@@ -89,13 +92,15 @@ def train(
     with arguments_checked():
         if resume and noise_seed is not None:
             raise ValueError("noise_seed belongs to the run, which keeps its own: leave it out with --resume")
-        if not resume and noise_seed is None:
-            raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one")
         stored = RunFolder.open(out).path / "config.json" if resume else None
-        names = ("noise_strategy", "noise_memory", "threads", "tensorboard", "cluster", "stop_after", "stop_at_epsilon")
-        host = {name: options.pop(name) for name in names} | {"test": not options.pop("no_test")}
+        machine = ("noise_strategy", "noise_memory", "threads", "tensorboard", "cluster")
+        ends = ("stop_after", "stop_at_epsilon", "stop_on_divergence")
+        host = {name: options.pop(name) for name in (*machine, *ends)} | {"test": not options.pop("no_test")}
         values = read_config_file(stored) if stored else {}
         values = over(over(values, config_values(config_file)), chosen_options(options))
+        noisy = values.get("epsilon") is not None or values.get("noise_multiplier")
+        if not resume and noise_seed is None and noisy:
+            raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one")
         origin = config_file or stored
         config = tasks.completed(config_from_mapping(values, str(origin)) if origin else TrainConfig(**values))
         if data_on_workers:
@@ -106,28 +111,29 @@ def train(
     from fedmf import federated
 
     with _dry_rounds_counted(), training(out, resume=resume) as begin:
-        run = federated.train(
-            tasks.task_from_config(config, progress=not quiet),
-            config,
-            folder=out,
-            noise_seed=noise_seed,
-            resume=resume,
-            progress=not quiet,
-            on_start=begin,
-            **host,
-        )
+        try:
+            run = federated.train(
+                tasks.task_from_config(config, progress=not quiet),
+                config,
+                folder=out,
+                noise_seed=noise_seed,
+                resume=resume,
+                progress=not quiet,
+                on_start=begin,
+                **host,
+            )
+        except federated.DivergedRun as stop:
+            raise click.ClickException(str(stop)) from stop
     if run.result is None:
         note = "stopped: go on with --resume; `fedmf audit` states the guarantee of the rounds so far"
         show({"folder": str(run.path), "rounds": run.saved_rounds(), "note": note}, as_json)
         return
-    metric = run.plan["task"]["headline_metric"]
-    values = {
-        "folder": str(run.path),
-        f"validation {metric}": run.result["validation"][metric],
-        **({f"test {metric}": run.result["test"][metric]} if host["test"] else {}),
-        "epsilon": run.plan["epsilon"],
-        "delta": run.plan["delta"],
-    }
+    first = run.plan["task"]["headline_metric"]
+    metrics = [first, *(name for name in run.result["validation"] if name != first)]
+    splits = [split for split in ("validation", "test") if run.result[split]]
+    values = {"folder": str(run.path)}
+    values |= {f"{split} {name}": run.result[split][name] for name in metrics for split in splits}
+    values |= {"epsilon": run.plan["epsilon"], "delta": run.plan["delta"]}
     if run.ended_after:
         values["ended"] = (
             f"after {run.ended_after} of {config.rounds} rounds, as --stop-at-epsilon said; the epsilon above is that of all"
@@ -153,7 +159,7 @@ def _dry_rounds_counted() -> Iterator[None]:
             if issubclass(category, PoolRanDryWarning):
                 dry.append(str(message))
             elif category is UserWarning:
-                say("warning", str(message))
+                say("warning", in_option_names(str(message)))
             else:
                 show_others(message, category, *place, **more)
 
@@ -164,7 +170,7 @@ def _dry_rounds_counted() -> Iterator[None]:
         finally:
             if dry:
                 rest = f" (and {len(dry) - 1} more such rounds)" if len(dry) > 1 else ""
-                say("warning", f"{dry[0]}{rest}")
+                say("warning", in_option_names(f"{dry[0]}{rest}"))
 
 
 @click.command(cls=Command)

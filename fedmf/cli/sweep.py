@@ -82,8 +82,6 @@ def sweep(
     training = {name: options.pop(name) for name in names}
     training["progress"] = not options.pop("quiet")
     with arguments_checked():
-        if training["noise_seed"] is None and not dry_run:
-            raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one for every run")
         fixed = grid.flat(config_values(config_file))
         lists = {name: fixed.pop(name) for name in tuple(fixed) if isinstance(fixed[name], list)}
         from_vary: dict[str, list[Any]] = {}
@@ -96,6 +94,13 @@ def sweep(
         single = grid.flat(chosen_options(options))
         lists = {name: values for name, values in lists.items() if name not in single} | from_vary
         fixed = {name: value for name, value in fixed.items() if name not in from_vary} | single
+        multipliers = lists.get("noise_multiplier", [fixed.get("noise_multiplier")])
+        if training["noise_seed"] is None:
+            if not dry_run and ("epsilon" in fixed or "epsilon" in lists or any(multipliers)):
+                raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one for every run")
+            training["noise_seed"] = "os"
+        if not lists:
+            raise ValueError("--vary is missing: name an option and its values, such as epsilon=2,8")
         configs = driver.in_folder(out, grid.sweep_configs(fixed, lists))
     if dry_run:
         show({name: driver.state(out, name) for name in configs}, as_json)

@@ -12,6 +12,7 @@ from fedmf.federated.cohort_source import CohortDataSource  # noqa: E402
 from fedmf.federated.execution.base import RunOptions  # noqa: E402
 from fedmf.federated.execution.cluster import WorkersLost  # noqa: E402
 from fedmf.federated.task import CompiledEpoch, Task  # noqa: E402
+from fedmf.federated.training.divergence import DivergedRun  # noqa: E402
 from fedmf.federated.training.loop import InterruptedRun, train  # noqa: E402
 from fedmf.federated.training.optimizers import ScheduledSGDM  # noqa: E402
 from fedmf.federated.training.trained_run import TrainedRun  # noqa: E402
@@ -20,6 +21,7 @@ from fedmf.server.rows import HostNoise  # noqa: E402
 __all__ = [
     "CohortDataSource",
     "CompiledEpoch",
+    "DivergedRun",
     "HostNoise",
     "InterruptedRun",
     "MatrixFactorizationQuery",

@@ -119,8 +119,8 @@ def stopping_table(plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
-def rounds_within(plan: Plan, epsilon: float) -> int:
-    """The most rounds with which the plan's epsilon is at most `epsilon`: before training, from the plan alone.
+def rounds_within(plan: Plan, epsilon: float, *, argument: str = "epsilon") -> int:
+    """The most rounds with which the plan's epsilon is at most `epsilon`, an error's `argument`: before training, from the plan alone.
 
     Raises:
       TypeError, ValueError: an epsilon out of range, or one that the first round passes already; those of `stopped_after`.
@@ -135,6 +135,6 @@ def rounds_within(plan: Plan, epsilon: float) -> int:
     if not low:
         first = stopped_after(plan, 1).epsilon
         raise ValueError(
-            f"epsilon={epsilon} is passed in round 0, whose release alone has {first:.6g}: use more noise, or stop later"
+            f"{argument}={epsilon} is passed in round 0, whose release alone has {first:.6g}: use more noise, or stop later"
         )
     return low

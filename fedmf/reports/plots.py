@@ -114,7 +114,7 @@ def clients_plot(groups: Sequence[Group]) -> Plot | None:
     if not measured:
         return None
     metric = groups[0].plan["task"]["headline_metric"]
-    note, said = simulation_note([run for _, run, _ in measured]), []
+    note, said, left_out = simulation_note([run for _, run, _ in measured]), [], []
     with canvas(2.9, note) as (figure, png):
         ax = figure.subplots()
         named: dict[str, Line2D] = {}
@@ -124,6 +124,8 @@ def clients_plot(groups: Sequence[Group]) -> Plot | None:
             named.setdefault(group.label, line)
             ends = " to ".join(metric_value(metric, deciles[i]) for i in (0, -1))
             said.append(f"{group.label}, seed {run.config.seed}: {ends} over {clients['clients']:,} clients")
+            if undefined := clients.get("clients_undefined", 0):
+                left_out.append(f"{undefined:,} of {group.label}, seed {run.config.seed}")
         ax.set(
             title=f"{metric_name(metric).capitalize()} over training clients", xlabel="percent of clients at or below"
         )
@@ -135,6 +137,8 @@ def clients_plot(groups: Sequence[Group]) -> Plot | None:
         f"Deciles of the {metric_name(metric)} on the training examples of each client by itself (`fedmf evaluate --by-client`). A flat "
         "line serves all clients alike."
     )
+    if left_out:
+        caption += f" Clients on whose examples it is not defined are left out: {'; '.join(left_out)}."
     return Plot(
         png=png.getvalue(),
         caption=caption,

@@ -30,7 +30,7 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
 
     Args:
       folder: of the run, or the run. The plan of one that has not finished is that of its rounds so far, where these have a guarantee of
-        their own (`fedmf.privacy.stopping`).
+        their own (`fedmf.privacy.stopping`); of one that stopped on divergence it is that of all rounds.
 
     Raises:
       ValueError: it holds no run, a file of it is damaged or missing, or is not the one that the finished run left.
@@ -52,6 +52,9 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
     saved = max(files.saved_rounds(), files.rounds_before_crashes()) if run.result is None or ended else 0
     beyond = {row["round"] for row in run.metrics if row.get("clients") != 0 and row["round"] >= len(ledger)}
     unrecorded = sorted(beyond.union(range(len(ledger), saved)))
+    if run.result is None and files.has_diverged():  # an end that the data decided is not that of a shorter plan
+        hint = "training losses decided that the run stopped before them"
+        return audit_ledger(ledger, plan, unrecorded=range(len(ledger), plan.participation.rounds), hint=hint)
     if (run.result is None or ended) and not unrecorded and len(ledger) < plan.participation.rounds:
         with contextlib.suppress(ValueError):  # of some mechanisms, and with sampling, only all rounds have a guarantee
             plan = stopped_after(plan, len(ledger))
@@ -101,7 +104,7 @@ def audit_run_canaries(folder: str | pathlib.Path | Run, *, confidence: float = 
     run = folder if isinstance(folder, Run) else Run.load(folder)
     path, count = run.path / CANARIES, run.config.canaries
     if not count:
-        raise ValueError(f"{run.path} was trained without canaries: train one with --canaries, such as 100")
+        raise ValueError(f"{run.path} was trained without canaries: train one with some, such as 100")
     if run.result is None:
         raise ValueError(f"run {run.path} is not finished, and its canaries are judged at the end: resume it")
     _check_digests(run)

@@ -231,6 +231,11 @@ class TrainConfig:
                 f"sampling={self.sampling} needs bands, on which the amplification depends: `fedmf plan bands` finds the best number"
             )
 
+    @property
+    def adds_noise(self) -> bool:
+        """Whether the run needs a noise seed."""
+        return self.epsilon is not None or bool(self.noise_multiplier)
+
     def sampling_scheme(self) -> Sampling | None:
         """How clients of the claimed run are drawn; its partitions follow from the mechanism."""
         if self.sampling is None:

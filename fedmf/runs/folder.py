@@ -16,6 +16,7 @@ run/
   clients.json         the headline metric over training clients, where `fedmf evaluate --by-client` measured it; mode 0600
   tensorboard/         the metrics as events, if wanted; mode 0700
   checkpoints/         round-000020.ckpt: everything a resume needs
+  diverged             where stop_on_divergence stopped the run: its training losses decided after how many rounds
   rounds_done          after a crash: how many rounds were done before it, also those that the resumed run does again
   private/noise_seed   secret; do not publish
   private/identity.json  digests of what a resume must not change: files above, model, loss and the first clients' examples
@@ -50,7 +51,7 @@ _BOUND = ("config.json", "plan.json", "mechanism.npz", "private/noise_seed")
 # What a run writes beside its folders and config.json.
 _WRITTEN = (
     "plan.json statement.md mechanism.npz metrics.jsonl metrics.csv timings.jsonl participation.csv selected.csv result.json "
-    "model.npz initial_model.npz clients.json tensorboard final_statement.md final_statement.json rounds_done"
+    "model.npz initial_model.npz clients.json tensorboard final_statement.md final_statement.json diverged rounds_done"
 ).split()
 
 
@@ -70,7 +71,9 @@ class RunFolder:
         folder = RunFolder(path)
         try:
             if (folder.path / "config.json").exists():
-                raise ValueError(f"{folder.path} already holds a run: resume it with --resume, or name another folder")
+                raise ValueError(
+                    f"{folder.path} already holds a run: resume it with resume=True, or name another folder"
+                )
             # A run that was stopped at once leaves its private folder, and no result or checkpoint.
             names = ("result.json",) if (folder.path / "private").exists() else _WRITTEN
             left = [folder.path / name for name in names if (folder.path / name).exists()] + folder._checkpoints()
@@ -105,7 +108,7 @@ class RunFolder:
         try:
             if not lock(descriptor):
                 raise ValueError(
-                    f"another process trains in {self.path}: wait for it, stop it and resume with --resume, or name another folder"
+                    f"another process trains in {self.path}: wait for it, stop it and resume with resume=True, or name another folder"
                 )
             yield
         finally:
@@ -123,7 +126,7 @@ class RunFolder:
             if (folder.path / "private").is_dir() and not folder.saved_rounds():
                 raise ValueError(
                     f"{folder.path} holds no run yet: one was stopped there before it began (no config.json); give its command again, "
-                    "without --resume"
+                    "without resume=True"
                 )
             raise ValueError(
                 f"{folder.path} holds no run to resume or to read (no config.json): name the folder of a run, or start one there"
@@ -210,6 +213,14 @@ class RunFolder:
                 "folder"
             )
         return checkpoint
+
+    def mark_diverged(self, rounds_done: int) -> None:
+        """Keeps that training losses decided to stop after so many rounds."""
+        write_atomically(self.path / "diverged", f"{rounds_done}\n", mode=0o600)
+
+    def has_diverged(self) -> bool:
+        """Whether training losses ever decided to stop the run."""
+        return (self.path / "diverged").exists()
 
     def rounds_ever_done(self) -> int:
         """Rounds whose results somebody may have seen: of the checkpoints, of the metrics, and of crashes before them."""

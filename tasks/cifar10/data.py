@@ -23,7 +23,7 @@ TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
 TEST, META = "test_batch", "batches.meta"
 
 _HINT = (
-    "put cifar-10-python.tar.gz there or name it with --data FILE, or, offline, write a stand-in with "
+    "put cifar-10-python.tar.gz there or name it by data=FILE, or, offline, write a stand-in with "
     "`fedmf data synth --task cifar10 --out FILE`"
 )
 _PICKLE_ERRORS = (

@@ -49,7 +49,7 @@ def write_synthetic(
         checks.integer(name, value, low=10, hint="use at least one image a class")
     checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
     if path.exists() and not overwrite:
-        raise ValueError(f"{path} exists already: choose another file name or pass overwrite=True (--overwrite)")
+        raise ValueError(f"{path} exists already: choose another file name or pass overwrite=True")
     sizes = dict(zip(TRAIN, (len(part) for part in np.array_split(np.arange(examples), len(TRAIN))), strict=True))
     names: list[Pickled] = [name.encode() for name in LABEL_NAMES]
 

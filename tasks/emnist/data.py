@@ -20,8 +20,8 @@ PIXELS = 28
 _SPLITS = ("digits_only_train", "digits_only_test", "all_train", "all_test")
 _SAMPLED_WRITERS = 100
 _HINT = (
-    f"put TFF's unpacked {FILE_NAME} there or name it with --data FILE, or, offline, write a stand-in with "
-    "`fedmf data synth --task emnist --out FILE` (--letters: 62 classes)"
+    f"put TFF's unpacked {FILE_NAME} there or name it by data=FILE, or, offline, write a stand-in with "
+    "`fedmf data synth --task emnist --out FILE` (`--letters` gives 62 classes)"
 )
 
 

@@ -45,7 +45,7 @@ def resolve_path(path: str | os.PathLike[str] | None) -> pathlib.Path:
         raise ValueError(f"{wanted} is a folder: name the data file in it, such as {wanted / FILE_NAME}")
     if not wanted.exists():
         raise FileNotFoundError(
-            f"no StackOverflow data at {wanted}: put TFF's unpacked {FILE_NAME} there or name it with --data FILE, "
+            f"no StackOverflow data at {wanted}: put TFF's unpacked {FILE_NAME} there or name it by data=FILE, "
             f"or, offline, write a synthetic corpus with `fedmf data synth --clients N --out FILE`"
         )
     return wanted

@@ -45,6 +45,13 @@ def test_the_statement_names_the_command_that_makes_it_again(log, identity, tmp_
     assert all(again[name] == values[name] for name in ("guarantee", "achieved", "mechanism", "pretraining"))
 
 
+def test_a_short_log_names_the_option_that_says_so(log, identity, tmp_path):
+    out = tmp_path / "statement.md"
+    log.write_text("client,round\na,0\n")
+    for text in (fedmf("audit", "log", log, identity, *PLAN, "--statement", out).stdout, out.read_text()):
+        assert "or pass --rounds-run 1 if it ended there" in text
+
+
 def test_with_sampling(log, identity):
     scheme = ["--sampling", "poisson", "--population", 400, "--cohort-size", 4]
     shown = json.loads(fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, *scheme, "--json").stdout)

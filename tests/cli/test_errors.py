@@ -49,6 +49,7 @@ WRONG_CALLS = {
     f"calibrate {PLAN} --epsilon 8 --sampling balls-in-bins --population 10 --cohort-size 4": ["--cohort-size 4", "use 5"],
     f"calibrate {PLAN} --epsilon 8 --sampling min-sep-poisson --population 9 --cohort-size 9 --partitions 2": ["give --min-sep"],
     f"calibrate {PLAN} --epsilon 8 --population 9": ["--population 9", "--sampling"],
+    f"calibrate {PLAN} --epsilon 8 --stop-after 13": ["--stop-after 13", "1..12"],
     "calibrate MECHANISM --rounds 13 --min-sep 4 --epsilon 8": ["12 rounds", "13"],
     "paper run banded-figure-99": ["NAME", "banded-figure-99", "fedmf paper list"],
     "paper run banded-table-1": ["NAME", "banded-table-1", "no result"],
@@ -97,12 +98,14 @@ WRONG_CALLS = {
     "sweep --out s --noise-seed 1 --epsilon 8 --vary speed=1,2": ["speed"],
     "sweep --out s --noise-seed 1 --epsilon 8 --vary seed=1 --vary seed=2": ["--vary", "seed"],
     "sweep --out s --epsilon 8 --vary seed=1,2": ["--noise-seed is missing"],
+    "sweep --out s --epsilon 8 --noise-seed 1": ["--vary is missing"],
     "demo --out d --epsilon 0": ["--epsilon 0"],
     "report . --out report": ["holds no run"],
     "audit .": ["holds no run"],
     "audit run . --json": ["holds no run"],
     "audit canaries .": ["holds no run"],
     "evaluate .": ["holds no run"],
+    "evaluate . -o filters": ["'filters'", "batch-size=20"],
     "export . --out model.keras": ["holds no run"],
     "audit": ["RUN"],
     f"audit log absent.csv {PLAN} --epsilon 8": ["absent.csv"],
@@ -245,3 +248,40 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_fit(out, tmp_path, 
     refused("fit", "--rounds", 8, "--min-sep", 2, "--out", out, words=["--out", "cannot be written"])
     assert os.listdir(tmp_path) == ["file"]
     assert (tmp_path / "file").read_text() == "precious"
+
+
+def texts(source):
+    """The texts of a program that are no documentation, those of an f-string with {} for its values."""
+    tree = ast.parse(source)
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (documentation | parts)
+        ):
+            yield node.value
+
+
+def named_options(text):
+    """The options of the command line that a sentence names, outside the commands that it quotes. A program's arguments are no sentence."""
+    if not re.search(r"\w [a-z]+\b.*[:;,]", text):
+        return []
+    return re.findall(r"(?<![\w-])--[a-z][\w-]*", re.sub(r"`[^`]*`", "", text))
+
+
+def test_options_are_seen():
+    assert named_options("the run is there: go on with --resume") == ["--resume"]
+    assert named_options("write one with `fedmf data synth --out FILE`, or another") == []
+    assert list(texts('"""--a"""\nx = f"b {1} --c"')) == ["b {} --c"]
+
+
+def test_the_library_names_no_options():
+    """Its errors name arguments, which the command line translates."""
+    root = pathlib.Path(fedmf.__file__).parent
+    paths = [path for path in root.rglob("*.py") if "cli" not in path.parts]
+    paths += [*(root / "tasks").resolve().rglob("*.py"), *(root / "experiments").resolve().glob("sweep*.py")]
+    assert len(paths) > 200
+    found = {f"{path}: {text}": named_options(text) for path in paths for text in texts(path.read_text())}
+    assert {text: options for text, options in found.items() if options} == {}

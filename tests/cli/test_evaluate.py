@@ -79,3 +79,77 @@ def test_report_as_a_table(trained, tmp_path):
     assert rows[1]["validation_accuracy"]
     assert not rows[0]["validation_accuracy"]
     refused("report", folder, words=["--out", "--csv"])
+
+
+MODULE = '''
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from fedmf import federated
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    width: int = 3
+
+
+def visits(options: Options) -> federated.Task:
+    """Eight clients of ten visits; the first three have one class, the last one visit."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(111, options.width)).astype(np.float32)
+    y = (x.sum(axis=1) > 0).astype(np.int32)
+    owner = np.repeat(np.arange(8), 10)[:71]
+    y[:30] = owner[:30] % 2
+    return federated.Task.from_arrays(
+        name="visits", x=x[:71], y=y[:71], client_ids=owner, validation=(x[71:91], y[71:91]), test=(x[91:], y[91:]), batch_size=5,
+        model=lambda: tf.keras.Sequential([tf.keras.Input((options.width,)), tf.keras.layers.Dense(1, activation="sigmoid")]),
+        loss=tf.keras.losses.BinaryCrossentropy(),
+        metrics=lambda: [tf.keras.metrics.AUC(name="auc"), tf.keras.metrics.BinaryAccuracy("accuracy")],
+    )
+
+
+def others() -> federated.Task:
+    return dataclasses.replace(visits(Options()), name="others")
+'''
+
+
+def test_a_run_trained_in_python(tmp_path, monkeypatch):
+    """Its config does not name its task. By client the AUC is defined where there are both classes."""
+    import fedmf as library
+    from fedmf import federated
+
+    (tmp_path / "visits_module.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    from visits_module import Options, visits
+
+    config = library.TrainConfig(rounds=2, cohort_size=3, min_sep=1, epsilon=8.0, cooldown=0, warmup=0)
+    run = federated.train(visits(Options(width=4)), config, folder=tmp_path / "run", noise_seed=1, progress=False)
+    task = ["--task", "visits_module:visits", "-o", "width=4"]
+    for command in (["evaluate", "run"], ["export", "run", "--out", "model.keras"]):
+        refused(*command, words=["trained in Python on task 'visits'", "give --task module:function"])
+        refused(*command, "-o", "width=4", words=["--task-option belong", "give --task module:function as well"])
+        refused(*command, "--task", "visits_module:others", words=["makes the task 'others'", "trained on 'visits'"])
+        refused(*command, *task[:2], words=["take the task that the run was trained on"])
+    found = json.loads(fedmf("evaluate", "run", *task, "--by-client", "--json", "--quiet").stdout)
+    assert found["test auc"] == pytest.approx(run.result["test"]["auc"])
+    assert (found["clients"], found["clients without examples"]) == (4, 0)
+    assert found["clients on whose examples auc is not defined"] == 4
+    assert found["client auc, mean"] > 0
+    kept = Run.load("run").clients
+    assert (kept["clients"], kept["clients_undefined"]) == (4, 4)
+    page = write_report([Run.load("run")], tmp_path / "report", title="one").read_text()
+    assert "is not defined are left out: 4 of" in page
+    assert json.loads(fedmf("export", "run", *task, "--out", "model.keras", "--json").stdout)["parameters"] == 5
+    assert "width=3" in fedmf("evaluate", *task[:2], "--help").stdout
+
+
+def test_the_table_of_a_run_has_all_metrics(trained):
+    folder, printed = trained
+    printed, result = json.loads(printed), json.loads((folder / "result.json").read_text())
+    for split in ("validation", "test"):
+        assert {f"{split} {name}": value for name, value in result[split].items()}.items() <= printed.items()
+    assert next(name for name in printed if name.startswith("validation")) == "validation accuracy"
+    assert {"validation loss", "test accuracy_no_pad"} <= set(printed)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 
 import pytest
@@ -10,7 +11,7 @@ from fedmf.federated.training import loop, run_setup
 from fedmf.federated.training.run_setup import RunSetup
 from fedmf.mechanisms import IdentityMechanism
 from fedmf.runs.folder import RunFolder
-from tests.cli.program import SECRET, TRAIN, fedmf, refused
+from tests.cli.program import SECRET, SMALL, TRAIN, fedmf, refused
 
 pytestmark = pytest.mark.tensorflow
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -127,3 +128,29 @@ def test_the_same_error_in_a_round_is_a_failed_run(corpus, tmp_path, monkeypatch
 
     monkeypatch.setattr(data.Corpus, "sentences", damaged)
     refused("train", "--data", corpus, "--out", tmp_path / "run", *TRAIN, status=1, words=["the data are damaged"])
+
+
+def test_a_run_that_diverges_ends_with_status_1(corpus, tmp_path):
+    """In the words of the command line, and without a noise seed: it adds no noise."""
+    settings = [*SMALL, "--rounds", 40, "--family", "none", "--server-learning-rate", 1e9, "--stop-on-divergence"]
+    stopped = fedmf("train", "--data", corpus, "--out", tmp_path / "run", *settings, status=1)
+    assert not stopped.stdout
+    (line,) = stopped.stderr.strip().splitlines()[-1:]
+    assert line.startswith("fedmf: error: the ")
+    for words in (
+        "--server-learning-rate than 1e+09",
+        " of 40 rounds are saved in ",
+        "with --resume and without --stop-on-divergence",
+    ):
+        assert words in line
+    assert (tmp_path / "run" / "checkpoints").is_dir()
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_rate_far_above_the_noise_is_warned_of_in_the_words_of_the_command_line(corpus, tmp_path):
+    settings = [*TRAIN, "--server-learning-rate", 1000, "--stop-after", 1]
+    said = fedmf("train", "--data", corpus, "--out", tmp_path / "run", *settings).stderr
+    assert (
+        len(re.findall(r"fedmf: warning: --server-learning-rate 1000 is \d+ times the 0\.\d+ that the rule of", said))
+        == 1
+    )

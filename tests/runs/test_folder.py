@@ -195,7 +195,7 @@ class TestCreate:
 
     def test_an_existing_run(self, tmp_path):
         new_run(tmp_path / "run")
-        self.refused(tmp_path / "run", "already holds a run: resume it with --resume, or name another folder")
+        self.refused(tmp_path / "run", "already holds a run: resume it with resume=True, or name another folder")
 
     def test_an_empty_folder_or_one_of_a_start_that_failed(self, tmp_path):
         (tmp_path / "run").mkdir()
@@ -274,7 +274,7 @@ class TestLoad:
     def test_no_run_or_one_that_was_stopped_before_it_began(self, tmp_path):
         self.refused(tmp_path, "holds no run to resume or to read", "config.json")
         RunFolder.create(tmp_path)
-        self.refused(tmp_path, "holds no run yet", "give its command again, without --resume")
+        self.refused(tmp_path, "holds no run yet", "give its command again, without resume=True")
         RunFolder.create(tmp_path)  # as it says
 
     @pytest.mark.parametrize("name", ["plan.json", "mechanism.npz", "metrics.jsonl"])

@@ -37,6 +37,8 @@ class RunOptions:
       stop_after: rounds after which the run stops, checkpointed and without a result, to go on with at a resume; None for all.
       stop_at_epsilon: the run ends, with a result, before the round with which the plan's epsilon would pass this; it follows from the
         plan alone, before training. The folder keeps it: a resume may repeat it or leave it out, and is refused with another.
+      stop_on_divergence: the run stops with `DivergedRun`, checkpointed and without a result, where it would warn of a divergence. Training
+        losses decide that, which the guarantee does not cover; its rounds have the guarantee of all rounds of the plan.
       on_start: called before the first round of this process; errors before that are of the inputs.
       on_round: called with t after round t; an exception it raises stops the run like a crash.
     """
@@ -52,6 +54,7 @@ class RunOptions:
     tensorboard: bool = False
     stop_after: int | None = None
     stop_at_epsilon: float | None = None
+    stop_on_divergence: bool = False
     on_start: Callable[[], None] | None = None
     on_round: Callable[[int], None] | None = None
 
@@ -60,6 +63,10 @@ class RunOptions:
             checks.integer("threads", self.threads, low=1, hint="use None for one on each processor")
         if self.stop_after is not None:
             checks.integer("stop_after", self.stop_after, low=1, hint="use a number of rounds, or None for all")
+        if self.stop_at_epsilon is not None:
+            checks.positive(
+                "stop_at_epsilon", self.stop_at_epsilon, "use a privacy loss such as 8.0, or None for all rounds"
+            )
         if self.client_work is not None:
             checks.one_of("client_work", self.client_work, CLIENT_WORK)
 

@@ -95,7 +95,7 @@ def connected(address: str | None, cpus: int | None) -> Iterator["Cluster | None
     try:
         cluster = Cluster(ray, address)
         if not cluster.cpus():
-            raise WorkersLost(f"cluster={address!r} has no processors: start Ray with --num-cpus on its machines")
+            raise WorkersLost(f"cluster={address!r} has no processors: start Ray there by `ray start --num-cpus`")
         yield cluster
     finally:
         if ours:
@@ -236,7 +236,9 @@ class Cluster:
                 text = f"fedmf: no worker is left in cluster {self.address}: waiting {WAIT_SECONDS:g} s for one"
                 tqdm.tqdm.write(text, file=sys.stderr)
             if looked - empty_since >= WAIT_SECONDS:
-                raise WorkersLost(f"no worker is left in cluster {self.address}: add machines to it, then --resume")
+                raise WorkersLost(
+                    f"no worker is left in cluster {self.address}: add machines to it, then go on with resume=True"
+                )
         return self.value(reference)
 
 

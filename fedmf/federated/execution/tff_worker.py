@@ -118,7 +118,7 @@ class TffWorker:
                 interrupts.check()
                 if self._process.poll() is not None and thread.is_alive():
                     raise ChildProcessError(
-                        "TFF's worker process has ended (was there enough memory?): go on with --resume"
+                        "TFF's worker process has ended (was there enough memory?): go on with resume=True"
                     )
         except BaseException:
             self.close()

@@ -8,6 +8,7 @@ from fedmf.federated.examples import Examples, count, take
 from fedmf.federated.loss import batch_loss, is_mean, keras_mask
 from fedmf.federated.task import Task
 from fedmf.federated.tff_models import Outputs, TffModel
+from fedmf.federated.training.defined import is_defined
 from fedmf.runs.config import TrainConfig
 
 # Larger outputs the C library gets from the system each time, page by page: a fifth of the time with 256 examples of 20 words among 10,000.
@@ -62,6 +63,10 @@ class Evaluator:
     def __call__(self, weights: list[Any], split: str) -> dict[str, float]:
         """Evaluates on "validation" or "test"."""
         return self.on(weights, self._task.split(split))
+
+    def is_defined(self, name: str) -> bool:
+        """Whether the metric of this name is defined on the examples of the last evaluation. Of a TFF model's own nothing is known."""
+        return all(is_defined(metric) for metric in self._metrics if metric.name == name)
 
     def on(self, weights: list[Any], examples: Examples) -> dict[str, float]:
         """Evaluates on these examples, at least one."""

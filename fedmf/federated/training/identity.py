@@ -45,7 +45,7 @@ def task_identity(
         cohort = controller.cohort(0)
     clients = _clients(task, cohort)
     in_turn = clients[::-1] if resumed else clients
-    first, again = ({client: of_examples.digest(task.examples_of(client)) for client in in_turn} for _ in range(2))
+    first, again = ({client: _digest_of(task, client) for client in in_turn} for _ in range(2))
     for client in clients:
         if first[client] != again[client]:
             raise ValueError(
@@ -80,6 +80,13 @@ def difference(kept: Mapping[str, Any], now: Mapping[str, Any], task: Task, coho
         f"on other data: client {changed} has other examples than when the run was begun (they must be the same in every process, also "
         "where a set is put in an order or a generator is seeded)"
     )
+
+
+def _digest_of(task: Task, client: str) -> str:
+    try:
+        return of_examples.digest(task.examples_of(client))
+    except of_examples.NotFinite:  # the run zeroes its updates
+        return "not finite"
 
 
 def _clients(task: Task, cohort: np.ndarray) -> list[str]:

@@ -19,7 +19,7 @@ from fedmf.federated.execution.cluster import Cluster, WorkersLost, check_addres
 from fedmf.federated.execution.tff_worker import TffWorker, tff_worker
 from fedmf.federated.execution.threads import limited_threads
 from fedmf.federated.task import Task
-from fedmf.federated.training.divergence import DivergenceWatch
+from fedmf.federated.training.divergence import DivergedRun, DivergenceWatch, rate_for_noise, rate_warning
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.initial_model import starting_task
 from fedmf.federated.training.model_check import check_model, misfit_reason
@@ -62,7 +62,8 @@ def train(
       task: one of fedmf.tasks, or your own.
       config: everything but the noise seed.
       folder: the run's folder; new without `resume`, an existing run's with it.
-      noise_seed: a non-negative int, or "os" for one from the operating system. Needed unless `resume`; kept in private/.
+      noise_seed: a non-negative int, or "os" for one from the operating system; kept in private/. Needed for a new run that adds
+        noise; without noise None is "os".
       plan: a plan of your own in place of the one `config` describes; must have its rounds and participation.
       resume: go on from the newest checkpoint.
       options: of `RunOptions`, such as threads=2 or progress=False.
@@ -75,6 +76,7 @@ def train(
         run, a damaged checkpoint.
       InterruptedRun: after Ctrl-C, once the last complete round is safely on disk. A second Ctrl-C stops at once.
       WorkersLost: the cluster does not answer at the start, or has no worker left; the run can be resumed.
+      DivergedRun: the run diverged, and `stop_on_divergence` is among the options; the run can be resumed without it.
     """
     machine = RunOptions(**options)
     check_address(machine.cluster, config.execution)
@@ -130,11 +132,8 @@ class _Training:
         self.validation: dict[str, float] = {}
         self.not_finite_told = False
         self.digest = folder.digest()
-        self.divergence = DivergenceWatch(
-            setup.plan,
-            cohort_size=config.claimed_cohort or config.cohort_size,
-            server_learning_rate=config.server_learning_rate,
-        )
+        self.diverged = ""  # what is said of it
+        self.divergence: DivergenceWatch
         if options.progress:
             self._announce()
 
@@ -142,9 +141,9 @@ class _Training:
         """Trains the rounds that are left, and writes the result after the last one."""
         config, folder = self.config, self.folder
         folder.truncate_rows(self.done)
-        rows = Run.load(folder.path).metrics
-        for row in rows:
-            self.divergence.observe(row["round"], row["train_loss"], row["examples"])
+        run = Run.load(folder.path)
+        rows = run.metrics
+        self._watch(run)
         started = time.perf_counter()
         hidden = not self.options.progress
         self.bar = progress_bar.bar(
@@ -163,10 +162,12 @@ class _Training:
                 folder.rows("timings") as self.timing_row,
                 points as self.point,
             ):
+                self._check_divergence()
                 for t in range(self.done, self.end):
                     self._round(t)
+                    self._check_divergence()
                     interrupts.check()
-        except (KeyboardInterrupt, WorkersLost) as stop:
+        except (KeyboardInterrupt, WorkersLost, DivergedRun) as stop:
             self._stop(stop)
         except (TypeError, ValueError):  # a client's examples do not do: the rounds before are worth keeping
             if self.done > self.saved:
@@ -193,8 +194,10 @@ class _Training:
         row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
         if len(cohort) and metrics.get("zeroed") == len(cohort):
             warnings.warn(_ALL_ZEROED.format(config.zeroing_norm), stacklevel=4)
-        if diverged := self.divergence.observe(t, metrics["train_loss"], int(metrics["examples"])):
-            warnings.warn(diverged, stacklevel=4)
+        if (diverged := self.divergence.observe(t, metrics["train_loss"], int(metrics["examples"]))) is not None:
+            self.diverged = diverged
+            if not self.options.stop_on_divergence:
+                warnings.warn(diverged, stacklevel=4)
         if (t + 1) % config.evaluate_every == 0 or t + 1 == self.last:
             row["validation"] = self.validation = self.evaluator(self.execution.weights(state), "validation")
         self._record(row, time.perf_counter() - began)
@@ -215,6 +218,20 @@ class _Training:
             except NotFinite as error:
                 warnings.warn(f"round {t}: {error}; its update is zeroed, now and whenever it takes part", stacklevel=5)
                 return
+
+    def _watch(self, run: Run) -> None:
+        """Begins to watch for divergence; warns before round 0 of a rate that the noise hardly allows."""
+        config = self.config
+        rate = rate_for_noise(self.plan, config, run.plan["rmse"])
+        if not self.done and (sentence := rate_warning(rate, config)):
+            warnings.warn(sentence, stacklevel=4)
+        self.divergence = DivergenceWatch(server_learning_rate=config.server_learning_rate, rate_for_noise=rate)
+        for row in run.metrics:
+            self.diverged = self.divergence.observe(row["round"], row["train_loss"], row["examples"]) or self.diverged
+
+    def _check_divergence(self) -> None:
+        if self.diverged and self.options.stop_on_divergence:
+            raise DivergedRun(self.diverged)
 
     def _client(self, t: int, client: int) -> Epochs | ClientRound:
         on_workers = self.options.cluster is not None and self.options.worker_task is not None
@@ -267,8 +284,13 @@ class _Training:
         done = f"{self.done} of {self.config.rounds} rounds"
         if isinstance(stop, WorkersLost):
             raise WorkersLost(f"{stop}; {done} are saved in {self.folder.path}") from stop
+        if isinstance(stop, DivergedRun):
+            self.folder.mark_diverged(self.done)
+            raise DivergedRun(
+                f"{stop}; {done} are saved in {self.folder.path}, and go on with resume=True and without stop_on_divergence"
+            ) from None
         raise InterruptedRun(
-            f"interrupted after {done}, all saved in {self.folder.path}: go on with --resume"
+            f"interrupted after {done}, all saved in {self.folder.path}: go on with resume=True"
         ) from None
 
     def _announce(self) -> None:

@@ -67,7 +67,7 @@ class RunSetup:
                 f"stop_at_epsilon={self.stop_at_epsilon} with canaries={self.config.canaries}, which audit all rounds of a plan: leave "
                 "one of them out"
             )
-        return rounds_within(self.plan, self.stop_at_epsilon)
+        return rounds_within(self.plan, self.stop_at_epsilon, argument="stop_at_epsilon")
 
     def check(self, options: RunOptions) -> None:
         """Refuses cohorts that cannot be drawn, too many canaries, and noise for which there is no room or that float32 does not hold."""
@@ -140,7 +140,7 @@ def new_run(
     Raises:
       TypeError, ValueError: for whatever would stop it before the first round.
     """
-    seed = check_noise_seed(noise_seed)
+    seed = check_noise_seed("os" if noise_seed is None and not _adds_noise(config, plan) else noise_seed)
     if config.sampling is None:
         controller_of(task, config)  # refuses an impossible participation before a long fit
     _ = task.headline  # refuses what cannot be evaluated
@@ -164,6 +164,10 @@ def new_run(
     )
     setup.check(options)
     return dataclasses.replace(setup, identity=task_identity(task, model, setup.controller(), resumed=False))
+
+
+def _adds_noise(config: TrainConfig, plan: Plan | None) -> bool:
+    return config.adds_noise if not isinstance(plan, Plan) else plan.noise_multiplier > 0
 
 
 def controller_of(
@@ -282,7 +286,7 @@ def reopen_run(
         if config.rounds > run.config.rounds:
             why = (
                 ": whether to go on is decided by what was released, which a guarantee allows only within noise that was made for all "
-                "rounds beforehand; plan the most rounds that you may want and end earlier (--stop-after, --stop-at-epsilon)"
+                "rounds beforehand; plan the most rounds that you may want and end earlier (stop_after, stop_at_epsilon)"
             )
         raise ValueError(f"{cannot} with another config: {changes}{why}; start a new folder for that")
     recorded = run.plan["task"]

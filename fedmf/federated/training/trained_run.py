@@ -1,6 +1,7 @@
 """`TrainedRun`: what people do with a run: its model in Keras, its metrics on a split and on every client, its file."""
 
 import dataclasses
+import math
 import os
 import pathlib
 import tempfile
@@ -102,22 +103,38 @@ class TrainedRun(Run):
     def evaluate_clients(self, *, progress: bool = False) -> dict[str, Any]:
         """The headline metric on the training examples of each client by itself.
 
+        Clients on whose examples it is not defined are left out: where it is NaN, an AUC where all are of one class, an accuracy that
+        leaves out all labels.
+
         Returns:
-          {"clients": with examples, "clients_without_examples": others, "mean": float, "deciles": the 10%, 20% ... 90% quantiles}.
+          {"clients": that the metric is over, "clients_without_examples": int, "clients_undefined": int, those left out as above, "mean":
+          float, "deciles": the 10%, 20% ... 90% quantiles}.
+
+        Raises:
+          ValueError: it is defined on no client's examples.
         """
         evaluator, weights = Evaluator(self.task, self.config), self.weights
-        clients, values = self.task.client_ids, []
+        headline, clients = self.task.headline, self.task.client_ids
+        values, undefined = [], 0
         with progress_bar.bar(total=len(clients), unit="client", desc="evaluating", disable=not progress) as bar:
             for client_id in clients:
                 examples = self.task.examples_of(client_id)
                 if count(examples):
-                    values.append(evaluator.on(weights, examples)[self.task.headline])
+                    value = evaluator.on(weights, examples)[headline]
+                    if math.isnan(value) or not evaluator.is_defined(headline):
+                        undefined += 1
+                    else:
+                        values.append(value)
                 bar.update()
         if not values:
-            raise ValueError(f"no client of task {self.task.name!r} has examples: there is nothing to evaluate")
+            raise ValueError(
+                f"{headline} of task {self.task.name!r} is not defined on any client's examples ({undefined} of {len(clients)} clients "
+                "have some): choose another headline_metric"
+            )
         return {
             "clients": len(values),
-            "clients_without_examples": len(clients) - len(values),
+            "clients_without_examples": len(clients) - len(values) - undefined,
+            "clients_undefined": undefined,
             "mean": float(np.mean(values)),
             "deciles": np.quantile(values, _DECILES).tolist(),
         }

@@ -1,12 +1,20 @@
-"""Which losses are called a divergence, and the rate that is named."""
+"""Which losses are called a divergence, the rate that is named, and the warning before training."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 import fedmf
-from fedmf.federated.training.divergence import ROUNDS_ABOVE_START, START_ROUNDS, DivergenceWatch
+from fedmf.federated.training.divergence import (
+    FACTOR,
+    ROUNDS_ABOVE_START,
+    START_ROUNDS,
+    DivergenceWatch,
+    rate_for_noise,
+    rate_warning,
+)
 from tests.cli.program import fedmf as command
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
@@ -19,8 +27,26 @@ def plan():
     return fedmf.Plan(mechanism=mechanism, participation=participation, noise_multiplier=3.0, delta=1e-6, clip_norm=0.5)
 
 
+def config(**changes):
+    """Of a run of the plan."""
+    settings = {
+        "rounds": 64,
+        "min_sep": 16,
+        "family": "identity",
+        "noise_multiplier": 3.0,
+        "clip_norm": 0.5,
+        "cohort_size": 20,
+    }
+    return fedmf.TrainConfig(**settings | changes)
+
+
+def rate_of(plan, **changes):
+    rmse = fedmf.rmse(plan.mechanism, fedmf.prefix_sum(64), plan.participation)
+    return rate_for_noise(plan, config(**changes), rmse)
+
+
 def watch(plan, rate=1.0):
-    return DivergenceWatch(plan, cohort_size=20, server_learning_rate=rate)
+    return DivergenceWatch(server_learning_rate=rate, rate_for_noise=rate_of(plan))
 
 
 def told(watch, losses, examples=100):
@@ -88,8 +114,45 @@ def test_the_rate_is_that_of_the_command(plan, tmp_path):
     assert told(watch(plan, rate / 2), [np.nan])[0].endswith(f"server_learning_rate than {rate / 2:g}")
 
 
+def silent(plan):
+    return dataclasses.replace(plan, noise_multiplier=0.0)
+
+
 def test_without_noise_there_is_no_rule(plan):
-    silent = fedmf.Plan(
-        mechanism=plan.mechanism, participation=plan.participation, noise_multiplier=0.0, delta=1e-6, clip_norm=0.5
+    assert rate_of(silent(plan)) is None
+    assert told(watch(silent(plan)), [np.inf])[0].endswith("server_learning_rate than 1")
+
+
+def test_the_rule_is_for_a_server_of_sgd(plan):
+    assert rate_of(plan, server_optimizer="adam") is None
+    # Without momentum a step counts once, and not 1 / (1 - 0.95) = 20 times.
+    assert rate_of(plan, server_momentum=0.0) == pytest.approx(20 * rate_of(plan))
+    # The claimed cohort divides the noise of a simulation as its own size does that of the run itself.
+    claimed = plan.simulating(simulated=20, claimed=60)
+    assert rate_of(claimed, claimed_cohort=60) > 2 * rate_of(plan)
+
+
+def test_a_rate_far_above_the_noise_is_warned_of(plan):
+    rate = rate_of(plan)
+    assert rate_warning(rate, config(server_learning_rate=FACTOR * rate)) is None
+    said = rate_warning(rate, config(server_learning_rate=20 * rate))
+    assert (
+        f"is 20 times the {rate:.2g} that the rule of `fedmf plan learning-rate` takes for this noise and momentum: "
+        in said
     )
-    assert told(watch(silent), [np.inf])[0].endswith("server_learning_rate than 1")
+    assert said.startswith(f"server_learning_rate={20 * rate:g} is")
+    assert rate_warning(None, config(server_learning_rate=1e6)) is None
+
+
+def test_the_defaults_are_warned_of_on_few_users_and_the_recipe_is_not():
+    """Of docs/data.md: 1000 users, on whom the defaults ended at a loss of 1e20."""
+
+    def said(**settings):
+        run = fedmf.TrainConfig(epsilon=8.0, **settings)
+        made = run.plan()
+        rmse = fedmf.rmse(made.mechanism, run.workload(), made.participation)
+        return rate_warning(rate_for_noise(made, run, rmse), run)
+
+    assert "server_learning_rate=1 is 41 times the 0.024" in said(rounds=500, cohort_size=20, min_sep=50)
+    recipe = {"rounds": 150, "cohort_size": 50, "min_sep": 20, "server_learning_rate": 0.5, "server_momentum": 0.9}
+    assert said(**recipe) is None

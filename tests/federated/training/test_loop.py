@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ import fedmf
 from fedmf import federated
 from fedmf.federated.training import loop
 from fedmf.mechanisms import BandedMechanism
+from fedmf.runs.audit import audit_run
+from fedmf.runs.folder import RunFolder
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task
 
@@ -352,11 +355,58 @@ def test_a_log_file_gets_a_line_every_ten_seconds_and_not_every_round(tmp_path, 
     assert len(lines) < 20
 
 
+DIVERGING = config(rounds=40, client_learning_rate=50.0, zeroing_norm=None, clip_norm=100.0, evaluate_every=40)
+
+
 def test_a_run_that_diverges_says_so_once_also_after_a_resume(tmp_path):
     """The watch's own rules are tested by themselves; here a rate of 50 drives the loss up, and the resumed rounds know of the first."""
-    settings = config(rounds=40, client_learning_rate=50.0, zeroing_norm=None, clip_norm=100.0, evaluate_every=40)
     with pytest.raises(Crash):
-        train(tmp_path, settings, on_round=crash_after(15))
+        train(tmp_path, DIVERGING, on_round=crash_after(15))
     with pytest.warns(UserWarning, match="diverges|training loss of round") as caught:
-        train(tmp_path, settings, resume=True, noise_seed=None)
+        train(tmp_path, DIVERGING, resume=True, noise_seed=None)
     assert sum("server_learning_rate than 0.5" in str(warning.message) for warning in caught) == 1
+
+
+def test_a_run_that_diverges_stops_if_it_is_told_to(tmp_path):
+    """Saved, without a result, and at every resume again, until that is without the option."""
+    with pytest.raises(federated.DivergedRun, match="smaller.*server_learning_rate than 0.5") as stop:
+        train(tmp_path, DIVERGING, stop_on_divergence=True)
+    rounds = len(fedmf.Run.load(tmp_path).metrics)
+    assert 0 < rounds < 40
+    assert f"{rounds} of 40 rounds are saved in {tmp_path}, and go on with resume=True" in str(stop.value)
+    assert RunFolder(tmp_path).saved_rounds() == rounds
+    # The data decided on the end: what holds is the guarantee of all rounds.
+    audit = audit_run(tmp_path)
+    assert audit.epsilon == audit.planned.epsilon == DIVERGING.plan().epsilon
+    assert f"rounds {rounds} to 39 are not in the record" in audit.unrecorded
+    assert "training losses decided that the run stopped before them" in audit.unrecorded
+    with pytest.raises(federated.DivergedRun, match=f"; {rounds} of 40 rounds are saved"):
+        train(tmp_path, DIVERGING, resume=True, noise_seed=None, stop_on_divergence=True)
+    assert len(train(tmp_path, DIVERGING, resume=True, noise_seed=None).metrics) == 40
+
+
+def test_a_rate_that_the_noise_hardly_allows_is_warned_of_once(tmp_path):
+    settings = config(server_learning_rate=50.0, server_momentum=0.95)
+    with pytest.warns(
+        UserWarning, match=r"server_learning_rate=50 is \S+ times the 0\.\d+ that the rule of `fedmf plan"
+    ):
+        train(tmp_path, settings, stop_after=2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*plan learning-rate")
+        train(tmp_path, settings, resume=True, noise_seed=None)
+        train(tmp_path / "silent", dataclasses.replace(settings, family="none", noise_multiplier=None), noise_seed=None)
+
+
+def test_a_run_without_noise_needs_no_noise_seed(tmp_path):
+    silent = [config(family="none", noise_multiplier=None), config(noise_multiplier=0.0)]
+    for number, settings in enumerate(silent):
+        run = train(tmp_path / str(number), settings, noise_seed=None)
+        assert (
+            int((run.path / "private" / "noise_seed").read_text()) > 2**64
+        )  # drawn: cohorts of a sampling follow from it
+    given = config().plan()
+    for settings, plan in ((config(), None), (silent[0], given), (config(), given)):
+        with pytest.raises(ValueError, match="noise_seed=None"):
+            train(tmp_path / "noisy", settings, noise_seed=None, plan=plan)
+    without = dataclasses.replace(given, noise_multiplier=0.0)
+    assert train(tmp_path / "given", config(), noise_seed=None, plan=without).plan["epsilon"] is None

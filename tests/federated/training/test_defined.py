@@ -1,0 +1,67 @@
+"""On which examples a metric is defined, where Keras gives a number in any case."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from fedmf.federated.training.defined import is_defined
+
+pytestmark = pytest.mark.tensorflow
+metrics = tf.keras.metrics
+# Labels and predictions of a client.
+CLIENTS = {
+    "both": ([0.0, 1.0, 1.0], [0.3, 0.6, 0.4]),
+    "positives": ([1.0, 1.0], [0.3, 0.6]),
+    "negatives": ([0.0, 0.0], [0.3, 0.6]),
+    "none predicted": ([1.0, 0.0], [0.1, 0.2]),
+    "true negatives": ([0.0, 0.0], [0.1, 0.2]),
+}
+BOTH_CLASSES = {"both", "none predicted"}
+
+
+class Masked(metrics.Mean):
+    """The share of right predictions where the label is 0."""
+
+    def update_state(self, labels, outputs, sample_weight=None):
+        return super().update_state(tf.cast(outputs < 0.5, tf.float32), tf.cast(labels == 0, tf.float32))
+
+
+class Quotient(metrics.Metric):
+    """NaN without positive labels."""
+
+    def update_state(self, labels, outputs, sample_weight=None):
+        self.value = tf.reduce_sum(labels * outputs) / tf.reduce_sum(labels)
+
+    def result(self):
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("metric", "defined"),
+    [
+        (metrics.AUC(), BOTH_CLASSES),
+        (metrics.AUC(curve="PR"), BOTH_CLASSES),
+        (metrics.AUC(multi_label=True, num_labels=1), BOTH_CLASSES),
+        (metrics.SensitivityAtSpecificity(0.5), BOTH_CLASSES),
+        (metrics.RecallAtPrecision(0.5), BOTH_CLASSES),
+        (metrics.Recall(), {*BOTH_CLASSES, "positives"}),
+        (metrics.Precision(), {"both", "positives", "negatives"}),
+        (metrics.F1Score(average="micro", threshold=0.5), {*CLIENTS} - {"true negatives"}),
+        (metrics.R2Score(), BOTH_CLASSES),
+        (metrics.BinaryAccuracy(), {*CLIENTS}),
+        (metrics.MeanSquaredError(), {*CLIENTS}),
+        (metrics.FalsePositives(), {*CLIENTS}),
+        (metrics.BinaryIoU(), {*CLIENTS}),
+        (Masked(), {*CLIENTS} - {"positives"}),
+        (Quotient(), {*BOTH_CLASSES, "positives"}),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_on_whom_a_metric_is_defined(metric, defined):
+    found = set()
+    for name, (labels, outputs) in CLIENTS.items():
+        metric.reset_state()
+        metric.update_state(np.array(labels, np.float32)[:, None], np.array(outputs, np.float32)[:, None])
+        if is_defined(metric):
+            found.add(name)
+    assert found == defined

@@ -1,0 +1,50 @@
+"""The commands of docs/data.md run as printed, on text of as many users as its sizes are for."""
+
+import csv
+import pathlib
+import re
+import shlex
+import sqlite3
+
+import pytest
+
+from fedmf.cli import main
+from fedmf.runs.folder import Run
+from fedmf.tasks import example_proto
+from fedmf.tasks.stackoverflow import write_synthetic_corpus
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "data.md").read_text()
+COMMANDS = [
+    shlex.split(line)[1:]
+    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S)
+    for line in block.replace("\\\n", " ").splitlines()
+]
+
+
+def write_posts(path):
+    """A table of made-up sentences: 1700 authors, of whom 58% train."""
+    write_synthetic_corpus(path.with_suffix(".made"), clients=1700, vocabulary_size=4000, progress=False)
+    query = "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = 'train' ORDER BY rowid"
+    with sqlite3.connect(path.with_suffix(".made")) as connection, path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["author", "body"])
+        for author, record in connection.execute(query):
+            rows.writerow([author, example_proto.decode_example(record)["tokens"].decode() + "."])
+
+
+def test_the_recipe_reaches_its_accuracy(tmp_path, monkeypatch, capfd):
+    """With the noise seeds 1 and 2 the test accuracy was 0.379 and 0.378; always the most
+    frequent word has 0.12."""
+    monkeypatch.chdir(tmp_path)
+    write_posts(tmp_path / "posts.csv")
+    for words in COMMANDS:
+        main(words)
+    printed = capfd.readouterr()
+    assert re.search(r"splits\.train\.clients +10\d\d\n", printed.out)
+    assert "warning" not in printed.err
+    run = Run.load("runs/mine")
+    assert run.plan["epsilon"] == pytest.approx(8, abs=1e-3)
+    assert run.result["test"]["accuracy"] > 0.3
+    assert "test accuracy_no_pad" in printed.out
