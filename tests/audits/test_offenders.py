@@ -107,14 +107,23 @@ def test_the_diagonals_of_a_banded_encoder_of_many_rounds(monkeypatch):
     np.testing.assert_allclose(gram_diagonals(BandedMechanism(diagonals=rows)), dense, rtol=1e-12, atol=1e-14)
 
 
-def test_what_clients_spend_is_the_sum_over_their_rounds():
+@pytest.mark.parametrize("share", [0.0, 1 / 36, np.inf], ids=["products", "both", "pairs"])
+@pytest.mark.parametrize("bands", [1, 5, 30])
+def test_what_clients_spend_is_the_sum_over_their_rounds(monkeypatch, bands, share):
+    monkeypatch.setattr(own_rounds, "_PAIRS_OF_A_PRODUCT", share)
+    monkeypatch.setattr(own_rounds, "_CLIENTS_AT_ONCE", 3)
     rng = np.random.default_rng(5)
-    mechanism = DenseMechanism(matrix=np.tril(rng.standard_normal((9, 9)), -1) + np.eye(9))
+    below = np.subtract.outer(np.arange(30), np.arange(30))
+    matrix = np.where((below > 0) & (below < bands), rng.standard_normal((30, 30)), 0.0) + np.eye(30)
+    mechanism = DenseMechanism(matrix=matrix)
     X = costs(mechanism)
-    taken = [[0, 3, 4, 8], [2], [1, 2, 5], list(range(9))]
-    clients = ClientRounds(rounds=np.concatenate(taken), starts=np.array([0, 4, 5, 8]))
+    taken = [np.flatnonzero(rng.random(30) < p) for p in rng.uniform(0.1, 1.0, 20)] + [np.array([2]), np.arange(30)]
+    taken = [rounds for rounds in taken if len(rounds)]
+    starts = np.cumsum([0, *map(len, taken[:-1])])
+    clients = ClientRounds(rounds=np.concatenate(taken).astype(np.int32), starts=starts)
     expected = [X[np.ix_(rounds, rounds)].sum() for rounds in taken]
     diagonals = np.abs(gram_diagonals(mechanism))
+    assert len(diagonals) == bands
     np.testing.assert_allclose(spent_squared(diagonals, clients), expected, rtol=1e-13)
     nobody = ClientRounds(rounds=np.zeros(0, int), starts=np.zeros(0, int))
     assert len(spent_squared(diagonals, nobody)) == 0
