@@ -10,6 +10,7 @@ import os
 import pathlib
 import reprlib
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,19 +67,19 @@ class HostNoise:
             raise TypeError(f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate")
         if (noise_seed is None) == (key is None):
             raise ValueError("noise_seed and key: give exactly one")
-        if noise_seed == "os":
+        if isinstance(noise_seed, str) and noise_seed == "os":
             raise ValueError('noise_seed="os" would differ from the aggregator\'s: use HostNoise.for_state')
-        check_tail(plan, LARGEST)
         stream = plan.mechanism.stream().causal()
         size = plan.noise_size(checks.integer("size", size, low=0, hint="it is the number of model parameters"))
         self.size = size
         self.rounds = stream.rounds
+        check_tail(plan, LARGEST, entries=self.rounds * size)
         self.strategy: NoiseStrategy = choose_host_strategy(
             stream, size, memory_bytes=memory_bytes, folder=folder, name=strategy
         )
-        self._mark = state_mark(plan_mark(plan), "precomputed", 1)
-        self._key = noise_key(check_noise_seed(noise_seed)) if key is None else np.asarray(key, np.uint64)
-        self._tiles = _Tiles(self._key, size)
+        self._mark = state_mark(plan_mark(plan), "precomputed", 1, size)
+        self._key = noise_key(check_noise_seed(noise_seed)) if key is None else _checked_key(key)
+        self._tiles, self._lock = _Tiles(self._key, size), threading.Lock()
         array = _array(self.strategy.rows, size, mapped=self.strategy.disk > 0, folder=folder)
         self._maker: _Independent | _Recurrent | _Regenerated
         if self.strategy.form is not None and self.strategy.width == 0:
@@ -113,7 +114,9 @@ class HostNoise:
           ValueError: t is not in 0 .. rounds - 1.
         """
         hint = f"the noise was planned for rounds={self.rounds}: fit and calibrate a longer mechanism to train on"
-        return self._maker.row(checks.integer("t", t, low=0, high=self.rounds - 1, hint=hint))
+        t = checks.integer("t", t, low=0, high=self.rounds - 1, hint=hint)
+        with self._lock:  # the source and the blocks are of one round at a time
+            return self._maker.row(t)
 
     def hand_in(self, state: Any) -> Any:
         """`state` with the row of its next round in it; the rest is as it was.
@@ -140,7 +143,15 @@ class HostNoise:
                 "and the aggregator with that strategy"
             )
         t = int(noise.next_round)
-        return _replace(state, lambda noise: noise._replace(made_for=np.int32(t), rows=self.row(t)[None]))
+        row = self.row(t)[None]  # not within: the tree's error would show the state, and the key in it
+        return _replace(state, lambda noise: noise._replace(made_for=np.int32(t), rows=row))
+
+
+def _checked_key(key: Any) -> np.ndarray:
+    key = np.asarray(key)
+    if key.shape != (4,) or key.dtype != np.uint64:
+        raise ValueError(f"key has shape {key.shape} and dtype {key.dtype}: give the uint64 (4,) of a state")
+    return key
 
 
 def _the_noise(state: Any) -> NoiseState:

@@ -26,6 +26,7 @@ _NEAR_THE_END = 2**20
 # Radii whose 40 bits are below this get 64 more: the tail is right as far out as float64 tells numbers from 0.
 _FAR_OUT = 2**24
 _SECOND_STREAM = 2**63
+_SEED_LIMIT = 10**4000  # what Python writes in digits, and to spare
 LARGEST = (2 * 105 * math.log(2)) ** 0.5  # of all draws
 
 
@@ -43,11 +44,14 @@ def check_noise_seed(noise_seed: Any) -> int:
     if noise_seed is None:
         raise ValueError(f"noise_seed=None: {hint}")
     try:
-        return checks.integer("noise_seed", noise_seed, low=0, hint=hint)
+        seed = checks.integer("noise_seed", noise_seed, low=0, hint=hint)
     except TypeError:
         raise TypeError(f"noise_seed is a {type(noise_seed).__name__}, not an int: {hint}") from None
     except ValueError:
         raise ValueError(f"noise_seed is negative: {hint}") from None
+    if seed >= _SEED_LIMIT:
+        raise ValueError(f"noise_seed has more than 4000 digits: {hint}")
+    return seed
 
 
 def noise_key(noise_seed: int) -> np.ndarray:

@@ -1,9 +1,11 @@
 """The noise's state between rounds, the marks by which a state of another plan is told, and the plans that a source cannot serve."""
 
 import hashlib
+import math
 from typing import Any, NamedTuple
 
-import scipy.stats
+import scipy.integrate
+import scipy.special
 
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import mechanism_digest
@@ -51,8 +53,8 @@ def plan_mark(plan: Plan) -> int:
     return mark_of(text)
 
 
-def state_mark(plan: int, strategy: str, state_rows: int) -> int:
-    """64 bits by which states are told apart: another plan or strategy would make other noise of their rows.
+def state_mark(plan: int, strategy: str, state_rows: int, size: int) -> int:
+    """64 bits by which states are told apart: another plan, strategy or model would make other noise of their rows, or the same of others.
 
     A row that another strategy takes for that of the round may be one which was released already.
 
@@ -60,26 +62,31 @@ def state_mark(plan: int, strategy: str, state_rows: int) -> int:
       plan: of `plan_mark`.
       strategy: the name of the `NoiseStrategy`.
       state_rows: rows of model size kept between rounds.
+      size: coordinates in a row, d.
 
-    >>> state_mark(7, "recurrent", 32) == state_mark(7, "regenerated", 32)
+    >>> state_mark(7, "recurrent", 32, 5) == state_mark(7, "regenerated", 32, 5)
     False
     """
-    return mark_of(f"{plan} {strategy} {state_rows}")
+    return mark_of(f"{plan} {strategy} {state_rows} {size}")
 
 
 # Below this noise multiplier epsilon is above 50 for every delta that anybody states: such noise is for tests.
 _NO_PROTECTION = 0.15
 
 
-def check_tail(plan: Plan, end: float) -> None:
+def check_tail(plan: Plan, end: float, *, entries: int) -> None:
     """Refuses a plan whose delta is so small that the end of the source's tail counts.
 
-    A release beyond the largest noise proves that the client is in it. The chance of that is at most that of a Gaussian above `end`
-    less the client's shift, which is 1 / noise_multiplier.
+    No pair of draws has a radius above `end`, so a release that is further out than the noise without the client proves that the
+    client is there. Let the client's shift have length a = 1 / noise_multiplier and part a_p in pair p. The chance in one pair is at
+    most f(a_p), with f(a) <= Q_1(a, end), Marcum's function, and f(a) <= end a exp(-(end - a)^2 / 2) / pi, the largest density times
+    the area of the crescent that two discs leave. As a function of a^2, f is concave and then convex, so that the sum over P pairs is
+    at most that of a shift in one of them and of one that is spread over all: f(a) + P f(a / sqrt(P)).
 
     Args:
       plan: of the run.
-      end: the largest draw, in standard deviations.
+      end: the largest radius, in standard deviations.
+      entries: draws of the run.
 
     Raises:
       ValueError: that chance is above a tenth of delta.
@@ -87,10 +94,21 @@ def check_tail(plan: Plan, end: float) -> None:
     z = plan.noise_multiplier
     if z < _NO_PROTECTION:
         return
-    excess = float(scipy.stats.norm.sf(end - 1 / z))
-    if excess > plan.delta / 10:
+    a, pairs = 1 / z, max(1.0, entries / 2)
+    spread = a / math.sqrt(pairs)
+    chance = _marcum(a, end) + pairs * end * spread * math.exp(-((end - spread) ** 2) / 2) / math.pi
+    if chance > plan.delta / 10:
         raise ValueError(
-            f"delta={plan.delta:g}: no draw passes {end:.2f} standard deviations, and the chance to see that is {excess:.1g} at "
+            f"delta={plan.delta:g}: no draw passes {end:.2f} standard deviations, and the chance to see that is {chance:.1g} at "
             f"noise_multiplier={z:g}, above a tenth of delta; use a larger delta or more noise, and in a TFF pipeline "
             'noise_strategy="precomputed", whose draws go further out'
         )
+
+
+def _marcum(a: float, b: float) -> float:
+    """Q_1(a, b), the chance that a pair of normals with a mean of length a is further than b from 0."""
+
+    def density(r: float) -> float:
+        return float(r * math.exp(-((r - a) ** 2) / 2) * scipy.special.ive(0, a * r))
+
+    return float(scipy.integrate.quad(density, b, max(a, b) + 40, points=[b + 1], epsabs=0, epsrel=1e-6)[0])

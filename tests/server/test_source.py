@@ -166,6 +166,8 @@ def test_the_tail_is_there_as_far_as_doubles_count():
     length = CHUNK // 2
     first = np.array([int(2 ** (32 * i / length)) - 1 for i in range(length // 2)] * 2, np.uint64)
     first[length // 2 :] = 2**32 - 1 - first[: length // 2]  # both ends
+    between = slice(length // 4, length // 2)
+    first[between] = rng.integers(0, 2**32, length // 4)
     second = rng.integers(0, 2**32, length)
     second[:2] &= ~np.uint32(255)
     more = rng.integers(0, 2**64, length, np.uint64)
@@ -177,7 +179,8 @@ def test_the_tail_is_there_as_far_as_doubles_count():
         bits = a << 8 | b & 255
         uniform = bits + (m + 0.5) / 2**64 if bits < 2**24 else bits + 0.5
         exact.append(np.sqrt(-2 * np.log(uniform / 2**40)))
-    np.testing.assert_allclose(radius, exact, rtol=1e-5)
+    # float32 has 24 bits: between its own numbers near 1 a radius is off by so much.
+    np.testing.assert_allclose(radius, exact, rtol=1e-5, atol=2e-6)
     assert radius[0] == pytest.approx(np.sqrt(2 * 105 * np.log(2)), rel=1e-6)  # 12.06: the largest there is
     assert radius[length // 2] > 0  # of the uniform nearest to 1
 

@@ -117,8 +117,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
     The guarantee is about one client at a time: each record counts once and for at most clip_norm in the sum, however many records a
     round has. With no record at all the result is the noise.
 
-    Records are clipped in float32 (float64 leaves in float64), summed and noised in float64, and rounded once, to float32 or half
-    precision. The guarantee is that of the mechanism on real numbers, as in all the papers; docs/randomness.md says what rounding adds.
+    Records are clipped in float32 (float64 leaves in float64), summed and noised in float64, and rounded to float32, from there to
+    half precision where the leaf has it. The guarantee is that of the mechanism on real numbers, as in all the papers;
+    docs/randomness.md says what rounding adds.
 
     Args:
       plan: what to run; the only source of the noise scale.
@@ -194,16 +195,17 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 f"plan.clip_norm={plan.clip_norm:g} is below {least:g}, near the end of float32's range: rescale the updates, "
                 "and clip_norm with them"
             )
-        if noise_strategy != "precomputed":
-            check_tail(plan, LARGEST)
         self._clip_norm = plan.clip_norm
         self._scaling: Scaling | None = None
         self._row_norms = np.zeros(1)  # of N, for a scaling that subtracts the noise's variance
         self._seeds = RunSeeds(noise_seed)
         self._entry_rounding = 0.0
+        size = plan.noise_size(sum(self._sizes))
+        if noise_strategy != "precomputed":
+            check_tail(plan, LARGEST, entries=plan.mechanism.rounds * size)
         self._noise = NoiseRows(
             stream=plan.mechanism.stream(),
-            size=plan.noise_size(sum(self._sizes)),
+            size=size,
             mark=plan_mark(plan),
             strategy=noise_strategy,
         )
@@ -230,7 +232,10 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return query
 
     def initial_global_state(self) -> QueryState:
-        """State before round 0 of another run, whose noise no other state of this query or its copies has."""
+        """State before round 0 of another run, whose noise no other state of this query or its copies has.
+
+        In a graph that is built once, all calls begin one run, unless noise_seed="os".
+        """
         zero = tf.constant(0, tf.int32)
         scaling = () if self._scaling is None else self._scaling.initial_state(self._flat_specs)
         clip = () if self._adaptive is None else initial_clip(self.plan.clip_norm)
@@ -303,6 +308,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 "the state is a constant of this tf.function, so that every call would add the same noise, which protects nothing: pass "
                 "the state as an argument"
             )
+        if bool(global_state.scaling) != (self._scaling is not None):
+            raise ValueError("the state was made with another scaling than here: make the aggregator as it was then")
         t, clip, stddev = noise.next_round, global_state.clip, tf.constant(self.plan.stddev, tf.float32)
         row, noise = self._noise.next(noise)
         row = self._checked(row, global_state)
@@ -357,7 +364,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return metrics
 
     def _records_mark(self) -> Any:
-        text = f"{self._zeroing_norm:.5e} {self._entry_rounding:.5e} {self._scaling}"
+        # By the divisor a clip norm and scales follow what is released.
+        text = f"{self._zeroing_norm!r} {self._entry_rounding!r} {self._scaling} {self.divisor!r}"
         return tf.constant(mark_of(text), tf.uint64)
 
     def _checked(self, row: Any, state: QueryState) -> Any:
@@ -368,8 +376,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         """
         ours = tf.equal(state.records, self._records_mark())
         message = (
-            f"the state was made with another zeroing_norm, scaling or secure_sum than here (zeroing_norm={self._zeroing_norm:g}, scaling="
-            f"{self._scaling}), with which its noise could come again under other updates: make the aggregator as it was then"
+            f"the state was made with another zeroing_norm, scaling, secure_sum or divisor than here (zeroing_norm={self._zeroing_norm:g}, "
+            f"scaling={self._scaling}, divisor={self.divisor:g}), with which its noise could come again under other updates: make the "
+            "aggregator as it was then"
         )
         check = tf.debugging.assert_equal(ours, True, message=message)
         with tf.control_dependencies([] if check is None else [check]):

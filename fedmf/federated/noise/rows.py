@@ -73,8 +73,8 @@ class NoiseRows:
         # TFF asks for a result of the initial state when it initialises, to learn its type: that one is NaN, no error.
         messages = {
             f"the noise was planned for rounds={self.stream.rounds}: fit and calibrate a longer mechanism to train on": in_time,
-            "the state's noise is that of another mechanism, noise scale, clip norm or noise_strategy, with which noise could come again "
-            "that was seen: make the aggregator as it was when the state was made "
+            "the state's noise is that of another mechanism, noise scale, clip norm, model size or noise_strategy, with which noise "
+            "could come again that was seen: make the aggregator as it was when the state was made "
             f"(here noise_strategy={self.strategy!r}, {self.state_rows} rows)": ours,
             "no noise was handed in for this round: call process.next(noise.hand_in(state), ...) with a HostNoise": handed_in
             | tf.equal(state.next_round, 0),
@@ -87,7 +87,7 @@ class NoiseRows:
         return row, state._replace(next_round=t + 1, made_for=tf.constant(-1, tf.int32), rows=rows)
 
     def _mark_of_state(self) -> Any:
-        return tf.constant(state_mark(self.mark, str(self.strategy), self.state_rows), tf.uint64)
+        return tf.constant(state_mark(self.mark, str(self.strategy), self.state_rows, self.size), tf.uint64)
 
     def _recur(self, form: BlockForm, state: NoiseState, t: Any) -> tuple[Any, Any]:
         table = self._table(form)

@@ -60,8 +60,19 @@ class RunSeeds:
         self._noise_seed = None if isinstance(noise_seed, str) else checked
         self._begun = itertools.count()
 
+    def __copy__(self) -> "RunSeeds":
+        return self
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "RunSeeds":
         return self
+
+    def __reduce__(self) -> Any:
+        if self._noise_seed is None:
+            return RunSeeds, ("os",)
+        raise TypeError(
+            "a query or factory with a noise_seed of your own is not pickled: its copies would begin runs with the same noise; make it "
+            'where it is used, or use noise_seed="os"'
+        )
 
     def next(self) -> int | str:
         """The seed of the next run, or "os"."""

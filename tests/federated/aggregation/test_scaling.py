@@ -191,7 +191,9 @@ def test_a_state_of_another_scaling_is_refused():
         Scaling(rule="adam", **{name: value}) for name, value in (("epsilon", 0.5), ("every", 2), ("debiased", True))
     ]
     for other in (Scaling(rule="yogi"), *others):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="another zeroing_norm, scaling or secure_sum"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="another zeroing_norm, scaling, secure_sum or divisor"
+        ):
             one_round(query_of(other), state, random_updates(0))
 
 

@@ -1,14 +1,18 @@
 """Rows of the host handed into TFF's state: in their own round and plan only."""
 
 import collections
+import traceback
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import tree
 
 from fedmf import federated
+from fedmf.server.source import noise_key
+from fedmf.server.state import NoiseState
 from tests.federated.plans import plan_of
 from tests.server.test_rows import banded
 
@@ -41,6 +45,20 @@ class TestHandingIn:
                 with pytest.raises(Exception, match="no noise was handed in"):
                     process.next(output.state, [self.ZERO])
             state = output.state
+
+    def test_no_error_shows_the_key(self):
+        plan = plan_of(banded(rounds=5, bands=3))
+        state = self.process(plan).initialize()
+        noise = federated.HostNoise.for_state(plan, state)
+        late = tree.map_structure(lambda leaf: leaf, state)
+        late = noise.hand_in(late)
+        late = tree.traverse(
+            lambda part: part._replace(next_round=np.int32(5)) if isinstance(part, NoiseState) else None, late
+        )
+        with pytest.raises(ValueError, match="planned for rounds=5") as raised:
+            noise.hand_in(late)
+        shown = "".join(traceback.format_exception(raised.value))
+        assert not any(str(word) in shown for word in noise_key(SEED).tolist())
 
     def test_refusals(self):
         plan = plan_of(banded(rounds=5, bands=3))

@@ -1,6 +1,7 @@
 """The Gaussian source and the rows of N Z on tensors."""
 
 import copy
+import pickle
 from typing import Any
 
 import mpmath
@@ -134,6 +135,11 @@ class TestSeedsOfRuns:
             == noise_key(3).tobytes()
             == RunSeeds(3).next_key().numpy().tobytes()
         )
+
+    def test_a_seed_of_ones_own_goes_to_no_other_process(self):
+        assert pickle.loads(pickle.dumps(RunSeeds("os"))).next() == "os"
+        with pytest.raises(TypeError, match="is not pickled"):
+            pickle.dumps(RunSeeds(3))
 
     def test_a_graph_begins_another_run_in_each_call(self):
         fresh, fixed = RunSeeds("os"), RunSeeds(3)

@@ -6,7 +6,7 @@ import scipy.linalg
 import tensorflow as tf
 
 from fedmf import Participation, federated, fit, prefix_sum
-from fedmf.mechanisms import NoiseStream, TreeMechanism
+from fedmf.mechanisms import IdentityMechanism, NoiseStream, TreeMechanism
 from fedmf.noise.blocks import block_form
 from fedmf.noise.strategies import GRAPH_STRATEGIES
 from tests.federated.plans import plan_of
@@ -19,10 +19,10 @@ def banded(rounds=40, bands=2, family="banded"):
     return fit(prefix_sum(rounds), Participation(rounds=rounds, schema="single"), family=family, bands=bands)
 
 
-def query_of(mechanism=None, strategy=None, zeroing_norm=None, **changes):
+def query_of(mechanism=None, strategy=None, size=SIZE, zeroing_norm=None, divisor=1, **changes):
     plan = plan_of(banded() if mechanism is None else mechanism, **changes)
     return federated.MatrixFactorizationQuery(
-        plan, tf.TensorSpec([SIZE]), noise_seed=1, noise_strategy=strategy, zeroing_norm=zeroing_norm
+        plan, tf.TensorSpec([size]), noise_seed=1, noise_strategy=strategy, zeroing_norm=zeroing_norm, divisor=divisor
     )
 
 
@@ -42,7 +42,7 @@ def marked(state, mark):
         {"mechanism": banded(family="toeplitz")},
         {"noise_multiplier": 3.0},
         {"clip_norm": 2.0},
-        {"noise_multiplier": 0.175, "clip_norm": 2.0},
+        {"noise_multiplier": 0.35, "clip_norm": 1.0},
     ],
     ids=["strategy", "mechanism", "noise multiplier", "clip norm", "both, of one scale"],
 )
@@ -53,7 +53,7 @@ def test_the_noise_of_another_does_not_go_on(change):
     state = state._replace(noise=state.noise._replace(made_for=state.noise.next_round))
     assert state.noise.rows.shape == other.initial_global_state().noise.rows.shape
     for step in (step_of(other), step_of(other).python_function):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="of another mechanism, noise scale, clip norm or"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="of another mechanism, noise scale, clip norm, model"):
             step(state)
     # Negative control: with a mark of its own it would go on, with noise that was or will be released.
     repeated, _ = step_of(other)(marked(state, other.initial_global_state().noise.mechanism))
@@ -72,13 +72,22 @@ def test_records_that_are_made_in_another_way_do_not_meet_the_same_noise():
     """A round done again with another zeroing norm or scaling has other updates under its noise."""
     began = query_of()
     _, state = step_of(began)(began.initial_global_state())
-    others = [query_of(zeroing_norm=1.0), began.with_entry_rounding(1e-9)]
+    others = [query_of(zeroing_norm=1.0), query_of(divisor=2), began.with_entry_rounding(1e-9)]
     for other in others:
         for step in (step_of(other), step_of(other).python_function):
-            with pytest.raises(tf.errors.InvalidArgumentError, match="another zeroing_norm, scaling or secure_sum"):
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match="another zeroing_norm, scaling, secure_sum or divisor"
+            ):
                 step(state)
         assert np.isnan(step_of(other, jit_compile=True)(state)[0]).all()
     assert np.isfinite(step_of(query_of())(state)[0]).all()  # the control
+
+
+def test_noise_of_another_model_does_not_go_on():
+    """Of independent rows the state holds none, by whose shape a model would be told."""
+    began, other = (query_of(IdentityMechanism(rounds=4), size=size) for size in (4, 6))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="model size"):
+        step_of(other)(began.initial_global_state())
 
 
 def test_what_xla_would_not_check_is_nan():
