@@ -96,7 +96,8 @@ def check_tail(plan: Plan, end: float, *, entries: int) -> None:
         return
     a, pairs = 1 / z, max(1.0, entries / 2)
     spread = a / math.sqrt(pairs)
-    chance = _marcum(a, end) + pairs * end * spread * math.exp(-((end - spread) ** 2) / 2) / math.pi
+    crescent = end * spread * math.exp(-((end - spread) ** 2) / 2) / math.pi
+    chance = _marcum(a, end) + pairs * min(_marcum(spread, end), crescent)
     if chance > plan.delta / 10:
         raise ValueError(
             f"delta={plan.delta:g}: no draw passes {end:.2f} standard deviations, and the chance to see that is {chance:.1g} at "
