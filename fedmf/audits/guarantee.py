@@ -113,13 +113,12 @@ class Offenders:
     others: Achieved | None
 
     def values(self) -> dict[str, Any]:
-        """In plain JSON types."""
+        """In plain JSON types; an infinite epsilon is null."""
         others = self.others
         return {
             "clients": self.clients,
             "first": [offender.values() for offender in self.first],
-            "epsilon_of_all_others": None if others is None else finite(others.epsilon),
-            "rho_of_all_others": None if others is None else finite(others.rho),
+            "others": None if others is None else {"epsilon": finite(others.epsilon), "rho": finite(others.rho)},
         }
 
 

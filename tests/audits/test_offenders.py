@@ -264,13 +264,14 @@ def test_in_text_json_and_statement():
     (bad,) = values["offenders"]["first"]
     assert (values["offenders"]["clients"], bad["client"], bad["rounds"]) == (1, 100, list(range(12)))
     assert bad["epsilon"] == values["epsilon_achieved"] > values["epsilon_planned"]
-    assert values["offenders"]["epsilon_of_all_others"] <= values["epsilon_planned"]
+    assert values["offenders"]["others"]["epsilon"] <= values["epsilon_planned"]
     text = " ".join(audit.statement().split())
     assert "1 client broke the plan, at its own cost only" in text
     assert "- 100: rounds 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11; (epsilon =" in text
     without_noise = audit_ledger(ledger_of([[0], [0]]), plan(separated(12, 4), two_bands(12), noise_multiplier=0))
     assert json.loads(json.dumps(without_noise.values(), allow_nan=False))["offenders"]["first"][0]["epsilon"] is None
     assert "- 0: rounds 0, 1" in without_noise.statement()
+    assert without_noise.values()["offenders"]["others"] is None  # nobody else took part
 
 
 def test_marked_clients_are_named_without_a_contradiction():

@@ -91,7 +91,7 @@ def test_offenders_are_named(log, identity, tmp_path):
     (bad,) = shown["offenders"]["first"]
     # As often as the others: the separation that it broke costs nothing with the identity.
     assert (bad["client"], bad["rounds"], bad["epsilon"]) == ("bad", [1, 2, 12], shown["epsilon_planned"])
-    assert shown["offenders"]["epsilon_of_all_others"] == shown["epsilon_achieved"] == shown["epsilon_planned"]
+    assert shown["offenders"]["others"]["epsilon"] == shown["epsilon_achieved"] == shown["epsilon_planned"]
     text = fedmf(*arguments, status=1).stdout
     assert "'bad': epsilon" in text
     assert "rounds 1, 2, 12" in text
