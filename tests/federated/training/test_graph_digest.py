@@ -119,6 +119,10 @@ def test_what_trains_otherwise_has_another_digest(here):
     assert [names for names in names_of.values() if len(names) > 1] == []
 
 
+def test_the_execution_does_not_matter(here):
+    assert check_model(small_task(), config("tff")) == here["small"]
+
+
 def test_what_it_starts_from_has_its_own(here):
     other = check_model(small_task(), config(seed=4))
     assert other["model"] == here["small"]["model"]
