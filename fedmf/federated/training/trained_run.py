@@ -103,8 +103,8 @@ class TrainedRun(Run):
     def evaluate_clients(self, *, progress: bool = False) -> dict[str, Any]:
         """The headline metric on the training examples of each client by itself.
 
-        Clients on whose examples it is not defined are left out: where they are not finite, or it is NaN, an AUC where all are of one
-        class, an accuracy that leaves out all labels.
+        Clients on whose examples it is not defined are left out: where these or it are NaN, an AUC where all are of one class, an accuracy
+        that leaves out all labels.
 
         Returns:
           {"clients": that the metric is over, "clients_without_examples": int, "clients_undefined": int, those left out as above, "mean":
@@ -118,11 +118,11 @@ class TrainedRun(Run):
         values, undefined = [], 0
         with progress_bar.bar(total=len(clients), unit="client", desc="evaluating", disable=not progress) as bar:
             for client_id in clients:
+                bar.update()
                 try:
                     examples = self.task.examples_of(client_id)
-                except NotFinite:
+                except NotFinite:  # whose updates were zeroed
                     undefined += 1
-                    bar.update()
                     continue
                 if count(examples):
                     value = evaluator.on(weights, examples)[headline]
@@ -130,7 +130,6 @@ class TrainedRun(Run):
                         undefined += 1
                     else:
                         values.append(value)
-                bar.update()
         if not values:
             raise ValueError(
                 f"{headline} of task {self.task.name!r} is not defined on any client's examples ({undefined} of {len(clients)} clients "

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")
 
 import fedmf  # noqa: E402
 from fedmf import federated  # noqa: E402
-from fedmf.federated.examples import count  # noqa: E402
+from fedmf.federated.examples import NotFinite, count  # noqa: E402
 from tests.federated.run_small import config  # noqa: E402
 from tests.federated.small_task import small_task  # noqa: E402
 
@@ -49,6 +49,19 @@ def test_clients_one_by_one(run):
     assert found["mean"] == pytest.approx(np.mean(accuracies))
     assert found["deciles"][4] == pytest.approx(np.median(accuracies))
     assert len(found["deciles"]) == 9
+
+
+def test_a_client_with_nan_is_left_out(run):
+    class Broken(type(run.task)):
+        def examples_of(self, client_id):
+            if client_id == "client 3":
+                raise NotFinite("NaN")
+            return super().examples_of(client_id)
+
+    values = {field.name: getattr(run.task, field.name) for field in dataclasses.fields(run.task)}
+    found = dataclasses.replace(run, task=Broken(**values)).evaluate_clients()
+    whole = run.evaluate_clients()
+    assert (found["clients"], found["clients_undefined"]) == (whole["clients"] - 1, 1)
 
 
 @pytest.mark.parametrize("execution", ["fast", "tff"])
