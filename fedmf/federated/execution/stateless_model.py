@@ -30,8 +30,9 @@ def stateless_model(task: Task, seed: int) -> StatelessModel:
         created.append(create(**arguments))
         return created[-1]
 
-    # Not in a graph of its own, which invalidates Keras's layers of add_loss in models that are there already.
-    with tf.variable_creator_scope(record):
+    # A graph of a function: any other invalidates Keras's layers of add_loss in models that are there already. Eagerly, initializers make
+    # variables of their own.
+    with tf.__internal__.FuncGraph("model").as_default(), tf.variable_creator_scope(record):
         built = task.build_model(seed)
     variables = built.trainable_variables
     place = {id(variable): i for i, variable in enumerate(variables)}
