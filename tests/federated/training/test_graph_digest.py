@@ -81,7 +81,6 @@ TASKS = {
     "small": small_task,
     "probabilities": lambda: with_loss(losses.SparseCategoricalCrossentropy(from_logits=False)),
     "ignores a class": lambda: with_loss(losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)),
-    "batch": lambda: dataclasses.replace(small_task(), batch_size=5),
     "weighted 1": lambda: with_loss(weighted(1.0)),
     "weighted 2": lambda: with_loss(weighted(2.0)),
     "variable": lambda: with_loss(of_variable(2.0)),
