@@ -55,17 +55,21 @@ def stateless_model(task: Task, seed: int) -> StatelessModel:
 # Operations of which tf.vectorized_map lays the clients end to end in one array, and an index or axis of one client can reach the next
 # one's part: segment sums (of a negative index, which alone is dropped) and tf.roll (of a negative axis). Read in TensorFlow 2.14.
 _MIXES_CLIENTS = re.compile(r"Roll|.*Segment")
+# A random constant of a layer, which is drawn once where the model is built, would be drawn anew in each call of the graph.
+_DRAWS = re.compile(r"Random|ParameterizedTruncatedNormal|TruncatedNormal|Multinomial|Stateful")
 
 
 def check_apart(function: Any) -> None:
-    """Checks that tf.vectorized_map of a tf.function with a signature keeps its clients apart, whatever their data.
+    """Checks that tf.vectorized_map of a tf.function with a signature keeps its clients apart, whatever their data, and draws nothing.
 
     Raises:
-      ValueError: it has an operation that may mix them.
+      ValueError: it has an operation that may mix them, or one that draws random numbers.
     """
-    mixing = sorted(filter(_MIXES_CLIENTS.match, operations(function.get_concrete_function())))
-    if mixing:
+    found = sorted(operations(function.get_concrete_function()))
+    if mixing := [*filter(_MIXES_CLIENTS.match, found)]:
         raise ValueError(f"{', '.join(mixing)} would mix clients")
+    if drawing := [*filter(_DRAWS.match, found)]:
+        raise ValueError(f"{', '.join(drawing)} would draw other numbers in each call")
 
 
 def operations(traced: Any) -> set[str]:

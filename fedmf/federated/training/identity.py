@@ -5,7 +5,7 @@ updates follow from is in private/identity.json before round 0, and is compared 
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,15 +35,12 @@ def task_identity(
 
     Returns:
       "model" and "initial_weights", hexadecimal; "batch_size"; "client_ids", hexadecimal; "first_cohort", a digest of the examples of each
-      client of round 0.
+      of `first_clients`.
 
     Raises:
       ValueError: a client's examples are others when they are read again.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PoolRanDryWarning)  # the loop asks again
-        cohort = controller.cohort(0)
-    clients = _clients(task, cohort)
+    clients = first_clients(task, controller)
     in_turn = clients[::-1] if resumed else clients
     first, again = ({client: _digest_of(task, client) for client in in_turn} for _ in range(2))
     for client in clients:
@@ -61,20 +58,34 @@ def task_identity(
     }
 
 
-def difference(kept: Mapping[str, Any], now: Mapping[str, Any], task: Task, cohort: np.ndarray) -> str | None:
+def first_clients(task: Task, controller: ParticipationController) -> list[str]:
+    """The clients of round 0, or as many others where it has none.
+
+    Args:
+      task: of the run.
+      controller: of the run, before its first round.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PoolRanDryWarning)  # the loop asks again
+        cohort = controller.cohort(0).tolist()
+    # Canaries have the indices behind the clients'.
+    clients = [task.client_ids[client] for client in cohort if client < len(task.client_ids)]
+    return clients or list(task.client_ids[: controller.cohort_size])
+
+
+def difference(kept: Mapping[str, Any], now: Mapping[str, Any], clients: Sequence[str]) -> str | None:
     """How what a run goes on with is not what it was begun with; None if it is.
 
     Args:
       kept, now: of `task_identity`; without initial weights where these do not matter.
-      task: that of `now`.
-      cohort: the clients of round 0.
+      clients: of `first_clients`.
     """
     for name, words in _DIFFERS.items():
         if name in now and kept.get(name) != now[name]:
             return "with " + words.format(now=now[name], kept=kept.get(name))
     if kept.get("first_cohort") == now["first_cohort"]:
         return None
-    examples = zip(_clients(task, cohort), kept.get("first_cohort") or (), now["first_cohort"], strict=False)
+    examples = zip(clients, kept.get("first_cohort") or (), now["first_cohort"], strict=False)
     changed = next((repr(client) for client, before, after in examples if before != after), "of the first cohort")
     return (
         f"on other data: client {changed} has other examples than when the run was begun (they must be the same in every process, also "
@@ -87,8 +98,3 @@ def _digest_of(task: Task, client: str) -> str:
         return of_examples.digest(task.examples_of(client))
     except of_examples.NotFinite:  # the run zeroes its updates
         return "not finite"
-
-
-def _clients(task: Task, cohort: np.ndarray) -> list[str]:
-    """The ids; canaries have the indices behind the clients'."""
-    return [task.client_ids[client] for client in cohort.tolist() if client < len(task.client_ids)]

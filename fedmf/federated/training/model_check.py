@@ -111,6 +111,8 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
                 f"build_model of task {task.name!r} gives a model that {does} in training ({', '.join(matching)}), so that the "
                 f"guarantee would not hold: {instead}"
             )
+    if not isinstance(model, TffModel):
+        _check_outside(task, model, traced.graph.variables)
     if config.execution != "fast" and task.loss is not None:
         _check_captures(task, model, loss)
     fixed = [variable.name for variable in model.non_trainable_variables]
@@ -167,6 +169,17 @@ def _check_inputs(task: Task, model: Any) -> None:
                 f"the examples of task {task.name!r} are {spec.dtype.name} where its model takes {tensor.dtype.name} ({tensor.name}), "
                 "which would drop a part of each number: convert one of them"
             )
+
+
+def _check_outside(task: Task, model: Any, used: Any) -> None:
+    """Refuses a variable that is no weight: a program may change it between rounds, and a resume would not know its value."""
+    weights = {id(variable) for variable in model.variables}
+    outside = [variable.name for variable in used if id(variable) not in weights]
+    if outside:
+        raise ValueError(
+            f"model or loss of task {task.name!r} read a variable that is no weight of the model ({', '.join(outside)}), which may change "
+            "while a run goes on: make it a number, or a weight that is not trained"
+        )
 
 
 def _check_captures(task: Task, model: Any, loss: BatchLoss) -> None:

@@ -17,7 +17,7 @@ from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.canaries import largest_entry
 from fedmf.federated.execution.choice import parameters
 from fedmf.federated.task import SPLITS, Task
-from fedmf.federated.training.identity import difference, task_identity
+from fedmf.federated.training.identity import difference, first_clients, task_identity
 from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.error import rmse
@@ -337,11 +337,11 @@ def reopen_run(
 
 def _check_task(setup: RunSetup, model: Mapping[str, str]) -> None:
     """Refuses a task that is not the one that the run was begun with."""
-    task, folder, controller = setup.task, setup.folder, setup.controller()
-    now = task_identity(task, model, controller, resumed=True)
+    task, folder = setup.task, setup.folder
+    now = task_identity(task, model, setup.controller(), resumed=True)
     if folder.saved_rounds():
         del now["initial_weights"]  # the checkpoint has those of its round
-    reason = difference(setup.identity, now, task, controller.cohort(0))
+    reason = difference(setup.identity, now, first_clients(task, setup.controller()))
     if reason is not None:
         versions = Run.load(folder.path).plan["versions"]
         software = "" if versions == installed_versions() else f" (it was begun with {versions}, which may differ)"

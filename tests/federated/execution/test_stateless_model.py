@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution.stateless_model import stateless_model
+from fedmf.federated.execution.stateless_model import check_apart, stateless_model
 from tests.federated.small_task import small_task
 
 pytestmark = pytest.mark.tensorflow
@@ -49,3 +49,15 @@ def test_gradients_of_convolutions_one_by_one(arguments):
         np.testing.assert_allclose(losses[i], loss, rtol=1e-5)
         for a, b in zip(gradients, tape.gradient(loss, [*variables, each]), strict=True):
             np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_constant_that_is_drawn_where_the_model_is_built_is_not_drawn_in_every_call():
+    """Random features, say: such a model trains client after client."""
+
+    def drawing(x):
+        return x @ tf.random.normal([3, 2])
+
+    with pytest.raises(ValueError, match="RandomStandardNormal would draw other numbers in each call"):
+        check_apart(tf.function(drawing, input_signature=[tf.TensorSpec([1, 3])]))
+    fixed = tf.random.normal([3, 2])
+    check_apart(tf.function(lambda x: x @ fixed, input_signature=[tf.TensorSpec([1, 3])]))

@@ -67,9 +67,10 @@ def weighted(scale):
     return lambda y, logits, real: table[0] * tf.reduce_mean(logits)
 
 
-def of_variable(value):
-    weight = tf.Variable(value)
-    return lambda y, logits, real: weight * tf.reduce_mean(logits)
+def of_table(value):
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, [0.0, 0.0])
+    table.insert(tf.constant([1], tf.int64), tf.constant([[value, 1.0]]))
+    return lambda y, logits, real: tf.reduce_mean(table.lookup(tf.constant([1], tf.int64))) * tf.reduce_mean(logits)
 
 
 def regularised(strength):
@@ -83,8 +84,8 @@ TASKS = {
     "ignores a class": lambda: with_loss(losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)),
     "weighted 1": lambda: with_loss(weighted(1.0)),
     "weighted 2": lambda: with_loss(weighted(2.0)),
-    "variable": lambda: with_loss(of_variable(2.0)),
-    "other variable": lambda: with_loss(of_variable(3.0)),
+    "table of rows": lambda: with_loss(of_table(2.0)),
+    "other rows": lambda: with_loss(of_table(3.0)),
     "relu": lambda: stacked(lambda: layers.Dense(4, activation="relu")),
     "tanh": lambda: stacked(lambda: layers.Dense(4, activation="tanh")),
     "l2 .1": lambda: stacked(regularised(0.1)),

@@ -12,7 +12,7 @@ import tensorflow as tf
 from fedmf import federated
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.training.model_check import check_model
-from fedmf.federated.training.run_setup import new_run, reopen_run
+from fedmf.federated.training.run_setup import controller_of, new_run, reopen_run
 from fedmf.runs.folder import RunFolder
 from tests.federated.run_small import config
 from tests.federated.small_task import CLASSES, small_task
@@ -82,6 +82,19 @@ def test_other_examples_of_one_client_are_refused(begun):
     other = dataclasses.replace(VERSIONED, client_examples=examples_with(client, lambda x: (x + 1) % CLASSES))
     with pytest.raises(ValueError, match=rf"on other data: client '{client}' has other examples than when .* begun"):
         go_on(begun, other)
+
+
+def test_a_first_round_without_clients_binds_the_data_all_the_same(tmp_path):
+    settings = next(
+        settings
+        for seed in range(99)
+        if not len(controller_of(VERSIONED, settings := config(cohort_size=1, dropout=0.5, seed=seed)).cohort(0))
+    )
+    folder = begin(tmp_path / "run", settings=settings)
+    go_on(folder, settings=settings)
+    other = dataclasses.replace(VERSIONED, client_examples=lambda name: small_task().client_examples("1"))
+    with pytest.raises(ValueError, match="on other data"):
+        go_on(folder, other, settings)
 
 
 def test_other_initial_weights_do_not_matter_once_there_is_a_checkpoint(tmp_path):

@@ -171,6 +171,13 @@ def test_a_loss_counts_as_well():
         check_model(noisy, config())
 
 
+def test_a_variable_that_may_change_between_rounds_is_refused():
+    weight = tf.Variable(2.0)
+    annealed = dataclasses.replace(small_task(), loss=lambda y, logits, real: weight * tf.reduce_mean(logits))
+    with pytest.raises(ValueError, match="read a variable that is no weight of the model"):
+        check_model(annealed, config())
+
+
 def test_weights_that_are_not_trained():
     frozen = task_with(lambda: layers.Dense(4, trainable=False))
     check_model(frozen, config())
