@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-# Characters that leave no mark beside controls, formats and joiners (Cc, Cf): Unicode's other default ignorables, and the blank Braille
-# pattern. First and last code point of each range.
+# Characters that leave no mark beside controls, formats and joiners (Cc, Cf): Unicode's other default ignorables, the blank Braille
+# pattern and the null notehead. First and last code point of each range.
 UNMARKED = (
     *((0x34F, 0x34F), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F), (0x2065, 0x2065), (0x2800, 0x2800)),
-    *((0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0xE0000, 0xE0FFF)),
+    *((0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1D159, 0x1D159), (0xE0000, 0xE0FFF)),
 )
 _DIGITS = 9  # of the largest round that is read
 _SHOWN_CHARACTERS, _SHOWN_ROUNDS = 80, 20
@@ -28,9 +28,10 @@ def seen(text: str) -> str:
     """
     if text.isascii() and text.isprintable() and "  " not in text:
         return text
-    blanks = itertools.groupby(text, key=_is_blank)
+    # What is invisible goes first: blanks on both sides of it are one.
+    blanks = itertools.groupby((c for c in text if not _is_invisible(c)), key=_is_blank)
     text = "".join(" " if blank else "".join(characters) for blank, characters in blanks)
-    return unicodedata.normalize("NFC", "".join(c for c in text if not _is_invisible(c)))
+    return unicodedata.normalize("NFC", text)
 
 
 def _is_blank(character: str) -> bool:

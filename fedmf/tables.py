@@ -75,7 +75,8 @@ def as_seen(column: str) -> str:
 
 
 def _composed(column: str) -> str:
-    return f"nfc_normalize(regexp_replace(regexp_replace({column}, '\\p{{Z}}+', ' ', 'g'), '{_INVISIBLE}', '', 'g'))"
+    # What is invisible goes first: blanks on both sides of it are one.
+    return f"nfc_normalize(regexp_replace(regexp_replace({column}, '{_INVISIBLE}', '', 'g'), '\\p{{Z}}+', ' ', 'g'))"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

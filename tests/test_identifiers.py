@@ -35,6 +35,10 @@ class TestPythonAndSqlAgree:
         assert different == []
         assert len(assigned) > 280_000
 
+    def test_blanks_around_what_is_invisible_are_one(self):
+        texts = [f"a{between}b" for between in (" \u200b ", "\u00a0\u2060\u00a0", " \u00ad ", " \u2800 ", "  ")]
+        assert in_sql(texts) == [seen(text) for text in texts] == ["a b"] * len(texts)
+
     @settings(max_examples=30, deadline=None)
     @given(
         st.lists(

@@ -7,6 +7,7 @@ as planned, together with what in the record speaks against its sampling scheme.
 
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -287,11 +288,17 @@ def audit_ledger(ledger: ParticipationLedger, plan: Plan, *, unrecorded: Sequenc
       hint: what to do about them.
 
     Raises:
-      ValueError: the ledger is longer than the plan.
+      ValueError: the ledger is longer than the plan, or unrecorded rounds are not after it.
     """
     if len(ledger) > plan.participation.rounds:
         raise ValueError(
             f"ledger has {len(ledger)} rounds but the plan covers {plan.participation.rounds}: audit a run with its own plan"
+        )
+    ends = [len(ledger) - 1, *unrecorded, plan.participation.rounds]
+    if any(a >= b for a, b in itertools.pairwise(ends)):
+        raise ValueError(
+            f"unrecorded={list(unrecorded)} must be increasing rounds from {len(ledger)} to {plan.participation.rounds - 1}: "
+            "those after the ledger's"
         )
 
     def audited(ledger: ParticipationLedger) -> Audit:

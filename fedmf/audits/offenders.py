@@ -86,7 +86,8 @@ class Tally:
         if not self.offenders and self._besides:
             return planned
         if self._kept.squared < 0:
-            return None
+            # Others may have come in the rounds without a record: no more than the dearest offender, who counts in all of them.
+            return self._broke.sensitivity() if self._besides else None
         own = self._kept.sensitivity()
         # Bounds of single sets of rounds, and rounding in another way of computing, must not deny what the plan covers.
         return own if self._besides or own.value < planned.value * (1 - _ROUNDING) else planned

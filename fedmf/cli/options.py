@@ -346,7 +346,7 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
     following = {name: target[name] for name in names if target.get(name) is not None}
     if following and "quantile" not in following:
         given = " and ".join(f"{name}={value}" for name, value in following.items())
-        raise ValueError(f"{given} belong to --clip-quantile: give that as well")
+        raise ValueError(f"{given} belongs to --clip-quantile: give that as well")
     clipping = fedmf.QuantileClipping(**following) if following else None
     mechanism = fedmf.load_mechanism(mechanism_file)
     if limits["rounds"] != mechanism.rounds:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # dp_accounting composes losses by a Fourier transform in float64, whose rounding moves a delta by up to 1e-13 either way (2052 releases;
 # docs/accounting.md). It is asked for a smaller delta by ten times that, and for none that is not well above.
-_COMPOSITION_ERROR = 1e-12
+_COMPOSITION_ERROR, _ERROR_OF_A_COMPOSITION = 1e-12, 5e-16
 MIN_COMPOSED_DELTA = 1e-10
 
 # With more noise the loss of one release is nothing beside 1, and dp_accounting says less than is true, or fails.
@@ -64,6 +64,9 @@ def sampled_gaussian_epsilon(noise_multiplier: float, delta: float, *, probabili
         return math.inf
     if _total_variation_bound(noise_multiplier, q, k) <= delta:
         return 0.0
+    error = max(_COMPOSITION_ERROR, _ERROR_OF_A_COMPOSITION * k)
+    if delta < 10 * error:  # which the rounding of so many compositions could take up
+        return fixed_size_epsilon(noise_multiplier, delta, probability=q, compositions=k)
     if noise_multiplier > _MOST_NOISE:
         # The Renyi moments of a Poisson sample are those sums with E (R - 1)^j in place of T_j, which is no less.
         by_renyi = fixed_size_epsilon(noise_multiplier, delta, probability=q, compositions=k)
@@ -77,7 +80,7 @@ def sampled_gaussian_epsilon(noise_multiplier: float, delta: float, *, probabili
     finest = max(finest, 1e-11 * noise_multiplier)  # else the deltas of neighbouring points are equal but for rounding
     epsilon = math.inf
     while True:
-        found = float(_sampled_accountant(noise_multiplier, q, k, interval).get_epsilon(delta - _COMPOSITION_ERROR))
+        found = float(_sampled_accountant(noise_multiplier, q, k, interval).get_epsilon(delta - error))
         epsilon = min(epsilon, found)  # of much noise, rounding makes fine grids the worse ones
         wanted = max(share * epsilon, finest * scale)
         if epsilon == 0 or interval <= 2 * wanted:  # a finer grid gives no more

@@ -19,7 +19,7 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy import statement as _statement
 from fedmf.privacy.amplification import group_epsilon, rdp_epsilon
 from fedmf.privacy.gaussian import check_delta, check_float32_holds, gaussian_epsilon
-from fedmf.privacy.quantile_clipping import QuantileClipping
+from fedmf.privacy.quantile_clipping import MOST_CHANGE, QuantileClipping
 from fedmf.privacy.rounding import finite
 from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.sampling.base import column_norm
@@ -185,6 +185,11 @@ class Plan:
         """
         scales = self.update_noise_multiplier, self.sensitivity.value, self.clip_norm, self.noise_scale
         check_float32_holds(*scales)
+        if self.quantile_clipping is not None:
+            for change in (1 / MOST_CHANGE, MOST_CHANGE):
+                check_float32_holds(*scales[:2], self.clip_norm * change, self.noise_scale)
+            # The sum of bits has its own noise, in clients.
+            check_float32_holds(self.bit_stddev / self.sensitivity.value, self.sensitivity.value, 1.0, 1.0)
         return math.prod(scales)
 
     @property

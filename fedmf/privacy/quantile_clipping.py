@@ -19,6 +19,9 @@ from typing import Any
 
 from fedmf import checks
 
+# Factors that the clip norm keeps to, so that float32 holds what is scaled by it.
+MOST_CHANGE = 1e6
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantileClipping:

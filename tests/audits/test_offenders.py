@@ -283,3 +283,10 @@ def test_marked_clients_are_named_without_a_contradiction():
     assert [one.client for one in audit.offenders.first] == [100]
     assert audit.offenders.others.epsilon == audit.epsilon
     assert "1 client broke the plan" in " ".join(audit.statement().split())
+
+
+@pytest.mark.parametrize("unrecorded", [[1], [5, 4], [4, 4], [N]])
+def test_rounds_without_a_record_come_after_the_ledger(unrecorded):
+    planned = plan(separated(N, 2), ToeplitzMechanism(rounds=N, coefficients=np.array([1.0, 0.5])))
+    with pytest.raises(ValueError, match="must be increasing rounds from 3 to 8"):
+        audit_ledger(ledger_of([[0], [1], [0]], None), planned, unrecorded=unrecorded)

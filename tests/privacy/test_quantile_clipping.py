@@ -159,5 +159,5 @@ def test_the_command_line_wants_the_quantile(tmp_path):
         "noise_multiplier": 1.0,
     }
     target |= {"epsilon": None, "delta": 1e-6, "clip_norm": 1.0, "share": 0.1, "budget": None}
-    with pytest.raises(ValueError, match="they belong to --clip-quantile"):
+    with pytest.raises(ValueError, match="share=0.1 belongs to --clip-quantile"):
         plan_from(tmp_path / "mechanism.npz", target)

@@ -127,7 +127,7 @@ def test_refusals():
         ("--stop-after 3 --sampling min-sep-poisson --population 90 --cohort-size 3", ["--sampling min-sep-poisson"]),
         ("--table --schema budget --min-sep 2", ["--schema budget", "may be spent"]),
         ("--stop-after 13 --min-sep 2", ["--stop-after 13 must be in 1..9"]),
-        ("--min-sep 2 --clip-every 3", ["--clip-every 3 belong to --clip-quantile"]),
+        ("--min-sep 2 --clip-every 3", ["--clip-every 3 belongs to --clip-quantile"]),
         ("--min-sep 2 --clip-quantile 2", ["--clip-quantile 2"]),
         ("--min-sep 2 --simulated-cohort 5 --claimed-cohort 4", ["--simulated-cohort 5", "--claimed-cohort 4"]),
         (

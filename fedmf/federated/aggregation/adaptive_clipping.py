@@ -4,10 +4,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from fedmf.privacy.quantile_clipping import QuantileClipping
-
-# Factors that the clip norm keeps to, so that float32 holds what is scaled by it.
-MOST_CHANGE = 1e6
+from fedmf.privacy.quantile_clipping import MOST_CHANGE, QuantileClipping
 
 
 class ClipState(NamedTuple):

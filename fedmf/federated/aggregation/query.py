@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from fedmf import checks
 from fedmf.federated.aggregation import marks
-from fedmf.federated.aggregation.adaptive_clipping import MOST_CHANGE, clip_after, initial_clip
+from fedmf.federated.aggregation.adaptive_clipping import clip_after, initial_clip
 from fedmf.federated.aggregation.clipping import clip_dtype, zero_and_clip
 from fedmf.federated.aggregation.scaling import Scaling, scaled, unscaled
 from fedmf.federated.noise.rows import NoiseRows
@@ -20,6 +20,7 @@ from fedmf.federated.noise.source import LARGEST, RunSeeds
 from fedmf.federated.tff import tfp
 from fedmf.mechanisms.error import noise_row_norms
 from fedmf.privacy.plan import Plan
+from fedmf.privacy.quantile_clipping import MOST_CHANGE
 from fedmf.server.state import NoiseState, check_tail, mark_of, plan_mark
 
 _RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)

@@ -92,12 +92,43 @@ class AutodiffClients(ClientWork):
         self._can_side_by_side = False
         if self._small or self._batch_size == 1:
             # Models that cannot be built in a graph, or whose operations have no vectorised form that is safe, train in turn.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception), _quiet_tensorflow():
                 self._stateless = stateless_model(task, config.seed)
                 sent, _, *batch = signature(None)
-                check_apart(tf.function(self._loss_and_gradients, input_signature=[sent.weights, *batch]))
+                apart = tf.function(self._loss_and_gradients, input_signature=[sent.weights, *batch])
+                check_apart(apart)
+                self._check_same(apart)
                 (self._side_by_side if self._small else self._single).get_concrete_function()
                 self._can_side_by_side = True
+
+    def _check_same(self, apart: Any) -> None:
+        """Checks that the stateless model computes what the model does, whatever weights it has.
+
+        A tensor that a model makes of its weights when it is built is that of the first weights in Keras, and would be that of a client's
+        own here.
+
+        Raises:
+          ValueError: it does not, on made-up examples.
+        """
+        rng = np.random.default_rng(0)
+
+        def made_up(spec: Any) -> Any:
+            values = rng.normal(size=(min(2, self._batch_size), *spec.shape[1:]))
+            return tf.cast(values if spec.dtype.is_floating else np.zeros_like(values), spec.dtype)
+
+        x, y = tf.nest.map_structure(made_up, self._structure)
+        variables = self._model.trainable_variables
+        for variable in variables:
+            variable.assign_add(rng.normal(scale=0.1, size=variable.shape).astype(np.float32))
+        loss, gradients = apart([variable.read_value() for variable in variables], x, y)
+        with tf.GradientTape() as tape:
+            expected = self._loss(y, self._model(x, training=True))
+            total = minimised(expected, self._model.losses)
+        pairs = [(loss, expected), *zip(gradients, _gradients(tape, total, variables), strict=True)]
+        for ours, keras in pairs:
+            ours, keras = (np.asarray(tf.convert_to_tensor(value)) for value in (ours, keras))
+            if not np.allclose(ours, keras, rtol=1e-3, atol=1e-3 * np.abs(keras).max(initial=1e-6), equal_nan=True):
+                raise ValueError("the stateless model is another function of the weights than the model")
 
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
         """See `ClientWork.sums`."""
@@ -225,6 +256,18 @@ class AutodiffClients(ClientWork):
             update = [w - each[c] for w, each in zip(broadcast, held[1], strict=True)]
             total = self._query.accumulate_record(params, total, update)
         return total, loss_sum
+
+
+@contextlib.contextmanager
+def _quiet_tensorflow() -> Iterator[None]:
+    """TensorFlow logs a stack for every operation that has no vectorised form; such a model trains in turn."""
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel("CRITICAL")
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _gradients(tape: Any, loss: Any, weights: Any) -> Any:

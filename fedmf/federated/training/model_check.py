@@ -44,6 +44,10 @@ _KEEPS_NOTHING = re.compile(
 _LOCAL_WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 
 
+# What Keras's own training calls of a model, and fedmf does not.
+_OF_FIT = ("train_step", "compute_loss")
+
+
 def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
     """Looks at every operation of the task's model and loss in training, forwards and backwards.
 
@@ -151,6 +155,18 @@ def _check_dtypes(task: Task, model: Any) -> None:
         raise ValueError(
             f"build_model of task {task.name!r} gives a model that is not all float32 ({', '.join(others or half)}): build it with "
             "float32 weights, under the Keras policy float32 or mixed_bfloat16"
+        )
+    own = [name for name in _OF_FIT if getattr(type(model), name, None) is not getattr(tf.keras.Model, name)]
+    if own and not isinstance(model, TffModel):
+        raise ValueError(
+            f"build_model of task {task.name!r} gives a model with a {' and a '.join(own)} of its own, which fedmf does not call: put what "
+            "it minimises into the task's loss, or into add_loss"
+        )
+    bound = [v.name for v in model.trainable_variables if getattr(v, "constraint", None) is not None]
+    if bound:
+        raise ValueError(
+            f"build_model of task {task.name!r} gives a model with constraints on weights ({', '.join(bound)}), which nobody applies "
+            "between a client's steps: leave them out, or use a regulariser"
         )
     if not model.trainable_variables:
         raise ValueError(

@@ -171,6 +171,28 @@ def test_a_loss_counts_as_well():
         check_model(noisy, config())
 
 
+class OwnStep(tf.keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda layer: OwnStep(layer), "a train_step of its own"),
+        (
+            lambda layer: tf.keras.Sequential([*layer, layers.Dense(CLASSES, kernel_constraint="unit_norm")]),
+            "constraints",
+        ),
+    ],
+    ids=["train_step", "constraint"],
+)
+def test_what_keras_fit_alone_does_is_refused(build, said):
+    first = [layers.Embedding(CLASSES, CLASSES, batch_input_shape=[4, LENGTH])]
+    with pytest.raises(ValueError, match=f"gives a model with {said}"):
+        check_model(dataclasses.replace(small_task(), build_model=lambda seed: build(first)), config())
+
+
 def test_a_variable_that_may_change_between_rounds_is_refused():
     weight = tf.Variable(2.0)
     annealed = dataclasses.replace(small_task(), loss=lambda y, logits, real: weight * tf.reduce_mean(logits))
