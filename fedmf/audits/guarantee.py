@@ -147,7 +147,7 @@ class Audit:
     planned: Plan
     observed: ParticipationStats
     achieved: Achieved | None
-    contradictions: tuple[str, ...] = ()
+    contradictions: Sequence[str] = ()
     offenders: Offenders | None = None
     most_spent: float | None = None
     shares_spent: Mapping[str, int] = dataclasses.field(default_factory=dict)

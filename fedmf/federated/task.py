@@ -175,8 +175,8 @@ class Task:
         """A client's examples.
 
         Raises:
-          TypeError, ValueError: not structures of arrays as `spec` has them; naming the client.
-          NotFinite: NaN or infinite values; naming the client. A run zeroes the client's update and goes on.
+          TypeError, ValueError: not structures of arrays as `spec` has them, or NaN or infinite values in them; naming the client. For the
+            latter it is a NotFinite of fedmf.federated.examples, and a run zeroes the client's update and goes on.
         """
         return self._checked(_called(self.client_examples, client_id, self._origin(client_id)), self._origin(client_id))
 
