@@ -370,7 +370,8 @@ def audit_log(path: str | os.PathLike[str], plan: Plan, *, rounds_run: int | Non
     contradictions = audit.contradictions
     if log.description.lookalikes is not None:
         one, other = map(ascii, log.description.lookalikes)
-        contradictions += (
+        contradictions = (
+            *contradictions,
             f"clients {one} and {other} differ only in characters that leave no mark or in how letters are composed: they count as one",
         )
     return dataclasses.replace(audit, log=log.description, contradictions=contradictions)
