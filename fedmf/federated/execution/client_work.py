@@ -4,6 +4,7 @@ import abc
 import collections
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -112,11 +113,15 @@ class AutodiffClients(ClientWork):
         """
         rng = np.random.default_rng(0)
 
-        def made_up(spec: Any) -> Any:
+        def made_up(whole: int, spec: Any) -> Any:
             values = rng.normal(size=(min(2, self._batch_size), *spec.shape[1:]))
-            return tf.cast(values if spec.dtype.is_floating else np.zeros_like(values), spec.dtype)
+            return tf.cast(values if spec.dtype.is_floating else np.full_like(values, whole), spec.dtype)
 
-        x, y = tf.nest.map_structure(made_up, self._structure)
+        # 0 is padding, which a model may leave out, but every label has it.
+        x, y = (
+            tf.nest.map_structure(functools.partial(made_up, whole), part)
+            for whole, part in zip((1, 0), self._structure, strict=True)
+        )
         variables = self._model.trainable_variables
         for variable in variables:
             variable.assign_add(rng.normal(scale=0.1, size=variable.shape).astype(np.float32))
@@ -127,7 +132,8 @@ class AutodiffClients(ClientWork):
         pairs = [(loss, expected), *zip(gradients, _gradients(tape, total, variables), strict=True)]
         for ours, keras in pairs:
             ours, keras = (np.asarray(tf.convert_to_tensor(value)) for value in (ours, keras))
-            if not np.allclose(ours, keras, rtol=1e-3, atol=1e-3 * np.abs(keras).max(initial=1e-6), equal_nan=True):
+            scale = np.nanmax(np.abs(keras), initial=1e-6)
+            if not np.allclose(ours, keras, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
                 raise ValueError("the stateless model is another function of the weights than the model")
 
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
