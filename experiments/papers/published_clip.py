@@ -43,8 +43,10 @@ def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> Any:
 def install(patch: Callable[[Any, str, Any], None] = setattr) -> None:
     """Gives all training of this process the published clip, and its run folders a statement that there is no guarantee."""
     from fedmf.federated.aggregation import query
+    from fedmf.federated.execution import in_process
     from fedmf.federated.training import loop, run_setup
 
     patch(query, "zero_and_clip", zero_and_clip)
+    patch(in_process, "checked", lambda parts, sizes, **bounds: parts)  # NaN is what these runs are about
     patch(run_setup, "markdown", lambda values: NO_GUARANTEE)
     patch(loop, "write_final_statement", lambda folder, audit: None)

@@ -66,7 +66,7 @@ def calibrate(
     # Without sampling it is what the effective error is divided by, and no part of the plan.
     clients = target["cohort_size"] if target["sampling"] is not None else target.pop("cohort_size")
     with arguments_checked():
-        if None not in (clients, target["claimed"]) and clients != target["claimed"]:
+        if target["sampling"] is None and None not in (clients, target["claimed"]) and clients != target["claimed"]:
             raise ValueError(
                 f"cohort_size={clients} is not claimed={target['claimed']}, the cohort of the guarantee: leave it out"
             )

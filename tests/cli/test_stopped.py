@@ -14,6 +14,7 @@ from fedmf.runs.folder import RunFolder
 from tests.cli.program import SECRET, SMALL, TRAIN, fedmf, refused
 
 pytestmark = pytest.mark.tensorflow
+SLOW = ("--server-learning-rate", "0.001")  # for which the noise is no reason to warn
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -58,7 +59,7 @@ def test_a_mechanism_of_another_length_is_named(run):
 
 def test_a_full_disk_says_what_is_saved(corpus, tmp_path, monkeypatch):
 
-    command = ["train", "--data", corpus, "--out", tmp_path / "run", *TRAIN]
+    command = ["train", "--data", corpus, "--out", tmp_path / "run", *TRAIN, *SLOW]
 
     def full(*arguments, **options):
         raise FULL
@@ -127,7 +128,9 @@ def test_the_same_error_in_a_round_is_a_failed_run(corpus, tmp_path, monkeypatch
         return read(self, split, *arguments)
 
     monkeypatch.setattr(data.Corpus, "sentences", damaged)
-    refused("train", "--data", corpus, "--out", tmp_path / "run", *TRAIN, status=1, words=["the data are damaged"])
+    refused(
+        "train", "--data", corpus, "--out", tmp_path / "run", *TRAIN, *SLOW, status=1, words=["the data are damaged"]
+    )
 
 
 def test_a_run_that_diverges_ends_with_status_1(corpus, tmp_path):

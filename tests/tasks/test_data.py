@@ -42,7 +42,7 @@ def test_whole_files_pass(corpus_file):
 @pytest.mark.parametrize(
     ("name", "content", "error", "words"),
     [
-        ("none.sqlite", None, FileNotFoundError, ["stackoverflow.sqlite", "--data FILE", "`fedmf data synth --clients N --out FILE`"]),
+        ("none.sqlite", None, FileNotFoundError, ["stackoverflow.sqlite", "data=FILE", "`fedmf data synth --clients N --out FILE`"]),
         ("empty", b"", ValueError, ["is empty", "fedmf data synth"]),
         ("text", b"hello, this is no database", ValueError, ["fedmf data synth"]),
         ("zeros", b"\x00" * 4096, ValueError, ["fedmf data synth"]),

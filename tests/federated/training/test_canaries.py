@@ -147,7 +147,7 @@ def test_refusals(run, tmp_path):
     with pytest.raises(Crash):
         train(tmp_path / "none", config(canaries=0, cohort_size=5), on_round=crash_after(1))
     refused("audit", "canaries", tmp_path / "half", words=("not finished",))
-    refused("audit", "canaries", tmp_path / "none", words=("--canaries",))
+    refused("audit", "canaries", tmp_path / "none", words=("was trained without canaries",))
     assert "Canaries" not in (tmp_path / "none" / "statement.md").read_text()
     secret = run.path / "private" / "canaries.npz"
     kept = secret.read_bytes()

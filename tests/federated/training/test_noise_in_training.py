@@ -47,7 +47,7 @@ def test_rows_on_disk_are_told_and_leave_nothing(tmp_path, capsys, whole):
     memory = 4 * 8 * sum(w.size for w in whole) - 1
     run = train(tmp_path / "run", config(min_sep=3), noise_strategy="recurrent", noise_memory=memory, progress=True)
     assert "rows carry what the future needs of the past, in a private memory map" in capsys.readouterr().err
-    assert {path.name for path in (tmp_path / "run" / "private").iterdir()} == {"noise_seed"}
+    assert {path.name for path in (tmp_path / "run" / "private").iterdir()} == {"noise_seed", "identity.json"}
     assert_close(weights_of(run), whole)
 
 
