@@ -23,9 +23,9 @@ _MAX_TABLE_BYTES = 64 * 2**20
 TILE = 65_536
 # Rows that are contracted from all draws in one product. Blocks are whole multiples, so that no bit depends on their length.
 ROWS_TOGETHER = 128
-# The unit of cost is drawing one row of Gaussians: 13 to 19 ms for 4,050,000 float32 coordinates on one thread. So long take so many
-# multiply-adds of a row of coordinates, in blocks and where all draws are contracted. A row that is copied, is read from a file or
-# written to one, or passes through TFF's state costs so much.
+# The unit of cost is drawing one row of Gaussians: 19 ms for 4,050,000 float32 coordinates on one thread of a busy machine. So long
+# take so many multiply-adds of a row of coordinates, in blocks and where all draws are contracted. A row that is copied, is read from
+# a file or written to one, or passes through TFF's state costs so much. These are ratios to it, estimated and not measured one by one.
 _PRODUCTS_A_DRAW, _CONTRACTED_A_DRAW = 100.0, 200.0
 _COPY, _FILE, _PASSED = 0.4, 1.0, 5.0
 # What the calls for a block cost, in copies of a row.
