@@ -189,8 +189,9 @@ def _check_inputs(task: Task, model: Any) -> None:
 
 def _check_outside(task: Task, model: Any, used: Any) -> None:
     """Refuses a variable that is no weight: a program may change it between rounds, and a resume would not know its value."""
-    weights = {id(variable) for variable in model.variables}
-    outside = [variable.name for variable in used if id(variable) not in weights]
+    # By handle: mixed precision wraps each variable that the model lists, and the graph has the wrapped one.
+    weights = {id(variable.handle) for variable in model.variables}
+    outside = [variable.name for variable in used if id(variable.handle) not in weights]
     if outside:
         raise ValueError(
             f"model or loss of task {task.name!r} read a variable that is no weight of the model ({', '.join(outside)}), which may change "
@@ -238,8 +239,8 @@ def _check_metrics(task: Task, model: Any, examples: Examples) -> None:
 def _check_local_variables(task: Task, model: TffModel, used: Any) -> None:
     """Refuses a TFF model that changes a weight, or keeps numbers in a variable that it does not list: nothing sets it back."""
     weights = [*model.trainable_variables, *model.non_trainable_variables]
-    listed = {id(variable) for variable in (*weights, *model.local_variables)}
-    hidden = [variable.name for variable in used if id(variable) not in listed]
+    listed = {id(variable.handle) for variable in (*weights, *model.local_variables)}
+    hidden = [variable.name for variable in used if id(variable.handle) not in listed]
     if hidden:
         raise ValueError(
             f"build_model of task {task.name!r} gives a {model.kind} that uses the variables {', '.join(hidden)} and lists them neither as "
