@@ -130,9 +130,9 @@ def dp_aggregator(
         this are all summed, each for at most clip_norm as ever: the mean is then larger, the guarantee the same, and the metric
         `clients` says how many there were. With no clients the result is noise / clients_per_round.
       noise_seed: "os" draws a seed from the operating system whenever a process is initialised. Or a non-negative int, secret in
-        a real deployment and never used for two runs: the first process of the factory has its noise, each later one noise of
-        its own. Such a process is the same run whenever it is initialised: initialise it once. The state holds the key: keep it
-        secret. `HostNoise.for_state` makes a `HostNoise` for it.
+        a real deployment and never used for two runs: the first process of the factory has its noise when it is first
+        initialised; each later process, and each later call of `initialize`, has noise of its own. The state holds the key: keep
+        it secret. `HostNoise.for_state` makes a `HostNoise` for it.
       zeroing_norm: updates whose l-infinity norm exceeds it count as zero (multi-epoch paper, Sec. 5: 100); None for no limit. NaN
         and infinities always count as zero.
       noise_strategy: "recurrent", in the graph, or "precomputed", a row handed in each round by a `HostNoise`; None is the former.

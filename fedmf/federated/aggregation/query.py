@@ -127,8 +127,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
       record_specs: structure of tf.TensorSpec (or anything with shape and dtype) of one record: float16, bfloat16, float32 or
         float64 leaves; some may be empty or scalars.
       noise_seed: non-negative int, secret in a real deployment: the first initial state has the noise of this seed, each later one
-        noise of its own. In a graph an initial state is a constant, and every call of it the same run. "os" draws a seed from the operating
-        system for every initial state, in a graph for every call, which nobody knows and only the state holds.
+        noise of its own, in a graph each later call. "os" draws a seed from the operating system for every initial state, in a graph for
+        every call, which nobody knows and only the state holds.
       zeroing_norm: a record with an entry larger than this in absolute value counts as zero (papers: 100); None for no limit. A
         record with a NaN or an infinity always counts as zero.
       noise_strategy: "recurrent", in the graph, or "precomputed", a row handed in each round by a `HostNoise`; None is the former.

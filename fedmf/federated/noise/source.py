@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from fedmf.server.source import check_noise_seed, noise_key, seed_of_run
 
 Draw = Callable[[Any], Any]
 _PHILOX = 1  # TensorFlow's number of the algorithm
+# Of graphs with a seed of one's own; they go when the program ends.
+_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 LARGEST = (2 * 65 * math.log(2)) ** 0.5  # of all draws
 
 
@@ -53,6 +56,7 @@ class RunSeeds:
 
     Args:
       noise_seed: as of `check_noise_seed`. Of an int the first run has that seed, and each later one a seed derived from it.
+        A graph's first call has the seed of the run for which the graph was built; its later calls are runs with keys of their own.
     """
 
     def __init__(self, noise_seed: int | str) -> None:
@@ -79,20 +83,40 @@ class RunSeeds:
         return "os" if self._noise_seed is None else seed_of_run(self._noise_seed, next(self._begun))
 
     def next_key(self) -> Any:
-        """The key of the next run, uint64 (4,). Where a graph is built and the seed is "os", each call of the graph begins another run."""
+        """The key of the next run, uint64 (4,). Each call of a graph that is being built begins another run."""
         seed = self.next()
         key = tf.constant(noise_key(check_noise_seed(seed)), tf.uint64)
-        return key if tf.executing_eagerly() or seed != "os" else _key_of_this_call(key)
+        if tf.executing_eagerly():
+            return key
+        return _key_of_this_call(key) if seed == "os" else _key_once(key)
 
 
 def _key_of_this_call(key: Any) -> Any:
     """A key that differs from call to call of the graph that is being built, and is as secret as `key`.
 
-    Secrecy is from `key`. Calls are told apart by the clock and by numbers that TensorFlow draws from the system.
+    Secrecy is from `key`. Calls are told apart by the clock and by a number that TensorFlow draws from the system.
     """
-    limit = tf.constant(2**62, tf.int64)
-    drawn = tf.raw_ops.RandomUniformInt(shape=[1], minval=-limit, maxval=limit, seed=0, seed2=0)
-    call = tf.bitcast(tf.stack([tf.bitcast(tf.timestamp(), tf.int64), drawn[0]]), tf.uint64)
+    call = tf.bitcast(tf.stack([tf.bitcast(tf.timestamp(), tf.int64), _drawn()]), tf.uint64)
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[4], key=key[:1], counter=tf.bitwise.bitwise_xor(key[1:3], call), alg=_PHILOX, dtype=tf.uint64
     )
+
+
+def _key_once(key: Any) -> Any:
+    """`key` in one call of the graph that is being built, and a `_key_of_this_call` in every other.
+
+    Each call leaves a file of its own, then counts the files: of calls side by side at most one finds its own alone. Files
+    are what TFF's runtime keeps from call to call; it makes variables anew.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="fedmf-runs-")
+    _FOLDERS.append(folder)
+    mark = tf.strings.as_string(_drawn())
+    with tf.control_dependencies([tf.io.write_file(tf.strings.join([folder.name, "/", mark]), mark)]):
+        # The pattern depends on the mark: a constant one could be looked up before the file is there.
+        begun = tf.io.matching_files(tf.strings.join([folder.name, "/*", tf.strings.substr(mark, 0, 0)]))
+    return tf.where(tf.equal(tf.size(begun), 1), key, _key_of_this_call(key))
+
+
+def _drawn() -> Any:
+    limit = tf.constant(2**62, tf.int64)
+    return tf.raw_ops.RandomUniformInt(shape=[1], minval=-limit, maxval=limit, seed=0, seed2=0)[0]

@@ -1,5 +1,6 @@
 """The Gaussian source and the rows of N Z on tensors."""
 
+import concurrent.futures
 import copy
 import pickle
 from typing import Any
@@ -142,7 +143,21 @@ class TestSeedsOfRuns:
             pickle.dumps(RunSeeds(3))
 
     def test_a_graph_begins_another_run_in_each_call(self):
-        fresh, fixed = RunSeeds("os"), RunSeeds(3)
-        begin, repeated = tf.function(lambda: fresh.next_key()), tf.function(lambda: fixed.next_key())
-        assert len({begin().numpy().tobytes() for _ in range(20)}) == 20
+        for seeds in (RunSeeds("os"), RunSeeds(3)):
+            begin = tf.function(lambda seeds=seeds: seeds.next_key())
+            assert len({begin().numpy().tobytes() for _ in range(20)}) == 20
+        repeated = tf.function(lambda: tf.constant(noise_key(3)))
         assert len({repeated().numpy().tobytes() for _ in range(3)}) == 1  # the control
+
+    def test_of_a_graph_with_a_seed_the_first_call_alone_has_it(self):
+        begins = [tf.function(RunSeeds(3).next_key) for _ in range(2)]
+        keys = [[begin().numpy().tobytes() for _ in range(3)] for begin in begins]
+        assert keys[0][0] == keys[1][0] == noise_key(3).tobytes()
+        assert len({key for run in keys for key in run}) == 5
+
+    def test_calls_side_by_side_do_not_share_it(self):
+        for _ in range(10):
+            begin = tf.function(RunSeeds(3).next_key).get_concrete_function()
+            with concurrent.futures.ThreadPoolExecutor(8) as threads:
+                keys = [made.result().numpy().tobytes() for made in [threads.submit(begin) for _ in range(16)]]
+            assert len(set(keys)) == 16
