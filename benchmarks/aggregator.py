@@ -4,12 +4,15 @@
     python -m benchmarks.aggregator --sentences 1     clients with next to nothing to learn: what the aggregator adds stands out
     python -m benchmarks.aggregator --small           a check of this program, measures nothing
 
-Rounds run in one process and one TFF worker on the same cohort: one of each kind in turn, each pass in the opposite order, after a first
-pass that is not counted. Slow drifts of the machine cancel in the differences, whose mean and standard error are printed. Rows of kind
-"precomputed" are made by the host, outside TFF, a block of rounds at a time. They are timed by themselves, over a whole block, and added.
+Rounds run in one process and one TFF worker on the same cohort: one of each kind in turn, each pass
+in the opposite order, after a first pass that is not counted. Slow drifts of the machine cancel in
+the differences, whose mean and standard error are printed. Rows of kind "precomputed" are made by
+the host, outside TFF, a block of rounds at a time. They are timed by themselves, over a whole
+block, and added.
 
-A difference of rounds cannot be told from nothing when it is smaller than its error. What the aggregator adds does not depend on how long
-clients train: rounds of clients with one sentence show it with smaller errors, and rounds of one such client show what it adds once.
+A difference of rounds cannot be told from nothing when it is smaller than its error. What the
+aggregator adds does not depend on how long clients train: rounds of clients with one sentence show
+it with smaller errors, and rounds of one such client show what it adds once.
 """
 
 import functools
@@ -31,7 +34,9 @@ WAYS = ("precomputed", "graph")
 
 
 def round_of(task: Any, aggregator: Any, noise: Any) -> Callable[[], float]:
-    """() -> seconds of one round of a training process of its own, with the row at hand; the next call goes on from there."""
+    """() -> seconds of one round of a training process of its own, with the row at hand; the next
+    call goes on from there.
+    """
     import tensorflow as tf
 
     from fedmf.federated.execution.tff import tff_model
@@ -60,7 +65,9 @@ def round_of(task: Any, aggregator: Any, noise: Any) -> Callable[[], float]:
 
 
 def making_a_row(noise: Any) -> float:
-    """Seconds that a HostNoise takes for a row: of its second block, which has a history, or of its only one."""
+    """Seconds that a HostNoise takes for a row: of its second block, which has a history, or of its
+    only one.
+    """
     length = noise.strategy.length
     block = range(length, min(2 * length, noise.rounds)) or range(noise.rounds)
     if block.start:
@@ -68,8 +75,12 @@ def making_a_row(noise: Any) -> float:
     return timed(lambda: [noise.row(t) for t in block]) / len(block)
 
 
-def measure(kinds: tuple[str, ...], clients: int, sentences: int, passes: int, small: bool) -> dict[str, Any]:
-    """Seconds of the rounds of each kind, where place i of all lists belongs to pass i, and of making a row."""
+def measure(
+    kinds: tuple[str, ...], clients: int, sentences: int, passes: int, small: bool
+) -> dict[str, Any]:
+    """Seconds of the rounds of each kind, where place i of all lists belongs to pass i, and of
+    making a row.
+    """
     from fedmf.federated.tensorflow_import import import_tensorflow
 
     import_tensorflow()
@@ -91,7 +102,9 @@ def measure(kinds: tuple[str, ...], clients: int, sentences: int, passes: int, s
         )
         noise = federated.HostNoise(plan, size, noise_seed=_SEED) if precomputed else None
         runs[kind] = round_of(task, aggregator, noise)
-        rows[kind] = making_a_row(federated.HostNoise(plan, size, noise_seed=_SEED)) if precomputed else 0.0
+        rows[kind] = (
+            making_a_row(federated.HostNoise(plan, size, noise_seed=_SEED)) if precomputed else 0.0
+        )
     seconds: dict[str, list[float]] = {kind: [] for kind in runs}
     for number in range(passes + 1):
         for kind in list(runs)[:: 1 if number % 2 else -1]:
@@ -103,11 +116,23 @@ def measure(kinds: tuple[str, ...], clients: int, sentences: int, passes: int, s
 
 
 @click.command()
-@click.option("--clients", type=click.IntRange(min=1), default=100, show_default=True, help="Clients a round.")
 @click.option(
-    "--sentences", type=click.IntRange(min=1), default=SENTENCES["full"], show_default=True, help="Of a client."
+    "--clients", type=click.IntRange(min=1), default=100, show_default=True, help="Clients a round."
 )
-@click.option("--passes", type=click.IntRange(min=1), default=3, show_default=True, help="Counted rounds of each kind.")
+@click.option(
+    "--sentences",
+    type=click.IntRange(min=1),
+    default=SENTENCES["full"],
+    show_default=True,
+    help="Of a client.",
+)
+@click.option(
+    "--passes",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Counted rounds of each kind.",
+)
 @click.option(
     "--kind",
     "kinds",
@@ -117,11 +142,19 @@ def measure(kinds: tuple[str, ...], clients: int, sentences: int, passes: int, s
     show_default=True,
     help="Beside the plain mean; may be repeated.",
 )
-@click.option("--small", is_flag=True, help="The demo's model and two clients: checks this program, measures nothing.")
+@click.option(
+    "--small",
+    is_flag=True,
+    help="The demo's model and two clients: checks this program, measures nothing.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON at the end.")
-def main(clients: int, sentences: int, passes: int, kinds: tuple[str, ...], small: bool, as_json: bool) -> None:
+def main(
+    clients: int, sentences: int, passes: int, kinds: tuple[str, ...], small: bool, as_json: bool
+) -> None:
     """Print a row for each kind of round."""
-    results = measure(kinds, 2 if small else clients, BATCH["demo"] if small else sentences, passes, small)
+    results = measure(
+        kinds, 2 if small else clients, BATCH["demo"] if small else sentences, passes, small
+    )
     if as_json:
         print(json.dumps(results))
         return

@@ -1,10 +1,12 @@
-"""What canaries cost beside a round of the published model (4,050,748 parameters, clients of 64 sentences).
+"""What canaries cost beside a round of the published model (4,050,748 parameters, clients of 64
+sentences).
 
     python -m benchmarks.canaries                        100 clients a round, 100 canaries
     python -m benchmarks.canaries --clients 10 --canaries 1000
 
-Two executions in one process take turns on the same cohorts, one of them with canaries that do not take part: in every round their
-products with the release are taken. A canary that takes part stands where a client would; its cost is beside a client's.
+Two executions in one process take turns on the same cohorts, one of them with canaries that do not
+take part: in every round their products with the release are taken. A canary that takes part stands
+where a client would; its cost is beside a client's.
 """
 
 import statistics
@@ -28,7 +30,11 @@ def main(clients: int, canaries: int, rounds: int) -> None:
 
     task = random_sentences("full", clients)
     config = fedmf.TrainConfig(
-        rounds=rounds + 1, cohort_size=clients, family="blt", schema="every_round", noise_multiplier=1.0
+        rounds=rounds + 1,
+        cohort_size=clients,
+        family="blt",
+        schema="every_round",
+        noise_multiplier=1.0,
     )
     plan = config.plan()
     cohort = [client_epochs(task, config, 0, client) for client in range(clients)]
@@ -54,9 +60,16 @@ def main(clients: int, canaries: int, rounds: int) -> None:
         adding.append(time.perf_counter() - began)
     without, with_canaries = (statistics.median(each[1:]) for each in seconds)
     project, add = statistics.median(projecting), statistics.median(adding)
-    click.echo(f"a round of {clients} clients      {without:.2f} s, with {canaries} canaries {with_canaries:.2f} s")
-    click.echo(f"along all directions       {project:.4f} s a round, {100 * project / without:.2f}% of it")
-    click.echo(f"a canary in the cohort     {add:.4f} s, {100 * add * clients / without:.0f}% of a client")
+    click.echo(
+        f"a round of {clients} clients      {without:.2f} s, with {canaries} canaries "
+        f"{with_canaries:.2f} s"
+    )
+    click.echo(
+        f"along all directions       {project:.4f} s a round, {100 * project / without:.2f}% of it"
+    )
+    click.echo(
+        f"a canary in the cohort     {add:.4f} s, {100 * add * clients / without:.0f}% of a client"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The clients of the benchmarks of training: next-word models on sentences of full length, networks on images, and a table."""
+"""The clients of the benchmarks of training: next-word models on sentences of full length, networks
+on images, and a table.
+"""
 
 import functools
 from collections.abc import Callable
@@ -20,18 +22,24 @@ _SHIFT = 2.7  # Mandelbrot's, for English
 
 
 def sentences(model: str, count: int, seed: int) -> np.ndarray:
-    """Sentences of one client, int32 (count, length + 1): words as frequent as in English (Zipf), behind the mark of the beginning."""
+    """Sentences of one client, int32 (count, length + 1): words as frequent as in English (Zipf),
+    behind the mark of the beginning.
+    """
     from fedmf.tasks.stackoverflow import preprocessing
 
     size = MODELS[model]["vocabulary_size"]
     frequency = 1 / (np.arange(1, size + 1) + _SHIFT)
     rng = np.random.default_rng(seed)
-    words = 1 + rng.choice(size, (count, LENGTH + 1), p=frequency / frequency.sum()).astype(np.int32)
+    words = 1 + rng.choice(size, (count, LENGTH + 1), p=frequency / frequency.sum()).astype(
+        np.int32
+    )
     words[:, 0] = preprocessing.SpecialIds(size).begin
     return words
 
 
-def random_sentences(model: str, clients: int, *, count: int | None = None, keras_lstm: bool = False) -> Any:
+def random_sentences(
+    model: str, clients: int, *, count: int | None = None, keras_lstm: bool = False
+) -> Any:
     """The task: `count` sentences a client; with Keras's own LSTM layer if so chosen."""
     from fedmf import federated
     from fedmf.tasks.stackoverflow import model as next_word
@@ -56,7 +64,9 @@ def random_sentences(model: str, clients: int, *, count: int | None = None, kera
         evaluation_examples=examples,
         build_model=build_model,
         loss=next_word.make_loss("published"),
-        metrics=lambda: next_word.make_metrics("published", preprocessing.SpecialIds(sizes["vocabulary_size"])),
+        metrics=lambda: next_word.make_metrics(
+            "published", preprocessing.SpecialIds(sizes["vocabulary_size"])
+        ),
         batch_size=BATCH[model],
         compiled_epoch=compiled_epoch(**sizes, loss="published", batch_size=BATCH[model]),
     )
@@ -72,12 +82,16 @@ def random_examples(model: str, clients: int) -> Any:
 
     def logistic(seed: int) -> Any:
         kernel = tf.keras.initializers.GlorotUniform(seed=seed)
-        return tf.keras.Sequential([tf.keras.layers.Dense(2, kernel_initializer=kernel, input_shape=(30,))])
+        return tf.keras.Sequential(
+            [tf.keras.layers.Dense(2, kernel_initializer=kernel, input_shape=(30,))]
+        )
 
     wide = model == "emnist"
     count, batch_size, classes = (100, 20, 10) if wide else (50, 10, 10)
     shape: tuple[int, ...] = (28, 28, 1)
-    build_model: Callable[[int], Any] = functools.partial(emnist_model, classes=10, kind="cnn" if wide else "small")
+    build_model: Callable[[int], Any] = functools.partial(
+        emnist_model, classes=10, kind="cnn" if wide else "small"
+    )
     if model == "logistic":
         build_model, classes, shape = logistic, 2, (30,)
     elif model == "cifar10":

@@ -1,4 +1,6 @@
-"""What the benchmarks share: timing, the memory and CPU time of processes, and tables with a process for each row."""
+"""What the benchmarks share: timing, the memory and CPU time of processes, and tables with a
+process for each row.
+"""
 
 import json
 import os
@@ -25,18 +27,26 @@ def timed(run: Callable[[], Any]) -> float:
 def paired(seconds: Sequence[float], base: Sequence[float]) -> tuple[float, float]:
     """Mean of the differences, pass by pass, and its standard error (NaN for one pass)."""
     differences = [a - b for a, b in zip(seconds, base, strict=True)]
-    error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else float("nan")
+    error = (
+        statistics.stdev(differences) / len(differences) ** 0.5
+        if len(differences) > 1
+        else float("nan")
+    )
     return statistics.mean(differences), error
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
     """CPU time of processes so far (Linux)."""
-    stats = [pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    stats = [
+        pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids
+    ]
     return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_bytes(pids: Iterable[int] = (), field: str = "VmHWM") -> int:
-    """Peak resident memory of processes, by default of this one (Linux); `field` VmRSS is the memory now."""
+    """Peak resident memory of processes, by default of this one (Linux); `field` VmRSS is the
+    memory now.
+    """
     statuses = [pathlib.Path(f"/proc/{pid}/status").read_text() for pid in pids or (os.getpid(),)]
     return sum(1024 * int(status.split(f"{field}:")[1].split()[0]) for status in statuses)
 
@@ -50,8 +60,8 @@ def table(
 ) -> click.Command:
     """The command of a benchmark that prints a row for each case.
 
-    Each case is measured in a process of its own, one after the other; toy sizes are measured in this process. The exit status is 1 if a
-    case failed.
+    Each case is measured in a process of its own, one after the other; toy sizes are measured in
+    this process. The exit status is 1 if a case failed.
 
     Args:
       module: name in `benchmarks`.
@@ -64,7 +74,9 @@ def table(
     widths = [max(len(heading) + 2, 10) for heading in columns]
 
     def line(name: str, cells: Iterable[str]) -> str:
-        return f"{name:<{first}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        return f"{name:<{first}}" + "".join(
+            f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)
+        )
 
     @click.command(help=doc)
     @click.option("--case", "text", default="", help="Only the cases whose name contains this.")
@@ -87,7 +99,11 @@ def table(
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
                 if done.returncode:
                     failed = True
-                    print(f"{name:<{first}}failed: {(done.stderr.strip().splitlines() or ['killed'])[-1]}", flush=True)
+                    print(
+                        f"{name:<{first}}failed: "
+                        f"{(done.stderr.strip().splitlines() or ['killed'])[-1]}",
+                        flush=True,
+                    )
                     continue
                 row = json.loads(done.stdout.splitlines()[-1])
             print(line(name, (cell.format(**row) for cell in columns.values())), flush=True)

@@ -1,10 +1,12 @@
-"""How long fits take, how good they are by their own certificate, and what memory they need, side by side.
+"""How long fits take, how good they are by their own certificate, and what memory they need, side
+by side.
 
     make bench-fit                          all cases; about fifteen minutes on two cores
     python -m benchmarks.fit --case "banded 2052"
 
-Each case runs in a process of its own without the cache. The column "products" is the time in units of one 2048 x 2048 float64 matrix
-product on this machine now, which makes two machines comparable. Memory is the peak of the process, Python and numpy included.
+Each case runs in a process of its own without the cache. The column "products" is the time in units
+of one 2048 x 2048 float64 matrix product on this machine now, which makes two machines comparable.
+Memory is the peak of the process, Python and numpy included.
 """
 
 from typing import Any, NamedTuple
@@ -33,16 +35,26 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "banded 2052/342, gap 1e-3": Case("banded", {"bands": 342, "tolerance": 1e-3}, 2052, "min_sep", 342),
-    "banded 2052/342, gap 1e-5": Case("banded", {"bands": 342, "tolerance": 1e-5}, 2052, "min_sep", 342),
+    "banded 2052/342, gap 1e-3": Case(
+        "banded", {"bands": 342, "tolerance": 1e-3}, 2052, "min_sep", 342
+    ),
+    "banded 2052/342, gap 1e-5": Case(
+        "banded", {"bands": 342, "tolerance": 1e-5}, 2052, "min_sep", 342
+    ),
     "dense 2048, gap 1e-3": Case("dense", {"tolerance": 1e-3}, 2048),
     "dense 2048, gap 1e-5": Case("dense", {"tolerance": 1e-5}, 2048),
     "dense 4096, gap 1e-3": Case("dense", {"tolerance": 1e-3}, 4096),
     "dense (k 20, b 100), gap 2e-3": Case("dense", {"tolerance": 2e-3}, 2000, "fixed_epoch", 100),
     "dense (k 6, b 342), gap 2e-3": Case("dense", {"tolerance": 2e-3}, 2052, "fixed_epoch", 342),
-    "banded 100,000/32": Case("banded", {"bands": 32, "tolerance": 1e-3}, 100_000, "min_sep", 32, small=320),
-    "toeplitz 1,000,000/32, mean": Case("toeplitz", {"bands": 32, "objective": "mean"}, 10**6, small=640),
-    "blt 1,000,000, 4 buffers, max": Case("blt", {"buffers": 4, "objective": "max"}, 10**6, small=640),
+    "banded 100,000/32": Case(
+        "banded", {"bands": 32, "tolerance": 1e-3}, 100_000, "min_sep", 32, small=320
+    ),
+    "toeplitz 1,000,000/32, mean": Case(
+        "toeplitz", {"bands": 32, "objective": "mean"}, 10**6, small=640
+    ),
+    "blt 1,000,000, 4 buffers, max": Case(
+        "blt", {"buffers": 4, "objective": "max"}, 10**6, small=640
+    ),
 }
 
 
@@ -50,12 +62,16 @@ def measure(case: Case, small: bool) -> dict[str, Any]:
     """Fits one case here."""
     rounds = case.small if small else case.rounds
     shrink = case.rounds // rounds
-    options = case.options | ({"bands": max(4, case.options["bands"] // shrink)} if "bands" in case.options else {})
+    options = case.options | (
+        {"bands": max(4, case.options["bands"] // shrink)} if "bands" in case.options else {}
+    )
     min_sep = None if case.min_sep is None else max(4, case.min_sep // shrink)
     participation = fedmf.Participation(rounds=rounds, schema=case.schema, min_sep=min_sep)
     workload, fitted = fedmf.prefix_sum(rounds), []
     seconds = timed(
-        lambda: fitted.append(fedmf.fit(workload, participation, family=case.family, cache=False, **options))
+        lambda: fitted.append(
+            fedmf.fit(workload, participation, family=case.family, cache=False, **options)
+        )
     )
     certificate = fitted[0].certificate
     A = np.random.default_rng(0).standard_normal((2048, 2048))

@@ -1,4 +1,5 @@
-"""Privacy of single examples: a step of gradients that are clipped one by one and summed, of the published network for CIFAR-10.
+"""Privacy of single examples: a step of gradients that are clipped one by one and summed, of the
+published network for CIFAR-10.
 
     python -m benchmarks.gradients            500 gradients a step
     python -m benchmarks.gradients --small    a check of this program, measures nothing
@@ -10,7 +11,8 @@ Ways:
   TF Privacy    its VectorizedDPKerasSGDOptimizer, in batches of --tf-privacy-batch: its jacobian goes back through the whole batch once
                 for each example, so that 500 would take 32 GB in one layer
 
-They take turns in one process, after a step that is not counted. On a machine that others use as well, CPU time says more than time.
+They take turns in one process, after a step that is not counted. On a machine that others use as
+well, CPU time says more than time.
 """
 
 import json
@@ -43,12 +45,22 @@ def steps_of(examples: int, batch: int) -> dict[str, Callable[[], Any]]:
         rounds=2, cohort_size=examples, family="identity", schema="every_round", noise_multiplier=1e-6, clip_norm=1.0,
         client_learning_rate=1.0, seed=0,
     )  # fmt: skip
-    execution = build_execution(task, config.plan(config.fit(show_progress=False)), config, 1, options=RunOptions())
+    execution = build_execution(
+        task, config.plan(config.fit(show_progress=False)), config, 1, options=RunOptions()
+    )
     state, cohort = execution.init(), [[task.client_examples(name)] for name in task.client_ids]
-    x, y = (tf.constant(np.concatenate(parts)) for parts in zip(*(epochs[0] for epochs in cohort), strict=True))
-    model, loss = task.build_model(0), tf.keras.losses.SparseCategoricalCrossentropy(True, reduction="none")
+    x, y = (
+        tf.constant(np.concatenate(parts))
+        for parts in zip(*(epochs[0] for epochs in cohort), strict=True)
+    )
+    model, loss = (
+        task.build_model(0),
+        tf.keras.losses.SparseCategoricalCrossentropy(True, reduction="none"),
+    )
     variables = model.trainable_variables
-    optimizer = tfp.VectorizedDPKerasSGDOptimizer(1.0, 0.0, num_microbatches=batch, learning_rate=0.0)
+    optimizer = tfp.VectorizedDPKerasSGDOptimizer(
+        1.0, 0.0, num_microbatches=batch, learning_rate=0.0
+    )
 
     def losses(x: Any, y: Any) -> Any:
         return loss(y, model(x, training=True))
@@ -80,11 +92,18 @@ def steps_of(examples: int, batch: int) -> dict[str, Callable[[], Any]]:
         for i in range(0, examples, batch):
             minimize(x[i : i + batch], y[i : i + batch])
 
-    steps = (lambda: execution.next(state, cohort), loop, lambda: gradient(x, y)[-1].numpy(), tf_privacy)
+    steps = (
+        lambda: execution.next(state, cohort),
+        loop,
+        lambda: gradient(x, y)[-1].numpy(),
+        tf_privacy,
+    )
     return dict(zip(WAYS, steps, strict=True))
 
 
-def measure(steps: dict[str, Callable[[], Any]], passes: int) -> dict[str, list[tuple[float, float]]]:
+def measure(
+    steps: dict[str, Callable[[], Any]], passes: int
+) -> dict[str, list[tuple[float, float]]]:
     """Seconds and CPU seconds of the counted steps of each way."""
     costs: dict[str, list[tuple[float, float]]] = {way: [] for way in steps}
     for turn in range(passes + 1):
@@ -97,12 +116,31 @@ def measure(steps: dict[str, Callable[[], Any]], passes: int) -> dict[str, list[
 
 
 @click.command()
-@click.option("--examples", type=click.IntRange(min=1), default=500, show_default=True, help="Gradients a step.")
 @click.option(
-    "--tf-privacy-batch", "batch", type=click.IntRange(min=1), default=10, show_default=True, help="Divides them."
+    "--examples",
+    type=click.IntRange(min=1),
+    default=500,
+    show_default=True,
+    help="Gradients a step.",
 )
-@click.option("--passes", type=click.IntRange(min=1), default=3, show_default=True, help="Counted steps of each way.")
-@click.option("--small", is_flag=True, help="Four gradients, one pass: checks this program, measures nothing.")
+@click.option(
+    "--tf-privacy-batch",
+    "batch",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Divides them.",
+)
+@click.option(
+    "--passes",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Counted steps of each way.",
+)
+@click.option(
+    "--small", is_flag=True, help="Four gradients, one pass: checks this program, measures nothing."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(examples: int, batch: int, passes: int, small: bool, as_json: bool) -> None:
     """Print the cost of a gradient, a row for each way."""

@@ -1,4 +1,5 @@
-"""What a row of correlated noise costs, side by side with one iid Gaussian vector from the same generator.
+"""What a row of correlated noise costs, side by side with one iid Gaussian vector from the same
+generator.
 
     make bench-noise                              all rows at full size; takes about an hour
     python -m benchmarks.noise --case dense       some rows
@@ -8,11 +9,12 @@ Ways to make a row:
   graph  rows made in the graph with the state by value, `NoiseRows`: what a TFF pipeline of one's own uses by default, where it can.
   tfp    TensorFlow Privacy's tree aggregation (TreeResidualSumQuery) with its own generator.
 
-Each row of the table runs in a process of its own. n = 2052 rounds, k = 6, min_sep = 342, d = 4,050,000 coordinates. "ms" is the time of a
-row: the median over blocks of rounds made together, once the rows kept from block to block are there. "ms, last" is that of the last block,
-where it costs more than others. "x iid" is the time over that of one iid vector by the row's own generator, drawn in the same process
-before each block. Memory is the peak of resident memory, set-up included, over what the process needs with TensorFlow, the mechanism and
-one vector.
+Each row of the table runs in a process of its own. n = 2052 rounds, k = 6, min_sep = 342, d =
+4,050,000 coordinates. "ms" is the time of a row: the median over blocks of rounds made together,
+once the rows kept from block to block are there. "ms, last" is that of the last block, where it
+costs more than others. "x iid" is the time over that of one iid vector by the row's own generator,
+drawn in the same process before each block. Memory is the peak of resident memory, set-up included,
+over what the process needs with TensorFlow, the mechanism and one vector.
 """
 
 import contextlib
@@ -36,12 +38,16 @@ SMALL_ROUNDS, SMALL_SIZE = 48, 1000
 _SEED = 1  # of noise that protects nothing
 # A measurement is repeated until it has lasted so many seconds, or so many times.
 _SECONDS, _REPETITIONS, _DRAWS = 2.0, 7, 5
-# Rounds timed together where blocks are shorter: enough to average over what even and odd rounds of a tree cost.
+# Rounds timed together where blocks are shorter: enough to average over what even and odd rounds of
+# a tree cost.
 _WINDOW = 8
 
 
 class Mechanism(NamedTuple):
-    """One mechanism as it is fitted for use: arguments of `fedmf.fit`. Bands shrink with the rounds of a small run."""
+    """One mechanism as it is fitted for use: arguments of `fedmf.fit`.
+
+    Bands shrink with the rounds of a small run.
+    """
 
     family: str
     options: dict[str, Any]
@@ -68,19 +74,28 @@ IN_GRAPH = ("identity", "banded, 8 bands", "tree, online", "tree, full", "blt, 4
 
 @functools.cache
 def plan_of(name: str, rounds: int) -> fedmf.Plan:
-    """A mechanism of the table under six participations; full-size fits come from fedmf's cache after the first time.
+    """A mechanism of the table under six participations; full-size fits come from fedmf's cache
+    after the first time.
 
     The noise is as small as rounding.
     """
     family, options, schema = MECHANISMS[name]
     if "bands" in options:
         options = options | {"bands": max(2, options["bands"] * rounds // ROUNDS)}
-    participation = fedmf.Participation(rounds=rounds, schema=schema, min_sep=rounds * MIN_SEP // ROUNDS)
+    participation = fedmf.Participation(
+        rounds=rounds, schema=schema, min_sep=rounds * MIN_SEP // ROUNDS
+    )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of bands or tolerances; the cost is the subject here
+        warnings.simplefilter(
+            "ignore", RuntimeWarning
+        )  # of bands or tolerances; the cost is the subject here
         mechanism = fedmf.fit(fedmf.prefix_sum(rounds), participation, family=family, **options)
     return fedmf.Plan(
-        mechanism=mechanism, participation=participation, noise_multiplier=1e-6, clip_norm=1.0, delta=1e-6
+        mechanism=mechanism,
+        participation=participation,
+        noise_multiplier=1e-6,
+        clip_norm=1.0,
+        delta=1e-6,
     )
 
 
@@ -105,7 +120,8 @@ class Rows(NamedTuple):
     state: int = 0
 
 
-# (name, rounds, size) -> what draws one iid vector by the generator that the rows are made of, and what a run does once before round 0.
+# (name, rounds, size) -> what draws one iid vector by the generator that the rows are made of, and
+# what a run does once before round 0.
 Way = Callable[[str, int, int], tuple[Callable[[], Any], Callable[[], Rows]]]
 
 
@@ -156,7 +172,9 @@ def graph(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Callabl
 
 
 def tfp_tree(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Callable[[], Rows]]:
-    """TensorFlow Privacy's TreeResidualSumQuery, whose result is a round's noise; its rows cost more in later rounds than timed here."""
+    """TensorFlow Privacy's TreeResidualSumQuery, whose result is a round's noise; its rows cost
+    more in later rounds than timed here.
+    """
     import tensorflow as tf
 
     from fedmf.federated.tff import tfp
@@ -171,11 +189,18 @@ def tfp_tree(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Call
 
     def set_up() -> Rows:
         # Honaker's estimator from below.
-        query: Any = tfp.TreeResidualSumQuery(specs, generator, lambda record, _: record, 1.0, use_efficient=True)
-        following, state = tf.function(query.get_noised_result, reduce_retracing=True), query.initial_global_state()
+        query: Any = tfp.TreeResidualSumQuery(
+            specs, generator, lambda record, _: record, 1.0, use_efficient=True
+        )
+        following, state = (
+            tf.function(query.get_noised_result, reduce_retracing=True),
+            query.initial_global_state(),
+        )
         following(zeros, state)
 
-        def run(rounds: range, query: Any = query) -> None:  # a tf.function of a method does not keep its object alive
+        def run(
+            rounds: range, query: Any = query
+        ) -> None:  # a tf.function of a method does not keep its object alive
             nonlocal state
             for _ in rounds:
                 _, state, _ = following(zeros, state)
@@ -207,7 +232,9 @@ def iid_in_graph(size: int) -> Callable[[], Any]:
 
 
 def forget_peak() -> int:
-    """Starts the peak of memory anew; returns the resident bytes, without what only the allocator still holds."""
+    """Starts the peak of memory anew; returns the resident bytes, without what only the allocator
+    still holds.
+    """
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -3,8 +3,9 @@
     make bench-participation                                       all cases; some minutes
     python -m benchmarks.participation --case "10 million, min_sep"
 
-Each case runs in a process of its own: the controller is made, hands out all cohorts, and its ledger is summed up. "seconds" is all of
-that, "peak MiB" the largest resident memory of the process, Python and numpy included.
+Each case runs in a process of its own: the controller is made, hands out all cohorts, and its
+ledger is summed up. "seconds" is all of that, "peak MiB" the largest resident memory of the
+process, Python and numpy included.
 """
 
 import time
@@ -48,10 +49,22 @@ CASES = {
 
 
 def controller_of(case: Case, small: bool) -> ParticipationController:
-    """The controller of a case. Toy sizes keep the share of the population a round, and so how hard a separation is to hold."""
-    population, cohort, rounds, min_sep = case.population, case.cohort_size, case.rounds, case.min_sep
+    """The controller of a case.
+
+    Toy sizes keep the share of the population a round, and so how hard a separation is to hold.
+    """
+    population, cohort, rounds, min_sep = (
+        case.population,
+        case.cohort_size,
+        case.rounds,
+        case.min_sep,
+    )
     if small:
-        population, cohort, rounds = max(population // 1000, 2000), max(cohort // 1000, 1), max(rounds // 20, 5)
+        population, cohort, rounds = (
+            max(population // 1000, 2000),
+            max(cohort // 1000, 1),
+            max(rounds // 20, 5),
+        )
         min_sep = min(min_sep, rounds) if case.schema != "shuffle" else 1
     options: dict[str, Any] = {"population": population, "cohort_size": cohort}
     sampling: CyclicPoisson | CyclicShuffle | None = None
@@ -65,7 +78,9 @@ def controller_of(case: Case, small: bool) -> ParticipationController:
         separation = {} if case.schema == "every_round" else {"min_sep": min_sep}
         participation = Participation(rounds=rounds, schema=case.schema, **separation)
     availability = Always() if case.always else Diurnal(seed=1)
-    return ParticipationController(participation, availability=availability, sampling=sampling, seed=1, **options)
+    return ParticipationController(
+        participation, availability=availability, sampling=sampling, seed=1, **options
+    )
 
 
 def measure(case: Case, small: bool) -> dict[str, Any]:

@@ -1,13 +1,15 @@
-"""What a round of training costs on this machine, beside TFF's stock process on the same clients in the same run.
+"""What a round of training costs on this machine, beside TFF's stock process on the same clients in
+the same run.
 
     make bench-simulation                                      all models, 10 and 100 clients a round; about half an hour
     python -m benchmarks.simulation --clients 10 --passes 3    one cohort
     python -m benchmarks.simulation --model demo               one model
     python -m benchmarks.simulation --small                    a check of this program, measures nothing
 
-Models and a client's examples: full and demo, the LSTMs of the papers (64 sentences of full length, batch 16) and of `make demo` (16);
-lstm, 122,076 parameters (50, batch 10); emnist, the CNN of 1.2 million (100 images, batch 20); cnn, 56,714 (50, batch 10); logistic
-regression, 62 (50, batch 10); cifar10, 550,570 (1: privacy of single examples). Small models cost dispatch and not arithmetic.
+Models and a client's examples: full and demo, the LSTMs of the papers (64 sentences of full length,
+batch 16) and of `make demo` (16); lstm, 122,076 parameters (50, batch 10); emnist, the CNN of 1.2
+million (100 images, batch 20); cnn, 56,714 (50, batch 10); logistic regression, 62 (50, batch 10);
+cifar10, 550,570 (1: privacy of single examples). Small models cost dispatch and not arithmetic.
 
 Kinds of rounds, each a `federated.train` in a process of its own, all on the same cohorts:
   compiled  --execution fast: client work in compiled C, clients side by side; the default where there is a C compiler
@@ -17,10 +19,12 @@ Kinds of rounds, each a `federated.train` in a process of its own, all on the sa
   tff       --execution tff: build_unweighted_fed_avg with our aggregator, in TFF's C++ runtime
   stock     the same with Keras's own LSTM layer in place of ours; without an LSTM it is tff, which is left out
 
-The processes take turns, one round each and in the opposite order the next time: slow drifts of the machine cancel in the ratios. While
-one works the others wait. The first round (tracing, compiling) is counted apart, and the second is not counted, because TFF's memory
-still grows in it. CPU seconds and the peak of memory are of the process and its TFF worker. On a machine that others use as well, CPU
-seconds say more than seconds. With the published model TFF takes 5.3 GB and 45 MB a client. A client's work is one epoch.
+The processes take turns, one round each and in the opposite order the next time: slow drifts of the
+machine cancel in the ratios. While one works the others wait. The first round (tracing, compiling)
+is counted apart, and the second is not counted, because TFF's memory still grows in it. CPU seconds
+and the peak of memory are of the process and its TFF worker. On a machine that others use as well,
+CPU seconds say more than seconds. With the published model TFF takes 5.3 GB and 45 MB a client. A
+client's work is one epoch.
 """
 
 import contextlib
@@ -59,14 +63,19 @@ def _family(pid: int | None = None) -> list[int]:
 def _pin_workers(count: int) -> None:
     """Gives each of the cluster's workers, those that computed most, a core of its own."""
     names = {pid: pathlib.Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _family()}
-    workers = sorted((pid for pid in names if names[pid].startswith(b"ray::")), key=lambda pid: -cpu_seconds([pid]))
+    workers = sorted(
+        (pid for pid in names if names[pid].startswith(b"ray::")),
+        key=lambda pid: -cpu_seconds([pid]),
+    )
     for pid, core in zip(workers[:count], sorted(os.sched_getaffinity(0)), strict=False):
         for thread in pathlib.Path(f"/proc/{pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), {core})
 
 
 def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None) -> None:
-    """The child: trains, and before each round waits for a line of standard input and answers with a line of JSON."""
+    """The child: trains, and before each round waits for a line of standard input and answers with
+    a line of JSON.
+    """
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes elsewhere
     import fedmf
@@ -83,7 +92,15 @@ def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None)
         own = cpu_seconds([os.getpid()]) - began[2]
         if kind == "cluster":
             _pin_workers(threads or os.cpu_count() or 1)
-        answer({"seconds": seconds, "cpu": cpu, "own": own, "peak": memory_bytes(_family()), "loss": row["train_loss"]})
+        answer(
+            {
+                "seconds": seconds,
+                "cpu": cpu,
+                "own": own,
+                "peak": memory_bytes(_family()),
+                "loss": row["train_loss"],
+            }
+        )
 
     config = fedmf.TrainConfig(
         rounds=rounds, cohort_size=clients, family="blt", schema="every_round", noise_multiplier=1e-6, clip_norm=1.0,
@@ -99,8 +116,13 @@ def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None)
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary) / "run"
         answer({})
-        options: dict[str, Any] = {"threads": threads, "cluster": "local" if kind == "cluster" else None}
-        federated.train(task, config, folder=folder, noise_seed=1, progress=False, on_round=on_round, **options)
+        options: dict[str, Any] = {
+            "threads": threads,
+            "cluster": "local" if kind == "cluster" else None,
+        }
+        federated.train(
+            task, config, folder=folder, noise_seed=1, progress=False, on_round=on_round, **options
+        )
 
 
 @contextlib.contextmanager
@@ -109,10 +131,25 @@ def children(kinds: tuple[str, ...], *arguments: object) -> Iterator[dict[str, A
     started: dict[str, Any] = {}
     try:
         for kind in kinds:
-            command = [sys.executable, "-m", "benchmarks.simulation", "--serve", kind, *map(str, arguments)]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.simulation",
+                "--serve",
+                kind,
+                *map(str, arguments),
+            ]
             # Ray gives its workers a lower priority than other programs have.
-            environment = os.environ | {"RAY_worker_niceness": "0"} | ({"FEDMF_CC": ""} if kind == "autodiff" else {})
-            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            environment = (
+                os.environ
+                | {"RAY_worker_niceness": "0"}
+                | ({"FEDMF_CC": ""} if kind == "autodiff" else {})
+            )
+            pipes: dict[str, Any] = {
+                "stdin": subprocess.PIPE,
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.PIPE,
+            }
             started[kind] = subprocess.Popen(command, text=True, env=environment, **pipes)
         for kind in kinds:
             read(kind, started[kind])
@@ -131,11 +168,14 @@ def read(kind: str, child: Any) -> dict[str, float]:
     return json.loads(line)
 
 
-def measure(kinds: tuple[str, ...], model: str, clients: int, passes: int, threads: int | None) -> Rounds:
+def measure(
+    kinds: tuple[str, ...], model: str, clients: int, passes: int, threads: int | None
+) -> Rounds:
     """Rounds in turns; see the head of this file."""
     rows: Rounds = {kind: [] for kind in kinds}
     count = passes + _NOT_COUNTED
-    # One more round is planned than made: the last of a run is followed by evaluation and a checkpoint.
+    # One more round is planned than made: the last of a run is followed by evaluation and a
+    # checkpoint.
     options = ["--model", model, "--clients", clients, "--passes", count + 1]
     with children(kinds, *options, *([] if threads is None else ["--threads", threads])) as started:
         for turn in range(count):
@@ -147,7 +187,11 @@ def measure(kinds: tuple[str, ...], model: str, clients: int, passes: int, threa
 
 def kinds_of(model: str) -> tuple[str, ...]:
     """The kinds of rounds that differ for a model."""
-    return ("autodiff", "stock") if model in EXAMPLES else tuple(kind for kind in KINDS if kind != "cluster")
+    return (
+        ("autodiff", "stock")
+        if model in EXAMPLES
+        else tuple(kind for kind in KINDS if kind != "cluster")
+    )
 
 
 def text(model: str, clients: int, rounds: Rounds) -> str:
@@ -159,7 +203,10 @@ def text(model: str, clients: int, rounds: Rounds) -> str:
     counted = {kind: rows[_NOT_COUNTED:] for kind, rows in rounds.items()}
     for kind, rows in counted.items():
         seconds = [row["seconds"] for row in rows]
-        mean, cpu, own = statistics.mean(seconds), *(statistics.mean(row[k] for row in rows) for k in ("cpu", "own"))
+        mean, cpu, own = (
+            statistics.mean(seconds),
+            *(statistics.mean(row[k] for row in rows) for k in ("cpu", "own")),
+        )
         span = f"{clients / max(seconds):.2f} to {clients / min(seconds):.2f}"
         first, peak = rounds[kind][0]["seconds"], rows[-1]["peak"] / 1e9
         lines.append(
@@ -172,7 +219,10 @@ def text(model: str, clients: int, rounds: Rounds) -> str:
             ratios = [a["seconds"] / b["seconds"] for a, b in pairs]
             cpu = sum(a["cpu"] for a, _ in pairs) / sum(b["cpu"] for _, b in pairs)
             span = f"from {min(ratios):.1f} to {max(ratios):.1f}"
-            lines.append(f"{kind}: {statistics.mean(ratios):.2f} times {base} ({span}), by CPU seconds {cpu:.1f}")
+            lines.append(
+                f"{kind}: {statistics.mean(ratios):.2f} times {base} ({span}), by CPU seconds "
+                f"{cpu:.1f}"
+            )
     return "\n".join(lines)
 
 
@@ -185,9 +235,19 @@ def text(model: str, clients: int, rounds: Rounds) -> str:
     show_default=True,
     help="Clients a round; repeatable.",
 )
-@click.option("--passes", type=click.IntRange(min=1), default=3, show_default=True, help="Counted rounds of each kind.")
 @click.option(
-    "--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Repeatable.  [default: all but cluster]"
+    "--passes",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Counted rounds of each kind.",
+)
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice(KINDS),
+    help="Repeatable.  [default: all but cluster]",
 )
 @click.option(
     "--model",
@@ -199,9 +259,13 @@ def text(model: str, clients: int, rounds: Rounds) -> str:
     help="Repeatable.",
 )
 @click.option(
-    "--threads", type=click.IntRange(min=1), help="Clients that train side by side.  [default: the processors]"
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Clients that train side by side.  [default: the processors]",
 )
-@click.option("--small", is_flag=True, help="Two clients, one model, one pass: checks this program.")
+@click.option(
+    "--small", is_flag=True, help="Two clients, one model, one pass: checks this program."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--serve", "served", type=click.Choice(KINDS), hidden=True)
 def main(
@@ -221,7 +285,9 @@ def main(
         clients, models, options = (2,), ("demo",), options | {"passes": 1}
     costs: dict[str, dict[int, Rounds]] = {}
     for model in models:
-        chosen = tuple(kind for kind in kinds or kinds_of(model) if kind in (*kinds_of(model), "cluster"))
+        chosen = tuple(
+            kind for kind in kinds or kinds_of(model) if kind in (*kinds_of(model), "cluster")
+        )
         costs[model] = {}
         for count in clients:
             costs[model][count] = measure(chosen, model, count, **options)

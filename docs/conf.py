@@ -40,7 +40,14 @@ nb_merge_streams = True
 nb_render_markdown_format = "myst"
 
 # The reference is made without TensorFlow: see CONTRIBUTING.md, "The site".
-autodoc_mock_imports = ["grpc", "ray", "tensorflow", "tensorflow_federated", "tensorflow_privacy", "tree"]
+autodoc_mock_imports = [
+    "grpc",
+    "ray",
+    "tensorflow",
+    "tensorflow_federated",
+    "tensorflow_privacy",
+    "tree",
+]
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True

@@ -1,7 +1,9 @@
-"""A clip norm that follows the median of the updates' norms, and scales before clipping, at the epsilon of a run without.
+"""A clip norm that follows the median of the updates' norms, and scales before clipping, at the
+epsilon of a run without.
 
-The first clip norm is far too small. A run that keeps it learns less; one that adapts finds the updates' size. The updates then have
-2% more noise, which is what the clients' bits cost. docs/adaptive.md has the argument.
+The first clip norm is far too small. A run that keeps it learns less; one that adapts finds the
+updates' size. The updates then have 2% more noise, which is what the clients' bits cost.
+docs/adaptive.md has the argument.
 
 python examples/adaptive_clipping.py
 """
@@ -42,12 +44,17 @@ fixed = fedmf.TrainConfig(
 )
 median = dataclasses.replace(fixed, clip_quantile=0.5, clip_every=4, clip_learning_rate=2.0)
 adam = {"server_optimizer": "scaled-adam", "server_learning_rate": 0.1, "server_epsilon": 0.01}
-ways = {"a fixed norm": fixed, "the median": median, "and scaled Adam": dataclasses.replace(median, **adam)}
+ways = {
+    "a fixed norm": fixed,
+    "the median": median,
+    "and scaled Adam": dataclasses.replace(median, **adam),
+}
 for name, config in ways.items():
     with tempfile.TemporaryDirectory() as folder:
         run = federated.train(task, config, folder=f"{folder}/run", noise_seed="os", progress=False)
         norms = run.table().get("clip_norm", [config.clip_norm])
         print(
-            f"{name:<16} epsilon {run.plan['epsilon']:.3g}, clip norm {norms[0]:.3g} at first and {norms[-1]:.3g} at the end, "
+            f"{name:<16} epsilon {run.plan['epsilon']:.3g}, clip norm {norms[0]:.3g} at first and "
+            f"{norms[-1]:.3g} at the end, "
             f"test accuracy {run.result['test']['accuracy']:.3f}"
         )

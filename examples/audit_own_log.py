@@ -1,4 +1,6 @@
-"""Audit a log of a system of your own: what did the participation that really happened guarantee? No TensorFlow.
+"""Audit a log of a system of your own: what did the participation that really happened guarantee?
+
+No TensorFlow.
 
 The log here is made up: a client should have waited 20 rounds, and 1 in 200 came back early.
 
@@ -30,8 +32,13 @@ with open("log.csv", "w", newline="") as file:
 
 audit = fedmf.audit_log("log.csv", plan, client_column="device", round_column="t")
 print(f"planned: at least {MIN_SEP} rounds apart, epsilon {plan.epsilon:.3f}")
-print(f"observed: {audit.observed.min_separation} rounds apart, {audit.observed.max_participations} times at most")
-print(f"achieved: epsilon {audit.epsilon:.3f}, the same noise with the sensitivity of what happened")
+print(
+    f"observed: {audit.observed.min_separation} rounds apart, {audit.observed.max_participations} "
+    "times at most"
+)
+print(
+    f"achieved: epsilon {audit.epsilon:.3f}, the same noise with the sensitivity of what happened"
+)
 print("broken promises:", "; ".join(audit.contradictions) or "none")
 with open("audit_statement.md", "w") as file:
     file.write(audit.statement())

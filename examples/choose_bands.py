@@ -1,4 +1,5 @@
-"""How many bands? Few are amplified more where the server samples clients, many leave less noise in the sums. No TensorFlow.
+"""How many bands? Few are amplified more where the server samples clients, many leave less noise in
+the sums. No TensorFlow.
 
 python examples/choose_bands.py       writes choose_bands.png
 """
@@ -19,7 +20,10 @@ for epsilon, line in ((0.5, "-o"), (2.0, "--s"), (8.0, ":^")):
         bands=[1, 2, 4, 8, 16, 32, 64, 128],
     )
     best = choice.best
-    print(f"epsilon {epsilon:g}: {best.bands} bands, noise in the model {best.effective_rmse:.3f} clip norms")
+    print(
+        f"epsilon {epsilon:g}: {best.bands} bands, noise in the model {best.effective_rmse:.3f} "
+        "clip norms"
+    )
     ax.plot(
         [row.bands for row in choice.rows],
         [row.effective_rmse / best.effective_rmse for row in choice.rows],

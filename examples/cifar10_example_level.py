@@ -1,4 +1,5 @@
-"""Example-level privacy on CIFAR-10: every image is a client of its own, and the guarantee is for one image.
+"""Example-level privacy on CIFAR-10: every image is a client of its own, and the guarantee is for
+one image.
 
 python examples/cifar10_example_level.py                                a stand-in: coloured shapes, made on the spot
 python examples/cifar10_example_level.py ~/cifar-10-python.tar.gz       the real images (for accuracy, many more rounds)
@@ -37,4 +38,7 @@ for family in ("banded", "identity"):
     task = tasks.task_from_config(config, progress=False)
     run = federated.train(task, config, folder=folder / family, noise_seed="os", progress=False)
     accuracy = run.result["test"]["accuracy"]
-    print(f"{family:<10} test accuracy {accuracy:.3f} at epsilon {EPSILON:g}, delta {DELTA:g} for one image")
+    print(
+        f"{family:<10} test accuracy {accuracy:.3f} at epsilon {EPSILON:g}, delta {DELTA:g} for "
+        "one image"
+    )

@@ -1,7 +1,8 @@
 """A sweep on a cluster: every combination of mechanism and learning rate, each run a task of Ray.
 
 Here the cluster is this machine. With machines of your own, leave out the two lines of Ray, and run
-`fedmf sweep --cluster auto` or `--cluster ray://host:port` on a folder that all of them share (docs/cluster.md).
+`fedmf sweep --cluster auto` or `--cluster ray://host:port` on a folder that all of them share
+(docs/cluster.md).
 
 python examples/cluster_sweep.py      writes cluster_sweep/: results.csv, figures, a report
 """

@@ -1,4 +1,6 @@
-"""DP-FedAvg against BandMF in one figure: one task, one epsilon, the same cohorts. Only the noise differs.
+"""DP-FedAvg against BandMF in one figure: one task, one epsilon, the same cohorts.
+
+Only the noise differs.
 
 python examples/dp_fedavg_against_bandmf.py       writes dp_fedavg_against_bandmf.png
 """
@@ -41,6 +43,11 @@ for family, label in LABELS.items():
     errors = [row["validation"]["mean_squared_error"] for row in rows]
     ax.plot([row["round"] + 1 for row in rows], errors, LINES[family], label=label)
     print(f"{label:<24} test error {run.result['test']['mean_squared_error']:.3f}   {run.path}")
-ax.set(xlabel="rounds completed", ylabel="validation squared error", yscale="log", title=f"Epsilon {EPSILON:g}")
+ax.set(
+    xlabel="rounds completed",
+    ylabel="validation squared error",
+    yscale="log",
+    title=f"Epsilon {EPSILON:g}",
+)
 ax.legend(frameon=False)
 figure.savefig("dp_fedavg_against_bandmf.png", dpi=150)

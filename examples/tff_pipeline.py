@@ -1,4 +1,5 @@
-"""Three lines in a TFF pipeline: a plan, an aggregator, and a controller that draws the cohorts which the plan allows.
+"""Three lines in a TFF pipeline: a plan, an aggregator, and a controller that draws the cohorts
+which the plan allows.
 
 python examples/tff_pipeline.py
 """
@@ -23,9 +24,13 @@ def client_data(client):
 data = [client_data(client) for client in range(POPULATION)]
 
 # The three lines.
-plan = fedmf.TrainConfig(rounds=ROUNDS, min_sep=8, family="banded", epsilon=8.0, clip_norm=0.5).plan()
+plan = fedmf.TrainConfig(
+    rounds=ROUNDS, min_sep=8, family="banded", epsilon=8.0, clip_norm=0.5
+).plan()
 aggregator = federated.dp_aggregator(plan, clients_per_round=COHORT, noise_seed="os")
-controller = fedmf.ParticipationController(plan.participation, population=POPULATION, cohort_size=COHORT, seed=1)
+controller = fedmf.ParticipationController(
+    plan.participation, population=POPULATION, cohort_size=COHORT, seed=1
+)
 
 
 def model_fn():
@@ -46,7 +51,9 @@ for t in range(ROUNDS):
     output = process.next(state, [data[client] for client in controller.cohort(t)])
     state = output.state
     if (t + 1) % 10 == 0:
-        print(t + 1, "rounds: loss", round(float(output.metrics["client_work"]["train"]["loss"]), 4))
+        print(
+            t + 1, "rounds: loss", round(float(output.metrics["client_work"]["train"]["loss"]), 4)
+        )
 
 weights = process.get_model_weights(state).trainable[0]
 print("learned", weights.ravel().round(2), "truth", truth.ravel())

@@ -1,7 +1,8 @@
 """Banded Fig. 4: its numbers and its picture, for `fedmf paper run banded-figure-4`.
 
-rmse of prefix sums of mean updates for n = 1024 rounds and delta = 1e-6, over epsilon and epochs: DP-SGD amplified by Poisson sampling,
-multi-epoch MF (the best encoder of all for that many epochs, without amplification), and BandMF with its best number of bands, amplified.
+rmse of prefix sums of mean updates for n = 1024 rounds and delta = 1e-6, over epsilon and epochs:
+DP-SGD amplified by Poisson sampling, multi-epoch MF (the best encoder of all for that many epochs,
+without amplification), and BandMF with its best number of bands, amplified.
 """
 
 from collections.abc import Callable
@@ -24,9 +25,11 @@ QUICK_ROUNDS, QUICK_EPSILONS = 16, (1.0, 8.0)
 
 
 class Comparison(NamedTuple):
-    """rmse of three mechanisms over (epsilon, epochs), float64 (epsilons, epochs) each, and BandMF's bands.
+    """rmse of three mechanisms over (epsilon, epochs), float64 (epsilons, epochs) each, and
+    BandMF's bands.
 
-    The errors are those of means, in units of the clip norm over one epoch's cohort. A run of k epochs has cohorts of k times that size.
+    The errors are those of means, in units of the clip norm over one epoch's cohort. A run of k
+    epochs has cohorts of k times that size.
     """
 
     rounds: int
@@ -39,14 +42,18 @@ class Comparison(NamedTuple):
     bands: np.ndarray
 
 
-def compare(rounds: int, epsilons: tuple[float, ...], progress: Callable[[str], None]) -> Comparison:
+def compare(
+    rounds: int, epsilons: tuple[float, ...], progress: Callable[[str], None]
+) -> Comparison:
     """Fits and calibrates everything in the figure; rounds must be a power of two."""
     epochs = tuple(2**i for i in range(rounds.bit_length()))
     table = sweep(rounds=rounds, delta=DELTA, epsilons=epsilons, epochs=epochs, progress=progress)
     workload, dense = fedmf.prefix_sum(rounds), []
     for k in epochs:
         progress(f"fitting the dense optimum of {k} epochs")
-        participation = fedmf.Participation(rounds=rounds, schema="fixed_epoch", min_sep=rounds // k)
+        participation = fedmf.Participation(
+            rounds=rounds, schema="fixed_epoch", min_sep=rounds // k
+        )
         mechanism = fit(workload, participation, "dense", tolerance=1e-3)
         dense.append(fedmf.rmse(mechanism, workload, participation))
     noise = np.array([gaussian_noise_multiplier(epsilon, DELTA) for epsilon in epsilons])
@@ -72,7 +79,12 @@ def picture(comparison: Comparison) -> bytes:
             _heat(ax, comparison, ratio, norm)
             ax.set_title(title)
         bar = figure.colorbar(
-            axes[0, 0].images[0], ax=list(axes.flat), location="bottom", aspect=50, shrink=0.7, pad=0.02
+            axes[0, 0].images[0],
+            ax=list(axes.flat),
+            location="bottom",
+            aspect=50,
+            shrink=0.7,
+            pad=0.02,
         )
         bar.set_label("ratio of rmse, logarithmic; blue: the first mechanism is better", fontsize=8)
         ticks = [x for x in (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0) if 1 / high <= x <= high]
@@ -98,11 +110,17 @@ def picture(comparison: Comparison) -> bytes:
     return out.getvalue()
 
 
-def _heat(ax: Axes, comparison: Comparison, ratio: np.ndarray, norm: matplotlib.colors.LogNorm) -> None:
+def _heat(
+    ax: Axes, comparison: Comparison, ratio: np.ndarray, norm: matplotlib.colors.LogNorm
+) -> None:
     ax.imshow(ratio, norm=norm, cmap="RdBu_r", aspect="auto", origin="lower")
     ax.grid(visible=False)
-    ax.set_xticks(range(len(comparison.epochs)), labels=[str(k) for k in comparison.epochs], rotation=60)
-    ax.set_yticks(range(len(comparison.epsilons)), labels=[f"{epsilon:g}" for epsilon in comparison.epsilons])
+    ax.set_xticks(
+        range(len(comparison.epochs)), labels=[str(k) for k in comparison.epochs], rotation=60
+    )
+    ax.set_yticks(
+        range(len(comparison.epsilons)), labels=[f"{epsilon:g}" for epsilon in comparison.epsilons]
+    )
     ax.tick_params(labelsize=7, length=2)
     ax.set_xlabel("epochs")
     ax.set_ylabel("epsilon")

@@ -1,8 +1,10 @@
-"""Noise and error of every number of bands, over privacy targets and epochs: what banded Table 3 and Fig. 4 are drawn from.
+"""Noise and error of every number of bands, over privacy targets and epochs: what banded Table 3
+and Fig. 4 are drawn from.
 
-In n rounds and k epochs, a round draws the share k / n of the clients. Then b bands are sampled with q = b k / n, ceil(n / b) times, and
-sigma depends on b and k only through these two numbers. Each pair has one curve of epsilon over sigma, from composed privacy loss
-distributions, which is tabulated and inverted for all targets at once.
+In n rounds and k epochs, a round draws the share k / n of the clients. Then b bands are sampled
+with q = b k / n, ceil(n / b) times, and sigma depends on b and k only through these two numbers.
+Each pair has one curve of epsilon over sigma, from composed privacy loss distributions, which is
+tabulated and inverted for all targets at once.
 """
 
 import dataclasses
@@ -25,7 +27,8 @@ class Sweep:
 
     Attributes:
       bands: b, powers of two up to the rounds.
-      noise: sigma of one event of sensitivity 1, float64 (epsilons, epochs, bands); infinite where b > rounds / k.
+      noise: sigma of one event of sensitivity 1, float64 (epsilons, epochs, bands); infinite where
+        b > rounds / k.
       error: rmse for one event at sigma = 1, float64 (bands,).
     """
 
@@ -62,7 +65,9 @@ def sweep(
       progress: called with a phrase before each step.
     """
     workload, single = fedmf.prefix_sum(rounds), one_participation(rounds)
-    bands = tuple(b for b in (2**i for i in range(rounds.bit_length())) if b * min(epochs) <= rounds)
+    bands = tuple(
+        b for b in (2**i for i in range(rounds.bit_length())) if b * min(epochs) <= rounds
+    )
     noise, error = np.full((len(epsilons), len(epochs), len(bands)), np.inf), np.empty(len(bands))
     for i, b in enumerate(bands):
         progress(f"fitting {b} bands")
@@ -70,28 +75,47 @@ def sweep(
         for j, k in enumerate(epochs):
             if b * k <= rounds:
                 progress(f"noise for {b} bands and {k} epochs")
-                noise[:, j, i] = noise_curve(epsilons, delta, probability=b * k / rounds, compositions=-(-rounds // b))
+                noise[:, j, i] = noise_curve(
+                    epsilons, delta, probability=b * k / rounds, compositions=-(-rounds // b)
+                )
     return Sweep(bands=bands, noise=noise, error=error)
 
 
-def noise_curve(epsilons: Sequence[float], delta: float, *, probability: float, compositions: int) -> np.ndarray:
-    """The noise multiplier of each Poisson-sampled event for each epsilon, float64; exact without sampling."""
+def noise_curve(
+    epsilons: Sequence[float], delta: float, *, probability: float, compositions: int
+) -> np.ndarray:
+    """The noise multiplier of each Poisson-sampled event for each epsilon, float64; exact without
+    sampling.
+    """
     if probability == 1:
-        return np.array([gaussian_noise_multiplier(epsilon, delta) * math.sqrt(compositions) for epsilon in epsilons])
+        return np.array(
+            [
+                gaussian_noise_multiplier(epsilon, delta) * math.sqrt(compositions)
+                for epsilon in epsilons
+            ]
+        )
 
     def epsilon_of(sigma: float) -> float:
-        return sampled_gaussian_epsilon(sigma, delta, probability=probability, compositions=compositions)
+        return sampled_gaussian_epsilon(
+            sigma, delta, probability=probability, compositions=compositions
+        )
 
     return inverse(epsilon_of, epsilons)
 
 
 def inverse(
-    epsilon_of: Callable[[float], float], epsilons: Sequence[float], *, tolerance: float = 1e-4, ratio: float = 1.4
+    epsilon_of: Callable[[float], float],
+    epsilons: Sequence[float],
+    *,
+    tolerance: float = 1e-4,
+    ratio: float = 1.4,
 ) -> np.ndarray:
-    """The noise at which a decreasing `epsilon_of` gives each epsilon to `tolerance` of it, float64.
+    """The noise at which a decreasing `epsilon_of` gives each epsilon to `tolerance` of it,
+    float64.
 
-    Epsilon is tabulated over noise and interpolated monotonically between logarithms. Each answer is an entry of the table then. Where
-    epsilon jumps over a target, the answer is the noise above the jump, to `tolerance`.
+    Epsilon is tabulated over noise and interpolated monotonically between logarithms. Each answer
+    is an entry of the table then. Where epsilon jumps over a target, the answer is the noise above
+    the jump, to `tolerance`.
 
     Args:
       epsilon_of: of a noise.
@@ -116,16 +140,23 @@ def inverse(
     for _ in range(12):
         # With less noise than any that is needed, epsilon can be infinite.
         table = {e: s for s in sorted(knots) if (e := log_epsilon(s)) < math.log(1e4)}
-        interpolated = scipy.interpolate.PchipInterpolator(sorted(table), [table[e] for e in sorted(table)])
+        interpolated = scipy.interpolate.PchipInterpolator(
+            sorted(table), [table[e] for e in sorted(table)]
+        )
         for target in set(targets) - set(found):
             s = float(interpolated(target))
             knots.add(s)
             enough = min(s for s in knots if log_epsilon(s) <= target)
             if abs(log_epsilon(s) - target) <= tolerance:
                 found[target] = s
-            elif enough - max((s for s in knots if log_epsilon(s) > target), default=-math.inf) <= tolerance:
+            elif (
+                enough - max((s for s in knots if log_epsilon(s) > target), default=-math.inf)
+                <= tolerance
+            ):
                 found[target] = enough
         if len(found) == len(set(targets)):
             break
     # Simulated epsilons may be off by more than the tolerance: then the least noise that is enough.
-    return np.exp([found.get(target, min(s for s in knots if log_epsilon(s) <= target)) for target in targets])
+    return np.exp(
+        [found.get(target, min(s for s in knots if log_epsilon(s) <= target)) for target in targets]
+    )

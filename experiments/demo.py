@@ -1,7 +1,8 @@
 """`fedmf demo`: four mechanisms, one corpus, one controller, one privacy target; and a report.
 
-Corpus, initial model, cohorts and order of examples are the same in every run of a seed. The server's learning rate falls with a
-mechanism's error by one rule for all, because a rate that suits one mechanism is unfair to another.
+Corpus, initial model, cohorts and order of examples are the same in every run of a seed. The
+server's learning rate falls with a mechanism's error by one rule for all, because a rate that suits
+one mechanism is unfair to another.
 """
 
 import dataclasses
@@ -26,8 +27,9 @@ from fedmf.runs.folder import Run
 # In the papers' order, least noise first.
 FAMILIES = ("none", "banded", "tree", "identity")
 
-# Small enough for minutes, large enough to learn. The population is the cohort times min_sep, as in a busy deployment. Clients hold one
-# batch, and at this client rate every update is clipped: no sensitivity is paid for in vain.
+# Small enough for minutes, large enough to learn. The population is the cohort times min_sep, as in
+# a busy deployment. Clients hold one batch, and at this client rate every update is clipped: no
+# sensitivity is paid for in vain.
 CLIENTS, SENTENCES_PER_CLIENT, WORDS = 1280, 24.0, 300
 TASK_OPTIONS: dict[str, Any] = {
     "vocabulary_size": WORDS,
@@ -52,9 +54,11 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-# The best rate falls as the mechanism's error to the power of SLOPE (banded paper, App. I, the regression below Eq. 11, whose offset is for
-# its own model and cohort). The factor was chosen on seed 0 for banded. Of three rates tried for the tree the rule's was the best; of five
-# for DP-FedAvg a lower one, 0.15, was a little better (accuracy 0.18 against 0.16). Without noise the rate is bounded by stability.
+# The best rate falls as the mechanism's error to the power of SLOPE (banded paper, App. I, the
+# regression below Eq. 11, whose offset is for its own model and cohort). The factor was chosen on
+# seed 0 for banded. Of three rates tried for the tree the rule's was the best; of five for
+# DP-FedAvg a lower one, 0.15, was a little better (accuracy 0.18 against 0.16). Without noise the
+# rate is bounded by stability.
 RATE_FACTOR, RATE_WITHOUT_NOISE = 3.2, 1.2
 
 
@@ -62,7 +66,9 @@ def server_rate(config: TrainConfig) -> float:
     """The server's learning rate for a mechanism."""
     if config.family == "none":
         return RATE_WITHOUT_NOISE
-    return round(RATE_FACTOR * rmse(config.fit(), config.workload(), config.participation()) ** SLOPE, 3)
+    return round(
+        RATE_FACTOR * rmse(config.fit(), config.workload(), config.participation()) ** SLOPE, 3
+    )
 
 
 def check_demo(*, seeds: Sequence[int], epsilon: float) -> None:
@@ -74,8 +80,12 @@ def check_demo(*, seeds: Sequence[int], epsilon: float) -> None:
 def demo_configs(corpus: pathlib.Path, *, seed: int, epsilon: float) -> list[TrainConfig]:
     """The grid of one seed: the families, everything but the server's rate equal."""
     base = tasks.completed(TrainConfig(data=str(corpus), seed=seed, family="none", **SETTINGS))
-    configs = [base] + [dataclasses.replace(base, family=family, epsilon=epsilon) for family in FAMILIES[1:]]
-    return [dataclasses.replace(config, server_learning_rate=server_rate(config)) for config in configs]
+    configs = [base] + [
+        dataclasses.replace(base, family=family, epsilon=epsilon) for family in FAMILIES[1:]
+    ]
+    return [
+        dataclasses.replace(config, server_learning_rate=server_rate(config)) for config in configs
+    ]
 
 
 def noise_seed(seed: int, config: TrainConfig) -> int:
@@ -102,28 +112,45 @@ def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict
     try:
         make_folder(out)
     except OSError as error:
-        raise ValueError(f"cannot write to folder {out} ({error.strerror}): name a folder you may write to") from error
+        raise ValueError(
+            f"cannot write to folder {out} ({error.strerror}): name a folder you may write to"
+        ) from error
     corpus = out / "corpus.sqlite"
     if not corpus.exists():
         click.echo(f"Writing a synthetic corpus of {CLIENTS} clients to {corpus}", err=True)
         write_synthetic_corpus(
-            corpus, clients=CLIENTS, seed=0, sentences_per_client=SENTENCES_PER_CLIENT, vocabulary_size=WORDS
+            corpus,
+            clients=CLIENTS,
+            seed=0,
+            sentences_per_client=SENTENCES_PER_CLIENT,
+            vocabulary_size=WORDS,
         )
     runs: dict[str, list[Run]] = {}
     for seed in seeds:
         for config in demo_configs(corpus, seed=seed, epsilon=epsilon):
             folder = out / "runs" / f"{config.family}-seed{seed}"
-            runs.setdefault(config.family, []).append(_run(config, folder, noise_seed(seed, config)))
+            runs.setdefault(config.family, []).append(
+                _run(config, folder, noise_seed(seed, config))
+            )
     in_order = [run for of_one_seed in zip(*runs.values(), strict=True) for run in of_one_seed]
-    report = write_report(in_order, out / "report", title="fedmf demo: private next-word prediction")
+    report = write_report(
+        in_order, out / "report", title="fedmf demo: private next-word prediction"
+    )
     accuracy = {family: [validation_of(run) for run in members] for family, members in runs.items()}
     seconds = time.perf_counter() - started
     rows = [["mechanism", "epsilon", "rmse", "rate", "validation accuracy, one column a seed"]]
     for family, (run, *_) in runs.items():
-        private = [f"{run.plan[name]:.2f}" if family != "none" else "-" for name in ("epsilon", "rmse")]
+        private = [
+            f"{run.plan[name]:.2f}" if family != "none" else "-" for name in ("epsilon", "rmse")
+        ]
         rate = str(run.config.server_learning_rate)
-        rows.append([family, *private, rate, "  ".join(f"{value:.4f}" for value in accuracy[family])])
-    click.echo("\n".join([*aligned(rows), figures_note(in_order), f"{seconds:.0f} s; open {report}"]), err=True)
+        rows.append(
+            [family, *private, rate, "  ".join(f"{value:.4f}" for value in accuracy[family])]
+        )
+    click.echo(
+        "\n".join([*aligned(rows), figures_note(in_order), f"{seconds:.0f} s; open {report}"]),
+        err=True,
+    )
     return {"report": str(report), "seconds": round(seconds, 1), "accuracy": accuracy}
 
 

@@ -16,7 +16,9 @@ from fedmf.runs.folder import Run
 
 def demo_picture(runs: Sequence[Run]) -> bytes:
     """A PNG with a bar for each mechanism, the mean over its runs, and a point for each run."""
-    groups = sorted(group_runs(list(runs)), key=lambda group: FAMILIES.index(group.config.family), reverse=True)
+    groups = sorted(
+        group_runs(list(runs)), key=lambda group: FAMILIES.index(group.config.family), reverse=True
+    )
     config = groups[0].config
     with canvas(2.3, "") as (figure, png):
         ax = figure.subplots()
@@ -26,7 +28,8 @@ def demo_picture(runs: Sequence[Run]) -> bytes:
         ax.grid(axis="y", visible=False)
         ax.set(xlabel="validation accuracy in percent (bar: mean, points: seeds)", xlim=(0, None))
         ax.set_title(
-            f"Next-word prediction, epsilon {config.epsilon:g}: {config.rounds} rounds of {config.cohort_size} clients"
+            f"Next-word prediction, epsilon {config.epsilon:g}: {config.rounds} rounds of "
+            f"{config.cohort_size} clients"
         )
     return png.getvalue()
 
@@ -36,7 +39,9 @@ def _draw(ax: Axes, row: int, group: Group) -> None:
     mean = sum(values) / len(values)
     ax.barh(row, mean, height=0.6, color=group.color)
     ax.plot(values, [row] * len(values), "o", color=INK, markersize=4, markeredgecolor="white")
-    ax.annotate(f"{mean:.1f}", (max(values), row), xytext=(7, -3.5), textcoords="offset points", fontsize=9)
+    ax.annotate(
+        f"{mean:.1f}", (max(values), row), xytext=(7, -3.5), textcoords="offset points", fontsize=9
+    )
 
 
 @click.command()

@@ -28,9 +28,18 @@ def denisov_table_2(quick: bool = False) -> Iterator[Cell]:
         for column, printed, mechanism in (
             ("Honaker", row.honaker, fit(workload, single, "tree", decoder="online")),
             ("optimum", row.optimum, fit(workload, single, "dense", tolerance=1e-4)),
-            ("efficient", row.efficient, fit(workload, single, "low_rank", bands=row.bands, rank=row.rank)),
+            (
+                "efficient",
+                row.efficient,
+                fit(workload, single, "low_rank", bands=row.bands, rank=row.rank),
+            ),
         ):
-            yield Cell(f"{row.rounds} rounds", column, printed, math.sqrt(fedmf.loss(mechanism, workload, single)))
+            yield Cell(
+                f"{row.rounds} rounds",
+                column,
+                printed,
+                math.sqrt(fedmf.loss(mechanism, workload, single)),
+            )
 
 
 def multi_epoch_table_1(quick: bool = False) -> Iterator[Cell]:
@@ -49,20 +58,29 @@ def multi_epoch_table_1(quick: bool = False) -> Iterator[Cell]:
             yield Cell(row.label, "loss, Thm. 2.1", row.printed, loss * (spectral / ours) ** 2)
         if row.participations == 20:
             yield Cell(
-                row.label, "lower bound", figures.MULTI_EPOCH_TABLE_1_BOUND, mechanism.part.certificate.lower_bound
+                row.label,
+                "lower bound",
+                figures.MULTI_EPOCH_TABLE_1_BOUND,
+                mechanism.part.certificate.lower_bound,
             )
 
 
 def stamped_row(row: figures.StampedRow) -> Any:
     """The mechanism of a row of multi-epoch Table 1."""
-    return stamped(row.family, 2000, row.times, participations=row.participations or 1, **row.options)
+    return stamped(
+        row.family, 2000, row.times, participations=row.participations or 1, **row.options
+    )
 
 
-def stamped(family: str, rounds: int, times: int, *, participations: int = 1, **options: Any) -> Any:
-    """Prefix sums of `rounds` rounds by a mechanism for a part of them, used `times` times, as the multi-epoch paper makes them.
+def stamped(
+    family: str, rounds: int, times: int, *, participations: int = 1, **options: Any
+) -> Any:
+    """Prefix sums of `rounds` rounds by a mechanism for a part of them, used `times` times, as the
+    multi-epoch paper makes them.
 
-    Trees are completed: virtual rounds fill the last level of each part, without noise (App. D.3). Trees with Honaker's online decoder and
-    FFTs are restarted; all other stamps use the optimal decoder (App. D.4).
+    Trees are completed: virtual rounds fill the last level of each part, without noise (App. D.3).
+    Trees with Honaker's online decoder and FFTs are restarted; all other stamps use the optimal
+    decoder (App. D.4).
 
     Args:
       family, options: of the part, as of `fedmf.fit`.
@@ -72,7 +90,9 @@ def stamped(family: str, rounds: int, times: int, *, participations: int = 1, **
     n = rounds // times
     participation = one_participation(n)
     if participations > 1:
-        participation = fedmf.Participation(rounds=n, schema="fixed_epoch", min_sep=n // participations)
+        participation = fedmf.Participation(
+            rounds=n, schema="fixed_epoch", min_sep=n // participations
+        )
     if family == "tree":
         options = {"completion": "virtual"} | options
     part = fit(fedmf.prefix_sum(n), participation, family, **options)
@@ -80,17 +100,29 @@ def stamped(family: str, rounds: int, times: int, *, participations: int = 1, **
 
 
 def _spectral_sensitivity(C: np.ndarray, participation: fedmf.Participation) -> float:
-    """sqrt(k) times the largest spectral norm of C's columns of one client (multi-epoch paper, Thm. 2.1, claim 1)."""
+    """sqrt(k) times the largest spectral norm of C's columns of one client (multi-epoch paper, Thm.
+    2.1, claim 1).
+    """
     b, k = participation.min_sep, participation.max_participations
     grams = ((columns := C[:, start::b]).T @ columns for start in range(b))
     return math.sqrt(k * max(np.linalg.eigvalsh(gram)[-1] for gram in grams))
 
 
 def multi_epoch_table_6(quick: bool = False) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2022, App. I.3, Table 6. Its sensitivity is for scalar contributions, so that ours is, here."""
+    """Choquette-Choo et al. 2022, App.
+
+    I.3, Table 6. Its sensitivity is for scalar contributions, so that ours is, here.
+    """
     pairs = np.subtract.outer(np.arange(6), np.arange(6)) % 2 == 0
-    workloads = {"prefix_sum": fedmf.prefix_sum(6), "momentum": fedmf.momentum_sgd(6, momentum=0.95)}
-    for (workload, constraints), (smallest, smallest_of_pairs, error) in figures.MULTI_EPOCH_TABLE_6.items():
+    workloads = {
+        "prefix_sum": fedmf.prefix_sum(6),
+        "momentum": fedmf.momentum_sgd(6, momentum=0.95),
+    }
+    for (workload, constraints), (
+        smallest,
+        smallest_of_pairs,
+        error,
+    ) in figures.MULTI_EPOCH_TABLE_6.items():
         A, row = workloads[workload].matrix, f"{workload}, {constraints}"
         C = constrained_encoder(A, min_sep=2, constraints=constraints)
         X = C.T @ C
@@ -100,19 +132,27 @@ def multi_epoch_table_6(quick: bool = False) -> Iterator[Cell]:
 
 
 def banded_table_2(quick: bool = False) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2023, App. C, Table 2. Errors are in units of the row "MF". Quick rows have sensitivities only."""
+    """Choquette-Choo et al. 2023, App.
+
+    C, Table 2. Errors are in units of the row "MF". Quick rows have sensitivities only.
+    """
     n = 2052
     workload = fedmf.prefix_sum(n)
     epochs = fedmf.Participation(rounds=n, schema="fixed_epoch", min_sep=342)
     separated = fedmf.Participation(rounds=n, schema="min_sep", min_sep=342)
-    unit = 0.0 if quick else fedmf.rmse(fit(workload, epochs, "dense", tolerance=2e-3), workload, epochs)
+    unit = (
+        0.0
+        if quick
+        else fedmf.rmse(fit(workload, epochs, "dense", tolerance=2e-3), workload, epochs)
+    )
     for row in figures.BANDED_TABLE_2:
         if quick and row.family not in ("tree", "identity"):
             continue
         mechanism = fit(workload, epochs, row.family, **row.options)
         under_epochs = fedmf.sensitivity(mechanism, epochs).value
         single, apart = (
-            fedmf.sensitivity(mechanism, other).value / under_epochs for other in (one_participation(n), separated)
+            fedmf.sensitivity(mechanism, other).value / under_epochs
+            for other in (one_participation(n), separated)
         )
         yield Cell(row.label, "k = 1", row.single, single)
         yield Cell(row.label, "(6, 342)", row.fixed_epoch, 1.0)

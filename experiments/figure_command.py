@@ -22,7 +22,9 @@ class Asked(NamedTuple):
     progress: Callable[[str], None]
 
 
-def asked(module: str, description: str | None, arguments: list[str] | None, *, out: str, quick: str) -> Asked:
+def asked(
+    module: str, description: str | None, arguments: list[str] | None, *, out: str, quick: str
+) -> Asked:
     """The options of `python -m module`.
 
     Args:
@@ -33,11 +35,17 @@ def asked(module: str, description: str | None, arguments: list[str] | None, *, 
     """
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(out), help="the picture; numbers go beside it")
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=pathlib.Path(out),
+        help="the picture; numbers go beside it",
+    )
     options = parser.parse_args(arguments)
     if options.out.suffix != ".png" or not options.out.parent.is_dir() or options.out.is_dir():
         parser.error(
-            f"--out {options.out} is no .png file in a folder that exists: create the folder, or choose another"
+            f"--out {options.out} is no .png file in a folder that exists: create the folder, or "
+            "choose another"
         )
     began = time.perf_counter()
 

@@ -1,7 +1,8 @@
 """Figures printed in the papers' tables, as data: strings, with the digits that were printed.
 
-"Denisov" is Denisov et al. 2022, "multi-epoch" is Choquette-Choo et al. 2022, "banded" is Choquette-Choo et al. 2023, "slides" are
-Pillutla's of 2025 on buffered linear Toeplitz noise. `tuning_figures` has the tables of noise multipliers and learning rates.
+"Denisov" is Denisov et al. 2022, "multi-epoch" is Choquette-Choo et al. 2022, "banded" is
+Choquette-Choo et al. 2023, "slides" are Pillutla's of 2025 on buffered linear Toeplitz noise.
+`tuning_figures` has the tables of noise multipliers and learning rates.
 """
 
 import math
@@ -10,9 +11,11 @@ from typing import Any, NamedTuple
 
 
 def agrees(value: float, printed: str) -> bool:
-    """Whether `value` rounds to the printed figure; any value below it agrees with a figure printed with ≤.
+    """Whether `value` rounds to the printed figure; any value below it agrees with a figure printed
+    with ≤.
 
-    A value in the middle between two printed figures agrees with both. The last digits of float64 do not count.
+    A value in the middle between two printed figures agrees with both. The last digits of float64
+    do not count.
 
     >>> agrees(5.774e6, "5.8e6"), agrees(5.749e6, "5.8e6"), agrees(1.1, "≤1.15"), agrees(1.16, "≤1.15")
     (True, False, True, False)
@@ -24,7 +27,9 @@ def agrees(value: float, printed: str) -> bool:
 
 
 class DenisovRow(NamedTuple):
-    """Denisov, App. H, Table 2: sqrt(loss) of prefix sums for a single participation; bands and rank are of "efficient"."""
+    """Denisov, App. H, Table 2: sqrt(loss) of prefix sums for a single participation; bands and
+    rank are of "efficient".
+    """
 
     rounds: int
     honaker: str
@@ -44,7 +49,9 @@ DENISOV_TABLE_2 = (
 
 
 class StampedRow(NamedTuple):
-    """Multi-epoch, App. D.5, Table 1: loss of prefix sums, n = 2000, (k, b) = (20, 100), of stamped mechanisms.
+    """Multi-epoch, App.
+
+    D.5, Table 1: loss of prefix sums, n = 2000, (k, b) = (20, 100), of stamped mechanisms.
 
     Attributes:
       name: as the table writes it.
@@ -89,8 +96,9 @@ MULTI_EPOCH_TABLE_1 = tuple(
 # Its caption: a lower bound on the loss of MF(k=20, n=2000).
 MULTI_EPOCH_TABLE_1_BOUND = "6.53e5"
 
-# Multi-epoch, App. I.3, Table 6: n = 6, k = 3, b = 2. (workload, constraints) -> the smallest entry of X = C^T C, the smallest of rounds of
-# one client, and sqrt(loss). The paper's Eq. 34 is "signed", Eq. 36 "pairs" and Eq. 35 "all".
+# Multi-epoch, App. I.3, Table 6: n = 6, k = 3, b = 2. (workload, constraints) -> the smallest entry
+# of X = C^T C, the smallest of rounds of one client, and sqrt(loss). The paper's Eq. 34 is
+# "signed", Eq. 36 "pairs" and Eq. 35 "all".
 MULTI_EPOCH_TABLE_6 = {
     ("prefix_sum", "signed"): ("0.000", "0.000", "6.461"),
     ("prefix_sum", "pairs"): ("0.000", "0.000", "6.461"),
@@ -102,13 +110,16 @@ MULTI_EPOCH_TABLE_6 = {
 
 
 class BandedRow(NamedTuple):
-    """Banded, App. C, Table 2: n = 2052, prefix sums; matrices scaled to sensitivity 1 under (k = 6, b = 342).
+    """Banded, App. C, Table 2: n = 2052, prefix sums; matrices scaled to sensitivity 1 under (k =
+    6, b = 342).
 
     Attributes:
       label: the mechanism.
       family, options: as of `fedmf.fit`.
-      single, fixed_epoch, min_sep: sensitivity under a single participation, (k = 6, b = 342) and min_sep 342.
-      error_fixed_epoch, error_min_sep: rmse under the last two, in units of the row "MF" under the first of them.
+      single, fixed_epoch, min_sep: sensitivity under a single participation, (k = 6, b = 342) and
+        min_sep 342.
+      error_fixed_epoch, error_min_sep: rmse under the last two, in units of the row "MF" under the
+        first of them.
     """
 
     label: str
@@ -132,7 +143,8 @@ BANDED_TABLE_2 = (
     BandedRow("MF, equal norms", "dense", {"equal_norms": True, "tolerance": 2e-3}, "0.41", "1.00", "≤1.13", "1.01", "1.14"),
 )  # fmt: skip
 
-# Banded, App. G, Table 3: the best number of bands at n = 1024 and delta = 1e-6; epsilon -> for k = 1, 2, 4 .. 1024 epochs.
+# Banded, App. G, Table 3: the best number of bands at n = 1024 and delta = 1e-6; epsilon -> for k =
+# 1, 2, 4 .. 1024 epochs.
 BANDED_TABLE_3_EPOCHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 BANDED_TABLE_3 = {
     0.03125: (2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1),
@@ -147,37 +159,51 @@ BANDED_TABLE_3 = {
     16.0: (1024, 512, 256, 128, 64, 32, 8, 4, 4, 2, 1),
 }
 
-# Slides, "Toeplitz mechanism: optimal max error": log(n) / pi + constant. They do not print the constant; the error is a
-# Landau constant, the sum of (binomial(2 t, t) / 4^t)^2 over t < n, whose expansion begins with this one.
+# Slides, "Toeplitz mechanism: optimal max error": log(n) / pi + constant. They do not print the
+# constant; the error is a Landau constant, the sum of (binomial(2 t, t) / 4^t)^2 over t < n, whose
+# expansion begins with this one.
 SLIDES_CONSTANT = (0.5772156649015329 + 4.0 * math.log(2.0)) / math.pi
 SLIDES_ROUNDS = (256, 1024, 4096)
 
-_SWEEPS = "least squares pass through losses above and below the printed one; we keep the sweep with the smallest"
-_COARSE = (
-    "the accountant of the time rounded the losses of 2052 rounds up to multiples of 1e-4: it asked for more noise"
+_SWEEPS = (
+    "least squares pass through losses above and below the printed one; we keep the sweep with the "
+    "smallest"
 )
-# Figures that are known not to agree, and why: (table, row, column) -> reason. An entry that turns out to agree is an error as well.
+_COARSE = (
+    "the accountant of the time rounded the losses of 2052 rounds up to multiples of 1e-4: it "
+    "asked for more noise"
+)
+# Figures that are known not to agree, and why: (table, row, column) -> reason. An entry that turns
+# out to agree is an error as well.
 KNOWN_DIFFERENCES: dict[tuple[str, str, str], str] = {
     ("multi-epoch-1", "FFT Optimal Decoder(n=1000)x2", "loss"):
-        "our sensitivity is below that of Theorem 2.1, with which the figure is as printed (next line)",
+        "our sensitivity is below that of Theorem 2.1, with which the figure is as printed (next "
+        "line)",
     ("banded-2", "Optimal TreeAgg", "(B)"):
-        "Alg. 4 bounds the sensitivity by 1.0042 times that of (6, 342); counting nodes shows that they are equal",
+        "Alg. 4 bounds the sensitivity by 1.0042 times that of (6, 342); counting nodes shows "
+        "that they are equal",
     ("banded-4", "Single-epoch MF, epsilon 8", "sigma"):
         "a slip of the last digit: the table's other rows of this epsilon have 0.65294",
     ("banded-bands", "epsilon 8", "bands"):
-        "without amplification the best encoder of all has 2.2% less rmse than theirs; theirs is the best power of two",
-    ("banded-k1", "rho 0.24", "epsilon"): "the printed rho is rounded: 4.35 is that of rho = 0.2355",
-    ("multi-epoch-3", "MF, epsilon 2.000", "sigma"): "the printed sigma is 0.02% more than is needed; banded Table 4 has 2.23048",
-    ("multi-epoch-3", "MF, epsilon 2.000", "epsilon"): "the printed sigma is 0.02% more than is needed",
+        "without amplification the best encoder of all has 2.2% less rmse than theirs; theirs is "
+        "the best power of two",
+    ("banded-k1", "rho 0.24", "epsilon"): "the printed rho is rounded: 4.35 is that of rho = "
+                                          "0.2355",
+    ("multi-epoch-3", "MF, epsilon 2.000", "sigma"): "the printed sigma is 0.02% more than is "
+                                                     "needed; banded Table 4 has 2.23048",
+    ("multi-epoch-3", "MF, epsilon 2.000", "epsilon"): "the printed sigma is 0.02% more than is "
+                                                       "needed",
     ("multi-epoch-3", "DP-SGD, epsilon 8.824", "sigma"): _COARSE,
     ("multi-epoch-3", "DP-SGD, epsilon 2.000", "sigma"): _COARSE,
     ("multi-epoch-3", "GD, epsilon 17.648", "sigma"): _COARSE,
     ("multi-epoch-3", "GD, epsilon 8.824", "sigma"): _COARSE,
     ("multi-epoch-3", "GD, epsilon 2.000", "sigma"): _COARSE,
     ("denisov-2", "4096 rounds", "optimum"):
-        "ours is smaller, and within 0.01% of its dual bound: theirs stopped 0.3% of loss above the optimum",
+        "ours is smaller, and within 0.01% of its dual bound: theirs stopped 0.3% of loss above "
+        "the optimum",
     ("denisov-2", "1024 rounds", "efficient"): _SWEEPS,
     ("denisov-2", "2048 rounds", "efficient"): _SWEEPS,
     ("denisov-2", "4096 rounds", "efficient"):
-        "ours is smaller: it approximates a better optimum (above), and keeps the sweep with the smallest loss",
+        "ours is smaller: it approximates a better optimum (above), and keeps the sweep with the "
+        "smallest loss",
 }  # fmt: skip

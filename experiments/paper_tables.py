@@ -1,4 +1,6 @@
-"""The papers' tables, computed again: `python -m fedmf.experiments.paper_tables [--quick] [table ...]`."""
+"""The papers' tables, computed again: `python -m fedmf.experiments.paper_tables [--quick] [table
+...]`.
+"""
 
 import argparse
 import sys
@@ -29,8 +31,12 @@ TABLES: dict[str, Callable[[bool], Iterator[Cell]]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints the tables; exit status 1 if a figure differs for no known reason."""
-    parser = argparse.ArgumentParser(prog="python -m fedmf.experiments.paper_tables", description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="table", help=f"some of {', '.join(TABLES)}; all by default")
+    parser = argparse.ArgumentParser(
+        prog="python -m fedmf.experiments.paper_tables", description=__doc__
+    )
+    parser.add_argument(
+        "tables", nargs="*", metavar="table", help=f"some of {', '.join(TABLES)}; all by default"
+    )
     parser.add_argument("--quick", action="store_true", help="only rows that take seconds")
     options = parser.parse_args(arguments)
     for name in options.tables:
@@ -42,13 +48,19 @@ def main(arguments: list[str] | None = None) -> int:
         began = time.perf_counter()
         for cell in TABLES[name](options.quick):
             seconds = time.perf_counter() - began
-            line = f"  {cell.row:34s} {cell.column:16s} {cell.printed:>8s} {cell.ours:>12.6g}  {cell.verdict(name)}"
+            line = (
+                f"  {cell.row:34s} {cell.column:16s} {cell.printed:>8s} {cell.ours:>12.6g}  "
+                f"{cell.verdict(name)}"
+            )
             print(f"{line}   [{seconds:.1f} s]", flush=True)
             count["as printed" if cell.as_printed else "nearly" if cell.agrees else "not"] += 1
-            count["unexplained"] += cell.agrees == ((name, cell.row, cell.column) in figures.KNOWN_DIFFERENCES)
+            count["unexplained"] += cell.agrees == (
+                (name, cell.row, cell.column) in figures.KNOWN_DIFFERENCES
+            )
             began = time.perf_counter()
     print(
-        f"\n{count['as printed']} figures as printed, {count['nearly']} nearly, {count['not']} not, "
+        f"\n{count['as printed']} figures as printed, {count['nearly']} nearly, {count['not']} "
+        "not, "
         f"{count['unexplained']} against what is known of them"
     )
     return int(count["unexplained"] > 0)

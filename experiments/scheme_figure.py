@@ -1,8 +1,10 @@
-"""Noise under every way to draw clients: `python -m fedmf.experiments.scheme_figure [--quick] [--out schemes.png]`, with a CSV beside it.
+"""Noise under every way to draw clients: `python -m fedmf.experiments.scheme_figure [--quick]
+[--out schemes.png]`, with a CSV beside it.
 
-rmse of prefix sums of sums of updates (clip norm 1) over epsilon at the papers' settings, delta = 1e-6. Each client comes once in so many
-rounds, on average; the server draws whom it likes. Every banded scheme has its best number of bands of those tried. Balls in bins and
-min-sep Poisson are accounted by the sample with which `calibrate` searches, to 1% of epsilon.
+rmse of prefix sums of sums of updates (clip norm 1) over epsilon at the papers' settings, delta =
+1e-6. Each client comes once in so many rounds, on average; the server draws whom it likes. Every
+banded scheme has its best number of bands of those tried. Balls in bins and min-sep Poisson are
+accounted by the sample with which `calibrate` searches, to 1% of epsilon.
 """
 
 import csv
@@ -25,7 +27,8 @@ from fedmf.reports.canvas import canvas, legend_above
 
 DELTA = 1e-6
 EPSILONS = tuple(2.0**i for i in range(-2, 5))
-# (rounds, rounds in which every client comes once): (20, 100) and (6, 342) of the papers, and two columns of banded Fig. 4.
+# (rounds, rounds in which every client comes once): (20, 100) and (6, 342) of the papers, and two
+# columns of banded Fig. 4.
 SETTINGS = ((2000, 100), (2052, 342), (1024, 256), (1024, 32))
 # For tests and a first look.
 QUICK_SETTINGS, QUICK_EPSILONS = ((16, 4),), (2.0, 4.0)
@@ -65,9 +68,18 @@ class Setting:
     """
 
     def __init__(
-        self, rounds: int, separation: int, epsilons: tuple[float, ...], progress: Callable[[str], None]
+        self,
+        rounds: int,
+        separation: int,
+        epsilons: tuple[float, ...],
+        progress: Callable[[str], None],
     ) -> None:
-        self.rounds, self.separation, self.epsilons, self.progress = rounds, separation, epsilons, progress
+        self.rounds, self.separation, self.epsilons, self.progress = (
+            rounds,
+            separation,
+            epsilons,
+            progress,
+        )
         self.workload, self.once = fedmf.prefix_sum(rounds), one_participation(rounds)
         self.repeated = fedmf.Participation(rounds=rounds, schema="fixed_epoch", min_sep=separation)
         self.size: dict[str, Any] = {"population": 1000 * separation, "cohort_size": 1000}
@@ -85,17 +97,26 @@ class Setting:
             self.progress(f"fitting {b} bands of {self.rounds}")
             banded[b] = fit(self.workload, self.once, "banded", bands=b)
         sampled = {b: mechanism for b, mechanism in banded.items() if b < self.separation}
-        yield from self._best("cyclic Poisson", sampled, lambda b: fedmf.CyclicPoisson(**self.size, partitions=b))
         yield from self._best(
-            "random allocation", sampled, lambda b: fedmf.CyclicShuffle(**self.size, partitions=b, reshuffle=True)
+            "cyclic Poisson", sampled, lambda b: fedmf.CyclicPoisson(**self.size, partitions=b)
         )
-        yield from self._best("min-sep Poisson", sampled, lambda b: fedmf.MinSepPoisson(**self.size, min_sep=b))
+        yield from self._best(
+            "random allocation",
+            sampled,
+            lambda b: fedmf.CyclicShuffle(**self.size, partitions=b, reshuffle=True),
+        )
+        yield from self._best(
+            "min-sep Poisson", sampled, lambda b: fedmf.MinSepPoisson(**self.size, min_sep=b)
+        )
         bins = fedmf.BallsInBins(population=self.size["population"], bins=self.separation)
         yield from self._best("balls in bins, banded", banded, lambda b: bins)
-        # Fitted for as many participations. The dense optimum for them has negative entries, for which nothing is proven.
+        # Fitted for as many participations. The dense optimum for them has negative entries, for
+        # which nothing is proven.
         for name, family in (("Toeplitz", "toeplitz"), ("BLT", "blt")):
             mechanism = fit(self.workload, self.repeated, family)
-            yield from self._best(f"balls in bins, {name}", {self.rounds: mechanism}, lambda b: bins)
+            yield from self._best(
+                f"balls in bins, {name}", {self.rounds: mechanism}, lambda b: bins
+            )
 
     def _unamplified(self) -> Iterator[Point]:
         self.progress(f"fitting the dense optimum of {self.rounds}")
@@ -108,8 +129,13 @@ class Setting:
     def _best(
         self, name: str, mechanisms: dict[int, fedmf.Mechanism], scheme: Callable[[int], Sampling]
     ) -> Iterator[Point]:
-        """The mechanism of least rmse at each epsilon; the noise multiplier is in units of its largest column norm."""
-        noise, error = np.empty((len(mechanisms), len(self.epsilons))), np.empty((len(mechanisms), 1))
+        """The mechanism of least rmse at each epsilon; the noise multiplier is in units of its
+        largest column norm.
+        """
+        noise, error = (
+            np.empty((len(mechanisms), len(self.epsilons))),
+            np.empty((len(mechanisms), 1)),
+        )
         for i, (b, mechanism) in enumerate(mechanisms.items()):
             self.progress(f"noise of {name}, {b} bands")
             sampling, norm = scheme(b).for_mechanism(mechanism), column_norm(mechanism)
@@ -124,7 +150,9 @@ class Setting:
             rmse = float(noise[i, j] * error[i, 0])
             yield self._point(name, self.epsilons[j], list(mechanisms)[i], float(noise[i, j]), rmse)
 
-    def _point(self, scheme: str, epsilon: float, bands: int, noise_multiplier: float, rmse: float) -> Point:
+    def _point(
+        self, scheme: str, epsilon: float, bands: int, noise_multiplier: float, rmse: float
+    ) -> Point:
         return Point(self.rounds, self.separation, scheme, epsilon, bands, noise_multiplier, rmse)
 
 
@@ -133,7 +161,10 @@ def table(points: list[Point]) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Point._fields)
-    writer.writerows([f"{value:.6g}" if isinstance(value, float) else value for value in point] for point in points)
+    writer.writerows(
+        [f"{value:.6g}" if isinstance(value, float) else value for value in point]
+        for point in points
+    )
     return text.getvalue().encode()
 
 
@@ -146,10 +177,18 @@ def picture(points: list[Point]) -> bytes:
             settings, figure.subplots(len(settings), 2, squeeze=False), strict=True
         ):
             lines = []
-            here = [point for point in points if (point.rounds, point.separation) == (rounds, separation)]
+            here = [
+                point
+                for point in points
+                if (point.rounds, point.separation) == (rounds, separation)
+            ]
             for scheme in schemes:
-                epsilons, errors = zip(*((p.epsilon, p.rmse) for p in here if p.scheme == scheme), strict=True)
-                base = np.array([p.rmse for p in here if p.scheme == UNAMPLIFIED and p.epsilon in epsilons])
+                epsilons, errors = zip(
+                    *((p.epsilon, p.rmse) for p in here if p.scheme == scheme), strict=True
+                )
+                base = np.array(
+                    [p.rmse for p in here if p.scheme == UNAMPLIFIED and p.epsilon in epsilons]
+                )
                 color, marker = STYLES[scheme]
                 style = {"color": color, "markersize": 4, "linewidth": 1.5, "marker": marker}
                 lines += left.plot(epsilons, errors, **style)
@@ -171,7 +210,9 @@ def picture(points: list[Point]) -> bytes:
 def main(arguments: list[str] | None = None) -> int:
     """Computes and draws the figure, and says where it is."""
     module = "fedmf.experiments.scheme_figure"
-    quick, out, progress = asked(module, __doc__, arguments, out="schemes.png", quick="16 rounds and two epsilons")
+    quick, out, progress = asked(
+        module, __doc__, arguments, out="schemes.png", quick="16 rounds and two epsilons"
+    )
     settings, epsilons = (QUICK_SETTINGS, QUICK_EPSILONS) if quick else (SETTINGS, EPSILONS)
     points = [point for n, b in settings for point in Setting(n, b, epsilons, progress).points()]
     write_atomically(out, picture(points))

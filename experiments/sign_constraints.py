@@ -1,4 +1,6 @@
-"""The smallest loss of prefix sums and their kin for six rounds, with the signs of C^T C held as in the multi-epoch paper, App. I.3."""
+"""The smallest loss of prefix sums and their kin for six rounds, with the signs of C^T C held as in
+the multi-epoch paper, App. I.3.
+"""
 
 import itertools
 
@@ -7,15 +9,17 @@ import scipy.optimize
 
 
 def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.ndarray:
-    """Minimises tr(A^T A X^-1) over X = C^T C whose sensitivity for contributions of one dimension is at most 1.
+    """Minimises tr(A^T A X^-1) over X = C^T C whose sensitivity for contributions of one dimension
+    is at most 1.
 
-    The problem is convex; the constraints are written out, so this is for a few rounds. "pairs" is also what `fedmf.fit(family="dense")`
-    solves, with a certificate, for any number of rounds.
+    The problem is convex; the constraints are written out, so this is for a few rounds. "pairs" is
+    also what `fedmf.fit(family="dense")` solves, with a certificate, for any number of rounds.
 
     Args:
       A: (n, n) workload.
       min_sep: b of the (k, b)-participation, k = ceil(n / b).
-      constraints: "signed" (Eq. 34), any signs; "pairs" (Eq. 36), X_ij >= 0 for rounds of one client; "all" (Eq. 35), X >= 0.
+      constraints: "signed" (Eq. 34), any signs; "pairs" (Eq. 36), X_ij >= 0 for rounds of one
+        client; "all" (Eq. 35), X >= 0.
 
     Returns:
       (n, n) lower-triangular C, scaled to sensitivity 1 for contributions of one dimension.
@@ -23,7 +27,8 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
     n, gram = len(A), A.T @ A
     rows, columns = np.tril_indices(n)
     weights = np.where(rows == columns, 1.0, 2.0)
-    # Row u of `forms` is the quadratic form u^T X u in the entries of X's lower triangle, u = the signs of one client's rounds.
+    # Row u of `forms` is the quadratic form u^T X u in the entries of X's lower triangle, u = the
+    # signs of one client's rounds.
     signs = [
         np.where(np.arange(n) % min_sep == c, s, 0.0)
         for c in range(min_sep)

@@ -1,6 +1,8 @@
-"""`fedmf sweep`: the runs of a grid, each a `fedmf train`, several at a time; then a table, a figure and a report of all.
+"""`fedmf sweep`: the runs of a grid, each a `fedmf train`, several at a time; then a table, a
+figure and a report of all.
 
-A run that dies takes no other run with it, and one that is finished is never trained again. The sweep's folder, for its owner alone:
+A run that dies takes no other run with it, and one that is finished is never trained again. The
+sweep's folder, for its owner alone:
 
   runs/NAME/     a run folder each
   logs/NAME.txt  what the run said on standard error
@@ -22,7 +24,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedmf.experiments import sweep_figures, sweep_grid, sweep_halving, sweep_job, sweep_results, sweep_runs
+from fedmf.experiments import (
+    sweep_figures,
+    sweep_grid,
+    sweep_halving,
+    sweep_job,
+    sweep_results,
+    sweep_runs,
+)
 from fedmf.experiments.sweep_runs import log_file, run_folder
 from fedmf.files import make_folder, write_atomically
 from fedmf.mechanisms import load_mechanism
@@ -43,7 +52,9 @@ class StoppedSweep(interrupts.Interrupted):
 
 
 class Failure(NamedTuple):
-    """Why a run could not be finished: its last words, and the exit status for `fedmf sweep`, which is 2 for inputs that no run takes."""
+    """Why a run could not be finished: its last words, and the exit status for `fedmf sweep`, which
+    is 2 for inputs that no run takes.
+    """
 
     status: int
     reason: str
@@ -66,11 +77,12 @@ def _rounds_done(folder: pathlib.Path) -> int:
 
 
 def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
-    """The runs of a sweep, by the names that they have in its folder; where the data lies may have changed.
+    """The runs of a sweep, by the names that they have in its folder; where the data lies may have
+    changed.
 
     Raises:
-      ValueError: the folder holds a run that differs in what neither name says, or whose mechanism was another in a file of the same
-        name.
+      ValueError: the folder holds a run that differs in what neither name says, or whose mechanism
+        was another in a file of the same name.
     """
     present = {
         path.parent.name: config_from_mapping(read_config_file(path), str(path))
@@ -78,31 +90,46 @@ def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str
     }
     names = {}
     for name, config in configs.items():
-        same = [other for other, there in present.items() if dataclasses.replace(there, data=config.data) == config]
+        same = [
+            other
+            for other, there in present.items()
+            if dataclasses.replace(there, data=config.data) == config
+        ]
         for other, there in present.items():
             if name not in same or other == name:
                 _check_beside(name, config, run_folder(out, other), there)
-        # A run that an earlier command named otherwise, such as seed 0 before seeds varied, is not trained twice.
+        # A run that an earlier command named otherwise, such as seed 0 before seeds varied, is not
+        # trained twice.
         names[name if name in same or not same else same[0]] = config
     return names
 
 
 def _check_beside(name: str, config: TrainConfig, folder: pathlib.Path, there: TrainConfig) -> None:
     """Refuses a run beside another one of the folder that is not of the same sweep."""
-    may_differ = {"data"} if name == folder.name else {"data"} | sweep_grid.named(name) | sweep_grid.named(folder.name)
+    may_differ = (
+        {"data"}
+        if name == folder.name
+        else {"data"} | sweep_grid.named(name) | sweep_grid.named(folder.name)
+    )
     for field in field_names([config, there]):
         mine, theirs = config.flat().get(field), there.flat().get(field)
         if field not in may_differ and mine != theirs and sweep_grid.taken(field, config, there):
             raise ValueError(
-                f"{folder} holds a run with {field}={theirs}, and this sweep has {field}={mine}: name another folder, "
+                f"{folder} holds a run with {field}={theirs}, and this sweep has {field}={mine}: "
+                "name another folder, "
                 f"or give the options of the sweep that is there, or vary {field}"
             )
-    files = [] if config.mechanism is None else [folder / "mechanism.npz", pathlib.Path(config.mechanism)]
+    files = (
+        []
+        if config.mechanism is None
+        else [folder / "mechanism.npz", pathlib.Path(config.mechanism)]
+    )
     if files and config.mechanism == there.mechanism and all(file.exists() for file in files):
         trained, current = (_digest_of(file, file.stat().st_mtime_ns) for file in files)
         if trained != current:
             raise ValueError(
-                f"mechanism={config.mechanism} is not the one that {folder} was trained with: give the new one another name"
+                f"mechanism={config.mechanism} is not the one that {folder} was trained with: give "
+                "the new one another name"
             )
 
 
@@ -113,19 +140,32 @@ def _digest_of(path: pathlib.Path, modified: int) -> str:
 
 
 def run_sweep(
-    out: pathlib.Path, configs: Mapping[str, TrainConfig], *, smoothed_over: int = 0, **training: Any
+    out: pathlib.Path,
+    configs: Mapping[str, TrainConfig],
+    *,
+    smoothed_over: int = 0,
+    **training: Any,
 ) -> dict[str, Any]:
-    """`train_all`, and results.csv, the figures and report/ of the finished runs in the folder, those of earlier commands too.
+    """`train_all`, and results.csv, the figures and report/ of the finished runs in the folder,
+    those of earlier commands too.
 
-    Args and Raises: those of `train_all`. `smoothed_over` is that of `sweep_results.validation_of`, by which the best settings are chosen.
+    Args and Raises: those of `train_all`. `smoothed_over` is that of `sweep_results.validation_of`,
+    by which the best settings are chosen.
 
     Returns:
-      {"report": path, "results": path, "best": a row for everything compared, "together": what all begun runs promise as one, "text": both
-      for people, "failed": run -> `Failure`}; None and empty where no run is finished.
+      {"report": path, "results": path, "best": a row for everything compared, "together": what all
+      begun runs promise as one, "text": both for people, "failed": run -> `Failure`}; None and
+      empty where no run is finished.
     """
     configs = in_folder(out, configs)
     failures = train_all(out, configs, **training)
-    answer: dict[str, Any] = {"report": None, "results": None, "best": [], "together": "", "text": ""}
+    answer: dict[str, Any] = {
+        "report": None,
+        "results": None,
+        "best": [],
+        "together": "",
+        "text": "",
+    }
     # Those of earlier commands count as well.
     others = sorted(path.name for path in (out / "runs").iterdir() if path.name not in configs)
     begun = begun_runs(run_folder(out, name) for name in (*configs, *others))
@@ -145,7 +185,10 @@ def run_sweep(
         answer = {
             "report": str(report),
             "results": str(out / "results.csv"),
-            "best": [dataclasses.asdict(best) for best in sweep_results.best_settings(runs, smoothed_over)],
+            "best": [
+                dataclasses.asdict(best)
+                for best in sweep_results.best_settings(runs, smoothed_over)
+            ],
             "together": together,
             "text": f"{sweep_results.best_table(runs, smoothed_over)}\n{together}\nopen {report}",
         }
@@ -153,7 +196,9 @@ def run_sweep(
 
 
 def begun_runs(folders: Iterable[pathlib.Path]) -> list[Run]:
-    """The runs that have released a round: finished, stopped, or cut by a crash, they have all trained on the clients."""
+    """The runs that have released a round: finished, stopped, or cut by a crash, they have all
+    trained on the clients.
+    """
     return [
         Run.load(folder)
         for folder in folders
@@ -175,13 +220,15 @@ def train_all(
     Args:
       out: the sweep's folder; made if needed.
       configs: name -> configuration.
-      noise_seed: "os" draws one for every new run; from a number every configuration gets another one, the same in every sweep.
+      noise_seed: "os" draws one for every new run; from a number every configuration gets another
+        one, the same in every sweep.
       halving: stop the worse half of the settings at some rounds; see `sweep_halving`.
       progress: draw a bar of all rounds, and say what each run reached, on standard error.
       where: the fields of `Where`.
 
     Returns:
-      Run -> why it failed; the others are finished, or stopped by halving. After one that could not begin, none is begun.
+      Run -> why it failed; the others are finished, or stopped by halving. After one that could not
+      begin, none is begun.
 
     Raises:
       ValueError: see `in_folder`; or the folder cannot be written to.
@@ -194,7 +241,9 @@ def train_all(
         for name, config in configs.items():
             sweep_runs.prepare(out, name, config, _seed_of(noise_seed, config))
     except OSError as error:
-        raise ValueError(f"cannot write to folder {out} ({error.strerror}): name a folder you may write to") from error
+        raise ValueError(
+            f"cannot write to folder {out} ({error.strerror}): name a folder you may write to"
+        ) from error
 
     def done() -> int:
         return sum(_rounds_done(run_folder(out, name)) for name in configs)
@@ -205,11 +254,15 @@ def train_all(
     with shown:
         going_on = dict(configs)
         if halving:
-            for rung in sorted({rung for config in configs.values() for rung in sweep_halving.rungs(config)}):
+            for rung in sorted(
+                {rung for config in configs.values() for rung in sweep_halving.rungs(config)}
+            ):
                 due = [name for name in going_on if _rounds_done(run_folder(out, name)) < rung]
                 failures |= _train(out, due, place, ["--stop-after", str(rung)], shown, done)
                 going_on = {name: configs[name] for name in sweep_halving.kept(out, going_on, rung)}
-        unfinished = [name for name in going_on if state(out, name) != "finished" and name not in failures]
+        unfinished = [
+            name for name in going_on if state(out, name) != "finished" and name not in failures
+        ]
         return failures | _train(out, unfinished, place, [], shown, done)
 
 
@@ -219,7 +272,8 @@ class Where:
 
     Attributes:
       jobs: runs at a time.
-      threads: most threads of one run; by default the processors are divided among the jobs, and on a cluster those of a job.
+      threads: most threads of one run; by default the processors are divided among the jobs, and on
+        a cluster those of a job.
       cluster: address of a Ray cluster; None for processes of this machine.
       cpus_per_job: processors of a cluster that one run takes.
       program: begins a process of this machine that trains; `sweep_job.PROGRAM` by default.
@@ -238,7 +292,11 @@ class Where:
         """The runs of a sweep, with more options of `fedmf train`."""
         more = [*more, *([] if self.test else ["--no-test"])]
         if self.cluster is None:
-            processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            processors = (
+                len(os.sched_getaffinity(0))
+                if hasattr(os, "sched_getaffinity")
+                else os.cpu_count() or 1
+            )
             options = ["--threads", str(self.threads or max(1, processors // self.jobs)), *more]
             yield sweep_runs.LocalRuns(out, options, self.program or sweep_job.PROGRAM)
             return
@@ -252,9 +310,17 @@ class Where:
 
 
 def _train(
-    out: pathlib.Path, names: list[str], place: Where, options: list[str], shown: Any, done: Callable[[], int]
+    out: pathlib.Path,
+    names: list[str],
+    place: Where,
+    options: list[str],
+    shown: Any,
+    done: Callable[[], int],
 ) -> dict[str, Failure]:
-    """Trains the runs of these names, some at a time; which failed, and why. `done` counts the rounds for the bar `shown`."""
+    """Trains the runs of these names, some at a time; which failed, and why.
+
+    `done` counts the rounds for the bar `shown`.
+    """
     waiting, failures = list(names), dict[str, Failure]()
     if not waiting:
         return {}
@@ -267,7 +333,9 @@ def _train(
             for name, status in runs.finished():
                 if status:
                     bad = status == _BAD_ARGUMENTS
-                    failures[name] = Failure(_BAD_ARGUMENTS if bad else 1, _reason(out, name, status))
+                    failures[name] = Failure(
+                        _BAD_ARGUMENTS if bad else 1, _reason(out, name, status)
+                    )
                     if bad:  # most likely the others' as well
                         waiting.clear()
                 if not shown.disable:
@@ -280,7 +348,9 @@ def _said(out: pathlib.Path, name: str, failure: Failure | None) -> str:
 
 
 def _seed_of(noise_seed: int | str, config: TrainConfig) -> int | str:
-    """A noise seed, never the same for two configurations: runs on the same data must not share noise."""
+    """A noise seed, never the same for two configurations: runs on the same data must not share
+    noise.
+    """
     if noise_seed == "os":
         return "os"
     identity = dataclasses.replace(config, data=None).to_json()
@@ -289,14 +359,18 @@ def _seed_of(noise_seed: int | str, config: TrainConfig) -> int | str:
 
 @contextlib.contextmanager
 def _stopped_together(runs: sweep_runs.Runs) -> Iterator[None]:
-    """Passes Ctrl-C on to the runs, and raises StoppedSweep when every run has saved; a second Ctrl-C ends them at once."""
+    """Passes Ctrl-C on to the runs, and raises StoppedSweep when every run has saved; a second
+    Ctrl-C ends them at once.
+    """
     try:
         yield
     except KeyboardInterrupt:
         stopped = runs.under_way()
         runs.stop()
         stopped_runs = f"{stopped} run{' is' if stopped == 1 else 's are'} stopped and saved"
-        raise StoppedSweep(f"interrupted: {stopped_runs}: give the same command again to go on") from None
+        raise StoppedSweep(
+            f"interrupted: {stopped_runs}: give the same command again to go on"
+        ) from None
     finally:
         runs.end()
 
@@ -307,4 +381,8 @@ def _reason(out: pathlib.Path, name: str, status: int) -> str:
         memory = " (was there enough memory?)" if -status == signal.SIGKILL else ""
         return f"ended by signal {-status}{memory}; see {log}"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1].removeprefix("fedmf: ").removeprefix("error: ") if lines else f"exit status {status}; see {log}"
+    return (
+        lines[-1].removeprefix("fedmf: ").removeprefix("error: ")
+        if lines
+        else f"exit status {status}; see {log}"
+    )

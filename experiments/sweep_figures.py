@@ -1,4 +1,6 @@
-"""The figures of a sweep: validation over the tuned number, and the best settings over the compared one."""
+"""The figures of a sweep: validation over the tuned number, and the best settings over the compared
+one.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,7 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.experiments.sweep_results import Best, best_settings, tuned_fields, validation_of, varying
+from fedmf.experiments.sweep_results import (
+    Best,
+    best_settings,
+    tuned_fields,
+    validation_of,
+    varying,
+)
 from fedmf.reports.canvas import canvas, in_percent, legend_above
 from fedmf.reports.groups import Group, group_runs, simulation_note
 from fedmf.reports.text import is_share, metric_name, plain
@@ -21,7 +29,9 @@ _Points = dict[float | None, list[float]]  # value on the axis -> a metric for e
 
 
 def validation_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | None:
-    """A PNG: the validation metric over the first number that varies, a line for each thing compared. None where no number varies."""
+    """A PNG: the validation metric over the first number that varies, a line for each thing
+    compared. None where no number varies.
+    """
     names = varying(runs)
     axis = next((name for name in (*_TUNED_AXES, *_COMPARED_AXES) if name in names), None)
     if axis is None:
@@ -31,38 +41,56 @@ def validation_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | No
         one = _off_axis(runs, run, axis)
         points = lines.setdefault(one.config, (one, {}))[1]
         points.setdefault(getattr(run.config, axis), []).append(validation_of(run, smoothed_over))
-    title = f"Validation {{}}, mean over the last {smoothed_over} rounds" if smoothed_over else "Final validation {}"
+    title = (
+        f"Validation {{}}, mean over the last {smoothed_over} rounds"
+        if smoothed_over
+        else "Final validation {}"
+    )
     groups = group_runs([run for run, _ in lines.values()])
     return _drawn(axis, title, groups, [points for _, points in lines.values()], runs)
 
 
 def best_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | None:
-    """A PNG: the test metric of the best settings over the first number compared. None where nothing is tuned, or no number compared."""
+    """A PNG: the test metric of the best settings over the first number compared.
+
+    None where nothing is tuned, or no number compared.
+    """
     names, fields = varying(runs), tuned_fields(runs)
     axis = next((name for name in _COMPARED_AXES if name in names and name not in fields), None)
     if axis is None or not any(name in names for name in fields):
         return None
     lines: dict[tuple[Any, ...], list[Best]] = {}
     for best in best_settings(runs, smoothed_over):
-        lines.setdefault(tuple((name, x) for name, x in best.compared.items() if name != axis), []).append(best)
+        lines.setdefault(
+            tuple((name, x) for name, x in best.compared.items() if name != axis), []
+        ).append(best)
     firsts = []
     for group in lines.values():
         run = next(
-            run for run in runs if all(run.config.flat().get(name) == x for name, x in group[0].compared.items())
+            run
+            for run in runs
+            if all(run.config.flat().get(name) == x for name, x in group[0].compared.items())
         )
         # The tuned fields differ along a line. Its label names none of them but the bands.
         tuned = {name: getattr(runs[0].config, name) for name in fields if name != "bands"}
         firsts.append(_off_axis(runs, run, axis, **tuned))
-    groups = [_of_all_bands(line, group) for line, group in zip(group_runs(firsts), lines.values(), strict=True)]
+    groups = [
+        _of_all_bands(line, group)
+        for line, group in zip(group_runs(firsts), lines.values(), strict=True)
+    ]
     points = [{best.compared[axis]: best.test for best in group} for group in lines.values()]
     return _drawn(axis, "Test {} of the best settings", groups, points, runs)
 
 
 def _off_axis(runs: Sequence[Run], run: Run, axis: str, **fields: Any) -> Run:
-    """The run without what does not tell lines apart: seed, data and its value on the axis, unless it has none."""
+    """The run without what does not tell lines apart: seed, data and its value on the axis, unless
+    it has none.
+    """
     if getattr(run.config, axis) is not None:
         fields[axis] = next(x for other in runs if (x := getattr(other.config, axis)) is not None)
-    return dataclasses.replace(run, config=dataclasses.replace(run.config, seed=0, data=None, **fields))
+    return dataclasses.replace(
+        run, config=dataclasses.replace(run.config, seed=0, data=None, **fields)
+    )
 
 
 def _of_all_bands(line: Group, group: Sequence[Best]) -> Group:
@@ -74,13 +102,21 @@ def _of_all_bands(line: Group, group: Sequence[Best]) -> Group:
     return dataclasses.replace(line, label=line.label.replace(line.mechanism, name), mechanism=name)
 
 
-def _drawn(axis: str, title: str, lines: Sequence[Group], points: Sequence[_Points], runs: Sequence[Run]) -> bytes:
-    """Lines of means over the seeds, with bars from the least to the largest; a line without a place on the axis is a level."""
+def _drawn(
+    axis: str, title: str, lines: Sequence[Group], points: Sequence[_Points], runs: Sequence[Run]
+) -> bytes:
+    """Lines of means over the seeds, with bars from the least to the largest; a line without a
+    place on the axis is a level.
+    """
     metric = runs[0].plan["task"]["headline_metric"]
     with canvas(3.6, simulation_note(runs)) as (drawing, out):
         ax = drawing.subplots()
         for line, values in zip(lines, points, strict=True):
-            style: dict[str, Any] = {"color": line.color, "linestyle": line.line, "label": line.label}
+            style: dict[str, Any] = {
+                "color": line.color,
+                "linestyle": line.line,
+                "label": line.label,
+            }
             if None in values:  # such as no noise over epsilon
                 ax.axhline(float(np.mean(values[None])), linewidth=1.4, **style)
                 continue

@@ -1,4 +1,6 @@
-"""The runs of a sweep: the product of the varied values, without the combinations that would train the same run twice."""
+"""The runs of a sweep: the product of the varied values, without the combinations that would train
+the same run twice.
+"""
 
 import dataclasses
 import json
@@ -14,7 +16,9 @@ from fedmf import tasks
 from fedmf.checks import meant
 from fedmf.runs.config import TrainConfig, config_from_mapping, families_taking
 
-_FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig) if field.name != "task_options"}
+_FIELDS = {
+    field.name: field for field in dataclasses.fields(TrainConfig) if field.name != "task_options"
+}
 _OPTION = "task_option."
 MAX_NAME_CHARACTERS = 200  # file systems allow 255
 
@@ -53,22 +57,25 @@ def _value(name: str, text: str) -> Any:
         raise ValueError(f"vary {name}={text!r} is not {number}: give values such as 1,2") from None
 
 
-def sweep_configs(fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) -> dict[str, TrainConfig]:
+def sweep_configs(
+    fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]
+) -> dict[str, TrainConfig]:
     """Name -> configuration, for every combination.
 
-    A family gets only what it takes of epsilon, noise_multiplier, bands, column_norms, decoder and mechanism: family=none with two epsilons
-    is one run.
+    A family gets only what it takes of epsilon, noise_multiplier, bands, column_norms, decoder and
+    mechanism: family=none with two epsilons is one run.
 
     Args:
       fixed: field of `TrainConfig`, or task_option.NAME, -> the value of every run.
       varied: the same -> its values; the last one changes fastest.
 
     Returns:
-      In the order of the product. A name says the varied values, as in "family=tree,epsilon=8", and is that of the run's folder.
+      In the order of the product. A name says the varied values, as in "family=tree,epsilon=8", and
+      is that of the run's folder.
 
     Raises:
-      ValueError: nothing is varied, a field is fixed and varied, has a value twice, or belongs to no family of the sweep; a combination is
-        no configuration; two runs would have one name.
+      ValueError: nothing is varied, a field is fixed and varied, has a value twice, or belongs to
+        no family of the sweep; a combination is no configuration; two runs would have one name.
 
     Example:
       >>> fixed = {"rounds": 8, "min_sep": 4, "cohort_size": 2}
@@ -79,7 +86,9 @@ def sweep_configs(fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]])
         raise ValueError("vary is missing: name a field and its values, such as epsilon=2,8")
     for name, values in varied.items():
         if name in fixed:
-            raise ValueError(f"{name}={fixed[name]} is given beside {name} that varies: leave one of them out")
+            raise ValueError(
+                f"{name}={fixed[name]} is given beside {name} that varies: leave one of them out"
+            )
         if not values or len({json.dumps(value) for value in values}) < len(values):
             raise ValueError(f"vary {name}={list(values)} must be different values, at least one")
     configs: dict[str, TrainConfig] = {}
@@ -99,7 +108,9 @@ def sweep_configs(fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]])
         if config not in configs.values():
             configs[name] = config
     for name in sorted((set(fixed) | set(varied)) - taken):
-        raise ValueError(f"{name} belongs to no family of this sweep: leave it out, or add one that takes it")
+        raise ValueError(
+            f"{name} belongs to no family of this sweep: leave it out, or add one that takes it"
+        )
     return configs
 
 
@@ -115,8 +126,14 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields, with the options of the task in one of them."""
-    options = {name.removeprefix(_OPTION): value for name, value in values.items() if name.startswith(_OPTION)}
-    return {name: value for name, value in values.items() if not name.startswith(_OPTION)} | {"task_options": options}
+    options = {
+        name.removeprefix(_OPTION): value
+        for name, value in values.items()
+        if name.startswith(_OPTION)
+    }
+    return {name: value for name, value in values.items() if not name.startswith(_OPTION)} | {
+        "task_options": options
+    }
 
 
 def named(run: str) -> set[str]:
@@ -144,5 +161,8 @@ def _name(chosen: Mapping[str, Any]) -> str:
         parts.append(f"{name}={re.sub(r'[^A-Za-z0-9.+_-]+', '-', text)}")
     joined = ",".join(parts)
     if len(joined) > MAX_NAME_CHARACTERS:
-        raise ValueError(f"vary has so many fields that a folder would be named {joined[:60]}...: vary fewer at once")
+        raise ValueError(
+            f"vary has so many fields that a folder would be named {joined[:60]}...: vary fewer at "
+            "once"
+        )
     return joined

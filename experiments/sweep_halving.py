@@ -1,4 +1,6 @@
-"""Successive halving: at fixed rounds the worse half of the settings stops (Jamieson and Talwalkar 2016, in one bracket)."""
+"""Successive halving: at fixed rounds the worse half of the settings stops (Jamieson and Talwalkar
+2016, in one bracket).
+"""
 
 import math
 import pathlib
@@ -28,10 +30,11 @@ def rungs(config: TrainConfig) -> list[int]:
 
 
 def kept(out: pathlib.Path, configs: Mapping[str, TrainConfig], rung: int) -> list[str]:
-    """The runs that go on after `rung` rounds: of everything compared the better half of the settings of the tuned fields, rounded up.
+    """The runs that go on after `rung` rounds: of everything compared the better half of the
+    settings of the tuned fields, rounded up.
 
-    A setting is judged by the mean over its seeds of the headline metric on the validation set after that round. A run that has none,
-    because it failed, is the worst.
+    A setting is judged by the mean over its seeds of the headline metric on the validation set
+    after that round. A run that has none, because it failed, is the worst.
     """
     names = [name for name in differing(list(configs.values())) if name not in ("data", "seed")]
     settings: dict[tuple[object, ...], dict[tuple[object, ...], list[str]]] = {}
@@ -42,7 +45,10 @@ def kept(out: pathlib.Path, configs: Mapping[str, TrainConfig], rung: int) -> li
         settings.setdefault(compared, {}).setdefault(tuned, []).append(run)
     going_on = []
     for tried in settings.values():
-        order = sorted(tried.values(), key=lambda runs: -float(np.mean([_score(out, run, rung) for run in runs])))
+        order = sorted(
+            tried.values(),
+            key=lambda runs: -float(np.mean([_score(out, run, rung) for run in runs])),
+        )
         going_on += [run for runs in order[: -(-len(order) // 2)] for run in runs]
     return [run for run in configs if run in going_on]
 
@@ -57,4 +63,6 @@ def _score(out: pathlib.Path, name: str, rung: int) -> float:
     at_rung = values[rounds == rung]
     if not len(at_rung) or not math.isfinite(at_rung[-1]):
         return -math.inf
-    return float(-at_rung[-1] if smaller_is_better(run.plan["task"]["headline_metric"]) else at_rung[-1])
+    return float(
+        -at_rung[-1] if smaller_is_better(run.plan["task"]["headline_metric"]) else at_rung[-1]
+    )

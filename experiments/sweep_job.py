@@ -1,6 +1,7 @@
 """A process of a sweep, which trains run after run: what TensorFlow needs to start is paid once.
 
-The parent writes a line of JSON for each run, {"arguments": those of the command, "log": path}, and reads a line with its exit status.
+The parent writes a line of JSON for each run, {"arguments": those of the command, "log": path}, and
+reads a line with its exit status.
 """
 
 import gc
@@ -25,9 +26,14 @@ class Job:
     """The parent's end of a process that trains one run at a time."""
 
     def __init__(self, program: Sequence[str]) -> None:
-        # A session of its own keeps a terminal's Ctrl-C from the run, which gets it once, from the parent.
+        # A session of its own keeps a terminal's Ctrl-C from the run, which gets it once, from the
+        # parent.
         self.process = subprocess.Popen(
-            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+            program,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
@@ -39,7 +45,9 @@ class Job:
         self.process.stdin.flush()
 
     def status(self) -> int | None:
-        """The exit status of the run, None while it trains; negative if the process died of that signal."""
+        """The exit status of the run, None while it trains; negative if the process died of that
+        signal.
+        """
         assert self.process.stdout is not None
         answer = self.process.stdout.read()
         return int(answer) if answer else self.process.poll()
@@ -51,7 +59,10 @@ class Job:
 
 
 def serve(main: Callable[[list[str]], None]) -> None:
-    """The child: runs the command for each line of standard input. After one that a signal stopped, it ends."""
+    """The child: runs the command for each line of standard input.
+
+    After one that a signal stopped, it ends.
+    """
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         request = json.loads(line)

@@ -1,4 +1,6 @@
-"""The results of a sweep: a row for every run, the best settings, and what all runs reveal together."""
+"""The results of a sweep: a row for every run, the best settings, and what all runs reveal
+together.
+"""
 
 import csv
 import dataclasses
@@ -28,9 +30,11 @@ class Best:
     Attributes:
       compared: field -> value, of the fields that vary and are not tuned.
       tuned: field -> value, of those that are.
-      validation, test: the headline metric, a value for each seed; validation is what the setting was chosen by.
+      validation, test: the headline metric, a value for each seed; validation is what the setting
+        was chosen by.
       settings: how many were tried.
-      at_edge: the tuned fields whose best value is the smallest or largest of three or more that were tried.
+      at_edge: the tuned fields whose best value is the smallest or largest of three or more that
+        were tried.
     """
 
     compared: dict[str, Any]
@@ -47,10 +51,11 @@ def varying(runs: Sequence[Run]) -> list[str]:
 
 
 def results_csv(runs: Sequence[Run], smoothed_over: int = 0) -> str:
-    """A line for every finished run: its folder, the fields that vary, the guarantee, and its metrics.
+    """A line for every finished run: its folder, the fields that vary, the guarantee, and its
+    metrics.
 
-    The smoothed column is `validation_of`, where that is a mean. The guarantee of a simulation is that of the cohort in
-    simulated_for_cohort, and its achieved_epsilon is empty.
+    The smoothed column is `validation_of`, where that is a mean. The guarantee of a simulation is
+    that of the cohort in simulated_for_cohort, and its achieved_epsilon is empty.
     """
     names, out = varying(runs), io.StringIO()
     rows = [_row(run, names, smoothed_over) for run in runs]
@@ -64,7 +69,11 @@ def _row(run: Run, names: Sequence[str], smoothed_over: int) -> dict[str, Any]:
     assert run.result is not None
     plan, metric = run.plan, run.plan["task"]["headline_metric"]
     private, claimed = run.config.family != "none", run.config.claimed_cohort
-    smoothed = {f"smoothed_validation_{metric}": validation_of(run, smoothed_over)} if smoothed_over else {}
+    smoothed = (
+        {f"smoothed_validation_{metric}": validation_of(run, smoothed_over)}
+        if smoothed_over
+        else {}
+    )
     return {
         "run": run.path.name,
         **{name: run.config.flat().get(name) for name in names},
@@ -82,22 +91,30 @@ def _row(run: Run, names: Sequence[str], smoothed_over: int) -> dict[str, Any]:
 
 
 def validation_of(run: Run, smoothed_over: int = 0) -> float:
-    """The headline metric on the validation set: the last value, or the mean of those after the last `smoothed_over` rounds."""
+    """The headline metric on the validation set: the last value, or the mean of those after the
+    last `smoothed_over` rounds.
+    """
     last = _metric(run, "validation")
     rounds, values = validation_curve(run)
     kept = list(values[rounds > run.config.rounds - smoothed_over])
     if not len(rounds) or rounds[-1] < run.config.rounds:
-        kept.append(last)  # the end of the run is always validated, and is no row of metrics unless it was due
+        kept.append(
+            last
+        )  # the end of the run is always validated, and is no row of metrics unless it was due
     return float(np.mean(kept)) if smoothed_over else last
 
 
 def tuned_fields(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Fields that are chosen by the validation; where cohorts are sampled bands are, whose best number depends on epsilon."""
+    """Fields that are chosen by the validation; where cohorts are sampled bands are, whose best
+    number depends on epsilon.
+    """
     return (*TUNED, "bands") if all(run.config.sampling for run in runs) else TUNED
 
 
 def best_settings(runs: Sequence[Run], smoothed_over: int = 0) -> list[Best]:
-    """For everything compared the tuned fields with the best mean of `validation_of` over the seeds: the smallest of an error or loss."""
+    """For everything compared the tuned fields with the best mean of `validation_of` over the
+    seeds: the smallest of an error or loss.
+    """
     names = varying(runs)
     tuned = [name for name in names if name in tuned_fields(runs)]
     compared = [name for name in names if name not in (*tuned, "seed")]
@@ -112,16 +129,26 @@ def best_settings(runs: Sequence[Run], smoothed_over: int = 0) -> list[Best]:
 
 
 def _best(
-    compared: dict[str, Any], tuned: list[str], tried: dict[tuple[Any, ...], list[Run]], smoothed_over: int
+    compared: dict[str, Any],
+    tuned: list[str],
+    tried: dict[tuple[Any, ...], list[Run]],
+    smoothed_over: int,
 ) -> Best:
-    metrics = {setting: [validation_of(run, smoothed_over) for run in runs] for setting, runs in tried.items()}
+    metrics = {
+        setting: [validation_of(run, smoothed_over) for run in runs]
+        for setting, runs in tried.items()
+    }
     (metric,) = {run.plan["task"]["headline_metric"] for runs in tried.values() for run in runs}
     sign = -1 if smaller_is_better(metric) else 1
     means = {setting: sign * np.mean(values) for setting, values in metrics.items()}
     # A model that diverged is no best one.
-    best = max(means, key=lambda setting: means[setting] if math.isfinite(means[setting]) else -math.inf)
+    best = max(
+        means, key=lambda setting: means[setting] if math.isfinite(means[setting]) else -math.inf
+    )
     edges = {
-        name: (min(values), max(values)) for name, *values in zip(tuned, *tried, strict=True) if len(set(values)) > 2
+        name: (min(values), max(values))
+        for name, *values in zip(tuned, *tried, strict=True)
+        if len(set(values)) > 2
     }
     chosen = dict(zip(tuned, best, strict=True))
     return Best(
@@ -143,12 +170,27 @@ def best_table(runs: Sequence[Run], smoothed_over: int = 0) -> str:
     """`best_settings` as text."""
     best = best_settings(runs, smoothed_over)
     metric = metric_name(runs[0].plan["task"]["headline_metric"])
-    rows = [[*best[0].compared, *best[0].tuned, f"validation {metric}", f"test {metric}", "seeds", "settings tried"]]
+    rows = [
+        [
+            *best[0].compared,
+            *best[0].tuned,
+            f"validation {metric}",
+            f"test {metric}",
+            "seeds",
+            "settings tried",
+        ]
+    ]
     for one in best:
         tuned = [_shown(value) + "*" * (name in one.at_edge) for name, value in one.tuned.items()]
         metrics = [_mean_and_range(values) for values in (one.validation, one.test)]
         rows.append(
-            [*map(_shown, one.compared.values()), *tuned, *metrics, str(len(one.validation)), str(one.settings)]
+            [
+                *map(_shown, one.compared.values()),
+                *tuned,
+                *metrics,
+                str(len(one.validation)),
+                str(one.settings),
+            ]
         )
     lines = aligned(rows)
     if any(one.at_edge for one in best):
@@ -170,30 +212,51 @@ def _mean_and_range(values: Sequence[float]) -> str:
 
 
 def together(runs: Sequence[Run]) -> str:
-    """The guarantee of all runs together, finished or not. They train on the same data, and choosing one looks at all.
+    """The guarantee of all runs together, finished or not.
 
-    Runs that rest on the Gaussian mechanism alone compose exactly: noise multipliers s_i are as one with 1/s^2 = sum of 1/s_i^2 (Dong, Roth
-    and Su, Gaussian Differential Privacy, on composition). With amplified ones among them, or different deltas, epsilons and deltas are
-    added up, which is an upper bound. Simulated ones fail with a chance, which is the sum of theirs.
+    They train on the same data, and choosing one looks at all.
+
+    Runs that rest on the Gaussian mechanism alone compose exactly: noise multipliers s_i are as one
+    with 1/s^2 = sum of 1/s_i^2 (Dong, Roth and Su, Gaussian Differential Privacy, on composition).
+    With amplified ones among them, or different deltas, epsilons and deltas are added up, which is
+    an upper bound. Simulated ones fail with a chance, which is the sum of theirs.
     """
     private = [run.plan for run in runs if run.plan["epsilon"] is not None]
     bare = len(runs) - len(private)
-    others = f" The other {'one promises' if bare == 1 else f'{bare} promise'} no privacy." if bare else ""
+    others = (
+        f" The other {'one promises' if bare == 1 else f'{bare} promise'} no privacy."
+        if bare
+        else ""
+    )
     if not private:
         return "None of these runs promises any privacy."
-    if len({plan["delta"] for plan in private}) == 1 and not any(plan["sampling"] for plan in private):
+    if len({plan["delta"] for plan in private}) == 1 and not any(
+        plan["sampling"] for plan in private
+    ):
         delta = private[0]["delta"]
-        epsilon = gaussian_epsilon(sum(plan["noise_multiplier"] ** -2 for plan in private) ** -0.5, delta)
+        epsilon = gaussian_epsilon(
+            sum(plan["noise_multiplier"] ** -2 for plan in private) ** -0.5, delta
+        )
     else:
-        epsilon, delta = sum(plan["epsilon"] for plan in private), sum(plan["delta"] for plan in private)
-    shown = math.ceil(epsilon * 100) / 100 if math.isfinite(epsilon) else epsilon  # never fewer than the bound
+        epsilon, delta = (
+            sum(plan["epsilon"] for plan in private),
+            sum(plan["delta"] for plan in private),
+        )
+    shown = (
+        math.ceil(epsilon * 100) / 100 if math.isfinite(epsilon) else epsilon
+    )  # never fewer than the bound
     claimed = ", of the claimed cohorts" if any(plan["claimed_cohort"] for plan in private) else ""
-    simulated = sum(scheme_from_facts(plan["sampling"]).simulated for plan in private if plan["sampling"])
-    chance = f" (simulated: wrong with probability at most {plain(simulated * FAILURE_OF_CALIBRATION)})" * (
-        simulated > 0
+    simulated = sum(
+        scheme_from_facts(plan["sampling"]).simulated for plan in private if plan["sampling"]
+    )
+    chance = (
+        f" (simulated: wrong with probability at most {plain(simulated * FAILURE_OF_CALIBRATION)})"
+        * (simulated > 0)
     )
     which = "The private run" if len(private) == 1 else f"The {len(private)} private runs together"
     choice = (
-        " That, and not one run's, is the guarantee of a model chosen by looking at all." if len(private) > 1 else ""
+        " That, and not one run's, is the guarantee of a model chosen by looking at all."
+        if len(private) > 1
+        else ""
     )
     return f"{which}: epsilon {shown:.2f} at delta {plain(delta)}{claimed}{chance}.{choice}{others}"

@@ -1,4 +1,6 @@
-"""Where the runs of a sweep train: in processes of this machine, or on the machines of a Ray cluster that share the sweep's folder."""
+"""Where the runs of a sweep train: in processes of this machine, or on the machines of a Ray
+cluster that share the sweep's folder.
+"""
 
 import os
 import pathlib
@@ -24,7 +26,9 @@ class Runs(Protocol):
         """Begins a `prepared` run, or goes on with it."""
 
     def finished(self) -> list[tuple[str, int]]:
-        """Runs that are over since the last call, with the exit status of each; negative if its process died of that signal."""
+        """Runs that are over since the last call, with the exit status of each; negative if its
+        process died of that signal.
+        """
 
     def under_way(self) -> int:
         """How many are not over."""
@@ -47,7 +51,10 @@ def log_file(out: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def prepare(out: pathlib.Path, name: str, config: TrainConfig, noise_seed: int | str) -> None:
-    """Writes what `begin` needs: also the noise seed, in a private file. It travels to no other machine but by the shared folder."""
+    """Writes what `begin` needs: also the noise seed, in a private file.
+
+    It travels to no other machine but by the shared folder.
+    """
     private = out / "private"
     make_folder(private)
     write_atomically(out / "logs" / f"{name}.json", config.to_json())
@@ -55,14 +62,21 @@ def prepare(out: pathlib.Path, name: str, config: TrainConfig, noise_seed: int |
 
 
 def request(out: pathlib.Path, name: str, options: list[str]) -> dict[str, Any]:
-    """The command that begins a prepared run or goes on with it, and its log, as `sweep_job.Job.begin` takes them."""
+    """The command that begins a prepared run or goes on with it, and its log, as
+    `sweep_job.Job.begin` takes them.
+    """
     folder, file = run_folder(out, name), out / "logs" / f"{name}.json"
     arguments = ["train", "--quiet", "--out", str(folder), *options]
     if (folder / "config.json").exists():
         data = config_from_mapping(read_config_file(file), str(file)).data
         arguments += ["--resume", *([] if data is None else ["--data", data])]
     else:
-        arguments += ["--config", str(file), "--noise-seed", (out / "private" / f"{name}.seed").read_text()]
+        arguments += [
+            "--config",
+            str(file),
+            "--noise-seed",
+            (out / "private" / f"{name}.seed").read_text(),
+        ]
     return {"arguments": arguments, "log": str(log_file(out, name))}
 
 
@@ -87,7 +101,11 @@ class LocalRuns:
 
     def finished(self) -> list[tuple[str, int]]:
         """See `Runs.finished`."""
-        statuses = [(name, status) for name, job in self._running.items() if (status := job.status()) is not None]
+        statuses = [
+            (name, status)
+            for name, job in self._running.items()
+            if (status := job.status()) is not None
+        ]
         for name, _ in statuses:
             job = self._running.pop(name)
             if job.process.poll() is None:
@@ -112,7 +130,9 @@ class LocalRuns:
 
 
 class ClusterRuns:
-    """Runs on a cluster's machines. A run whose machine is lost goes on elsewhere, from its checkpoint in the shared folder.
+    """Runs on a cluster's machines.
+
+    A run whose machine is lost goes on elsewhere, from its checkpoint in the shared folder.
 
     Args:
       cluster: connected.
@@ -124,10 +144,13 @@ class ClusterRuns:
       ValueError: no machine has so many processors.
     """
 
-    def __init__(self, cluster: "Cluster", out: pathlib.Path, options: list[str], cpus: int) -> None:
+    def __init__(
+        self, cluster: "Cluster", out: pathlib.Path, options: list[str], cpus: int
+    ) -> None:
         if cluster.most_cpus() < cpus:
             raise ValueError(
-                f"cpus_per_job={cpus}: the largest machine of cluster {cluster.address} has {cluster.most_cpus()} processors, ask for fewer"
+                f"cpus_per_job={cpus}: the largest machine of cluster {cluster.address} has "
+                f"{cluster.most_cpus()} processors, ask for fewer"
             )
         self._cluster, self._out, self._options = cluster, out.absolute(), options
         self._train = cluster.function("fedmf.experiments.sweep_runs:train_there", cpus)
@@ -173,7 +196,8 @@ def train_there(out: str, name: str, options: list[str]) -> int:
     folder = pathlib.Path(out)
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{os.uname().nodename} has no folder {out}: the machines of a sweep share its folder, at the same path"
+            f"{os.uname().nodename} has no folder {out}: the machines of a sweep share its folder, "
+            "at the same path"
         )
     job = sweep_job.Job(sweep_job.PROGRAM)
     try:

@@ -17,7 +17,8 @@ class Cell(NamedTuple):
       column: the quantity.
       printed: the paper's figure.
       ours: the same quantity from this package.
-      nearly: why ours, where it is another figure, is as good as the printed one by a rule stated with the table; "" if it is not.
+      nearly: why ours, where it is another figure, is as good as the printed one by a rule stated
+        with the table; "" if it is not.
     """
 
     row: str
@@ -45,7 +46,9 @@ class Cell(NamedTuple):
         return f"differs, {smaller}: see docs/fidelity ({reason})"
 
 
-def fit(workload: fedmf.Workload, participation: fedmf.Participation, family: str, **options: Any) -> Any:
+def fit(
+    workload: fedmf.Workload, participation: fedmf.Participation, family: str, **options: Any
+) -> Any:
     """`fedmf.fit`, with progress on a terminal; Ctrl-C ends it without a result."""
     with interruptible_fits(), shown(family, enabled=sys.stderr.isatty()) as progress:
         return fedmf.fit(workload, participation, family=family, progress=progress, **options)
@@ -58,7 +61,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ['family  rate', 'tree    0.5']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def one_participation(rounds: int) -> fedmf.Participation:

@@ -1,7 +1,9 @@
-"""Noise multipliers and learning rates that the papers tuned on StackOverflow, as data: strings, with the digits that were printed.
+"""Noise multipliers and learning rates that the papers tuned on StackOverflow, as data: strings,
+with the digits that were printed.
 
-"banded" is Choquette-Choo et al. 2023, App. I, Tables 4 to 7; "multi-epoch" is Choquette-Choo et al. 2022, App. D. All runs but
-"Single-epoch MF" (167 clients a round, one epoch) are 2052 rounds of 1000 clients, six epochs, with delta = 1e-6.
+"banded" is Choquette-Choo et al. 2023, App. I, Tables 4 to 7; "multi-epoch" is Choquette-Choo et
+al. 2022, App. D. All runs but "Single-epoch MF" (167 clients a round, one epoch) are 2052 rounds of
+1000 clients, six epochs, with delta = 1e-6.
 """
 
 from typing import NamedTuple
@@ -19,7 +21,8 @@ class NoiseRow(NamedTuple):
       epsilon: at delta = 1e-6.
       noise_multiplier: sigma, for matrices of sensitivity 1 under (k = 6, b = 342).
       learning_rate: the best server rate.
-      bands: of the encoder where it is banded or, for DP-SGD, diagonal and sampled; None for others.
+      bands: of the encoder where it is banded or, for DP-SGD, diagonal and sampled; None for
+        others.
       amplified: by Poisson sampling.
     """
 
@@ -38,10 +41,20 @@ BANDED_TABLE_4 = tuple(
     NoiseRow(mechanism, *row)
     for mechanism, sigmas, rates, bands in (
         ("DP-SGD", _PLAIN, "0.0244 0.0414 0.0704 0.1197 0.3460", _NONE),
-        ("Single-epoch MF", "4.22468 2.23048 1.19352 0.65293 0.36861", "0.1197 0.2035 0.3460 0.5882 1.0000", _NONE),
+        (
+            "Single-epoch MF",
+            "4.22468 2.23048 1.19352 0.65293 0.36861",
+            "0.1197 0.2035 0.3460 0.5882 1.0000",
+            _NONE,
+        ),
         ("Optimal TreeAgg", _PLAIN, "0.2035 0.3460 0.5882 1.0000 1.7000", _NONE),
         # Of sensitivity 1.1269 under b-min-sep.
-        ("Multi-epoch MF", "4.76079 2.51352 1.34498 0.73579 0.41539", "0.2035 0.3460 0.5882 1.0000 1.7000", _NONE),
+        (
+            "Multi-epoch MF",
+            "4.76079 2.51352 1.34498 0.73579 0.41539",
+            "0.2035 0.3460 0.5882 1.0000 1.7000",
+            _NONE,
+        ),
         ("Band MF", _PLAIN, "0.2035 0.5882 1.0000 1.0000 1.7000", (342,) * 5),
     )
     for row in zip(EPSILONS, sigmas.split(), rates.split(), bands, strict=True)
@@ -58,7 +71,9 @@ BANDED_TABLE_5 = tuple(
 
 
 class TunedRow(NamedTuple):
-    """A row of banded Table 6 or 7: validation accuracy in percent by server learning rate, and the rate that the table marks."""
+    """A row of banded Table 6 or 7: validation accuracy in percent by server learning rate, and the
+    rate that the table marks.
+    """
 
     mechanism: str
     epsilon: float
@@ -74,7 +89,9 @@ class TunedRow(NamedTuple):
 
 
 def _tuned(table: str) -> tuple[TunedRow, ...]:
-    """Rows of "mechanism[/bands] | epsilon | the first rate tried | accuracies from there on | optimum"."""
+    """Rows of "mechanism[/bands] | epsilon | the first rate tried | accuracies from there on |
+    optimum".
+    """
     rows = []
     for line in table.strip().splitlines():
         mechanism, epsilon, first, accuracies, optimum = (cell.strip() for cell in line.split("|"))

@@ -1,4 +1,7 @@
-"""Banded Tables 6 and 7 against the learning-rate rule of its App. I; rows of `experiments.paper_tables`."""
+"""Banded Tables 6 and 7 against the learning-rate rule of its App.
+
+I; rows of `experiments.paper_tables`.
+"""
 
 import functools
 from collections.abc import Iterator
@@ -26,13 +29,16 @@ _FITS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @functools.cache
 def unit_rmse(mechanism: str, bands: int | None, measured: str = "prefix_sum") -> float:
-    """rmse at sensitivity 1 under (k = 6, b = 342), or a single participation where the table has one.
+    """rmse at sensitivity 1 under (k = 6, b = 342), or a single participation where the table has
+    one.
 
     All are made for prefix sums; `measured` is that workload, or "identity".
     """
     workload, single = fedmf.prefix_sum(ROUNDS), one_participation(ROUNDS)
     query = workload if measured == "prefix_sum" else fedmf.identity(ROUNDS)
-    epochs = fedmf.Participation(rounds=ROUNDS, schema="fixed_epoch", min_sep=ROUNDS // PARTICIPATIONS)
+    epochs = fedmf.Participation(
+        rounds=ROUNDS, schema="fixed_epoch", min_sep=ROUNDS // PARTICIPATIONS
+    )
     if mechanism == "Band MF":  # the same fit as `choose_bands` makes
         return fedmf.rmse(fit(workload, single, "banded", bands=bands), query, epochs)
     participation = single if mechanism == "Single-epoch MF" else epochs
@@ -41,14 +47,17 @@ def unit_rmse(mechanism: str, bands: int | None, measured: str = "prefix_sum") -
 
 
 def effective_rmse(row: TunedRow, *, amplified: bool, workload: str = "prefix_sum") -> float:
-    """rmse of the sums of mean updates, with sigma calibrated by us (banded Eq. 11); of single updates for workload "identity".
+    """rmse of the sums of mean updates, with sigma calibrated by us (banded Eq. 11); of single
+    updates for workload "identity".
 
     `amplified`: Table 7's rows that name bands below 342.
     """
     sigma = gaussian_noise_multiplier(row.epsilon, 1e-6)
     if amplified and row.bands is not None and row.bands < ROUNDS // PARTICIPATIONS:
         sigma = amplified_noise(row.bands, row.epsilon)
-    elif row.mechanism == "Multi-epoch MF" and not amplified:  # for a sensitivity under b-min-sep of 1.1269
+    elif (
+        row.mechanism == "Multi-epoch MF" and not amplified
+    ):  # for a sensitivity under b-min-sep of 1.1269
         rows = {(r.mechanism, r.epsilon): r.noise_multiplier for r in tuning_figures.BANDED_TABLE_4}
         sigma = float(rows[row.mechanism, row.epsilon])
     cohort = _SINGLE_EPOCH_COHORT if row.mechanism == "Single-epoch MF" else COHORT
@@ -65,14 +74,26 @@ def _cells(rows: tuple[TunedRow, ...], *, amplified: bool, quick: bool) -> Itera
         if nearest in row.neighbours:
             measured = "not measured there"
             if nearest in row.accuracies:
-                measured = f"{row.accuracies[row.optimum]}% at the optimum, {row.accuracies[nearest]}% there"
+                measured = (
+                    f"{row.accuracies[row.optimum]}% at the optimum, {row.accuracies[nearest]}% "
+                    "there"
+                )
             nearly = f"beside the optimum; {measured}"
         bands = f", {row.bands} bands" if row.mechanism == "Band MF" else ""
-        yield Cell(f"{row.mechanism}{bands}, epsilon {row.epsilon:g}", "server rate", row.optimum, rate, nearly)
+        yield Cell(
+            f"{row.mechanism}{bands}, epsilon {row.epsilon:g}",
+            "server rate",
+            row.optimum,
+            rate,
+            nearly,
+        )
 
 
 def banded_table_6(quick: bool = False) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2023, App. I, Table 6: best server rates, and the rule's. "Nearly": a neighbour on the grid 1.7^i."""
+    """Choquette-Choo et al. 2023, App.
+
+    I, Table 6: best server rates, and the rule's. "Nearly": a neighbour on the grid 1.7^i.
+    """
     yield from _cells(tuning_figures.BANDED_TABLE_6, amplified=False, quick=quick)
 
 

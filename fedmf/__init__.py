@@ -21,7 +21,13 @@ from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.learning_rate import effective_rmse, predicted_learning_rate
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import QuantileClipping
-from fedmf.privacy.sampling import BallsInBins, CyclicFixedSize, CyclicPoisson, CyclicShuffle, MinSepPoisson
+from fedmf.privacy.sampling import (
+    BallsInBins,
+    CyclicFixedSize,
+    CyclicPoisson,
+    CyclicShuffle,
+    MinSepPoisson,
+)
 from fedmf.runs.audit import audit_run
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run

@@ -1,4 +1,6 @@
-"""Argument checks shared by the public functions: TypeError for a wrong kind, ValueError for a wrong value."""
+"""Argument checks shared by the public functions: TypeError for a wrong kind, ValueError for a
+wrong value.
+"""
 
 import difflib
 import math
@@ -17,11 +19,15 @@ MAX_ROUNDS = 100_000_000
 
 def rounds(name: str, value: Any) -> int:
     """Returns `value` as a number of rounds."""
-    return integer(name, value, low=1, high=MAX_ROUNDS, hint="pass the number of rounds, a positive int")
+    return integer(
+        name, value, low=1, high=MAX_ROUNDS, hint="pass the number of rounds, a positive int"
+    )
 
 
 def integer(name: str, value: Any, *, low: int, high: int | None = None, hint: str) -> int:
-    """Returns `value` as an int in low..high (high None: no upper end); `hint` ends the error's sentence."""
+    """Returns `value` as an int in low..high (high None: no upper end); `hint` ends the error's
+    sentence.
+    """
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not an int: {hint}")
     number = int(value)
@@ -38,7 +44,9 @@ def real(name: str, value: Any, *, hint: str) -> float:
     try:
         number = float(value)
     except OverflowError:  # a whole number or a fraction beyond 1e308
-        raise ValueError(f"{name} is beyond float64, whose numbers end at 1.8e308: {hint}") from None
+        raise ValueError(
+            f"{name} is beyond float64, whose numbers end at 1.8e308: {hint}"
+        ) from None
     if not math.isfinite(number):
         raise ValueError(f"{name}={value} is not finite: {hint}")
     return number + 0.0  # -0.0 becomes 0.0
@@ -47,7 +55,10 @@ def real(name: str, value: Any, *, hint: str) -> float:
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
     """Returns `value`, one of the strings `choices`."""
     if not isinstance(value, str):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a str: choose one of {', '.join(choices)}")
+        raise TypeError(
+            f"{name}={value!r} is a {type(value).__name__}, not a str: choose one of "
+            f"{', '.join(choices)}"
+        )
     if value not in choices:
         raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(choices)}")
     return value
@@ -67,19 +78,31 @@ def meant(name: str, known: Iterable[str], otherwise: str) -> str:
 
 
 def array(name: str, value: Any, *, ndim: int) -> np.ndarray:
-    """Returns `value` as a float64 array of `ndim` non-empty axes and finite entries; a copy, or `value` itself."""
+    """Returns `value` as a float64 array of `ndim` non-empty axes and finite entries; a copy, or
+    `value` itself.
+    """
     try:
         entries = np.asarray(value)
     except ValueError as error:  # numpy's refusal of ragged nested lists
-        raise TypeError(f"{name} is not a rectangular array of numbers: pass a {ndim}-D numpy array") from error
+        raise TypeError(
+            f"{name} is not a rectangular array of numbers: pass a {ndim}-D numpy array"
+        ) from error
     if entries.dtype.kind not in "iuf":
-        raise TypeError(f"{name} holds {entries.dtype} entries, not real numbers: pass a {ndim}-D array of floats")
+        raise TypeError(
+            f"{name} holds {entries.dtype} entries, not real numbers: pass a {ndim}-D array of "
+            "floats"
+        )
     if entries.ndim != ndim or 0 in entries.shape:
-        raise ValueError(f"{name} has shape {entries.shape}: pass a {ndim}-D array with no empty axis")
+        raise ValueError(
+            f"{name} has shape {entries.shape}: pass a {ndim}-D array with no empty axis"
+        )
     converted = entries.astype(np.float64, copy=False)
     if not np.isfinite(converted).all():
         position = tuple(int(axis[0]) for axis in np.nonzero(~np.isfinite(converted)))
-        raise ValueError(f"{name}{list(position)}={converted[position]} is not finite: replace it by a finite number")
+        raise ValueError(
+            f"{name}{list(position)}={converted[position]} is not finite: replace it by a finite "
+            "number"
+        )
     return converted
 
 
@@ -92,22 +115,30 @@ def lower_triangular(name: str, value: Any) -> np.ndarray:
     if len(above):
         row, column = (int(index) for index in above[0])
         raise ValueError(
-            f"{name}[{row}, {column}]={matrix[row, column]} lies above the diagonal: round {row} cannot depend on "
+            f"{name}[{row}, {column}]={matrix[row, column]} lies above the diagonal: round {row} "
+            "cannot depend on "
             f"the later round {column}, pass a lower-triangular matrix"
         )
     return matrix
 
 
 def banded_rows(name: str, value: Any) -> np.ndarray:
-    """Returns `value` as the rows (rounds, bands) of a banded lower-triangular matrix, [t, j] = M[t, t - j], checked by `array`."""
+    """Returns `value` as the rows (rounds, bands) of a banded lower-triangular matrix, [t, j] =
+    M[t, t - j], checked by `array`.
+    """
     rows = array(name, value, ndim=2)
     n, bands = rows.shape
     if bands > n:
-        raise ValueError(f"{name} has shape {rows.shape}: {n} rounds have at most {n} bands, drop the others")
+        raise ValueError(
+            f"{name} has shape {rows.shape}: {n} rounds have at most {n} bands, drop the others"
+        )
     outside = np.argwhere(np.triu(rows[:bands], 1))
     if len(outside):
         t, j = (int(index) for index in outside[0])
-        raise ValueError(f"{name}[{t}, {j}]={rows[t, j]} lies outside the matrix, since {t} - {j} < 0: set it to 0")
+        raise ValueError(
+            f"{name}[{t}, {j}]={rows[t, j]} lies outside the matrix, since {t} - {j} < 0: set it "
+            "to 0"
+        )
     return rows
 
 
@@ -121,15 +152,21 @@ def fits_in_memory(what: str, shape: tuple[int, ...], *, copies: int = 1) -> Non
     if size > MAX_BYTES or (copies > 1 and copies * size > memory):
         arrays = f"a dense {' x '.join(map(str, shape))} array of {size / 2**30:.3g} GiB"
         if copies > 1:
-            arrays = f"{copies} dense {' x '.join(map(str, shape))} arrays, {copies * size / 2**30:.3g} GiB in all"
+            arrays = (
+                f"{copies} dense {' x '.join(map(str, shape))} arrays, {copies * size / 2**30:.3g} "
+                "GiB in all"
+            )
         raise ValueError(
-            f"{what} would take {arrays}: for so many rounds use a family that never makes them (toeplitz or blt with any "
+            f"{what} would take {arrays}: for so many rounds use a family that never makes them "
+            "(toeplitz or blt with any "
             f"number of rounds, banded with few bands)"
         )
 
 
 def banded_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Rows of the product of two banded lower-triangular matrices of n rows, each given by rows: [t, j] = M[t, t - j]."""
+    """Rows of the product of two banded lower-triangular matrices of n rows, each given by rows:
+    [t, j] = M[t, t - j].
+    """
     n = left.shape[0]
     product = np.zeros((n, min(n, left.shape[1] + right.shape[1] - 1)))
     for i in range(left.shape[1]):
@@ -147,14 +184,20 @@ def banded_times(rows: np.ndarray, M: np.ndarray) -> np.ndarray:
 
 
 def frozen(matrix: np.ndarray) -> np.ndarray:
-    """Returns a read-only copy, so that a frozen dataclass that holds it is frozen all the way down."""
+    """Returns a read-only copy, so that a frozen dataclass that holds it is frozen all the way
+    down.
+    """
     copy = np.array(matrix, dtype=np.float64, order="C")
     copy.setflags(write=False)
     return copy
 
 
-def positive(name: str, value: Any, hint: str, *, below: float = math.inf, zero: bool = False) -> float:
-    """`value` as a float when it is a finite number in (0, below), or 0 where `zero` allows it; raises otherwise."""
+def positive(
+    name: str, value: Any, hint: str, *, below: float = math.inf, zero: bool = False
+) -> float:
+    """`value` as a float when it is a finite number in (0, below), or 0 where `zero` allows it;
+    raises otherwise.
+    """
     number = real(name, value, hint=hint)
     if not (0 < number < below or (zero and number == 0)):
         bounds = "non-negative" if zero else "positive"

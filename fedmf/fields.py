@@ -1,4 +1,6 @@
-"""Fields of a frozen dataclass of options: a default, the text that a command's help shows, and the check of a value."""
+"""Fields of a frozen dataclass of options: a default, the text that a command's help shows, and the
+check of a value.
+"""
 
 import dataclasses
 import math
@@ -18,13 +20,19 @@ def option(default: Any, help: str, check: Callable[[str, Any], Any]) -> Any:
 def whole(default: int | None, help: str, *, low: int = 1) -> Any:
     """An int of at least `low`, 0 or 1."""
     hint = f"use a {'positive' if low else 'non-negative'} whole number"
-    return option(default, help, lambda name, value: checks.integer(name, value, low=low, hint=hint))
+    return option(
+        default, help, lambda name, value: checks.integer(name, value, low=low, hint=hint)
+    )
 
 
 def real(default: float | None, help: str, *, zero: bool = False, below: float = math.inf) -> Any:
     """A finite positive float, or 0 where `zero` allows it."""
     hint = f"use a finite {'non-negative' if zero else 'positive'} number"
-    return option(default, help, lambda name, value: checks.positive(name, value, hint, below=below, zero=zero))
+    return option(
+        default,
+        help,
+        lambda name, value: checks.positive(name, value, hint, below=below, zero=zero),
+    )
 
 
 def choice(default: str | None, help: str, choices: Callable[[], Iterable[str]]) -> Any:
@@ -37,7 +45,9 @@ def flag(default: bool, help: str) -> Any:
 
     def check(name: str, value: Any) -> bool:
         if not isinstance(value, bool):
-            raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a bool: use True or False")
+            raise TypeError(
+                f"{name}={value!r} is a {type(value).__name__}, not a bool: use True or False"
+            )
         return value
 
     return option(default, help, check)
@@ -48,14 +58,17 @@ def text(default: str | None, help: str) -> Any:
 
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str | os.PathLike):
-            raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a str: pass it as text")
+            raise TypeError(
+                f"{name}={value!r} is a {type(value).__name__}, not a str: pass it as text"
+            )
         return os.fspath(value)
 
     return option(default, help, check)
 
 
 def check_fields(options: Any) -> None:
-    """Replaces each field of a frozen dataclass by its checked value; None passes where the field's type allows it.
+    """Replaces each field of a frozen dataclass by its checked value; None passes where the field's
+    type allows it.
 
     Raises:
       TypeError, ValueError: naming the field, its value and what to do instead.

@@ -1,4 +1,6 @@
-"""Files that are written whole or not at all, folders of their owner alone, locks, and the cache folder."""
+"""Files that are written whole or not at all, folders of their owner alone, locks, and the cache
+folder.
+"""
 
 import contextlib
 import os
@@ -12,7 +14,8 @@ from typing import BinaryIO, TextIO
 def write_atomically(
     path: pathlib.Path, content: bytes | str | Callable[[BinaryIO], None], *, mode: int = 0o644
 ) -> None:
-    """Replaces `path` by `content` in one step: a reader or a crash sees the old file or the new one, never half of one.
+    """Replaces `path` by `content` in one step: a reader or a crash sees the old file or the new
+    one, never half of one.
 
     Args:
       path: the file; a crash can leave a temporary .NAME.*.part beside it.
@@ -39,7 +42,10 @@ def write_atomically(
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Makes the folder, and those above it that are missing, for their owner alone. One that is there stays as it is."""
+    """Makes the folder, and those above it that are missing, for their owner alone.
+
+    One that is there stays as it is.
+    """
     path = pathlib.Path(path)
     if not path.parent.exists():
         make_folder(path.parent)
@@ -52,7 +58,10 @@ def append_privately(path: pathlib.Path) -> TextIO:
 
 
 def lock(descriptor: int) -> bool:
-    """Locks an open file or folder until it is closed. False if another process holds the lock; True where there are no locks."""
+    """Locks an open file or folder until it is closed.
+
+    False if another process holds the lock; True where there are no locks.
+    """
     try:
         import fcntl
 
@@ -65,16 +74,22 @@ def lock(descriptor: int) -> bool:
 
 
 def cache_folder() -> pathlib.Path | None:
-    """$FEDMF_CACHE, or else fedmf in the user's cache folder. None where $FEDMF_CACHE is set to nothing: keep no cache."""
+    """$FEDMF_CACHE, or else fedmf in the user's cache folder.
+
+    None where $FEDMF_CACHE is set to nothing: keep no cache.
+    """
     if "FEDMF_CACHE" in os.environ:
         return pathlib.Path(os.environ["FEDMF_CACHE"]) if os.environ["FEDMF_CACHE"] else None
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fedmf"
+    return (
+        pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fedmf"
+    )
 
 
 def check_archive(path: str | os.PathLike[str]) -> None:
     """Reads every entry of an .npz archive to its end.
 
-    numpy reads as many bytes as an entry's own header asks for: of an entry damaged there, too few to reach its checksum.
+    numpy reads as many bytes as an entry's own header asks for: of an entry damaged there, too few
+    to reach its checksum.
 
     Raises:
       ValueError: an entry has another checksum.

@@ -1,4 +1,6 @@
-"""Ids of clients, and rounds, as records and arrays have them: which are missing, which look alike, and what is wrong with one."""
+"""Ids of clients, and rounds, as records and arrays have them: which are missing, which look alike,
+and what is wrong with one.
+"""
 
 import itertools
 import re
@@ -8,18 +10,34 @@ from typing import Any
 
 import numpy as np
 
-# Characters that leave no mark beside controls, formats and joiners (Cc, Cf): Unicode's other default ignorables, the blank Braille
-# pattern and the null notehead. First and last code point of each range.
+# Characters that leave no mark beside controls, formats and joiners (Cc, Cf): Unicode's other
+# default ignorables, the blank Braille pattern and the null notehead. First and last code point of
+# each range.
 UNMARKED = (
-    *((0x34F, 0x34F), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F), (0x2065, 0x2065), (0x2800, 0x2800)),
-    *((0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1D159, 0x1D159), (0xE0000, 0xE0FFF)),
+    *(
+        (0x34F, 0x34F),
+        (0x115F, 0x1160),
+        (0x17B4, 0x17B5),
+        (0x180B, 0x180F),
+        (0x2065, 0x2065),
+        (0x2800, 0x2800),
+    ),
+    *(
+        (0x3164, 0x3164),
+        (0xFE00, 0xFE0F),
+        (0xFFA0, 0xFFA0),
+        (0xFFF0, 0xFFF8),
+        (0x1D159, 0x1D159),
+        (0xE0000, 0xE0FFF),
+    ),
 )
 _DIGITS = 9  # of the largest round that is read
 _SHOWN_CHARACTERS, _SHOWN_ROUNDS = 80, 20
 
 
 def seen(text: str) -> str:
-    """A text as people see it: one kind of blank, nothing invisible, letters composed in one way (NFC).
+    """A text as people see it: one kind of blank, nothing invisible, letters composed in one way
+    (NFC).
 
     `fedmf.tables.as_seen` is the same in SQL.
 
@@ -40,7 +58,9 @@ def _is_blank(character: str) -> bool:
 
 def _is_invisible(character: str) -> bool:
     code = ord(character)
-    return unicodedata.category(character) in ("Cc", "Cf") or any(first <= code <= last for first, last in UNMARKED)
+    return unicodedata.category(character) in ("Cc", "Cf") or any(
+        first <= code <= last for first, last in UNMARKED
+    )
 
 
 def client_array(name: str, ids: Any) -> np.ndarray:
@@ -68,7 +88,8 @@ def client_array(name: str, ids: Any) -> np.ndarray:
 
 
 def check_clients(name: str, ids: Iterable[Any], places: Sequence[int] | None = None) -> None:
-    """Refuses ids of clients of which one is missing, or two look alike: each stands for one client of the guarantee.
+    """Refuses ids of clients of which one is missing, or two look alike: each stands for one client
+    of the guarantee.
 
     Args:
       name: of the argument, for errors.
@@ -76,23 +97,28 @@ def check_clients(name: str, ids: Iterable[Any], places: Sequence[int] | None = 
       places: of the ids in the argument; None for 0, 1, ...
 
     Raises:
-      ValueError: None, NaN, NaT, or a text without a visible character; or two that differ only in blanks at the ends, in the kind of
-        blank, in characters that leave no mark, in how letters are composed, or in their kinds such as 1 and "1".
+      ValueError: None, NaN, NaT, or a text without a visible character; or two that differ only in
+        blanks at the ends, in the kind of blank, in characters that leave no mark, in how letters
+        are composed, or in their kinds such as 1 and "1".
     """
     looks: dict[str, Any] = {}
     for place, client in zip(itertools.count() if places is None else places, ids, strict=False):
         if is_missing(client):
             raise ValueError(
-                f"{name}[{place}]={client!r} is missing: whose examples these are is not known, and the guarantee is for each client; "
+                f"{name}[{place}]={client!r} is missing: whose examples these are is not known, "
+                "and the guarantee is for each client; "
                 "leave them out, or give every client an id"
             )
         look = seen(str(client)).strip()
         if not look:
-            raise ValueError(f"{name}[{place}]={client!r} has no visible character: give every client an id")
+            raise ValueError(
+                f"{name}[{place}]={client!r} has no visible character: give every client an id"
+            )
         other = looks.setdefault(look, client)
         if other is not client and (str(other) != str(client) or other != client):
             raise ValueError(
-                f"{name} has {other!a} and, at {place}, {client!a}, which look alike: one person in two clients has half the "
+                f"{name} has {other!a} and, at {place}, {client!a}, which look alike: one person "
+                "in two clients has half the "
                 "protection; write them in one way, or give them other ids if they are two"
             )
 
@@ -112,7 +138,9 @@ def is_missing(value: Any) -> bool:
 
 
 def client_fault(client: str | None) -> str | None:
-    """What is wrong with a client's id in a record, as an end of a sentence with "the client"; None where nothing is."""
+    """What is wrong with a client's id in a record, as an end of a sentence with "the client"; None
+    where nothing is.
+    """
     if client is None or not client:
         return "is missing"
     if not seen(client).strip():
@@ -120,12 +148,17 @@ def client_fault(client: str | None) -> str | None:
     for ends, what in ((_is_blank, "blanks"), (_is_invisible, "invisible characters")):
         around = [c for c in (client[0], client[-1]) if ends(c)]
         if around:
-            return f"has {what} around it ({_codes(around)}): write every client without {what} around it"
+            return (
+                f"has {what} around it ({_codes(around)}): write every client without {what} "
+                "around it"
+            )
     return None
 
 
 def round_fault(t: str | None, first: int, last: int) -> str | None:
-    """What is wrong with a round in a record, as an end of a sentence with "the round"; None where nothing is."""
+    """What is wrong with a round in a record, as an end of a sentence with "the round"; None where
+    nothing is.
+    """
     if t is None or not t or t.strip().lower() in ("nan", "nat", "null", "none"):
         return "is missing"
     invisible = [c for c in t if _is_invisible(c)]
@@ -137,7 +170,9 @@ def round_fault(t: str | None, first: int, last: int) -> str | None:
         if re.fullmatch("-[0-9]+", t):
             return f"is negative: rounds are {first} to {last}"
         is_number = re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", t)
-        return "is not written as a whole number, in digits alone" if is_number else "is not a number"
+        return (
+            "is not written as a whole number, in digits alone" if is_number else "is not a number"
+        )
     number = int(t) if len(t) <= _DIGITS else 10**_DIGITS
     if number < first:
         return f"is before the first round: rounds are {first} to {last}"
@@ -169,4 +204,6 @@ def shown_rounds(rounds: Sequence[int]) -> str:
     """
     shown = ", ".join(map(str, rounds[:_SHOWN_ROUNDS]))
     more = len(rounds) - _SHOWN_ROUNDS
-    return f"round{'s' if len(rounds) > 1 else ''} {shown}" + (f" and {more} other ones" if more > 0 else "")
+    return f"round{'s' if len(rounds) > 1 else ''} {shown}" + (
+        f" and {more} other ones" if more > 0 else ""
+    )

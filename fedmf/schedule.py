@@ -1,4 +1,6 @@
-"""Learning-rate schedules that do not look at data; the workload and the server optimiser share them."""
+"""Learning-rate schedules that do not look at data; the workload and the server optimiser share
+them.
+"""
 
 import dataclasses
 
@@ -9,13 +11,17 @@ from fedmf import checks
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WarmupCooldown:
-    """Linear warm-up, plateau, linear cool-down (banded paper, App. I, "Learning rate warmup and cooldown").
+    """Linear warm-up, plateau, linear cool-down (banded paper, App.
+
+    I, "Learning rate warmup and cooldown").
 
     Attributes:
       rounds: length of the run.
       peak: learning rate on the plateau.
-      warmup: share of rounds over which the rate rises from floor * peak; 0 for none. The paper: 0.15.
-      cooldown: share of rounds over which it falls back to floor * peak, reached in the last round; 0 for none. The paper: 0.25.
+      warmup: share of rounds over which the rate rises from floor * peak; 0 for none. The paper:
+        0.15.
+      cooldown: share of rounds over which it falls back to floor * peak, reached in the last round;
+        0 for none. The paper: 0.25.
       floor: the paper: 0.05.
 
     >>> [round(float(r), 3) for r in WarmupCooldown(rounds=8, peak=1.0, warmup=0.25, cooldown=0.5).learning_rates()]
@@ -34,10 +40,16 @@ class WarmupCooldown:
         if checks.positive("floor", self.floor, "pass a share such as 0.05") > 1:
             raise ValueError(f"floor={self.floor} is above 1: pass a share such as 0.05")
         for name in ("warmup", "cooldown"):
-            checks.positive(name, getattr(self, name), "pass a share of the run such as 0.25, or 0 for none", zero=True)
+            checks.positive(
+                name,
+                getattr(self, name),
+                "pass a share of the run such as 0.25, or 0 for none",
+                zero=True,
+            )
         if self.warmup + self.cooldown > 1:
             raise ValueError(
-                f"warmup={self.warmup} and cooldown={self.cooldown} add up to more than 1: pass shares of the run"
+                f"warmup={self.warmup} and cooldown={self.cooldown} add up to more than 1: pass "
+                "shares of the run"
             )
 
     def learning_rates(self) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Tables of any length: DuckDB reads CSV, JSON lines and Parquet, and sorts what does not fit into memory on disk."""
+"""Tables of any length: DuckDB reads CSV, JSON lines and Parquet, and sorts what does not fit into
+memory on disk.
+"""
 
 import codecs
 import collections
@@ -65,18 +67,23 @@ def _quoted(path: pathlib.Path) -> str:
 
 
 def as_seen(column: str) -> str:
-    """SQL for a text as people see it: one kind of blank, nothing invisible, letters composed in one way (NFC).
+    """SQL for a text as people see it: one kind of blank, nothing invisible, letters composed in
+    one way (NFC).
 
     `identifiers.seen` is the same in Python.
     """
-    # Most ids are of visible ASCII, and the three passes over a text take half the time of an audit.
+    # Most ids are of visible ASCII, and the three passes over a text take half the time of an
+    # audit.
     plain = f"regexp_full_match({column}, '[!-~]*')"
     return f"CASE WHEN {plain} THEN {column} ELSE {_composed(column)} END"
 
 
 def _composed(column: str) -> str:
     # What is invisible goes first: blanks on both sides of it are one.
-    return f"nfc_normalize(regexp_replace(regexp_replace({column}, '{_INVISIBLE}', '', 'g'), '\\p{{Z}}+', ' ', 'g'))"
+    return (
+        f"nfc_normalize(regexp_replace(regexp_replace({column}, '{_INVISIBLE}', '', 'g'), "
+        f"'\\p{{Z}}+', ' ', 'g'))"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,8 +92,10 @@ class Rows:
 
     Attributes:
       table: what stands after FROM.
-      columns: SQL of each column: a text, or a whole number of Parquet; NULL where a row has none, or NaN.
-      fault: SQL of a text, the end of a sentence, for what is wrong with a row as such; NULL where nothing is.
+      columns: SQL of each column: a text, or a whole number of Parquet; NULL where a row has none,
+        or NaN.
+      fault: SQL of a text, the end of a sentence, for what is wrong with a row as such; NULL where
+        nothing is.
     """
 
     table: str
@@ -106,14 +115,15 @@ def read(
 
     Args:
       db: a `database`.
-      path: CSV (commas, a header line), JSON lines or Parquet, in UTF-8; its first bytes decide which.
+      path: CSV (commas, a header line), JSON lines or Parquet, in UTF-8; its first bytes decide
+        which.
       columns: argument of the caller -> name of the column that it names.
       scratch: folder for a copy of a CSV whose lines end in several ways.
       ids: the arguments whose columns tell rows apart, so that JSON must write them in one way.
 
     Raises:
-      ValueError: an empty file, one of another kind, or no such column; errors name the argument. What is wrong in a row becomes a
-        `duckdb.Error` when the rows are read: see `damage`.
+      ValueError: an empty file, one of another kind, or no such column; errors name the argument.
+        What is wrong in a row becomes a `duckdb.Error` when the rows are read: see `damage`.
     """
     with path.open("rb") as content:
         head = content.read(_HEADER_BYTES)
@@ -126,15 +136,21 @@ def read(
     # Columns are named by place: a header may hold anything.
     types = {f"column{i}": "VARCHAR" for i in range(len(names))}
     return Rows(
-        table=f"read_csv({_quoted(_with_one_line_end(path, scratch))}, columns = {types}, header = true, auto_detect = false, delim = ',', "
-        "quote = '\"', escape = '\"', strict_mode = true, null_padding = false, ignore_errors = false, "
-        # By default 16 lines: a quarter of the memory that a log may take by default, and more than the least.
-        f"max_line_size = {_LINE_BYTES}, buffer_size = {2 * _LINE_BYTES}, hive_partitioning = false)",
+        table=f"read_csv({_quoted(_with_one_line_end(path, scratch))}, columns = {types}, header = "
+        "true, auto_detect = false, delim = ',', "
+        "quote = '\"', escape = '\"', strict_mode = true, null_padding = false, ignore_errors = "
+        "false, "
+        # By default 16 lines: a quarter of the memory that a log may take by default, and more than
+        # the least.
+        f"max_line_size = {_LINE_BYTES}, buffer_size = {2 * _LINE_BYTES}, hive_partitioning = "
+        "false)",
         columns=[f"column{names.index(name)}" for name in columns.values()],
     )
 
 
-def _parquet(db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Mapping[str, str]) -> Rows:
+def _parquet(
+    db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Mapping[str, str]
+) -> Rows:
     table = f"read_parquet({_quoted(path)}, hive_partitioning = false)"
     types = {name: kind for name, kind, *_ in db.execute(f"DESCRIBE FROM {table}").fetchall()}
     _check_columns(path, [*types], columns)
@@ -142,7 +158,9 @@ def _parquet(db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Mappi
     for name in columns.values():
         kind, quoted = types[name], f'"{name.replace(chr(34), 2 * chr(34))}"'
         if kind == "BLOB" or (kind.endswith((")", "]")) and not kind.startswith("DECIMAL")):
-            raise ValueError(f"{path} has a column {name!r} of type {kind}: write it as texts or whole numbers")
+            raise ValueError(
+                f"{path} has a column {name!r} of type {kind}: write it as texts or whole numbers"
+            )
         if kind in ("FLOAT", "DOUBLE"):
             texts.append(f"CASE WHEN NOT isnan({quoted}) THEN {quoted}::VARCHAR END")
         else:
@@ -151,10 +169,15 @@ def _parquet(db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Mappi
 
 
 def _json_lines(
-    db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Mapping[str, str], ids: Collection[str]
+    db: "duckdb.DuckDBPyConnection",
+    path: pathlib.Path,
+    columns: Mapping[str, str],
+    ids: Collection[str],
 ) -> Rows:
     table = f"read_ndjson_objects({_quoted(path)})"
-    keys = db.execute(f"SELECT DISTINCT unnest(json_keys(json)) FROM (FROM {table} LIMIT {_KEY_ROWS})").fetchall()
+    keys = db.execute(
+        f"SELECT DISTINCT unnest(json_keys(json)) FROM (FROM {table} LIMIT {_KEY_ROWS})"
+    ).fetchall()
     _check_columns(path, sorted(key for (key,) in keys), columns)
     texts, faults = [], []
     for argument, name in columns.items():
@@ -165,19 +188,27 @@ def _json_lines(
         twice = f"len(list_filter(json_keys(json), lambda key: key = {literal})) > 1"
         faults.append(f"WHEN {twice} THEN 'has the key ' || {literal} || ' more than once'")
         if argument in ids:
-            # 1, 1.0 and 1e0 are one number in JSON and would be several ids: only one way of writing it is read.
+            # 1, 1.0 and 1e0 are one number in JSON and would be several ids: only one way of
+            # writing it is read.
             whole = f"{kind} <> 'DOUBLE' OR regexp_full_match({value}, '-?[0-9]+')"
-            what = f"'has the ' || {literal} || ' ' || ({value}) || ', which is neither a text nor written as a whole number'"
+            what = (
+                f"'has the ' || {literal} || ' ' || ({value}) || ', which is neither a text nor "
+                "written as a whole number'"
+            )
             faults.append(f"WHEN {kind} = 'BOOLEAN' OR NOT ({whole}) THEN {what}")
     return Rows(table=table, columns=texts, fault=f"CASE {' '.join(faults)} END")
 
 
 def _with_one_line_end(path: pathlib.Path, scratch: str | os.PathLike[str]) -> pathlib.Path:
-    """The file, or a copy of it with one kind of line end where it has several, which DuckDB does not read."""
+    """The file, or a copy of it with one kind of line end where it has several, which DuckDB does
+    not read.
+    """
     ends: collections.Counter[bytes] = collections.Counter()
     for chunk in _chunks(path):
         pairs = chunk.count(b"\r\n")
-        ends.update({b"\r\n": pairs, b"\n": chunk.count(b"\n") - pairs, b"\r": chunk.count(b"\r") - pairs})
+        ends.update(
+            {b"\r\n": pairs, b"\n": chunk.count(b"\n") - pairs, b"\r": chunk.count(b"\r") - pairs}
+        )
     if sum(count > 0 for count in ends.values()) < 2:
         return path
     copy = pathlib.Path(scratch) / "lines.csv"
@@ -203,24 +234,31 @@ def damage(file: str, error: "duckdb.Error") -> str:
         wrong = (
             "is not in UTF-8: convert the file, such as with `iconv -f LATIN1 -t UTF-8`"
             if "utf-8" in message.lower()
-            else "has another number of columns than the header, or a quote that does not end: write the file again"
+            else "has another number of columns than the header, or a quote that does not end: "
+            "write the file again"
         )
         return f"line {csv_line[1]} of {file} {wrong}"
     if json_line := re.search(r"in line (\d+): (.*?)\.?\s*$", message):
-        return f"line {int(json_line[1]) - 1} of {file} is not a JSON object in UTF-8: {json_line[2]}"  # DuckDB counts from 2
+        # DuckDB counts from 2.
+        return (
+            f"line {int(json_line[1]) - 1} of {file} is not a JSON object in UTF-8: {json_line[2]}"
+        )
     return f"{file} cannot be read: {message.splitlines()[0]}"
 
 
 def _csv_header(path: pathlib.Path, head: bytes) -> list[str]:
     if not head.strip():
-        raise ValueError(f"{path} is empty: it must be CSV with a header line, JSON lines or Parquet")
+        raise ValueError(
+            f"{path} is empty: it must be CSV with a header line, JSON lines or Parquet"
+        )
     try:
         header = head.splitlines()[0].decode("utf-8-sig")
     except UnicodeDecodeError:
         header = "\0"
     if "\0" in header or header.startswith("["):
         raise ValueError(
-            f"{path} is neither CSV with a header line, JSON lines nor Parquet, in UTF-8: convert it to one of them"
+            f"{path} is neither CSV with a header line, JSON lines nor Parquet, in UTF-8: convert "
+            "it to one of them"
         )
     return next(csv.reader([header]), [])
 
@@ -229,6 +267,7 @@ def _check_columns(path: pathlib.Path, names: list[str], columns: Mapping[str, s
     for argument, wanted in columns.items():
         if names.count(wanted) != 1:
             raise ValueError(
-                f"{path} has {'several columns' if wanted in names else 'no column'} {wanted!r} among {', '.join(map(repr, names))}: "
+                f"{path} has {'several columns' if wanted in names else 'no column'} {wanted!r} "
+                f"among {', '.join(map(repr, names))}: "
                 f"name the right one with {argument}"
             )

@@ -1,4 +1,7 @@
-"""Workloads: the lower-triangular query A on which error is measured. Training itself never uses one."""
+"""Workloads: the lower-triangular query A on which error is measured.
+
+Training itself never uses one.
+"""
 
 import dataclasses
 import functools
@@ -17,21 +20,23 @@ _MAX_MAGNITUDE = 1e75
 class Workload:
     """A linear query A over the rounds' inputs: row t of A x is what round t should estimate well.
 
-    A decides which encoder is best (`fedmf.fit`) and how error is reported (`fedmf.loss`), and not privacy. Workloads of
-    SGD have a banded inverse, which the constructors below keep instead of A: a million rounds take a few megabytes, and
-    fits and errors time linear in the rounds. `first @ second` is the product of two workloads.
+    A decides which encoder is best (`fedmf.fit`) and how error is reported (`fedmf.loss`), and not
+    privacy. Workloads of SGD have a banded inverse, which the constructors below keep instead of A:
+    a million rounds take a few megabytes, and fits and errors time linear in the rounds. `first @
+    second` is the product of two workloads.
 
     Attributes:
       name: what reports call it.
-      matrix: A, float64 (rounds, rounds), lower-triangular with a non-zero diagonal; read-only. Of a structured
-        workload it is made when first asked for.
-      inverse_diagonals: A^-1 by rows, float64 (rounds, p), [t, j] = A^-1[t, t - j], if A^-1 is known to have p bands;
-        otherwise None.
+      matrix: A, float64 (rounds, rounds), lower-triangular with a non-zero diagonal; read-only. Of
+        a structured workload it is made when first asked for.
+      inverse_diagonals: A^-1 by rows, float64 (rounds, p), [t, j] = A^-1[t, t - j], if A^-1 is
+        known to have p bands; otherwise None.
       rounds: n.
 
     Raises:
       TypeError: name is not a str, or matrix is not an array of real numbers.
-      ValueError: matrix is not square, not lower-triangular, not finite, singular, or of numbers beyond 1e-75 to 1e75.
+      ValueError: matrix is not square, not lower-triangular, not finite, singular, or of numbers
+        beyond 1e-75 to 1e75.
 
     >>> Workload("differences", [[1.0, 0.0], [-1.0, 1.0]]).rounds
     2
@@ -53,12 +58,15 @@ class Workload:
         self.__dict__["matrix"] = checks.frozen(array)
 
     @classmethod
-    def from_inverse(cls, name: str, inverse_diagonals: np.ndarray | Sequence[Sequence[float]]) -> "Workload":
-        """The workload A whose inverse is banded and given by rows, `inverse_diagonals` as in the class.
+    def from_inverse(
+        cls, name: str, inverse_diagonals: np.ndarray | Sequence[Sequence[float]]
+    ) -> "Workload":
+        """The workload A whose inverse is banded and given by rows, `inverse_diagonals` as in the
+        class.
 
         Raises:
-          TypeError, ValueError: not (rounds, p) real, finite numbers with p <= rounds; a zero in the first column; or a
-            non-zero outside the matrix, at t - j < 0.
+          TypeError, ValueError: not (rounds, p) real, finite numbers with p <= rounds; a zero in
+            the first column; or a non-zero outside the matrix, at t - j < 0.
 
         >>> Workload.from_inverse("prefix_sum", [[1.0, 0.0], [1.0, -1.0], [1.0, -1.0]]).matrix
         array([[1., 0., 0.],
@@ -73,11 +81,16 @@ class Workload:
 
     def _set(self, name: str, rounds: int, inverse_diagonals: np.ndarray | None) -> None:
         if not isinstance(name, str):
-            raise TypeError(f"name={name!r} is a {type(name).__name__}, not a str: name the workload for reports")
+            raise TypeError(
+                f"name={name!r} is a {type(name).__name__}, not a str: name the workload for "
+                "reports"
+            )
         self.__dict__.update(name=name, rounds=rounds, inverse_diagonals=inverse_diagonals)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise dataclasses.FrozenInstanceError(f"{name} of a workload cannot be changed: make another Workload")
+        raise dataclasses.FrozenInstanceError(
+            f"{name} of a workload cannot be changed: make another Workload"
+        )
 
     def __repr__(self) -> str:
         return f"Workload(name={self.name!r}, rounds={self.rounds})"
@@ -91,7 +104,8 @@ class Workload:
 
     @property
     def coefficients(self) -> np.ndarray | None:
-        """The first column of A, float64 (rounds,), if A is known to be Toeplitz (every round alike); otherwise None.
+        """The first column of A, float64 (rounds,), if A is known to be Toeplitz (every round
+        alike); otherwise None.
 
         >>> momentum_sgd(4, momentum=0.5).coefficients
         array([1.   , 1.5  , 1.75 , 1.875])
@@ -109,10 +123,14 @@ class Workload:
             return NotImplemented
         if self.rounds != other.rounds:
             raise ValueError(
-                f"the workloads have rounds={self.rounds} and rounds={other.rounds}: make both for the same"
+                f"the workloads have rounds={self.rounds} and rounds={other.rounds}: make both for "
+                "the same"
             )
         name = f"{self.name} @ {other.name}"
-        left, right = other.inverse_diagonals, self.inverse_diagonals  # (A_self A_other)^-1 = A_other^-1 A_self^-1
+        left, right = (
+            other.inverse_diagonals,
+            self.inverse_diagonals,
+        )  # (A_self A_other)^-1 = A_other^-1 A_self^-1
         if left is None or right is None:
             return Workload(name, np.tril(self.matrix @ other.matrix))
         return Workload.from_inverse(name, checks.banded_product(left, right))
@@ -130,7 +148,9 @@ def identity(n: int) -> Workload:
 
 
 def prefix_sum(n: int) -> Workload:
-    """Prefix sums: A[t, j] = 1 for j <= t, SGD at learning rate 1 (Denisov et al. 2022, App. A, Eq. 10).
+    """Prefix sums: A[t, j] = 1 for j <= t, SGD at learning rate 1 (Denisov et al. 2022, App.
+
+    A, Eq. 10).
 
     Args:
       n: rounds, a positive int.
@@ -145,8 +165,8 @@ def prefix_sum(n: int) -> Workload:
 
 
 def sgd(learning_rates: Sequence[float] | np.ndarray) -> Workload:
-    """The iterates of SGD with a learning-rate schedule: A[t, j] = learning_rates[j], j <= t (Denisov et al. 2022, Prop.
-    4.2, M_eta).
+    """The iterates of SGD with a learning-rate schedule: A[t, j] = learning_rates[j], j <= t
+    (Denisov et al. 2022, Prop. 4.2, M_eta).
 
     Args:
       learning_rates: (n,) positive.
@@ -158,12 +178,15 @@ def sgd(learning_rates: Sequence[float] | np.ndarray) -> Workload:
     rates = checks.array("learning_rates", learning_rates, ndim=1)
     if rates.min() <= 0.0:
         t = int(np.argmin(rates))
-        raise ValueError(f"learning_rates[{t}]={rates[t]} is not positive: give every round a positive rate")
+        raise ValueError(
+            f"learning_rates[{t}]={rates[t]} is not positive: give every round a positive rate"
+        )
     return Workload.from_inverse("sgd", _two_bands(1.0 / rates, -1.0 / rates))
 
 
 def momentum_buffer(n: int, momentum: float) -> Workload:
-    """The momentum buffers of heavy-ball SGD: A[t, j] = momentum^(t - j), j <= t (Denisov et al. 2022, Prop. 4.2, M_beta).
+    """The momentum buffers of heavy-ball SGD: A[t, j] = momentum^(t - j), j <= t (Denisov et al.
+    2022, Prop. 4.2, M_beta).
 
     Args:
       n: rounds, a positive int.
@@ -182,10 +205,11 @@ def momentum_buffer(n: int, momentum: float) -> Workload:
 def momentum_sgd(
     n: int, momentum: float = 0.95, learning_rates: Sequence[float] | np.ndarray | None = None
 ) -> Workload:
-    """The iterates of heavy-ball momentum SGD with a learning-rate schedule (Denisov et al. 2022, Prop. 4.2, Eq. 9).
+    """The iterates of heavy-ball momentum SGD with a learning-rate schedule (Denisov et al. 2022,
+    Prop. 4.2, Eq. 9).
 
-    A[t, j] = sum over i in j..t of learning_rates[i] * momentum ** (i - j), `sgd(learning_rates) @ momentum_buffer(n,
-    momentum)`.
+    A[t, j] = sum over i in j..t of learning_rates[i] * momentum ** (i - j), `sgd(learning_rates) @
+    momentum_buffer(n, momentum)`.
 
     Args:
       n: rounds, a positive int.
@@ -194,7 +218,8 @@ def momentum_sgd(
 
     Raises:
       TypeError: an argument of the wrong kind.
-      ValueError: momentum outside [0, 1); learning_rates not of shape (n,), not finite or not positive.
+      ValueError: momentum outside [0, 1); learning_rates not of shape (n,), not finite or not
+        positive.
 
     >>> momentum_sgd(3, momentum=0.5, learning_rates=[1.0, 2.0, 4.0]).matrix
     array([[1., 0., 0.],
@@ -203,24 +228,36 @@ def momentum_sgd(
     """
     buffers = momentum_buffer(n, momentum)
     n = buffers.rounds
-    rates = np.ones(n) if learning_rates is None else checks.array("learning_rates", learning_rates, ndim=1)
+    rates = (
+        np.ones(n)
+        if learning_rates is None
+        else checks.array("learning_rates", learning_rates, ndim=1)
+    )
     if rates.shape != (n,):
-        raise ValueError(f"learning_rates has shape {rates.shape}: pass one rate for each of the n={n} rounds")
+        raise ValueError(
+            f"learning_rates has shape {rates.shape}: pass one rate for each of the n={n} rounds"
+        )
     rows = (sgd(rates) @ buffers).inverse_diagonals
     assert rows is not None
     return Workload.from_inverse("momentum_sgd", rows)
 
 
 def _check_scale(name: str, matrix: np.ndarray, diagonal: np.ndarray) -> None:
-    """Raises unless the largest entry and the smallest on the diagonal, (rounds,), are within 1e-75 to 1e75."""
+    """Raises unless the largest entry and the smallest on the diagonal, (rounds,), are within 1e-75
+    to 1e75.
+    """
     largest, smallest = float(np.abs(matrix).max()), float(np.abs(diagonal).min())
     if not smallest:
         t = int(np.argmin(np.abs(diagonal)))
-        raise ValueError(f"{name} is singular: the weight of round {t}'s own input is 0, give it another one")
+        raise ValueError(
+            f"{name} is singular: the weight of round {t}'s own input is 0, give it another one"
+        )
     if largest > _MAX_MAGNITUDE or smallest < 1.0 / _MAX_MAGNITUDE:
         raise ValueError(
-            f"{name} has entries from {smallest:.3g} on its diagonal to {largest:.3g}: float64 holds the squares of "
-            f"those within {1.0 / _MAX_MAGNITUDE:g} to {_MAX_MAGNITUDE:g} only, so give the workload, or the learning rates, another unit"
+            f"{name} has entries from {smallest:.3g} on its diagonal to {largest:.3g}: float64 "
+            "holds the squares of "
+            f"those within {1.0 / _MAX_MAGNITUDE:g} to {_MAX_MAGNITUDE:g} only, so give the "
+            "workload, or the learning rates, another unit"
         )
 
 

@@ -1,7 +1,8 @@
 """Training tasks: data, model and metrics. They know no privacy.
 
-A task is a function of its own frozen options dataclass, and of `progress` if it shows bars, that returns a `federated.Task`. Those that
-ship are a folder here and a line of TASKS; those of installed packages are entry points of the group fedmf.tasks; a user's own are named
+A task is a function of its own frozen options dataclass, and of `progress` if it shows bars, that
+returns a `federated.Task`. Those that ship are a folder here and a line of TASKS; those of
+installed packages are entry points of the group fedmf.tasks; a user's own are named
 package.module:function.
 """
 
@@ -44,7 +45,8 @@ def available() -> dict[str, str]:
 
 
 def task_function(name: str) -> Callable[..., "Task"]:
-    """The function of a task: of one that is `available`, or package.module:function, also in the working folder.
+    """The function of a task: of one that is `available`, or package.module:function, also in the
+    working folder.
 
     Raises:
       ValueError: there is none, or it cannot be imported.
@@ -52,7 +54,8 @@ def task_function(name: str) -> Callable[..., "Task"]:
     target = available().get(name, name)
     if ":" not in target:
         raise ValueError(
-            f"task={name!r} is unknown: choose one of {', '.join(available())}, or name a function as package.module:function"
+            f"task={name!r} is unknown: choose one of {', '.join(available())}, or name a function "
+            "as package.module:function"
         )
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # at the end: nothing of ours is shadowed
@@ -62,15 +65,19 @@ def task_function(name: str) -> Callable[..., "Task"]:
         function = pkgutil.resolve_name(target)
     except Exception as error:
         raise ValueError(
-            f"task={name!r} cannot be imported ({type(error).__name__}: {error}): name a function as package.module:function"
+            f"task={name!r} cannot be imported ({type(error).__name__}: {error}): name a function "
+            "as package.module:function"
         ) from error
     if not callable(function):
-        raise ValueError(f"task={name!r} is a {type(function).__name__}: name a function that returns a Task")
+        raise ValueError(
+            f"task={name!r} is a {type(function).__name__}: name a function that returns a Task"
+        )
     return function
 
 
 def options_class(name: str) -> type[Any] | None:
-    """The dataclass of a task's options, which its function's first parameter is annotated with; None for one without.
+    """The dataclass of a task's options, which its function's first parameter is annotated with;
+    None for one without.
 
     Raises:
       ValueError: as `task_function` does.
@@ -90,7 +97,11 @@ def completed(config: "TrainConfig") -> "TrainConfig":
       ValueError: no such task or option, or a value that the option does not take.
     """
     name = config.task or DEFAULT
-    options = dataclasses.asdict(_options(name, config)) if options_class(name) else dict(_none_of(name, config))
+    options = (
+        dataclasses.asdict(_options(name, config))
+        if options_class(name)
+        else dict(_none_of(name, config))
+    )
     options.pop("data", None)
     return dataclasses.replace(config, task=name, task_options=options)
 
@@ -98,7 +109,9 @@ def completed(config: "TrainConfig") -> "TrainConfig":
 def _none_of(name: str, config: "TrainConfig") -> Mapping[str, Any]:
     given = dict(config.task_options) | ({} if config.data is None else {"data": config.data})
     if given:
-        raise ValueError(f"task_option {next(iter(given))!r}: the task {name} has no options, leave it out")
+        raise ValueError(
+            f"task_option {next(iter(given))!r}: the task {name} has no options, leave it out"
+        )
     return {}
 
 
@@ -139,29 +152,38 @@ def task_of_run(
 ) -> "Task":
     """The task that a run was trained on; with `data` the same on another data file.
 
-    `task` names it, with `task_options`, where the run was trained in Python and its config does not.
+    `task` names it, with `task_options`, where the run was trained in Python and its config does
+    not.
 
-    Words, classes and the like keep the numbers that the model knows them by: where that is more than another file, the task's options
-    have a method `on_data(data)`.
+    Words, classes and the like keep the numbers that the model knows them by: where that is more
+    than another file, the task's options have a method `on_data(data)`.
 
     Raises:
-      FileNotFoundError, TypeError, ValueError: as `task_from_config` does; the run's config does not name its task and `task` does not
-        either; or `task` is another than the run's.
+      FileNotFoundError, TypeError, ValueError: as `task_from_config` does; the run's config does
+        not name its task and `task` does not either; or `task` is another than the run's.
     """
     config, recorded = run.config, run.plan["task"]["name"]
     if task is None and task_options:
-        raise ValueError("task_options belong to a task that is named: give task=module:function as well")
+        raise ValueError(
+            "task_options belong to a task that is named: give task=module:function as well"
+        )
     if task is not None:
-        config = dataclasses.replace(config, task=task, task_options={**config.task_options, **(task_options or {})})
+        config = dataclasses.replace(
+            config, task=task, task_options={**config.task_options, **(task_options or {})}
+        )
     elif config.task is None and recorded != DEFAULT:
         raise ValueError(
-            f"run {run.path} was trained in Python on task {recorded!r}, which its config does not name: give task=module:function, whose "
+            f"run {run.path} was trained in Python on task {recorded!r}, which its config does not "
+            "name: give task=module:function, whose "
             "function makes it, or load the run there by federated.TrainedRun.of"
         )
-    made = task_from_config(config if data is None else dataclasses.replace(config, data=data), progress=progress)
+    made = task_from_config(
+        config if data is None else dataclasses.replace(config, data=data), progress=progress
+    )
     if task is not None and made.name != recorded:
         raise ValueError(
-            f"task={task} makes the task {made.name!r}, and run {run.path} was trained on {recorded!r}: name a function that makes "
+            f"task={task} makes the task {made.name!r}, and run {run.path} was trained on "
+            f"{recorded!r}: name a function that makes "
             "that one"
         )
     if data is None or made.data_version == run.plan["task"]["data_version"]:
@@ -180,10 +202,13 @@ def _spelled(option: str) -> str:
 
 
 def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
-    """The task that a config describes; imports TensorFlow. Reading shows progress bars where it takes long, or none.
+    """The task that a config describes; imports TensorFlow.
+
+    Reading shows progress bars where it takes long, or none.
 
     Raises:
-      FileNotFoundError, TypeError, ValueError: no such task, an option out of range, the data file is absent or damaged.
+      FileNotFoundError, TypeError, ValueError: no such task, an option out of range, the data file
+        is absent or damaged.
     """
     from fedmf.federated.task import Task
 
@@ -196,7 +221,8 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
         signature.bind(*options, **shown)
     except TypeError as error:
         raise ValueError(
-            f"task={name!r} cannot be called ({error}): give its first parameter a frozen dataclass of options as its type, and no other "
+            f"task={name!r} cannot be called ({error}): give its first parameter a frozen "
+            "dataclass of options as its type, and no other "
             "parameter without a default"
         ) from error
     try:
@@ -206,5 +232,7 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
     except Exception as error:
         raise ValueError(f"task={name!r} raises {type(error).__name__}: {error}") from error
     if not isinstance(task, Task):
-        raise TypeError(f"task={name!r} returns a {type(task).__name__}: return a fedmf.federated.Task")
+        raise TypeError(
+            f"task={name!r} returns a {type(task).__name__}: return a fedmf.federated.Task"
+        )
     return task

@@ -1,7 +1,8 @@
-"""TFF's SQLite format of federated data (tff.simulation.datasets.SqlClientData): checked and read without TensorFlow.
+"""TFF's SQLite format of federated data (tff.simulation.datasets.SqlClientData): checked and read
+without TensorFlow.
 
-A file holds an `examples` table of serialized tf.train.Example with the client's id and the split's name, and a `client_metadata` table of
-the number of examples of each client in each split.
+A file holds an `examples` table of serialized tf.train.Example with the client's id and the split's
+name, and a `client_metadata` table of the number of examples of each client in each split.
 """
 
 import contextlib
@@ -33,7 +34,8 @@ class ClientDatabase:
 
     Raises:
       FileNotFoundError: there is no such file; `hint` says what to put where.
-      ValueError: a folder, an empty, truncated or unreadable file, one in write-ahead mode, or another format.
+      ValueError: a folder, an empty, truncated or unreadable file, one in write-ahead mode, or
+        another format.
     """
 
     path: pathlib.Path
@@ -47,13 +49,16 @@ class ClientDatabase:
         try:
             self._check_header()
         except OSError as error:
-            raise ValueError(f"{self.path} cannot be read: {error.strerror or error}; check its permissions") from None
+            raise ValueError(
+                f"{self.path} cannot be read: {error.strerror or error}; check its permissions"
+            ) from None
         with self.connection() as connection:
             for table, wanted in _COLUMNS.items():
                 columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
                 if missing := [column for column in wanted if column not in columns]:
                     raise ValueError(
-                        f"{self.path} has no column {missing[0]!r} in a table {table!r}, so it is not TFF's format: {self.hint}"
+                        f"{self.path} has no column {missing[0]!r} in a table {table!r}, so it is "
+                        f"not TFF's format: {self.hint}"
                     )
 
     def _header(self) -> bytes:
@@ -65,7 +70,11 @@ class ClientDatabase:
         if not size:
             raise ValueError(f"{self.path} is empty: {self.hint}")
         if not header.startswith(b"SQLite format 3\0"[: len(header)]):
-            what = "the packed download; unpack it with `unlzma`" if self.path.suffix == ".lzma" else self.hint
+            what = (
+                "the packed download; unpack it with `unlzma`"
+                if self.path.suffix == ".lzma"
+                else self.hint
+            )
             raise ValueError(f"{self.path} is not a SQLite file: {what}")
         whole = _HEADER
         if len(header) == _HEADER:
@@ -80,13 +89,16 @@ class ClientDatabase:
         # What SQLite writes in this mode is not in the file yet, whose digest a resume compares.
         if 2 in header[18:20] or (log.exists() and log.stat().st_size):
             raise ValueError(
-                f"{self.path} is in SQLite's write-ahead mode, in which changes lie beside it: close its writer and run "
+                f"{self.path} is in SQLite's write-ahead mode, in which changes lie beside it: "
+                "close its writer and run "
                 "`PRAGMA journal_mode=DELETE` on it"
             )
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
-        """A read-only connection; SQLite's own errors become a ValueError that names the file and the way out."""
+        """A read-only connection; SQLite's own errors become a ValueError that names the file and
+        the way out.
+        """
         try:
             connection = sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True)
             with contextlib.closing(connection):
@@ -112,31 +124,42 @@ class ClientDatabase:
         Raises:
           ValueError: the file has no such split.
         """
-        query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? ORDER BY client_id"
+        query = (
+            "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? ORDER BY "
+            "client_id"
+        )
         with self.connection() as connection:
             sizes = dict(connection.execute(query, (split,)))
         if not sizes:
             raise ValueError(
-                f"{self.path} has no split {split!r} (but {', '.join(self.splits()) or 'none'}): {self.hint}"
+                f"{self.path} has no split {split!r} (but {', '.join(self.splits()) or 'none'}): "
+                f"{self.hint}"
             )
         return sizes
 
     def splits(self) -> list[str]:
         """The names of the splits, sorted."""
         with self.connection() as connection:
-            found = connection.execute("SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name")
+            found = connection.execute(
+                "SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name"
+            )
             return [str(name) for (name,) in found]
 
     def records(self, split: str, client_id: str) -> list[bytes]:
         """A client's serialized examples in file order."""
-        query = "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ?"
+        query = (
+            "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ?"
+        )
         with self.connection() as connection:
-            return [self._blob(record) for (record,) in connection.execute(query, (client_id, split))]
+            return [
+                self._blob(record) for (record,) in connection.execute(query, (client_id, split))
+            ]
 
     def _blob(self, record: object) -> bytes:
         if not isinstance(record, bytes):
             raise ValueError(
-                f"{self.path} holds a {type(record).__name__} where a tf.train.Example belongs: {self.hint}"
+                f"{self.path} holds a {type(record).__name__} where a tf.train.Example belongs: "
+                f"{self.hint}"
             )
         return record
 

@@ -10,18 +10,23 @@ from collections.abc import Iterable, Iterator
 from fedmf.files import append_privately, make_folder
 
 SPLITS = ("train", "heldout", "test")
-# In the SQLite header, which TFF's loader ignores: a report must be able to tell where a file comes from.
+# In the SQLite header, which TFF's loader ignores: a report must be able to tell where a file comes
+# from.
 SYNTHETIC, IMPORTED = 0x464D4653, 0x464D4649
 ORIGINS = {SYNTHETIC: "synthetic corpus", IMPORTED: "imported text"}
 
 
 @contextlib.contextmanager
-def create(path: pathlib.Path, application_id: int, *, overwrite: bool) -> Iterator[sqlite3.Connection]:
-    """A new data file for `write_client`, which takes the name `path` only when the block ends without an error.
+def create(
+    path: pathlib.Path, application_id: int, *, overwrite: bool
+) -> Iterator[sqlite3.Connection]:
+    """A new data file for `write_client`, which takes the name `path` only when the block ends
+    without an error.
 
     Only its owner can read it, for it may hold what people wrote.
 
-    A killed writer leaves hidden `.<name>.<process id>.partial` files, which the next writer of the same name removes.
+    A killed writer leaves hidden `.<name>.<process id>.partial` files, which the next writer of the
+    same name removes.
 
     Args:
       path: the file to write; its folder must exist.
@@ -29,10 +34,13 @@ def create(path: pathlib.Path, application_id: int, *, overwrite: bool) -> Itera
       overwrite: replace an existing file.
 
     Raises:
-      ValueError: a folder, an existing file without `overwrite`, or a folder that cannot be written.
+      ValueError: a folder, an existing file without `overwrite`, or a folder that cannot be
+        written.
     """
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: name the file to write, such as {path / 'stackoverflow.sqlite'}")
+        raise ValueError(
+            f"{path} is a folder: name the file to write, such as {path / 'stackoverflow.sqlite'}"
+        )
     if path.exists() and not overwrite:
         raise ValueError(f"{path} exists already: choose another file name or pass overwrite=True")
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -41,7 +49,8 @@ def create(path: pathlib.Path, application_id: int, *, overwrite: bool) -> Itera
         append_privately(partial).close()  # SQLite keeps the mode
     except OSError as error:
         raise ValueError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that exists and is writable"
+            f"cannot write {path}: {error.strerror or error}; choose a folder that exists and is "
+            "writable"
         ) from None
     connection = sqlite3.connect(partial)
     try:
@@ -58,14 +67,18 @@ def create(path: pathlib.Path, application_id: int, *, overwrite: bool) -> Itera
         yield connection
         # One index serves TFF's two queries: by client, and by client and split.
         connection.execute("CREATE INDEX index_examples_client ON examples (client_id, split_name)")
-        connection.execute("CREATE INDEX index_metadata_split ON client_metadata (split_name, client_id)")
+        connection.execute(
+            "CREATE INDEX index_metadata_split ON client_metadata (split_name, client_id)"
+        )
         connection.commit()
         connection.close()
         with partial.open("rb") as written:
             os.fsync(written.fileno())
         os.replace(partial, path)
     except (sqlite3.Error, OSError) as error:
-        raise ValueError(f"cannot write {path}: {error}; check the free space of its folder") from None
+        raise ValueError(
+            f"cannot write {path}: {error}; check the free space of its folder"
+        ) from None
     finally:
         connection.close()
         partial.unlink(missing_ok=True)
@@ -73,7 +86,9 @@ def create(path: pathlib.Path, application_id: int, *, overwrite: bool) -> Itera
 
 @contextlib.contextmanager
 def scratch_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder beside `path` for temporary files; inside `create`, whose next call removes what a killed process left."""
+    """A folder beside `path` for temporary files; inside `create`, whose next call removes what a
+    killed process left.
+    """
     folder = path.with_name(f".{path.name}.scratch.{os.getpid()}.partial")
     try:
         make_folder(folder)
@@ -82,17 +97,25 @@ def scratch_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_client(connection: sqlite3.Connection, client_id: str, split: str, records: Iterable[bytes]) -> int:
-    """Appends a client's serialized examples to a split, and returns how many they are; a client without any is left out."""
+def write_client(
+    connection: sqlite3.Connection, client_id: str, split: str, records: Iterable[bytes]
+) -> int:
+    """Appends a client's serialized examples to a split, and returns how many they are; a client
+    without any is left out.
+    """
     rows = ((split, client_id, record) for record in records)
     count = connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows).rowcount
     if count > 0:  # SQLite counts an empty insertion as -1
-        connection.execute("INSERT INTO client_metadata VALUES (?, ?, ?)", (client_id, split, count))
+        connection.execute(
+            "INSERT INTO client_metadata VALUES (?, ?, ?)", (client_id, split, count)
+        )
     return max(count, 0)
 
 
 def _remove_left_over(path: pathlib.Path) -> None:
-    """Removes what writers of the same file left that were killed; a writer that is still alive keeps its files."""
+    """Removes what writers of the same file left that were killed; a writer that is still alive
+    keeps its files.
+    """
     beginning = f".{path.name}."
     for partial in path.parent.iterdir():
         if not (partial.name.startswith(beginning) and partial.name.endswith(".partial")):

@@ -1,4 +1,7 @@
-"""Describes a data file of any task that ships, which is told by its content. Needs no TensorFlow."""
+"""Describes a data file of any task that ships, which is told by its content.
+
+Needs no TensorFlow.
+"""
 
 import os
 import pathlib
@@ -25,10 +28,13 @@ def describe_file(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
             with open(path, "rb") as file:
                 head = file.read(len(_SQLITE))
         except OSError as error:
-            raise ValueError(f"{path} cannot be read: {error.strerror or error}; check its permissions") from None
+            raise ValueError(
+                f"{path} cannot be read: {error.strerror or error}; check its permissions"
+            ) from None
         if head and not head.startswith((_GZIP, _SQLITE)):
             raise ValueError(
-                f"{path} is no data file of a task that ships: those are SQLite (stackoverflow_nwp, emnist) or .tar.gz (cifar10); text of "
+                f"{path} is no data file of a task that ships: those are SQLite "
+                "(stackoverflow_nwp, emnist) or .tar.gz (cifar10); text of "
                 "your own becomes one by `fedmf data import`"
             )
     if path is not None and head.startswith(_GZIP):

@@ -8,8 +8,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 
 Feature = bytes | int | np.ndarray
 
-# tensorflow/core/example/{example,feature}.proto. A packed list of floats is, on the wire, a string of little-endian float32: read as
-# bytes, no number becomes a Python object.
+# tensorflow/core/example/{example,feature}.proto. A packed list of floats is, on the wire, a string
+# of little-endian float32: read as bytes, no number becomes a Python object.
 _DESCRIPTOR = """
 name: "example.proto" package: "fedmf.tasks" syntax: "proto3"
 message_type { name: "BytesList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
@@ -33,19 +33,24 @@ _Example: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("fed
 
 
 def encode_example(features: Mapping[str, Feature]) -> bytes:
-    """A serialized tf.train.Example of byte strings, ints and arrays of floats; the same features give the same bytes."""
+    """A serialized tf.train.Example of byte strings, ints and arrays of floats; the same features
+    give the same bytes.
+    """
     example = _Example()
     for name, value in features.items():
         feature = example.features.feature[name]
         if isinstance(value, np.ndarray):
             feature.float_list.value = np.ascontiguousarray(value, "<f4").tobytes()
         else:
-            (feature.int64_list if isinstance(value, int) else feature.bytes_list).value.append(value)
+            (feature.int64_list if isinstance(value, int) else feature.bytes_list).value.append(
+                value
+            )
     return bytes(example.SerializeToString(deterministic=True))
 
 
 def decode_example(serialized: bytes) -> dict[str, Feature]:
-    """The features of a serialized tf.train.Example: all floats as a float32 array, of bytes and ints the first value.
+    """The features of a serialized tf.train.Example: all floats as a float32 array, of bytes and
+    ints the first value.
 
     Raises:
       ValueError: the bytes are not a tf.train.Example.
@@ -59,5 +64,7 @@ def decode_example(serialized: bytes) -> dict[str, Feature]:
             elif values := (*feature.bytes_list.value, *feature.int64_list.value):
                 decoded[name] = values[0]
     except (message.DecodeError, TypeError, ValueError) as error:
-        raise ValueError(f"a record of {len(serialized)} bytes is not a serialized tf.train.Example: {error}") from None
+        raise ValueError(
+            f"a record of {len(serialized)} bytes is not a serialized tf.train.Example: {error}"
+        ) from None
     return decoded

@@ -9,15 +9,19 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-# Property tests try the same examples in every run, so that a red run is a change and not a draw; FEDMF_EXPLORE=1 draws new ones.
-# None has a deadline: a busy machine is no failure.
-hypothesis.settings.register_profile("repeatable", derandomize=not os.environ.get("FEDMF_EXPLORE"), deadline=None)
+# Property tests try the same examples in every run, so that a red run is a change and not a draw;
+# FEDMF_EXPLORE=1 draws new ones. None has a deadline: a busy machine is no failure.
+hypothesis.settings.register_profile(
+    "repeatable", derandomize=not os.environ.get("FEDMF_EXPLORE"), deadline=None
+)
 hypothesis.settings.load_profile("repeatable")
 
-# Every test fits for itself, and leaves nothing in the home folder of whoever runs it. Subprocesses inherit this.
+# Every test fits for itself, and leaves nothing in the home folder of whoever runs it. Subprocesses
+# inherit this.
 os.environ["FEDMF_CACHE"] = ""
 
-# A shell starts what runs in the background (`make test &`, nohup) with Ctrl-C ignored, and subprocesses inherit that.
+# A shell starts what runs in the background (`make test &`, nohup) with Ctrl-C ignored, and
+# subprocesses inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -32,7 +36,8 @@ if importlib.util.find_spec("tensorflow") is None:
     ]
 
 
-# Files of minutes, longest first. A file stays in one process: the last to begin must not be one of them.
+# Files of minutes, longest first. A file stays in one process: the last to begin must not be one of
+# them.
 LONG = (
     "federated/execution/test_cluster.py", "experiments/test_paper_studies.py", "test_readme.py", "examples/test_examples.py",
     "federated/training/test_full_size.py", "federated/training/test_loop.py", "experiments/test_sweep_cluster.py", "site/test_site.py",
@@ -42,14 +47,23 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the long files first, then what imports TensorFlow, so that no process begins it when the others are done."""
+    """Puts the long files first, then what imports TensorFlow, so that no process begins it when
+    the others are done.
+    """
     place = {pathlib.Path(__file__).parent / name: number for number, name in enumerate(LONG)}
-    items.sort(key=lambda item: (place.get(item.path, len(LONG)), item.get_closest_marker("tensorflow") is None))
+    items.sort(
+        key=lambda item: (
+            place.get(item.path, len(LONG)),
+            item.get_closest_marker("tensorflow") is None,
+        )
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_worker_is_left() -> Iterator[None]:
-    """TFF's worker holds the pipe that pytest's output goes to; without this a finished test run looks like a hanging one."""
+    """TFF's worker holds the pipe that pytest's output goes to; without this a finished test run
+    looks like a hanging one.
+    """
     yield
     import sys
 

@@ -7,7 +7,9 @@ import numpy as np
 
 
 def allowed_sets(participation) -> list[tuple[int, ...]]:
-    """All sets of rounds one client may take part in, from the words of each schema, by trying every subset."""
+    """All sets of rounds one client may take part in, from the words of each schema, by trying
+    every subset.
+    """
     n, b, k = participation.rounds, participation.min_sep, participation.max_participations
     allowed = []
     for size in range(1, n + 1):
@@ -35,15 +37,17 @@ def maximal_sets(participation) -> list[tuple[int, ...]]:
 
 
 def attained_sensitivity(C, participation, rng, starts=4, sweeps=200) -> float:
-    """The largest ||C G||_F found over G with rows of norm <= 1 in one allowed set: attained, so never above the truth."""
+    """The largest ||C G||_F found over G with rows of norm <= 1 in one allowed set: attained, so
+    never above the truth.
+    """
     return attained_by_sets(C, maximal_sets(participation), rng, starts, sweeps)
 
 
 def attained_by_sets(C, sets, rng, starts=4, sweeps=200) -> float:
     """The same of given sets of rounds.
 
-    Coordinate ascent: with the other rows fixed, the best row i points along sum_j X_ij g_j. With as many dimensions as
-    rounds it nearly always ends at the global maximum.
+    Coordinate ascent: with the other rows fixed, the best row i points along sum_j X_ij g_j. With
+    as many dimensions as rounds it nearly always ends at the global maximum.
     """
     best = 0.0
     for size, group in itertools.groupby(sorted(sets, key=len), key=len):
@@ -54,9 +58,13 @@ def attained_by_sets(C, sets, rng, starts=4, sweeps=200) -> float:
         for _ in range(sweeps):
             before = G.copy()
             for i in range(size):
-                direction = (X[..., i : i + 1, :] @ G)[..., 0, :] - X[..., i, i, None] * G[..., i, :]
+                direction = (X[..., i : i + 1, :] @ G)[..., 0, :] - X[..., i, i, None] * G[
+                    ..., i, :
+                ]
                 length = np.linalg.norm(direction, axis=-1, keepdims=True)
-                G[..., i, :] = np.where(length > 0.0, direction / np.where(length > 0.0, length, 1.0), G[..., i, :])
+                G[..., i, :] = np.where(
+                    length > 0.0, direction / np.where(length > 0.0, length, 1.0), G[..., i, :]
+                )
             if np.abs(G - before).max() < 1e-12:
                 break
         best = max(best, float(np.linalg.norm(columns @ G, axis=(-2, -1)).max()))
@@ -64,23 +72,29 @@ def attained_by_sets(C, sets, rng, starts=4, sweeps=200) -> float:
 
 
 def sensitivity_of_nonnegative(C, participation) -> float:
-    """The sensitivity where X = C^T C >= 0, or where a client takes part at most twice: all contributions along one
-    line.
+    """The sensitivity where X = C^T C >= 0, or where a client takes part at most twice: all
+    contributions along one line.
     """
     squares = []
     for taken in maximal_sets(participation):
         columns = C[:, list(taken)]
-        signs = itertools.product([1.0, -1.0], repeat=len(taken)) if len(taken) <= 2 else [np.ones(len(taken))]
+        signs = (
+            itertools.product([1.0, -1.0], repeat=len(taken))
+            if len(taken) <= 2
+            else [np.ones(len(taken))]
+        )
         squares += [float(np.sum((columns @ np.asarray(s)) ** 2)) for s in signs]
     return float(np.sqrt(max(squares)))
 
 
-def simulated_loss_score(mechanism, workload, sensitivity_squared, claimed_loss, rng, samples, scale=1.0) -> float:
-    """How many standard errors the simulated loss is from the claimed one; `scale` spoils the noise for negative
-    controls.
+def simulated_loss_score(
+    mechanism, workload, sensitivity_squared, claimed_loss, rng, samples, scale=1.0
+) -> float:
+    """How many standard errors the simulated loss is from the claimed one; `scale` spoils the noise
+    for negative controls.
 
-    The noise comes from the mechanism's stream. The standard error is that of the claim: for z standard normal, ||A N
-    z||^2 has variance 2 ||(A N)^T (A N)||_F^2.
+    The noise comes from the mechanism's stream. The standard error is that of the claim: for z
+    standard normal, ||A N z||^2 has variance 2 ||(A N)^T (A N)||_F^2.
     """
     Z = rng.standard_normal((mechanism.stream().sources, samples))
     noise = scale * np.stack(list(mechanism.stream().rows(lambda i: Z[i])))

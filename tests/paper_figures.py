@@ -1,41 +1,50 @@
-"""Figures printed in the papers, as data. Each is given with the digits printed; a test allows half a unit of the
-last one.
+"""Figures printed in the papers, as data.
+
+Each is given with the digits printed; a test allows half a unit of the last one.
 """
 
 import numpy as np
 
-# Denisov et al. 2022, App. H, Table 2: sqrt(loss) of prefix sums under a single participation.
-# n -> (Honaker's online estimator, the optimum). FACTS.md has the optimum of n = 256 and 512 to two digits.
+# Denisov et al. 2022, App. H, Table 2: sqrt(loss) of prefix sums under a single participation. n ->
+# (Honaker's online estimator, the optimum). FACTS.md has the optimum of n = 256 and 512 to two
+# digits.
 DENISOV_TABLE_2 = {256: (74.4, 40.4), 512: (116.5, 62.0), 1024: (180.8, 94.6)}
 
-# Banded paper, App. C, Table 2: n = 2052, prefix sums, matrices scaled to sensitivity 1 under (k = 6, b = 342).
-# mechanism -> (sensitivity for k = 1, rmse under (k = 6, b = 342) relative to the best matrix there).
+# Banded paper, App. C, Table 2: n = 2052, prefix sums, matrices scaled to sensitivity 1 under (k =
+# 6, b = 342). mechanism -> (sensitivity for k = 1, rmse under (k = 6, b = 342) relative to the best
+# matrix there).
 BANDED_TABLE_2 = {"tree full": (0.32, 1.53), "identity": (0.41, 9.63), "banded 342": (0.41, 1.05)}
 
-# Multi-epoch paper, App. H.2: an encoder whose sensitivity for scalars is 1, and contributions of norm 1 in two
-# dimensions that reach sqrt(1.1).
-VECTOR_COUNTEREXAMPLE = np.array([[2.0, 1.0, 1.0], [1.0, 2.0, -1.0], [1.0, -1.0, 2.0]]) / np.sqrt(24.0)
+# Multi-epoch paper, App. H.2: an encoder whose sensitivity for scalars is 1, and contributions of
+# norm 1 in two dimensions that reach sqrt(1.1).
+VECTOR_COUNTEREXAMPLE = np.array([[2.0, 1.0, 1.0], [1.0, 2.0, -1.0], [1.0, -1.0, 2.0]]) / np.sqrt(
+    24.0
+)
 VECTOR_COUNTEREXAMPLE_INPUTS = np.array([[2.0, 1.0], [2.0, -1.0], [1.0, 2.0]]) / np.sqrt(5.0)
 
-# Banded paper, App. J, Table 4 (rows BandMF; delta = 1e-6, matrices of sensitivity 1): epsilon -> noise multiplier.
-# The rows Multi-epoch MF are the same times the sensitivity 1.1269 of those matrices.
+# Banded paper, App. J, Table 4 (rows BandMF; delta = 1e-6, matrices of sensitivity 1): epsilon ->
+# noise multiplier. The rows Multi-epoch MF are the same times the sensitivity 1.1269 of those
+# matrices.
 BANDED_TABLE_4 = {1.0: "4.22468", 2.0: "2.23048", 4.0: "1.19352", 8.0: "0.65294", 16.0: "0.36861"}
 BANDED_TABLE_4_MULTI_EPOCH = {2.0: "2.51352", 4.0: "1.34498", 8.0: "0.73579", 16.0: "0.41539"}
 
-# Banded paper, App. K.1 at delta = 1e-10: rho of zCDP -> epsilon. For rho = 0.24 the paper prints 4.35, from an unrounded
-# rho that it does not print; PLD accounting of exactly 0.24 gives 4.39 (FACTS.md).
+# Banded paper, App. K.1 at delta = 1e-10: rho of zCDP -> epsilon. For rho = 0.24 the paper prints
+# 4.35, from an unrounded rho that it does not print; PLD accounting of exactly 0.24 gives 4.39
+# (FACTS.md).
 BANDED_K1 = {0.24: "4.39", 0.52: "6.69"}
 
-# Banded paper, Sec. 6: bands and planned separation 400, 2000 rounds, separation achieved by the production system.
+# Banded paper, Sec. 6: bands and planned separation 400, 2000 rounds, separation achieved by the
+# production system.
 BANDED_SECTION_6 = {"rounds": 2000, "bands": 400, "planned": 400, "achieved": 385}
 
-# Banded paper, App. I: warm-up from 0.05 to 1 "over the first 15% of rounds (309)", both ends counted; decay from 1 to 0.05
-# "over the last 25% of rounds (513)"; 2052 rounds.
+# Banded paper, App. I: warm-up from 0.05 to 1 "over the first 15% of rounds (309)", both ends
+# counted; decay from 1 to 0.05 "over the last 25% of rounds (513)"; 2052 rounds.
 BANDED_SCHEDULE = {"rounds": 2052, "warmup_rounds": 309, "cooldown_rounds": 513}
 
-# Banded paper, App. C, Table 2, the rows of banded matrices: (bands, equal column norms) -> sensitivity for k = 1 and for
-# min-sep 342 of matrices with sensitivity 1 under (k = 6, b = 342), and rmse under (k = 6, b = 342) and under min-sep,
-# relative to the best dense matrix's under (k = 6, b = 342), about 8.15 (FACTS.md).
+# Banded paper, App. C, Table 2, the rows of banded matrices: (bands, equal column norms) ->
+# sensitivity for k = 1 and for min-sep 342 of matrices with sensitivity 1 under (k = 6, b = 342),
+# and rmse under (k = 6, b = 342) and under min-sep, relative to the best dense matrix's under (k =
+# 6, b = 342), about 8.15 (FACTS.md).
 BANDED_TABLE_2_BANDS = {
     (128, False): ("0.52", "1.04", "1.23", "1.29"),
     (128, True): ("0.41", "1.00", "1.27", "1.27"),

@@ -1,11 +1,14 @@
-"""The layout, held against the imports that the files really make, at any level: also inside functions and for typing only."""
+"""The layout, held against the imports that the files really make, at any level: also inside
+functions and for typing only.
+"""
 
 import ast
 import pathlib
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-# Floors from the ground up: a part imports itself and lower floors. What stands on one floor does not know the other parts of it.
+# Floors from the ground up: a part imports itself and lower floors. What stands on one floor does
+# not know the other parts of it.
 FLOORS = [
     {"checks", "files", "identifiers", "terminal"},
     {"fields", "tables"},
@@ -22,8 +25,12 @@ FLOORS = [
     {"__main__"},
 ]
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
-# `fedmf` itself is the public names of all that is above the line; those below it may use it as a person would.
-ABOVE_THE_LINE = {part for part, floor in FLOOR.items() if floor < FLOOR["federated"]} | {"reports", "__init__"}
+# `fedmf` itself is the public names of all that is above the line; those below it may use it as a
+# person would.
+ABOVE_THE_LINE = {part for part, floor in FLOOR.items() if floor < FLOOR["federated"]} | {
+    "reports",
+    "__init__",
+}
 TENSORFLOW = {"tensorflow", "tensorflow_federated", "tensorflow_privacy", "keras", "jax"}
 # What `fedmf --help` may cost (DESIGN section 8): the command line imports these inside functions.
 HEAVY = {"numpy", "scipy", "dp_accounting", "matplotlib", *TENSORFLOW}
@@ -33,11 +40,16 @@ NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc"
 
 
 def is_type_checking(node):
-    return isinstance(node, ast.If) and getattr(node.test, "id", getattr(node.test, "attr", "")) == "TYPE_CHECKING"
+    return (
+        isinstance(node, ast.If)
+        and getattr(node.test, "id", getattr(node.test, "attr", "")) == "TYPE_CHECKING"
+    )
 
 
 def imports_of(text):
-    """(dotted target, line, whether inside a function or for typing only) of every import, `from a import b` as a.b."""
+    """(dotted target, line, whether inside a function or for typing only) of every import, `from a
+    import b` as a.b.
+    """
     found = []
 
     def visit(node, inside):
@@ -65,7 +77,9 @@ def sources():
     for top in ("fedmf", "tasks", "experiments"):
         for path in sorted((ROOT / top).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            name = ".".join(parts if top == "fedmf" else ("fedmf", *parts)).removesuffix(".__init__")
+            name = ".".join(parts if top == "fedmf" else ("fedmf", *parts)).removesuffix(
+                ".__init__"
+            )
             found[name] = path.read_text()
     assert len(found) > 100
     return found
@@ -76,7 +90,9 @@ IMPORTS = {name: imports_of(text) for name, text in SOURCES.items()}
 
 
 def part_of(dotted):
-    """The part of fedmf that a dotted name belongs to; "__init__" for fedmf's own names; None for other people's modules."""
+    """The part of fedmf that a dotted name belongs to; "__init__" for fedmf's own names; None for
+    other people's modules.
+    """
     first, *rest = dotted.split(".")
     if first in ("tasks", "experiments"):
         return "<shadowed by a package of the user's>"
@@ -141,18 +157,27 @@ def test_imports_point_down():
 def test_no_circle_between_modules():
     graph = {}
     for name, imports in IMPORTS.items():
-        targets = {target if target in SOURCES else target.rpartition(".")[0] for target, _, _ in imports}
+        targets = {
+            target if target in SOURCES else target.rpartition(".")[0] for target, _, _ in imports
+        }
         # A package's public face imports what is inside, and those inside do not look at the face.
         graph[name] = targets & set(SOURCES) - {name, "fedmf"}
     assert circles(graph) == set()
 
 
 def test_nothing_above_the_line_imports_tensorflow():
-    assert importing(lambda part, target, _: part in ABOVE_THE_LINE and target.split(".")[0] in TENSORFLOW) == []
+    assert (
+        importing(
+            lambda part, target, _: part in ABOVE_THE_LINE and target.split(".")[0] in TENSORFLOW
+        )
+        == []
+    )
 
 
 def test_tff_and_tf_privacy_are_imported_in_one_module():
-    tff = importing(lambda part, target, _: target.startswith(("tensorflow_federated", "tensorflow_privacy")))
+    tff = importing(
+        lambda part, target, _: target.startswith(("tensorflow_federated", "tensorflow_privacy"))
+    )
     assert {place.split(":")[0] for place in tff} == {"fedmf.federated.tff"}
 
 
@@ -175,8 +200,12 @@ def test_no_function_has_many_parameters():
     for name, text in SOURCES.items():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
-                found = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-                many += [f"{name}.{node.name}"] * (len(found) - (found[:1] in (["self"], ["cls"])) > MAX_PARAMETERS)
+                found = [
+                    a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                ]
+                many += [f"{name}.{node.name}"] * (
+                    len(found) - (found[:1] in (["self"], ["cls"])) > MAX_PARAMETERS
+                )
     assert many == []
 
 
@@ -203,7 +232,11 @@ class TestTheTestItself:
             assert len(self.broken(text)) == 1, text
 
     def test_downward(self):
-        for text in ["from fedmf import checks", "import numpy as np", "from fedmf.files import write"]:
+        for text in [
+            "from fedmf import checks",
+            "import numpy as np",
+            "from fedmf.files import write",
+        ]:
             assert self.broken(text) == [], text
 
     def test_circles(self):

@@ -1,5 +1,8 @@
-"""The Python snippets of the documents run as printed. Those that need TensorFlow, such as pipeline.md, have tests of their own; the build
-of the site executes its cells."""
+"""The Python snippets of the documents run as printed.
+
+Those that need TensorFlow, such as pipeline.md, have tests of their own; the build of the site
+executes its cells.
+"""
 
 import json
 import pathlib
@@ -27,14 +30,23 @@ def test_snippets_run_as_printed(page, tmp_path, monkeypatch, capsys):
 
 
 def test_no_page_with_snippets_is_forgotten():
-    tested = {*PAGES, "adaptive", "pipeline", "after_training", "own_task", "tour"}  # the tour by test_readme.py
+    tested = {
+        *PAGES,
+        "adaptive",
+        "pipeline",
+        "after_training",
+        "own_task",
+        "tour",
+    }  # the tour by test_readme.py
     assert {page.stem for page in DOCS.glob("*.md") if "```python" in page.read_text()} <= tested
 
 
 def commands(page):
     """The shell commands of a page, as lists of words."""
     blocks = re.findall(r"```sh\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.S)
-    return [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [
+        shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()
+    ]
 
 
 def test_the_commands_of_the_replication_are_taken(tmp_path, monkeypatch, capfd):
@@ -55,11 +67,22 @@ def test_the_commands_of_the_replication_are_taken(tmp_path, monkeypatch, capfd)
 @pytest.mark.parametrize(
     ("words", "epsilon", "printed"),
     [
-        ("--family identity --min-sep 342 --claimed-cohort 1000", 8.0, "0.65294"),  # banded paper, Table 4
+        (
+            "--family identity --min-sep 342 --claimed-cohort 1000",
+            8.0,
+            "0.65294",
+        ),  # banded paper, Table 4
         pytest.param(
-            "--family tree --decoder full --min-sep 342 --claimed-cohort 1000", 1.0, "4.22468", marks=pytest.mark.slow
+            "--family tree --decoder full --min-sep 342 --claimed-cohort 1000",
+            1.0,
+            "4.22468",
+            marks=pytest.mark.slow,
         ),
-        ("--family identity --schema every_round --claimed-cohort 342477", 2.0, "2.23048"),  # of the whole run
+        (
+            "--family identity --schema every_round --claimed-cohort 342477",
+            2.0,
+            "2.23048",
+        ),  # of the whole run
     ],
 )
 def test_what_they_run_has_the_noise_of_the_papers(words, epsilon, printed):

@@ -7,7 +7,14 @@ import zipfile
 import numpy as np
 import pytest
 
-from fedmf.files import append_privately, cache_folder, check_archive, lock, make_folder, write_atomically
+from fedmf.files import (
+    append_privately,
+    cache_folder,
+    check_archive,
+    lock,
+    make_folder,
+    write_atomically,
+)
 
 
 def contents(path):
@@ -49,9 +56,13 @@ class TestWriteAtomically:
         write_atomically(tmp_path / "a", content)
         assert contents(tmp_path) == {pathlib.Path("a"): expected}
 
-    def test_a_secret_is_readable_by_nobody_else_even_while_it_is_written(self, tmp_path, monkeypatch):
+    def test_a_secret_is_readable_by_nobody_else_even_while_it_is_written(
+        self, tmp_path, monkeypatch
+    ):
         seen = []
-        monkeypatch.setattr(os, "fsync", lambda handle: seen.append(stat.S_IMODE(os.fstat(handle).st_mode)))
+        monkeypatch.setattr(
+            os, "fsync", lambda handle: seen.append(stat.S_IMODE(os.fstat(handle).st_mode))
+        )
         before = os.umask(0o027)
         try:
             write_atomically(tmp_path / "secret", "17", mode=0o600)
@@ -61,8 +72,12 @@ class TestWriteAtomically:
         assert seen == [0o600, 0o640]
 
     @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
-    @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-    def test_a_full_disk_or_ctrl_c_leaves_the_old_file_and_nothing_else(self, tmp_path, monkeypatch, call, error):
+    @pytest.mark.parametrize(
+        "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+    )
+    def test_a_full_disk_or_ctrl_c_leaves_the_old_file_and_nothing_else(
+        self, tmp_path, monkeypatch, call, error
+    ):
         path = tmp_path / "a"
         write_atomically(path, "old")
 
@@ -85,7 +100,9 @@ class TestWriteAtomically:
     def test_the_data_is_on_disk_before_the_name_changes(self, tmp_path, monkeypatch):
         calls = []
         fsync, replace = os.fsync, os.replace
-        monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(("fsync", os.fstat(fd).st_size)), fsync(fd)))
+        monkeypatch.setattr(
+            os, "fsync", lambda fd: (calls.append(("fsync", os.fstat(fd).st_size)), fsync(fd))
+        )
         monkeypatch.setattr(os, "replace", lambda *a: (calls.append(("replace",)), replace(*a)))
         write_atomically(tmp_path / "a", b"12345")
         assert calls == [("fsync", 5), ("replace",)]

@@ -18,7 +18,8 @@ EVERY_CHARACTER = [chr(code) for code in range(1, 0x110000) if not 0xD800 <= cod
 def in_sql(texts):
     with duckdb.connect() as database:
         listed = database.execute(
-            f"SELECT {tables.as_seen('text')} FROM (SELECT unnest(?) AS text, unnest(?) AS place) ORDER BY place",
+            f"SELECT {tables.as_seen('text')} FROM (SELECT unnest(?) AS text, unnest(?) AS place) "
+            "ORDER BY place",
             [texts, [*range(len(texts))]],
         ).fetchall()
     return [text for (text,) in listed]
@@ -28,22 +29,31 @@ class TestPythonAndSqlAgree:
     """The rule stands twice: for logs in the database, for arrays in Python."""
 
     def test_on_every_character(self):
-        # Between letters, and after one that it may be composed with. Characters that one of the two does not know yet are left out.
+        # Between letters, and after one that it may be composed with. Characters that one of the
+        # two does not know yet are left out.
         assigned = [c for c in EVERY_CHARACTER if unicodedata.category(c) != "Cn"]
         texts = [f"a{c}b" for c in assigned]
-        different = [text for text, of_sql in zip(texts, in_sql(texts), strict=True) if seen(text) != of_sql]
+        different = [
+            text for text, of_sql in zip(texts, in_sql(texts), strict=True) if seen(text) != of_sql
+        ]
         assert different == []
         assert len(assigned) > 280_000
 
     def test_blanks_around_what_is_invisible_are_one(self):
-        texts = [f"a{between}b" for between in (" \u200b ", "\u00a0\u2060\u00a0", " \u00ad ", " \u2800 ", "  ")]
+        texts = [
+            f"a{between}b"
+            for between in (" \u200b ", "\u00a0\u2060\u00a0", " \u00ad ", " \u2800 ", "  ")
+        ]
         assert in_sql(texts) == [seen(text) for text in texts] == ["a b"] * len(texts)
 
     @settings(max_examples=30, deadline=None)
     @given(
         st.lists(
             st.text(
-                st.sampled_from("ae \u0301\u0308\u0327\u00e9\u200b\u00a0\u2003\u3164\ufe0f\t\n\u1100\u1161\u0323\u0307")
+                st.sampled_from(
+                    "ae \u0301\u0308\u0327\u00e9\u200b\u00a0\u2003\u3164\ufe0f\t\n"
+                    "\u1100\u1161\u0323\u0307"
+                )
             ).filter(lambda text: "\0" not in text),
             min_size=1,
             max_size=30,
@@ -100,7 +110,13 @@ def test_look_alikes_are_refused(ids):
 
 
 def test_others_are_what_they_are():
-    for ids in (["nan", "NaT", "None", "a"], ["Ann", "ann"], ["7", "07"], ["\u263a\ufe0f", "\u263b"], ["a", "a"]):
+    for ids in (
+        ["nan", "NaT", "None", "a"],
+        ["Ann", "ann"],
+        ["7", "07"],
+        ["\u263a\ufe0f", "\u263b"],
+        ["a", "a"],
+    ):
         assert client_array("client_ids", ids).tolist() == ids
         check_clients("client_ids", ids)
     assert client_array("client_ids", np.arange(3) % 2).tolist() == [0, 1, 0]

@@ -22,28 +22,40 @@ def modules_above_the_line() -> list[str]:
     paths = (path.relative_to(package.parent).with_suffix("") for path in package.rglob("*.py"))
     names = {".".join(path.parts).removesuffix(".__init__") for path in paths}
     return sorted(
-        name for name in names if not f"{name}.".startswith(("fedmf.federated.", "fedmf.cli.", "fedmf.__main__."))
+        name
+        for name in names
+        if not f"{name}.".startswith(("fedmf.federated.", "fedmf.cli.", "fedmf.__main__."))
     )
 
 
 def test_everything_above_the_line_imports():
     names = modules_above_the_line()
-    assert {"fedmf.workloads", "fedmf.mechanisms.tree", "fedmf.mechanisms.banded.fit", "fedmf.mechanisms.error"} <= set(
-        names
+    assert {
+        "fedmf.workloads",
+        "fedmf.mechanisms.tree",
+        "fedmf.mechanisms.banded.fit",
+        "fedmf.mechanisms.error",
+    } <= set(names)
+    result = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, *names], capture_output=True, text=True, timeout=120
     )
-    result = subprocess.run([sys.executable, "-c", _PROGRAM, *names], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
 
 
 def test_the_block_works():
-    result = subprocess.run([sys.executable, "-c", _PROGRAM, "tensorflow"], capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, "tensorflow"], capture_output=True, text=True, timeout=120
+    )
     assert result.returncode != 0
     assert "tensorflow" in result.stderr
 
 
 def test_the_tensorflow_half_says_what_is_missing():
     result = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, "fedmf.federated"], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", _PROGRAM, "fedmf.federated"],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert "fedmf.federated needs TensorFlow" in result.stderr
     lock = pathlib.Path(fedmf.__file__).parent / "training.lock"

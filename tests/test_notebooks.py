@@ -1,4 +1,6 @@
-"""The cells of docs/notebooks run from top to bottom, without TensorFlow, and draw the pictures that the page promises."""
+"""The cells of docs/notebooks run from top to bottom, without TensorFlow, and draw the pictures
+that the page promises.
+"""
 
 import pathlib
 import re

@@ -1,4 +1,6 @@
-"""The wheel: one top-level package, the data files, the locked list of the training half, complete metadata."""
+"""The wheel: one top-level package, the data files, the locked list of the training half, complete
+metadata.
+"""
 
 import email
 import pathlib
@@ -26,11 +28,17 @@ def wheel(tmp_path_factory):
     """Built from a copy: setuptools leaves a folder `build` in the sources."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("fedmf", "tasks", "experiments"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("pyproject.toml", "README.md", "LICENSE", "requirements.lock"):
         shutil.copy(ROOT / name, source)
-    build = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", build, out], cwd=source, check=True, capture_output=True, timeout=300)
+    build = (
+        "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", build, out], cwd=source, check=True, capture_output=True, timeout=300
+    )
     (path,) = out.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
         yield archive

@@ -1,5 +1,8 @@
-"""Every snippet of the README and of the tour runs as printed. Exceptions, stated here: `make`, and the full-size training commands.
-These get sizes appended that a test can afford, and a synthetic corpus under the file name that they expect."""
+"""Every snippet of the README and of the tour runs as printed.
+
+Exceptions, stated here: `make`, and the full-size training commands. These get sizes appended that
+a test can afford, and a synthetic corpus under the file name that they expect.
+"""
 
 import pathlib
 import re
@@ -23,7 +26,8 @@ def snippets(language):
 
 # What a command reads or trains at full size -> what is appended.
 AFFORDABLE = {
-    "stackoverflow.sqlite": "--rounds 2 --min-sep 1 --cohort-size 2 --claimed-cohort 4 -o vocabulary-size=60 -o embedding-size=8 "
+    "stackoverflow.sqlite": "--rounds 2 --min-sep 1 --cohort-size 2 --claimed-cohort 4 -o "
+    "vocabulary-size=60 -o embedding-size=8 "
     "-o lstm-size=8 -o max-sentences=8 -o validation-sentences=50 -o test-sentences=50 --quiet",
     "--task": "--rounds 4 --min-sep 2 --cohort-size 4 --evaluate-every 4 --quiet",
 }
@@ -57,12 +61,17 @@ def test_python_snippet(snippet, tmp_path, monkeypatch, capfd):
 def test_shell_snippet(snippet, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if "stackoverflow.sqlite" in snippet:
-        main("data synth --clients 12 --sentences-per-client 12 --out stackoverflow.sqlite --quiet".split())
+        main(
+            "data synth --clients 12 --sentences-per-client 12 --out stackoverflow.sqlite "
+            "--quiet".split()
+        )
     for line in snippet.replace("\\\n", " ").splitlines():
         program, *arguments = shlex.split(line)
         assert program == "fedmf"
         if arguments[0] in ("train", "sweep"):
-            arguments += next((sizes.split() for words, sizes in AFFORDABLE.items() if words in line), [])
+            arguments += next(
+                (sizes.split() for words, sizes in AFFORDABLE.items() if words in line), []
+            )
         main(arguments)
         for option in ("--out", "--statement"):  # what the line says that it writes
             if option in arguments:

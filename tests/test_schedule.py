@@ -28,7 +28,9 @@ def test_the_papers_schedule():
     st.floats(0.01, 1.0),
 )
 def test_shape(rounds, peak, warmup, cooldown, floor):
-    rates = WarmupCooldown(rounds=rounds, peak=peak, warmup=warmup, cooldown=cooldown, floor=floor).learning_rates()
+    rates = WarmupCooldown(
+        rounds=rounds, peak=peak, warmup=warmup, cooldown=cooldown, floor=floor
+    ).learning_rates()
     assert rates.shape == (rounds,)
     assert rates.dtype == np.float64
     assert (rates >= floor * peak * (1 - 1e-12)).all()

@@ -43,7 +43,10 @@ def test_momentum_workload_is_the_product_of_prop_4_2(rates, momentum):
 
 def test_a_workload_keeps_its_own_read_only_copy():
     given_matrix = np.eye(3)
-    by_position, by_keyword = Workload("mine", given_matrix), Workload(name="mine", matrix=given_matrix)
+    by_position, by_keyword = (
+        Workload("mine", given_matrix),
+        Workload(name="mine", matrix=given_matrix),
+    )
     given_matrix[0, 0] = 5.0
     for workload in (by_position, by_keyword):
         assert workload.matrix[0, 0] == 1.0
@@ -58,7 +61,9 @@ def test_a_workload_keeps_its_own_read_only_copy():
 def test_entries_whose_squares_are_beyond_float64(extreme):
     with pytest.raises(ValueError, match=r"^matrix has entries from .* another unit$"):
         Workload("extreme", np.diag([1.0, extreme]))
-    with pytest.raises(ValueError, match=r"^inverse_diagonals has entries from .*learning rates, another unit$"):
+    with pytest.raises(
+        ValueError, match=r"^inverse_diagonals has entries from .*learning rates, another unit$"
+    ):
         sgd([1.0, extreme])
     with pytest.raises(ValueError, match="another unit"):
         sgd([1.0, 1e70 if extreme > 1.0 else 1e-70]) @ sgd([1.0, 1e70 if extreme > 1.0 else 1e-70])

@@ -1,7 +1,7 @@
 """Pages find their places, and links that leave docs/ lead to pages of the site.
 
-On the front page NOTEBOOKS stands for docs/notebooks, and UNLISTED for pages that no list names: a new page needs no
-edit. A name with a question mark is a page that may be missing.
+On the front page NOTEBOOKS stands for docs/notebooks, and UNLISTED for pages that no list names: a
+new page needs no edit. A name with a question mark is a page that may be missing.
 """
 
 import pathlib
@@ -9,7 +9,11 @@ import re
 from typing import Any
 
 # Files beside docs/ that pages of the site show.
-_SHOWN = {"../benchmarks/RESULTS.md": "measurements.md", "../SECURITY.md": "security.md", "../examples": "examples.md"}
+_SHOWN = {
+    "../benchmarks/RESULTS.md": "measurements.md",
+    "../SECURITY.md": "security.md",
+    "../examples": "examples.md",
+}
 
 
 def _insert(app: Any, page: str, source: list[str]) -> None:
@@ -17,9 +21,13 @@ def _insert(app: Any, page: str, source: list[str]) -> None:
         source[0] = re.sub(rf"\]\({re.escape(file)}(#[^)]*)?\)", f"]({shown})", source[0])
     if page == "index":
         docs = pathlib.Path(app.srcdir)
-        pages = {path.stem for path in docs.glob("*.md") if path.name not in app.config.exclude_patterns} - {"index"}
+        pages = {
+            path.stem for path in docs.glob("*.md") if path.name not in app.config.exclude_patterns
+        } - {"index"}
         listed = set(re.findall(r"^(\w+)\??$", source[0], re.M))
-        text = re.sub(r"^(\w+)\?$", lambda found: found[1] if found[1] in pages else "", source[0], flags=re.M)
+        text = re.sub(
+            r"^(\w+)\?$", lambda found: found[1] if found[1] in pages else "", source[0], flags=re.M
+        )
         notebooks = sorted(f"notebooks/{path.stem}" for path in docs.glob("notebooks/*.md"))
         text = text.replace("NOTEBOOKS", "\n".join(notebooks))
         source[0] = text.replace("UNLISTED", "\n".join(sorted(pages - listed)))

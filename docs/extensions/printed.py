@@ -14,7 +14,8 @@ _NUMBER = r"(\d*\.?\d+(?:e-?\d+)?)(?!\.?\d)"
 
 
 def says(page: str, phrase: str, *values: float) -> None:
-    """Fails unless the page has the phrase once, and each value rounds to the digits that are printed in its place.
+    """Fails unless the page has the phrase once, and each value rounds to the digits that are
+    printed in its place.
 
     Args:
       page: its name in docs/, without the suffix.
@@ -26,10 +27,13 @@ def says(page: str, phrase: str, *values: float) -> None:
     found = re.findall(f"(?<![\\w.]){pattern}", text)
     if len(found) != 1 or not values:
         raise ValueError(
-            f"docs/{page}.md has {phrase!r} {len(found)} times and not once: mend the page or the cell that checks it"
+            f"docs/{page}.md has {phrase!r} {len(found)} times and not once: mend the page or the "
+            "cell that checks it"
         )
     printed = found[0] if isinstance(found[0], tuple) else found
     for number, value in zip(printed, values, strict=True):
         unit = 10.0 ** int(decimal.Decimal(number).as_tuple().exponent)
         if abs(float(number) - value) > unit * 0.500001:
-            raise ValueError(f"docs/{page}.md prints {number} in {phrase!r}, and {value:.7g} is computed")
+            raise ValueError(
+                f"docs/{page}.md prints {number} in {phrase!r}, and {value:.7g} is computed"
+            )

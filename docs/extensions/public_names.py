@@ -1,4 +1,5 @@
-"""The reference: every public name is in it, and signatures link to public names wherever their classes are defined.
+"""The reference: every public name is in it, and signatures link to public names wherever their
+classes are defined.
 
 UNPLACED on a page of docs/reference stands for public names that no page names.
 """
@@ -30,7 +31,9 @@ def _public_things(app: Any) -> dict[str, Any]:
     with mock(app.config.autodoc_mock_imports):
         packages = [importlib.import_module(package) for package in PACKAGES]
         return {
-            f"{package.__name__}.{name}": getattr(package, name) for package in packages for name in package.__all__
+            f"{package.__name__}.{name}": getattr(package, name)
+            for package in packages
+            for name in package.__all__
         }
 
 
@@ -41,11 +44,14 @@ def _exists(target: str) -> bool:
 
 
 def _resolve(app: Any, env: Any, node: Any, text: nodes.Node) -> nodes.Node | None:
-    """A link to the public name; plain text for code in single backticks, types inside fedmf, and what other sites document."""
+    """A link to the public name; plain text for code in single backticks, types inside fedmf, and
+    what other sites document.
+    """
     if node.get("refdomain") != "py":
         return None
     target = node.get("reftarget", "")
-    # By where they are defined, since fedmf.mechanisms.base.Mechanism is fedmf.Mechanism, and by the last word.
+    # By where they are defined, since fedmf.mechanisms.base.Mechanism is fedmf.Mechanism, and by
+    # the last word.
     things = _public_things(app)
     homes = {f"{thing.__module__}.{thing.__qualname__}": name for name, thing in things.items()}
     short = {name.rpartition(".")[2]: name for name in things}
@@ -57,18 +63,28 @@ def _resolve(app: Any, env: Any, node: Any, text: nodes.Node) -> nodes.Node | No
     return None
 
 
-def _before_napoleon(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+def _before_napoleon(
+    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
     """Norms such as ||A N|| are no substitutions of reStructuredText."""
-    lines[:] = [line if line.lstrip().startswith(">>>") else line.replace("|", r"\|") for line in lines]
+    lines[:] = [
+        line if line.lstrip().startswith(">>>") else line.replace("|", r"\|") for line in lines
+    ]
 
 
 def _napoleon(docstring: Any, config: Any, app: Any, what: str, *more: Any) -> GoogleDocstring:
-    """A property is documented as a method is: its "words: more words" names no type, and it has sections."""
+    """A property is documented as a method is: its "words: more words" names no type, and it has
+    sections.
+    """
     return GoogleDocstring(docstring, config, app, "method" if what == "property" else what, *more)
 
 
-def _after_napoleon(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Fields that are described together are two names; reStructuredText would read a type and a name."""
+def _after_napoleon(
+    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
+    """Fields that are described together are two names; reStructuredText would read a type and a
+    name.
+    """
     for number, line in enumerate(lines):
         if match := re.match(r":(ivar|param) ([\w, ]+, \w+):", line):
             lines[number] = line.replace(match[2], match[2].replace(" ", ""), 1)
@@ -80,7 +96,9 @@ def _place(app: Any, page: str, source: list[str]) -> None:
     text = "".join(path.read_text() for path in pathlib.Path(app.srcdir).glob("reference/*.md"))
     placed = set(re.findall(r"auto\w+:: ([\w.]+)", text))
     things = {
-        name: thing for name, thing in _public_things(app).items() if not {name, name.rpartition(".")[2]} & placed
+        name: thing
+        for name, thing in _public_things(app).items()
+        if not {name, name.rpartition(".")[2]} & placed
     }
     source[0] = source[0].replace("UNPLACED", "\n\n".join(
         f".. autoclass:: {name}\n   :members:" if inspect.isclass(thing) else f".. autofunction:: {name}" for name, thing in things.items()
@@ -89,7 +107,8 @@ def _place(app: Any, page: str, source: list[str]) -> None:
 
 def setup(app: Any) -> dict[str, bool]:
     """Connects to the events."""
-    # Annotations such as `tf.keras.losses.Loss | None` are computed when a class is made, TensorFlow or not.
+    # Annotations such as `tf.keras.losses.Loss | None` are computed when a class is made,
+    # TensorFlow or not.
     _MockObject.__or__ = _MockObject.__ror__ = lambda self, other: Union[self, other]  # noqa: UP007
     app.connect("missing-reference", _resolve)
     napoleon.GoogleDocstring = _napoleon

@@ -1,4 +1,6 @@
-"""The support matrix: what the registries of families and sampling schemes answer when they are asked, as Markdown tables."""
+"""The support matrix: what the registries of families and sampling schemes answer when they are
+asked, as Markdown tables.
+"""
 
 import re
 import warnings
@@ -25,14 +27,20 @@ def mechanism_of(family: str, schema: str = "min_sep") -> Mechanism:
     participation = fedmf.Participation(rounds=ROUNDS, schema=schema, **SCHEMAS[schema])
     bands = {"bands": BANDS} if family in ("banded", "toeplitz") and schema != "every_round" else {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of fits that stop short: only the shape of the encoder counts here
-        return fedmf.fit(fedmf.prefix_sum(ROUNDS), participation, family=family, cache=False, **bands)
+        warnings.simplefilter(
+            "ignore"
+        )  # of fits that stop short: only the shape of the encoder counts here
+        return fedmf.fit(
+            fedmf.prefix_sum(ROUNDS), participation, family=family, cache=False, **bands
+        )
 
 
 def table(header: list[str], rows: Iterator[list[str]]) -> str:
     """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
 
 
 def sensitivities() -> str:
@@ -54,7 +62,10 @@ def sensitivities() -> str:
 
     schemas = [*SCHEMAS, "budget"]
     names = [f"`{schema}`" for schema in schemas]
-    return table(["family", *names], ([f"`{f}`", *(cell(f, schema) for schema in schemas)] for f in fitted_families()))
+    return table(
+        ["family", *names],
+        ([f"`{f}`", *(cell(f, schema) for schema in schemas)] for f in fitted_families()),
+    )
 
 
 def certificates() -> str:
@@ -68,7 +79,10 @@ def certificates() -> str:
         return "a single participation" if held is None else f"`{held.schema}`"
 
     names = [f"`{schema}`" for schema in SCHEMAS]
-    return table(["family", *names], ([f"`{f}`", *(cell(f, schema) for schema in SCHEMAS)] for f in fitted_families()))
+    return table(
+        ["family", *names],
+        ([f"`{f}`", *(cell(f, schema) for schema in SCHEMAS)] for f in fitted_families()),
+    )
 
 
 def answer(family: str, scheme: str) -> tuple[str, str]:
@@ -99,7 +113,10 @@ def amplifications() -> str:
         return f"**{word}**" if word == "refused" else f"**{word}**: {why}"
 
     names = [f"`{scheme}`" for scheme in SCHEMES]
-    return table(["family", *names], ([f"`{f}`", *(cell(f, scheme) for scheme in SCHEMES)] for f in fitted_families()))
+    return table(
+        ["family", *names],
+        ([f"`{f}`", *(cell(f, scheme) for scheme in SCHEMES)] for f in fitted_families()),
+    )
 
 
 def refusals() -> str:
@@ -109,18 +126,30 @@ def refusals() -> str:
         for scheme in SCHEMES:
             word, why = answer(family, scheme)
             if word == "refused":
-                reasons.setdefault(re.sub(r"-0\.\d+", "..", why), []).append(f"`{family}` with `{scheme}`")
+                reasons.setdefault(re.sub(r"-0\.\d+", "..", why), []).append(
+                    f"`{family}` with `{scheme}`"
+                )
     return "\n".join(f"- {', '.join(where)}: {why}." for why, where in reasons.items())
 
 
 def theorems() -> str:
-    """Scheme by scheme: class, accounting with its theorems, and what must stay secret, in the words of the privacy statement."""
+    """Scheme by scheme: class, accounting with its theorems, and what must stay secret, in the
+    words of the privacy statement.
+    """
 
     def row(scheme: str) -> list[str]:
         settings: dict[str, Any] = {"min_sep": None} if takes(scheme, "min_sep") else {}
         mechanism = mechanism_of("banded")
         chosen = scheme_from(scheme, **SIZES, **settings).for_mechanism(mechanism)
         said = chosen.statement(mechanism, 1.0)
-        return [f"`{scheme}`", f"{{py:class}}`fedmf.{type(chosen).__name__}`", said["accounting"], said["adjacency"]]
+        return [
+            f"`{scheme}`",
+            f"{{py:class}}`fedmf.{type(chosen).__name__}`",
+            said["accounting"],
+            said["adjacency"],
+        ]
 
-    return table(["scheme", "class", "accounting of an example", "why it covers zero-out"], (row(s) for s in SCHEMES))
+    return table(
+        ["scheme", "class", "accounting of an example", "why it covers zero-out"],
+        (row(s) for s in SCHEMES),
+    )

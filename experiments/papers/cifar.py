@@ -1,7 +1,10 @@
-"""CIFAR-10 at example level: multi-epoch Figures 1, 7, 8, 9 and App. E; banded Figure 10 and App. H.
+"""CIFAR-10 at example level: multi-epoch Figures 1, 7, 8, 9 and App.
 
-Steps of 500 images in a fixed order, 20 epochs, no momentum for DP-SGD and 0.95 for the others, and a rate that falls to 0.05 of its peak
-over the last quarter. Every image is a client whose one SGD step of rate 1 is its gradient.
+E; banded Figure 10 and App. H.
+
+Steps of 500 images in a fixed order, 20 epochs, no momentum for DP-SGD and 0.95 for the others, and
+a rate that falls to 0.05 of its peak over the last quarter. Every image is a client whose one SGD
+step of rate 1 is its gradient.
 """
 
 import dataclasses
@@ -22,10 +25,12 @@ from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.tasks.cifar10 import write_synthetic
 
 DELTA = 1e-5  # multi-epoch paper, Fig. 4
-# The noise multipliers of the papers' code: of matrices (sensitivity 1), and of DP-SGD with sampling for the same epsilons.
+# The noise multipliers of the papers' code: of matrices (sensitivity 1), and of DP-SGD with
+# sampling for the same epsilons.
 NOISE = (0.3, 0.4, 0.5, 0.75, 1.0, 2.0)
 NOISE_DP_SGD = (0.498, 0.559, 0.61, 0.715, 0.807, 1.16)
-# Rates 1, 2, 5 times 10^i: i in -2, -1 (multi-epoch paper, App. E), or -2 to 3 (banded paper, App. H.1).
+# Rates 1, 2, 5 times 10^i: i in -2, -1 (multi-epoch paper, App. E), or -2 to 3 (banded paper, App.
+# H.1).
 RATES = tuple(float(f"{c}e{i}") for i in (-2, -1) for c in (1, 2, 5))
 RATES_BANDED = tuple(float(f"{c}e{i}") for i in range(-2, 4) for c in (1, 2, 5))
 HONAKER, FFT, ONE, BANDED = "Honaker", "FFT", "MF(k=1)", "BandMF"
@@ -37,7 +42,8 @@ class Size:
     """How much of the experiment.
 
     Attributes:
-      images, cohort, epochs: training images, images of a step, passes; an epoch has images / cohort steps.
+      images, cohort, epochs: training images, images of a step, passes; an epoch has images /
+        cohort steps.
       simulated: images that train for those of a step; None for all.
       model, momentum: of the network, and of the server for correlated noise.
       epsilons: of the multi-epoch paper, and of the banded one, whose figures start at 0.5.
@@ -86,17 +92,29 @@ SIZES: Mapping[str, Size] = {
         stamps=(1, 2), repeats=1,
     ),
 }  # fmt: skip
-# What scale "small" takes for three studies: 140 steps, with which 1, 7 and 70 stamps differ; for banded matrices two epochs, since with
-# many they have little room; and 28 epochs, with which the optimum for one is a quarter worse used once than five times, and that for all
-# another quarter better.
-STAMPS = dataclasses.replace(SIZES["small"], images=560, simulated=24, epochs=20, stamps=(1, 7, 70), repeats=8)
+# What scale "small" takes for three studies: 140 steps, with which 1, 7 and 70 stamps differ; for
+# banded matrices two epochs, since with many they have little room; and 28 epochs, with which the
+# optimum for one is a quarter worse used once than five times, and that for all another quarter
+# better.
+STAMPS = dataclasses.replace(
+    SIZES["small"], images=560, simulated=24, epochs=20, stamps=(1, 7, 70), repeats=8
+)
 _TWO_EPOCHS = dataclasses.replace(STAMPS, images=4000, epochs=2, epsilons_banded=(1.0, 8.0))
 _MANY_EPOCHS = dataclasses.replace(
-    SIZES["small"], images=1000, cohort=200, simulated=60, epochs=28, epsilons=(6.0,), test_images=4000, repeats=16
+    SIZES["small"],
+    images=1000,
+    cohort=200,
+    simulated=60,
+    epochs=28,
+    epsilons=(6.0,),
+    test_images=4000,
+    repeats=16,
 )
 _REDUCED = (
-    "pictures of ten shapes for CIFAR-10, {size.images} of them, steps of {size.cohort}, for which {simulated} stand, "
-    "{size.epochs} epochs, {steps} steps, a network of 39,000 parameters, momentum {size.momentum}, {size.repeats} seeds, "
+    "pictures of ten shapes for CIFAR-10, {size.images} of them, steps of {size.cohort}, for which "
+    "{simulated} stand, "
+    "{size.epochs} epochs, {steps} steps, a network of 39,000 parameters, momentum "
+    "{size.momentum}, {size.repeats} seeds, "
     "fewer rates and epsilons"
 )
 
@@ -115,7 +133,9 @@ def stamped(kind: str, steps: int, stamps: int) -> Mechanism:
 
 @functools.cache
 def losses(kind: str, size: Size) -> dict[int, float]:
-    """Number of stamps -> rmse of prefix sums at the study's participation, by which the paper chooses it (App. E)."""
+    """Number of stamps -> rmse of prefix sums at the study's participation, by which the paper
+    chooses it (App. E).
+    """
     p = size.participation
     return {
         s: fedmf.rmse(stamped(kind, p.rounds, s), fedmf.prefix_sum(p.rounds), p)
@@ -160,7 +180,9 @@ def _study(name: str, size: Size, parts: Sequence[Part]) -> Study:
         for s in size.stamps
     }
     tests = size.test_images or min(1000, max(20, size.images))
-    write = functools.partial(write_synthetic, examples=size.images, test_examples=tests, progress=False)
+    write = functools.partial(
+        write_synthetic, examples=size.images, test_examples=tests, progress=False
+    )
     return Study(
         name=name,
         fixed=_fixed(size),
@@ -172,7 +194,9 @@ def _study(name: str, size: Size, parts: Sequence[Part]) -> Study:
 
 
 def multi_epoch(size: Size) -> Study:
-    """Multi-epoch Figs. 1 and 9: no sampling but DP-SGD's, which the paper calls incorrect, though standard."""
+    """Multi-epoch Figs. 1 and 9: no sampling but DP-SGD's, which the paper calls incorrect, though
+    standard.
+    """
     sgd = {
         "epsilon": size.epsilons,
         "server_learning_rate": size.rates_sgd or size.rates,
@@ -189,7 +213,9 @@ def multi_epoch(size: Size) -> Study:
 
 
 def optima(size: Size) -> Study:
-    """Multi-epoch Fig. 8: the optimum for all epochs, and that for one, stamped and not; at one size with Fig. 1 they share runs."""
+    """Multi-epoch Fig. 8: the optimum for all epochs, and that for one, stamped and not; at one
+    size with Fig. 1 they share runs.
+    """
     name = "cifar-multi-epoch" if size in SIZES.values() else "cifar-optima"
     once = [_stamped(size, ONE, s) for s in sorted({1, best_stamps(ONE, size)}, reverse=True)]
     return _study(name, size, [_optimal(size), *once])
@@ -252,7 +278,11 @@ def best_bands(size: Size, epsilon: float) -> tuple[int, bool]:
     return best.bands, best.amplified
 
 
-_OWN: Mapping[Callable[[Size], Study], Size] = {stamps: STAMPS, optima: _MANY_EPOCHS, banded: _TWO_EPOCHS}
+_OWN: Mapping[Callable[[Size], Study], Size] = {
+    stamps: STAMPS,
+    optima: _MANY_EPOCHS,
+    banded: _TWO_EPOCHS,
+}
 
 
 def _size(grid: Callable[[Size], Study], scale: Scale) -> Size:
@@ -265,9 +295,13 @@ def _at(grid: Callable[[Size], Study], scale: Scale) -> Study:
     return grid(_size(grid, scale))
 
 
-def _outcome(scores: Sequence[Score], orders: Sequence[accuracy.Order], size: Size, request: Request) -> Outcome:
+def _outcome(
+    scores: Sequence[Score], orders: Sequence[accuracy.Order], size: Size, request: Request
+) -> Outcome:
     text, holds = accuracy.verdict(orders)
-    smaller = _REDUCED.format(size=size, simulated=size.simulated or "all", steps=size.participation.rounds)
+    smaller = _REDUCED.format(
+        size=size, simulated=size.simulated or "all", steps=size.participation.rounds
+    )
     return Outcome(
         columns=accuracy.COLUMNS,
         rows=accuracy.rows(scores),
@@ -284,7 +318,9 @@ def figure_1(request: Request) -> Outcome:
     size = _size(multi_epoch, request.scale)
     best = {kind: label(kind, best_stamps(kind, size)) for kind in (HONAKER, FFT, ONE)}
     scores = run_study(multi_epoch(size), request)
-    above = size.epsilons[0] if request.scale != "full" else 4.0  # the paper: "as low as epsilon of about 4"
+    above = (
+        size.epsilons[0] if request.scale != "full" else 4.0
+    )  # the paper: "as low as epsilon of about 4"
     orders = [accuracy.order(scores, size.optimal, best[kind]) for kind in (ONE, FFT, HONAKER)]
     orders += [
         accuracy.order(scores, best[FFT], best[HONAKER]),
@@ -294,12 +330,17 @@ def figure_1(request: Request) -> Outcome:
 
 
 def figure_7(request: Request) -> Outcome:
-    """Multi-epoch Fig. 7: the stamps of Honaker's tree. Accuracies should be in the order of the losses."""
+    """Multi-epoch Fig. 7: the stamps of Honaker's tree.
+
+    Accuracies should be in the order of the losses.
+    """
     size = _size(stamps, request.scale)
     found = losses(HONAKER, size)
     scores = run_study(stamps(size), request)
     best, *others = (label(HONAKER, s) for s in sorted(found, key=lambda s: found[s]))
-    return _outcome(scores, [accuracy.order(scores, best, other) for other in others], size, request)
+    return _outcome(
+        scores, [accuracy.order(scores, best, other) for other in others], size, request
+    )
 
 
 def figure_8(request: Request) -> Outcome:
@@ -315,20 +356,31 @@ def figure_10(request: Request) -> Outcome:
     """Banded Figs. 1 (a) and 10."""
     size = _size(banded, request.scale)
     scores = run_study(banded(size), request)
-    return _outcome(scores, [accuracy.order(scores, BANDED, other) for other in (size.optimal, SAMPLED)], size, request)
+    return _outcome(
+        scores,
+        [accuracy.order(scores, BANDED, other) for other in (size.optimal, SAMPLED)],
+        size,
+        request,
+    )
 
 
 _WHY = (
-    "At scale small it trains a small network on pictures of ten shapes; scale full takes CIFAR-10's archive in --data."
+    "At scale small it trains a small network on pictures of ten shapes; scale full takes "
+    "CIFAR-10's archive in --data."
 )
-# The grid, and seconds at scale small. Figures 1, 9 and, at full, 8 of the multi-epoch paper share their runs, which are trained once.
+# The grid, and seconds at scale small. Figures 1, 9 and, at full, 8 of the multi-epoch paper share
+# their runs, which are trained once.
 _Listed = tuple[str, int, Callable[[Request], Outcome], Callable[[Size], Study], float, str]
 _LISTED: tuple[_Listed, ...] = (
-    ("multi-epoch", 1, figure_1, multi_epoch, 600, "The optimum for all epochs is the best, from epsilon 4 up also above sampled DP-SGD."),
-    ("multi-epoch", 7, figure_7, stamps, 200, "Honaker's tree is best with a number of stamps in the middle, as its loss says."),
-    ("multi-epoch", 8, figure_8, optima, 400, "Accuracy rises as the epochs that a factorisation is made for come near those trained."),
+    ("multi-epoch", 1, figure_1, multi_epoch, 600, "The optimum for all epochs is the best, from "
+                                                   "epsilon 4 up also above sampled DP-SGD."),
+    ("multi-epoch", 7, figure_7, stamps, 200, "Honaker's tree is best with a number of stamps in "
+                                              "the middle, as its loss says."),
+    ("multi-epoch", 8, figure_8, optima, 400, "Accuracy rises as the epochs that a factorisation "
+                                              "is made for come near those trained."),
     ("multi-epoch", 9, figure_1, multi_epoch, 600, "Figure 1, larger."),
-    ("banded", 10, figure_10, banded, 200, "With the best bands for each epsilon banded matrices are the best (also Figure 1 a)."),
+    ("banded", 10, figure_10, banded, 200, "With the best bands for each epsilon banded matrices "
+                                           "are the best (also Figure 1 a)."),
 )  # fmt: skip
 ITEMS = tuple(
     Item(

@@ -47,19 +47,30 @@ def figure_1(request: Request) -> Outcome:
         ax.set(title=title, xlabel="round", ylim=(0, None))
     axes[0].set_ylabel("squared error")
     legend_above(figure, *axes[1].get_legend_handles_labels())
-    left, right = ({name: float(np.sqrt(y.sum())) for name, y in series.items()} for series in errors)
+    left, right = (
+        {name: float(np.sqrt(y.sum())) for name, y in series.items()} for series in errors
+    )
     row = next(row for row in printed.DENISOV_TABLE_2 if row.rounds == ROUNDS)
     as_printed = printed.agrees(left["Honaker online"], row.honaker) and printed.agrees(
         left["optimal for prefix sums"], row.optimum
     )
     smallest = min(right, key=lambda name: right[name])
     return Outcome(
-        columns=("round", *(f"sums: {name}" for name in errors[0]), *(f"momentum: {name}" for name in errors[1])),
-        rows=table(np.arange(1, ROUNDS + 1), {**{f"s{k}": v for k, v in errors[0].items()}, **errors[1]}),
+        columns=(
+            "round",
+            *(f"sums: {name}" for name in errors[0]),
+            *(f"momentum: {name}" for name in errors[1]),
+        ),
+        rows=table(
+            np.arange(1, ROUNDS + 1), {**{f"s{k}": v for k, v in errors[0].items()}, **errors[1]}
+        ),
         figure=figure,
-        verdict=f"The roots of the summed errors are {left['Honaker online']:.1f} for Honaker's online tree and "
-        f"{left['optimal for prefix sums']:.1f} for the optimum (Table 2: {row.honaker} and {row.optimum}). On momentum the "
-        f"optimum made for it has {right['optimal for momentum']:.0f}, that of prefix sums {right['optimal for prefix sums']:.0f}, "
+        verdict=f"The roots of the summed errors are {left['Honaker online']:.1f} for Honaker's "
+        "online tree and "
+        f"{left['optimal for prefix sums']:.1f} for the optimum (Table 2: {row.honaker} and "
+        f"{row.optimum}). On momentum the "
+        f"optimum made for it has {right['optimal for momentum']:.0f}, that of prefix sums "
+        f"{right['optimal for prefix sums']:.0f}, "
         f"the trees {right['Honaker full']:.0f} and {right['Honaker online']:.0f}.",
         holds=as_printed and smallest == "optimal for momentum",
     )
@@ -125,14 +136,16 @@ def figure_4(request: Request) -> Outcome:
 
     times = {name: reached(steps) for name, steps in solvers.items()}
     words = ", ".join(
-        f"{name} {f'in {t:.2g} s' if t < np.inf else f'not in {seconds:g} s'}" for name, t in times.items()
+        f"{name} {f'in {t:.2g} s' if t < np.inf else f'not in {seconds:g} s'}"
+        for name, t in times.items()
     )
     return Outcome(
         columns=("solver", "seconds", "loss"),
         rows=[(name, *step) for name, steps in solvers.items() for step in steps],
         figure=figure,
         verdict=f"To within 1e-4 of the bound at n = {n}: {words}.",
-        holds=min(times["fedmf"], times["fixed point"]) < min(times["Newton direction"], times["gradient"]),
+        holds=min(times["fedmf"], times["fixed point"])
+        < min(times["Newton direction"], times["gradient"]),
         reduced="" if n == 2048 else f"n = {n} in place of 2048",
     )
 
@@ -156,19 +169,23 @@ def figure_5(request: Request) -> Outcome:
             ax.grid(visible=False)
         positive = M[M > 1e-9]
         column[2].hist(np.log10(positive), bins=60, color=COLORS[0])
-        column[2].set(title=f"{name}, entries that are not 0", xlabel="log10 of the entry", yscale="log")
+        column[2].set(
+            title=f"{name}, entries that are not 0", xlabel="log10 of the entry", yscale="log"
+        )
     axes[2, 0].set_ylabel("entries")
     figure.colorbar(image, ax=list(axes[:2].flat), shrink=0.6)
     heavy = float(np.diagonal(matrices["B"]).max()) == largest
     nonnegative = all(float(M.min()) > -1e-9 for M in matrices.values())
     rows: list[Any] = [
-        (name, float(M.max()), float(M.min()), float(np.median(M[M > 1e-9]))) for name, M in matrices.items()
+        (name, float(M.max()), float(M.min()), float(np.median(M[M > 1e-9])))
+        for name, M in matrices.items()
     ]
     return Outcome(
         columns=("matrix", "largest", "smallest", "median of those that are not 0"),
         rows=rows,
         figure=figure,
-        verdict=f"The largest entry of either is {largest:.4f} (printed: {LARGEST_ENTRY}), {'on' if heavy else 'not on'} the diagonal "
+        verdict=f"The largest entry of either is {largest:.4f} (printed: {LARGEST_ENTRY}), "
+        f"{'on' if heavy else 'not on'} the diagonal "
         f"of B; {'no' if nonnegative else 'an'} entry is negative.",
         holds=printed.agrees(largest, LARGEST_ENTRY) and heavy and nonnegative,
     )
@@ -182,14 +199,22 @@ ITEMS = (
         figure_1,
         3,
         3,
-        "The optimum has less error than Honaker's trees, evenly over rounds; the one made for momentum the least on it.",
+        "The optimum has less error than Honaker's trees, evenly over rounds; the one made for "
+        "momentum the least on it.",
     ),
     _item(
         "Figure 4",
         figure_4,
         50,
         2400,
-        "The fixed point finds the optimum up to a hundred times faster than gradient and Newton directions.",
+        "The fixed point finds the optimum up to a hundred times faster than gradient and Newton "
+        "directions.",
     ),
-    _item("Figure 5", figure_5, 5, 5, "The optimal B has a heavy diagonal, and its off-diagonal structure is smooth."),
+    _item(
+        "Figure 5",
+        figure_5,
+        5,
+        5,
+        "The optimal B has a heavy diagonal, and its off-diagonal structure is smooth.",
+    ),
 )

@@ -6,7 +6,8 @@ from fedmf.experiments.papers.item import Item, State
 _LISTED: dict[tuple[State, str], str] = {
     (
         "needs the real file",
-        "It trains on CIFAR-10 and StackOverflow: `fedmf sweep` takes the family, coefficients `nu`, from a file.",
+        "It trains on CIFAR-10 and StackOverflow: `fedmf sweep` takes the family, coefficients "
+        "`nu`, from a file.",
     ): """
         slides | Accuracy of nu-DP-FTRL | On CIFAR-10 and StackOverflow nu-DP-FTRL is as accurate as the best matrices.
     """,

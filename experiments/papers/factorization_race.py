@@ -1,9 +1,11 @@
-"""Three published ways to the optimal factorisation for a single participation, each as (seconds, loss) after every step.
+"""Three published ways to the optimal factorisation for a single participation, each as (seconds,
+loss) after every step.
 
 Seconds are of processor time, which a busy machine does not change.
 
-Denisov et al. 2022, App. E.4, compares them in Figure 4. They start from X(1), the matrix of Eq. 6 at v = 1, with a diagonal of ones.
-Losses are those of C with columns of norm 1, and so what a mechanism would have. The clock stops while a loss is only reported.
+Denisov et al. 2022, App. E.4, compares them in Figure 4. They start from X(1), the matrix of Eq. 6
+at v = 1, with a diagonal of ones. Losses are those of C with columns of norm 1, and so what a
+mechanism would have. The clock stops while a loss is only reported.
 """
 
 import time
@@ -29,7 +31,9 @@ class _Clock:
 
 
 def geometric_mean(gram: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """X(v) and phi(v), Eqs. 6 and 5: with R = sqrt(diag(v)^(1/2) gram diag(v)^(1/2)), R scaled back, and R's diagonal."""
+    """X(v) and phi(v), Eqs. 6 and 5: with R = sqrt(diag(v)^(1/2) gram diag(v)^(1/2)), R scaled
+    back, and R's diagonal.
+    """
     root = np.sqrt(v)
     values, vectors = np.linalg.eigh(root[:, None] * gram * root)
     R = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
@@ -56,10 +60,11 @@ def fixed_point(gram: np.ndarray) -> Iterator[Step]:
 
 
 def descent(gram: np.ndarray, *, newton: bool) -> Iterator[Step]:
-    """Gradient steps, or Newton directions by conjugate gradients (Yuan et al. 2016, Alg. 1), with Armijo's rule.
+    """Gradient steps, or Newton directions by conjugate gradients (Yuan et al. 2016, Alg. 1), with
+    Armijo's rule.
 
-    A step is halved until the Cholesky factorisation exists and the loss falls by a hundredth of what the slope promises. The diagonal of
-    X stays 1.
+    A step is halved until the Cholesky factorisation exists and the loss falls by a hundredth of
+    what the slope promises. The diagonal of X stays 1.
     """
     clock, X = _Clock(), normalized(geometric_mean(gram, np.ones(len(gram)))[0])
     loss, size = loss_of(gram, X), 1.0
@@ -89,8 +94,12 @@ def descent(gram: np.ndarray, *, newton: bool) -> Iterator[Step]:
         yield clock.step(lambda loss=loss: loss)  # type: ignore[misc]
 
 
-def _newton(inverse: np.ndarray, pull: np.ndarray, gradient: np.ndarray, steps: int = 5) -> np.ndarray:
-    """Solves H D = -gradient off the diagonal, H D = inverse D pull + pull D inverse, by a few conjugate gradients."""
+def _newton(
+    inverse: np.ndarray, pull: np.ndarray, gradient: np.ndarray, steps: int = 5
+) -> np.ndarray:
+    """Solves H D = -gradient off the diagonal, H D = inverse D pull + pull D inverse, by a few
+    conjugate gradients.
+    """
     D, residual = np.zeros_like(gradient), -gradient
     along, square = residual, float(np.vdot(residual, residual))
     for _ in range(steps):

@@ -25,11 +25,13 @@ real file in `--data` has the paper's size. "Holds" is decided by the numbers, a
 
 
 def report(items: Mapping[str, Item], results: pathlib.Path, page: pathlib.Path) -> dict[str, int]:
-    """Writes `page`, and beside it a folder of its name with a thumbnail and the result of each item.
+    """Writes `page`, and beside it a folder of its name with a thumbnail and the result of each
+    item.
 
     Args:
       items: all there are, by name.
-      results: folder of the results that `fedmf paper run` left; newer ones take the place of those that the page has.
+      results: folder of the results that `fedmf paper run` left; newer ones take the place of those
+        that the page has.
       page: a Markdown file.
 
     Returns:
@@ -40,12 +42,18 @@ def report(items: Mapping[str, Item], results: pathlib.Path, page: pathlib.Path)
     found: dict[str, dict[str, Any]] = {}
     for name in items:
         if (result := load(results / name)) is not None:
-            write_atomically(kept / f"{name}.png", thumbnail((results / name / PICTURE).read_bytes()))
+            write_atomically(
+                kept / f"{name}.png", thumbnail((results / name / PICTURE).read_bytes())
+            )
             write_atomically(kept / f"{name}.json", json.dumps(result, indent=1) + "\n")
         if (path := kept / f"{name}.json").is_file():
             found[name] = json.loads(path.read_text())
     write_atomically(page, page_text(items, found, kept.name))
-    return {"items": len(items), "results": len(found), "hold": sum(result["holds"] for result in found.values())}
+    return {
+        "items": len(items),
+        "results": len(found),
+        "hold": sum(result["holds"] for result in found.values()),
+    }
 
 
 def page_text(items: Mapping[str, Item], found: Mapping[str, dict[str, Any]], folder: str) -> str:
@@ -58,10 +66,15 @@ def page_text(items: Mapping[str, Item], found: Mapping[str, dict[str, Any]], fo
     """
     parts = [_HEAD]
     for source, title in SOURCES.items():
-        rows = [_row(item, found.get(item.name), folder) for item in items.values() if item.source == source]
+        rows = [
+            _row(item, found.get(item.name), folder)
+            for item in items.values()
+            if item.source == source
+        ]
         if rows:
             parts.append(
-                f"## {title}\n\n| | the paper's claim, ours, and how it was made |\n|---|---|\n{''.join(rows)}\n"
+                f"## {title}\n\n| | the paper's claim, ours, and how it was made |\n|---|---|\n"
+                f"{''.join(rows)}\n"
             )
     return "".join(parts).rstrip() + "\n"
 
@@ -72,10 +85,17 @@ def _row(item: Item, result: Mapping[str, Any] | None, folder: str) -> str:
     if result is not None:
         picture = f"<br>![{item.number}]({folder}/{item.name}.png)"
         trained = item.state != "exact"
-        mark = "**Holds.**" if result["holds"] else "**Not shown.**" if trained else "**Does not hold.**"
+        mark = (
+            "**Holds.**"
+            if result["holds"]
+            else "**Not shown.**"
+            if trained
+            else "**Does not hold.**"
+        )
         reduced = f" Reduced: {result['reduced']}." if result["reduced"] else ""
         lines.append(f"{mark} {result['verdict']}{reduced}")
-        # Of a sweep that was there already this would be the time of drawing; what it trained for is in `reduced`.
+        # Of a sweep that was there already this would be the time of drawing; what it trained for
+        # is in `reduced`.
         state += f"; {result['scale']}" + (
             "" if trained else f", {duration(result['processor_seconds'])} of processor time"
         )
@@ -88,7 +108,9 @@ def thumbnail(png: bytes) -> bytes:
     """The picture at the page's size, in few colours."""
     image = PIL.Image.open(io.BytesIO(png)).convert("RGB")
     height = round(image.height * _WIDTH / image.width)
-    small = image.resize((_WIDTH, height), PIL.Image.Resampling.LANCZOS).quantize(_COLORS, dither=PIL.Image.Dither.NONE)
+    small = image.resize((_WIDTH, height), PIL.Image.Resampling.LANCZOS).quantize(
+        _COLORS, dither=PIL.Image.Dither.NONE
+    )
     out = io.BytesIO()
     small.save(out, format="PNG", optimize=True)
     return out.getvalue()

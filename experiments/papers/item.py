@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 State = Literal["exact", "trained at reduced scale", "needs the real file", "not reproducible"]
 Scale = Literal["tiny", "small", "full"]  # "tiny" is for tests
-# Short names of the five sources; the slides of 2025 are one, Denisov's paper and its appendix another.
+# Short names of the five sources; the slides of 2025 are one, Denisov's paper and its appendix
+# another.
 SOURCES = {
     "denisov": "Denisov et al. 2022, and its appendix",
     "multi-epoch": "Choquette-Choo et al. 2022, multi-epoch matrix factorization",
@@ -28,7 +29,8 @@ class Request:
       scale: "small" ends within minutes on 2 cores, "full" is the paper's size.
       data: the real file, where the item can use one.
       jobs: runs at a time, of items that train.
-      test_sentences: limit on the sentences of StackOverflow's test set; None for that of the scale, at full all.
+      test_sentences: limit on the sentences of StackOverflow's test set; None for that of the
+        scale, at full all.
     """
 
     folder: pathlib.Path
@@ -95,24 +97,47 @@ class Item:
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES or self.state not in get_args(State):
-            raise ValueError(f"{self.name}: source={self.source!r} or state={self.state!r} is none that there is")
+            raise ValueError(
+                f"{self.name}: source={self.source!r} or state={self.state!r} is none that there is"
+            )
         if (self.state == "exact") == bool(self.why):
             raise ValueError(
-                f"{self.name}: why={self.why!r} does not suit state={self.state!r}: say why it is not exact"
+                f"{self.name}: why={self.why!r} does not suit state={self.state!r}: say why it is "
+                "not exact"
             )
-        if (self.make is None) != (not self.seconds) or (self.make is None and self.state == "exact"):
-            raise ValueError(f"{self.name}: give make and seconds, or neither and a state other than exact")
+        if (self.make is None) != (not self.seconds) or (
+            self.make is None and self.state == "exact"
+        ):
+            raise ValueError(
+                f"{self.name}: give make and seconds, or neither and a state other than exact"
+            )
 
     @property
     def order(self) -> tuple[Any, ...]:
         """Sorts by source, kind and number."""
         parts = re.split(r"(\d+)", self.number)
-        return list(SOURCES).index(self.source), *(int(part) if part.isdigit() else part for part in parts)
+        return list(SOURCES).index(self.source), *(
+            int(part) if part.isdigit() else part for part in parts
+        )
 
 
 def numbered(
-    source: str, number: str, make: Callable[[Request], Outcome], small: float, full: float, claim: str
+    source: str,
+    number: str,
+    make: Callable[[Request], Outcome],
+    small: float,
+    full: float,
+    claim: str,
 ) -> Item:
-    """An exact item, named by its source and caption number; `small` and `full` are its seconds at these scales."""
+    """An exact item, named by its source and caption number; `small` and `full` are its seconds at
+    these scales.
+    """
     name = f"{source}-{number.lower().replace(' ', '-')}"
-    return Item(name=name, source=source, number=number, claim=claim, make=make, seconds={"small": small, "full": full})
+    return Item(
+        name=name,
+        source=source,
+        number=number,
+        claim=claim,
+        make=make,
+        seconds={"small": small, "full": full},
+    )

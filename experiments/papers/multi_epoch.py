@@ -19,7 +19,9 @@ CIFAR = fedmf.Participation(rounds=2000, schema="fixed_epoch", min_sep=100)  # (
 
 
 def stackoverflow(request: Request) -> tuple[fedmf.Workload, fedmf.Participation]:
-    """Momentum 0.95 and a cool-down over the last quarter, and (k, b) = (6, 342); fewer rounds for tests."""
+    """Momentum 0.95 and a cool-down over the last quarter, and (k, b) = (6, 342); fewer rounds for
+    tests.
+    """
     n = request.pick(tiny=48, small=2052, full=2052)
     rates = fedmf.WarmupCooldown(rounds=n, peak=1.0, warmup=0.0).learning_rates()
     epochs = fedmf.Participation(rounds=n, schema="fixed_epoch", min_sep=n // 6)
@@ -38,14 +40,19 @@ def figure_2(request: Request) -> Outcome:
     largest = float(np.abs(X[same_client]).max() / np.diagonal(X).mean())
     typical = float(np.median(np.abs(X[~same_client])) / np.diagonal(X).mean())
     figure = heat_maps(
-        [("A", A), ("B", A @ mechanism.noising()), ("C", C), ("X = CᵀC", X)], 2, height=2.6, shared=False
+        [("A", A), ("B", A @ mechanism.noising()), ("C", C), ("X = CᵀC", X)],
+        2,
+        height=2.6,
+        shared=False,
     )
     return Outcome(
         columns=("quantity", "value"),
-        rows=[("rounds", n), ("min_sep", b), ("largest |X| of two rounds of one client, over the diagonal's mean", largest),
+        rows=[("rounds", n), ("min_sep", b), ("largest |X| of two rounds of one client, "
+                                              "over the diagonal's mean", largest),
               ("median |X| of other pairs, over the diagonal's mean", typical), ("gap", mechanism.certificate.gap)],
         figure=figure,
-        verdict=f"Columns of C for two rounds of one client (every {b}th diagonal of X) have products of at most {largest:.1e} of the "
+        verdict=f"Columns of C for two rounds of one client (every {b}th diagonal of X) have "
+                f"products of at most {largest:.1e} of the "
         f"diagonal's mean, where the median of the others is {typical:.1e}.",
         holds=largest < 0.1 * typical,
         reduced="" if n == 2052 else f"{n} rounds in place of 2052",
@@ -53,9 +60,15 @@ def figure_2(request: Request) -> Outcome:
 
 
 def _by_round(
-    mechanisms: Mapping[str, Any], workload: fedmf.Workload, epochs: fedmf.Participation, sigma: float
+    mechanisms: Mapping[str, Any],
+    workload: fedmf.Workload,
+    epochs: fedmf.Participation,
+    sigma: float,
 ) -> dict[str, np.ndarray]:
-    return {name: (sigma * fedmf.per_round_error(m, workload, epochs)) ** 2 for name, m in mechanisms.items()}
+    return {
+        name: (sigma * fedmf.per_round_error(m, workload, epochs)) ** 2
+        for name, m in mechanisms.items()
+    }
 
 
 def _variance_figure(series: Mapping[str, np.ndarray], ylabel: str) -> Any:
@@ -77,7 +90,9 @@ def figure_4(request: Request) -> Outcome:
     )  # fmt: skip
     rows = {row.label: row for row in printed.MULTI_EPOCH_TABLE_1 if row.label in wanted}
     sigma = gaussian_noise_multiplier(4.38, 1e-5)
-    series = _by_round({name: stamped_row(rows[name]) for name in wanted}, fedmf.prefix_sum(2000), CIFAR, sigma)
+    series = _by_round(
+        {name: stamped_row(rows[name]) for name in wanted}, fedmf.prefix_sum(2000), CIFAR, sigma
+    )
     losses = {name: float(y.sum()) / sigma**2 for name, y in series.items()}
     agree = [name for name in wanted if printed.agrees(losses[name], rows[name].printed)]
     return Outcome(
@@ -92,7 +107,9 @@ def figure_4(request: Request) -> Outcome:
 
 
 def figure_5(request: Request) -> Outcome:
-    """Variance by round of the momentum and cool-down workload for (k, b) = (6, 342), at noise multiplier 1."""
+    """Variance by round of the momentum and cool-down workload for (k, b) = (6, 342), at noise
+    multiplier 1.
+    """
     workload, epochs = stackoverflow(request)
     n = epochs.rounds
     single = one_participation(n)
@@ -125,14 +142,23 @@ def figure_6(request: Request) -> Outcome:
         if "Honaker" in row.name and (request.scale != "tiny" or row.times >= 10)
     ]
     found = {(row.name, row.times): fedmf.loss(stamped_row(row), workload, CIFAR) for row in rows}
-    wrong = [row.label for row in rows if not printed.agrees(found[row.name, row.times], row.printed)]
+    wrong = [
+        row.label for row in rows if not printed.agrees(found[row.name, row.times], row.printed)
+    ]
     times = sorted({t for _, t in found})
-    series = {name: np.array([found[name, t] for t in times]) for name in dict.fromkeys(row.name for row in rows)}
+    series = {
+        name: np.array([found[name, t] for t in times])
+        for name in dict.fromkeys(row.name for row in rows)
+    }
     figure = blank(2.9)
     ax = figure.subplots()
     curves(ax, times, series, marker="o", markersize=4)
     ax.plot(
-        [row.times for row in rows], [float(row.printed) for row in rows], "x", color="black", label="printed, Table 1"
+        [row.times for row in rows],
+        [float(row.printed) for row in rows],
+        "x",
+        color="black",
+        label="printed, Table 1",
     )
     if request.scale != "tiny":
         optimum = fedmf.loss(fit(workload, CIFAR, "dense", tolerance=2e-3), workload, CIFAR)
@@ -146,9 +172,12 @@ def figure_6(request: Request) -> Outcome:
         columns=("stamps", *series),
         rows=table(times, series),
         figure=figure,
-        verdict=f"{len(rows) - len(wrong)} of {len(rows)} losses are as printed. The least is at {times[int(np.argmin(online))]} stamps "
-        f"with the online decoder and at {times[int(np.argmin(full))]} with the optimal one, whose loss is "
-        f"{float((full / online).min()):.2f} to {float((full / online).max()):.2f} times the other's.",
+        verdict=f"{len(rows) - len(wrong)} of {len(rows)} losses are as printed. The least is at "
+        f"{times[int(np.argmin(online))]} stamps "
+        f"with the online decoder and at {times[int(np.argmin(full))]} with the optimal one, whose "
+        "loss is "
+        f"{float((full / online).min()):.2f} to {float((full / online).max()):.2f} times the "
+        "other's.",
         holds=not wrong and bool((full < online).all()),
         reduced="losses in place of accuracies: training needs CIFAR-10"
         + ("; two numbers of stamps" if len(times) < 5 else ""),
@@ -156,7 +185,10 @@ def figure_6(request: Request) -> Outcome:
 
 
 def lower_bound(n: np.ndarray) -> np.ndarray:
-    """Mean squared error of prefix sums of n rounds at noise multiplier 1, at least (App. J.1; Henzinger et al. 2022, Thm. 2)."""
+    """Mean squared error of prefix sums of n rounds at noise multiplier 1, at least (App.
+
+    J.1; Henzinger et al. 2022, Thm. 2).
+    """
     return ((2 + np.log((2 * n + 1) / 3) + np.log(2 * n + 1) / (2 * n)) / np.pi) ** 2
 
 
@@ -191,8 +223,10 @@ def figure_14(request: Request) -> Outcome:
         columns=("n", *series),
         rows=table(n, series),
         figure=figure,
-        verdict=f"At n = {n[-1]} the FFT's rmse is {plain**0.5:.2f} times the bound's (printed: within 1.2; its square is {plain:.2f}), "
-        f"with the optimal decoder {optimal**0.5:.2f} times. Corollary J.1 is {analytic:.1f} times the bound's square (printed: about 6).",
+        verdict=f"At n = {n[-1]} the FFT's rmse is {plain**0.5:.2f} times the bound's (printed: "
+        f"within 1.2; its square is {plain:.2f}), "
+        f"with the optimal decoder {optimal**0.5:.2f} times. Corollary J.1 is {analytic:.1f} "
+        "times the bound's square (printed: about 6).",
         holds=printed.agrees(plain**0.5, "≤1.2")
         and 5 <= analytic <= 7
         and all(bool((series[name] >= bound).all()) for name in series),
@@ -202,7 +236,13 @@ def figure_14(request: Request) -> Outcome:
 _item = functools.partial(numbered, "multi-epoch")
 
 ITEMS = (
-    _item("Figure 2", figure_2, 90, 90, "For six epochs the columns of C for two rounds of one client are orthogonal."),
+    _item(
+        "Figure 2",
+        figure_2,
+        90,
+        90,
+        "For six epochs the columns of C for two rounds of one client are orthogonal.",
+    ),
     _item(
         "Figure 4",
         figure_4,
@@ -230,6 +270,7 @@ ITEMS = (
         figure_14,
         20,
         60,
-        "The error of the FFT mechanism is within a factor of 1.2 of the lower bound for all mechanisms.",
+        "The error of the FFT mechanism is within a factor of 1.2 of the lower bound for all "
+        "mechanisms.",
     ),
 )

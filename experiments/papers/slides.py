@@ -1,4 +1,6 @@
-"""Figures of the slides on correlated noise and buffered linear Toeplitz (BLT) mechanisms: errors, times and approximations."""
+"""Figures of the slides on correlated noise and buffered linear Toeplitz (BLT) mechanisms: errors,
+times and approximations.
+"""
 
 import time
 from collections.abc import Callable
@@ -48,10 +50,14 @@ def max_error(request: Request) -> Outcome:
         columns=("n", *series),
         rows=table(n, series),
         figure=figure,
-        verdict=f"The optimum is log(n) / pi + 1.0663 to within {off[-1]:.1e} at n = {n[-1]} and {off[0]:.1e} at n = {n[0]}; independent "
-        f"noise is the root of n to {root:.0e}; four buffers have at most {100 * excess:.2f}% more than the optimum.",
+        verdict=f"The optimum is log(n) / pi + 1.0663 to within {off[-1]:.1e} at n = {n[-1]} and "
+        f"{off[0]:.1e} at n = {n[0]}; independent "
+        f"noise is the root of n to {root:.0e}; four buffers have at most {100 * excess:.2f}% "
+        "more than the optimum.",
         # The next term of the expansion of Landau's constants is 1 / (4 pi n).
-        holds=bool((np.abs(4 * np.pi * n * off - 1) < 0.1).all()) and root < 1e-12 and excess < 0.01,
+        holds=bool((np.abs(4 * np.pi * n * off - 1) < 0.1).all())
+        and root < 1e-12
+        and excess < 0.01,
     )
 
 
@@ -66,7 +72,9 @@ def _seconds(action: Callable[[], object], repeats: int) -> float:
 
 
 def _row_maker(stream: NoiseStream, Z: np.ndarray, t: int) -> Callable[[], object]:
-    """What makes row t of the noise from draws Z and, of a recurrence or buffers, a state of the right size."""
+    """What makes row t of the noise from draws Z and, of a recurrence or buffers, a state of the
+    right size.
+    """
     if stream.contraction is not None:
         weights = stream.contraction[t, : t + 1]
         return lambda: weights @ Z[: t + 1]
@@ -83,7 +91,9 @@ def noise_time(request: Request) -> Outcome:
     series = {}
     for name, (family, options) in FAMILIES.items():
         stream = fit(fedmf.prefix_sum(n), one_participation(n), family, **options(n)).stream()
-        series[name] = 1e3 * np.array([_seconds(_row_maker(stream, Z, int(t)), repeats) for t in rounds])
+        series[name] = 1e3 * np.array(
+            [_seconds(_row_maker(stream, Z, int(t)), repeats) for t in rounds]
+        )
     figure = blank(3.0)
     ax = figure.subplots()
     curves(ax, rounds + 1, series, marker="o", markersize=3)
@@ -96,20 +106,26 @@ def noise_time(request: Request) -> Outcome:
         columns=("iteration", *series),
         rows=table(rounds + 1, series),
         figure=figure,
-        verdict=f"From iteration {rounds[len(rounds) // 2] + 1} to {rounds[-1] + 1}, {factor:.0f} times as far, the optimum's noise takes "
-        f"{growth['optimal']:.1f} times as long, that of bands and buffers at most {others:.1f} times.",
+        verdict=f"From iteration {rounds[len(rounds) // 2] + 1} to {rounds[-1] + 1}, {factor:.0f} "
+        "times as far, the optimum's noise takes "
+        f"{growth['optimal']:.1f} times as long, that of bands and buffers at most {others:.1f} "
+        "times.",
         holds=growth["optimal"] > 0.4 * factor and others < 2,
         seeds=(0,),
     )
 
 
 def circle(n: int) -> np.ndarray:
-    """Points of the circle abs(x) = 1 - 1 / n, close together where the root is steep; by symmetry the upper half."""
+    """Points of the circle abs(x) = 1 - 1 / n, close together where the root is steep; by symmetry
+    the upper half.
+    """
     return (1 - 1 / n) * np.exp(1j * np.concatenate([[0.0], np.geomspace(1e-9, np.pi, 20_000)]))
 
 
 def approximation(request: Request) -> Outcome:
-    """Largest error of rational and polynomial generating functions on the circle abs(x) = 1 - 1 / n."""
+    """Largest error of rational and polynomial generating functions on the circle abs(x) = 1 - 1 /
+    n.
+    """
     n, most = request.pick(tiny=(64, 3), small=(2048, 8), full=(16384, 10))
     x = circle(n)
     root = np.sqrt(1 - x)
@@ -119,13 +135,23 @@ def approximation(request: Request) -> Outcome:
     optimum = fit(workload, single, "toeplitz", coefficients="sqrt")
     for i, d in enumerate(degrees):
         blt = fit(workload, single, "blt", buffers=int(d), objective="max")
-        r = np.prod([(1 - a * x) / (1 - b * x) for a, b in zip(blt.decays, blt.inverse_decays, strict=True)], axis=0)
+        r = np.prod(
+            [
+                (1 - a * x) / (1 - b * x)
+                for a, b in zip(blt.decays, blt.inverse_decays, strict=True)
+            ],
+            axis=0,
+        )
         rational[i], inverse[i] = np.abs(r - root).max(), np.abs(1 / r - 1 / root).max()
-        excess[i] = fedmf.max_error(blt, workload, single) - fedmf.max_error(optimum, workload, single)
+        excess[i] = fedmf.max_error(blt, workload, single) - fedmf.max_error(
+            optimum, workload, single
+        )
     bands = 2 ** np.arange(int(np.log2(n)) + 1)
     c = optimum.toeplitz_coefficients()
     # Coefficients are positive: a truncated series errs most at x = 1 - 1 / n.
-    polynomial = np.array([1 / abs(root[0]) - np.polynomial.polynomial.polyval(1 - 1 / n, c[:b]) for b in bands])
+    polynomial = np.array(
+        [1 / abs(root[0]) - np.polynomial.polynomial.polyval(1 - 1 / n, c[:b]) for b in bands]
+    )
     series = {
         "largest |r(x) - √(1 - x)|": rational,
         "3 exp(-√d)": 3 * np.exp(-np.sqrt(degrees)),
@@ -136,20 +162,27 @@ def approximation(request: Request) -> Outcome:
     curves(left, degrees, series, marker="o", markersize=3)
     left.set(yscale="log", xlabel="degree d of a rational r, buffers")
     curves(right, bands, {"polynomial": polynomial}, marker="o", markersize=3)
-    right.plot(degrees, inverse, "s--", color="#d55e00", markersize=3, linewidth=1.5, label="rational")
+    right.plot(
+        degrees, inverse, "s--", color="#d55e00", markersize=3, linewidth=1.5, label="rational"
+    )
     right.set(xscale="log", yscale="log", xlabel="degree: bands or buffers")
     right.set_title("error on 1/√(1 - x)", fontsize=9.5)
     right.legend(fontsize=8)
     left.legend(fontsize=7, loc="lower left")
-    as_good = next((int(b) for b, e in zip(bands, polynomial, strict=True) if e <= inverse[-1]), None)
+    as_good = next(
+        (int(b) for b, e in zip(bands, polynomial, strict=True) if e <= inverse[-1]), None
+    )
     return Outcome(
         columns=("degree", *series, "on 1 / sqrt(1 - x)"),
         rows=table(degrees, series | {"inverse": inverse}),
         figure=figure,
-        verdict=f"On abs(x) = 1 - 1/{n} the error falls from {rational[0]:.2g} with one buffer to {rational[-1]:.1g} with {most}; "
-        f"3 exp(-sqrt d) at that degree is {3 * np.exp(-(most**0.5)):.2g}. On 1 / sqrt(1 - x) it takes a polynomial "
+        verdict=f"On abs(x) = 1 - 1/{n} the error falls from {rational[0]:.2g} with one buffer to "
+        f"{rational[-1]:.1g} with {most}; "
+        f"3 exp(-sqrt d) at that degree is {3 * np.exp(-(most**0.5)):.2g}. On 1 / sqrt(1 - x) it "
+        "takes a polynomial "
         f"{as_good or f'more than {n}'} bands to come to what {most} buffers have.",
-        holds=bool((rational <= 3 * np.exp(-np.sqrt(degrees))).all()) and (as_good is None or as_good > 4 * most),
+        holds=bool((rational <= 3 * np.exp(-np.sqrt(degrees))).all())
+        and (as_good is None or as_good > 4 * most),
     )
 
 
@@ -172,7 +205,8 @@ ITEMS = (
         max_error,
         10,
         60,
-        "The optimal Toeplitz mechanism has max error log(n) / pi + constant, independent noise sqrt(n).",
+        "The optimal Toeplitz mechanism has max error log(n) / pi + constant, independent noise "
+        "sqrt(n).",
     ),
     slides_item(
         "noise-time",
@@ -180,7 +214,8 @@ ITEMS = (
         noise_time,
         10,
         60,
-        "The noise of iteration t costs the optimum t vectors, bands and buffers a constant number.",
+        "The noise of iteration t costs the optimum t vectors, bands and buffers a constant "
+        "number.",
     ),
     slides_item(
         "approximation",
@@ -188,6 +223,7 @@ ITEMS = (
         approximation,
         10,
         60,
-        "Rational functions of degree d come within 3 exp(-sqrt d) of the square root; polynomials need far more.",
+        "Rational functions of degree d come within 3 exp(-sqrt d) of the square root; "
+        "polynomials need far more.",
     ),
 )

@@ -28,19 +28,27 @@ def _made(
     *,
     lines: Iterable[str] = (),
 ) -> Outcome:
-    """The scores of a grid, the verdict on (better, worse) pairs of lines, and a figure; of some `lines` alone, if given."""
+    """The scores of a grid, the verdict on (better, worse) pairs of lines, and a figure; of some
+    `lines` alone, if given.
+    """
     scores, reduced = _scores(request, grid)
     wanted = set(lines)
     scores = [score for score in scores if not wanted or score.line in wanted]
-    text, holds = accuracy.verdict([accuracy.order(scores, better, worse) for better, worse in pairs])
-    return _outcome(reduced, scores, accuracy.COLUMNS, accuracy.rows(scores), draw(scores), text, holds)
+    text, holds = accuracy.verdict(
+        [accuracy.order(scores, better, worse) for better, worse in pairs]
+    )
+    return _outcome(
+        reduced, scores, accuracy.COLUMNS, accuracy.rows(scores), draw(scores), text, holds
+    )
 
 
 def _scores(request: Request, grid: Callable[[sizes.Size], Study]) -> tuple[list[Score], str]:
     """The scores of a grid, and what is smaller than in the paper."""
     size = sizes.size_of(grid.__name__, request.scale)
     scores = run_study(_study(grid, request.scale), request)
-    less = [f"the first {request.test_sentences:,} test sentences"] if request.test_sentences else []
+    less = (
+        [f"the first {request.test_sentences:,} test sentences"] if request.test_sentences else []
+    )
     if request.scale != "full":
         less = [sizes.reduced(grid.__name__, size), *less, accuracy.cost(scores)]
     return scores, "; ".join(less)
@@ -74,12 +82,18 @@ def _outcome(
 def denisov_2(request: Request) -> Outcome:
     """Test accuracy over epsilon of four mechanisms."""
     order = [grids.MOMENTUM, grids.PREFIX, grids.FULL, grids.ONLINE]
-    pairs = [*itertools.pairwise(order), (grids.MOMENTUM, grids.ONLINE), (grids.PREFIX, grids.ONLINE)]
+    pairs = [
+        *itertools.pairwise(order),
+        (grids.MOMENTUM, grids.ONLINE),
+        (grids.PREFIX, grids.ONLINE),
+    ]
     return _made(request, grids.denisov, pairs, accuracy.over_epsilon)
 
 
 def denisov_table_4(request: Request) -> Outcome:
-    """The best settings beside the printed ones, and whether rates and momentum fall as the noise grows."""
+    """The best settings beside the printed ones, and whether rates and momentum fall as the noise
+    grows.
+    """
     scores, reduced = _scores(request, grids.denisov)
     table = []
     for score in scores:
@@ -89,7 +103,10 @@ def denisov_table_4(request: Request) -> Outcome:
         table.append((score.line, score.epsilon, noise, *ours, *printed))
     same = sum(row[3:6] == row[6:] for row in table)
     steps = {
-        line: [row[3] / (1 - row[5]) for row in sorted((r for r in table if r[0] == line), key=lambda r: r[2])]
+        line: [
+            row[3] / (1 - row[5])
+            for row in sorted((r for r in table if r[0] == line), key=lambda r: r[2])
+        ]
         for line in dict.fromkeys(row[0] for row in table)
     }
     falls = sum(step[-1] < step[0] for step in steps.values())
@@ -98,19 +115,33 @@ def denisov_table_4(request: Request) -> Outcome:
         looks = zip(steps.items(), accuracy.styles(scores).values(), (11, 8.5, 6, 4), strict=True)
         for (line, step), (color, mark), size in looks:  # smaller ones lie on larger ones
             x = sorted(row[2] for row in table if row[0] == line)
-            ax.plot(x, step, color=color, marker=mark, markersize=size, linewidth=size / 4, label=line)
-        ax.set(xscale="log", yscale="log", xlabel="noise multiplier", ylabel="server rate / (1 - momentum)")
+            ax.plot(
+                x, step, color=color, marker=mark, markersize=size, linewidth=size / 4, label=line
+            )
+        ax.set(
+            xscale="log",
+            yscale="log",
+            xlabel="noise multiplier",
+            ylabel="server rate / (1 - momentum)",
+        )
         ax.minorticks_off()
         ax.set_xticks(x, labels=map(plain, x))
         levels = sorted({value for step in steps.values() for value in step})
         ax.set_yticks(levels, labels=map(plain, levels))
         legend_above(figure, *ax.get_legend_handles_labels())
     verdict = (
-        f"The server's long-run step, rate / (1 - momentum), is smaller at the largest noise than at the smallest for {falls} of "
+        "The server's long-run step, rate / (1 - momentum), is smaller at the largest noise than "
+        f"at the smallest for {falls} of "
         f"{len(steps)} mechanisms; {same} of {len(table)} best settings are the printed ones."
     )
     settings = ("server rate", "client rate", "momentum")
-    columns = ("line", "epsilon", "noise multiplier", *settings, *(f"printed {name}" for name in settings))
+    columns = (
+        "line",
+        "epsilon",
+        "noise multiplier",
+        *settings,
+        *(f"printed {name}" for name in settings),
+    )
     return _outcome(reduced, scores, columns, table, out.getvalue(), verdict, falls == len(steps))
 
 
@@ -126,7 +157,9 @@ def denisov_3(request: Request) -> Outcome:
 
 
 def denisov_6(request: Request) -> Outcome:
-    """Validation accuracy over the last 748 of 2048 rounds; who is ahead in the body of training, and in the second half of the fall."""
+    """Validation accuracy over the last 748 of 2048 rounds; who is ahead in the body of training,
+    and in the second half of the fall.
+    """
     scores, reduced = _scores(request, grids.decays)
     rounds = scores[0].best.rounds
     fall = rounds - round(rounds / 4)
@@ -136,17 +169,23 @@ def denisov_6(request: Request) -> Outcome:
         ("at its end", grids.M_INSIDE, grids.AFTER, (fall + rounds) // 2, rounds),
     ):
         ahead = _between(scores, better, first, last) - _between(scores, worse, first, last)
-        orders.append(accuracy.Order(f"{when}, {better}", worse, len(ahead), *accuracy.interval(ahead)))
+        orders.append(
+            accuracy.Order(f"{when}, {better}", worse, len(ahead), *accuracy.interval(ahead))
+        )
     text, holds = accuracy.verdict(orders)
     figure = accuracy.by_round(scores, first=rounds - round(rounds * 748 / 2048), decay=fall)
     return _outcome(reduced, scores, *_curves(scores), figure, text, holds)
 
 
 def _between(scores: Sequence[Score], line: str, first: int, last: int) -> np.ndarray:
-    """Mean validation accuracy of each seed from round `first` to `last`: a single validation is of few sentences."""
+    """Mean validation accuracy of each seed from round `first` to `last`: a single validation is of
+    few sentences.
+    """
     runs = next(score.runs for score in scores if score.line == line)
     found = [accuracy.validation_curve(run) for run in runs]
-    return np.array([values[(rounds >= first) & (rounds <= last)].mean() for rounds, values in found])
+    return np.array(
+        [values[(rounds >= first) & (rounds <= last)].mean() for rounds, values in found]
+    )
 
 
 def _curves(scores: Sequence[Score]) -> tuple[Sequence[str], list[tuple[Any, ...]]]:
@@ -154,12 +193,23 @@ def _curves(scores: Sequence[Score]) -> tuple[Sequence[str], list[tuple[Any, ...
     for score in scores:
         for seed, run in enumerate(score.runs, start=1):
             for t, value in zip(*accuracy.validation_curve(run), strict=True):
-                rows.append((score.line, score.epsilon, score.best.server_learning_rate, seed, int(t), float(value)))
+                rows.append(
+                    (
+                        score.line,
+                        score.epsilon,
+                        score.best.server_learning_rate,
+                        seed,
+                        int(t),
+                        float(value),
+                    )
+                )
     return ("line", "epsilon", "server rate", "seed", "round", "validation accuracy"), rows
 
 
 def multi_epoch_3(request: Request) -> Outcome:
-    """Test accuracy over epsilon; Figure 12 and Tables 4 and 5 are the same runs, and in numbers.csv."""
+    """Test accuracy over epsilon; Figure 12 and Tables 4 and 5 are the same runs, and in
+    numbers.csv.
+    """
     pairs = [
         (grids.MF_6_6, grids.MF_1_6),
         (grids.MF_6_6, grids.MF_1_1),
@@ -190,8 +240,17 @@ def multi_epoch_12(request: Request) -> Outcome:
         panels = figure.subplots(1, len(epsilons), sharey=True, squeeze=False)[0]
         for ax, epsilon in zip(panels, epsilons, strict=True):
             for line, (color, mark) in accuracy.styles(private).items():
-                points = sorted((rate, value) for name, e, rate, value in table if (name, e) == (line, epsilon))
-                ax.plot(*zip(*points, strict=True), color=color, marker=mark, markersize=4.5, linewidth=1.4, label=line)
+                points = sorted(
+                    (rate, value) for name, e, rate, value in table if (name, e) == (line, epsilon)
+                )
+                ax.plot(
+                    *zip(*points, strict=True),
+                    color=color,
+                    marker=mark,
+                    markersize=4.5,
+                    linewidth=1.4,
+                    label=line,
+                )
             ax.set(xscale="log", xlabel="server rate", title=f"epsilon {plain(epsilon)}")
             rates = sorted({row[2] for row in table})
             ax.minorticks_off()
@@ -200,15 +259,23 @@ def multi_epoch_12(request: Request) -> Outcome:
         panels[0].set_ylabel("validation accuracy")
         legend_above(figure, *panels[0].get_legend_handles_labels())
     best = {
-        (line, e): max((v, rate) for name, x, rate, v in table if (name, x) == (line, e))[1] for line, e, *_ in table
+        (line, e): max((v, rate) for name, x, rate, v in table if (name, x) == (line, e))[1]
+        for line, e, *_ in table
     }
-    above = sum(best[grids.MF_6_6, e] >= best[other, e] for e in epsilons for other in (grids.SGDM, grids.HONAKER_6))
+    above = sum(
+        best[grids.MF_6_6, e] >= best[other, e]
+        for e in epsilons
+        for other in (grids.SGDM, grids.HONAKER_6)
+    )
     verdict = (
-        f"The best rate of {grids.MF_6_6} is at least that of {grids.SGDM} and of {grids.HONAKER_6} in {above} of "
+        f"The best rate of {grids.MF_6_6} is at least that of {grids.SGDM} and of "
+        f"{grids.HONAKER_6} in {above} of "
         f"{2 * len(epsilons)} cases (one seed a rate, so this is no test)."
     )
     columns = ("line", "epsilon", "server rate", "validation accuracy")
-    return _outcome(reduced, scores, columns, table, out.getvalue(), verdict, above == 2 * len(epsilons))
+    return _outcome(
+        reduced, scores, columns, table, out.getvalue(), verdict, above == 2 * len(epsilons)
+    )
 
 
 def _rate(run: Run) -> float:
@@ -216,7 +283,9 @@ def _rate(run: Run) -> float:
 
 
 def multi_epoch_11(request: Request) -> Outcome:
-    """Updates that were zeroed, by round, in the runs of Figure 3: more with more noise and larger rates."""
+    """Updates that were zeroed, by round, in the runs of Figure 3: more with more noise and larger
+    rates.
+    """
     scores, reduced = _scores(request, grids.epochs)
     private = [score for score in scores if score.line == grids.MF_6_6]
     table, total = [], {}
@@ -226,7 +295,11 @@ def multi_epoch_11(request: Request) -> Outcome:
         settings = dict.fromkeys((epsilon, _rate(run)) for epsilon, run in runs)
         epsilons = list(dict.fromkeys(epsilon for epsilon, _ in settings))
         for i, (epsilon, rate) in enumerate(settings):
-            counts = [[row["zeroed"] for row in run.metrics] for e, run in runs if (e, _rate(run)) == (epsilon, rate)]
+            counts = [
+                [row["zeroed"] for row in run.metrics]
+                for e, run in runs
+                if (e, _rate(run)) == (epsilon, rate)
+            ]
             mean = np.mean(counts, axis=0)
             color = accuracy.STYLES[i % len(accuracy.STYLES)][0]
             ax.plot(
@@ -245,7 +318,10 @@ def multi_epoch_11(request: Request) -> Outcome:
     noisiest, calmest = min(total), max(total, key=lambda key: (key[0], -key[1]))
     most = max(rate for epsilon, rate in total if epsilon == noisiest[0])
     ours, least = total[noisiest[0], most], total[calmest]
-    verdict = f"With the most noise and the largest rate {ours:.1f} updates of a run are zeroed, with the least of both {least:.1f}."
+    verdict = (
+        f"With the most noise and the largest rate {ours:.1f} updates of a run are zeroed, with "
+        f"the least of both {least:.1f}."
+    )
     return _outcome(
         reduced,
         scores,
@@ -262,7 +338,12 @@ def multi_epoch_table_2(request: Request) -> Outcome:
     scores, reduced = _scores(request, grids.divergence)
     table = [
         (
-            *(s.line.partition(",6e")[0], s.line.endswith("no zeroing"), s.epsilon, s.best.server_learning_rate),
+            *(
+                s.line.partition(",6e")[0],
+                s.line.endswith("no zeroing"),
+                s.epsilon,
+                s.best.server_learning_rate,
+            ),
             *(sum(map(accuracy.diverged, s.runs)), len(s.runs)),
         )
         for s in scores
@@ -272,7 +353,8 @@ def multi_epoch_table_2(request: Request) -> Outcome:
         cases = list(dict.fromkeys((row[0], row[2], row[3]) for row in table))
         for without, (color, mark) in zip((False, True), accuracy.STYLES, strict=False):
             shares = [
-                next(r[4] / r[5] for r in table if (r[0], r[2], r[3], r[1]) == (*case, without)) for case in cases
+                next(r[4] / r[5] for r in table if (r[0], r[2], r[3], r[1]) == (*case, without))
+                for case in cases
             ]
             ax.plot(
                 shares,
@@ -283,23 +365,34 @@ def multi_epoch_table_2(request: Request) -> Outcome:
                 label="no zeroing" if without else "zeroing",
             )
         ax.set_yticks(
-            range(len(cases)), labels=[f"{name}, epsilon {plain(e)}, rate {plain(rate)}" for name, e, rate in cases]
+            range(len(cases)),
+            labels=[f"{name}, epsilon {plain(e)}, rate {plain(rate)}" for name, e, rate in cases],
         )
         ax.set(xlabel="share of runs that diverged", xlim=(-0.05, 1.05))
         ax.margins(y=0.3)
         legend_above(figure, *ax.get_legend_handles_labels())
-    count = {without: sum(row[4] for row in table if row[1] == without) for without in (False, True)}
+    count = {
+        without: sum(row[4] for row in table if row[1] == without) for without in (False, True)
+    }
     runs = sum(row[5] for row in table) // 2
-    # Fisher's exact test: how often as many more or more diverge without zeroing where it does nothing.
+    # Fisher's exact test: how often as many more or more diverge without zeroing where it does
+    # nothing.
     cells = [[n, runs - n] for n in (count[True], count[False])]
     _, p = scipy.stats.fisher_exact(cells, alternative="greater")
     verdict = (
-        f"With the clip of the paper's own code {count[False]} of {runs} runs diverge with zeroing, {count[True]} of {runs} without "
+        f"With the clip of the paper's own code {count[False]} of {runs} runs diverge with "
+        f"zeroing, {count[True]} of {runs} without "
         f"(p = {p:.1g}, Fisher's exact test). fedmf's clip bounds huge updates in any case."
     )
     columns = ("mechanism", "without zeroing", "epsilon", "server rate", "diverged", "runs")
     return _outcome(
-        reduced, scores, columns, table, out.getvalue(), verdict, p < 0.05 and 2 * count[False] < count[True]
+        reduced,
+        scores,
+        columns,
+        table,
+        out.getvalue(),
+        verdict,
+        p < 0.05 and 2 * count[False] < count[True],
     )
 
 
@@ -307,7 +400,10 @@ def multi_epoch_10(request: Request) -> Outcome:
     """Accuracy without noise by clients per round."""
     scores, _ = _scores(request, grids.unnoised)
     cohorts = sorted({score.best.cohort_size for score in scores})
-    names = [next(s.line for s in scores if s.best.cohort_size == cohort and s.best.cooldown) for cohort in cohorts]
+    names = [
+        next(s.line for s in scores if s.best.cohort_size == cohort and s.best.cooldown)
+        for cohort in cohorts
+    ]
     pairs = [(more, fewer) for fewer, more in itertools.pairwise(names)]
     return _made(request, grids.unnoised, pairs, accuracy.levels)
 
@@ -327,7 +423,10 @@ def banded_12(request: Request) -> Outcome:
     """Validation accuracy by round, of the best settings of Figure 5 (a)."""
     scores, reduced = _scores(request, grids.phones)
     text, holds = accuracy.verdict(
-        [accuracy.order(scores, grids.BANDED, other) for other in (grids.TREE, grids.SINGLE, grids.SGD)]
+        [
+            accuracy.order(scores, grids.BANDED, other)
+            for other in (grids.TREE, grids.SINGLE, grids.SGD)
+        ]
     )
     return _outcome(reduced, scores, *_curves(scores), accuracy.by_round(scores), text, holds)
 
@@ -338,7 +437,10 @@ def banded_1(request: Request) -> Outcome:
     return _made(request, grids.centre, pairs, accuracy.over_epsilon)
 
 
-_WHY = "At scale small it trains a small LSTM on a synthetic corpus; scale full takes StackOverflow's file in --data."
+_WHY = (
+    "At scale small it trains a small LSTM on a synthetic corpus; scale full takes StackOverflow's "
+    "file in --data."
+)
 _MAKERS: Mapping[str, Callable[[Request], Outcome]] = {
     "denisov | Figure 2": denisov_2, "denisov | Table 4": denisov_table_4, "denisov | Figure 3": denisov_3, "denisov | Figure 6": denisov_6,
     "multi-epoch | Figure 3": multi_epoch_3, "multi-epoch | Figure 12": multi_epoch_12, "multi-epoch | Table 4": multi_epoch_3,
@@ -375,5 +477,7 @@ ITEMS = tuple(
         study=functools.partial(_study, getattr(grids, grid)),
         seconds={"small": float(seconds)},
     )
-    for source, number, grid, seconds, claim in (line.strip().split(" | ") for line in _LISTED.strip().splitlines())
+    for source, number, grid, seconds, claim in (
+        line.strip().split(" | ") for line in _LISTED.strip().splitlines()
+    )
 )

@@ -1,4 +1,6 @@
-"""How much of the StackOverflow experiments trains: the papers' sizes, smaller ones that end within minutes, and what these reduce."""
+"""How much of the StackOverflow experiments trains: the papers' sizes, smaller ones that end within
+minutes, and what these reduce.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,8 +12,13 @@ from fedmf.participation.schema import Participation
 Fields = dict[str, Any]
 # Denisov et al. 2022, App. I, Table 3.
 DENISOV_NOISE = (0.341, 0.682, 1.364, 2.728, 5.456)
-DENISOV_CLIENT_RATES, DENISOV_SERVER_RATES, DENISOV_MOMENTUMS = (0.5, 1.0), (0.25, 0.5, 1.0, 2.0), (0.0, 0.9, 0.95)
-# Multi-epoch paper, App. F.4, Tables 4 and 5: epsilons, and server rates; the smallest rate at epsilon 2 alone.
+DENISOV_CLIENT_RATES, DENISOV_SERVER_RATES, DENISOV_MOMENTUMS = (
+    (0.5, 1.0),
+    (0.25, 0.5, 1.0, 2.0),
+    (0.0, 0.9, 0.95),
+)
+# Multi-epoch paper, App. F.4, Tables 4 and 5: epsilons, and server rates; the smallest rate at
+# epsilon 2 alone.
 EPOCHS_EPSILONS, EPOCHS_RATES, EPOCHS_RATE_AT_2 = (2.0, 8.841, 17.648), (0.5, 1.0), 0.25
 
 
@@ -21,8 +28,8 @@ class Size:
 
     Attributes:
       rounds, cohort, epoch: of training, clients a round, rounds between a client's participations.
-      rounds_once, single: of training for a single epoch, and of Honaker's trees; clients a round of a single epoch. 167 clients have
-        2048 rounds: for 2052 the data has 207 too few.
+      rounds_once, single: of training for a single epoch, and of Honaker's trees; clients a round
+        of a single epoch. 167 clients have 2048 rounds: for 2052 the data has 207 too few.
       denisov: clients a round of Denisov's.
       unnoised: clients a round of training without noise: a third of an epoch, one, and all.
       simulated: clients that train for those in the banded paper; None for all.
@@ -76,8 +83,20 @@ class Size:
         return Participation(rounds=self.rounds, schema="fixed_epoch", min_sep=self.epoch)
 
 
-_TINY_MODEL = {"vocabulary_size": 40, "embedding_size": 4, "lstm_size": 4, "max_sentences": 4, "loss": "masked"}
-_SMALL_MODEL = {"vocabulary_size": 300, "embedding_size": 16, "lstm_size": 32, "max_sentences": 16, "loss": "masked"}
+_TINY_MODEL = {
+    "vocabulary_size": 40,
+    "embedding_size": 4,
+    "lstm_size": 4,
+    "max_sentences": 4,
+    "loss": "masked",
+}
+_SMALL_MODEL = {
+    "vocabulary_size": 300,
+    "embedding_size": 16,
+    "lstm_size": 32,
+    "max_sentences": 16,
+    "loss": "masked",
+}
 SIZES = {
     "full": Size(),
     "small": Size(
@@ -104,7 +123,8 @@ _LONG: Fields = {
 }  # fmt: skip
 # What scale "small" takes for one study, by the name of its function.
 _OWN: Mapping[str, Fields] = {
-    # The paper's epsilons are noise that counts for fewer clients only; a rate of 8 makes models that diverge, and huge updates.
+    # The paper's epsilons are noise that counts for fewer clients only; a rate of 8 makes models
+    # that diverge, and huge updates.
     "epochs": {
         "cohort": 40, "single": 6, "population": 640, "epsilons": (8.841, 17.648), "rates": (0.25, 0.5, 1.0, 8.0),
         "corpus": {"clients": 640, "sentences_per_client": 12.0, "vocabulary_size": 300}, "differs": ", and a server rate of 8",
@@ -114,18 +134,23 @@ _OWN: Mapping[str, Fields] = {
         "client_rate": 3.0, "options": {**SIZES["small"].options, "batch_size": 2, "max_sentences": 128},
         "corpus": {"clients": 2400, "sentences_per_client": 24.0, "vocabulary_size": 300}, "differs": ", and batches of 2 sentences",
     },
-    # In few rounds, or at large rates, noise that was made for the last model harms the models before it (docs/fidelity.md).
+    # In few rounds, or at large rates, noise that was made for the last model harms the models
+    # before it (docs/fidelity.md).
     "denisov": _LONG | {"server_rates": (0.0625, 0.125, 0.25), "noise": (0.341, 2.728)},
-    # Noise decides at the end, not the pace of learning, and rates are small enough that the sum of its steps counts more than single
-    # ones (docs/fidelity.md): twice the most noise of the paper's grid.
+    # Noise decides at the end, not the pace of learning, and rates are small enough that the sum of
+    # its steps counts more than single ones (docs/fidelity.md): twice the most noise of the paper's
+    # grid.
     "schedules": _LONG | {
         "simulated": 6, "server_rate": 0.015625, "noise": (10.912,), "repeats_denisov": 12,
-        "differs": ", and a noise multiplier of 10.912 and a server rate of 0.015625 in place of 0.341 and 0.5",
+        "differs": ", and a noise multiplier of 10.912 and a server rate of 0.015625 in place of "
+                   "0.341 and 0.5",
     },
-    # The most noise of the paper's grid. At the rates of Figure 3 single steps count too little to show in the body of training.
+    # The most noise of the paper's grid. At the rates of Figure 3 single steps count too little to
+    # show in the body of training.
     "decays": _LONG | {
         "simulated": 6, "server_rate": 0.03125, "noise": (5.456,), "repeats_denisov": 32,
-        "differs": ", and a noise multiplier of 5.456 and a server rate of 0.03125 in place of 0.341 and 0.5",
+        "differs": ", and a noise multiplier of 5.456 and a server rate of 0.03125 in place of "
+                   "0.341 and 0.5",
     },
     # With many short epochs banded matrices have little room between the two others.
     "centre": {
@@ -135,11 +160,14 @@ _OWN: Mapping[str, Fields] = {
     "phones": {"repeats": 12},  # bands and the dense optimum differ by half a point
 }  # fmt: skip
 _REDUCED = (
-    "a synthetic corpus of {size.population} clients for StackOverflow, {cohorts}, an LSTM of {size.options[lstm_size]} units, momentum "
-    "{size.momentum}, client rate {size.client_rate:g}, {repeats} seeds, fewer rates and targets{size.differs}"
+    "a synthetic corpus of {size.population} clients for StackOverflow, {cohorts}, an LSTM of "
+    "{size.options[lstm_size]} units, momentum "
+    "{size.momentum}, client rate {size.client_rate:g}, {repeats} seeds, fewer rates and "
+    "targets{size.differs}"
 )
 _COHORTS = (
-    "{size.rounds} rounds of {size.cohort} clients (one epoch: {size.single}), for which {size.simulated} stand, a participation every "
+    "{size.rounds} rounds of {size.cohort} clients (one epoch: {size.single}), for which "
+    "{size.simulated} stand, a participation every "
     "{size.epoch} rounds"
 )
 _COHORTS_ONCE = "{size.rounds} rounds of {size.denisov} clients, for which {size.simulated} stand"
@@ -149,7 +177,9 @@ def reduced(study: str, size: Size) -> str:
     """What is smaller than in the paper."""
     once = study in ("denisov", "schedules", "decays")
     cohorts = (_COHORTS_ONCE if once else _COHORTS).format(size=size)
-    return _REDUCED.format(size=size, cohorts=cohorts, repeats=size.repeats_denisov if once else size.repeats)
+    return _REDUCED.format(
+        size=size, cohorts=cohorts, repeats=size.repeats_denisov if once else size.repeats
+    )
 
 
 def size_of(study: str, scale: str) -> Size:

@@ -1,12 +1,13 @@
-"""Stationary error of SGD with correlated noise: the slides' Fourier formula, and a simulation with our mechanisms' streams.
+"""Stationary error of SGD with correlated noise: the slides' Fourier formula, and a simulation with
+our mechanisms' streams.
 
-x ~ Normal(0, H) with eigenvalues `spectrum`, and labels without noise, so that what is left is the error that privacy costs. With e the
-difference of the weights from the optimum,
+x ~ Normal(0, H) with eigenvalues `spectrum`, and labels without noise, so that what is left is the
+error that privacy costs. With e the difference of the weights from the optimum,
 
     e <- e - eta * (gradient(e) + stddev * row of N Z),    stddev = sensitivity / sqrt(2 rho)
 
-for unit clip norm, although nothing is clipped. The error is E <e, H e>, in units of 1 / rho. docs/fidelity.md derives what the slides
-leave out.
+for unit clip norm, although nothing is clipped. The error is E <e, H e>, in units of 1 / rho.
+docs/fidelity.md derives what the slides leave out.
 """
 
 import dataclasses
@@ -19,7 +20,8 @@ import fedmf
 from fedmf.experiments.table_cells import fit, one_participation
 from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
 
-# Frequencies at which spectra are summed. The sums are exact up to (1 - eta * smallest eigenvalue)^POINTS.
+# Frequencies at which spectra are summed. The sums are exact up to (1 - eta * smallest
+# eigenvalue)^POINTS.
 POINTS = 1 << 17
 OMEGA = 2 * np.pi * np.arange(POINTS) / POINTS
 
@@ -30,9 +32,11 @@ class Noise:
 
     Attributes:
       name: of it.
-      power: |B(omega)|^2 at OMEGA, where B is the transform of the noise's coefficients; float64 (POINTS,).
+      power: |B(omega)|^2 at OMEGA, where B is the transform of the noise's coefficients; float64
+        (POINTS,).
       mechanism: rounds -> the mechanism whose stream makes it.
-      decay: how much less the coefficients of B and C become in a round, as a share; those of the best in step with the learning.
+      decay: how much less the coefficients of B and C become in a round, as a share; those of the
+        best in step with the learning.
     """
 
     name: str
@@ -55,7 +59,9 @@ def damped(nu: float) -> Noise:
     return Noise(
         name="nu-FTRL",
         power=np.abs(1 - (1 - nu) * np.exp(1j * OMEGA)),
-        mechanism=lambda n: fit(fedmf.prefix_sum(n), one_participation(n), "toeplitz", coefficients="nu", nu=nu),
+        mechanism=lambda n: fit(
+            fedmf.prefix_sum(n), one_participation(n), "toeplitz", coefficients="nu", nu=nu
+        ),
         decay=nu,
     )
 
@@ -71,26 +77,37 @@ def anti_pgd(nu: float) -> Noise:
 
 
 def best(eta: float, spectrum: np.ndarray, *, sampled: bool) -> Noise:
-    """The correlations of least stationary error, |B|^2 in proportion to W^(-1/2), by Cauchy and Schwarz.
+    """The correlations of least stationary error, |B|^2 in proportion to W^(-1/2), by Cauchy and
+    Schwarz.
 
-    The coefficients of C = 1 / B are those of the minimum-phase function of this modulus, by its cepstrum.
+    The coefficients of C = 1 / B are those of the minimum-phase function of this modulus, by its
+    cepstrum.
     """
     power = _weight(eta, spectrum, sampled) ** -0.5
     cepstrum = np.fft.ifft(-0.5 * np.log(power)).real  # of |C|
     half = np.zeros(POINTS)
     half[0], half[1 : POINTS // 2] = cepstrum[0], 2 * cepstrum[1 : POINTS // 2]
     c = np.fft.ifft(np.exp(np.fft.fft(half))).real
-    return Noise(name="best", power=power, mechanism=lambda n: ToeplitzMechanism(rounds=n, coefficients=c[:n]))
+    return Noise(
+        name="best",
+        power=power,
+        mechanism=lambda n: ToeplitzMechanism(rounds=n, coefficients=c[:n]),
+    )
 
 
 def _weight(eta: float, spectrum: np.ndarray, sampled: bool) -> np.ndarray:
-    """W(omega), float64 (POINTS,): the error is the mean of |B|^2 W times the mean of 1 / |B|^2, in units of 1 / rho."""
+    """W(omega), float64 (POINTS,): the error is the mean of |B|^2 W times the mean of 1 / |B|^2, in
+    units of 1 / rho.
+    """
     response = sum(
-        _share(eta, v, sampled) * v / np.abs(1 - eta * v - np.exp(1j * OMEGA)) ** 2 for v in map(float, spectrum)
+        _share(eta, v, sampled) * v / np.abs(1 - eta * v - np.exp(1j * OMEGA)) ** 2
+        for v in map(float, spectrum)
     )
     loss = 1 - float((eta * spectrum / (2 - 2 * eta * spectrum)).sum()) if sampled else 1.0
     if loss <= 0:
-        raise ValueError(f"eta={eta} is too large for examples of this spectrum: their own variance diverges")
+        raise ValueError(
+            f"eta={eta} is too large for examples of this spectrum: their own variance diverges"
+        )
     return np.asarray(0.5 * eta**2 * response / loss)
 
 
@@ -105,21 +122,32 @@ def error(noise: Noise, eta: float, spectrum: np.ndarray, *, sampled: bool = Fal
       noise: its correlation.
       eta: learning rate.
       spectrum: eigenvalues of H, (d,).
-      sampled: whether each step has the gradient of one example, (x x^T) e, or the mean gradient H e, as in mean estimation.
+      sampled: whether each step has the gradient of one example, (x x^T) e, or the mean gradient H
+        e, as in mean estimation.
     """
     return float((noise.power * _weight(eta, spectrum, sampled)).mean() * (1 / noise.power).mean())
 
 
 def rounds_for(noise: Noise, eta: float, spectrum: np.ndarray, left: float = 1e-4) -> int:
-    """Rounds after which the start is forgotten: the slowest decay, of errors or coefficients, leaves this share of a square."""
+    """Rounds after which the start is forgotten: the slowest decay, of errors or coefficients,
+    leaves this share of a square.
+    """
     slowest = min(noise.decay, eta * float(spectrum.min()))
     return max(2, int(np.ceil(np.log(left) / (2 * np.log1p(-slowest)))))
 
 
 def simulated(
-    noise: Noise, eta: float, spectrum: np.ndarray, *, rounds: int, chains: int, seed: int, sampled: bool = False
+    noise: Noise,
+    eta: float,
+    spectrum: np.ndarray,
+    *,
+    rounds: int,
+    chains: int,
+    seed: int,
+    sampled: bool = False,
 ) -> np.ndarray:
-    """<e, H e> of independent chains after so many rounds from e = 0, float64 (chains,), in units of 1 / rho.
+    """<e, H e> of independent chains after so many rounds from e = 0, float64 (chains,), in units
+    of 1 / rho.
 
     The noise comes from the mechanism's stream, scaled by its sensitivity for one participation.
     """

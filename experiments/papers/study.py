@@ -1,7 +1,10 @@
-"""A named grid of training runs: lines of a figure, what is tuned, seeds. It trains through `experiments.sweep`, in a sweep's folder.
+"""A named grid of training runs: lines of a figure, what is tuned, seeds.
 
-The settings of a line are tuned on the validation set with seed 0, and the best goes on with seeds 1, 2, ..., which alone are reported.
-`fedmf report` reads the folder, and the same command goes on in it.
+It trains through `experiments.sweep`, in a sweep's folder.
+
+The settings of a line are tuned on the validation set with seed 0, and the best goes on with seeds
+1, 2, ..., which alone are reported. `fedmf report` reads the folder, and the same command goes on
+in it.
 """
 
 import dataclasses
@@ -66,22 +69,32 @@ class Study:
     mechanisms: Mapping[str, Callable[[], Mechanism]] = dataclasses.field(default_factory=dict)
     program: Sequence[str] = sweep_job.PROGRAM
 
-    def configs(self, data: pathlib.Path, folder: pathlib.Path) -> Iterator[tuple[str, str, TrainConfig]]:
-        """(line, name of the run, its configuration), of every run with seed 0; lines may share a run."""
+    def configs(
+        self, data: pathlib.Path, folder: pathlib.Path
+    ) -> Iterator[tuple[str, str, TrainConfig]]:
+        """(line, name of the run, its configuration), of every run with seed 0; lines may share a
+        run.
+        """
         fixed = {**self.fixed, "data": str(data)}
         for part in self.parts:
             fields = dict(part.fields)
             if "mechanism" in fields:
                 fields["mechanism"] = [str(folder / f"{stem}.npz") for stem in fields["mechanism"]]
             families = fields.get("family", [fixed.get("family")])
-            taken = {name: value for name, value in fixed.items() if set(families) & set(families_taking(name))}
+            taken = {
+                name: value
+                for name, value in fixed.items()
+                if set(families) & set(families_taking(name))
+            }
             own = {name: value for name, value in taken.items() if name not in fields}
             for name, config in sweep_configs(own, {**fields, "seed": [0]}).items():
                 yield part.line, name, config
 
     def stems(self) -> list[str]:
         """Names of the mechanisms that the parts use."""
-        return list(dict.fromkeys(stem for part in self.parts for stem in part.fields.get("mechanism", ())))
+        return list(
+            dict.fromkeys(stem for part in self.parts for stem in part.fields.get("mechanism", ()))
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +103,8 @@ class Score:
 
     Attributes:
       line: its name.
-      target: epsilon or, where that is what the study fixes, the noise multiplier; None without noise.
+      target: epsilon or, where that is what the study fixes, the noise multiplier; None without
+        noise.
       epsilon: of the plan; infinite without noise.
       best: the tuned configuration.
       runs: of seeds 1, 2, ..., in order.
@@ -106,7 +120,9 @@ class Score:
 
     @property
     def test(self) -> np.ndarray:
-        """The task's metric on the test set, float64 (seeds,); 0 of a model that is no longer finite."""
+        """The task's metric on the test set, float64 (seeds,); 0 of a model that is no longer
+        finite.
+        """
         found = [final_metric(run, "test") for run in self.runs]
         return np.array([0.0 if x is None or not math.isfinite(x) else x for x in found])
 
@@ -117,7 +133,8 @@ Targets = Mapping[tuple[str, float | None], Mapping[str, TrainConfig]]
 def run_study(study: Study, request: Request) -> list[Score]:
     """Trains what is not trained yet; a score for every line and target, in the study's order.
 
-    No run begins before all have passed the checks that training makes before its first round. Runs that tune leave out the test split.
+    No run begins before all have passed the checks that training makes before its first round. Runs
+    that tune leave out the test split.
 
     Raises:
       ValueError: scale "full" without data; a run that cannot train; or a run failed.
@@ -128,10 +145,14 @@ def run_study(study: Study, request: Request) -> list[Score]:
     tuning = _trained(out, _all(tuned), study, request, before=check, test=False)
     best: dict[tuple[str, float | None], str] = {}
     for key, settings in targets.items():
-        best[key] = max(settings, key=lambda name: _merit(tuning[name], study) if name in tuning else 0.0)
+        best[key] = max(
+            settings, key=lambda name: _merit(tuning[name], study) if name in tuning else 0.0
+        )
     repeats = {
         key: {
-            name.removesuffix(_SEED_0) + f"seed={seed}": dataclasses.replace(targets[key][name], seed=seed)
+            name.removesuffix(_SEED_0) + f"seed={seed}": dataclasses.replace(
+                targets[key][name], seed=seed
+            )
             for seed in range(1, study.repeats + 1)
         }
         for key, name in best.items()
@@ -154,7 +175,9 @@ def run_study(study: Study, request: Request) -> list[Score]:
 
 
 def dry_run(study: Study, request: Request) -> Cost:
-    """The checks of `run_study`, and what it will cost. Trains nothing; fits and a stand-in for the data stay, for the run.
+    """The checks of `run_study`, and what it will cost.
+
+    Trains nothing; fits and a stand-in for the data stay, for the run.
 
     Raises:
       ValueError: scale "full" without data; or a run that cannot train.
@@ -170,7 +193,10 @@ def cost_of(study: Study, request: Request) -> Cost:
     tuned = _all({key: settings for key, settings in targets.items() if len(settings) > 1})
     firsts = [next(iter(settings.values())) for settings in targets.values()]
     return study_cost.cost(
-        list(tuned.values()), firsts * study.repeats, folder=_folder(study, request), jobs=request.jobs
+        list(tuned.values()),
+        firsts * study.repeats,
+        folder=_folder(study, request),
+        jobs=request.jobs,
     )
 
 
@@ -201,7 +227,9 @@ def _all(settings: Targets) -> dict[str, TrainConfig]:
 
 
 def _check(study: Study, out: pathlib.Path, targets: Targets) -> None:
-    """Passes all runs through the checks before round 0; writes the mechanisms' files, which these read, after the quick ones."""
+    """Passes all runs through the checks before round 0; writes the mechanisms' files, which these
+    read, after the quick ones.
+    """
 
     def write_mechanisms() -> None:
         for stem in study.stems():
@@ -223,7 +251,8 @@ def check_data(request: Request) -> None:
     """Refuses training at the papers' size without the real file: ValueError."""
     if request.scale == "full" and request.data is None:
         raise ValueError(
-            "data is missing: scale full trains on the real file, name it in --data, or take --scale small"
+            "data is missing: scale full trains on the real file, name it in --data, or take "
+            "--scale small"
         )
 
 
@@ -248,20 +277,32 @@ def _trained(
     before: Callable[[], None],
     test: bool,
 ) -> dict[str, Run]:
-    """Name -> finished run. `before` is called if one has to train; `test` evaluates on the test split."""
+    """Name -> finished run.
+
+    `before` is called if one has to train; `test` evaluates on the test split.
+    """
     if not configs:
         return {}
     names = dict(zip(configs, sweep.in_folder(out, configs), strict=True))
     if any(sweep.state(out, there) != "finished" for there in names.values()):
         before()
     where: dict[str, Any] = {"jobs": request.jobs, "program": study.program, "test": test}
-    failures = sweep.train_all(out, configs, noise_seed="os", progress=request.scale != "tiny", **where)
+    failures = sweep.train_all(
+        out, configs, noise_seed="os", progress=request.scale != "tiny", **where
+    )
     if failures:
         name, failure = next(iter(failures.items()))
-        raise ValueError(f"{len(failures)} of {len(configs)} runs in {out} failed, the first, {name}: {failure.reason}")
-    return {name: _without_mechanism(Run.load(run_folder(out, there))) for name, there in names.items()}
+        raise ValueError(
+            f"{len(failures)} of {len(configs)} runs in {out} failed, the first, {name}: "
+            f"{failure.reason}"
+        )
+    return {
+        name: _without_mechanism(Run.load(run_folder(out, there))) for name, there in names.items()
+    }
 
 
 def _without_mechanism(run: Run) -> Run:
-    """The run without its matrix: those of hundreds of runs would fill the memory, and nothing here reads them."""
+    """The run without its matrix: those of hundreds of runs would fill the memory, and nothing here
+    reads them.
+    """
     return dataclasses.replace(run, mechanism=cast(Any, None))

@@ -1,4 +1,6 @@
-"""The checks of a study's runs before the first one trains: those that `federated.train` makes before its first round."""
+"""The checks of a study's runs before the first one trains: those that `federated.train` makes
+before its first round.
+"""
 
 import dataclasses
 import functools
@@ -14,7 +16,8 @@ from fedmf.runs.config import TrainConfig
 if TYPE_CHECKING:
     from fedmf.federated.task import Task
 
-# A configuration has checked its own values. No other check looks at these, so that runs which differ in them alone are checked as one.
+# A configuration has checked its own values. No other check looks at these, so that runs which
+# differ in them alone are checked as one.
 _LOOKED_AT_BY_NONE: dict[str, Any] = {
     "server_learning_rate": 1.0,
     "client_learning_rate": 1.0,
@@ -23,13 +26,17 @@ _LOOKED_AT_BY_NONE: dict[str, Any] = {
 }
 
 
-def check_runs(configs: Mapping[str, TrainConfig], folder: pathlib.Path, write_mechanisms: Callable[[], None]) -> None:
-    """Checks every run with the real data's clients: task, model, cohorts, mechanism, plan, and room for its noise.
+def check_runs(
+    configs: Mapping[str, TrainConfig], folder: pathlib.Path, write_mechanisms: Callable[[], None]
+) -> None:
+    """Checks every run with the real data's clients: task, model, cohorts, mechanism, plan, and
+    room for its noise.
 
     Args:
       configs: name -> configuration.
       folder: of the sweep, which has to have room.
-      write_mechanisms: writes the files of family=file. It is called once all cohorts can be drawn: fits may take minutes.
+      write_mechanisms: writes the files of family=file. It is called once all cohorts can be drawn:
+        fits may take minutes.
 
     Raises:
       ValueError: naming the first run that cannot train, and how many cannot.
@@ -69,16 +76,27 @@ def check_runs(configs: Mapping[str, TrainConfig], folder: pathlib.Path, write_m
         )
         if key not in fitted:
             fitted[key] = config.fit()
-        # The test split is counted when the task is made; reading StackOverflow's 16 million sentences would take hours.
+        # The test split is counted when the task is made; reading StackOverflow's 16 million
+        # sentences would take hours.
         task, model = task_of(config)
-        new_run(task, config, folder, 0, config.plan(fitted[key]), model, RunOptions(test=False, progress=False))
+        new_run(
+            task,
+            config,
+            folder,
+            0,
+            config.plan(fitted[key]),
+            model,
+            RunOptions(test=False, progress=False),
+        )
 
     _of_all(draw, alike)
     write_mechanisms()
     _of_all(plan, alike)
 
 
-def _of_all(check: Callable[[TrainConfig], None], alike: Mapping[TrainConfig, Sequence[str]]) -> None:
+def _of_all(
+    check: Callable[[TrainConfig], None], alike: Mapping[TrainConfig, Sequence[str]]
+) -> None:
     failures: dict[str, str] = {}
     for config, names in alike.items():
         try:
@@ -89,5 +107,6 @@ def _of_all(check: Callable[[TrainConfig], None], alike: Mapping[TrainConfig, Se
         name, reason = next(iter(failures.items()))
         total = sum(map(len, alike.values()))
         raise ValueError(
-            f"{len(failures)} of {total} settings cannot train, the first, {name}: {reason}; none has begun"
+            f"{len(failures)} of {total} settings cannot train, the first, {name}: {reason}; none "
+            "has begun"
         )

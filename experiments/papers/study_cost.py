@@ -1,4 +1,6 @@
-"""What a study at the papers' size costs: clients that train, examples that are evaluated, and days."""
+"""What a study at the papers' size costs: clients that train, examples that are evaluated, and
+days.
+"""
 
 import dataclasses
 import json
@@ -11,7 +13,9 @@ from fedmf.runs.config import TrainConfig
 
 
 class Speed(NamedTuple):
-    """Of a task with the published model on two cores: clients trained and examples evaluated in a second; sizes of its splits."""
+    """Of a task with the published model on two cores: clients trained and examples evaluated in a
+    second; sizes of its splits.
+    """
 
     clients: float
     examples: float
@@ -19,9 +23,10 @@ class Speed(NamedTuple):
     test: int
 
 
-# StackOverflow's as measured with all of its users' 64 sentences or so, between 7 and 15 clients on different machines. CIFAR-10's from
-# processor time, 3.2 s for the 500 images of a step; its evaluation, 1% of a run, is an estimate. Of the 16,586,035 sentences of
-# StackOverflow's test split 10,000 validate.
+# StackOverflow's as measured with all of its users' 64 sentences or so, between 7 and 15 clients on
+# different machines. CIFAR-10's from processor time, 3.2 s for the 500 images of a step; its
+# evaluation, 1% of a run, is an estimate. Of the 16,586,035 sentences of StackOverflow's test split
+# 10,000 validate.
 SPEEDS = {
     "stackoverflow_nwp": Speed(clients=11.0, examples=920.0, validation=10_000, test=16_576_035),
     "cifar10": Speed(clients=300.0, examples=1000.0, validation=5_000, test=5_000),
@@ -36,7 +41,8 @@ class Cost:
     Attributes:
       tuning, repeats: runs of seed 0, and of the seeds that are reported, at most.
       clients: trained in all of them, summed over rounds.
-      examples: evaluated, on the validation split in training and on the test split after the repeats.
+      examples: evaluated, on the validation split in training and on the test split after the
+        repeats.
       clients_per_second, examples_per_second: how fast.
       measured: whether by runs of the study on this machine, or on two cores elsewhere.
     """
@@ -57,14 +63,24 @@ class Cost:
     def __str__(self) -> str:
         days = self.seconds / 86_400
         time = f"{days:,.0f} days" if days >= 2 else duration(self.seconds)
-        where = "measured by the runs there are" if self.measured else "not measured here: of two cores"
+        where = (
+            "measured by the runs there are" if self.measured else "not measured here: of two cores"
+        )
         return (
-            f"{self.tuning} runs to tune and {self.repeats} to report train {self.clients:,} clients and evaluate {self.examples:,} "
-            f"examples: about {time} at {round(self.clients_per_second, 1):g} and {round(self.examples_per_second):,} a second ({where})"
+            f"{self.tuning} runs to tune and {self.repeats} to report train {self.clients:,} "
+            f"clients and evaluate {self.examples:,} "
+            f"examples: about {time} at {round(self.clients_per_second, 1):g} and "
+            f"{round(self.examples_per_second):,} a second ({where})"
         )
 
 
-def cost(tuning: Sequence[TrainConfig], repeats: Sequence[TrainConfig], *, folder: pathlib.Path, jobs: int = 1) -> Cost:
+def cost(
+    tuning: Sequence[TrainConfig],
+    repeats: Sequence[TrainConfig],
+    *,
+    folder: pathlib.Path,
+    jobs: int = 1,
+) -> Cost:
     """What these runs cost with the published models.
 
     Args:
@@ -77,7 +93,9 @@ def cost(tuning: Sequence[TrainConfig], repeats: Sequence[TrainConfig], *, folde
     measured = clients_per_second(folder)
     # A machine that trains clients faster evaluates faster.
     factor = 1.0 if measured is None else measured * jobs / speed.clients
-    examples = sum(_validations(config) * _validation(config, speed) for config in (*tuning, *repeats))
+    examples = sum(
+        _validations(config) * _validation(config, speed) for config in (*tuning, *repeats)
+    )
     return Cost(
         tuning=len(tuning),
         repeats=len(repeats),
@@ -103,15 +121,25 @@ def _test(config: TrainConfig, speed: Speed) -> int:
 
 
 def clients_per_second(folder: pathlib.Path) -> float | None:
-    """Clients that one run of a sweep trains in a second, of the rounds without validation; None where few are done."""
+    """Clients that one run of a sweep trains in a second, of the rounds without validation; None
+    where few are done.
+    """
     clients, seconds, rounds = 0.0, 0.0, 0
     for timings in (folder / "runs").glob("*/timings.jsonl"):
         rows = zip(_rows(timings.with_name("metrics.jsonl")), _rows(timings), strict=False)
         for row, timing in list(rows)[1:]:  # TensorFlow traces its graphs in the first
             if "validation" not in row:
-                clients, seconds, rounds = clients + row["clients"], seconds + timing["seconds"], rounds + 1
+                clients, seconds, rounds = (
+                    clients + row["clients"],
+                    seconds + timing["seconds"],
+                    rounds + 1,
+                )
     return clients / seconds if rounds >= _FEWEST_ROUNDS and seconds else None
 
 
 def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        json.loads(line)
+        for line in path.read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    ]

@@ -1,4 +1,7 @@
-"""The tables that need no training: each printed number beside ours. The numbers come from `experiments.paper_tables`."""
+"""The tables that need no training: each printed number beside ours.
+
+The numbers come from `experiments.paper_tables`.
+"""
 
 import functools
 from collections import Counter
@@ -25,7 +28,9 @@ def _kind(table: str, cell: Cell) -> str:
     if cell.agrees:
         return "as good, by the table's rule"
     return (
-        "other, for a known reason" if (table, cell.row, cell.column) in KNOWN_DIFFERENCES else "other, not explained"
+        "other, for a known reason"
+        if (table, cell.row, cell.column) in KNOWN_DIFFERENCES
+        else "other, not explained"
     )
 
 
@@ -85,5 +90,7 @@ ITEMS = tuple(
         make=functools.partial(compared, table),
         seconds=dict(zip(("small", "full"), map(float, seconds.split()), strict=True)),
     )
-    for table, source, number, seconds, claim in (line.strip().split(" | ") for line in _LISTED.strip().splitlines())
+    for table, source, number, seconds, claim in (
+        line.strip().split(" | ") for line in _LISTED.strip().splitlines()
+    )
 )

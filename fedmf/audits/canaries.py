@@ -1,14 +1,16 @@
 """A lower bound on epsilon from one run: how many coins of canaries its releases betray.
 
-Each of m canaries is in the run or out of it by a fair coin; an out-canary's updates are zero, as in the zero-out relation. Whatever
-scores are computed from what was released, with anything known but the coins and the noise, few guesses can be right:
+Each of m canaries is in the run or out of it by a fair coin; an out-canary's updates are zero, as
+in the zero-out relation. Whatever scores are computed from what was released, with anything known
+but the coins and the noise, few guesses can be right:
 
-- of an (epsilon, delta) mechanism, r guesses are v times right with probability at most `p_value` (Steinke, Nasr and Jagielski 2023, arXiv
-  2305.08846, Sec. 5);
-- of a mechanism that is no easier to tell than Normal(0, 1) from Normal(mu, 1), the bound is sharper (Mahloujifar, Melis and Chaudhuri
-  2024, arXiv 2410.22235). A run without sampling claims that, with mu = 1 / noise_multiplier;
-- where the scores are moreover normal, as sums of Gaussian noise along random directions are (Andrew et al. 2024, arXiv 2302.03098), the
-  difference of their means is what tells most.
+- of an (epsilon, delta) mechanism, r guesses are v times right with probability at most `p_value`
+  (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, Sec. 5);
+- of a mechanism that is no easier to tell than Normal(0, 1) from Normal(mu, 1), the bound is
+  sharper (Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235). A run without sampling claims
+  that, with mu = 1 / noise_multiplier;
+- where the scores are moreover normal, as sums of Gaussian noise along random directions are
+  (Andrew et al. 2024, arXiv 2302.03098), the difference of their means is what tells most.
 """
 
 import dataclasses
@@ -26,8 +28,8 @@ from fedmf.privacy.plan import Plan
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
     """The chance, at most, of so many correct guesses under (epsilon, delta)-DP.
 
-    Pr[W >= v] + 2 m delta max_i (Pr[v > W >= v - i] / i) for v correct ones, where W is binomial of the guesses with probability
-    e^epsilon / (1 + e^epsilon).
+    Pr[W >= v] + 2 m delta max_i (Pr[v > W >= v - i] / i) for v correct ones, where W is binomial of
+    the guesses with probability e^epsilon / (1 + e^epsilon).
 
     >>> round(p_value(100, 10, 10, 0.0, 0.0) * 2**10, 9)
     1.0
@@ -37,12 +39,18 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
     right, i = special.expit(epsilon), np.arange(1, correct + 1)
     # bdtrc(k, r, p) = Pr[W > k].
     tail = float(special.bdtrc(correct - 1, guesses, right)) if correct else 1.0
-    tails = np.where(i < correct, special.bdtrc(np.maximum(correct - 1 - i, 0), guesses, right), 1.0)
+    tails = np.where(
+        i < correct, special.bdtrc(np.maximum(correct - 1 - i, 0), guesses, right), 1.0
+    )
     return min(1.0, tail + 2 * canaries * delta * float(np.max((tails - tail) / i, initial=0.0)))
 
 
-def gaussian_refuted(canaries: int, guesses: int, correct: int, mu: float, significance: float) -> bool:
-    """Whether so many correct guesses have a chance below `significance` under mu-Gaussian DP: the recursion of arXiv 2410.22235."""
+def gaussian_refuted(
+    canaries: int, guesses: int, correct: int, mu: float, significance: float
+) -> bool:
+    """Whether so many correct guesses have a chance below `significance` under mu-Gaussian DP: the
+    recursion of arXiv 2410.22235.
+    """
     from scipy import special
 
     r, h = significance * correct / canaries, significance * (guesses - correct) / canaries
@@ -54,7 +62,9 @@ def gaussian_refuted(canaries: int, guesses: int, correct: int, mu: float, signi
     return r + h > guesses / canaries
 
 
-def epsilon_bound(scores: np.ndarray, included: np.ndarray, delta: float, significance: float) -> float:
+def epsilon_bound(
+    scores: np.ndarray, included: np.ndarray, delta: float, significance: float
+) -> float:
     """The largest epsilon that the coins refute together with `delta`; 0 where they refute none.
 
     Args:
@@ -65,21 +75,31 @@ def epsilon_bound(scores: np.ndarray, included: np.ndarray, delta: float, signif
     """
     m = len(included)
     counts, each = _counts(scores, included, significance)
-    return _largest(lambda epsilon: any(p_value(m, r, v, epsilon, delta) <= each for r, v in counts))
+    return _largest(
+        lambda epsilon: any(p_value(m, r, v, epsilon, delta) <= each for r, v in counts)
+    )
 
 
-def gaussian_epsilon_bound(scores: np.ndarray, included: np.ndarray, delta: float, significance: float) -> float:
-    """`epsilon_bound` for a mechanism that claims to be Gaussian: epsilon at `delta` of the largest mu that the coins refute."""
+def gaussian_epsilon_bound(
+    scores: np.ndarray, included: np.ndarray, delta: float, significance: float
+) -> float:
+    """`epsilon_bound` for a mechanism that claims to be Gaussian: epsilon at `delta` of the largest
+    mu that the coins refute.
+    """
     m = len(included)
     counts, each = _counts(scores, included, significance)
     mu = _largest(lambda mu: any(gaussian_refuted(m, r, v, mu, each) for r, v in counts))
     return gaussian_epsilon(1 / mu, delta) if mu else 0.0
 
 
-def normal_epsilon_bound(scores: np.ndarray, included: np.ndarray, delta: float, significance: float) -> float:
-    """`epsilon_bound` for normal scores of one spread: epsilon at `delta` of the least ratio of signal and spread that they leave.
+def normal_epsilon_bound(
+    scores: np.ndarray, included: np.ndarray, delta: float, significance: float
+) -> float:
+    """`epsilon_bound` for normal scores of one spread: epsilon at `delta` of the least ratio of
+    signal and spread that they leave.
 
-    Student's t of the difference of the means has its non-central distribution. Where the signal varies among canaries the mean one counts.
+    Student's t of the difference of the means has its non-central distribution. Where the signal
+    varies among canaries the mean one counts.
     """
     from scipy import special
 
@@ -105,11 +125,14 @@ BOUNDS = {
 }
 
 
-def _counts(scores: np.ndarray, included: np.ndarray, significance: float) -> tuple[list[tuple[int, int]], float]:
-    """(guesses, correct ones) for some numbers of guesses, and the significance of each of them (Bonferroni).
+def _counts(
+    scores: np.ndarray, included: np.ndarray, significance: float
+) -> tuple[list[tuple[int, int]], float]:
+    """(guesses, correct ones) for some numbers of guesses, and the significance of each of them
+    (Bonferroni).
 
-    As many highest scores are guessed in as lowest out. The numbers do not depend on the coins: to choose them by what was right would void
-    the correction.
+    As many highest scores are guessed in as lowest out. The numbers do not depend on the coins: to
+    choose them by what was right would void the correction.
     """
     order = included[np.argsort(scores, kind="stable")]
     sides = list(_sides(len(order), significance))
@@ -118,7 +141,9 @@ def _counts(scores: np.ndarray, included: np.ndarray, significance: float) -> tu
 
 
 def _sides(canaries: int, significance: float) -> Iterator[int]:
-    """Half of the canaries, a quarter and so on, as long as guesses that are all right could refute epsilon = 0."""
+    """Half of the canaries, a quarter and so on, as long as guesses that are all right could refute
+    epsilon = 0.
+    """
     k = canaries // 2
     while k and 2.0 ** (-2 * k) <= significance:
         yield k
@@ -126,7 +151,9 @@ def _sides(canaries: int, significance: float) -> Iterator[int]:
 
 
 def _largest(refuted: Callable[[float], bool]) -> float:
-    """The largest number that is refuted, to 1e-9 of it or of 1 and not above it; refuted means that all smaller ones are as well."""
+    """The largest number that is refuted, to 1e-9 of it or of 1 and not above it; refuted means
+    that all smaller ones are as well.
+    """
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0
@@ -138,24 +165,31 @@ def _largest(refuted: Callable[[float], bool]) -> float:
     return low
 
 
-def release_scores(noising: np.ndarray, rounds: np.ndarray, projections: np.ndarray, clip_norm: float) -> np.ndarray:
-    """How much likelier the releases are with each canary than without, up to a positive factor: a matched filter.
+def release_scores(
+    noising: np.ndarray, rounds: np.ndarray, projections: np.ndarray, clip_norm: float
+) -> np.ndarray:
+    """How much likelier the releases are with each canary than without, up to a positive factor: a
+    matched filter.
 
-    In coordinates in which the noise of the rounds is white by the mechanism, N N^T = L L^T, canary j is in with mean a_j = L^-1 x_j,
-    and <a_j, S^-1 (L^-1 y_j - a_j / 2)> is its log-likelihood ratio for noise of covariance S. By the claim S is the identity. Here it is
-    what the canaries' own projections show, shrunk to the identity the more the fewer canaries there are: noise that does not vary as
-    claimed helps to tell.
+    In coordinates in which the noise of the rounds is white by the mechanism, N N^T = L L^T, canary
+    j is in with mean a_j = L^-1 x_j, and <a_j, S^-1 (L^-1 y_j - a_j / 2)> is its log-likelihood
+    ratio for noise of covariance S. By the claim S is the identity. Here it is what the canaries'
+    own projections show, shrunk to the identity the more the fewer canaries there are: noise that
+    does not vary as claimed helps to tell.
 
     Args:
       noising: N of the mechanism, (n, m).
       rounds: bool (n, canaries), who took part in which round.
-      projections: float64 (n, canaries): the released sum of round t along the direction of canary j.
+      projections: float64 (n, canaries): the released sum of round t along the direction of canary
+        j.
       clip_norm: length of a canary's update.
     """
     import scipy.linalg
 
     def white(columns: np.ndarray) -> np.ndarray:
-        result: np.ndarray = scipy.linalg.solve_triangular(L, columns, lower=True, check_finite=False)
+        result: np.ndarray = scipy.linalg.solve_triangular(
+            L, columns, lower=True, check_finite=False
+        )
         return result
 
     L = causal_factor(noising)
@@ -174,7 +208,8 @@ class CanaryBound:
       score: "all releases" or "final model".
       assumes: a key of `BOUNDS`.
       epsilon_lower: at the plan's delta.
-      epsilon_claimed: what the plan claims of somebody who knows what the score uses; infinite without noise.
+      epsilon_claimed: what the plan claims of somebody who knows what the score uses; infinite
+        without noise.
     """
 
     score: str
@@ -225,28 +260,37 @@ class CanaryEvidence:
     model: np.ndarray
 
     def check_finite(self) -> None:
-        """Refuses releases and models that are not finite: they are ordered like numbers, and would count as guesses."""
+        """Refuses releases and models that are not finite: they are ordered like numbers, and would
+        count as guesses.
+        """
         wrong = [*np.argwhere(~np.isfinite(self.releases))]
         if wrong:
             t, canary = wrong[0]
             raise ValueError(
-                f"{len(wrong)} releases along canaries are not finite, the first in round {t} along canary {canary}: "
-                f"{self.releases[t, canary]}; the run has diverged, and its canaries prove nothing: audit a run that has not"
+                f"{len(wrong)} releases along canaries are not finite, the first in round {t} "
+                f"along canary {canary}: "
+                f"{self.releases[t, canary]}; the run has diverged, and its canaries prove "
+                "nothing: audit a run that has not"
             )
         if not np.isfinite(self.model).all():
             canary = int(np.flatnonzero(~np.isfinite(self.model))[0])
             raise ValueError(
-                f"the final model moved by {self.model[canary]} along canary {canary}: the run has diverged, and its canaries prove "
+                f"the final model moved by {self.model[canary]} along canary {canary}: the run has "
+                "diverged, and its canaries prove "
                 "nothing: audit a run that has not"
             )
 
 
-def audit_canaries(plan: Plan, evidence: CanaryEvidence, *, confidence: float = 0.95) -> CanaryAudit:
-    """Lower bounds on epsilon from all releases and from the final model, beside the claim of `plan`.
+def audit_canaries(
+    plan: Plan, evidence: CanaryEvidence, *, confidence: float = 0.95
+) -> CanaryAudit:
+    """Lower bounds on epsilon from all releases and from the final model, beside the claim of
+    `plan`.
 
-    The score of all releases uses the rounds of a canary. It is held against the epsilon that does not rest on the secrecy of who is drawn,
-    and so are bounds that assume a Gaussian mechanism. Canaries that never took part say nothing; they are left out, but not where it is
-    a secret that they did not.
+    The score of all releases uses the rounds of a canary. It is held against the epsilon that does
+    not rest on the secrecy of who is drawn, and so are bounds that assume a Gaussian mechanism.
+    Canaries that never took part say nothing; they are left out, but not where it is a secret that
+    they did not.
 
     Args:
       plan: what the run was planned with; not a simulation of a larger cohort.
@@ -254,20 +298,23 @@ def audit_canaries(plan: Plan, evidence: CanaryEvidence, *, confidence: float = 
       confidence: with which all bounds hold together (Bonferroni), in (0, 1).
 
     Raises:
-      TypeError, ValueError: a confidence out of range; a plan that simulates, as its claim is not about the noise of the run; or releases
-        that are not finite, from which nothing follows.
+      TypeError, ValueError: a confidence out of range; a plan that simulates, as its claim is not
+        about the noise of the run; or releases that are not finite, from which nothing follows.
     """
     error = 1 - checks.positive("confidence", confidence, "use a number such as 0.95", below=1)
     if plan.claimed_cohort is not None:
         raise ValueError(
-            f"claimed_cohort={plan.claimed_cohort}: the claim is about the noise of a cohort that was not run; audit a run that trains "
+            f"claimed_cohort={plan.claimed_cohort}: the claim is about the noise of a cohort that "
+            "was not run; audit a run that trains "
             "its own cohort"
         )
     evidence.check_finite()
     took_part = evidence.rounds.any(axis=0)
     kept = took_part if plan.sampling is None else np.ones_like(took_part)
     scores = {
-        "all releases": release_scores(plan.mechanism.noising(), evidence.rounds, evidence.releases, plan.clip_norm),
+        "all releases": release_scores(
+            plan.mechanism.noising(), evidence.rounds, evidence.releases, plan.clip_norm
+        ),
         "final model": evidence.model,
     }
     bounds = []
@@ -275,9 +322,15 @@ def audit_canaries(plan: Plan, evidence: CanaryEvidence, *, confidence: float = 
         for assumes, bound in BOUNDS.items():
             secret = score == "final model" and assumes == "nothing"
             of = kept if secret else took_part
-            lower = bound(values[of], evidence.included[of], plan.delta, error / (len(scores) * len(BOUNDS)))
+            lower = bound(
+                values[of], evidence.included[of], plan.delta, error / (len(scores) * len(BOUNDS))
+            )
             claimed = plan.epsilon if secret else plan.unamplified_epsilon
-            bounds.append(CanaryBound(score=score, assumes=assumes, epsilon_lower=lower, epsilon_claimed=claimed))
+            bounds.append(
+                CanaryBound(
+                    score=score, assumes=assumes, epsilon_lower=lower, epsilon_claimed=claimed
+                )
+            )
     return CanaryAudit(
         canaries=len(took_part),
         included=int(evidence.included.sum()),

@@ -1,7 +1,9 @@
-"""How well released rows tell whether one client took part: the worst case played many times, against what a plan claims.
+"""How well released rows tell whether one client took part: the worst case played many times,
+against what a plan claims.
 
-A client contributes u_t * clip_norm * e in round t, u_t in {-1, 0, 1}, e a unit vector, or nothing at all. What is released along
-e is then y = clip_norm * u + N z (present) or N z (absent). The likelihood ratio depends on y only through
+A client contributes u_t * clip_norm * e in round t, u_t in {-1, 0, 1}, e a unit vector, or nothing
+at all. What is released along e is then y = clip_norm * u + N z (present) or N z (absent). The
+likelihood ratio depends on y only through
 
     s = <v, L^-1 y> / stddev,   v = L^-1 u / |L^-1 u|        Normal(snr, 1) present, Normal(0, 1) absent
     snr = clip_norm |L^-1 u| / stddev  <=  1 / noise_multiplier          since |L^-1 u| <= |C u| <= sensitivity
@@ -48,13 +50,16 @@ class WorstCase:
 
 
 def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCase:
-    """The pattern of rounds and signs that the released rows tell best, as far as a search finds it.
+    """The pattern of rounds and signs that the released rows tell best, as far as a search finds
+    it.
 
-    All patterns are tried where they are few. Otherwise the windows of rounds min_sep apart, and from the best of them better
-    rounds one at a time: a lower bound on the worst. Of patterns that differ by rounding alone the first one is taken.
+    All patterns are tried where they are few. Otherwise the windows of rounds min_sep apart, and
+    from the best of them better rounds one at a time: a lower bound on the worst. Of patterns that
+    differ by rounding alone the first one is taken.
 
     Args:
-      plan: with noise, not a simulation of a larger cohort (its guarantee is not that of what runs).
+      plan: with noise, not a simulation of a larger cohort (its guarantee is not that of what
+        runs).
       rounds: the client's rounds in place of the worst ones, also more than the plan allows.
 
     Raises:
@@ -64,7 +69,8 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
 
     if plan.noise_multiplier == 0 or plan.noise_scale != 1:
         raise ValueError(
-            f"noise_multiplier={plan.noise_multiplier} and claimed_cohort={plan.claimed_cohort}: a plan without noise, or that "
+            f"noise_multiplier={plan.noise_multiplier} and claimed_cohort={plan.claimed_cohort}: a "
+            "plan without noise, or that "
             "simulates a larger cohort, guarantees nothing of what runs"
         )
     L = causal_factor(plan.mechanism.noising())
@@ -79,7 +85,9 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
     v = E @ u
     norm = float(np.linalg.norm(v))
     return WorstCase(
-        contributions=u, projection=E.T @ v / norm, snr=norm / (plan.sensitivity.value * plan.noise_multiplier)
+        contributions=u,
+        projection=E.T @ v / norm,
+        snr=norm / (plan.sensitivity.value * plan.noise_multiplier),
     )
 
 
@@ -97,7 +105,10 @@ def _worst_contributions(X: np.ndarray, participation: Participation) -> np.ndar
         patterns = [tuple(range(first, min(n, first + (k - 1) * b + 1), b)) for first in range(n)]
         patterns = [p for p in patterns if len(p) == min(k, len(patterns[0]))] or patterns
     best = _worst_of(X, patterns)
-    if participation.schema == "min_sep" and 1 < participation.max_participations <= MAX_MOVED_ROUNDS:
+    if (
+        participation.schema == "min_sep"
+        and 1 < participation.max_participations <= MAX_MOVED_ROUNDS
+    ):
         best = _improved(X, best, participation.min_sep)
     return best
 
@@ -108,7 +119,9 @@ def _worst_of(X: np.ndarray, patterns: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def evenly_spaced(costs: np.ndarray, budget: Participation) -> list[list[int]]:
-    """Of rounds 0, gap, 2 gap, ... as many as the budget pays for, for every gap: some of what it allows."""
+    """Of rounds 0, gap, 2 gap, ... as many as the budget pays for, for every gap: some of what it
+    allows.
+    """
     spaced = (np.arange(0, len(costs), gap) for gap in range(1, len(costs) + 1))
     return [rounds[budget.affords(block_sums(costs, rounds))].tolist() for rounds in spaced]
 
@@ -119,12 +132,16 @@ def _energy(X: np.ndarray, u: np.ndarray) -> float:
 
 
 def _with_signs(X: np.ndarray, pattern: Iterable[int]) -> np.ndarray:
-    """u on these rounds: the best signs where there are few rounds, otherwise a sign at a time as long as it helps."""
+    """u on these rounds: the best signs where there are few rounds, otherwise a sign at a time as
+    long as it helps.
+    """
     taken = np.array(sorted(pattern))
     part = X[np.ix_(taken, taken)]
     signs = np.ones(len(taken))
     if (part < 0).any() and len(taken) <= _FEW_ROUNDS:
-        choices = np.array([(1.0, *rest) for rest in itertools.product((1.0, -1.0), repeat=len(taken) - 1)])
+        choices = np.array(
+            [(1.0, *rest) for rest in itertools.product((1.0, -1.0), repeat=len(taken) - 1)]
+        )
         signs = choices[_first_largest(((choices @ part) * choices).sum(axis=1))]
     elif (part < 0).any():
         for _ in range(len(taken)):
@@ -164,11 +181,14 @@ class Distinguishing:
       present, absent: numbers of trials.
       snr_claimed: 1 / noise_multiplier, the most that the guarantee allows.
       snr_expected: of the pattern that was played, under the claim.
-      snr, snr_lower, snr_upper: measured, in units of the noise that is there, with a two-sided interval of the confidence to first order.
+      snr, snr_lower, snr_upper: measured, in units of the noise that is there, with a two-sided
+        interval of the confidence to first order.
       epsilon_claimed: of the plan, at its delta.
-      epsilon_expected: the lower bound that so many trials can be expected to prove at snr_expected.
-      epsilon_lower: the lower bound that they proved: Clopper-Pearson at the confidence, the threshold chosen on one half of the
-        trials and judged on the other. Assumes nothing about the noise.
+      epsilon_expected: the lower bound that so many trials can be expected to prove at
+        snr_expected.
+      epsilon_lower: the lower bound that they proved: Clopper-Pearson at the confidence, the
+        threshold chosen on one half of the trials and judged on the other. Assumes nothing about
+        the noise.
       confidence: of interval and bound.
       findings: tests for the verdict, with p-values.
     """
@@ -188,7 +208,12 @@ class Distinguishing:
 
 
 def audit_distinguishing(
-    plan: Plan, case: WorstCase, present: np.ndarray, absent: np.ndarray, *, confidence: float = 0.95
+    plan: Plan,
+    case: WorstCase,
+    present: np.ndarray,
+    absent: np.ndarray,
+    *,
+    confidence: float = 0.95,
 ) -> Distinguishing:
     """Judges statistics s of trials with the client and without.
 
@@ -201,7 +226,10 @@ def audit_distinguishing(
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
     """
-    present, absent = checks.array("present", present, ndim=1), checks.array("absent", absent, ndim=1)
+    present, absent = (
+        checks.array("present", present, ndim=1),
+        checks.array("absent", absent, ndim=1),
+    )
     for name, values in (("present", present), ("absent", absent)):
         if len(values) < 4:
             raise ValueError(f"{name} has {len(values)} trials: play at least 4 of each kind")
@@ -212,19 +240,38 @@ def audit_distinguishing(
     degrees = len(present) + len(absent) - 2
     squares = ((present - present.mean()) ** 2).sum() + ((absent - absent.mean()) ** 2).sum()
     variance = float(squares / degrees)
-    p_variance = 2 * min(scipy.stats.chi2.cdf(squares, degrees), scipy.stats.chi2.sf(squares, degrees))
-    # Under the claim s has variance 1, which has a test of its own: the difference of the means is then exactly normal.
-    signal, width = float(present.mean() - absent.mean()), math.sqrt(1 / len(present) + 1 / len(absent))
-    above_claim, above_expected = (float(scipy.stats.norm.sf((signal - mean) / width)) for mean in (claimed, case.snr))
+    p_variance = 2 * min(
+        scipy.stats.chi2.cdf(squares, degrees), scipy.stats.chi2.sf(squares, degrees)
+    )
+    # Under the claim s has variance 1, which has a test of its own: the difference of the means is
+    # then exactly normal.
+    signal, width = (
+        float(present.mean() - absent.mean()),
+        math.sqrt(1 / len(present) + 1 / len(absent)),
+    )
+    above_claim, above_expected = (
+        float(scipy.stats.norm.sf((signal - mean) / width)) for mean in (claimed, case.snr)
+    )
     snr = signal / math.sqrt(variance)
-    reach = float(scipy.stats.norm.isf((1 - confidence) / 2)) * math.sqrt(width**2 + snr**2 / (2 * degrees))
+    reach = float(scipy.stats.norm.isf((1 - confidence) / 2)) * math.sqrt(
+        width**2 + snr**2 / (2 * degrees)
+    )
     (one, judged), (other, judged_absent) = (np.split(s, [len(s) // 2]) for s in (present, absent))
     threshold = _chosen_threshold(one, other, delta, confidence)
-    counts = int((judged > threshold).sum()), len(judged), int((judged_absent > threshold).sum()), len(judged_absent)
+    counts = (
+        int((judged > threshold).sum()),
+        len(judged),
+        int((judged_absent > threshold).sum()),
+        len(judged_absent),
+    )
     epsilon = max(0.0, float(_bound(*counts, delta, 1 - confidence)))
     tests = (
         ("signal above the claim, 1 / noise_multiplier", signal, above_claim),
-        ("signal other than expected of these rounds", signal, 2 * min(above_expected, 1 - above_expected)),
+        (
+            "signal other than expected of these rounds",
+            signal,
+            2 * min(above_expected, 1 - above_expected),
+        ),
         ("variance of the likelihood-ratio statistic", variance, float(p_variance)),
         ("empirical epsilon above the claim", epsilon, _p_of_epsilon(counts, delta, plan.epsilon)),
     )
@@ -237,40 +284,59 @@ def audit_distinguishing(
         snr_lower=snr - reach,
         snr_upper=snr + reach,
         epsilon_claimed=plan.epsilon,
-        epsilon_expected=expected_bound(case.snr, len(judged), len(judged_absent), delta, confidence)[0],
+        epsilon_expected=expected_bound(
+            case.snr, len(judged), len(judged_absent), delta, confidence
+        )[0],
         epsilon_lower=epsilon,
         confidence=confidence,
-        findings=tuple(Finding(name=name, statistic=value, p_value=min(1.0, p)) for name, value, p in tests),
+        findings=tuple(
+            Finding(name=name, statistic=value, p_value=min(1.0, p)) for name, value, p in tests
+        ),
     )
 
 
-def _bound(hits: Any, trials: int, alarms: Any, others: int, delta: float, error: float) -> np.ndarray:
-    """log((hit rate - delta) / false alarm rate), both rates at the ends of Clopper-Pearson intervals, error / 2 each.
+def _bound(
+    hits: Any, trials: int, alarms: Any, others: int, delta: float, error: float
+) -> np.ndarray:
+    """log((hit rate - delta) / false alarm rate), both rates at the ends of Clopper-Pearson
+    intervals, error / 2 each.
 
     (epsilon, delta) allows hit rate <= exp(epsilon) * false alarm rate + delta. Numbers or arrays.
     """
     import scipy.special
 
     hits, alarms = np.asarray(hits, np.float64), np.asarray(alarms, np.float64)
-    low = np.where(hits > 0, scipy.special.betaincinv(np.maximum(hits, 1e-300), trials - hits + 1, error / 2), 0.0)
+    low = np.where(
+        hits > 0,
+        scipy.special.betaincinv(np.maximum(hits, 1e-300), trials - hits + 1, error / 2),
+        0.0,
+    )
     rest = np.maximum(others - alarms, 1e-300)
     high = np.where(alarms < others, 1 - scipy.special.betaincinv(rest, alarms + 1, error / 2), 1.0)
     bound: np.ndarray = np.log(np.maximum(low - delta, 1e-300) / high)
     return bound
 
 
-def _chosen_threshold(present: np.ndarray, absent: np.ndarray, delta: float, confidence: float) -> float:
+def _chosen_threshold(
+    present: np.ndarray, absent: np.ndarray, delta: float, confidence: float
+) -> float:
     """A threshold above which "present" is guessed, chosen from these trials alone.
 
-    It is the one with the largest bound if their means and spread were all there is to know: far less random than the largest bound
-    that is found among them. Wrong or right, the bound of the other trials holds.
+    It is the one with the largest bound if their means and spread were all there is to know: far
+    less random than the largest bound that is found among them. Wrong or right, the bound of the
+    other trials holds.
     """
     spread = math.sqrt((present.var() + absent.var()) / 2)
     snr = max(0.0, float(present.mean() - absent.mean()) / spread)
-    return float(absent.mean()) + expected_bound(snr, len(present), len(absent), delta, confidence)[1] * spread
+    return (
+        float(absent.mean())
+        + expected_bound(snr, len(present), len(absent), delta, confidence)[1] * spread
+    )
 
 
-def expected_bound(snr: float, present: int, absent: int, delta: float, confidence: float) -> tuple[float, float]:
+def expected_bound(
+    snr: float, present: int, absent: int, delta: float, confidence: float
+) -> tuple[float, float]:
     """The bound that the best threshold gives when the trials fall as expected, and that threshold.
 
     Phi(snr - s) are hits, Phi(-s) false alarms.
@@ -294,5 +360,7 @@ def _p_of_epsilon(counts: tuple[int, int, int, int], delta: float, epsilon: floa
     low, high = -300.0, 0.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (low, middle) if _bound(*counts, delta, 10**middle) > epsilon else (middle, high)
+        low, high = (
+            (low, middle) if _bound(*counts, delta, 10**middle) > epsilon else (middle, high)
+        )
     return float(10**high)

@@ -1,8 +1,9 @@
 """The guarantee after the fact: what a plan's noise gives for the participation that was observed.
 
-What a record of (client, round) can show is how often and how far apart clients took part, and with that the guarantee that does not
-rest on chance. Whether clients were drawn at random, and who was drawn stayed secret, it cannot show: an amplified guarantee is repeated
-as planned, together with what in the record speaks against its sampling scheme.
+What a record of (client, round) can show is how often and how far apart clients took part, and with
+that the guarantee that does not rest on chance. Whether clients were drawn at random, and who was
+drawn stayed secret, it cannot show: an amplified guarantee is repeated as planned, together with
+what in the record speaks against its sampling scheme.
 """
 
 import dataclasses
@@ -28,7 +29,8 @@ from fedmf.privacy.statement import markdown
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Achieved:
-    """What the noise of a plan guarantees clients to whom the run was so sensitive; without amplification by sampling.
+    """What the noise of a plan guarantees clients to whom the run was so sensitive; without
+    amplification by sampling.
 
     Attributes:
       planned: the plan.
@@ -40,8 +42,12 @@ class Achieved:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """The plan without sampling, with the noise multiplier that the noise has for these clients."""
-        multiplier = self.planned.noise_multiplier * (self.planned.sensitivity.value / self.sensitivity.value)
+        """The plan without sampling, with the noise multiplier that the noise has for these
+        clients.
+        """
+        multiplier = self.planned.noise_multiplier * (
+            self.planned.sensitivity.value / self.sensitivity.value
+        )
         return dataclasses.replace(self.planned, sampling=None, noise_multiplier=multiplier)
 
     @property
@@ -60,7 +66,9 @@ class Achieved:
         return self.plan.rho
 
     def values(self) -> dict[str, Any]:
-        """The guarantee in plain JSON types, as `Plan.guarantee_values`; an infinite epsilon is null."""
+        """The guarantee in plain JSON types, as `Plan.guarantee_values`; an infinite epsilon is
+        null.
+        """
         return {
             "epsilon": finite(self.epsilon),
             "delta": self.planned.delta,
@@ -119,7 +127,9 @@ class Offenders:
         return {
             "clients": self.clients,
             "first": [offender.values() for offender in self.first],
-            "others": None if others is None else {"epsilon": finite(others.epsilon), "rho": finite(others.rho)},
+            "others": None
+            if others is None
+            else {"epsilon": finite(others.epsilon), "rho": finite(others.rho)},
         }
 
 
@@ -130,18 +140,24 @@ class Audit:
     Attributes:
       planned: the plan.
       observed: who took part, summed up.
-      achieved: the plan's noise accounted with the rounds of the one client to whom the run was most sensitive, without amplification by
-        sampling; never weaker than the plan without amplification where the run kept to it. None where nobody took part. The run that a
-        simulation stands for was not observed: for it this is the plan without amplification, or every client in every round if the
-        simulation broke the plan.
-      contradictions: in what the observed participation is not what the plan says; one sentence each.
+      achieved: the plan's noise accounted with the rounds of the one client to whom the run was
+        most sensitive, without amplification by sampling; never weaker than the plan without
+        amplification where the run kept to it. None where nobody took part. The run that a
+        simulation stands for was not observed: for it this is the plan without amplification, or
+        every client in every round if the simulation broke the plan.
+      contradictions: in what the observed participation is not what the plan says; one sentence
+        each.
       offenders: the clients that broke the plan; None where nobody did, and of a simulation.
-      most_spent: of a participation budget, the largest sensitivity that a client's rounds cost; else None.
-      shares_spent: of a participation budget, share of it -> clients that spent so much; else empty.
-      unrecorded: names the rounds of the run that are not in the record, what `achieved` counts them as, and what to do; or None.
+      most_spent: of a participation budget, the largest sensitivity that a client's rounds cost;
+        else None.
+      shares_spent: of a participation budget, share of it -> clients that spent so much; else
+        empty.
+      unrecorded: names the rounds of the run that are not in the record, what `achieved` counts
+        them as, and what to do; or None.
       log: the file it was read from; None for a ledger.
-      everyone: where the ledger marks clients as noncompliant, the audit over all clients; all else but `offenders` is about the others,
-        whom the guarantee covers. None where there are no such clients.
+      everyone: where the ledger marks clients as noncompliant, the audit over all clients; all else
+        but `offenders` is about the others, whom the guarantee covers. None where there are no such
+        clients.
     """
 
     planned: Plan
@@ -167,7 +183,9 @@ class Audit:
 
     @property
     def amplified_epsilon(self) -> float | None:
-        """Epsilon that also rests on the plan's sampling, which no record can prove; None without sampling, or if it was contradicted."""
+        """Epsilon that also rests on the plan's sampling, which no record can prove; None without
+        sampling, or if it was contradicted.
+        """
         if self.planned.sampling is None or self.contradictions:
             return None
         return min(self.planned.epsilon, self.epsilon)
@@ -177,11 +195,18 @@ class Audit:
         return markdown(self.statement_values(**options))
 
     def statement_values(
-        self, *, subject: str = "run", cohort_size: int | None = None, population: int | None = None, **options: Any
+        self,
+        *,
+        subject: str = "run",
+        cohort_size: int | None = None,
+        population: int | None = None,
+        **options: Any,
     ) -> dict[str, Any]:
-        """The statement of what was planned, run and observed, in plain JSON types and at full precision.
+        """The statement of what was planned, run and observed, in plain JSON types and at full
+        precision.
 
-        "achieved" is null where nobody took part, and of a simulation, whose claimed run was not observed.
+        "achieved" is null where nobody took part, and of a simulation, whose claimed run was not
+        observed.
 
         Args:
           subject: "run" of fedmf, or "log" of another system.
@@ -194,7 +219,9 @@ class Audit:
         if achieved is not None:
             achieved["epsilon_if_sampled_as_planned"] = finite(self.amplified_epsilon)
         if self.contradictions and self.achieved is not None:
-            values["group_privacy"] = [] if self.planned.claimed_cohort else self.achieved.plan.group_values()
+            values["group_privacy"] = (
+                [] if self.planned.claimed_cohort else self.achieved.plan.group_values()
+            )
         if self.unrecorded is not None:
             values["unrecorded"] = self.unrecorded
         varies = sampling is not None and sampling.independent
@@ -223,7 +250,8 @@ class Audit:
             "achieved": achieved,
             "contradictions": list(self.contradictions),
             "offenders": self._offender_values(),
-            # What clients that were known to deviate did, and the guarantee of all clients together.
+            # What clients that were known to deviate did, and the guarantee of all clients
+            # together.
             "noncompliant": None
             if everyone is None
             else {
@@ -247,7 +275,9 @@ class Audit:
         return {"clients_by_share_spent": dict(self.shares_spent)} if self.shares_spent else {}
 
     def values(self) -> dict[str, Any]:
-        """Planned and achieved in plain JSON types; an infinite epsilon is null, and so is all that a simulation achieves."""
+        """Planned and achieved in plain JSON types; an infinite epsilon is null, and so is all that
+        a simulation achieves.
+        """
         p, planned = self.planned.participation, self.planned.guarantee_values()
         achieved = self._achieved_values() or {}
         simulates, everyone = self.planned.claimed_cohort is not None, self.everyone
@@ -255,16 +285,24 @@ class Audit:
             achieved = {"sensitivity": 0.0, "epsilon": 0.0, "rho": 0.0}
         of_all = None if everyone is None or simulates else finite(everyone.epsilon)
         observed = self.observed
-        values = {name: getattr(observed, name) for name in ("rounds", "participations", "clients", "empty_rounds")}
+        values = {
+            name: getattr(observed, name)
+            for name in ("rounds", "participations", "clients", "empty_rounds")
+        }
         for name in ("min_separation", "max_participations"):
             planned_limit = getattr(p, name.replace("separation", "sep"))
-            values |= {f"{name}_planned": planned_limit, f"{name}_observed": getattr(observed, name)}
+            values |= {
+                f"{name}_planned": planned_limit,
+                f"{name}_observed": getattr(observed, name),
+            }
         values |= self.spending()
         for name in ("sensitivity", "epsilon", "rho"):
             values |= {f"{name}_planned": planned[name], f"{name}_achieved": achieved.get(name)}
         return values | {
             "delta": self.planned.delta,
-            "sampling": None if self.planned.sampling is None else type(self.planned.sampling).__name__,
+            "sampling": None
+            if self.planned.sampling is None
+            else type(self.planned.sampling).__name__,
             "epsilon_achieved_if_sampled_as_planned": None if simulates else self.amplified_epsilon,
             "contradictions": list(self.contradictions),
             "offenders": self._offender_values(),
@@ -274,17 +312,22 @@ class Audit:
         }
 
 
-def audit_ledger(ledger: ParticipationLedger, plan: Plan, *, unrecorded: Sequence[int] = (), hint: str = "") -> Audit:
-    """Accounts the plan's noise with the participation observed in `ledger` (banded paper, Sec. 6: planned 400, achieved 385).
+def audit_ledger(
+    ledger: ParticipationLedger, plan: Plan, *, unrecorded: Sequence[int] = (), hint: str = ""
+) -> Audit:
+    """Accounts the plan's noise with the participation observed in `ledger` (banded paper, Sec. 6:
+    planned 400, achieved 385).
 
-    The noise's standard deviation is what it was; a different sensitivity makes it a different multiplier. Clients that the ledger marks
-    as noncompliant harm nobody else (banded paper, App. K.1): the audit is of the others, and `everyone` is of all.
+    The noise's standard deviation is what it was; a different sensitivity makes it a different
+    multiplier. Clients that the ledger marks as noncompliant harm nobody else (banded paper, App.
+    K.1): the audit is of the others, and `everyone` is of all.
 
     Args:
       ledger: who took part.
       plan: what the run was planned with.
-      unrecorded: rounds that were run after those of the ledger, increasing. They count as much as the plan allows. If somebody broke the
-        plan, what let them may have gone on: then every client counts in all of them as well.
+      unrecorded: rounds that were run after those of the ledger, increasing. They count as much as
+        the plan allows. If somebody broke the plan, what let them may have gone on: then every
+        client counts in all of them as well.
       hint: what to do about them.
 
     Raises:
@@ -292,12 +335,14 @@ def audit_ledger(ledger: ParticipationLedger, plan: Plan, *, unrecorded: Sequenc
     """
     if len(ledger) > plan.participation.rounds:
         raise ValueError(
-            f"ledger has {len(ledger)} rounds but the plan covers {plan.participation.rounds}: audit a run with its own plan"
+            f"ledger has {len(ledger)} rounds but the plan covers {plan.participation.rounds}: "
+            "audit a run with its own plan"
         )
     ends = [len(ledger) - 1, *unrecorded, plan.participation.rounds]
     if any(a >= b for a, b in itertools.pairwise(ends)):
         raise ValueError(
-            f"unrecorded={list(unrecorded)} must be increasing rounds from {len(ledger)} to {plan.participation.rounds - 1}: "
+            f"unrecorded={list(unrecorded)} must be increasing rounds from {len(ledger)} to "
+            f"{plan.participation.rounds - 1}: "
             "those after the ledger's"
         )
 
@@ -323,14 +368,17 @@ def audit_ledger(ledger: ParticipationLedger, plan: Plan, *, unrecorded: Sequenc
     return dataclasses.replace(others, everyone=everyone, offenders=everyone.offenders)
 
 
-def audit_log(path: str | os.PathLike[str], plan: Plan, *, rounds_run: int | None = None, **options: Any) -> Audit:
-    """The same for a CSV, JSON lines or Parquet file of clients and rounds, of any length: see `fedmf.audits.log.sorted_log`.
+def audit_log(
+    path: str | os.PathLike[str], plan: Plan, *, rounds_run: int | None = None, **options: Any
+) -> Audit:
+    """The same for a CSV, JSON lines or Parquet file of clients and rounds, of any length: see
+    `fedmf.audits.log.sorted_log`.
 
     Args:
       path: the file.
       plan: what the run was planned with.
-      rounds_run: rounds after which the run ended; None for all of the plan's. Rounds after the last one in the log count as much as the
-        plan allows.
+      rounds_run: rounds after which the run ended; None for all of the plan's. Rounds after the
+        last one in the log count as much as the plan allows.
       **options: client_column, round_column, first_round, duplicates, memory, folder of `read_log`.
 
     Raises:
@@ -356,7 +404,9 @@ def audit_log(path: str | os.PathLike[str], plan: Plan, *, rounds_run: int | Non
     with sorted_log(path, rounds=rounds, **options) as log:
         missing = range(log.rounds, rounds)
         tally = Tally(plan, missing)
-        stats = ParticipationStats.of_clients(tally.counted(log.clients()), cohort_sizes=log.cohort_sizes())
+        stats = ParticipationStats.of_clients(
+            tally.counted(log.clients()), cohort_sizes=log.cohort_sizes()
+        )
         named = tuple(
             Offender(
                 client=log.client(found.row),
@@ -365,20 +415,27 @@ def audit_log(path: str | os.PathLike[str], plan: Plan, *, rounds_run: int | Non
             )
             for found in tally.named()
         )
-        hint = f"audit the log of the whole run, or pass rounds_run={missing.start} if it ended there"
+        hint = (
+            f"audit the log of the whole run, or pass rounds_run={missing.start} if it ended there"
+        )
         audit = _audited(stats, plan, tally, named, _unrecorded(tally, missing, hint))
     contradictions = audit.contradictions
     if log.description.lookalikes is not None:
         one, other = map(ascii, log.description.lookalikes)
         contradictions = (
             *contradictions,
-            f"clients {one} and {other} differ only in characters that leave no mark or in how letters are composed: they count as one",
+            f"clients {one} and {other} differ only in characters that leave no mark or in how "
+            "letters are composed: they count as one",
         )
     return dataclasses.replace(audit, log=log.description, contradictions=contradictions)
 
 
 def _audited(
-    stats: ParticipationStats, plan: Plan, tally: Tally, named: tuple[Offender, ...], unrecorded: str | None
+    stats: ParticipationStats,
+    plan: Plan,
+    tally: Tally,
+    named: tuple[Offender, ...],
+    unrecorded: str | None,
 ) -> Audit:
     kept, broke = tally.kept(), tally.broke()
     found = [sensitivity for sensitivity in (kept, broke) if sensitivity is not None]
@@ -407,14 +464,21 @@ def _audited(
 
 
 def _unrecorded(tally: Tally, rounds: Sequence[int], hint: str) -> str | None:
-    """What rounds, increasing, that were run without a record are counted as; `hint` says what to do about it."""
+    """What rounds, increasing, that were run without a record are counted as; `hint` says what to
+    do about it.
+    """
     if not rounds:
         return None
     assumed = "as much as the plan allows"
     if tally.offenders:
-        assumed = "as if every client had taken part in all of them, since the recorded ones break the plan"
+        assumed = (
+            "as if every client had taken part in all of them, since the recorded ones break the "
+            "plan"
+        )
     be, count = ("is", "counts") if len(rounds) == 1 else ("are", "count")
-    return f"{named(rounds)} {be} not in the record of participations, and {count} {assumed}: {hint}"
+    return (
+        f"{named(rounds)} {be} not in the record of participations, and {count} {assumed}: {hint}"
+    )
 
 
 def named(rounds: Sequence[int]) -> str:
@@ -422,7 +486,9 @@ def named(rounds: Sequence[int]) -> str:
     first, last = rounds[0], rounds[-1]
     if first == last:
         return f"round {first}"
-    return f"{'' if last - first < len(rounds) else f'{len(rounds)} of the '}rounds {first} to {last}"
+    return (
+        f"{'' if last - first < len(rounds) else f'{len(rounds)} of the '}rounds {first} to {last}"
+    )
 
 
 def _broken(stats: ParticipationStats, p: Participation, tally: Tally) -> list[str]:
@@ -431,26 +497,32 @@ def _broken(stats: ParticipationStats, p: Participation, tally: Tally) -> list[s
         return []
     if p.budget is not None:
         return [
-            f"a client's rounds cost a sensitivity of {tally.most_spent:.6g} where a budget of {p.budget:.6g} was planned"
+            f"a client's rounds cost a sensitivity of {tally.most_spent:.6g} where a budget of "
+            f"{p.budget:.6g} was planned"
         ]
     broken = []
     if stats.max_participations > p.max_participations:
         broken.append(
-            f"a client took part {stats.max_participations} times where at most {p.max_participations} were planned"
+            f"a client took part {stats.max_participations} times where at most "
+            f"{p.max_participations} were planned"
         )
     least = stats.min_separation
     if least is not None and least < p.min_sep:
-        broken.append(f"two rounds of one client are {least} apart where at least {p.min_sep} were planned")
+        broken.append(
+            f"two rounds of one client are {least} apart where at least {p.min_sep} were planned"
+        )
     if p.schema == "fixed_epoch":
         off = sum(count for gap, count in stats.separations.items() if gap % p.min_sep)
         if off:
             broken.append(
-                f"{off} separations of two rounds of one client are no multiples of {p.min_sep}, so that those clients left their part "
+                f"{off} separations of two rounds of one client are no multiples of {p.min_sep}, "
+                "so that those clients left their part "
                 "of the population"
             )
         elif not broken:
             broken.append(
-                f"the rounds of a client span {stats.longest_span + 1}, more than the {p.max_participations} epochs of {p.min_sep} "
+                f"the rounds of a client span {stats.longest_span + 1}, more than the "
+                f"{p.max_participations} epochs of {p.min_sep} "
                 "that were planned"
             )
     return broken

@@ -1,7 +1,8 @@
-"""Participation logs from elsewhere: CSV, JSON lines or Parquet files of (client, round), of any length, in bounded memory.
+"""Participation logs from elsewhere: CSV, JSON lines or Parquet files of (client, round), of any
+length, in bounded memory.
 
-DuckDB reads the file into a temporary table on disk and sorts it out of core. What comes back are counts
-(`fedmf.participation.stats`), never the log.
+DuckDB reads the file into a temporary table on disk and sorts it out of core. What comes back are
+counts (`fedmf.participation.stats`), never the log.
 """
 
 import contextlib
@@ -27,7 +28,10 @@ _MAX_ROUNDS = 10**9
 # Rows that are counted at a time, if no client has more.
 _BLOCK_ROWS = 2**19
 _SEEN = tables.as_seen("client")
-_CLIENT = f"CASE WHEN NOT regexp_matches(client, '^[\\p{{Cc}}\\p{{Cf}}\\pZ]|[\\p{{Cc}}\\p{{Cf}}\\pZ]$') THEN nullif({_SEEN}, '') END"
+_CLIENT = (
+    f"CASE WHEN NOT regexp_matches(client, '^[\\p{{Cc}}\\p{{Cf}}\\pZ]|[\\p{{Cc}}\\p{{Cf}}\\pZ]$') "
+    f"THEN nullif({_SEEN}, '') END"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,8 @@ class ParticipationLog:
       sha256: of the file's bytes, hexadecimal: says later which log was audited.
       rows: of the file, duplicates included.
       duplicates: rows left out because another has the same client and round.
-      lookalikes: two clients that no reader can tell apart, and count as one; None where there are none.
+      lookalikes: two clients that no reader can tell apart, and count as one; None where there are
+        none.
     """
 
     name: str
@@ -60,7 +65,9 @@ class SortedLog:
       rounds: of the run, up to the last one in the log.
     """
 
-    def __init__(self, db: "duckdb.DuckDBPyConnection", description: ParticipationLog, first_round: int) -> None:
+    def __init__(
+        self, db: "duckdb.DuckDBPyConnection", description: ParticipationLog, first_round: int
+    ) -> None:
         self._db = db
         self.description = description
         self.first_round = first_round
@@ -71,7 +78,9 @@ class SortedLog:
 
     def cohort_sizes(self) -> np.ndarray:
         """Clients of each round, int64 (rounds,)."""
-        t, sizes = np.array(self._db.execute("SELECT round, count(*) FROM log GROUP BY round").fetchall(), np.int64).T
+        t, sizes = np.array(
+            self._db.execute("SELECT round, count(*) FROM log GROUP BY round").fetchall(), np.int64
+        ).T
         cohort_sizes = np.zeros(self.rounds, np.int64)
         cohort_sizes[t - self.first_round] = sizes
         return cohort_sizes
@@ -88,14 +97,18 @@ class SortedLog:
             # The last client of a block goes on in the next one.
             end = len(read["round"]) if begin + block >= rows else int(starts[-1])
             if end:
-                yield ClientRounds(rounds=np.asarray(read["round"][:end]), starts=starts[starts < end])
+                yield ClientRounds(
+                    rounds=np.asarray(read["round"][:end]), starts=starts[starts < end]
+                )
             else:
                 block *= 2
             begin += end
 
     def client(self, row: int) -> int | str:
         """The client of a row, as the log writes it."""
-        client: int | str = self._one(f"SELECT coalesce(spelling, client) FROM log WHERE rowid = {row}")
+        client: int | str = self._one(
+            f"SELECT coalesce(spelling, client) FROM log WHERE rowid = {row}"
+        )
         return client
 
 
@@ -108,23 +121,29 @@ def sorted_log(
     folder: str | os.PathLike[str] | None = None,
     **form: Any,
 ) -> Iterator[SortedLog]:
-    """Reads CSV (commas, a header line), JSON lines or Parquet with a row for each participation; texts are UTF-8, all lines ended.
+    """Reads CSV (commas, a header line), JSON lines or Parquet with a row for each participation;
+    texts are UTF-8, all lines ended.
 
-    Clients are whole numbers or texts, compared as they are written; texts that differ only in characters that leave no mark, or in how
-    letters are composed (NFC, NFD), are one client. Rounds are whole numbers. Other columns are ignored.
+    Clients are whole numbers or texts, compared as they are written; texts that differ only in
+    characters that leave no mark, or in how letters are composed (NFC, NFD), are one client. Rounds
+    are whole numbers. Other columns are ignored.
 
     Args:
       path: the file; its first bytes decide which of them it is.
       rounds: of the run; the log's rounds lie in first_round .. first_round + rounds - 1.
-      memory: bytes that the sort may take, at least 256 MB; what does not fit goes to temporary files.
-      folder: for the temporary files; None for the system's. They need about as much room as the log, text logs more. They are gone when
-        the context ends.
-      **form: how the log is written. client_column="client" and round_column="round" are the names of the columns; first_round=0 is the
-        number of the run's first round, 1 where rounds are counted from 1; duplicates="refuse" or "once": two rows of one client in one
-        round may be one participation written twice, which counts "once", or two contributions, which no plan covers.
+      memory: bytes that the sort may take, at least 256 MB; what does not fit goes to temporary
+        files.
+      folder: for the temporary files; None for the system's. They need about as much room as the
+        log, text logs more. They are gone when the context ends.
+      **form: how the log is written. client_column="client" and round_column="round" are the names
+        of the columns; first_round=0 is the number of the run's first round, 1 where rounds are
+        counted from 1; duplicates="refuse" or "once": two rows of one client in one round may be
+        one participation written twice, which counts "once", or two contributions, which no plan
+        covers.
 
     Raises:
-      TypeError, ValueError: one sentence that names the argument, or the file and where it is wrong.
+      TypeError, ValueError: one sentence that names the argument, or the file and where it is
+        wrong.
       OSError: the file cannot be read, or the temporary files cannot be written.
     """
     source = _Source(path=pathlib.Path(path), rounds=rounds, **form)
@@ -132,7 +151,9 @@ def sorted_log(
     path = source.path
     if not path.is_file():
         wrong = "is not a file" if path.exists() else "does not exist"
-        raise FileNotFoundError(f"log {path} {wrong}: name a CSV, JSON lines or Parquet file of clients and rounds")
+        raise FileNotFoundError(
+            f"log {path} {wrong}: name a CSV, JSON lines or Parquet file of clients and rounds"
+        )
     import duckdb
 
     before = path.stat()
@@ -144,7 +165,10 @@ def sorted_log(
             db.execute("SET preserve_insertion_order = false")  # which takes memory
             rows, lookalikes = source.load(db, scratch)
             # Not while the file is read, which takes memory of its own.
-            db.execute("CREATE TABLE sorted AS SELECT client, spelling, round FROM log ORDER BY client, round")
+            db.execute(
+                "CREATE TABLE sorted AS SELECT client, spelling, round FROM log ORDER BY client, "
+                "round"
+            )
             db.execute("DROP TABLE log")
             db.execute("ALTER TABLE sorted RENAME TO log")
             repeated = source.drop_duplicates(db)
@@ -152,7 +176,9 @@ def sorted_log(
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
             after = path.stat()
             if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-                raise ValueError(f"log {path} changed while it was read: audit a copy that nobody writes to")
+                raise ValueError(
+                    f"log {path} changed while it was read: audit a copy that nobody writes to"
+                )
             db.execute("SET preserve_insertion_order = true")
             description = ParticipationLog(
                 name=path.name,
@@ -164,10 +190,13 @@ def sorted_log(
             )
             yield SortedLog(db, description, source.first_round)
     except duckdb.OutOfMemoryException as error:
-        raise ValueError(f"memory={memory} bytes do not suffice to sort log {path}: allow more") from error
+        raise ValueError(
+            f"memory={memory} bytes do not suffice to sort log {path}: allow more"
+        ) from error
     except duckdb.IOException as error:
         raise OSError(
-            f"log {path} could not be sorted in temporary files ({str(error).splitlines()[0]}): name a folder with more room"
+            f"log {path} could not be sorted in temporary files ({str(error).splitlines()[0]}): "
+            "name a folder with more room"
         ) from error
 
 
@@ -183,16 +212,25 @@ class _Source:
     duplicates: str = "refuse"
 
     def __post_init__(self) -> None:
-        checks.integer("rounds", self.rounds, low=1, high=_MAX_ROUNDS, hint="pass the number of rounds of the run")
+        checks.integer(
+            "rounds",
+            self.rounds,
+            low=1,
+            high=_MAX_ROUNDS,
+            hint="pass the number of rounds of the run",
+        )
         hint = "pass the number of the log's first round, 0 or 1"
         checks.integer("first_round", self.first_round, low=0, high=_MAX_ROUNDS, hint=hint)
         checks.one_of("duplicates", self.duplicates, ("refuse", "once"))
         if self.client_column == self.round_column:
             raise ValueError(
-                f"client_column and round_column are both {self.client_column!r}: name the two columns of the log"
+                f"client_column and round_column are both {self.client_column!r}: name the two "
+                "columns of the log"
             )
 
-    def load(self, db: "duckdb.DuckDBPyConnection", scratch: str) -> tuple[int, tuple[str, str] | None]:
+    def load(
+        self, db: "duckdb.DuckDBPyConnection", scratch: str
+    ) -> tuple[int, tuple[str, str] | None]:
         """Fills the table log, sorted; raises for the first row that is wrong.
 
         Returns:
@@ -207,16 +245,20 @@ class _Source:
             self._check_end()
             client, t = read.columns
             db.execute(
-                f"CREATE VIEW source AS SELECT row_number() OVER () AS row, {client} AS client, {t}::VARCHAR AS round, "
+                f"CREATE VIEW source AS SELECT row_number() OVER () AS row, {client} AS client, "
+                f"{t}::VARCHAR AS round, "
                 f"{read.fault} AS fault FROM {read.table}"
             )
             text = db.execute("DESCRIBE source").fetchall()[1][1] == "VARCHAR"
             client, spelling = (_CLIENT, f"nullif(client, {_SEEN})") if text else ("client", "NULL")
-            number = "CASE WHEN regexp_full_match(round, '[0-9]{1,9}') THEN CAST(round AS INTEGER) END"
+            number = (
+                "CASE WHEN regexp_full_match(round, '[0-9]{1,9}') THEN CAST(round AS INTEGER) END"
+            )
             t = f"CASE WHEN {number} BETWEEN {first} AND {last} AND fault IS NULL THEN {number} END"
             good = f"{client} IS NOT NULL AND {t} IS NOT NULL"
             db.execute(
-                f"CREATE TABLE log AS SELECT {client} AS client, {spelling} AS spelling, {t} AS round FROM source"
+                f"CREATE TABLE log AS SELECT {client} AS client, {spelling} AS spelling, {t} AS "
+                "round FROM source"
             )
         except (duckdb.OutOfMemoryException, duckdb.IOException):
             raise
@@ -228,11 +270,14 @@ class _Source:
         if wrong:
             db.execute("SET preserve_insertion_order = true")
             row = db.execute(
-                f"SELECT row, client, round, fault FROM source WHERE NOT ({good}) ORDER BY row LIMIT 1"
+                f"SELECT row, client, round, fault FROM source WHERE NOT ({good}) ORDER BY row "
+                "LIMIT 1"
             ).fetchall()[0]
             raise ValueError(self._fault(wrong, *row))
         if not rows:
-            raise ValueError(f"log {self.path} holds no participation: an audit needs the rows of a run")
+            raise ValueError(
+                f"log {self.path} holds no participation: an audit needs the rows of a run"
+            )
         alike = db.execute(
             """
             SELECT min(coalesce(spelling, client)) AS one, max(coalesce(spelling, client)) AS other FROM log
@@ -245,15 +290,25 @@ class _Source:
         """What is wrong with the first of so many rows."""
         first, last = self.first_round, self.first_round + self.rounds - 1
         shown = [value if value is None else ascii(str(value)[:80]) for value in (client, t)]
-        where = f"row {row} of log {self.path} has {self.client_column} {shown[0]} and {self.round_column} {shown[1]}"
+        where = (
+            f"row {row} of log {self.path} has {self.client_column} {shown[0]} and "
+            f"{self.round_column} {shown[1]}"
+        )
         more = f" ({rows} rows are wrong, this is the first)" if rows > 1 else ""
         if fault is not None:
-            return f"{where}, and {fault[:200]}{more}: write each client and round once, as a text or a whole number"
+            return (
+                f"{where}, and {fault[:200]}{more}: write each client and round once, as a text or "
+                "a whole number"
+            )
         who = identifiers.client_fault(None if client is None else str(client))
         if who is not None:
             return f"{where}: the client {who}{more}"
         when = identifiers.round_fault(t, first, last) or "is not a round"
-        hint = "; where the log counts from 1, pass first_round=1" if first == 0 and t == str(last + 1) else ""
+        hint = (
+            "; where the log counts from 1, pass first_round=1"
+            if first == 0 and t == str(last + 1)
+            else ""
+        )
         return f"{where}: the round {when}{more}{hint}"
 
     def _check_end(self) -> None:
@@ -263,12 +318,15 @@ class _Source:
             content.seek(-1, os.SEEK_END)
             if not parquet and content.read() not in b"\r\n":
                 raise ValueError(
-                    f"the last line of log {self.path} has no line end, so that it may be cut off: write the log again, or end the line if "
+                    f"the last line of log {self.path} has no line end, so that it may be cut off: "
+                    "write the log again, or end the line if "
                     "it is whole"
                 )
 
     def drop_duplicates(self, db: "duckdb.DuckDBPyConnection") -> int:
-        """Counts rows that are there twice once and returns how many were left out, or raises with one of them."""
+        """Counts rows that are there twice once and returns how many were left out, or raises with
+        one of them.
+        """
         repeated, client, t = db.execute(
             """
             SELECT count(*), any_value(client), any_value(round) FROM (
@@ -277,13 +335,16 @@ class _Source:
         ).fetchall()[0]
         if repeated and self.duplicates == "refuse":
             raise ValueError(
-                f"log {self.path} has {repeated} rows twice, such as client {str(client)[:80]!a} in round {t}: two contributions of "
-                "one client to one round are covered by no plan; if every such row is one participation written twice, pass "
+                f"log {self.path} has {repeated} rows twice, such as client {str(client)[:80]!a} "
+                f"in round {t}: two contributions of "
+                "one client to one round are covered by no plan; if every such row is one "
+                "participation written twice, pass "
                 'duplicates="once"'
             )
         if repeated:
             db.execute(
-                "CREATE OR REPLACE TABLE log AS SELECT client, min(spelling) AS spelling, round FROM log GROUP BY client, round "
+                "CREATE OR REPLACE TABLE log AS SELECT client, min(spelling) AS spelling, round "
+                "FROM log GROUP BY client, round "
                 "ORDER BY client, round"
             )
         return int(repeated)

@@ -1,7 +1,8 @@
 """What every single client of a record cost, block by block, and which of them broke the plan.
 
-A guarantee is for each client by itself, and follows from the client's own rounds. One that breaks the plan pays with its own guarantee;
-the guarantees of the others stay what their own rounds make them.
+A guarantee is for each client by itself, and follows from the client's own rounds. One that breaks
+the plan pays with its own guarantee; the guarantees of the others stay what their own rounds make
+them.
 """
 
 import dataclasses
@@ -39,7 +40,8 @@ class Tally:
 
     Args:
       plan: what they are held against.
-      besides: later rounds without a record. A client is counted in all of them once some client broke the plan.
+      besides: later rounds without a record. A client is counted in all of them once some client
+        broke the plan.
     """
 
     def __init__(self, plan: Plan, besides: Sequence[int] = ()) -> None:
@@ -49,7 +51,9 @@ class Tally:
         self._rows, self._named = 0, list[tuple[float, int, np.ndarray]]()
         self.offenders = 0
         self.most_spent = 0.0  # the root of the largest sum of |X_st|
-        self.spent: dict[str, int] = {} if p.budget is None else spending_histogram(p.budget, np.zeros(0))
+        self.spent: dict[str, int] = (
+            {} if p.budget is None else spending_histogram(p.budget, np.zeros(0))
+        )
 
     def counted(self, blocks: Iterable[ClientRounds]) -> Iterator[ClientRounds]:
         """The blocks, counted on the way."""
@@ -76,20 +80,25 @@ class Tally:
         self.offenders += len(broke)
         dearest = broke[np.argsort(-squared[broke], kind="stable")[:MOST_NAMED]]
         self._named += [
-            (-float(squared[i]), self._rows + int(clients.starts[i]), clients.of(i).copy()) for i in dearest.tolist()
+            (-float(squared[i]), self._rows + int(clients.starts[i]), clients.of(i).copy())
+            for i in dearest.tolist()
         ]
         self._named = sorted(self._named, key=lambda found: found[:2])[:MOST_NAMED]
 
     def kept(self) -> Sensitivity | None:
-        """The largest sensitivity to any client that kept to the plan; None where nobody did, and no round is without a record."""
+        """The largest sensitivity to any client that kept to the plan; None where nobody did, and
+        no round is without a record.
+        """
         planned = self._plan.sensitivity
         if not self.offenders and self._besides:
             return planned
         if self._kept.squared < 0:
-            # Others may have come in the rounds without a record: no more than the dearest offender, who counts in all of them.
+            # Others may have come in the rounds without a record: no more than the dearest
+            # offender, who counts in all of them.
             return self._broke.sensitivity() if self._besides else None
         own = self._kept.sensitivity()
-        # Bounds of single sets of rounds, and rounding in another way of computing, must not deny what the plan covers.
+        # Bounds of single sets of rounds, and rounding in another way of computing, must not deny
+        # what the plan covers.
         return own if self._besides or own.value < planned.value * (1 - _ROUNDING) else planned
 
     def broke(self) -> Sensitivity | None:

@@ -1,4 +1,7 @@
-"""The command line. Commands import what they need when they run: `fedmf --help` must answer at once."""
+"""The command line.
+
+Commands import what they need when they run: `fedmf --help` must answer at once.
+"""
 
 import sys
 import traceback
@@ -33,7 +36,11 @@ SECTIONS = {
 @click.group(
     cls=SectionedGroup,
     sections=SECTIONS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+        "show_default": True,
+    },
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(package_name="fedmf")
@@ -49,10 +56,11 @@ def cli(debug: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of the console script: exit status 2 for bad arguments, 1 for a failed run, 128 and the number of a signal that ended it.
+    """Entry point of the console script: exit status 2 for bad arguments, 1 for a failed run, 128
+    and the number of a signal that ended it.
 
-    Ctrl-C is such a signal (130), SIGTERM (143) and SIGHUP (129) are taken for it. Errors are one sentence on standard error; --debug
-    adds the traceback.
+    Ctrl-C is such a signal (130), SIGTERM (143) and SIGHUP (129) are taken for it. Errors are one
+    sentence on standard error; --debug adds the traceback.
     """
     with interrupts.handled(*interrupts.ENDING_SIGNALS), no_half_archives():
         status = _status(arguments)

@@ -1,4 +1,6 @@
-"""fedmf audit: the guarantee of a run after the fact, of fedmf's or of another system's log; and of the noise that a mechanism makes."""
+"""fedmf audit: the guarantee of a run after the fact, of fedmf's or of another system's log; and of
+the noise that a mechanism makes.
+"""
 
 import pathlib
 import shlex
@@ -33,7 +35,9 @@ class _RunByDefault(Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Puts `run` in front where no command is named."""
         named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
-        if not named and not ctx.resilient_parsing:  # completion asks with what is there before the word
+        if (
+            not named and not ctx.resilient_parsing
+        ):  # completion asks with what is there before the word
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -91,12 +95,19 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
 @click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
 @sampling_options
-@click.option("--client-column", default="client", help="Column of clients: whole numbers or texts.")
+@click.option(
+    "--client-column", default="client", help="Column of clients: whole numbers or texts."
+)
 @click.option("--round-column", default="round", help="Column of rounds.")
 @click.option("--first-round", type=click.IntRange(0), default=0, help="Number of the first round.")
-@click.option("--rounds-run", type=COUNT, help="Rounds after which the run ended, if not all of the plan's.")
 @click.option(
-    "--duplicates", type=click.Choice(["refuse", "once"]), default="refuse", help="Rows that are there twice."
+    "--rounds-run", type=COUNT, help="Rounds after which the run ended, if not all of the plan's."
+)
+@click.option(
+    "--duplicates",
+    type=click.Choice(["refuse", "once"]),
+    default="refuse",
+    help="Rows that are there twice.",
 )
 @click.option("--memory", type=Gigabytes(), default=1.0, help="GB that sorting may take.")
 @click.option(
@@ -105,7 +116,9 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
     help="For temporary files, as large as the log.  [default: the system's]",
 )
 @_statement_option
-@click.option("--pretraining", help="For the statement: what the model was trained on before, in a few words.")
+@click.option(
+    "--pretraining", help="For the statement: what the model was trained on before, in a few words."
+)
 @json_option
 def log(
     log_file: pathlib.Path,
@@ -117,14 +130,14 @@ def log(
 ) -> None:
     """The guarantee of any system's run, from its log. The log is CSV, JSON lines or Parquet.
 
-    The plan is what the run was planned with. Of 100 million rows it takes minutes, and no more memory than a few rows.
-    docs/statement.md says what is read and what is refused. Exit status 1 if the run did not keep to its plan, after all is shown and
-    written.
+    The plan is what the run was planned with. Of 100 million rows it takes minutes, and no more
+    memory than a few rows. docs/statement.md says what is read and what is refused. Exit status 1
+    if the run did not keep to its plan, after all is shown and written.
 
     \b
     Example:
-      fedmf audit log log.csv banded.npz --rounds 256 --min-sep 64 --epsilon 8
-      fedmf audit log log.parquet banded.npz --rounds 2052 --min-sep 400 --noise-multiplier 1.2 --clip-norm 0.5 \\
+      fedmf audit log log.csv banded.npz --rounds 256 --min-sep 64 --epsilon 8 fedmf audit log
+      log.parquet banded.npz --rounds 2052 --min-sep 400 --noise-multiplier 1.2 --clip-norm 0.5 \\
         --client-column device --round-column t --first-round 1 --statement statement.md
     """
     from fedmf.audits.guarantee import audit_log
@@ -133,7 +146,9 @@ def log(
     read = {name: options[name] for name in reading}
     with arguments_checked():
         plan = plan_from(mechanism_file, options)
-        result = audit_log(log_file, plan, memory=options["memory"], folder=options["folder"], **read)
+        result = audit_log(
+            log_file, plan, memory=options["memory"], folder=options["folder"], **read
+        )
     if statement is not None:
         again = read | {"pretraining": pretraining, "statement": statement.name}
         flags = [
@@ -142,9 +157,17 @@ def log(
             if value is not None
         ]
         command = " ".join(
-            ["fedmf audit log", shlex.join([log_file.name, mechanism_file.name]), *plan.command_options(), *flags]
+            [
+                "fedmf audit log",
+                shlex.join([log_file.name, mechanism_file.name]),
+                *plan.command_options(),
+                *flags,
+            ]
         )
-        _write(statement, result.statement_values(subject="log", pretraining=pretraining, commands=[command]))
+        _write(
+            statement,
+            result.statement_values(subject="log", pretraining=pretraining, commands=[command]),
+        )
     _show(result, as_json)
 
 
@@ -171,13 +194,27 @@ def _show(result: "Audit", as_json: bool) -> None:
         del values["contradictions"]
         if values["offenders"] is not None:
             values["offenders"] = _named(values["offenders"])
-        always: tuple[str, ...] = ("_observed", "epsilon_planned", "epsilon_achieved", "rho_planned", "rho_achieved")
+        always: tuple[str, ...] = (
+            "_observed",
+            "epsilon_planned",
+            "epsilon_achieved",
+            "rho_planned",
+            "rho_achieved",
+        )
         if values["claimed_cohort"] is not None:
             always = ("_observed", "epsilon_planned", "rho_planned")
-            values["achieved"] = "not known: the run that the simulation stands for was not observed"
-        values = {name: value for name, value in values.items() if value is not None or name.endswith(always)}
+            values["achieved"] = (
+                "not known: the run that the simulation stands for was not observed"
+            )
+        values = {
+            name: value
+            for name, value in values.items()
+            if value is not None or name.endswith(always)
+        }
         recorded = ", as far as it is recorded" if "not_in_the_record" in values else ""
-        values["keeps_to_the_plan"] = f"no: {'; '.join(contradictions)}" if contradictions else f"yes{recorded}"
+        values["keeps_to_the_plan"] = (
+            f"no: {'; '.join(contradictions)}" if contradictions else f"yes{recorded}"
+        )
     show(values, as_json)
     if contradictions:
         sys.exit(1)
@@ -189,7 +226,8 @@ def _named(offenders: dict[str, Any]) -> dict[str, Any]:
 
     named = enumerate(offenders.pop("first"), 1)
     lines = {
-        str(i): f"{shown_client(one['client'])}: {_guarantee(one)}, {shown_rounds(one['rounds'])}" for i, one in named
+        str(i): f"{shown_client(one['client'])}: {_guarantee(one)}, {shown_rounds(one['rounds'])}"
+        for i, one in named
     }
     return offenders | lines
 

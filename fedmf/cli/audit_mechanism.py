@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmf.cli.errors import Command, arguments_checked
-from fedmf.cli.options import COUNT, EXISTING_FILE, json_option, plan_from, plan_options, quiet_option, show
+from fedmf.cli.options import (
+    COUNT,
+    EXISTING_FILE,
+    json_option,
+    plan_from,
+    plan_options,
+    quiet_option,
+    show,
+)
 
 if TYPE_CHECKING:
     from fedmf.audits.noise import Finding
@@ -19,17 +27,29 @@ if TYPE_CHECKING:
 @click.command(cls=Command)
 @click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
-@click.option("--coordinates", type=COUNT, help="Entries of the model, each a sample of the noise.  [default: enough]")
-@click.option("--trials", type=click.IntRange(0), default=20_000, help="Of the distinguishing game; 0 for none.")
-@click.option("--seed", type=click.IntRange(0), default=1, help="The same seed gives the same findings.")
+@click.option(
+    "--coordinates",
+    type=COUNT,
+    help="Entries of the model, each a sample of the noise.  [default: enough]",
+)
+@click.option(
+    "--trials",
+    type=click.IntRange(0),
+    default=20_000,
+    help="Of the distinguishing game; 0 for none.",
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=1, help="The same seed gives the same findings."
+)
 @click.option("--false-positive-rate", type=float, default=1e-6, help="Of the whole audit.")
 @quiet_option
 @json_option
 def mechanism(mechanism_file: pathlib.Path, quiet: bool, as_json: bool, **options: Any) -> None:
     """Test that the noise that runs is what its plan claims. Exit status 1 if it is not.
 
-    Two runs of all rounds without clients, one of them stopped and resumed, test the noise's covariance; a game with and without
-    the worst client tests the guarantee. docs/audit.md says what is tested and what can be seen.
+    Two runs of all rounds without clients, one of them stopped and resumed, test the noise's
+    covariance; a game with and without the worst client tests the guarantee. docs/audit.md says
+    what is tested and what can be seen.
 
     \b
     Example:
@@ -48,7 +68,9 @@ def mechanism(mechanism_file: pathlib.Path, quiet: bool, as_json: bool, **option
             bar.total = total
             bar.update(done - bar.n)
 
-        chosen = {name: options[name] for name in ("seed", "coordinates", "trials", "false_positive_rate")}
+        chosen = {
+            name: options[name] for name in ("seed", "coordinates", "trials", "false_positive_rate")
+        }
         result = audit_mechanism(plan, progress=progress, **chosen)
     if as_json:
         show(_values(result), as_json)
@@ -88,19 +110,33 @@ def _table(result: "MechanismAudit") -> str:
         if kind not in least or finding.p_value < least[kind].p_value:
             least[kind] = dataclasses.replace(finding, name=name)
     for finding in least.values():
-        word = "ok" if finding.p_value >= verdict.threshold else click.style("CONTRADICTS THE CLAIM", fg="red")
+        word = (
+            "ok"
+            if finding.p_value >= verdict.threshold
+            else click.style("CONTRADICTS THE CLAIM", fg="red")
+        )
         p_value = f"{finding.p_value:9.2g}" if finding.p_value > 1e-300 else " < 1e-300"
         lines.append(f"{finding.name:<86} {finding.statistic:>9.4g} {p_value}  {word}")
     if game is not None:
         percent = f"{100 * game.confidence:g}%"
         lines += [
             "",
-            f"distinguishing game, {game.present:,} trials with the client and {game.absent:,} without",
-            f"  signal-to-noise   claimed at most {game.snr_claimed:.4f}, expected of these rounds {game.snr_expected:.4f}, "
+            f"distinguishing game, {game.present:,} trials with the client and {game.absent:,} "
+            "without",
+            f"  signal-to-noise   claimed at most {game.snr_claimed:.4f}, expected of these rounds "
+            f"{game.snr_expected:.4f}, "
             f"measured {game.snr:.4f} ({percent}: {game.snr_lower:.4f} to {game.snr_upper:.4f})",
-            f"  epsilon           claimed {game.epsilon_claimed:.4g}, proved at {percent} to be at least {game.epsilon_lower:.3f}; "
+            f"  epsilon           claimed {game.epsilon_claimed:.4g}, proved at {percent} to be at "
+            f"least {game.epsilon_lower:.3f}; "
             f"so many trials can be expected to prove {game.epsilon_expected:.3f}",
         ]
-    word = "consistent with the claim" if verdict.consistent else click.style("NOT WHAT THE PLAN CLAIMS", fg="red")
-    rate = f"false-positive rate {verdict.false_positive_rate:g}: a p-value below {verdict.threshold:.2g} contradicts"
+    word = (
+        "consistent with the claim"
+        if verdict.consistent
+        else click.style("NOT WHAT THE PLAN CLAIMS", fg="red")
+    )
+    rate = (
+        f"false-positive rate {verdict.false_positive_rate:g}: a p-value below "
+        f"{verdict.threshold:.2g} contradicts"
+    )
     return "\n".join([*lines, "", f"{word} ({len(verdict.findings)} tests, {rate})"])

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmf.cli.errors import Command, arguments_checked
-from fedmf.cli.options import COUNT, OutputFile, json_option, show, status_line, workload_from, workload_options
+from fedmf.cli.options import (
+    COUNT,
+    OutputFile,
+    json_option,
+    show,
+    status_line,
+    workload_from,
+    workload_options,
+)
 
 if TYPE_CHECKING:
     from fedmf.privacy.bands import BandChoice
@@ -15,14 +23,22 @@ if TYPE_CHECKING:
 class _Counts(click.ParamType[list[int]]):
     name = "integer,integer,..."
 
-    def convert(self, value: str | list[int], param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        return value if isinstance(value, list) else [COUNT(text, param, ctx) for text in value.split(",")]
+    def convert(
+        self, value: str | list[int], param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[int]:
+        return (
+            value
+            if isinstance(value, list)
+            else [COUNT(text, param, ctx) for text in value.split(",")]
+        )
 
 
 @click.command(cls=Command)
 @click.option("--rounds", type=COUNT, required=True, help="Rounds of training.")
 @click.option("--population", type=COUNT, required=True, help="Clients in all.")
-@click.option("--cohort-size", type=COUNT, required=True, help="Clients drawn in a round, on average.")
+@click.option(
+    "--cohort-size", type=COUNT, required=True, help="Clients drawn in a round, on average."
+)
 @click.option("--epsilon", type=float, required=True, help="Privacy target.")
 @click.option("--delta", type=float, default=1e-6, help="Failure probability.")
 @click.option("--bands", type=_Counts(), help="Candidates, as in 8,16,32.  [default: a search]")
@@ -30,9 +46,12 @@ class _Counts(click.ParamType[list[int]]):
     "--sampling",
     type=click.Choice(["poisson", "reshuffle", "min-sep-poisson", "balls-in-bins"]),
     default="poisson",
-    help="How clients are drawn; min-sep-poisson and balls-in-bins take a minute or so for each number of bands.",
+    help="How clients are drawn; min-sep-poisson and balls-in-bins take a minute or so for each "
+    "number of bands.",
 )
-@click.option("--dense", is_flag=True, help="Try the best encoder of all without amplification as well.")
+@click.option(
+    "--dense", is_flag=True, help="Try the best encoder of all without amplification as well."
+)
 @workload_options
 @click.option("--out", type=OutputFile(".png"), help="Draw the curve into this PNG file.")
 @json_option
@@ -46,18 +65,23 @@ def bands(
 ) -> None:
     """The number of bands with the least error.
 
-    This is for servers that draw clients at random. Few bands are amplified more by sampling, many leave less noise in the sums. Without
-    random sampling, as with phones, there is nothing to choose: take as many bands as rounds that a client stays away.
+    This is for servers that draw clients at random. Few bands are amplified more by sampling, many
+    leave less noise in the sums. Without random sampling, as with phones, there is nothing to
+    choose: take as many bands as rounds that a client stays away.
 
     \b
     Example:
       fedmf plan bands --rounds 128 --population 2560 --cohort-size 40 --epsilon 4 --out bands.png
-      fedmf plan bands --rounds 2052 --population 342000 --cohort-size 1000 --epsilon 8 --bands 32,64,342
+      fedmf plan bands --rounds 2052 --population 342000 --cohort-size 1000 --epsilon 8 --bands
+      32,64,342
     """
     from fedmf.files import write_atomically
     from fedmf.privacy.bands import BandChoice, BandSearch
 
-    target = {name: options[name] for name in ("population", "cohort_size", "epsilon", "delta", "sampling")}
+    target = {
+        name: options[name]
+        for name in ("population", "cohort_size", "epsilon", "delta", "sampling")
+    }
     progress = status_line() or (lambda phrase: None)
     with arguments_checked():
         search = BandSearch(workload=workload_from(workload, momentum, rounds), **target)
@@ -90,26 +114,38 @@ def _table(choice: "BandChoice") -> str:
         probability = f"{row.probability:.5f}" if row.amplified else "-"
         mark = "best" if row is best else "within 1%" if row in choice.close else ""
         lines.append(
-            f"{name:>6}  {probability:>8}  {row.compositions:>6}  {row.per_query_noise_multiplier:10.5f}  "
-            f"{row.noise_multiplier:8.5f}  {row.rmse:9.4g}  {row.effective_rmse:10.4g}  {mark}".rstrip()
+            f"{name:>6}  {probability:>8}  {row.compositions:>6}  "
+            f"{row.per_query_noise_multiplier:10.5f}  "
+            f"{row.noise_multiplier:8.5f}  {row.rmse:9.4g}  {row.effective_rmse:10.4g}  "
+            f"{mark}".rstrip()
         )
-    chosen = "the dense optimum" if best.family == "dense" else f"{best.bands} band{'s' * (best.bands != 1)}"
+    chosen = (
+        "the dense optimum"
+        if best.family == "dense"
+        else f"{best.bands} band{'s' * (best.bands != 1)}"
+    )
     lines.append(
-        f"epsilon {search.epsilon:g} at delta {search.delta:g}; {p.rounds} rounds; cohorts of {search.cohort_size:,} out of "
+        f"epsilon {search.epsilon:g} at delta {search.delta:g}; {p.rounds} rounds; cohorts of "
+        f"{search.cohort_size:,} out of "
         f"{search.population:,} clients.\n"
-        "q: chance of a client to be drawn in a round of its part (-: no sampling); events: rounds of its part. noise each: stddev\n"
-        f"over the largest column norm; noise: over the sensitivity of {p.max_participations} participation"
+        "q: chance of a client to be drawn in a round of its part (-: no sampling); events: rounds "
+        "of its part. noise each: stddev\n"
+        f"over the largest column norm; noise: over the sensitivity of {p.max_participations} "
+        "participation"
         f"{'s' * (p.max_participations != 1)} {p.min_sep} rounds apart. rmse: of a\n"
         "round's running query at clip norm 1; per client: divided by the cohort, as in the mean.\n"
         f"Choice: {chosen}, {'with' if best.amplified else 'without'} amplification by sampling."
     )
     if choice.failure:
         lines.append(
-            f"The guarantees of these rows are simulated. Any of them is wrong with probability at most {choice.failure:.2g}, over\n"
-            "the coins of the simulations: that is the chance for the row that was chosen among them."
+            "The guarantees of these rows are simulated. Any of them is wrong with probability at "
+            f"most {choice.failure:.2g}, over\n"
+            "the coins of the simulations: that is the chance for the row that was chosen among "
+            "them."
         )
     if not best.amplified and best.family == "banded" and p.max_participations > 1:
         lines.append(
-            "Without amplification the best encoder of all, for clients in a fixed order, can be better: see --dense."
+            "Without amplification the best encoder of all, for clients in a fixed order, can be "
+            "better: see --dense."
         )
     return "\n".join(lines)

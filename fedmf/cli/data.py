@@ -31,26 +31,46 @@ def data() -> None:
     default="stackoverflow_nwp",
     help="The task that is to read the file.",
 )
-@click.option("--out", required=True, type=PATH, help="File to write: SQLite, or .tar.gz of cifar10.")
+@click.option(
+    "--out", required=True, type=PATH, help="File to write: SQLite, or .tar.gz of cifar10."
+)
 @click.option("--seed", type=click.IntRange(0), default=0, help="Same seed, same file.")
 @click.option("--clients", type=COUNT, help="Training clients.  [default: 1000; emnist: 200]")
-@click.option("--sentences-per-client", type=float, help="stackoverflow_nwp: mean number; users differ.  [default: 64]")
+@click.option(
+    "--sentences-per-client",
+    type=float,
+    help="stackoverflow_nwp: mean number; users differ.  [default: 64]",
+)
 @click.option(
     "--words",
     "vocabulary_size",
     type=click.IntRange(_MIN_WORDS),
     help="stackoverflow_nwp: different words of the language.  [default: 1000]",
 )
-@click.option("--examples-per-client", type=COUNT, help="emnist: mean number of images.  [default: 100]")
 @click.option(
-    "--only-digits/--letters", default=None, help="emnist: 10 classes, or 62 as well.  [default: --only-digits]"
+    "--examples-per-client", type=COUNT, help="emnist: mean number of images.  [default: 100]"
 )
-@click.option("--examples", type=COUNT, help="cifar10: images of the training batches.  [default: 5000]")
+@click.option(
+    "--only-digits/--letters",
+    default=None,
+    help="emnist: 10 classes, or 62 as well.  [default: --only-digits]",
+)
+@click.option(
+    "--examples", type=COUNT, help="cifar10: images of the training batches.  [default: 5000]"
+)
 @click.option("--test-examples", type=COUNT, help="cifar10: test images.  [default: 1000]")
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @quiet_option
 @json_option
-def synth(task: str, out: pathlib.Path, quiet: bool, seed: int, overwrite: bool, as_json: bool, **sizes: Any) -> None:
+def synth(
+    task: str,
+    out: pathlib.Path,
+    quiet: bool,
+    seed: int,
+    overwrite: bool,
+    as_json: bool,
+    **sizes: Any,
+) -> None:
     """Write a stand-in for a task's data file. It has the real file's format and made-up contents.
 
     \b
@@ -64,7 +84,9 @@ def synth(task: str, out: pathlib.Path, quiet: bool, seed: int, overwrite: bool,
         for name, value in given.items():
             if name not in _STAND_INS[task]:
                 owners = " or ".join(owner for owner, names in _STAND_INS.items() if name in names)
-                raise ValueError(f"{name}={value} belongs to task={owners}, not to task={task}: leave it out")
+                raise ValueError(
+                    f"{name}={value} belongs to task={owners}, not to task={task}: leave it out"
+                )
         _writer(task)(out, seed=seed, overwrite=overwrite, progress=not quiet, **given)
     if as_json:
         show({"task": task, "file": str(out)}, as_json)
@@ -75,7 +97,10 @@ def synth(task: str, out: pathlib.Path, quiet: bool, seed: int, overwrite: bool,
 def _writer(task: str) -> Callable[..., Any]:
     from fedmf.tasks import cifar10, emnist, stackoverflow
 
-    writers: dict[str, Callable[..., Any]] = {"emnist": emnist.write_synthetic, "cifar10": cifar10.write_synthetic}
+    writers: dict[str, Callable[..., Any]] = {
+        "emnist": emnist.write_synthetic,
+        "cifar10": cifar10.write_synthetic,
+    }
     return writers.get(task, stackoverflow.write_synthetic_corpus)
 
 
@@ -84,14 +109,24 @@ def _writer(task: str) -> Callable[..., Any]:
 @click.option("--user-column", default="user", help="Column of users.")
 @click.option("--text-column", default="text", help="Column of texts.")
 @click.option("--out", required=True, type=PATH, help="SQLite file to write.")
-@click.option("--heldout-users", type=SHARE, default=0.07, help="Share of users for the held-out split.")
-@click.option("--test-users", type=SHARE, default=0.35, help="Share of users for validation and test.")
-@click.option("--seed", type=click.IntRange(0), default=0, help="Another seed, other users in the splits.")
+@click.option(
+    "--heldout-users", type=SHARE, default=0.07, help="Share of users for the held-out split."
+)
+@click.option(
+    "--test-users", type=SHARE, default=0.35, help="Share of users for validation and test."
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, help="Another seed, other users in the splits."
+)
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @quiet_option
 @json_option
-def import_(file: pathlib.Path, out: pathlib.Path, quiet: bool, as_json: bool, **options: Any) -> None:
-    """Make a data file of your own text. FILE is CSV, JSON lines or Parquet with a user and a text in each row.
+def import_(
+    file: pathlib.Path, out: pathlib.Path, quiet: bool, as_json: bool, **options: Any
+) -> None:
+    """Make a data file of your own text.
+
+    FILE is CSV, JSON lines or Parquet with a user and a text in each row.
 
     \b
     Example:
@@ -109,7 +144,9 @@ def import_(file: pathlib.Path, out: pathlib.Path, quiet: bool, as_json: bool, *
 @click.argument("file", type=PATH, required=False)
 @json_option
 def info(file: pathlib.Path | None, as_json: bool) -> None:
-    """Describe a data file of any task that ships. Without FILE it is the StackOverflow file in TFF's own cache.
+    """Describe a data file of any task that ships.
+
+    Without FILE it is the StackOverflow file in TFF's own cache.
 
     \b
     Example:

@@ -32,18 +32,24 @@ def one_line(error: BaseException) -> str:
 
 
 class Command(SectionedCommand):
-    """A command whose errors name its options where the library names its arguments: exit status 2 or 1."""
+    """A command whose errors name its options where the library names its arguments: exit status 2
+    or 1.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            raise type(error)(with_option_names(error.message, self.get_params(ctx))) from error.__cause__
+            raise type(error)(
+                with_option_names(error.message, self.get_params(ctx))
+            ) from error.__cause__
         except interrupts.Interrupted as stop:
             raise type(stop)(with_option_names(str(stop), self.get_params(ctx))) from None
         except (ValueError, TypeError, OSError, ImportError) as error:
-            raise click.ClickException(with_option_names(one_line(error), self.get_params(ctx))) from error
+            raise click.ClickException(
+                with_option_names(one_line(error), self.get_params(ctx))
+            ) from error
 
 
 class Group(click.Group):
@@ -78,11 +84,16 @@ def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> st
 
     def option(match: re.Match[str]) -> str:
         (name, negative), value = options[match[1]], match[2]
-        if value is None:  # a word of English, unless it has an underscore or is in a list of options
+        if (
+            value is None
+        ):  # a word of English, unless it has an underscore or is in a list of options
             return name if "_" in match[1] or match.start() > listed else match[1]
         if value in ("True", "False"):
             return name if value == "True" else negative
-        return f"{name} {'(not given)' if value == 'None' else value if ' ' in value else value.strip(QUOTES)}"
+        return (
+            f"{name} "
+            f"{'(not given)' if value == 'None' else value if ' ' in value else value.strip(QUOTES)}"
+        )
 
     argument = rf"(?<![\w./'\"-])({arguments})(?:=('[^']*'|\"[^\"]*\"|[^\s,;:)]*[^\s,;:).])|(?![\w/'\"=-]))"
     # Names in a list of choices are values: min_sep is also a schema.
@@ -90,4 +101,6 @@ def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> st
     of_options = re.search("(options|fields) are ", sentence)
     listed = of_options.start() if of_options else len(sentence)
     # A file that was named on the command line stands for itself.
-    return re.sub(r"(?<![\w.])path=(?=['\"])", "", re.sub(argument, option, sentence) + of + choices)
+    return re.sub(
+        r"(?<![\w.])path=(?=['\"])", "", re.sub(argument, option, sentence) + of + choices
+    )

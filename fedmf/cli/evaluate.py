@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmf.cli.errors import arguments_checked
-from fedmf.cli.options import EXISTING, PATH, TaskCommand, json_option, quiet_option, run_task_options, show
+from fedmf.cli.options import (
+    EXISTING,
+    PATH,
+    TaskCommand,
+    json_option,
+    quiet_option,
+    run_task_options,
+    show,
+)
 
 if TYPE_CHECKING:
     from fedmf.federated import TrainedRun
@@ -18,20 +26,33 @@ _SPLITS = ("validation", "test")
 
 @click.command(cls=TaskCommand)
 @click.argument("run", type=PATH)
-@click.option("--split", type=click.Choice(_SPLITS), default="test", help="Examples to evaluate on.")
-@click.option("--data", type=EXISTING, help="Another data file or folder of the task.  [default: the run's]")
+@click.option(
+    "--split", type=click.Choice(_SPLITS), default="test", help="Examples to evaluate on."
+)
+@click.option(
+    "--data", type=EXISTING, help="Another data file or folder of the task.  [default: the run's]"
+)
 @click.option(
     "--by-client",
     is_flag=True,
-    help="Also every training client by itself: mean and deciles. On the run's data they are kept in RUN, for its report.",
+    help="Also every training client by itself: mean and deciles. On the run's data they are kept "
+    "in RUN, for its report.",
 )
 @run_task_options
 @quiet_option
 @json_option
 def evaluate(
-    run: pathlib.Path, split: str, data: pathlib.Path | None, by_client: bool, quiet: bool, as_json: bool, **task: Any
+    run: pathlib.Path,
+    split: str,
+    data: pathlib.Path | None,
+    by_client: bool,
+    quiet: bool,
+    as_json: bool,
+    **task: Any,
 ) -> None:
-    """Metrics of a run's model on a split. They are exact functions of the data, which the run's guarantee does not cover.
+    """Metrics of a run's model on a split.
+
+    They are exact functions of the data, which the run's guarantee does not cover.
 
     \b
     Example:
@@ -53,17 +74,30 @@ def evaluate(
     if by_client:
         found = trained.evaluate_clients(progress=not quiet)
         if same and made.description == recorded["description"] and trained.result is not None:
-            write_atomically(trained.path / "clients.json", json.dumps(found, indent=2) + "\n", mode=0o600)
+            write_atomically(
+                trained.path / "clients.json", json.dumps(found, indent=2) + "\n", mode=0o600
+            )
         metric = made.headline
-        values |= {"clients": found["clients"], "clients without examples": found["clients_without_examples"]}
+        values |= {
+            "clients": found["clients"],
+            "clients without examples": found["clients_without_examples"],
+        }
         values[f"clients on whose examples {metric} is not defined"] = found["clients_undefined"]
-        values |= {f"client {metric}, mean": found["mean"], f"client {metric}, deciles": found["deciles"]}
+        values |= {
+            f"client {metric}, mean": found["mean"],
+            f"client {metric}, deciles": found["deciles"],
+        }
     show(values | {"note": figures_note([trained])}, as_json)
 
 
 @click.command(cls=TaskCommand)
 @click.argument("run", type=PATH)
-@click.option("--out", required=True, type=PATH, help="FILE.keras, or a new folder without a suffix for a SavedModel.")
+@click.option(
+    "--out",
+    required=True,
+    type=PATH,
+    help="FILE.keras, or a new folder without a suffix for a SavedModel.",
+)
 @run_task_options
 @json_option
 def export(run: pathlib.Path, out: pathlib.Path, as_json: bool, **task: Any) -> None:
@@ -96,7 +130,11 @@ def export(run: pathlib.Path, out: pathlib.Path, as_json: bool, **task: Any) -> 
 
 
 def _trained(
-    path: pathlib.Path, data: str | None, quiet: bool, task: str | None, task_options: Sequence[tuple[str, str]]
+    path: pathlib.Path,
+    data: str | None,
+    quiet: bool,
+    task: str | None,
+    task_options: Sequence[tuple[str, str]],
 ) -> "TrainedRun":
     from fedmf.runs.folder import Run, RunFolder
 
@@ -107,7 +145,9 @@ def _trained(
 
     with arguments_checked():
         options = dict(task_options)
-        made = tasks.task_of_run(run, task=task, task_options=options, data=data, progress=not quiet)
+        made = tasks.task_of_run(
+            run, task=task, task_options=options, data=data, progress=not quiet
+        )
         trained = federated.TrainedRun.of(run, made)
         _ = trained.weights  # refuses the model of another task
         return trained
@@ -117,9 +157,13 @@ def _what(trained: "TrainedRun") -> dict[str, Any]:
     rounds = trained.config.rounds
     return {
         "folder": str(trained.path),
-        "rounds": rounds if trained.result else f"{trained.saved_rounds()} of {rounds}, the run is not finished",
+        "rounds": rounds
+        if trained.result
+        else f"{trained.saved_rounds()} of {rounds}, the run is not finished",
     }
 
 
 def _shapes(tensors: Any) -> list[str]:
-    return [f"{tensor.dtype.name} {tuple(tensor.shape)}".replace("None", "any") for tensor in tensors]
+    return [
+        f"{tensor.dtype.name} {tuple(tensor.shape)}".replace("None", "any") for tensor in tensors
+    ]

@@ -40,10 +40,15 @@ class _Fit(Command):
 
 
 def _family_options() -> list[click.Parameter]:
-    """The options of the families. Left out, the family's own default holds; another family's is refused by the fit."""
+    """The options of the families.
+
+    Left out, the family's own default holds; another family's is refused by the fit.
+    """
     from fedmf.mechanisms.family import fitted_families
 
-    options = [(family, o) for family, record in fitted_families().items() for o in record.options.values()]
+    options = [
+        (family, o) for family, record in fitted_families().items() for o in record.options.values()
+    ]
     declared: list[click.Parameter] = []
     for name, kind in {option.name: option.kind for _, option in options}.items():
         families: dict[str, list[str]] = {}
@@ -53,7 +58,11 @@ def _family_options() -> list[click.Parameter]:
         flag = f"--{name.replace('_', '-')}"
         flags = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
         text = "; ".join(f"{', '.join(names)}: {phrase}" for phrase, names in families.items())
-        settings: dict[str, Any] = {"type": None if kind is bool else kind, "default": None, "help": f"{text}."}
+        settings: dict[str, Any] = {
+            "type": None if kind is bool else kind,
+            "default": None,
+            "help": f"{text}.",
+        }
         declared.append(SectionOption([flags, name], section="Options of the families", **settings))
     return declared
 
@@ -62,34 +71,55 @@ def _family_options() -> list[click.Parameter]:
 @participation_options
 @click.option("--family", type=OneOf("family"), default="banded", help="Kind of mechanism.")
 @click.option(
-    "--tolerance", type=float, help="Relative optimality gap to reach; of toeplitz and blt the last progress."
+    "--tolerance",
+    type=float,
+    help="Relative optimality gap to reach; of toeplitz and blt the last progress.",
 )
 @click.option("--max-iterations", type=COUNT, help="Steps after which to stop anyway.")
 @click.option("--matrices", type=EXISTING, help="Read another program's matrices, fit nothing.")
 @workload_options
 @click.option("--warmup", type=SHARE, default=0.0, help="Share of rounds of rising learning rate.")
-@click.option("--cooldown", type=SHARE, default=0.0, help="Share of rounds of falling learning rate.")
-@click.option("--out", required=True, type=OutputFile(".npz"), help="File to write, ending in .npz.")
-@click.option("--show", "picture", is_flag=True, help="Draw C, N, X and the error by round, as a PNG beside the file.")
-@click.option("--cache/--no-cache", default=True, help="Answer from fits kept on disk, and keep this one.")
+@click.option(
+    "--cooldown", type=SHARE, default=0.0, help="Share of rounds of falling learning rate."
+)
+@click.option(
+    "--out", required=True, type=OutputFile(".npz"), help="File to write, ending in .npz."
+)
+@click.option(
+    "--show",
+    "picture",
+    is_flag=True,
+    help="Draw C, N, X and the error by round, as a PNG beside the file.",
+)
+@click.option(
+    "--cache/--no-cache", default=True, help="Answer from fits kept on disk, and keep this one."
+)
 @json_option
-def fit(matrices: pathlib.Path | None, out: pathlib.Path, picture: bool, as_json: bool, **options: Any) -> None:
-    """Find the best mechanism of a family and write it to a file. Ctrl-C keeps the best one so far, with exit status 130.
+def fit(
+    matrices: pathlib.Path | None, out: pathlib.Path, picture: bool, as_json: bool, **options: Any
+) -> None:
+    """Find the best mechanism of a family and write it to a file.
+
+    Ctrl-C keeps the best one so far, with exit status 130.
 
     \b
     Example:
-      fedmf fit --rounds 256 --min-sep 64 --family banded --out banded.npz --show
-      fedmf fit --rounds 2000 --schema fixed_epoch --min-sep 100 --family tree --decoder full --out tree.npz
-      fedmf fit --rounds 2048 --schema single --matrices prefix_opt/size=2048 --out theirs.npz
+      fedmf fit --rounds 256 --min-sep 64 --family banded --out banded.npz --show fedmf fit --rounds
+      2000 --schema fixed_epoch --min-sep 100 --family tree --decoder full --out tree.npz fedmf fit
+      --rounds 2048 --schema single --matrices prefix_opt/size=2048 --out theirs.npz
     """
     import fedmf
     from fedmf.mechanisms.fitting.progress import interrupted_fit, shown
     from fedmf.terminal.interrupts import Interrupted
 
     if picture:
-        OutputFile(".png").convert(out.with_suffix(".png"), None, click.get_current_context())  # before the fit
+        OutputFile(".png").convert(
+            out.with_suffix(".png"), None, click.get_current_context()
+        )  # before the fit
     interrupted_fit.set(False)
-    limits = {name: options.pop(name) for name in ("rounds", "schema", "min_sep", "max_participations")}
+    limits = {
+        name: options.pop(name) for name in ("rounds", "schema", "min_sep", "max_participations")
+    }
     learning = {name: options.pop(name) for name in ("momentum", "warmup", "cooldown")}
     workload = options.pop("workload")
     options = {name: value for name, value in options.items() if value is not None}
@@ -97,12 +127,19 @@ def fit(matrices: pathlib.Path | None, out: pathlib.Path, picture: bool, as_json
         participation = fedmf.Participation(**limits)
         A = workload_from(workload, rounds=participation.rounds, **learning)
         if matrices is not None:
-            refused = " and ".join(f"--{n.replace('_', '-')}" for n in options if n not in ("family", "cache"))
+            refused = " and ".join(
+                f"--{n.replace('_', '-')}" for n in options if n not in ("family", "cache")
+            )
             if refused:
-                raise ValueError(f"matrices={str(matrices)!r} are taken as they are: leave out {refused}")
+                raise ValueError(
+                    f"matrices={str(matrices)!r} are taken as they are: leave out {refused}"
+                )
             mechanism = fedmf.load_factorization(matrices)
             if mechanism.rounds != A.rounds:
-                raise ValueError(f"rounds={A.rounds} but the matrices have {mechanism.rounds} rounds: pass that number")
+                raise ValueError(
+                    f"rounds={A.rounds} but the matrices have {mechanism.rounds} rounds: pass that "
+                    "number"
+                )
         else:
             with shown(options["family"], not as_json) as progress:
                 mechanism = fedmf.fit(A, participation, progress=progress, **options)
@@ -132,19 +169,24 @@ def fit(matrices: pathlib.Path | None, out: pathlib.Path, picture: bool, as_json
     show(values, as_json)
     if interrupted_fit.get():
         raise Interrupted(
-            f"interrupted: {out} holds the best mechanism so far; the same command would fit it anew, to the end"
+            f"interrupted: {out} holds the best mechanism so far; the same command would fit it "
+            "anew, to the end"
         )
 
 
 def _certified_for(participation: "Participation | None", family: str) -> str:
     """The participation of a certificate, which can differ from that of the command."""
     if participation is None:
-        return "one participation" + ", or any number that the bands keep apart" * (family == "banded")
+        return "one participation" + ", or any number that the bands keep apart" * (
+            family == "banded"
+        )
     schema, b, k = participation.schema, participation.min_sep, participation.max_participations
     return f"{schema}, min_sep {b}, {k} participation{'s' * (k != 1)}"
 
 
-def _picture(mechanism: "Mechanism", sensitivity: float, errors: Any, workload: str, out: pathlib.Path) -> pathlib.Path:
+def _picture(
+    mechanism: "Mechanism", sensitivity: float, errors: Any, workload: str, out: pathlib.Path
+) -> pathlib.Path:
     """Draws the mechanism, scaled to sensitivity 1, beside `out`."""
     from fedmf.files import write_atomically
     from fedmf.reports.mechanism import mechanism_picture
@@ -152,7 +194,8 @@ def _picture(mechanism: "Mechanism", sensitivity: float, errors: Any, workload: 
     small = mechanism.rounds <= MAX_PICTURED_ROUNDS
     path = out.with_suffix(".png")
     png = mechanism_picture(
-        f"{mechanism.family}, {mechanism.rounds:,} round{'s' * (mechanism.rounds != 1)}, {workload}",
+        f"{mechanism.family}, {mechanism.rounds:,} round{'s' * (mechanism.rounds != 1)}, "
+        f"{workload}",
         encoder=mechanism.encoder() / sensitivity if small else None,
         noising=mechanism.noising() * sensitivity if small else None,
         errors=errors,

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-# First field of TrainConfig in each section of the help -> the section. Fields that follow it belong to it.
+# First field of TrainConfig in each section of the help -> the section. Fields that follow it
+# belong to it.
 CONFIG_SECTIONS = {
     "task": "Task",
     "rounds": "Who takes part",
@@ -68,9 +69,14 @@ class SectionedGroup(click.Group):
 
     context_class = Context
 
-    def __init__(self, *arguments: Any, sections: Mapping[str, Sequence[click.Command]], **settings: Any) -> None:
+    def __init__(
+        self, *arguments: Any, sections: Mapping[str, Sequence[click.Command]], **settings: Any
+    ) -> None:
         super().__init__(*arguments, **settings)
-        self.sections = {title: [command.name or "" for command in members] for title, members in sections.items()}
+        self.sections = {
+            title: [command.name or "" for command in members]
+            for title, members in sections.items()
+        }
         for command in (command for members in sections.values() for command in members):
             self.add_command(command)
 
@@ -84,4 +90,6 @@ class SectionedGroup(click.Group):
         for title, names in self.sections.items():
             with formatter.section(title):
                 limit = formatter.width - 6 - width
-                formatter.write_dl([(f"{n:<{width}}", self.commands[n].get_short_help_str(limit)) for n in names])
+                formatter.write_dl(
+                    [(f"{n:<{width}}", self.commands[n].get_short_help_str(limit)) for n in names]
+                )

@@ -36,7 +36,10 @@ SHARE = click.FloatRange(0, 1)
 
 
 class OneOf(click.Choice[str]):
-    """One of the families, schemas, sampling schemes or strategies. They are imported when needed: `fedmf --help` must not."""
+    """One of the families, schemas, sampling schemes or strategies.
+
+    They are imported when needed: `fedmf --help` must not.
+    """
 
     def __init__(self, kind: str) -> None:
         self._kind, self.case_sensitive = kind, True
@@ -49,32 +52,50 @@ class OneOf(click.Choice[str]):
         from fedmf.participation.schema import SCHEMAS
         from fedmf.privacy.sampling import SCHEMES
 
-        names = {"family": fitted_families(), "schema": SCHEMAS, "sampling": SCHEMES, "strategy": HOST_STRATEGIES}
+        names = {
+            "family": fitted_families(),
+            "schema": SCHEMAS,
+            "sampling": SCHEMES,
+            "strategy": HOST_STRATEGIES,
+        }
         return tuple(names[self._kind])
 
 
 class OutputFile(click.ParamType[pathlib.Path]):
-    """A path that can be written to, with one of these suffixes. It is tried before minutes of work, not after."""
+    """A path that can be written to, with one of these suffixes.
+
+    It is tried before minutes of work, not after.
+    """
 
     name = "file"
 
     def __init__(self, *suffixes: str) -> None:
         self.suffixes = suffixes
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> pathlib.Path:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> pathlib.Path:
         """Refuses another suffix, and a path at which no file can be made."""
         path = pathlib.Path(value)
         if path.suffix not in self.suffixes:
             ends = " or ".join(self.suffixes)
-            self.fail(f"{str(path)!r} does not end in {ends}: the suffix says what is written", param, ctx)
-        trial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")  # as `write_atomically` names it
+            self.fail(
+                f"{str(path)!r} does not end in {ends}: the suffix says what is written", param, ctx
+            )
+        trial = path.with_name(
+            f".{path.name}.{secrets.token_hex(8)}.part"
+        )  # as `write_atomically` names it
         try:
             if path.is_dir():
                 self.fail(f"{str(path)!r} is a folder: name a file", param, ctx)
             trial.touch(exist_ok=False)
             trial.unlink()
         except OSError as error:
-            self.fail(f"{str(path)!r} cannot be written ({error.strerror}): choose another place", param, ctx)
+            self.fail(
+                f"{str(path)!r} cannot be written ({error.strerror}): choose another place",
+                param,
+                ctx,
+            )
         return path
 
 
@@ -97,19 +118,25 @@ class Gigabytes(click.FloatRange):
 class _NoiseSeed(click.ParamType[int | str]):
     name = "integer|os"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
         if value == "os":
             return "os"
         if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_SEED_DIGITS):
             self.fail(
-                f"{value[:60]!r} must be a non-negative whole number of at most {_MAX_SEED_DIGITS} digits, or os to draw one",
+                f"{value[:60]!r} must be a non-negative whole number of at most "
+                f"{_MAX_SEED_DIGITS} digits, or os to draw one",
                 param, ctx,
             )  # fmt: skip
         return int(value)
 
 
 class _ConfigField(click.ParamType[Any]):
-    """A field of TrainConfig by its own check. `none` is a value where the default is a number that can be left out."""
+    """A field of TrainConfig by its own check.
+
+    `none` is a value where the default is a number that can be left out.
+    """
 
     NONE = object()
 
@@ -124,18 +151,26 @@ class _ConfigField(click.ParamType[Any]):
         if value is self.NONE or (self._has_none and value == "none"):
             return self.NONE
         try:
-            return self._field.metadata["check"](self._field.name, self._type.convert(value, param, ctx))
+            return self._field.metadata["check"](
+                self._field.name, self._type.convert(value, param, ctx)
+            )
         except (ValueError, TypeError) as error:
-            raise BadArgument(with_option_names(one_line(error), [param] if param else [])) from error
+            raise BadArgument(
+                with_option_names(one_line(error), [param] if param else [])
+            ) from error
 
 
 def together(*options: Decorator) -> Decorator:
     """These options as one decorator."""
-    return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+    return lambda command: functools.reduce(
+        lambda decorated, option: option(decorated), reversed(options), command
+    )
 
 
 noise_seed_option = click.option(
-    "--noise-seed", type=_NoiseSeed(), help="Secret whole number, or os to draw one. Needed for a new run with noise."
+    "--noise-seed",
+    type=_NoiseSeed(),
+    help="Secret whole number, or os to draw one. Needed for a new run with noise.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 quiet_option = click.option("--quiet", is_flag=True, help="No progress bar.")
@@ -143,11 +178,17 @@ quiet_option = click.option("--quiet", is_flag=True, help="No progress bar.")
 participation_options = together(
     click.option("--rounds", type=COUNT, required=True, help="Rounds of training."),
     click.option("--schema", type=OneOf("schema"), default="min_sep", help="Who may come when."),
-    click.option("--min-sep", type=COUNT, help="Least number of rounds between two participations of a client."),
+    click.option(
+        "--min-sep",
+        type=COUNT,
+        help="Least number of rounds between two participations of a client.",
+    ),
     click.option("--max-participations", type=COUNT, help="Most participations of a client."),
 )
 sampling_option = click.option(
-    "--sampling", type=OneOf("sampling"), help="How clients are drawn at random, which amplifies the guarantee."
+    "--sampling",
+    type=OneOf("sampling"),
+    help="How clients are drawn at random, which amplifies the guarantee.",
 )
 plan_options = together(
     participation_options,
@@ -157,14 +198,28 @@ plan_options = together(
         help="With --schema budget: a sensitivity.  [default: what --min-sep and its limit cost]",
     ),
     click.option("--epsilon", type=float, help="Privacy target; or give --noise-multiplier."),
-    click.option("--noise-multiplier", type=float, help="Noise of the whole run; or give --epsilon."),
+    click.option(
+        "--noise-multiplier", type=float, help="Noise of the whole run; or give --epsilon."
+    ),
     click.option("--delta", type=float, default=1e-6, help="Failure probability."),
     click.option("--clip-norm", type=float, default=1.0, help="L2 bound on a client's update."),
-    click.option("--clip-quantile", "quantile", type=float, help="The clip norm follows this quantile of updates."),
-    click.option("--clip-share", "share", type=float, help="Part of rho that this takes.  [default: 0.04]"),
-    click.option("--clip-every", "every", type=COUNT, help="Rounds between changes of it.  [default: 10]"),
     click.option(
-        "--clip-learning-rate", "learning_rate", type=float, help="Logarithm of the largest change.  [default: 1]"
+        "--clip-quantile",
+        "quantile",
+        type=float,
+        help="The clip norm follows this quantile of updates.",
+    ),
+    click.option(
+        "--clip-share", "share", type=float, help="Part of rho that this takes.  [default: 0.04]"
+    ),
+    click.option(
+        "--clip-every", "every", type=COUNT, help="Rounds between changes of it.  [default: 10]"
+    ),
+    click.option(
+        "--clip-learning-rate",
+        "learning_rate",
+        type=float,
+        help="Logarithm of the largest change.  [default: 1]",
     ),
 )
 sampling_options = together(
@@ -174,12 +229,16 @@ sampling_options = together(
     click.option(
         "--partitions",
         type=COUNT,
-        help="With --sampling: parts of the population, drawn from in turn.  [default: the mechanism's bands]",
+        help="With --sampling: parts of the population, drawn from in turn.  [default: the "
+        "mechanism's bands]",
     ),
 )
 simulation_options = together(
     click.option(
-        "--simulated-cohort", "simulated", type=COUNT, help="Clients a round that stand for --claimed-cohort."
+        "--simulated-cohort",
+        "simulated",
+        type=COUNT,
+        help="Clients a round that stand for --claimed-cohort.",
     ),
     click.option(
         "--claimed-cohort",
@@ -189,7 +248,9 @@ simulation_options = together(
     ),
 )
 workload_options = together(
-    click.option("--workload", type=click.Choice(_WORKLOADS), default="prefix_sum", help="What errors count."),
+    click.option(
+        "--workload", type=click.Choice(_WORKLOADS), default="prefix_sum", help="What errors count."
+    ),
     click.option("--momentum", type=float, help="Of the momentum_sgd workload.  [default: 0.95]"),
 )
 
@@ -197,10 +258,14 @@ workload_options = together(
 class _TaskOption(click.ParamType[tuple[str, str]]):
     name = "name=value"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
         option, equals, setting = value.partition("=")
         if not option or not equals:
-            self.fail(f"{value!r} names no option and its value: write it as batch-size=20", param, ctx)
+            self.fail(
+                f"{value!r} names no option and its value: write it as batch-size=20", param, ctx
+            )
         return option.strip().replace("-", "_"), setting.strip()
 
 
@@ -222,7 +287,9 @@ run_task_options = together(
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """One option for every field of TrainConfig; the command's keyword arguments are for `chosen_options`."""
+    """One option for every field of TrainConfig; the command's keyword arguments are for
+    `chosen_options`.
+    """
     from fedmf.runs.config import TrainConfig
 
     fields = dataclasses.fields(TrainConfig)
@@ -231,9 +298,17 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         sections[field.name] = CONFIG_SECTIONS.get(field.name) or list(sections.values())[-1]
     for field in reversed(fields):
         help_text = field.metadata["help"]
-        settings: dict[str, Any] = {"default": None, "cls": SectionOption, "section": sections[field.name]}
+        settings: dict[str, Any] = {
+            "default": None,
+            "cls": SectionOption,
+            "section": sections[field.name],
+        }
         if field.name == "task_options":
-            flags, settings["type"], settings["multiple"] = ["-o", "--task-option"], _TaskOption(), True
+            flags, settings["type"], settings["multiple"] = (
+                ["-o", "--task-option"],
+                _TaskOption(),
+                True,
+            )
             help_text += " Repeatable; `--task NAME --help` lists them."
         else:
             flags, settings["type"] = [f"--{field.name.replace('_', '-')}"], _ConfigField(field)
@@ -265,13 +340,19 @@ class TaskCommand(Command):
 def _with_default(field: dataclasses.Field[Any]) -> str:
     if field.default_factory is not dataclasses.MISSING:
         return f"{field.name}={field.default_factory()}"
-    return f"{field.name} (needed)" if field.default is dataclasses.MISSING else f"{field.name}={field.default}"
+    return (
+        f"{field.name} (needed)"
+        if field.default is dataclasses.MISSING
+        else f"{field.name}={field.default}"
+    )
 
 
 def chosen_options(flags: dict[str, Any]) -> dict[str, Any]:
     """Those of `config_options` that were on the command line."""
     chosen: dict[str, Any] = {
-        n: None if value is _ConfigField.NONE else value for n, value in flags.items() if value is not None
+        n: None if value is _ConfigField.NONE else value
+        for n, value in flags.items()
+        if value is not None
     }
     options = dict(chosen.pop("task_options"))
     return chosen | ({"task_options": options} if options else {})
@@ -294,7 +375,10 @@ def config_values(path: pathlib.Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     if path.suffix not in (".toml", ".json"):  # else YAML would be refused as bad JSON
-        raise ValueError(f"config={str(path)!r} ends in neither .toml nor .json: name a TOML or JSON file of options")
+        raise ValueError(
+            f"config={str(path)!r} ends in neither .toml nor .json: name a TOML or JSON file of "
+            "options"
+        )
     return read_config_file(path)
 
 
@@ -305,20 +389,30 @@ def workload_from(
     import fedmf
 
     if momentum is not None and name != "momentum_sgd":
-        raise ValueError(f"momentum={momentum} belongs to workload=momentum_sgd, not to workload={name}: leave it out")
+        raise ValueError(
+            f"momentum={momentum} belongs to workload=momentum_sgd, not to workload={name}: leave "
+            "it out"
+        )
     scheduled = bool(warmup or cooldown)
-    rates = fedmf.WarmupCooldown(rounds=rounds, peak=1.0, warmup=warmup, cooldown=cooldown).learning_rates()
+    rates = fedmf.WarmupCooldown(
+        rounds=rounds, peak=1.0, warmup=warmup, cooldown=cooldown
+    ).learning_rates()
     if name == "momentum_sgd":
-        return fedmf.momentum_sgd(rounds, 0.95 if momentum is None else momentum, rates if scheduled else None)
+        return fedmf.momentum_sgd(
+            rounds, 0.95 if momentum is None else momentum, rates if scheduled else None
+        )
     if name == "prefix_sum":
         return fedmf.sgd(rates) if scheduled else fedmf.prefix_sum(rounds)
     if scheduled:
-        raise ValueError(f"warmup={warmup} and cooldown={cooldown} do not suit workload=identity: leave them out")
+        raise ValueError(
+            f"warmup={warmup} and cooldown={cooldown} do not suit workload=identity: leave them out"
+        )
     return fedmf.identity(rounds)
 
 
 def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan":
-    """The plan that `plan_options` describe, with `sampling_options` and `simulation_options` where the command has them.
+    """The plan that `plan_options` describe, with `sampling_options` and `simulation_options` where
+    the command has them.
 
     Raises:
       TypeError, ValueError, OSError: naming the argument that cannot work.
@@ -330,18 +424,27 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
 
     limits = {name: target[name] for name in ("rounds", "schema", "min_sep", "max_participations")}
     # A sampling scheme decides what clients keep to.
-    decided = target.get("sampling") is not None and limits["min_sep"] is None and limits["schema"] == "min_sep"
+    decided = (
+        target.get("sampling") is not None
+        and limits["min_sep"] is None
+        and limits["schema"] == "min_sep"
+    )
     of_min_sep = limits["schema"] == "budget" and target["budget"] is None
-    participation = None if decided or of_min_sep else fedmf.Participation(**limits, budget=target["budget"])
+    participation = (
+        None if decided or of_min_sep else fedmf.Participation(**limits, budget=target["budget"])
+    )
     epsilon, noise_multiplier = target["epsilon"], target["noise_multiplier"]
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(
-            f"epsilon={epsilon} and noise_multiplier={noise_multiplier}: give exactly one, the other follows"
+            f"epsilon={epsilon} and noise_multiplier={noise_multiplier}: give exactly one, the "
+            "other follows"
         )
     simulated, claimed = target.get("simulated"), target.get("claimed")
     if (simulated is None) != (claimed is None):
         raise ValueError(f"simulated={simulated} and claimed={claimed}: give both, or neither")
-    shared: Any = {name: target[name] for name in ("delta", "clip_norm")} | {"sampling": sampling_from(target)}
+    shared: Any = {name: target[name] for name in ("delta", "clip_norm")} | {
+        "sampling": sampling_from(target)
+    }
     names = ("quantile", "share", "every", "learning_rate")
     following = {name: target[name] for name in names if target.get(name) is not None}
     if following and "quantile" not in following:
@@ -351,14 +454,20 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
     mechanism = fedmf.load_mechanism(mechanism_file)
     if limits["rounds"] != mechanism.rounds:
         raise ValueError(
-            f"mechanism has {mechanism.rounds} rounds but rounds={limits['rounds']}: fit it for the rounds of the run"
+            f"mechanism has {mechanism.rounds} rounds but rounds={limits['rounds']}: fit it for "
+            "the rounds of the run"
         )
     if of_min_sep:
-        participation = fedmf.Budget.of(mechanism, fedmf.Participation(**limits | {"schema": "min_sep"})).participation
+        participation = fedmf.Budget.of(
+            mechanism, fedmf.Participation(**limits | {"schema": "min_sep"})
+        ).participation
     elif participation is not None and participation.schema == "budget":
         check_pays_for_each_round(participation, column_norm(mechanism))
-    # Without amplification at first: what does not go together is refused before the minutes that a calibration can take.
-    noise = noise_multiplier if epsilon is None else gaussian_noise_multiplier(epsilon, target["delta"])
+    # Without amplification at first: what does not go together is refused before the minutes that a
+    # calibration can take.
+    noise = (
+        noise_multiplier if epsilon is None else gaussian_noise_multiplier(epsilon, target["delta"])
+    )
     if epsilon is not None and shared["sampling"] is not None:
         participation = None
     shared["participation"] = participation
@@ -378,25 +487,33 @@ def sampling_from(target: Mapping[str, Any]) -> "Sampling | None":
     """The scheme of `sampling_options`; None without --sampling."""
     from fedmf.privacy.sampling import scheme_from, takes
 
-    settings = {setting: target.get(setting) for setting in ("population", "cohort_size", "partitions")}
+    settings = {
+        setting: target.get(setting) for setting in ("population", "cohort_size", "partitions")
+    }
     if target.get("sampling") is not None:
         own = {"min_sep": target.get("min_sep")} if takes(target["sampling"], "min_sep") else {}
         return scheme_from(target["sampling"], **settings, **own)
     for setting, value in settings.items():
         if value is not None:
-            raise ValueError(f"{setting}={value} belongs to --sampling: leave it out, or give --sampling")
+            raise ValueError(
+                f"{setting}={value} belongs to --sampling: leave it out, or give --sampling"
+            )
     return None
 
 
 def status_line(label: str = "") -> Callable[[Any], None] | None:
-    """A function that shows how far a search is in one line of a terminal; None where there is no terminal."""
+    """A function that shows how far a search is in one line of a terminal; None where there is no
+    terminal.
+    """
     if not sys.stderr.isatty():
         return None
     return lambda progress: click.echo(f"\r\033[K{label}{progress}", nl=False, err=True)
 
 
 def show(values: dict[str, Any], as_json: bool) -> None:
-    """Prints a result: as JSON, or one aligned line a value, with values inside others by the names of both."""
+    """Prints a result: as JSON, or one aligned line a value, with values inside others by the names
+    of both.
+    """
     if as_json:
         click.echo(json.dumps(values, indent=2))
         return
@@ -411,7 +528,9 @@ def show(values: dict[str, Any], as_json: bool) -> None:
 def _flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= _flat(value, f"{above}{name}.") if isinstance(value, dict) else {above + name: value}
+        flat |= (
+            _flat(value, f"{above}{name}.") if isinstance(value, dict) else {above + name: value}
+        )
     return flat
 
 

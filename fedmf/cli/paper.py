@@ -52,19 +52,38 @@ def list_items(as_json: bool) -> None:
 @paper.command("run", cls=Command)
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option(
-    "--scale", type=click.Choice(["small", "full"]), default="small", help="Minutes on two cores, or as in the paper."
+    "--scale",
+    type=click.Choice(["small", "full"]),
+    default="small",
+    help="Minutes on two cores, or as in the paper.",
 )
 @click.option("--data", type=EXISTING, help="The real file, for those that train.")
 @click.option(
-    "--out", type=PATH, default=pathlib.Path("papers"), help="Each goes into the folder of its name in this one."
+    "--out",
+    type=PATH,
+    default=pathlib.Path("papers"),
+    help="Each goes into the folder of its name in this one.",
 )
 @click.option("--jobs", type=COUNT, default=1, help="Runs at a time, of those that train.")
 @click.option(
-    "--test-sentences", type=COUNT, help="Limit on the sentences of StackOverflow's test set; by default all at full."
+    "--test-sentences",
+    type=COUNT,
+    help="Limit on the sentences of StackOverflow's test set; by default all at full.",
 )
-@click.option("--dry-run", is_flag=True, help="Check every run of those that train, say what they cost, train nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check every run of those that train, say what they cost, train nothing.",
+)
 @json_option
-def run(names: tuple[str, ...], scale: "Scale", out: pathlib.Path, dry_run: bool, as_json: bool, **asked: Any) -> None:
+def run(
+    names: tuple[str, ...],
+    scale: "Scale",
+    out: pathlib.Path,
+    dry_run: bool,
+    as_json: bool,
+    **asked: Any,
+) -> None:
     """Make tables or figures: numbers.csv, figure.png and result.json.
 
     Nothing trains before every run of its grid has been checked.
@@ -81,12 +100,15 @@ def run(names: tuple[str, ...], scale: "Scale", out: pathlib.Path, dry_run: bool
     with arguments_checked():
         for name in names:
             if name not in ITEMS:
-                raise ValueError(f"NAME {name!r} is no table or figure: `fedmf paper list` names them")
+                raise ValueError(
+                    f"NAME {name!r} is no table or figure: `fedmf paper list` names them"
+                )
             if ITEMS[name].make is None:
                 raise ValueError(f"NAME {name!r} cannot be made here: {ITEMS[name].why}")
             if dry_run and ITEMS[name].study is None:
                 raise ValueError(
-                    f"NAME {name!r} trains nothing, so that a dry run has nothing to check: leave out --dry-run"
+                    f"NAME {name!r} trains nothing, so that a dry run has nothing to check: leave "
+                    "out --dry-run"
                 )
             if ITEMS[name].study is not None:
                 study.check_data(Request(folder=out / name, scale=scale, **asked))
@@ -96,23 +118,36 @@ def run(names: tuple[str, ...], scale: "Scale", out: pathlib.Path, dry_run: bool
         if dry_run and item.study is not None:
             cost = study.dry_run(item.study(scale), request)
             seconds, words = _time(item, scale, cost)
-            results[name] = {"runs": cost.tuning + cost.repeats, "clients": cost.clients, "seconds": round(seconds)}
+            results[name] = {
+                "runs": cost.tuning + cost.repeats,
+                "clients": cost.clients,
+                "seconds": round(seconds),
+            }
             if not as_json:
                 click.echo(f"{name}: all {results[name]['runs']} runs pass; {words}")
             continue
-        at_full = None if item.study is None or scale != "full" else study.cost_of(item.study(scale), request)
+        at_full = (
+            None
+            if item.study is None or scale != "full"
+            else study.cost_of(item.study(scale), request)
+        )
         seconds, words = _time(item, scale, at_full)
         if seconds > 60:
             click.echo(f"{name}: {words}", err=True)
         results[name] = runner.run(item, request)
         if not as_json:
-            click.echo(f"{name}: {results[name]['verdict']} [{duration(results[name]['seconds'])}; {out / name}]")
+            click.echo(
+                f"{name}: {results[name]['verdict']} [{duration(results[name]['seconds'])}; "
+                f"{out / name}]"
+            )
     if as_json:
         show(results, True)
 
 
 def _time(item: "Item", scale: "Scale", cost: "Cost | None") -> tuple[float, str]:
-    """The seconds that an item takes, and words for them; `cost`, of a study, holds for the published models."""
+    """The seconds that an item takes, and words for them; `cost`, of a study, holds for the
+    published models.
+    """
     from fedmf.reports.text import duration
 
     if cost is not None and scale == "full":
@@ -121,9 +156,17 @@ def _time(item: "Item", scale: "Scale", cost: "Cost | None") -> tuple[float, str
 
 
 @paper.command("report", cls=Command)
-@click.option("--results", type=PATH, default=pathlib.Path("papers"), help="Folder that `fedmf paper run` wrote.")
 @click.option(
-    "--out", type=OutputFile(".md"), required=True, help="The page; thumbnails and results go into a folder beside it."
+    "--results",
+    type=PATH,
+    default=pathlib.Path("papers"),
+    help="Folder that `fedmf paper run` wrote.",
+)
+@click.option(
+    "--out",
+    type=OutputFile(".md"),
+    required=True,
+    help="The page; thumbnails and results go into a folder beside it.",
 )
 @json_option
 def report(results: pathlib.Path, out: pathlib.Path, as_json: bool) -> None:

@@ -41,42 +41,71 @@ _SEEN = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_participati
     help="always, independent:0.3 or diurnal; diurnal:rounds_per_day=24,phase_hours=2 and so on.",
 )
 @sampling_option
-@click.option("--partitions", type=COUNT, help="Parts of the population with --sampling: the mechanism's bands.")
-@click.option("--dropout", type=SHARE, default=0.0, help="Probability that a selected client contributes nothing.")
-@click.option("--noncompliant-fraction", type=SHARE, default=0.0, help="Clients that ignore timer and limit.")
-@click.option("--timer-jitter", type=click.IntRange(0), default=0, help="Rounds by which timers may fire early.")
+@click.option(
+    "--partitions",
+    type=COUNT,
+    help="Parts of the population with --sampling: the mechanism's bands.",
+)
+@click.option(
+    "--dropout",
+    type=SHARE,
+    default=0.0,
+    help="Probability that a selected client contributes nothing.",
+)
+@click.option(
+    "--noncompliant-fraction", type=SHARE, default=0.0, help="Clients that ignore timer and limit."
+)
+@click.option(
+    "--timer-jitter",
+    type=click.IntRange(0),
+    default=0,
+    help="Rounds by which timers may fire early.",
+)
 @click.option(
     "--mechanism",
     "mechanism_file",
     type=EXISTING_FILE,
-    help="With --schema budget: whose encoder counts. The budget is what --min-sep costs with it, and both are compared.",
+    help="With --schema budget: whose encoder counts. The budget is what --min-sep costs with it, "
+    "and both are compared.",
 )
 @click.option(
-    "--pace", type=COUNT, help="With --schema budget: rounds that devices space what they keep.  [default: --min-sep]"
+    "--pace",
+    type=COUNT,
+    help="With --schema budget: rounds that devices space what they keep.  [default: --min-sep]",
 )
 @click.option(
-    "--seeds", type=click.IntRange(2), help="With --schema budget: repetitions of the comparison.  [default: 3]"
+    "--seeds",
+    type=click.IntRange(2),
+    help="With --schema budget: repetitions of the comparison.  [default: 3]",
 )
 @click.option(
-    "--search/--no-search", default=True, help="Find the largest min separation, which is taken without --min-sep."
+    "--search/--no-search",
+    default=True,
+    help="Find the largest min separation, which is taken without --min-sep.",
 )
 @click.option(
-    "--simulated-cohort", type=COUNT, help="Clients a round of the simulation.  [default: of 200,000 clients]"
+    "--simulated-cohort",
+    type=COUNT,
+    help="Clients a round of the simulation.  [default: of 200,000 clients]",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of the simulation.")
 @click.option("--out", type=OutputFile(".png"), help="Draw the answers into this PNG file.")
 @json_option
 def participation(search: bool, out: pathlib.Path | None, as_json: bool, **options: Any) -> None:
-    """Which min separation a population can hold. And how often its pool runs dry, and how often one client takes part.
+    """Which min separation a population can hold.
 
-    The controller runs through all rounds without training, on a smaller population in which a cohort is the same share. Chance weighs
-    more there, so that the separation found is rather too small than too large: --simulated-cohort makes it larger.
+    And how often its pool runs dry, and how often one client takes part.
+
+    The controller runs through all rounds without training, on a smaller population in which a
+    cohort is the same share. Chance weighs more there, so that the separation found is rather too
+    small than too large: --simulated-cohort makes it larger.
 
     \b
     Example:
-      fedmf plan participation --population 10000000 --cohort-size 6500 --rounds 2000 --min-sep 300 --availability diurnal --out who.png
-      fedmf plan participation --population 342000 --cohort-size 1000 --rounds 2052 --sampling poisson --partitions 9
-      fedmf plan participation --population 20000 --cohort-size 50 --rounds 2052 --schema budget --min-sep 342 \
+      fedmf plan participation --population 10000000 --cohort-size 6500 --rounds 2000 --min-sep 300
+      --availability diurnal --out who.png fedmf plan participation --population 342000
+      --cohort-size 1000 --rounds 2052 --sampling poisson --partitions 9 fedmf plan participation
+      --population 20000 --cohort-size 50 --rounds 2052 --schema budget --min-sep 342 \
         --mechanism toeplitz.npz --availability independent:0.0025
     """
     from fedmf.cohorts.availability import availability_from_text
@@ -87,7 +116,9 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
 
     availability, seed = options["availability"], options["seed"]
     with arguments_checked():
-        size = Size(**{name: options[name] for name in ("population", "cohort_size", "simulated_cohort")})
+        size = Size(
+            **{name: options[name] for name in ("population", "cohort_size", "simulated_cohort")}
+        )
         who: dict[str, Any] = {"availability": availability_from_text(availability)}
         devices = ("dropout", "noncompliant_fraction", "timer_jitter", "seed")
         behavior = DeviceBehavior(**{name: options[name] for name in devices})
@@ -100,19 +131,27 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
             if planned is not None:
                 refuse_impossible(planned, size, behavior=behavior, **who)  # before a long search
             progress = status_line("min separations tried: ")
-            largest = largest_min_sep(size, rounds=options["rounds"], seed=seed, progress=progress, **who)
+            largest = largest_min_sep(
+                size, rounds=options["rounds"], seed=seed, progress=progress, **who
+            )
         if planned is None:
             if not largest:
                 raise ValueError("min_sep is missing: give it, or leave out --no-search")
             if largest["largest_min_sep"] is None:
                 raise ValueError(
-                    f"cohort_size={size.cohort_size} of population={size.population} cannot be filled in every round with "
-                    f"availability={availability!r}, whatever the separation: lower --cohort-size, or give --min-sep to see how often "
+                    f"cohort_size={size.cohort_size} of population={size.population} cannot be "
+                    "filled in every round with "
+                    f"availability={availability!r}, whatever the separation: lower --cohort-size, "
+                    "or give --min-sep to see how often "
                     "the pool runs dry"
                 )
             planned = _planned(None, options | {"min_sep": largest["largest_min_sep"]})
             assert planned is not None
-        options_of_both: dict[str, Any] = {"behavior": behavior, "progress": status_line("round "), **who}
+        options_of_both: dict[str, Any] = {
+            "behavior": behavior,
+            "progress": status_line("round "),
+            **who,
+        }
         result = forecast(budget or planned, size, sampling=scheme, seed=seed, **options_of_both)
         if budget is not None:
             seeds = range(seed, seed + (options["seeds"] or 3))
@@ -134,7 +173,10 @@ def _planned(scheme: "Sampling | None", options: dict[str, Any]) -> "Participati
     if scheme is not None:
         min_sep, most = limits["min_sep"], limits["max_participations"]
         if min_sep not in (None, getattr(scheme, "min_sep", None)) or most is not None:
-            raise ValueError(f"min_sep={min_sep} and max_participations={most} follow from --sampling: leave them out")
+            raise ValueError(
+                f"min_sep={min_sep} and max_participations={most} follow from --sampling: leave "
+                "them out"
+            )
         return scheme.participation(limits["rounds"])
     if limits["min_sep"] is None and limits["schema"] == "min_sep":
         return None
@@ -152,23 +194,37 @@ def _budget(planned: "Participation | None", options: dict[str, Any]) -> "Budget
         for name in ("mechanism_file", "pace", "seeds"):
             if options[name] is not None:
                 raise ValueError(
-                    f"{name.removesuffix('_file')}={options[name]} belongs to --schema budget: leave it out"
+                    f"{name.removesuffix('_file')}={options[name]} belongs to --schema budget: "
+                    "leave it out"
                 )
         return None
     if file is None:
-        raise ValueError("mechanism is missing: with --schema budget give the file that `fedmf fit --out` wrote")
+        raise ValueError(
+            "mechanism is missing: with --schema budget give the file that `fedmf fit --out` wrote"
+        )
     assert planned is not None
     budget = fedmf.Budget.of(fedmf.load_mechanism(file), planned)
     return budget if pace is None else dataclasses.replace(budget, pace=pace)
 
 
 def _for_people(values: dict[str, Any]) -> dict[str, Any]:
-    """The values but those by round, with the histogram in percent. Extremes seen among fewer clients are marked as simulated."""
+    """The values but those by round, with the histogram in percent.
+
+    Extremes seen among fewer clients are marked as simulated.
+    """
     mark = ", simulated" * (values["simulated_population"] != values["population"])
-    lines = {name + mark * name.startswith(_SEEN): value for name, value in values.items() if name not in _BY_ROUND}
+    lines = {
+        name + mark * name.startswith(_SEEN): value
+        for name, value in values.items()
+        if name not in _BY_ROUND
+    }
     shares: dict[str, float] = {}
     for times, share in values["histogram"].items():
-        row = f"clients with {times:,} participations" if times <= _MAX_ROWS else f"with more than {_MAX_ROWS}"
+        row = (
+            f"clients with {times:,} participations"
+            if times <= _MAX_ROWS
+            else f"with more than {_MAX_ROWS}"
+        )
         shares[row] = shares.get(row, 0.0) + share
     shares |= {f"clients that spent {row}": share for row, share in values.get("spent", {}).items()}
     return lines | {row: f"{100 * share:.3g}%" for row, share in shares.items()}

@@ -33,33 +33,55 @@ from fedmf.cli.stopped import training
 
 @click.command(cls=TaskCommand)
 @click.option("--out", required=True, type=PATH, help="Folder of the run.")
-@click.option("--config", "config_file", type=EXISTING_FILE, help="TOML or JSON file of these options.")
+@click.option(
+    "--config", "config_file", type=EXISTING_FILE, help="TOML or JSON file of these options."
+)
 @click.option("--resume", is_flag=True, help="Go on with the run in --out.")
 @noise_seed_option
-@click.option("--noise-strategy", type=OneOf("strategy"), help="How noise is made.  [default: the cheaper]")
+@click.option(
+    "--noise-strategy", type=OneOf("strategy"), help="How noise is made.  [default: the cheaper]"
+)
 @click.option(
     "--noise-memory",
     type=Gigabytes(),
     help="GB that noise takes before it is on disk.  [default: a quarter of the memory]",
 )
-@click.option("--threads", type=COUNT, help="Most threads that compute.  [default: one on each processor]")
 @click.option(
-    "--cluster", help="Train clients on a Ray cluster: local, auto, host:port or ray://host:port (docs/cluster.md)."
+    "--threads", type=COUNT, help="Most threads that compute.  [default: one on each processor]"
 )
 @click.option(
-    "--data-on-workers", is_flag=True, help="With --cluster: workers read --data themselves, at the same path."
-)
-@click.option("--stop-after", type=COUNT, help="Rounds after which it stops, to go on with --resume.")
-@click.option(
-    "--stop-at-epsilon", type=float, help="End before the round with which the plan's epsilon would pass this."
+    "--cluster",
+    help="Train clients on a Ray cluster: local, auto, host:port or ray://host:port "
+    "(docs/cluster.md).",
 )
 @click.option(
-    "--no-test", is_flag=True, help="Leave out the test split, as for tuning; `fedmf evaluate` reads it later."
+    "--data-on-workers",
+    is_flag=True,
+    help="With --cluster: workers read --data themselves, at the same path.",
 )
 @click.option(
-    "--stop-on-divergence", is_flag=True, help="Stop, saved and with exit status 1, where the training loss diverges."
+    "--stop-after", type=COUNT, help="Rounds after which it stops, to go on with --resume."
 )
-@click.option("--tensorboard", is_flag=True, help="Write the metrics to OUT/tensorboard: tensorboard --logdir OUT.")
+@click.option(
+    "--stop-at-epsilon",
+    type=float,
+    help="End before the round with which the plan's epsilon would pass this.",
+)
+@click.option(
+    "--no-test",
+    is_flag=True,
+    help="Leave out the test split, as for tuning; `fedmf evaluate` reads it later.",
+)
+@click.option(
+    "--stop-on-divergence",
+    is_flag=True,
+    help="Stop, saved and with exit status 1, where the training loss diverges.",
+)
+@click.option(
+    "--tensorboard",
+    is_flag=True,
+    help="Write the metrics to OUT/tensorboard: tensorboard --logdir OUT.",
+)
 @quiet_option
 @config_options
 @json_option
@@ -77,11 +99,11 @@ def train(
 
     \b
     Example:
-      fedmf data synth --clients 4000 --out corpus.sqlite
-      fedmf train --data corpus.sqlite --out runs/first --rounds 100 --cohort-size 20 --min-sep 20 \\
+      fedmf data synth --clients 4000 --out corpus.sqlite fedmf train --data corpus.sqlite --out
+      runs/first --rounds 100 --cohort-size 20 --min-sep 20 \\
         -o vocabulary-size=1000 -o lstm-size=64 --epsilon 8 --noise-seed os
-      fedmf train --out runs/first --resume --tensorboard
-      fedmf train --data mine.sqlite --out runs/tuned --initial-model runs/first -o vocabulary-data=corpus.sqlite \\
+      fedmf train --out runs/first --resume --tensorboard fedmf train --data mine.sqlite --out
+      runs/tuned --initial-model runs/first -o vocabulary-data=corpus.sqlite \\
         -o vocabulary-size=1000 -o lstm-size=64 --rounds 50 --cohort-size 20 --min-sep 20 --epsilon 4 --noise-seed os
     """
     from fedmf import tasks
@@ -91,21 +113,29 @@ def train(
 
     with arguments_checked():
         if resume and noise_seed is not None:
-            raise ValueError("noise_seed belongs to the run, which keeps its own: leave it out with --resume")
+            raise ValueError(
+                "noise_seed belongs to the run, which keeps its own: leave it out with --resume"
+            )
         stored = RunFolder.open(out).path / "config.json" if resume else None
         machine = ("noise_strategy", "noise_memory", "threads", "tensorboard", "cluster")
         ends = ("stop_after", "stop_at_epsilon", "stop_on_divergence")
-        host = {name: options.pop(name) for name in (*machine, *ends)} | {"test": not options.pop("no_test")}
+        host = {name: options.pop(name) for name in (*machine, *ends)} | {
+            "test": not options.pop("no_test")
+        }
         values = read_config_file(stored) if stored else {}
         values = over(over(values, config_values(config_file)), chosen_options(options))
         noisy = values.get("epsilon") is not None or values.get("noise_multiplier")
         if not resume and noise_seed is None and noisy:
             raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one")
         origin = config_file or stored
-        config = tasks.completed(config_from_mapping(values, str(origin)) if origin else TrainConfig(**values))
+        config = tasks.completed(
+            config_from_mapping(values, str(origin)) if origin else TrainConfig(**values)
+        )
         if data_on_workers:
             if host["cluster"] is None:
-                raise ValueError("data_on_workers belongs to cluster: leave it out, or name a cluster")
+                raise ValueError(
+                    "data_on_workers belongs to cluster: leave it out, or name a cluster"
+                )
             host["worker_task"] = functools.partial(tasks.task_from_config, config, progress=False)
 
     from fedmf import federated
@@ -125,7 +155,9 @@ def train(
         except federated.DivergedRun as stop:
             raise click.ClickException(str(stop)) from stop
     if run.result is None:
-        note = "stopped: go on with --resume; `fedmf audit` states the guarantee of the rounds so far"
+        note = (
+            "stopped: go on with --resume; `fedmf audit` states the guarantee of the rounds so far"
+        )
         show({"folder": str(run.path), "rounds": run.saved_rounds(), "note": note}, as_json)
         return
     first = run.plan["task"]["headline_metric"]
@@ -136,10 +168,13 @@ def train(
     values |= {"epsilon": run.plan["epsilon"], "delta": run.plan["delta"]}
     if run.ended_after:
         values["ended"] = (
-            f"after {run.ended_after} of {config.rounds} rounds, as --stop-at-epsilon said; the epsilon above is that of all"
+            f"after {run.ended_after} of {config.rounds} rounds, as --stop-at-epsilon said; the "
+            "epsilon above is that of all"
         )
     if config.claimed_cohort:
-        values["simulated"] = f"{config.cohort_size} clients a round for a claimed cohort of {config.claimed_cohort}"
+        values["simulated"] = (
+            f"{config.cohort_size} clients a round for a claimed cohort of {config.claimed_cohort}"
+        )
     else:
         values["achieved epsilon"] = run.result["achieved"]["epsilon"]
     values["note"] = figures_note([run])
@@ -148,7 +183,9 @@ def train(
 
 @contextlib.contextmanager
 def _dry_rounds_counted() -> Iterator[None]:
-    """Says once, at the end, what the controller warns of in every such round; other warnings at once, without the line of code."""
+    """Says once, at the end, what the controller warns of in every such round; other warnings at
+    once, without the line of code.
+    """
     from fedmf.cohorts.controller import PoolRanDryWarning
 
     dry: list[str] = []
@@ -175,11 +212,20 @@ def _dry_rounds_counted() -> Iterator[None]:
 
 @click.command(cls=Command)
 @click.option("--out", default="demo", type=PATH, help="Folder to write.")
-@click.option("--seed", "seeds", multiple=True, type=int, default=(1,), help="Repeat for several sets of runs.")
+@click.option(
+    "--seed",
+    "seeds",
+    multiple=True,
+    type=int,
+    default=(1,),
+    help="Repeat for several sets of runs.",
+)
 @click.option("--epsilon", default=8.0, help="Privacy target of the private mechanisms.")
 @json_option
 def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: bool) -> None:
-    """Train four mechanisms side by side, and write a report. The corpus is made here. About three minutes on two cores.
+    """Train four mechanisms side by side, and write a report.
+
+    The corpus is made here. About three minutes on two cores.
 
     \b
     Example:
@@ -198,12 +244,19 @@ def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: boo
 @click.argument("runs", nargs=-1, required=True, type=PATH)
 @click.option("--out", type=PATH, help="Folder to write report.html to.")
 @click.option(
-    "--csv", "table", type=OutputFile(".csv"), help="File to write the metrics of every round to, as a flat table."
+    "--csv",
+    "table",
+    type=OutputFile(".csv"),
+    help="File to write the metrics of every round to, as a flat table.",
 )
 @click.option("--title", default="fedmf report", help="Title of the report.")
 @json_option
 def report(
-    runs: tuple[pathlib.Path, ...], out: pathlib.Path | None, table: pathlib.Path | None, title: str, as_json: bool
+    runs: tuple[pathlib.Path, ...],
+    out: pathlib.Path | None,
+    table: pathlib.Path | None,
+    title: str,
+    as_json: bool,
 ) -> None:
     """Write an HTML report of runs. Or write their metrics as a table, or both.
 
@@ -219,13 +272,18 @@ def report(
 
     with arguments_checked():
         if out is None and table is None:
-            raise ValueError("out and csv are both missing: give --out FOLDER for a report, --csv FILE for a table")
+            raise ValueError(
+                "out and csv are both missing: give --out FOLDER for a report, --csv FILE for a "
+                "table"
+            )
         for path in runs:
             RunFolder.open(path)
     loaded = [Run.load(path) for path in runs]
     written: dict[str, str] = {}
     if table is not None:
-        write_atomically(table, metrics_csv({str(run.path): run.metrics for run in loaded}), mode=0o600)
+        write_atomically(
+            table, metrics_csv({str(run.path): run.metrics for run in loaded}), mode=0o600
+        )
         written["csv"] = str(table)
     if out is not None:
         written["report"] = str(write_report(loaded, out, title=title))

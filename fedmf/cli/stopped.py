@@ -18,7 +18,8 @@ def training(out: pathlib.Path, *, resume: bool) -> Iterator[Callable[[], None]]
     """Around the making of a task and its training in `out`; yields the training's `on_start`.
 
     Raises:
-      BadArgument: for an error of the inputs before the first round. The same error later is a failed run.
+      BadArgument: for an error of the inputs before the first round. The same error later is a
+        failed run.
       Interrupted: for Ctrl-C that the training itself has not answered.
       OSError: for a full disk.
     """
@@ -39,7 +40,9 @@ def training(out: pathlib.Path, *, resume: bool) -> Iterator[Callable[[], None]]
         raise Interrupted(f"interrupted: {_how_to_go_on(out)}") from None
     except OSError as error:
         if error.errno in _FULL:
-            how_to_go_on = "nothing in the folder has changed" if another_run else _how_to_go_on(out)
+            how_to_go_on = (
+                "nothing in the folder has changed" if another_run else _how_to_go_on(out)
+            )
             raise OSError(f"{one_line(error)}: make room; {how_to_go_on}") from error
         if begun or not isinstance(error, FileNotFoundError):
             raise
@@ -62,7 +65,9 @@ def _how_to_go_on(out: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def no_half_archives() -> Iterator[None]:
-    """Inside, an archive for which the disk had no room is dropped silently: zipfile tries to finish it, and Python prints a traceback."""
+    """Inside, an archive for which the disk had no room is dropped silently: zipfile tries to
+    finish it, and Python prints a traceback.
+    """
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:

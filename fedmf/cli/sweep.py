@@ -28,10 +28,14 @@ from fedmf.cli.options import (
     "--vary",
     "varied",
     multiple=True,
-    help="An option of `fedmf train` and its values, such as epsilon=2,8. Repeatable; every combination is a run.",
+    help="An option of `fedmf train` and its values, such as epsilon=2,8. Repeatable; every "
+    "combination is a run.",
 )
 @click.option(
-    "--config", "config_file", type=EXISTING_FILE, help="TOML or JSON file of options; those that are lists vary."
+    "--config",
+    "config_file",
+    type=EXISTING_FILE,
+    help="TOML or JSON file of options; those that are lists vary.",
 )
 @noise_seed_option
 @click.option("--jobs", type=COUNT, default=1, help="Runs at a time; each needs its own memory.")
@@ -44,17 +48,25 @@ from fedmf.cli.options import (
     "--smoothed-over",
     type=click.IntRange(0),
     default=0,
-    help="Rounds at the end whose validations are averaged to choose the best by (the banded paper: 400); 0 for the last one alone",
+    help="Rounds at the end whose validations are averaged to choose the best by (the banded "
+    "paper: 400); 0 for the last one alone",
 )
 @click.option(
-    "--halving", is_flag=True, help="Stop the worse half of the rates after a quarter and half of the rounds."
+    "--halving",
+    is_flag=True,
+    help="Stop the worse half of the rates after a quarter and half of the rounds.",
 )
 @click.option(
     "--cluster",
-    help="Train on a Ray cluster whose machines share --out: auto, host:port or ray://host:port (docs/cluster.md).",
+    help="Train on a Ray cluster whose machines share --out: auto, host:port or ray://host:port "
+    "(docs/cluster.md).",
 )
-@click.option("--cpus-per-job", type=COUNT, default=1, help="With --cluster: processors of one run.")
-@click.option("--dry-run", is_flag=True, help="Name the runs and how far each is, and train nothing.")
+@click.option(
+    "--cpus-per-job", type=COUNT, default=1, help="With --cluster: processors of one run."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Name the runs and how far each is, and train nothing."
+)
 @quiet_option
 @config_options
 @json_option
@@ -66,12 +78,14 @@ def sweep(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Train a task for every combination of options. The same command again goes on where it stopped.
+    """Train a task for every combination of options.
+
+    The same command again goes on where it stopped.
 
     \b
     Example:
-      fedmf data synth --clients 400 --out corpus.sqlite
-      fedmf sweep --data corpus.sqlite --out sweeps/first --vary family=none,banded,identity --vary server-learning-rate=0.5,1,2 \\
+      fedmf data synth --clients 400 --out corpus.sqlite fedmf sweep --data corpus.sqlite --out
+      sweeps/first --vary family=none,banded,identity --vary server-learning-rate=0.5,1,2 \\
         --epsilon 8 --rounds 20 --cohort-size 20 --min-sep 10 -o loss=masked -o vocabulary-size=500 \\
         -o lstm-size=32 -o max-sentences=16 --noise-seed os --jobs 2
     """
@@ -97,10 +111,15 @@ def sweep(
         multipliers = lists.get("noise_multiplier", [fixed.get("noise_multiplier")])
         if training["noise_seed"] is None:
             if not dry_run and ("epsilon" in fixed or "epsilon" in lists or any(multipliers)):
-                raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one for every run")
+                raise ValueError(
+                    "noise_seed is missing: give a secret whole number, or os to draw one for "
+                    "every run"
+                )
             training["noise_seed"] = "os"
         if not lists:
-            raise ValueError("--vary is missing: name an option and its values, such as epsilon=2,8")
+            raise ValueError(
+                "--vary is missing: name an option and its values, such as epsilon=2,8"
+            )
         configs = driver.in_folder(out, grid.sweep_configs(fixed, lists))
     if dry_run:
         show({name: driver.state(out, name) for name in configs}, as_json)

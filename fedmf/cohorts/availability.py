@@ -21,7 +21,10 @@ _BLOCK_CLIENTS = 1 << 15
 
 @runtime_checkable
 class Availability(Protocol):
-    """A model of who checks in. It must be pure: the same answer whenever and wherever it is asked."""
+    """A model of who checks in.
+
+    It must be pure: the same answer whenever and wherever it is asked.
+    """
 
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Which of the clients, int64 (clients,), check in in round t: bool (clients,)."""
@@ -59,7 +62,10 @@ class Independent:
 
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Bool (clients,): a coin for every (client, round)."""
-        return keyed_random.uniform(keyed_random.key(self.seed, _INDEPENDENT, t + 1), clients) < self.probability
+        return (
+            keyed_random.uniform(keyed_random.key(self.seed, _INDEPENDENT, t + 1), clients)
+            < self.probability
+        )
 
 
 def _hours(name: str, value: object) -> float:
@@ -103,10 +109,11 @@ class Window:
 class Diurnal:
     """Devices that charge, lie idle and have an unmetered network, mostly at night where they are.
 
-    A client checks in while all three conditions hold. Its local hour is that of its time zone, shifted by a phase of its own. Banded
-    paper, App. K: clients must be "charged, idle and connected to unmetered network", and "there is a strong diurnal pattern". The
-    defaults are ours; they were chosen to give the factor 4 between the best and the worst hour that Bonawitz et al. 2019, "Towards
-    federated learning at scale", Sec. 9, observed for devices of one country.
+    A client checks in while all three conditions hold. Its local hour is that of its time zone,
+    shifted by a phase of its own. Banded paper, App. K: clients must be "charged, idle and
+    connected to unmetered network", and "there is a strong diurnal pattern". The defaults are ours;
+    they were chosen to give the factor 4 between the best and the worst hour that Bonawitz et al.
+    2019, "Towards federated learning at scale", Sec. 9, observed for devices of one country.
 
     Attributes:
       rounds_per_day: rounds of training in 24 hours.
@@ -135,20 +142,32 @@ class Diurnal:
 
     def __post_init__(self) -> None:
         rate = checks.positive(
-            "rounds_per_day", self.rounds_per_day, "use the number of rounds of training in 24 hours"
+            "rounds_per_day",
+            self.rounds_per_day,
+            "use the number of rounds of training in 24 hours",
         )
         object.__setattr__(self, "rounds_per_day", rate)
         for name in ("phase_hours", "start_hour"):
             object.__setattr__(self, name, _hours(name, getattr(self, name)))
-        zones = tuple((float(offset), probability("share of a time zone", share)) for offset, share in self.time_zones)
+        zones = tuple(
+            (float(offset), probability("share of a time zone", share))
+            for offset, share in self.time_zones
+        )
         if not math.isclose(sum(share for _, share in zones), 1.0, abs_tol=1e-6):
-            raise ValueError(f"time_zones={self.time_zones} have shares that do not add up to 1: make them do so")
+            raise ValueError(
+                f"time_zones={self.time_zones} have shares that do not add up to 1: make them do so"
+            )
         if any(not -24 <= offset <= 24 for offset, _ in zones):
-            raise ValueError(f"time_zones={self.time_zones} must be from -24 to 24 hours from UTC: use such offsets")
+            raise ValueError(
+                f"time_zones={self.time_zones} must be from -24 to 24 hours from UTC: use such "
+                "offsets"
+            )
         object.__setattr__(self, "time_zones", zones)
         for name in ("charging", "idle", "unmetered"):
             if not isinstance(getattr(self, name), Window):
-                raise TypeError(f"{name}={getattr(self, name)!r} must be a fedmf.cohorts.availability.Window")
+                raise TypeError(
+                    f"{name}={getattr(self, name)!r} must be a fedmf.cohorts.availability.Window"
+                )
         object.__setattr__(self, "seed", _seed(self.seed))
 
     def local_hours(self, t: int, clients: np.ndarray) -> np.ndarray:
@@ -158,7 +177,12 @@ class Diurnal:
         zones = (place >> np.uint64(32)) * 2.0**-32
         phases = (place & np.uint64(0xFFFFFFFF)) * 2.0**-31
         hours = phases * self.phase_hours
-        hours += self.start_hour + 24.0 * t / self.rounds_per_day - self.phase_hours + self.time_zones[0][0]
+        hours += (
+            self.start_hour
+            + 24.0 * t / self.rounds_per_day
+            - self.phase_hours
+            + self.time_zones[0][0]
+        )
         share = 0.0
         for (before, of_before), (offset, _) in itertools.pairwise(self.time_zones):
             share += of_before
@@ -179,13 +203,21 @@ class Diurnal:
         local = self.local_hours(t, clients)
         since = [(local - window.start) / 24 for window in windows]
         days = [np.floor(hours) for hours in since]
-        inside = [hours - day < window.length / 24 for hours, day, window in zip(since, days, windows, strict=True)]
-        # Outside of windows the coins of a round are independent, so that one coin with the product of their probabilities will do.
+        inside = [
+            hours - day < window.length / 24
+            for hours, day, window in zip(since, days, windows, strict=True)
+        ]
+        # Outside of windows the coins of a round are independent, so that one coin with the product
+        # of their probabilities will do.
         chance = np.ones(len(clients))
         for within, window in zip(inside, windows, strict=True):
             chance *= np.where(within, 1.0, window.outside)
-        left = np.flatnonzero(keyed_random.uniform(keyed_random.key(self.seed, _AWAKE, t + 1), clients) < chance)
-        for number, (within, day, window) in enumerate(zip(inside, days, windows, strict=True), start=1):
+        left = np.flatnonzero(
+            keyed_random.uniform(keyed_random.key(self.seed, _AWAKE, t + 1), clients) < chance
+        )
+        for number, (within, day, window) in enumerate(
+            zip(inside, days, windows, strict=True), start=1
+        ):
             nightly = left[within[left]]
             night = keyed_random.key(self.seed, _NIGHT, number)
             coins = keyed_random.uniform(night, clients[nightly], day[nightly].astype(np.int64))
@@ -213,7 +245,8 @@ class MaskAvailability:
 
 
 def availability_model(availability: Any, population: int) -> Availability:
-    """The model that an argument `availability` means: None, a model, or a function of the round that returns a mask.
+    """The model that an argument `availability` means: None, a model, or a function of the round
+    that returns a mask.
 
     Raises:
       TypeError: it is none of these.
@@ -226,7 +259,8 @@ def availability_model(availability: Any, population: int) -> Availability:
         if callable(availability):
             return MaskAvailability(availability, population)
     raise TypeError(
-        f"availability={availability!r} must be None, a model of fedmf.cohorts.availability, or a function of the round that returns a mask"
+        f"availability={availability!r} must be None, a model of fedmf.cohorts.availability, or a "
+        "function of the round that returns a mask"
     )
 
 
@@ -235,7 +269,8 @@ def availability_from_text(text: str) -> Availability:
 
     Args:
       text: "always"; "independent:0.3" or "independent:probability=0.3,seed=1"; "diurnal" or
-        "diurnal:rounds_per_day=24,phase_hours=2,start_hour=6,seed=1". Other time zones and windows are set in Python.
+        "diurnal:rounds_per_day=24,phase_hours=2,start_hour=6,seed=1". Other time zones and windows
+        are set in Python.
 
     Raises:
       TypeError: not a text.
@@ -245,11 +280,19 @@ def availability_from_text(text: str) -> Availability:
     Independent(probability=0.3, seed=0)
     """
     if not isinstance(text, str):
-        raise TypeError(f"availability={text!r} must be a text such as 'always', 'independent:0.3' or 'diurnal'")
+        raise TypeError(
+            f"availability={text!r} must be a text such as 'always', 'independent:0.3' or 'diurnal'"
+        )
     name, _, rest = text.partition(":")
     if name not in _MODELS:
-        raise ValueError(f"availability={text!r} is unknown: use always, independent:PROBABILITY or diurnal")
-    kinds = {field.name: field.type for field in dataclasses.fields(_MODELS[name]) if field.type in (int, float)}
+        raise ValueError(
+            f"availability={text!r} is unknown: use always, independent:PROBABILITY or diurnal"
+        )
+    kinds = {
+        field.name: field.type
+        for field in dataclasses.fields(_MODELS[name])
+        if field.type in (int, float)
+    }
     if name == "independent" and "=" not in rest.partition(",")[0]:
         rest = f"probability={rest}"
     values: dict[str, Any] = {}
@@ -259,7 +302,9 @@ def availability_from_text(text: str) -> Availability:
             values[option] = kinds[option](value)
         except (KeyError, ValueError):
             takes = " and ".join(f"{known}=NUMBER" for known in kinds) or "no options"
-            raise ValueError(f"availability={text!r} has {part!r}: {name} takes {takes}, separated by commas") from None
+            raise ValueError(
+                f"availability={text!r} has {part!r}: {name} takes {takes}, separated by commas"
+            ) from None
     try:
         return _MODELS[name](**values)
     except ValueError as error:

@@ -1,4 +1,6 @@
-"""The participation controller: hands out cohorts that cannot break the `Participation` a guarantee rests on."""
+"""The participation controller: hands out cohorts that cannot break the `Participation` a guarantee
+rests on.
+"""
 
 import copy
 import math
@@ -28,24 +30,29 @@ class PoolRanDryWarning(UserWarning):
 class ParticipationController:
     """Draws cohorts from the clients that are eligible and available.
 
-    A device remembers the round of its last participation and checks in when t - last >= min_sep, at most max_participations
-    times (banded paper, Sec. 6 and App. K: the timer on the device). Schema fixed_epoch instead goes through one random order
-    of the population, min_sep groups of cohort_size clients, the same order every epoch (multi-epoch paper, Sec. 2: (k, b)).
-    With `sampling` the scheme draws, and the participation is what must hold whatever it draws.
+    A device remembers the round of its last participation and checks in when t - last >= min_sep,
+    at most max_participations times (banded paper, Sec. 6 and App. K: the timer on the device).
+    Schema fixed_epoch instead goes through one random order of the population, min_sep groups of
+    cohort_size clients, the same order every epoch (multi-epoch paper, Sec. 2: (k, b)). With
+    `sampling` the scheme draws, and the participation is what must hold whatever it draws.
 
-    A round costs work in proportion to the cohort as long as a fair share of the clients may come. Memory is a few bytes a client: the
-    round of its last participation, their number, and its place where there is an order.
+    A round costs work in proportion to the cohort as long as a fair share of the clients may come.
+    Memory is a few bytes a client: the round of its last participation, their number, and its place
+    where there is an order.
 
     Args:
-      participation: the schema to enforce; for a participation budget the `fedmf.Budget`, which knows the encoder.
+      participation: the schema to enforce; for a participation budget the `fedmf.Budget`, which
+        knows the encoder.
       population: number of clients, indices 0 .. population - 1.
-      cohort_size: clients a round; their expected number where a sampling scheme draws them independently.
-      seed: of the draw; recorded, independent of the noise seed. With `sampling` it is as secret as the noise seed: amplification holds
-        only against those who do not know the sample.
-      availability: a model of `fedmf.cohorts.availability`; or a pure function of the round that returns a boolean mask of shape
-        (population,); None means always available. With sampling it needs a scheme of independent draws: clients that are away are not
-        replaced.
-      sampling: a scheme of `fedmf.privacy.sampling` with its partitions set, for a guarantee that is amplified by it.
+      cohort_size: clients a round; their expected number where a sampling scheme draws them
+        independently.
+      seed: of the draw; recorded, independent of the noise seed. With `sampling` it is as secret as
+        the noise seed: amplification holds only against those who do not know the sample.
+      availability: a model of `fedmf.cohorts.availability`; or a pure function of the round that
+        returns a boolean mask of shape (population,); None means always available. With sampling it
+        needs a scheme of independent draws: clients that are away are not replaced.
+      sampling: a scheme of `fedmf.privacy.sampling` with its partitions set, for a guarantee that
+        is amplified by it.
       behavior: a simulation of devices that drop out, deviate, or come early.
 
     Raises:
@@ -75,18 +82,27 @@ class ParticipationController:
         if isinstance(participation, Budget):
             participation = participation.participation
         if not isinstance(participation, Participation):
-            raise TypeError(f"participation={participation!r} must be a fedmf.Participation or a fedmf.Budget")
+            raise TypeError(
+                f"participation={participation!r} must be a fedmf.Participation or a fedmf.Budget"
+            )
         if participation.schema == "budget" and budget is None:
             raise TypeError(
-                f"participation={participation} does not say with which encoder rounds are counted: pass the fedmf.Budget that it is of"
+                f"participation={participation} does not say with which encoder rounds are "
+                "counted: pass the fedmf.Budget that it is of"
             )
         self.participation = participation
-        self.population = checks.integer("population", population, low=1, hint="use the number of clients")
-        self.cohort_size = checks.integer("cohort_size", cohort_size, low=1, hint="use the number of clients a round")
+        self.population = checks.integer(
+            "population", population, low=1, hint="use the number of clients"
+        )
+        self.cohort_size = checks.integer(
+            "cohort_size", cohort_size, low=1, hint="use the number of clients a round"
+        )
         self.seed = checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
         self.availability = availability_model(availability, self.population)
         if behavior is not None and not isinstance(behavior, DeviceBehavior):
-            raise TypeError(f"behavior={behavior!r} must be a fedmf.cohorts.devices.DeviceBehavior or None")
+            raise TypeError(
+                f"behavior={behavior!r} must be a fedmf.cohorts.devices.DeviceBehavior or None"
+            )
         self.sampling, self.behavior = sampling, behavior or DeviceBehavior()
         self._draws = self._order() if sampling is None else self._sampled(sampling)
         self._budget = budget
@@ -96,7 +112,9 @@ class ParticipationController:
         """The state before round 0."""
         # The round after the last participation; 0 is never.
         self._after = np.zeros(self.population, np.min_scalar_type(self.participation.rounds))
-        self._count = np.zeros(self.population, np.min_scalar_type(self.participation.max_participations))
+        self._count = np.zeros(
+            self.population, np.min_scalar_type(self.participation.max_participations)
+        )
         self._counted = 0
         self._spending = None if self._budget is None else Spending(self._budget, self.population)
         varies = self.sampling is not None and self.sampling.independent
@@ -108,20 +126,29 @@ class ParticipationController:
         p = self.participation
         if p.schema == "fixed_epoch":
             self._refuse_timers('schema="fixed_epoch"')
-            return EpochOrder(population=self.population, cohort_size=self.cohort_size, epoch=p.min_sep, seed=self.seed)
+            return EpochOrder(
+                population=self.population,
+                cohort_size=self.cohort_size,
+                epoch=p.min_sep,
+                seed=self.seed,
+            )
         if self.behavior.timer_jitter >= p.min_sep:
             raise ValueError(
-                f"timer_jitter={self.behavior.timer_jitter} leaves nothing of min_sep={p.min_sep}: use at most {p.min_sep - 1}"
+                f"timer_jitter={self.behavior.timer_jitter} leaves nothing of min_sep={p.min_sep}: "
+                f"use at most {p.min_sep - 1}"
             )
         return None
 
     def _sampled(self, sampling: Any) -> Draws:
         if not isinstance(sampling, Sampling):
-            raise TypeError(f"sampling={sampling!r} must be a scheme of fedmf.privacy.sampling, or None")
+            raise TypeError(
+                f"sampling={sampling!r} must be a scheme of fedmf.privacy.sampling, or None"
+            )
         for name in ("population", "cohort_size"):
             if getattr(sampling, name) != getattr(self, name):
                 raise ValueError(
-                    f"{name}={getattr(self, name)} but the sampling has {name}={getattr(sampling, name)}: make them agree"
+                    f"{name}={getattr(self, name)} but the sampling has "
+                    f"{name}={getattr(sampling, name)}: make them agree"
                 )
         drawn, name = sampling.participation(self.participation.rounds), type(sampling).__name__
         if self.participation != drawn:
@@ -130,9 +157,12 @@ class ParticipationController:
                 f"sampling.participation({self.participation.rounds}) as the participation"
             )
         self._refuse_timers(f"sampling={name}(...)")
-        if not sampling.independent and (not isinstance(self.availability, Always) or self.behavior.dropout > 0):
+        if not sampling.independent and (
+            not isinstance(self.availability, Always) or self.behavior.dropout > 0
+        ):
             raise ValueError(
-                f"{name} draws a fixed number whoever is available, and from fewer clients each would be likelier than its guarantee "
+                f"{name} draws a fixed number whoever is available, and from fewer clients each "
+                "would be likelier than its guarantee "
                 "assumes: use CyclicPoisson, or leave out availability and dropout"
             )
         return sampling.draws(self.seed)
@@ -141,7 +171,8 @@ class ParticipationController:
         """Raises for simulated deviations from timers where the server draws and devices have none."""
         if not self.behavior.timers_as_asked:
             raise ValueError(
-                f"{what} leaves no choice to devices, so that {self.behavior} has nobody who could deviate or come early: "
+                f"{what} leaves no choice to devices, so that {self.behavior} has nobody who could "
+                "deviate or come early: "
                 "leave out noncompliant_fraction and timer_jitter, or use schema=min_sep"
             )
 
@@ -149,37 +180,48 @@ class ParticipationController:
         p, size, b = self.participation, self.cohort_size, self.participation.min_sep
         if size > self.population:
             raise ValueError(
-                f"cohort_size={size} is larger than population={self.population}: lower cohort_size to at most {self.population}"
+                f"cohort_size={size} is larger than population={self.population}: lower "
+                f"cohort_size to at most {self.population}"
             )
         if size * b > self.population:
             # Schema single has no min_sep of its own to change: there it is the number of rounds.
             name = "rounds" if p.schema == "single" else "min_sep"
             raise ValueError(
-                f"cohort_size={size} * {name}={b} = {size * b} exceeds population={self.population}: "
-                f"{_lower_cohort_size(self.population // b)}lower {name} to at most {self.population // size}, "
+                f"cohort_size={size} * {name}={b} = {size * b} exceeds "
+                f"population={self.population}: "
+                f"{_lower_cohort_size(self.population // b)}lower {name} to at most "
+                f"{self.population // size}, "
                 f"or raise the population to {size * b}"
             )
         epochs = math.ceil(p.rounds / b)
         if p.schema == "fixed_epoch" and p.max_participations < epochs:
             raise ValueError(
-                f"max_participations={p.max_participations} ends the fixed order after round {p.max_participations * b} of "
+                f"max_participations={p.max_participations} ends the fixed order after round "
+                f"{p.max_participations * b} of "
                 f"rounds={p.rounds}: use max_participations={epochs}"
             )
         if size * p.rounds > self.population * p.max_participations:
             raise ValueError(
-                f"max_participations={p.max_participations} of {self.population} clients cannot fill rounds={p.rounds} with "
-                f"cohort_size={size}: {_lower_cohort_size(self.population * p.max_participations // p.rounds)}"
+                f"max_participations={p.max_participations} of {self.population} clients cannot "
+                f"fill rounds={p.rounds} with "
+                f"cohort_size={size}: "
+                f"{_lower_cohort_size(self.population * p.max_participations // p.rounds)}"
                 f"or raise max_participations to {math.ceil(size * p.rounds / self.population)}"
             )
 
     def go_on_from(self, ledger: ParticipationLedger) -> None:
-        """Takes over the rounds that have already happened, before the first draw of this controller; all of them, or none.
+        """Takes over the rounds that have already happened, before the first draw of this
+        controller; all of them, or none.
 
         Raises:
-          ValueError: rounds that this controller cannot have drawn, or it has drawn some of its own.
+          ValueError: rounds that this controller cannot have drawn, or it has drawn some of its
+            own.
         """
         if len(self.ledger):
-            raise ValueError(f"the controller has drawn {len(self.ledger)} rounds of its own: go on from a new one")
+            raise ValueError(
+                f"the controller has drawn {len(self.ledger)} rounds of its own: go on from a new "
+                "one"
+            )
         trial = copy.copy(self)
         trial._begin()
         trial._take_over(ledger)  # refuses before anything of this controller changes
@@ -190,10 +232,12 @@ class ParticipationController:
             wrong = self._impossible(t, ledger.selected(t))
             if wrong:
                 raise ValueError(
-                    f"ledger's round {t} {wrong}: the ledger belongs to another run, or the guarantee was already broken: audit it with "
+                    f"ledger's round {t} {wrong}: the ledger belongs to another run, or the "
+                    "guarantee was already broken: audit it with "
                     "fedmf.audit_ledger"
                 )
-            # A sample follows from the seed. Clients that were drawn and did not come rest too, and a ledger may not name them.
+            # A sample follows from the seed. Clients that were drawn and did not come rest too, and
+            # a ledger may not name them.
             selected = ledger.selected(t) if self.sampling is None else np.sort(self._sample(t))
             self._record(ledger.cohort(t), selected)
             self._catch_up()
@@ -213,7 +257,8 @@ class ParticipationController:
         return (
             ""
             if may.all()
-            else f"has client {cohort[~may][0]}, who may not take part then under {p} with seed={self.seed}"
+            else f"has client {cohort[~may][0]}, who may not take part then under {p} with "
+            f"seed={self.seed}"
         )
 
     def _may_come(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
@@ -229,19 +274,23 @@ class ParticipationController:
             clients = np.arange(clients.start, clients.stop)
         after = after.astype(np.int64)
         wait = p.min_sep - behavior.rounds_early(clients, after)
-        return ((after == 0) | (t + 1 - after >= wait)) & within_limit | behavior.noncompliant(clients)
+        return ((after == 0) | (t + 1 - after >= wait)) & within_limit | behavior.noncompliant(
+            clients
+        )
 
     def _available(self, t: int, clients: np.ndarray) -> np.ndarray:
         there = np.asarray(self.availability.available(t, clients))
         if there.shape != clients.shape or there.dtype != bool:
             raise ValueError(
-                f"availability gave {there.dtype} of shape {there.shape} for {len(clients)} clients of round {t}: it must give a bool for "
+                f"availability gave {there.dtype} of shape {there.shape} for {len(clients)} "
+                f"clients of round {t}: it must give a bool for "
                 "each of them"
             )
         return there
 
     def eligible(self, t: int) -> np.ndarray:
-        """Boolean mask (population,) of clients whose timer and limit allow round t and who are available, given the ledger so far.
+        """Boolean mask (population,) of clients whose timer and limit allow round t and who are
+        available, given the ledger so far.
 
         Asks every client, which `cohort` does only where few may come.
         """
@@ -252,33 +301,38 @@ class ParticipationController:
         return mask
 
     def cohort(self, t: int) -> np.ndarray:
-        """The clients of round t: int64, sorted, at most cohort_size unless a sampling scheme draws them independently.
+        """The clients of round t: int64, sorted, at most cohort_size unless a sampling scheme draws
+        them independently.
 
-        A pure function of (seed, t) and the ledger so far. Rounds are asked for in order; a round already handed out is answered
-        again from the ledger.
+        A pure function of (seed, t) and the ledger so far. Rounds are asked for in order; a round
+        already handed out is answered again from the ledger.
 
         Raises:
           TypeError: t is not an int.
           ValueError: t is negative, beyond the next round, or beyond the last.
 
         Warns:
-          PoolRanDryWarning: fewer than cohort_size clients were eligible and available. The divisor of the mean stays the fixed
-            cohort size, so the guarantee is untouched. Never with independent draws, whose cohorts vary in size.
+          PoolRanDryWarning: fewer than cohort_size clients were eligible and available. The divisor
+            of the mean stays the fixed cohort size, so the guarantee is untouched. Never with
+            independent draws, whose cohorts vary in size.
         """
         t = checks.integer("t", t, low=0, hint="ask for a round of the run, from 0 on")
         if t < len(self.ledger):
             return self.ledger.cohort(t)
         if t != len(self.ledger) or t >= self.participation.rounds:
             raise ValueError(
-                f"round t={t} cannot be drawn: the next round is {len(self.ledger)} of {self.participation.rounds}; "
-                "ask for rounds in order, each once they are due; to go on with a run call controller.go_on_from(ledger=...) first, with "
+                f"round t={t} cannot be drawn: the next round is {len(self.ledger)} of "
+                f"{self.participation.rounds}; "
+                "ask for rounds in order, each once they are due; to go on with a run call "
+                "controller.go_on_from(ledger=...) first, with "
                 "the ledger of the rounds before (ParticipationLedger.from_csv reads one)"
             )
         self._catch_up()
         selected, cohort = self._drawn(t)
         if len(selected) < self.cohort_size and self.ledger.cohort_size is not None:
             warnings.warn(
-                f"round {t}: only {len(selected)} of cohort_size={self.cohort_size} clients are eligible and available; "
+                f"round {t}: only {len(selected)} of cohort_size={self.cohort_size} clients are "
+                "eligible and available; "
                 "the round goes on with those and the mean is still divided by the cohort size",
                 PoolRanDryWarning,
                 stacklevel=2,
@@ -293,7 +347,8 @@ class ParticipationController:
         if self._draws is not None:
             drawn = self._sample(t)
             there = drawn[self._available(t, drawn)]
-            # Nobody replaces clients of a sample that are away: a client's probability of taking part may only fall.
+            # Nobody replaces clients of a sample that are away: a client's probability of taking
+            # part may only fall.
             return (there if self.sampling is None else drawn), there
         pool = Pool(
             population=self.population,
@@ -307,14 +362,19 @@ class ParticipationController:
         """Those of the round's draws whose timers and limits allow it, whoever is available."""
         assert self._draws is not None
         drawn = self._draws.clients(t)
-        # Schemes with parts keep the separation alone; this guards against what was recorded from outside.
+        # Schemes with parts keep the separation alone; this guards against what was recorded from
+        # outside.
         return drawn[self._may_come(t, drawn)]
 
     def _record(self, cohort: np.ndarray, selected: np.ndarray) -> None:
-        self.ledger.append(cohort, selected=selected, noncompliant=selected[self.behavior.noncompliant(selected)])
+        self.ledger.append(
+            cohort, selected=selected, noncompliant=selected[self.behavior.noncompliant(selected)]
+        )
 
     def _catch_up(self) -> None:
-        """Counts the rounds of the ledger that were not counted yet: draws depend on the ledger alone."""
+        """Counts the rounds of the ledger that were not counted yet: draws depend on the ledger
+        alone.
+        """
         while self._counted < len(self.ledger):
             # Selected clients have started their timers, even if nothing arrived.
             selected = self.ledger.selected(self._counted)
@@ -322,11 +382,15 @@ class ParticipationController:
             if self._spending is not None:
                 self._spending.record(self._counted, selected)
             counts = self._count[selected]
-            self._count[selected] = np.where(counts < self.participation.max_participations, counts + 1, counts)
+            self._count[selected] = np.where(
+                counts < self.participation.max_participations, counts + 1, counts
+            )
             self._counted += 1
 
     def audit(self, plan: Plan) -> Audit:
-        """What the ledger says of the plan: observed separation and count, and the epsilon and rho they give."""
+        """What the ledger says of the plan: observed separation and count, and the epsilon and rho
+        they give.
+        """
         return audit_ledger(self.ledger, plan)
 
 

@@ -17,9 +17,11 @@ class DeviceBehavior:
     Pure functions of (seed, client, round), without memory for any client.
 
     Attributes:
-      dropout: probability that a selected client contributes nothing. Its timer starts and its participation counts all the same, since a
-        device cannot know whether its report arrived. The guarantee never gets worse by that.
-      noncompliant_fraction: share of clients that check in whatever their timer and their limit say.
+      dropout: probability that a selected client contributes nothing. Its timer starts and its
+        participation counts all the same, since a device cannot know whether its report arrived.
+        The guarantee never gets worse by that.
+      noncompliant_fraction: share of clients that check in whatever their timer and their limit
+        say.
       timer_jitter: timers fire early by 0 to so many rounds, drawn anew for every wait of a client.
       seed: of these choices.
 
@@ -53,14 +55,22 @@ class DeviceBehavior:
 
     def dropped(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Which of the clients, int64 (clients,), drop out of round t: bool (clients,)."""
-        return keyed_random.uniform(keyed_random.key(self.seed, _DROPOUT, t + 1), clients) < self.dropout
+        return (
+            keyed_random.uniform(keyed_random.key(self.seed, _DROPOUT, t + 1), clients)
+            < self.dropout
+        )
 
     def noncompliant(self, clients: np.ndarray) -> np.ndarray:
         """Which of the clients, int64 (clients,), deviate: bool (clients,)."""
-        return keyed_random.uniform(keyed_random.key(self.seed, _NONCOMPLIANT), clients) < self.noncompliant_fraction
+        return (
+            keyed_random.uniform(keyed_random.key(self.seed, _NONCOMPLIANT), clients)
+            < self.noncompliant_fraction
+        )
 
     def rounds_early(self, clients: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """By how much the timers that were started in rounds `last` fire early: int64 (clients,) in 0..timer_jitter."""
+        """By how much the timers that were started in rounds `last` fire early: int64 (clients,) in
+        0..timer_jitter.
+        """
         u = keyed_random.uniform(keyed_random.key(self.seed, _EARLY), clients, last)
         return np.floor(u * (self.timer_jitter + 1)).astype(np.int64)
 

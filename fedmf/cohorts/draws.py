@@ -1,4 +1,6 @@
-"""How a cohort is drawn from the pool of clients that may come: uniformly, exactly, and without listing everybody."""
+"""How a cohort is drawn from the pool of clients that may come: uniformly, exactly, and without
+listing everybody.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,7 +9,8 @@ import numpy as np
 
 # Up to so many clients a scan is as quick as anything.
 SMALL = 1 << 14
-# Asking one client picked at random costs as much as scanning so many. Decides how a cohort is found, never which cohorts are likely.
+# Asking one client picked at random costs as much as scanning so many. Decides how a cohort is
+# found, never which cohorts are likely.
 _SCANS_PER_PICK = 20
 # Clients picked and scanned at a time: bounds on the memory.
 _BATCH_CLIENTS, _SCAN_CLIENTS = 1 << 16, 1 << 20
@@ -28,11 +31,13 @@ class Pool:
     available: Callable[[np.ndarray], np.ndarray]
 
     def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
-        """A uniform subset of `size` of the clients that are eligible and available; all of them where they are fewer. int64, unsorted.
+        """A uniform subset of `size` of the clients that are eligible and available; all of them
+        where they are fewer. int64, unsorted.
 
-        Picks clients at random, until `size` different ones may come: the first `size` different elements of an independent uniform
-        sequence are a uniform subset. Where few of the picked may come, asks everybody instead and draws anew. That choice looks at
-        numbers of clients and not at which they are: the draw stays uniform.
+        Picks clients at random, until `size` different ones may come: the first `size` different
+        elements of an independent uniform sequence are a uniform subset. Where few of the picked
+        may come, asks everybody instead and draws anew. That choice looks at numbers of clients and
+        not at which they are: the draw stays uniform.
         """
         if self.population <= SMALL:
             return self._scan(rng, size)

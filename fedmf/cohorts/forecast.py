@@ -1,7 +1,8 @@
-"""Before training: which min separation a population can hold, how often its pool runs dry, and how often one client takes part.
+"""Before training: which min separation a population can hold, how often its pool runs dry, and how
+often one client takes part.
 
-The answers come from the controller itself, run without training, on the population or on a smaller one in which the cohort has the same
-share.
+The answers come from the controller itself, run without training, on the population or on a smaller
+one in which the cohort has the same share.
 """
 
 import dataclasses
@@ -30,7 +31,8 @@ class Size:
 
     Attributes:
       population, cohort_size: asked about.
-      simulated_cohort: clients a round of the simulation; None for about 200,000 clients, and a cohort of at least 100 where there is one.
+      simulated_cohort: clients a round of the simulation; None for about 200,000 clients, and a
+        cohort of at least 100 where there is one.
 
     Raises:
       TypeError, ValueError: numbers out of range.
@@ -45,33 +47,52 @@ class Size:
 
     if TYPE_CHECKING:  # an int after construction
 
-        def __init__(self, *, population: int, cohort_size: int, simulated_cohort: int | None = None) -> None: ...
+        def __init__(
+            self, *, population: int, cohort_size: int, simulated_cohort: int | None = None
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         hint = "use the number of clients"
-        population = checks.integer("population", self.population, low=1, high=_MAX_CLIENTS, hint=hint)
-        cohort = checks.integer("cohort_size", self.cohort_size, low=1, hint="use the number of clients a round")
+        population = checks.integer(
+            "population", self.population, low=1, high=_MAX_CLIENTS, hint=hint
+        )
+        cohort = checks.integer(
+            "cohort_size", self.cohort_size, low=1, hint="use the number of clients a round"
+        )
         if cohort > population:
             raise ValueError(
-                f"cohort_size={cohort} is larger than population={population}: lower cohort_size to at most {population}"
+                f"cohort_size={cohort} is larger than population={population}: lower cohort_size "
+                f"to at most {population}"
             )
         simulated = self.simulated_cohort
         if simulated is None:
-            simulated = min(cohort, max(_SIMULATED_COHORT, round(cohort * _SIMULATED_CLIENTS / population)))
+            simulated = min(
+                cohort, max(_SIMULATED_COHORT, round(cohort * _SIMULATED_CLIENTS / population))
+            )
         hint = "use at most the cohort size, or leave it out"
         simulated = checks.integer("simulated_cohort", simulated, low=1, high=cohort, hint=hint)
-        for name, value in (("population", population), ("cohort_size", cohort), ("simulated_cohort", simulated)):
+        for name, value in (
+            ("population", population),
+            ("cohort_size", cohort),
+            ("simulated_cohort", simulated),
+        ):
             object.__setattr__(self, name, value)
 
     @property
     def simulated_population(self) -> int:
-        """Clients of the simulation: as many for one client of the cohort as in the population asked about."""
+        """Clients of the simulation: as many for one client of the cohort as in the population
+        asked about.
+        """
         return self.population * self.simulated_cohort // self.cohort_size
 
 
 def refuse_impossible(participation: Participation | Budget, size: Size, **options: Any) -> None:
-    """Raises TypeError or ValueError where a controller would, in the numbers that are asked about and not in the simulated ones."""
-    rounds = (participation.participation if isinstance(participation, Budget) else participation).rounds
+    """Raises TypeError or ValueError where a controller would, in the numbers that are asked about
+    and not in the simulated ones.
+    """
+    rounds = (
+        participation.participation if isinstance(participation, Budget) else participation
+    ).rounds
     checks.integer("rounds", rounds, low=1, high=_MAX_ROUNDS, hint="pass the number of rounds")
     sizes = {"population": size.population, "cohort_size": size.cohort_size}
     ParticipationController(participation, **{"seed": 0, **sizes, **options})
@@ -104,11 +125,12 @@ def forecast(
       **options: seed (by default 0), availability and behavior of the controller.
 
     Returns:
-      In plain JSON types: the sizes and the participation; "dry", the rounds in which fewer than the cohort were eligible and available
-      (none where cohorts vary in size by design); "cohorts", clients that took part in each round over the cohort size; "pool", eligible
-      and available clients over the cohort size in "pool_rounds" (none where a scheme or an order draws); "histogram", participations ->
-      share of all clients; of a budget "spent", share of it -> share of all clients; and what was observed, of all clients and without
-      those that deviate.
+      In plain JSON types: the sizes and the participation; "dry", the rounds in which fewer than
+      the cohort were eligible and available (none where cohorts vary in size by design); "cohorts",
+      clients that took part in each round over the cohort size; "pool", eligible and available
+      clients over the cohort size in "pool_rounds" (none where a scheme or an order draws);
+      "histogram", participations -> share of all clients; of a budget "spent", share of it -> share
+      of all clients; and what was observed, of all clients and without those that deviate.
 
     Raises:
       TypeError, ValueError: those of the controller.
@@ -118,14 +140,21 @@ def forecast(
     (0, 5, 4)
     """
     refuse_impossible(participation, size, sampling=sampling, **options)
-    simulated: dict[str, Any] = {"population": size.simulated_population, "cohort_size": size.simulated_cohort}
+    simulated: dict[str, Any] = {
+        "population": size.simulated_population,
+        "cohort_size": size.simulated_cohort,
+    }
     scheme = None if sampling is None else sampling.resized(**simulated)
-    controller = ParticipationController(participation, **{"seed": 0, "sampling": scheme, **simulated, **options})
+    controller = ParticipationController(
+        participation, **{"seed": 0, "sampling": scheme, **simulated, **options}
+    )
     budget, participation = participation, controller.participation
     rounds, ledger = participation.rounds, controller.ledger
     pool = {}
     if sampling is None and participation.schema != "fixed_epoch":
-        pool = dict.fromkeys(np.linspace(0, rounds - 1, min(rounds, _POOLS_SHOWN)).round().astype(int).tolist(), 0.0)
+        pool = dict.fromkeys(
+            np.linspace(0, rounds - 1, min(rounds, _POOLS_SHOWN)).round().astype(int).tolist(), 0.0
+        )
     if pool:
         pool[0] = float(controller.eligible(0).sum()) / size.simulated_cohort
     for t in _rounds_played(controller):
@@ -169,7 +198,9 @@ def forecast(
 def largest_min_sep(
     size: Size, *, rounds: int, progress: Callable[[int], None] | None = None, **options: Any
 ) -> dict[str, Any]:
-    """The largest b with which no round of the simulation is dry, to 1%, by bisection. Devices obey.
+    """The largest b with which no round of the simulation is dry, to 1%, by bisection.
+
+    Devices obey.
 
     Args:
       size: of the population.
@@ -178,8 +209,9 @@ def largest_min_sep(
       **options: seed (by default 0) and availability of the controller.
 
     Returns:
-      "largest_min_sep": the largest that was tried and had no dry round; None where every one had. "too_large_min_sep": the smallest that
-      was tried and had one, above it by 1 or by at most 1%; None where none had. "tried": b -> the first dry round, or None.
+      "largest_min_sep": the largest that was tried and had no dry round; None where every one had.
+      "too_large_min_sep": the smallest that was tried and had one, above it by 1 or by at most 1%;
+      None where none had. "tried": b -> the first dry round, or None.
 
     Raises:
       TypeError, ValueError: those of the controller.
@@ -187,7 +219,9 @@ def largest_min_sep(
     >>> largest_min_sep(Size(population=60, cohort_size=10), rounds=20)["largest_min_sep"]
     6
     """
-    rounds = checks.integer("rounds", rounds, low=1, high=_MAX_ROUNDS, hint="pass the number of rounds")
+    rounds = checks.integer(
+        "rounds", rounds, low=1, high=_MAX_ROUNDS, hint="pass the number of rounds"
+    )
     simulated = {"population": size.simulated_population, "cohort_size": size.simulated_cohort}
     tried: dict[int, int | None] = {}
     most = min(rounds, size.population // size.cohort_size)
@@ -196,7 +230,11 @@ def largest_min_sep(
         middle = (low + high) // 2
         participation = Participation(rounds=rounds, schema="min_sep", min_sep=middle)
         controller = ParticipationController(participation, **{"seed": 0, **simulated, **options})
-        dry = (t for t in _rounds_played(controller) if len(controller.ledger.selected(t)) < size.simulated_cohort)
+        dry = (
+            t
+            for t in _rounds_played(controller)
+            if len(controller.ledger.selected(t)) < size.simulated_cohort
+        )
         tried[middle] = next(dry, None)
         if progress is not None:
             progress(middle)

@@ -9,14 +9,15 @@ import numpy as np
 
 # Odd multipliers and shifts of the finaliser of splitmix64 (Stafford's variant 13 of murmur3's).
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-# Odd, and without a simple relation to each other, so that columns do not cancel: 2^64 divided by the golden ratio (as in splitmix64), and
-# by the square root of 2.
+# Odd, and without a simple relation to each other, so that columns do not cancel: 2^64 divided by
+# the golden ratio (as in splitmix64), and by the square root of 2.
 _COLUMNS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xB504F333F9DE6485))
 
 
 @functools.lru_cache(maxsize=256)
 def key(*words: int) -> np.uint64:
-    """A key made from whole numbers, such as (seed, purpose, round); other numbers give an unrelated key.
+    """A key made from whole numbers, such as (seed, purpose, round); other numbers give an
+    unrelated key.
 
     Trailing zeros do not count, so that a purpose is never 0 and a round is passed as t + 1.
     """
@@ -42,7 +43,8 @@ def bits(of: np.uint64, *columns: np.ndarray) -> np.ndarray:
 
 
 def uniform(of: np.uint64, *columns: np.ndarray) -> np.ndarray:
-    """Uniform on [0, 1), float64 of the columns' shape: one number for each row of one or two int64 columns.
+    """Uniform on [0, 1), float64 of the columns' shape: one number for each row of one or two int64
+    columns.
 
     >>> uniform(key(7, 1), np.arange(3)).round(3)
     array([0.706, 0.918, 0.078])

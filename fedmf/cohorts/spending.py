@@ -1,4 +1,6 @@
-"""What clients have spent of a participation budget, and who of them may still come: the memory of the devices."""
+"""What clients have spent of a participation budget, and who of them may still come: the memory of
+the devices.
+"""
 
 import numpy as np
 
@@ -8,8 +10,9 @@ from fedmf.mechanisms.budget import Budget, block_sums
 class Spending:
     """The rounds of every client and what they cost; see `fedmf.Budget` for the rule.
 
-    A device needs its own rounds and a row of |X| for each. Here they are all in one array, whose rows are as long as the busiest client's:
-    12 bytes a client, and two for each round of the busiest.
+    A device needs its own rounds and a row of |X| for each. Here they are all in one array, whose
+    rows are as long as the busiest client's: 12 bytes a client, and two for each round of the
+    busiest.
     """
 
     def __init__(self, budget: Budget, population: int) -> None:
@@ -23,11 +26,17 @@ class Spending:
         self._ahead: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def _costs_ahead(self, t: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of round t and the first 0, 1, ... rounds that are kept for: what they cost together, and with each earlier round twice."""
+        """Of round t and the first 0, 1, ... rounds that are kept for: what they cost together, and
+        with each earlier round twice.
+        """
         if self._ahead is None or self._ahead[0] != t:
             budget = self._budget
             ahead = np.arange(t, self._none, budget.pace)[: budget.kept_for]
-            self._ahead = t, block_sums(budget.costs, ahead), 2.0 * np.cumsum(self._costs[:, ahead], axis=1)
+            self._ahead = (
+                t,
+                block_sums(budget.costs, ahead),
+                2.0 * np.cumsum(self._costs[:, ahead], axis=1),
+            )
         return self._ahead[1:]
 
     def allows(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
@@ -41,7 +50,9 @@ class Spending:
 
     def record(self, t: int, clients: np.ndarray) -> None:
         """Counts round t for these different clients, int64 (clients,)."""
-        self._spent[clients] += self._costs[t, t] + 2.0 * self._costs[self._rounds[clients], t].sum(axis=1)
+        self._spent[clients] += self._costs[t, t] + 2.0 * self._costs[self._rounds[clients], t].sum(
+            axis=1
+        )
         if self._count[clients].max(initial=0) == self._rounds.shape[1]:
             self._rounds = np.pad(self._rounds, ((0, 0), (0, 1)), constant_values=self._none)
         self._rounds[clients, self._count[clients]] = t

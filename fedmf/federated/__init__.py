@@ -1,4 +1,6 @@
-"""The TensorFlow half of fedmf: noise on tensors, the DPQuery, the aggregation factory and the training loop."""
+"""The TensorFlow half of fedmf: noise on tensors, the DPQuery, the aggregation factory and the
+training loop.
+"""
 
 from fedmf.federated.tensorflow_import import import_tensorflow
 

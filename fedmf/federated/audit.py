@@ -1,7 +1,9 @@
-"""Audit of what really runs: the query of an aggregator on a small model through all rounds, without clients or with the worst of them.
+"""Audit of what really runs: the query of an aggregator on a small model through all rounds,
+without clients or with the worst of them.
 
-`fedmf.audits.noise` judges the noise and `fedmf.audits.distinguishing` the game; here it is run. The audited code gives nothing but
-what it releases. The claim is the plan's stddev and its mechanism's noising(), in float64.
+`fedmf.audits.noise` judges the noise and `fedmf.audits.distinguishing` the game; here it is run.
+The audited code gives nothing but what it releases. The claim is the plan's stddev and its
+mechanism's noising(), in float64.
 """
 
 import collections
@@ -61,12 +63,16 @@ def audit_mechanism(
 ) -> MechanismAudit:
     """Runs the query of a plan and tests what it releases against what the plan claims.
 
-    Two runs with different seeds, the second stopped and resumed in the middle, on zero updates; then the distinguishing game.
+    Two runs with different seeds, the second stopped and resumed in the middle, on zero updates;
+    then the distinguishing game.
 
     Args:
-      plan: with noise; of a sampled one the noise and the guarantee without amplification are tested.
-      seed: non-negative; the noise seeds are derived from it, and the same seed gives the same findings.
-      coordinates: entries of the model, each an independent sample of the noise; None for enough to see a scale off by 3%.
+      plan: with noise; of a sampled one the noise and the guarantee without amplification are
+        tested.
+      seed: non-negative; the noise seeds are derived from it, and the same seed gives the same
+        findings.
+      coordinates: entries of the model, each an independent sample of the noise; None for enough to
+        see a scale off by 3%.
       trials: of the game; 0 for no game.
       false_positive_rate: chance, at most, that an honest mechanism fails.
       progress: called with (rounds done, rounds in all) after each round.
@@ -83,17 +89,26 @@ def audit_mechanism(
       (True, True)
     """
     if not isinstance(plan, Plan):
-        raise TypeError(f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate")
-    seed = checks.integer("seed", seed, low=0, hint="choose a whole number; it is not a secret here")
-    checks.positive("false_positive_rate", false_positive_rate, "use a small number such as 1e-6", below=1)
+        raise TypeError(
+            f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate"
+        )
+    seed = checks.integer(
+        "seed", seed, low=0, hint="choose a whole number; it is not a secret here"
+    )
+    checks.positive(
+        "false_positive_rate", false_positive_rate, "use a small number such as 1e-6", below=1
+    )
     n = plan.mechanism.rounds
     d = max(_MIN_COORDINATES, -(-_ENTRIES // n)) if coordinates is None else coordinates
     leaves = [math.prod(shape) for shape in model_of(d).values()]
     if trials != 0:
         checks.integer("trials", trials, low=8, hint="play some thousand, or 0 for no game")
     plan = plan.without_amplification()  # the game's client takes part in rounds that are known
-    # The game is of the updates' stream, which with quantile_clipping has more noise than the plan claims of both.
-    updates = dataclasses.replace(plan, noise_multiplier=plan.update_noise_multiplier, quantile_clipping=None)
+    # The game is of the updates' stream, which with quantile_clipping has more noise than the plan
+    # claims of both.
+    updates = dataclasses.replace(
+        plan, noise_multiplier=plan.update_noise_multiplier, quantile_clipping=None
+    )
     case = worst_case(updates)
     total, done = n * (3 if trials else 2), 0
 
@@ -120,16 +135,26 @@ def audit_mechanism(
     return MechanismAudit(verdict=verdict, game=game, rounds=n, coordinates=d, trials=trials)
 
 
-def worst_clients(plan: Plan, case: WorstCase, trials: int, seed: int) -> tuple[Clients, np.ndarray]:
-    """The clients of a game, and in which trials they are present. Client i sends along coordinate i, in the rounds of `case`."""
+def worst_clients(
+    plan: Plan, case: WorstCase, trials: int, seed: int
+) -> tuple[Clients, np.ndarray]:
+    """The clients of a game, and in which trials they are present.
+
+    Client i sends along coordinate i, in the rounds of `case`.
+    """
     present = np.random.default_rng([seed, 1]).permutation(trials) < trials // 2
     places, size = np.flatnonzero(present), _OVERSHOOT * plan.clip_norm
-    return lambda t: (places if case.contributions[t] else places[:0], size * float(case.contributions[t])), present
+    return lambda t: (
+        places if case.contributions[t] else places[:0],
+        size * float(case.contributions[t]),
+    ), present
 
 
 def model_of(coordinates: int) -> "collections.OrderedDict[str, tuple[int, ...]]":
     """Shapes of a small model's leaves, one of them a scalar, with so many entries in all."""
-    quarter = (checks.integer("coordinates", coordinates, low=8, hint="use some hundred or more") - 1) // 4
+    quarter = (
+        checks.integer("coordinates", coordinates, low=8, hint="use some hundred or more") - 1
+    ) // 4
     return collections.OrderedDict(
         embedding=(2, quarter), scale=(), kernel=(quarter,), bias=(coordinates - 1 - 3 * quarter,)
     )
@@ -141,19 +166,29 @@ def divisor_of(plan: Plan) -> int:
 
 
 def released_rows(
-    plan: Plan, coordinates: int, *, noise_seed: int, clients: Clients | None = None, resume_at: int = 0
+    plan: Plan,
+    coordinates: int,
+    *,
+    noise_seed: int,
+    clients: Clients | None = None,
+    resume_at: int = 0,
 ) -> Iterator[np.ndarray]:
-    """Yields what the query of an aggregator releases in each round of the plan, flat: float64 (coordinates,).
+    """Yields what the query of an aggregator releases in each round of the plan, flat: float64
+    (coordinates,).
 
-    Where the clip norm adapts, in units of plan.clip_norm, and behind it one entry: the noise of the bits on the same scale. Without
-    `clients` two of them send zeros. Before round `resume_at`, unless it is 0, all is made anew but the state as numpy arrays.
+    Where the clip norm adapts, in units of plan.clip_norm, and behind it one entry: the noise of
+    the bits on the same scale. Without `clients` two of them send zeros. Before round `resume_at`,
+    unless it is 0, all is made anew but the state as numpy arrays.
     """
     nobody = np.zeros(2, np.int64), 0.0
     query = _Query(plan, coordinates, noise_seed)
     state = query.initial_state
     for t in range(plan.mechanism.rounds):
         if t and t == resume_at:
-            state, query = tf.nest.map_structure(np.array, state), _Query(plan, coordinates, noise_seed)
+            state, query = (
+                tf.nest.map_structure(np.array, state),
+                _Query(plan, coordinates, noise_seed),
+            )
         state, row = query.release(state, *(clients(t) if clients else nobody))
         yield row
 
@@ -164,14 +199,25 @@ class _Query:
     def __init__(self, plan: Plan, coordinates: int, noise_seed: int) -> None:
         shapes = model_of(coordinates)
         sizes = [math.prod(shape) for shape in shapes.values()]
-        specs = collections.OrderedDict((name, tf.TensorSpec(shape)) for name, shape in shapes.items())
-        query = mean_query(plan, specs, clients_per_round=divisor_of(plan), noise_seed=noise_seed, zeroing_norm=None)
+        specs = collections.OrderedDict(
+            (name, tf.TensorSpec(shape)) for name, shape in shapes.items()
+        )
+        query = mean_query(
+            plan,
+            specs,
+            clients_per_round=divisor_of(plan),
+            noise_seed=noise_seed,
+            zeroing_norm=None,
+        )
 
         def add(params: Any, places: Any, size: Any) -> Any:
             sample = query.initial_sample_state()
             for place in places:
                 parts = tf.split(tf.one_hot(place, coordinates) * size, sizes)
-                record = [(name, tf.reshape(part, shapes[name])) for name, part in zip(shapes, parts, strict=True)]
+                record = [
+                    (name, tf.reshape(part, shapes[name]))
+                    for name, part in zip(shapes, parts, strict=True)
+                ]
                 sample = query.accumulate_record(params, sample, collections.OrderedDict(record))
             return sample
 
@@ -179,9 +225,15 @@ class _Query:
             result, state, _ = query.get_noised_result(sample, state)
             row = tf.concat([tf.reshape(result[name], [-1]) for name in shapes], axis=0)
             if plan.quantile_clipping is not None:
-                noise = state.clip.bits - tf.cast(sample.clients, tf.float32) / 2 + tf.cast(sample.clipped, tf.float32)
+                noise = (
+                    state.clip.bits
+                    - tf.cast(sample.clients, tf.float32) / 2
+                    + tf.cast(sample.clipped, tf.float32)
+                )
                 bits = noise * (plan.stddev / divisor_of(plan) / plan.bit_stddev)
-                row = tf.concat([row * tf.cast(plan.clip_norm / state.clip.last, tf.float32), [bits]], axis=0)
+                row = tf.concat(
+                    [row * tf.cast(plan.clip_norm / state.clip.last, tf.float32), [bits]], axis=0
+                )
             return row, state
 
         self.initial_state, self._clip_norm = query.initial_global_state(), plan.clip_norm
@@ -194,9 +246,16 @@ class _Query:
 
     def release(self, state: Any, places: np.ndarray, size: float) -> tuple[Any, np.ndarray]:
         params = self._params(state)
-        size *= float(params.clip_norm) / self._clip_norm  # a client knows the clip norm of the round
-        # The same updates under the same parameters have the same sum: a pure function, and the cost of a round.
-        key = (places.tobytes(), size, *(np.asarray(part).tobytes() for part in tf.nest.flatten(params)))
+        size *= (
+            float(params.clip_norm) / self._clip_norm
+        )  # a client knows the clip norm of the round
+        # The same updates under the same parameters have the same sum: a pure function, and the
+        # cost of a round.
+        key = (
+            places.tobytes(),
+            size,
+            *(np.asarray(part).tobytes() for part in tf.nest.flatten(params)),
+        )
         if key not in self._sums:
             self._sums[key] = self._add(params, tf.constant(places), tf.constant(size, tf.float32))
         row, state = self._finish(self._sums[key], state)

@@ -1,4 +1,6 @@
-"""`CohortDataSource`: the cohorts of a participation controller as the data source of a TFF program."""
+"""`CohortDataSource`: the cohorts of a participation controller as the data source of a TFF
+program.
+"""
 
 import dataclasses
 import hashlib
@@ -15,17 +17,20 @@ from fedmf.participation.ledger import ParticipationLedger
 
 
 class CohortDataSource(tff.program.FederatedDataSource):
-    """The data of the controller's cohorts, round by round, for `tff.learning.programs.train_model` and kin.
+    """The data of the controller's cohorts, round by round, for `tff.learning.programs.train_model`
+    and kin.
 
-    All passes go over the same rounds: a cohort is a pure function of the controller's seed, the round and the ledger so far. A round
-    that is discarded or done again has the same clients, and is one round of the ledger. An iterator that is saved in a program state
-    holds the ledger of the rounds before, which a new controller like the first then goes on from. With sampling that is secret, as is the
-    noise in it.
+    All passes go over the same rounds: a cohort is a pure function of the controller's seed, the
+    round and the ledger so far. A round that is discarded or done again has the same clients, and
+    is one round of the ledger. An iterator that is saved in a program state holds the ledger of the
+    rounds before, which a new controller like the first then goes on from. With sampling that is
+    secret, as is the noise in it.
 
     Args:
       controller: draws the cohorts; its ledger is the record of the run.
-      client_data: index of a client -> its tf.data.Dataset, of the same element_spec for all. Pure: a round that is done again has the same
-        noise, and must have the same examples in the same order.
+      client_data: index of a client -> its tf.data.Dataset, of the same element_spec for all. Pure:
+        a round that is done again has the same noise, and must have the same examples in the same
+        order.
 
     Raises:
       TypeError: client_data gives anything else for client 0.
@@ -40,16 +45,20 @@ class CohortDataSource(tff.program.FederatedDataSource):
       ('{float32*}@CLIENTS', 3, 1)
     """
 
-    def __init__(self, controller: ParticipationController, client_data: Callable[[int], tf.data.Dataset]) -> None:
+    def __init__(
+        self, controller: ParticipationController, client_data: Callable[[int], tf.data.Dataset]
+    ) -> None:
         self.controller, self._client_data = controller, client_data
         example = client_data(0)
         if not isinstance(example, tf.data.Dataset):
             raise TypeError(
-                f"client_data gave {example!r} for client 0: it must give a tf.data.Dataset for each client"
+                f"client_data gave {example!r} for client 0: it must give a tf.data.Dataset for "
+                "each client"
             )
         elements = tff.types.tensorflow_to_type(example.element_spec)
         self._federated_type = tff.FederatedType(tff.SequenceType(elements), tff.CLIENTS)
-        # TFF restores an iterator by a method of its class, and says nothing else of where its data are.
+        # TFF restores an iterator by a method of its class, and says nothing else of where its data
+        # are.
         self._iterator_class = type("CohortIterator", (CohortIterator,), {"source": self})
 
     @property
@@ -62,10 +71,12 @@ class CohortDataSource(tff.program.FederatedDataSource):
         return self._iterator_class()
 
     def training_selection_fn(self, round_num: int) -> list[tf.data.Dataset]:
-        """The datasets of the cohort of a round of `tff.simulation.run_training_process`, which counts from 1.
+        """The datasets of the cohort of a round of `tff.simulation.run_training_process`, which
+        counts from 1.
 
         Raises:
-          ValueError: rounds out of order; in a new process, before the controller has taken over the ledger of the rounds before.
+          ValueError: rounds out of order; in a new process, before the controller has taken over
+            the ledger of the rounds before.
         """
         return [self._client_data(int(client)) for client in self.controller.cohort(round_num - 1)]
 
@@ -94,30 +105,45 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         """
         size = self.source.controller.cohort_size
         if k not in (None, size):
-            raise ValueError(f"k={k} clients a round, but the controller draws cohort_size={size}: ask for {size}")
+            raise ValueError(
+                f"k={k} clients a round, but the controller draws cohort_size={size}: ask for "
+                f"{size}"
+            )
         data = self.source.training_selection_fn(self._rounds_done + 1)
         self._rounds_done += 1
         return data
 
     def to_bytes(self) -> bytes:
-        """JSON: what the controller is, and the ledger of the rounds done, a list [took part, selected] of client indices for each."""
+        """JSON: what the controller is, and the ledger of the rounds done, a list [took part,
+        selected] of client indices for each.
+        """
         ledger = self.source.controller.ledger
-        rounds = [[ledger.cohort(t).tolist(), ledger.selected(t).tolist()] for t in range(self._rounds_done)]
-        return json.dumps({"controller": _described(self.source.controller), "rounds": rounds}).encode()
+        rounds = [
+            [ledger.cohort(t).tolist(), ledger.selected(t).tolist()]
+            for t in range(self._rounds_done)
+        ]
+        return json.dumps(
+            {"controller": _described(self.source.controller), "rounds": rounds}
+        ).encode()
 
     @classmethod
     def from_bytes(cls, buffer: bytes) -> "CohortIterator":
         """The inverse of `to_bytes`. A controller that has drawn nothing goes on from the ledger.
 
         Raises:
-          ValueError: the controller is made with other arguments, the ledger is not its own, or one that it cannot have drawn.
+          ValueError: the controller is made with other arguments, the ledger is not its own, or one
+            that it cannot have drawn.
         """
         controller, state = cls.source.controller, json.loads(buffer)
         there = _described(controller)
-        if changed := sorted(name for name in there if state["controller"].get(name) != there[name]):
+        if changed := sorted(
+            name for name in there if state["controller"].get(name) != there[name]
+        ):
             raise ValueError(
-                f"the program state was saved with a controller of another {' and '.join(changed)}, which draws other cohorts under the "
-                "same noise: make the controller with the arguments that it had, or use a state folder of its own"
+                "the program state was saved with a controller of another "
+                f"{' and '.join(changed)}, which draws other cohorts under the "
+                "same noise: make the controller with the arguments that it had, or use a state "
+                "folder of its own"
             )
         saved = ParticipationLedger(cohort_size=controller.ledger.cohort_size)
         for cohort, selected in state["rounds"]:
@@ -126,17 +152,24 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
             controller.go_on_from(saved)
         elif controller.ledger.first(len(saved)).to_csv() != saved.to_csv():
             raise ValueError(
-                f"the program state's first {len(saved)} rounds had other cohorts than the controller's: it belongs to another run; use a "
+                f"the program state's first {len(saved)} rounds had other cohorts than the "
+                "controller's: it belongs to another run; use a "
                 "state folder of its own, or a new controller to go on with that one"
             )
         return cls(len(saved))
 
 
 def _described(controller: ParticipationController) -> dict[str, str]:
-    """What its draws follow from, by argument; of the seed, which is secret with sampling, a digest."""
+    """What its draws follow from, by argument; of the seed, which is secret with sampling, a
+    digest.
+    """
     names = ("participation", "population", "cohort_size", "sampling", "behavior")
-    available = controller.availability  # of a model that is no dataclass nothing but its class is known
+    available = (
+        controller.availability
+    )  # of a model that is no dataclass nothing but its class is known
     return {name: repr(getattr(controller, name)) for name in names} | {
-        "availability": repr(available) if dataclasses.is_dataclass(available) else type(available).__name__,
+        "availability": repr(available)
+        if dataclasses.is_dataclass(available)
+        else type(available).__name__,
         "seed": hashlib.sha256(f"fedmf controller {controller.seed}".encode()).hexdigest(),
     }

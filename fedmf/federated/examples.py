@@ -1,4 +1,6 @@
-"""Examples of a client or a split: a pair (x, y) of structures of numpy arrays, whose first axis counts the examples."""
+"""Examples of a client or a split: a pair (x, y) of structures of numpy arrays, whose first axis
+counts the examples.
+"""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -9,7 +11,8 @@ import tensorflow as tf
 
 # Inputs and labels; each an array, or a dict, tuple or list of arrays.
 Examples = tuple[Any, Any]
-# What a client trains on in a round: its examples in the order of each epoch. No epoch: they are not finite, and its update is zeroed.
+# What a client trains on in a round: its examples in the order of each epoch. No epoch: they are
+# not finite, and its update is zeroed.
 Epochs = Sequence[Examples]
 
 
@@ -28,7 +31,9 @@ def count(examples: Examples) -> int:
 
 def take(examples: Examples, index: Any) -> Examples:
     """The examples at `index`, an array of positions or a slice."""
-    taken: Examples = tf.nest.pack_sequence_as(examples, [array[index] for array in tf.nest.flatten(examples)])
+    taken: Examples = tf.nest.pack_sequence_as(
+        examples, [array[index] for array in tf.nest.flatten(examples)]
+    )
     return taken
 
 
@@ -40,7 +45,9 @@ def concatenated(parts: Sequence[Examples]) -> Examples:
 
 def spec(examples: Examples) -> Any:
     """The examples as a structure of tf.TensorSpec, (None, ...)."""
-    return tf.nest.map_structure(lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), examples)
+    return tf.nest.map_structure(
+        lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), examples
+    )
 
 
 def fits(examples: Examples, expected: Any) -> bool:
@@ -50,7 +57,10 @@ def fits(examples: Examples, expected: Any) -> bool:
     except (TypeError, ValueError):
         return False
     pairs = zip(tf.nest.flatten(examples), tf.nest.flatten(expected), strict=True)
-    return all(array.shape[1:] == tuple(spec.shape[1:]) and array.dtype == spec.dtype for array, spec in pairs)
+    return all(
+        array.shape[1:] == tuple(spec.shape[1:]) and array.dtype == spec.dtype
+        for array, spec in pairs
+    )
 
 
 def digest(*structures: Any) -> str:
@@ -58,7 +68,9 @@ def digest(*structures: Any) -> str:
     sha = hashlib.sha256()
     for structure in structures:
         arrays = tf.nest.flatten(structure)
-        described = tf.nest.pack_sequence_as(structure, [f"{array.dtype} {array.shape}" for array in arrays])
+        described = tf.nest.pack_sequence_as(
+            structure, [f"{array.dtype} {array.shape}" for array in arrays]
+        )
         sha.update(repr(described).encode())
         for array in arrays:
             sha.update(np.ascontiguousarray(array).tobytes())
@@ -66,7 +78,9 @@ def digest(*structures: Any) -> str:
 
 
 def _of_texts(array: np.ndarray) -> np.ndarray:
-    """Texts as pandas and tf.data give them, in numpy's own dtype for texts; any other array as it is."""
+    """Texts as pandas and tf.data give them, in numpy's own dtype for texts; any other array as it
+    is.
+    """
     for kind in (str, bytes):
         if array.dtype == object and all(isinstance(text, kind) for text in array.flat):
             texts = array.astype(kind)
@@ -88,7 +102,10 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
       NotFinite: NaN or an infinite value in an array.
     """
     if not isinstance(examples, tuple) or len(examples) != 2:
-        raise TypeError(f"the examples of {origin} are a {type(examples).__name__}: pass a pair (x, y) of arrays")
+        raise TypeError(
+            f"the examples of {origin} are a {type(examples).__name__}: pass a pair (x, y) of "
+            "arrays"
+        )
     try:
         leaves = [_of_texts(np.asarray(leaf)) for leaf in tf.nest.flatten(examples)]
         dtypes = [tf.as_dtype(array.dtype) for array in leaves]
@@ -96,14 +113,17 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
             raise TypeError
     except (TypeError, ValueError):
         raise TypeError(
-            f"the examples of {origin} are not all arrays of numbers or texts of one shape: convert them with np.asarray; pad those of "
-            "different lengths to one length first (tf.RaggedTensor.to_tensor, tf.keras.utils.pad_sequences)"
+            f"the examples of {origin} are not all arrays of numbers or texts of one shape: "
+            "convert them with np.asarray; pad those of "
+            "different lengths to one length first (tf.RaggedTensor.to_tensor, "
+            "tf.keras.utils.pad_sequences)"
         ) from None
     lengths = {array.shape[0] if array.ndim else None for array in leaves}
     if len(lengths) != 1 or None in lengths:
         shapes = " and ".join(dict.fromkeys(str(array.shape) for array in leaves))
         raise ValueError(
-            f"the examples of {origin} have the shapes {shapes}: the first axis must count them in every array, and lists "
+            f"the examples of {origin} have the shapes {shapes}: the first axis must count them in "
+            "every array, and lists "
             "are structures: make arrays of them"
         )
     for array, dtype in zip(leaves, dtypes, strict=True):
@@ -111,7 +131,8 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
         if (dtype.is_floating or dtype.is_complex) and not np.isfinite(array).all():
             first = int(np.argwhere(~np.isfinite(array))[0][0])
             raise NotFinite(
-                f"the examples of {origin} hold NaN or infinite values, first in example {owner(first)}: clean them, or leave them out"
+                f"the examples of {origin} hold NaN or infinite values, first in example "
+                f"{owner(first)}: clean them, or leave them out"
             )
     arrays: Examples = tf.nest.pack_sequence_as(examples, leaves)
     return arrays

@@ -1,4 +1,7 @@
-"""What is minimised on a batch: what Keras minimises in `Model.fit`. A batch holds nothing but a client's own examples, at least one."""
+"""What is minimised on a batch: what Keras minimises in `Model.fit`.
+
+A batch holds nothing but a client's own examples, at least one.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,14 +17,16 @@ BatchLoss = Callable[[Any, Any], Any]
 def batch_loss(task: Task) -> BatchLoss:
     """The task's loss, without the model's own losses.
 
-    A Keras loss is called as Keras calls it: its reduction, its `__call__` and the mask of the outputs count. Its value is not checked:
-    `check_model` does that.
+    A Keras loss is called as Keras calls it: its reduction, its `__call__` and the mask of the
+    outputs count. Its value is not checked: `check_model` does that.
     """
     loss = task.loss
     if loss is None:
         return lambda labels, outputs: tf.cast(outputs.loss(labels), tf.float32)
     if isinstance(loss, tf.keras.losses.Loss):
-        return lambda labels, outputs: tf.cast(_keras_loss(task.name, loss, labels, outputs), tf.float32)
+        return lambda labels, outputs: tf.cast(
+            _keras_loss(task.name, loss, labels, outputs), tf.float32
+        )
 
     def of_function(labels: Any, outputs: Any) -> Any:
         examples = tf.shape(tf.nest.flatten(labels)[0])[:1]
@@ -38,7 +43,8 @@ def minimised(loss: Any, own: Sequence[Any]) -> Any:
 def outputs_and_losses(model: Any, x: Any) -> tuple[Any, list[Any]]:
     """A model's outputs in training, and its own losses.
 
-    In a graph of TFF a model keeps the losses of earlier calls too, and of the call that built it, whose inputs nobody feeds.
+    In a graph of TFF a model keeps the losses of earlier calls too, and of the call that built it,
+    whose inputs nobody feeds.
     """
     before = list(model.losses)
     outputs = model(x, training=True)
@@ -46,13 +52,18 @@ def outputs_and_losses(model: Any, x: Any) -> tuple[Any, list[Any]]:
 
 
 def keras_mask(outputs: Any) -> Any:
-    """The mask that Keras's layers left on the outputs, of their dtype: 0 where they do not count. None for no mask."""
+    """The mask that Keras's layers left on the outputs, of their dtype: 0 where they do not count.
+
+    None for no mask.
+    """
     mask = getattr(outputs, "_keras_mask", None)
     return None if mask is None else tf.cast(mask, outputs.dtype)
 
 
 def is_mean(task: Task) -> bool:
-    """Whether the loss is a mean over what it is given, so that it may be taken on batches of any size."""
+    """Whether the loss is a mean over what it is given, so that it may be taken on batches of any
+    size.
+    """
     loss = task.loss
     if not isinstance(loss, tf.keras.losses.Loss):
         return True  # by the contract of `Task.loss`
@@ -61,13 +72,16 @@ def is_mean(task: Task) -> bool:
 
 
 def _keras_loss(name: str, loss: tf.keras.losses.Loss, labels: Any, outputs: Any) -> Any:
-    """As keras.engine.compile_utils.LossesContainer has it (Keras 2.14): the sum over the outputs of a model that has several."""
+    """As keras.engine.compile_utils.LossesContainer has it (Keras 2.14): the sum over the outputs
+    of a model that has several.
+    """
     if tf.nest.is_nested(labels) or tf.nest.is_nested(outputs):
         try:
             tf.nest.assert_same_structure(labels, outputs)
         except (TypeError, ValueError):
             raise ValueError(
-                f"labels and outputs of task {name!r} have other structures, so that its Keras loss does not know which belong together: "
+                f"labels and outputs of task {name!r} have other structures, so that its Keras "
+                "loss does not know which belong together: "
                 "give both the same, or the task a function (labels, outputs, example_weights)"
             ) from None
     pairs = zip(tf.nest.flatten(labels), tf.nest.flatten(outputs), strict=True)

@@ -17,8 +17,8 @@ from fedmf.federated.tff_models import TffModel, loop_model
 from fedmf.identifiers import check_clients, client_array
 
 SPLITS = ("validation", "test")
-# A client's dataset of unknown length is read so far: 256 times the 256 examples that the papers take of a client, and what fits into the
-# memory of any machine that trains.
+# A client's dataset of unknown length is read so far: 256 times the 256 examples that the papers
+# take of a client, and what fits into the memory of any machine that trains.
 MOST_EXAMPLES, MOST_BYTES = 256 * 256, 1 << 30
 _BOUNDED = "give repeat() a number, or end it with take(n)"
 # (labels, outputs, example weights) -> scalar; see `Task.loss`.
@@ -26,7 +26,9 @@ LossFunction = Callable[[Any, Any, Any], Any]
 
 
 class CompiledEpoch(Protocol):
-    """A client's local epoch without automatic differentiation, for a model whose speed is worth it."""
+    """A client's local epoch without automatic differentiation, for a model whose speed is worth
+    it.
+    """
 
     def __call__(
         self,
@@ -37,16 +39,19 @@ class CompiledEpoch(Protocol):
         update: Sequence[np.ndarray],
         /,
     ) -> float:
-        """One epoch of SGD over the examples in their order, in the task's batches, the last of which may be short.
+        """One epoch of SGD over the examples in their order, in the task's batches, the last of
+        which may be short.
 
-        It must do what SGD on the task's model and loss does, to float32 rounding; give the same bits for the same input; write to
-        nothing but `update`; and may be called from several threads at once, which it should let run side by side.
+        It must do what SGD on the task's model and loss does, to float32 rounding; give the same
+        bits for the same input; write to nothing but `update`; and may be called from several
+        threads at once, which it should let run side by side.
 
         Args:
           weights: the model's trainable weights, float32 and contiguous.
           x, y: a client's examples, contiguous.
           learning_rate: of SGD.
-          update: arrays like the weights that the weights before less the weights after are written to.
+          update: arrays like the weights that the weights before less the weights after are written
+            to.
 
         Returns:
           The sum over batches of the loss before the step times the batch's examples.
@@ -57,33 +62,41 @@ class CompiledEpoch(Protocol):
 class Task:
     """A federated learning task: from arrays, from a TFF ClientData, or from functions as here.
 
-    All data leave the task as numpy arrays, so that every execution of the training loop trains on exactly the same examples in the same
-    order; shuffling and batching along the first axis belong to the loop, which seeds them.
+    All data leave the task as numpy arrays, so that every execution of the training loop trains on
+    exactly the same examples in the same order; shuffling and batching along the first axis belong
+    to the loop, which seeds them.
 
     Attributes:
       name: short name, such as "digits".
       description: one line for reports: which data, how many clients, which model.
-      client_ids: training clients in a fixed order, each once, none missing and no two that look alike; the participation
-        controller's index i is client_ids[i].
-      client_examples: client id -> (x, y), structures of arrays of any dtype whose first axis counts the client's examples, possibly none.
-        Pure: the same in the same order whenever it is asked, in every process. A resume repeats its noise.
+      client_ids: training clients in a fixed order, each once, none missing and no two that look
+        alike; the participation controller's index i is client_ids[i].
+      client_examples: client id -> (x, y), structures of arrays of any dtype whose first axis
+        counts the client's examples, possibly none. Pure: the same in the same order whenever it is
+        asked, in every process. A resume repeats its noise.
       evaluation_examples: "validation" or "test" -> (x, y). Pure; the two splits are disjoint.
-      build_model: seed -> an untrained tf.keras.Model of x, or a tff.learning.models VariableModel or FunctionalModel. The same seed
-        gives the same weights. In training it must be a function of weights and inputs alone: no Dropout, no BatchNormalization.
-      loss: a tf.keras.losses.Loss, which means what it means in `Model.fit`, or a function (labels, outputs, example_weights) -> the
-        scalar mean that a client minimises. example_weights is 1 for each example, float32 (batch,): a batch holds a client's own
-        examples only, and its last may be short. None for a TFF model, which brings its own.
-      metrics: () -> tf.keras.metrics.Metric objects with scalar results, for evaluation. One may be named "loss"; otherwise the loss is
-        reported as the mean over examples. None for a TFF model, of whose own metrics the scalar ones are reported.
+      build_model: seed -> an untrained tf.keras.Model of x, or a tff.learning.models VariableModel
+        or FunctionalModel. The same seed gives the same weights. In training it must be a function
+        of weights and inputs alone: no Dropout, no BatchNormalization.
+      loss: a tf.keras.losses.Loss, which means what it means in `Model.fit`, or a function (labels,
+        outputs, example_weights) -> the scalar mean that a client minimises. example_weights is 1
+        for each example, float32 (batch,): a batch holds a client's own examples only, and its last
+        may be short. None for a TFF model, which brings its own.
+      metrics: () -> tf.keras.metrics.Metric objects with scalar results, for evaluation. One may be
+        named "loss"; otherwise the loss is reported as the mean over examples. None for a TFF
+        model, of whose own metrics the scalar ones are reported.
       batch_size: examples in a client's batch.
-      headline_metric: the metric that reports show; by default the first. A sweep chooses where it is largest, or smallest if its name
-        has error, loss or perplexity.
-      metric_note: what a reader of the headline metric must know, printed behind its name, such as "leaves out unknown words".
-      data_version: another text whenever the data are others, so that a resume on them is refused; with "" a resume warns.
-      compiled_epoch: () -> the same training of a client without automatic differentiation, or None where this machine cannot run
-        it. Only the fast execution uses it; without it clients train by automatic differentiation of `build_model`.
-      export_model: a model of `build_model` -> one of the same weights and outputs that Keras loads without the task's code; None where
-        `build_model` has layers of Keras's only.
+      headline_metric: the metric that reports show; by default the first. A sweep chooses where it
+        is largest, or smallest if its name has error, loss or perplexity.
+      metric_note: what a reader of the headline metric must know, printed behind its name, such as
+        "leaves out unknown words".
+      data_version: another text whenever the data are others, so that a resume on them is refused;
+        with "" a resume warns.
+      compiled_epoch: () -> the same training of a client without automatic differentiation, or None
+        where this machine cannot run it. Only the fast execution uses it; without it clients train
+        by automatic differentiation of `build_model`.
+      export_model: a model of `build_model` -> one of the same weights and outputs that Keras loads
+        without the task's code; None where `build_model` has layers of Keras's only.
 
     Raises:
       TypeError, ValueError: naming the attribute, its value and what to do instead.
@@ -106,31 +119,45 @@ class Task:
 
     def __post_init__(self) -> None:
         if not len(self.client_ids):
-            raise ValueError(f"client_ids of task {self.name!r} is empty: a task needs at least one training client")
+            raise ValueError(
+                f"client_ids of task {self.name!r} is empty: a task needs at least one training "
+                "client"
+            )
         check_clients(f"client_ids of task {self.name!r}", self.client_ids)
         if len(set(self.client_ids)) != len(self.client_ids):
-            twice = next(name for name, count in collections.Counter(self.client_ids).items() if count > 1)
+            twice = next(
+                name for name, count in collections.Counter(self.client_ids).items() if count > 1
+            )
             raise ValueError(
-                f"client_ids of task {self.name!r} has {twice!r} more than once: the guarantee is for each client, so every one needs an "
+                f"client_ids of task {self.name!r} has {twice!r} more than once: the guarantee is "
+                "for each client, so every one needs an "
                 "id of its own"
             )
         checks.integer("batch_size", self.batch_size, low=1, hint="use a positive whole number")
         if not callable(self.build_model) or isinstance(self.build_model, tf.keras.layers.Layer):
-            raise TypeError(f"the model of task {self.name!r} is {self.build_model!r}: pass a function that builds one")
+            raise TypeError(
+                f"the model of task {self.name!r} is {self.build_model!r}: pass a function that "
+                "builds one"
+            )
         if not (self.metrics is None or callable(self.metrics)):
             raise TypeError(
-                f"metrics of task {self.name!r} is {self.metrics!r}: pass a function that makes the list, such as lambda: [...]"
+                f"metrics of task {self.name!r} is {self.metrics!r}: pass a function that makes "
+                "the list, such as lambda: [...]"
             )
         # A class, or a function of labels and outputs only.
-        of_keras = isinstance(self.loss, type | types.FunctionType) and self.loss.__module__.startswith("keras.")
+        of_keras = isinstance(
+            self.loss, type | types.FunctionType
+        ) and self.loss.__module__.startswith("keras.")
         if of_keras or not (self.loss is None or callable(self.loss)):
             raise TypeError(
-                f"loss of task {self.name!r} is {self.loss!r}: pass a tf.keras.losses.Loss, such as MeanSquaredError(), or a function "
+                f"loss of task {self.name!r} is {self.loss!r}: pass a tf.keras.losses.Loss, such "
+                "as MeanSquaredError(), or a function "
                 "(labels, outputs, example_weights)"
             )
         if (self.loss is None) != (self.metrics is None):
             raise ValueError(
-                f"task {self.name!r} has only one of loss and metrics: give both, or neither for a TFF model with its own"
+                f"task {self.name!r} has only one of loss and metrics: give both, or neither for a "
+                "TFF model with its own"
             )
         # Everything behind this line sees one kind of model.
         built = functools.partial(loop_model, self.name, self.build_model, self.loss is None)
@@ -145,7 +172,10 @@ class Task:
         """
         names = self._metric_names()
         if not names:
-            raise ValueError(f"metrics of task {self.name!r} gives no metric: reports need one, such as an accuracy")
+            raise ValueError(
+                f"metrics of task {self.name!r} gives no metric: reports need one, such as an "
+                "accuracy"
+            )
         return checks.one_of("headline_metric", self.headline_metric or names[0], (*names, "loss"))
 
     def _metric_names(self) -> list[str]:
@@ -154,7 +184,8 @@ class Task:
             for metric in metrics:
                 if not isinstance(metric, tf.keras.metrics.Metric):
                     raise TypeError(
-                        f"metrics of task {self.name!r} gives {metric!r}: give objects of tf.keras.metrics.Metric, such as "
+                        f"metrics of task {self.name!r} gives {metric!r}: give objects of "
+                        "tf.keras.metrics.Metric, such as "
                         'tf.keras.metrics.SparseCategoricalAccuracy("accuracy")'
                     )
             return [metric.name for metric in metrics]
@@ -164,10 +195,13 @@ class Task:
 
     @functools.cached_property
     def spec(self) -> Any:
-        """The examples as a structure of tf.TensorSpec, (None, ...); all clients' and splits' are like the validation split's."""
+        """The examples as a structure of tf.TensorSpec, (None, ...); all clients' and splits' are
+        like the validation split's.
+        """
         return of_examples.spec(
             of_examples.checked(
-                _called(self.evaluation_examples, "validation", self._origin("validation")), self._origin("validation")
+                _called(self.evaluation_examples, "validation", self._origin("validation")),
+                self._origin("validation"),
             )
         )
 
@@ -175,10 +209,14 @@ class Task:
         """A client's examples.
 
         Raises:
-          TypeError, ValueError: not structures of arrays as `spec` has them, or NaN or infinite values in them; naming the client. For the
-            latter it is a NotFinite of fedmf.federated.examples, and a run zeroes the client's update and goes on.
+          TypeError, ValueError: not structures of arrays as `spec` has them, or NaN or infinite
+            values in them; naming the client. For the latter it is a NotFinite of
+            fedmf.federated.examples, and a run zeroes the client's update and goes on.
         """
-        return self._checked(_called(self.client_examples, client_id, self._origin(client_id)), self._origin(client_id))
+        return self._checked(
+            _called(self.client_examples, client_id, self._origin(client_id)),
+            self._origin(client_id),
+        )
 
     def split(self, name: str) -> Examples:
         """The examples of a split, at least one.
@@ -186,31 +224,44 @@ class Task:
         Raises:
           TypeError, ValueError: as `examples_of` does.
         """
-        examples = self._checked(_called(self.evaluation_examples, name, self._origin(name)), self._origin(name))
+        examples = self._checked(
+            _called(self.evaluation_examples, name, self._origin(name)), self._origin(name)
+        )
         if not of_examples.count(examples):
-            raise ValueError(f"{self._origin(name)} is empty: evaluation needs at least one example")
+            raise ValueError(
+                f"{self._origin(name)} is empty: evaluation needs at least one example"
+            )
         return examples
 
     def starting_from(self, weights: Sequence[np.ndarray]) -> "Task":
         """This task with models that start from `weights`, whatever the seed.
 
         Args:
-          weights: all of a model's, those that are not trained too, as tf.keras.Model.get_weights gives them.
+          weights: all of a model's, those that are not trained too, as tf.keras.Model.get_weights
+            gives them.
 
         Raises:
           ValueError: the shapes are not those of the task's model.
         """
-        expected, given = ([weight.shape for weight in each] for each in (self.build_model(0).get_weights(), weights))
+        expected, given = (
+            [weight.shape for weight in each]
+            for each in (self.build_model(0).get_weights(), weights)
+        )
         if expected != given:
             raise ValueError(
-                f"the weights have the shapes {given} and the model of task {self.name!r} has {expected}: take those of the same model"
+                f"the weights have the shapes {given} and the model of task {self.name!r} has "
+                f"{expected}: take those of the same model"
             )
 
-        build_model = self.build_model  # and not the task, whose examples would go wherever the function goes
+        build_model = (
+            self.build_model
+        )  # and not the task, whose examples would go wherever the function goes
 
         def build(seed: int) -> Any:
             model = build_model(seed)
-            if tf.executing_eagerly():  # TFF builds models in graphs, and sets their weights afterwards
+            if (
+                tf.executing_eagerly()
+            ):  # TFF builds models in graphs, and sets their weights afterwards
                 model.set_weights(weights)
             return model
 
@@ -229,13 +280,18 @@ class Task:
         return light
 
     def _origin(self, name: str) -> str:
-        return f"the {name} split of task {self.name!r}" if name in SPLITS else f"client {name!r} of task {self.name!r}"
+        return (
+            f"the {name} split of task {self.name!r}"
+            if name in SPLITS
+            else f"client {name!r} of task {self.name!r}"
+        )
 
     def _checked(self, examples: Any, origin: str) -> Examples:
         arrays = of_examples.checked(examples, origin)
         if not of_examples.fits(arrays, self.spec):
             raise TypeError(
-                f"the examples of {origin} are {of_examples.spec(arrays)} where those of the validation split are {self.spec}: give all "
+                f"the examples of {origin} are {of_examples.spec(arrays)} where those of the "
+                f"validation split are {self.spec}: give all "
                 "the same shapes and dtypes"
             )
         return arrays
@@ -256,12 +312,13 @@ class Task:
 
         Args:
           x, y: structures of arrays; the first axis counts all examples.
-          client_ids: an id for each example, of any dtype, none of them missing. Clients are in the order of their ids, examples in
-            that of the arrays.
+          client_ids: an id for each example, of any dtype, none of them missing. Clients are in the
+            order of their ids, examples in that of the arrays.
           validation, test: (x, y) of the splits.
-          model: () -> a model as of `build_model`; its weights follow from the run's seed, by tf.keras.utils.set_random_seed.
-          attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`. `data_version` is by default a digest of
-            the contents.
+          model: () -> a model as of `build_model`; its weights follow from the run's seed, by
+            tf.keras.utils.set_random_seed.
+          attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`.
+            `data_version` is by default a digest of the contents.
 
         Raises:
           TypeError, ValueError: as `Task` does, and for arrays whose first axes differ.
@@ -278,24 +335,31 @@ class Task:
         (12, 5)
         """
         ids = client_array("client_ids", client_ids)
-        examples = of_examples.checked((x, y), "x and y", lambda i: f"{i}, of client {[*ids.flat][i]!r}")
+        examples = of_examples.checked(
+            (x, y), "x and y", lambda i: f"{i}, of client {[*ids.flat][i]!r}"
+        )
         if ids.shape != (of_examples.count(examples),):
             raise ValueError(
-                f"client_ids has the shape {ids.shape} and x and y hold {of_examples.count(examples)} examples: give each example an id"
+                f"client_ids has the shape {ids.shape} and x and y hold "
+                f"{of_examples.count(examples)} examples: give each example an id"
             )
         names, owner = np.unique(ids, return_inverse=True)
         order = np.argsort(owner, kind="stable")
         ends = np.searchsorted(owner[order], np.arange(len(names) + 1))
         index = {str(name): i for i, name in enumerate(names)}
         splits = dict(zip(SPLITS, (validation, test), strict=True))
-        checked = {name: of_examples.checked(split, f"the {name} split") for name, split in splits.items()}
+        checked = {
+            name: of_examples.checked(split, f"the {name} split") for name, split in splits.items()
+        }
         given: dict[str, Any] = {
             "description": f"{ids.size} examples of {len(names)} clients",
             "data_version": of_examples.digest(examples, ids, *checked.values()),
         }
         return cls(
             client_ids=tuple(index),
-            client_examples=lambda name: of_examples.take(examples, order[ends[index[name]] : ends[index[name] + 1]]),
+            client_examples=lambda name: of_examples.take(
+                examples, order[ends[index[name]] : ends[index[name] + 1]]
+            ),
             evaluation_examples=checked.__getitem__,
             build_model=seeded(model),
             **given | attributes,
@@ -312,16 +376,18 @@ class Task:
         model: Callable[[], Any],
         **attributes: Any,
     ) -> "Task":
-        """A task on a tff.simulation.datasets.ClientData: TFF's own data sets, FilePerUserClientData, SqlClientData, TestClientData ...
+        """A task on a tff.simulation.datasets.ClientData: TFF's own data sets,
+        FilePerUserClientData, SqlClientData, TestClientData ...
 
         Args:
           train: the ClientData of the training clients.
           validation, test: a ClientData, all of whose clients are evaluated on, or (x, y).
-          preprocess: a client's tf.data.Dataset -> a tf.data.Dataset of single examples (x, y), not batched; or (x, y) as arrays. Pure:
-            without shuffle or random augmentation.
-          model: () -> a model as of `build_model`; its weights follow from the run's seed, by tf.keras.utils.set_random_seed.
-          attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`. Without a `data_version` a resume compares
-            the first cohort's examples alone, and warns.
+          preprocess: a client's tf.data.Dataset -> a tf.data.Dataset of single examples (x, y), not
+            batched; or (x, y) as arrays. Pure: without shuffle or random augmentation.
+          model: () -> a model as of `build_model`; its weights follow from the run's seed, by
+            tf.keras.utils.set_random_seed.
+          attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`.
+            Without a `data_version` a resume compares the first cohort's examples alone, and warns.
 
         Raises:
           TypeError, ValueError: as `Task` does.
@@ -357,7 +423,9 @@ def _called(examples_of: Callable[[str], Examples], name: str, origin: str) -> E
     except (TypeError, ValueError, OSError):
         raise
     except Exception as error:
-        raise ValueError(f"reading the examples of {origin} raises {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"reading the examples of {origin} raises {type(error).__name__}: {error}"
+        ) from error
 
 
 def _elsewhere(name: str) -> Examples:
@@ -371,28 +439,43 @@ def _arrays(examples: Any, client_id: str) -> Examples:
     element = examples.element_spec
     leaves = tf.nest.flatten(element)
     pair = isinstance(element, tuple) and len(element) == 2
-    if not pair or not all(isinstance(part, tf.TensorSpec) and part.shape.is_fully_defined() for part in leaves):
+    if not pair or not all(
+        isinstance(part, tf.TensorSpec) and part.shape.is_fully_defined() for part in leaves
+    ):
         raise TypeError(
-            f"preprocess gives elements {element}: map to single examples (x, y) of one shape, padded and not batched"
+            f"preprocess gives elements {element}: map to single examples (x, y) of one shape, "
+            "padded and not batched"
         )
     length = examples.cardinality().numpy()
     if length == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(f"preprocess gives client {client_id!r} a dataset without an end: {_BOUNDED}")
-    parts = [tf.nest.map_structure(lambda part: np.empty([0, *part.shape], part.dtype.as_numpy_dtype), element)]
+        raise ValueError(
+            f"preprocess gives client {client_id!r} a dataset without an end: {_BOUNDED}"
+        )
+    parts = [
+        tf.nest.map_structure(
+            lambda part: np.empty([0, *part.shape], part.dtype.as_numpy_dtype), element
+        )
+    ]
     number, size = 0, 0
     for part in examples.batch(1024).as_numpy_iterator():
         parts.append(part)
-        number, size = number + of_examples.count(part), size + sum(array.nbytes for array in tf.nest.flatten(part))
+        number, size = (
+            number + of_examples.count(part),
+            size + sum(array.nbytes for array in tf.nest.flatten(part)),
+        )
         if length == tf.data.UNKNOWN_CARDINALITY and (number > MOST_EXAMPLES or size > MOST_BYTES):
             raise ValueError(
-                f"preprocess gives client {client_id!r} {number} examples of {size / 1e9:.2g} GB and more, and tf.data does not know "
+                f"preprocess gives client {client_id!r} {number} examples of {size / 1e9:.2g} GB "
+                "and more, and tf.data does not know "
                 f"whether they end: {_BOUNDED}"
             )
     return of_examples.concatenated(parts)
 
 
 def seeded(model: Callable[[], Any]) -> Callable[[int], Any]:
-    """`Task.build_model` of a function without a seed: Keras's, TensorFlow's, numpy's and Python's own generators are seeded before."""
+    """`Task.build_model` of a function without a seed: Keras's, TensorFlow's, numpy's and Python's
+    own generators are seeded before.
+    """
     if not callable(model) or isinstance(model, tf.keras.layers.Layer):
         return model  # which `Task` refuses
 

@@ -34,8 +34,9 @@ def _stderr_held_back() -> Iterator[None]:
 def import_tensorflow() -> None:
     """Imports TensorFlow, TensorFlow Privacy and TensorFlow Federated once.
 
-    TensorFlow's C++ libraries report missing GPU drivers on import, some of it as errors; those lines are dropped. From then on its
-    information and warnings are off and its errors are shown. An environment variable TF_CPP_MIN_LOG_LEVEL set by the user wins.
+    TensorFlow's C++ libraries report missing GPU drivers on import, some of it as errors; those
+    lines are dropped. From then on its information and warnings are off and its errors are shown.
+    An environment variable TF_CPP_MIN_LOG_LEVEL set by the user wins.
 
     Raises:
       ImportError: saying how to install the missing packages.
@@ -43,21 +44,31 @@ def import_tensorflow() -> None:
     chosen = "TF_CPP_MIN_LOG_LEVEL" in os.environ
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
-        quiet = contextlib.nullcontext() if chosen or "tensorflow" in sys.modules else _stderr_held_back()
+        quiet = (
+            contextlib.nullcontext()
+            if chosen or "tensorflow" in sys.modules
+            else _stderr_held_back()
+        )
         with quiet:
             from fedmf.federated import tff  # noqa: F401
         interrupts.check()
     except ImportError as error:
         interrupts.check()
         raise ImportError(
-            f"fedmf.federated needs TensorFlow, TensorFlow Federated 0.87 and TensorFlow Privacy ({error}): {_how_to_install()}"
+            "fedmf.federated needs TensorFlow, TensorFlow Federated 0.87 and TensorFlow Privacy "
+            f"({error}): {_how_to_install()}"
         ) from error
 
 
 def _how_to_install() -> str:
-    """The list of versions that work lies in the package: a resolver finds none, because of a version that is gone from the index."""
+    """The list of versions that work lies in the package: a resolver finds none, because of a
+    version that is gone from the index.
+    """
     command = f"`pip install --no-deps -r {pathlib.Path(__file__).parents[1] / 'training.lock'}`"
     if sys.version_info[:2] == _PYTHON:
         return f"install them with {command}"
     here = ".".join(map(str, sys.version_info[:2]))
-    return f"they run on Python 3.11, and this is {here}: in an environment of Python 3.11 install fedmf and then {command}"
+    return (
+        f"they run on Python 3.11, and this is {here}: in an environment of Python 3.11 install "
+        f"fedmf and then {command}"
+    )

@@ -1,4 +1,6 @@
-"""The symbols of TensorFlow Federated 0.87 and TensorFlow Privacy that fedmf uses: no other module imports either of them."""
+"""The symbols of TensorFlow Federated 0.87 and TensorFlow Privacy that fedmf uses: no other module
+imports either of them.
+"""
 
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp

@@ -1,7 +1,8 @@
 """TFF's VariableModel and FunctionalModel as the model of a task. No other module knows them.
 
-A task's model is used as a tf.keras.Model is: variables, outputs of inputs, and a loss of labels and outputs. TFF's models compute their
-loss themselves, a VariableModel together with the outputs, in `forward_pass`. So their outputs here are `Outputs`, not yet computed.
+A task's model is used as a tf.keras.Model is: variables, outputs of inputs, and a loss of labels
+and outputs. TFF's models compute their loss themselves, a VariableModel together with the outputs,
+in `forward_pass`. So their outputs here are `Outputs`, not yet computed.
 """
 
 import abc
@@ -34,26 +35,33 @@ def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, s
     except (TypeError, ValueError):
         raise
     except Exception as error:
-        raise ValueError(f"build_model of task {name!r} raises {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"build_model of task {name!r} raises {type(error).__name__}: {error}"
+        ) from error
     if isinstance(model, tff.learning.models.FunctionalModel):
         model = _OfFunctionalModel(model)
     elif isinstance(model, tff.learning.models.VariableModel):
         model = _OfVariableModel(model)
     if not isinstance(model, tf.keras.Model | TffModel):
         raise TypeError(
-            f"build_model of task {name!r} gives a {type(model).__name__}: return a tf.keras.Model, or a VariableModel or FunctionalModel "
+            f"build_model of task {name!r} gives a {type(model).__name__}: return a "
+            "tf.keras.Model, or a VariableModel or FunctionalModel "
             "of tff.learning.models"
         )
     if isinstance(model, tf.keras.Model) and not model.built:
         raise ValueError(
-            f"build_model of task {name!r} gives a model without weights: begin it with tf.keras.Input, or call it once"
+            f"build_model of task {name!r} gives a model without weights: begin it with "
+            "tf.keras.Input, or call it once"
         )
     if isinstance(model, TffModel) and not brings_own:
         raise ValueError(
-            f"task {name!r} has loss or metrics beside a {model.kind} of TFF, which brings its own: leave both out"
+            f"task {name!r} has loss or metrics beside a {model.kind} of TFF, which brings its "
+            "own: leave both out"
         )
     if brings_own and not isinstance(model, TffModel):
-        raise ValueError(f"task {name!r} has neither loss nor metrics, which a tf.keras.Model needs: give both")
+        raise ValueError(
+            f"task {name!r} has neither loss nor metrics, which a tf.keras.Model needs: give both"
+        )
     return model
 
 
@@ -76,7 +84,9 @@ class TffModel(abc.ABC):
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """The inverse of `get_weights`."""
-        for variable, weight in zip((*self.trainable_variables, *self.non_trainable_variables), weights, strict=True):
+        for variable, weight in zip(
+            (*self.trainable_variables, *self.non_trainable_variables), weights, strict=True
+        ):
             variable.assign(weight)
 
     @abc.abstractmethod
@@ -95,7 +105,9 @@ class TffModel(abc.ABC):
     def _metrics(self) -> Mapping[str, Any]: ...
 
     def metric_values(self) -> dict[str, float]:
-        """The metrics of all batches since the reset, of those that are single numbers; without TFF's counts of examples and batches."""
+        """The metrics of all batches since the reset, of those that are single numbers; without
+        TFF's counts of examples and batches.
+        """
         # TFF's finalizers of Keras metrics make variables at each call, which a tf.function cannot.
         eagerly = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
@@ -103,10 +115,16 @@ class TffModel(abc.ABC):
             values = self._metrics()
         finally:
             tf.config.run_functions_eagerly(eagerly)
-        arrays = {name: np.asarray(value) for name, value in values.items() if not isinstance(value, Mapping)}
+        arrays = {
+            name: np.asarray(value)
+            for name, value in values.items()
+            if not isinstance(value, Mapping)
+        }
         counts = ("num_examples", "num_batches")
         return {
-            name: float(a) for name, a in arrays.items() if not a.shape and a.dtype != object and name not in counts
+            name: float(a)
+            for name, a in arrays.items()
+            if not a.shape and a.dtype != object and name not in counts
         }
 
 
@@ -131,8 +149,9 @@ class Outputs:
 class _OfVariableModel(TffModel):
     """A VariableModel. `forward_pass` may write its local variables, which count its metrics.
 
-    Each batch of a training begins with the first values of all variables that are not trained. So nothing of a client is carried into
-    another's update, even by a model whose loss depends on them.
+    Each batch of a training begins with the first values of all variables that are not trained. So
+    nothing of a client is carried into another's update, even by a model whose loss depends on
+    them.
     """
 
     kind = "VariableModel"
@@ -147,7 +166,9 @@ class _OfVariableModel(TffModel):
     def _keep_first_values(self) -> None:
         kept = [*self.non_trainable_variables, *self.local_variables]
         # In TFF's graphs there are no values yet; there each client has variables of its own.
-        self._first = [(variable, variable.numpy()) for variable in kept] if tf.executing_eagerly() else []
+        self._first = (
+            [(variable, variable.numpy()) for variable in kept] if tf.executing_eagerly() else []
+        )
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """See `TffModel.set_weights`."""
@@ -173,11 +194,16 @@ class _OfVariableModel(TffModel):
 
     def _metrics(self) -> Mapping[str, Any]:
         counted = self._model.report_local_unfinalized_metrics()
-        return {name: finalize(counted[name]) for name, finalize in self._model.metric_finalizers().items()}
+        return {
+            name: finalize(counted[name])
+            for name, finalize in self._model.metric_finalizers().items()
+        }
 
 
 class _OfFunctionalModel(TffModel):
-    """A FunctionalModel with variables for its weights and, in an evaluation, for the state of its metrics."""
+    """A FunctionalModel with variables for its weights and, in an evaluation, for the state of its
+    metrics.
+    """
 
     kind = "FunctionalModel"
 
@@ -185,17 +211,22 @@ class _OfFunctionalModel(TffModel):
         self._model, self._state = model, None
         trained, fixed = model.initial_weights
         self.trainable_variables = [tf.Variable(weight) for weight in tf.nest.flatten(trained)]
-        self.non_trainable_variables = [tf.Variable(weight, trainable=False) for weight in tf.nest.flatten(fixed)]
+        self.non_trainable_variables = [
+            tf.Variable(weight, trainable=False) for weight in tf.nest.flatten(fixed)
+        ]
 
     def predictions(self, x: Any, training: bool) -> Any:
         """See `TffModel.predictions`."""
-        weights = map(tf.convert_to_tensor, (*self.trainable_variables, *self.non_trainable_variables))
+        weights = map(
+            tf.convert_to_tensor, (*self.trainable_variables, *self.non_trainable_variables)
+        )
         packed = tf.nest.pack_sequence_as(self._model.initial_weights, list(weights))
         try:
             return self._model.predict_on_batch(packed, x, training)
         except tff.learning.models.functional.KerasFunctionalModelError:
             raise ValueError(
-                "a FunctionalModel of functional_model_from_keras works in TFF's own computations only: return its tf.keras.Model, and "
+                "a FunctionalModel of functional_model_from_keras works in TFF's own computations "
+                "only: return its tf.keras.Model, and "
                 "give the task loss and metrics"
             ) from None
 
@@ -205,17 +236,23 @@ class _OfFunctionalModel(TffModel):
         loss = self._model.loss(outputs, y)
         if not training and self._state is not None:
             examples = tf.shape(tf.nest.flatten(y)[0])[0]
-            batch = tff.learning.models.BatchOutput(loss=loss, predictions=outputs, num_examples=examples)
+            batch = tff.learning.models.BatchOutput(
+                loss=loss, predictions=outputs, num_examples=examples
+            )
             before = tf.nest.map_structure(tf.convert_to_tensor, self._state)
             after = self._model.update_metrics_state(before, y, batch)
-            tf.nest.map_structure(lambda variable, value: variable.assign(value), self._state, after)
+            tf.nest.map_structure(
+                lambda variable, value: variable.assign(value), self._state, after
+            )
         return loss
 
     def reset_metrics(self) -> None:
         """See `TffModel.reset_metrics`."""
         first = self._model.initialize_metrics_state()
         if self._state is None:
-            self._state = tf.nest.map_structure(lambda value: tf.Variable(value, trainable=False), first)
+            self._state = tf.nest.map_structure(
+                lambda value: tf.Variable(value, trainable=False), first
+            )
         tf.nest.map_structure(lambda variable, value: variable.assign(value), self._state, first)
 
     def _metrics(self) -> Mapping[str, Any]:

@@ -1,4 +1,7 @@
-"""What every mechanism offers. The classes that implement it are final: one family, one file, one frozen dataclass."""
+"""What every mechanism offers.
+
+The classes that implement it are final: one family, one file, one frozen dataclass.
+"""
 
 import abc
 import dataclasses
@@ -20,17 +23,21 @@ FILE_FORMAT, FILE_VERSION = "fedmf mechanism", 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Mechanism(abc.ABC):
-    """A matrix-factorization mechanism: an encoder C (m, n) and a noising matrix N (n, m) with N C = I.
+    """A matrix-factorization mechanism: an encoder C (m, n) and a noising matrix N (n, m) with N C
+    = I.
 
-    Round t releases x[t] + (N Z)[t] with Z ~ Normal(0, stddev^2), (m, d). N (C x + Z) = x + N Z is post-processing of
-    the Gaussian mechanism C x + Z, so privacy depends on C alone, also for inputs chosen adaptively and for N that is
-    not causal (Denisov et al. 2022, Thm. 2.1; multi-epoch paper, Thm. 2.2).
+    Round t releases x[t] + (N Z)[t] with Z ~ Normal(0, stddev^2), (m, d). N (C x + Z) = x + N Z is
+    post-processing of the Gaussian mechanism C x + Z, so privacy depends on C alone, also for
+    inputs chosen adaptively and for N that is not causal (Denisov et al. 2022, Thm. 2.1;
+    multi-epoch paper, Thm. 2.2).
 
-    Mechanisms compare by identity. They claim no sensitivity: `fedmf.sensitivity` computes it from `encoder()`.
+    Mechanisms compare by identity. They claim no sensitivity: `fedmf.sensitivity` computes it from
+    `encoder()`.
 
     Attributes:
       family: what `fedmf.fit` calls the kind of mechanism.
-      uncertified: why a mechanism of this family has no certificate, where its maker gives no reason.
+      uncertified: why a mechanism of this family has no certificate, where its maker gives no
+        reason.
       rounds: n, the number of rounds.
       certificate: how far from the best of its family it can be, or None.
       certificate_reason: why there is no certificate; empty if there is one.
@@ -54,14 +61,18 @@ class Mechanism(abc.ABC):
     def _set(self, **fields: Any) -> None:
         """Replaces fields by what `__post_init__` has checked."""
         for name, value in fields.items():
-            object.__setattr__(self, name, checks.frozen(value) if isinstance(value, np.ndarray) else value)
+            object.__setattr__(
+                self, name, checks.frozen(value) if isinstance(value, np.ndarray) else value
+            )
 
     def _set_rounds(self) -> None:
         self._set(rounds=checks.rounds("rounds", self.rounds))
 
     @property
     def bands(self) -> int:
-        """Non-zero diagonals of C, the main one included: 1 for a diagonal C, `rounds` for one without band structure."""
+        """Non-zero diagonals of C, the main one included: 1 for a diagonal C, `rounds` for one
+        without band structure.
+        """
         return self.rounds
 
     @abc.abstractmethod
@@ -75,7 +86,8 @@ class Mechanism(abc.ABC):
     def stream(self) -> NoiseStream:
         """The recipe that makes rows of N Z from independent draws.
 
-        By default the rows of a banded C as a recurrence (banded paper, App. J, Alg. 9), otherwise the rows of N.
+        By default the rows of a banded C as a recurrence (banded paper, App. J, Alg. 9), otherwise
+        the rows of N.
         """
         rows = self.banded_rows()
         if rows is not None:
@@ -84,40 +96,62 @@ class Mechanism(abc.ABC):
         return NoiseStream(rounds=self.rounds, sources=N.shape[1], contraction=N)
 
     def banded_rows(self) -> np.ndarray | None:
-        """C by rows, float64 (rounds, bands), [t, j] = C[t, t - j], where C is square and banded; otherwise None.
+        """C by rows, float64 (rounds, bands), [t, j] = C[t, t - j], where C is square and banded;
+        otherwise None.
 
-        What is computed from it (sensitivity, errors) costs O(rounds bands^2) where `encoder()` would cost O(rounds^2).
+        What is computed from it (sensitivity, errors) costs O(rounds bands^2) where `encoder()`
+        would cost O(rounds^2).
         """
         return None
 
     def toeplitz_coefficients(self) -> np.ndarray | None:
-        """The first column of C up to its last non-zero, float64 (bands,), where C is lower-triangular Toeplitz; or None."""
+        """The first column of C up to its last non-zero, float64 (bands,), where C is
+        lower-triangular Toeplitz; or None.
+        """
         return None
 
     def noising_coefficients(self) -> np.ndarray | None:
-        """The first column of N, float64 (rounds,), where C is lower-triangular Toeplitz, and N therefore too; or None."""
+        """The first column of N, float64 (rounds,), where C is lower-triangular Toeplitz, and N
+        therefore too; or None.
+        """
         return None
 
     def state(self) -> dict[str, np.ndarray]:
         """The fields that make the mechanism again, as arrays; none of them of Python objects."""
-        own = [field.name for field in dataclasses.fields(self) if not field.name.startswith("certificate")]
-        return {name: np.asarray(getattr(self, name)) for name in own if getattr(self, name) is not None}
+        own = [
+            field.name
+            for field in dataclasses.fields(self)
+            if not field.name.startswith("certificate")
+        ]
+        return {
+            name: np.asarray(getattr(self, name)) for name in own if getattr(self, name) is not None
+        }
 
     @classmethod
     def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> Self:
-        """Builds and validates a mechanism from `state` and the fields certificate and certificate_reason."""
-        fields: dict[str, Any] = {name: array if array.ndim else array.item() for name, array in state.items()}
+        """Builds and validates a mechanism from `state` and the fields certificate and
+        certificate_reason.
+        """
+        fields: dict[str, Any] = {
+            name: array if array.ndim else array.item() for name, array in state.items()
+        }
         return cls(**fields, **certificate)
 
     def entries(self) -> dict[str, np.ndarray]:
-        """Everything that a mechanism file holds, by name; `fedmf.mechanisms.storage.mechanism_of` reads it."""
-        entries = {"family": np.array(self.family), "certificate_reason": np.array(self.certificate_reason)}
+        """Everything that a mechanism file holds, by name; `fedmf.mechanisms.storage.mechanism_of`
+        reads it.
+        """
+        entries = {
+            "family": np.array(self.family),
+            "certificate_reason": np.array(self.certificate_reason),
+        }
         if self.certificate is not None:
             entries["certificate"] = np.array(msgspec.json.encode(self.certificate).decode())
         return entries | {f"state_{name}": array for name, array in self.state().items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the mechanism to exactly `path`, whole or not at all; `fedmf.load_mechanism` reads it.
+        """Writes the mechanism to exactly `path`, whole or not at all; `fedmf.load_mechanism` reads
+        it.
 
         Raises:
           ValueError: the folder of path does not exist.
@@ -126,7 +160,12 @@ class Mechanism(abc.ABC):
         target = pathlib.Path(path)
         if not target.parent.is_dir():
             raise ValueError(
-                f"path={str(target)!r} is in a folder that does not exist: create it, or choose another path"
+                f"path={str(target)!r} is in a folder that does not exist: create it, or choose "
+                "another path"
             )
-        entries = {"format": np.array(FILE_FORMAT), "version": np.array(FILE_VERSION), **self.entries()}
+        entries = {
+            "format": np.array(FILE_FORMAT),
+            "version": np.array(FILE_VERSION),
+            **self.entries(),
+        }
         write_atomically(target, lambda file: np.savez(file, **entries))

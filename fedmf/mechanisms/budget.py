@@ -1,7 +1,9 @@
-"""The participation budget: what the rounds of one client cost together, and how a device keeps enough of it for later.
+"""The participation budget: what the rounds of one client cost together, and how a device keeps
+enough of it for later.
 
-Rounds s, t, ... of one client cost the sum of |X_st|, X = C^T C. A budget S allows those that cost at most S^2. Contributions u_t of norm
-at most 1 then move C x by at most S, since the sum of X_st <u_s, u_t> is at most that of |X_st| (banded paper, Prop. E.1).
+Rounds s, t, ... of one client cost the sum of |X_st|, X = C^T C. A budget S allows those that cost
+at most S^2. Contributions u_t of norm at most 1 then move C x by at most S, since the sum of X_st
+<u_s, u_t> is at most that of |X_st| (banded paper, Prop. E.1).
 """
 
 import dataclasses
@@ -19,7 +21,9 @@ _BINS = 10
 
 
 def costs(mechanism: Mechanism) -> np.ndarray:
-    """|X|, X = C^T C, float64 (rounds, rounds): what pairs of rounds of one client cost, and each by itself."""
+    """|X|, X = C^T C, float64 (rounds, rounds): what pairs of rounds of one client cost, and each
+    by itself.
+    """
     checks.fits_in_memory("what pairs of rounds cost", (mechanism.rounds, mechanism.rounds))
     C = mechanism.encoder()
     return np.abs(C.T @ C)
@@ -34,11 +38,13 @@ def spending_histogram(budget: float, spent_squared: np.ndarray) -> dict[str, in
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Budget:
-    """A participation budget with the encoder that rounds are counted with, and the pace at which devices spend it.
+    """A participation budget with the encoder that rounds are counted with, and the pace at which
+    devices spend it.
 
-    A device that checks in takes part if what it took part in, this round, and a round every `pace` rounds from then on to the end cost no
-    more than the budget. What is kept for those later rounds makes that a frequent device does not spend all at the start. Any pace keeps
-    to the budget. With pace=rounds nothing is kept.
+    A device that checks in takes part if what it took part in, this round, and a round every `pace`
+    rounds from then on to the end cost no more than the budget. What is kept for those later rounds
+    makes that a frequent device does not spend all at the start. Any pace keeps to the budget. With
+    pace=rounds nothing is kept.
 
     Attributes:
       mechanism: whose encoder counts.
@@ -46,7 +52,8 @@ class Budget:
       pace: in 1..rounds.
 
     Raises:
-      TypeError, ValueError: an attribute of the wrong kind, or out of range; a budget that some round alone would exceed.
+      TypeError, ValueError: an attribute of the wrong kind, or out of range; a budget that some
+        round alone would exceed.
 
     >>> import fedmf
     >>> twice = Participation(rounds=8, schema="min_sep", min_sep=4)
@@ -62,22 +69,40 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not isinstance(self.mechanism, Mechanism):
-            raise TypeError(f"mechanism is of type {type(self.mechanism).__name__}: pass a Mechanism of fedmf.fit")
-        if not isinstance(self.participation, Participation) or self.participation.schema != "budget":
-            raise TypeError(f'participation={self.participation!r} must be a fedmf.Participation of schema="budget"')
-        sensitivity(self.mechanism, self.participation)  # refuses other rounds, and entries whose squares lose digits
-        hint = "pass the rounds between two participations that a device keeps its budget for; the number of rounds to keep nothing"
+            raise TypeError(
+                f"mechanism is of type {type(self.mechanism).__name__}: pass a Mechanism of "
+                "fedmf.fit"
+            )
+        if (
+            not isinstance(self.participation, Participation)
+            or self.participation.schema != "budget"
+        ):
+            raise TypeError(
+                f"participation={self.participation!r} must be a fedmf.Participation of "
+                'schema="budget"'
+            )
+        sensitivity(
+            self.mechanism, self.participation
+        )  # refuses other rounds, and entries whose squares lose digits
+        hint = (
+            "pass the rounds between two participations that a device keeps its budget for; the "
+            "number of rounds to keep nothing"
+        )
         object.__setattr__(
-            self, "pace", checks.integer("pace", self.pace, low=1, high=self.participation.rounds, hint=hint)
+            self,
+            "pace",
+            checks.integer("pace", self.pace, low=1, high=self.participation.rounds, hint=hint),
         )
         check_pays_for_each_round(self.participation, float(np.sqrt(np.diagonal(self.costs).max())))
 
     @staticmethod
     def of(mechanism: Mechanism, participation: Participation) -> "Budget":
-        """What `participation` costs with this mechanism, at its pace: for the same noise and guarantee.
+        """What `participation` costs with this mechanism, at its pace: for the same noise and
+        guarantee.
 
-        Where the encoder is non-negative, Toeplitz and non-increasing, or has columns of equal norm and at most min_sep bands, a device
-        takes part at least as often as under schema min_sep, whenever it checks in (docs/budget.md).
+        Where the encoder is non-negative, Toeplitz and non-increasing, or has columns of equal norm
+        and at most min_sep bands, a device takes part at least as often as under schema min_sep,
+        whenever it checks in (docs/budget.md).
 
         >>> import fedmf
         >>> Budget.of(fedmf.mechanisms.IdentityMechanism(rounds=4), Participation(rounds=4, schema="single")).pace
@@ -94,7 +119,9 @@ class Budget:
 
     @functools.cached_property
     def kept_for(self) -> int:
-        """The most rounds that are kept for: so many at this pace, from round 0 on, the budget pays for."""
+        """The most rounds that are kept for: so many at this pace, from round 0 on, the budget pays
+        for.
+        """
         at_pace = np.arange(0, self.participation.rounds, self.pace)
         return int(np.count_nonzero(self.participation.affords(block_sums(self.costs, at_pace))))
 
@@ -105,21 +132,28 @@ class Budget:
           TypeError: an entry is not an int.
         """
         n = self.participation.rounds
-        if not Participation(rounds=n, schema="every_round").allows(taken := list(rounds_of_one_client)):
+        if not Participation(rounds=n, schema="every_round").allows(
+            taken := list(rounds_of_one_client)
+        ):
             return False
         return bool(self.participation.affords(self.costs[np.ix_(taken, taken)].sum()))
 
 
 def check_pays_for_each_round(budget: Participation, dearest: float) -> None:
-    """Refuses a budget below the largest column norm of the encoder: a noise made for it would not hide one participation."""
+    """Refuses a budget below the largest column norm of the encoder: a noise made for it would not
+    hide one participation.
+    """
     if not budget.affords(dearest**2):
         raise ValueError(
-            f"budget={budget.budget} is less than the {dearest:.6g} that one round costs: nobody could take part in it; raise it"
+            f"budget={budget.budget} is less than the {dearest:.6g} that one round costs: nobody "
+            "could take part in it; raise it"
         )
 
 
 def most_rounds(mechanism: Mechanism, participation: Participation) -> int:
-    """Rounds that no client takes part in more of; of a budget as many as it pays for if two cost no more than each alone."""
+    """Rounds that no client takes part in more of; of a budget as many as it pays for if two cost
+    no more than each alone.
+    """
     if participation.schema != "budget":
         return participation.max_participations
     squares = np.sort(np.square(mechanism.encoder()).sum(axis=0))
@@ -127,6 +161,8 @@ def most_rounds(mechanism: Mechanism, participation: Participation) -> int:
 
 
 def block_sums(costs: np.ndarray, rounds: np.ndarray) -> np.ndarray:
-    """What the first of the rounds costs, the first two, and so on: float64 (len(rounds),), non-decreasing."""
+    """What the first of the rounds costs, the first two, and so on: float64 (len(rounds),),
+    non-decreasing.
+    """
     block = costs[np.ix_(rounds, rounds)]
     return np.asarray(np.cumsum(np.diagonal(block) + 2.0 * np.tril(block, -1).sum(axis=1)))

@@ -15,12 +15,14 @@ class Certificate:
 
     Attributes:
       loss: `fedmf.loss` of the mechanism, for the workload it was fitted to, under `participation`.
-      lower_bound: no encoder of the family (dense: any, unless its options say otherwise; banded: at most as many bands,
-        and columns of equal norm unless fitted without) has a smaller loss under `participation`; at most `loss`.
+      lower_bound: no encoder of the family (dense: any, unless its options say otherwise; banded:
+        at most as many bands, and columns of equal norm unless fitted without) has a smaller loss
+        under `participation`; at most `loss`.
       iterations: steps of the optimiser.
       seconds: wall-clock time of the fit.
-      participation: the one that `loss` and `lower_bound` are for; None for a single participation. Columns of norm 1
-        whose bands keep k participations apart have k times that loss: one certificate serves them all.
+      participation: the one that `loss` and `lower_bound` are for; None for a single participation.
+        Columns of norm 1 whose bands keep k participations apart have k times that loss: one
+        certificate serves them all.
 
     >>> Certificate(loss=101.0, lower_bound=100.0, iterations=7, seconds=0.5).gap
     0.01
@@ -37,7 +39,8 @@ class Certificate:
         if not finite or not 0.0 < self.lower_bound <= self.loss:
             numbers = ", ".join(f"{name}={getattr(self, name)}" for name in _NUMBERS)
             raise ValueError(
-                f"{numbers} are no certificate: all are finite, and the bound is positive and at most the loss, so fit "
+                f"{numbers} are no certificate: all are finite, and the bound is positive and at "
+                "most the loss, so fit "
                 "the mechanism again"
             )
         checks.integer("iterations", self.iterations, low=0, hint="it counts the steps of the fit")
@@ -49,7 +52,12 @@ class Certificate:
 
 
 def certify(
-    loss: float, lower_bound: float, iterations: int, seconds: float, *, participation: Participation | None = None
+    loss: float,
+    lower_bound: float,
+    iterations: int,
+    seconds: float,
+    *,
+    participation: Participation | None = None,
 ) -> Certificate:
     """A Certificate; a bound that exceeds the loss by rounding is set to the loss.
 
@@ -58,7 +66,8 @@ def certify(
     """
     if lower_bound > loss * (1.0 + 1e-9):
         raise ArithmeticError(
-            f"lower bound {lower_bound} exceeds the loss {loss}: the workload is too ill-conditioned to certify"
+            f"lower bound {lower_bound} exceeds the loss {loss}: the workload is too "
+            "ill-conditioned to certify"
         )
     return Certificate(
         loss=loss,
@@ -73,6 +82,7 @@ def check_certificate(certificate: Certificate | None, certificate_reason: str) 
     """Raises unless there is either a certificate or a reason for having none."""
     if (certificate is None) != bool(certificate_reason):
         raise ValueError(
-            f"certificate={certificate} and certificate_reason={certificate_reason!r} do not go together: pass a "
+            f"certificate={certificate} and certificate_reason={certificate_reason!r} do not go "
+            "together: pass a "
             "certificate, or else the reason why there is none"
         )

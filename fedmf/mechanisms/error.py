@@ -1,11 +1,18 @@
-"""Error of a mechanism on a workload: what is left after privacy, at unit noise multiplier and unit clip norm."""
+"""Error of a mechanism on a workload: what is left after privacy, at unit noise multiplier and unit
+clip norm.
+"""
 
 from typing import Any
 
 import numpy as np
 
 from fedmf import checks
-from fedmf.mechanisms.banded.recursion import NoiseRecursion, columns_of_rows, is_precise, squared_rows_by_solving
+from fedmf.mechanisms.banded.recursion import (
+    NoiseRecursion,
+    columns_of_rows,
+    is_precise,
+    squared_rows_by_solving,
+)
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
@@ -15,17 +22,19 @@ _MAX_ROUNDS_SOLVED_AT_ONCE = 256
 
 
 def loss(mechanism: Any, workload: Workload, participation: Participation) -> float:
-    """Total expected squared error, sensitivity^2 * ||A N||_F^2 (Denisov et al. 2022, Eq. 2; multi-epoch paper, Eq. 4).
+    """Total expected squared error, sensitivity^2 * ||A N||_F^2 (Denisov et al. 2022, Eq. 2;
+    multi-epoch paper, Eq. 4).
 
     Args:
       mechanism: any mechanism of this package.
       workload: A, on which error is measured.
-      participation: under which the sensitivity is taken; where only an upper bound of it is known the loss is one as
-        well.
+      participation: under which the sensitivity is taken; where only an upper bound of it is known
+        the loss is one as well.
 
     Raises:
       TypeError: workload is not a Workload.
-      ValueError: the three are not for the same number of rounds, or the noise grows beyond float64.
+      ValueError: the three are not for the same number of rounds, or the noise grows beyond
+        float64.
 
     >>> from fedmf.mechanisms.identity import IdentityMechanism
     >>> from fedmf.workloads import prefix_sum
@@ -36,12 +45,16 @@ def loss(mechanism: Any, workload: Workload, participation: Participation) -> fl
 
 
 def rmse(mechanism: Any, workload: Workload, participation: Participation) -> float:
-    """Root of the mean squared error over the rounds, sqrt(loss / rounds). Arguments and errors as `loss`."""
+    """Root of the mean squared error over the rounds, sqrt(loss / rounds).
+
+    Arguments and errors as `loss`.
+    """
     return float(np.sqrt(loss(mechanism, workload, participation) / workload.rounds))
 
 
 def per_round_error(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
-    """Standard deviation of the error of each round's query, float64 (rounds,), at noise multiplier 1 and clip norm 1.
+    """Standard deviation of the error of each round's query, float64 (rounds,), at noise multiplier
+    1 and clip norm 1.
 
     Its squares sum to `loss`. Arguments and errors as `loss`.
 
@@ -59,7 +72,8 @@ def max_error(mechanism: Any, workload: Workload, participation: Participation) 
 
 
 def noise_row_norms(mechanism: Mechanism) -> np.ndarray:
-    """Norm of each row of N, float64 (rounds,): the standard deviation of a round's noise at that of 1 of Z.
+    """Norm of each row of N, float64 (rounds,): the standard deviation of a round's noise at that
+    of 1 of Z.
 
     Raises:
       ValueError: the noise grows beyond what float64 holds.
@@ -78,17 +92,25 @@ def _scaled_rows(mechanism: Any, workload: Workload, participation: Participatio
         raise TypeError(f"workload is of type {type(workload).__name__}: pass a fedmf.Workload")
     if not isinstance(mechanism, Mechanism):
         kind = type(mechanism).__name__
-        raise TypeError(f"mechanism is a {kind}: pass a mechanism, as fedmf.fit or fedmf.load_mechanism makes")
+        raise TypeError(
+            f"mechanism is a {kind}: pass a mechanism, as fedmf.fit or fedmf.load_mechanism makes"
+        )
     if mechanism.rounds != workload.rounds:
         raise ValueError(
-            f"workload {workload.name!r} has rounds={workload.rounds} but the mechanism has rounds={mechanism.rounds}: "
+            f"workload {workload.name!r} has rounds={workload.rounds} but the mechanism has "
+            f"rounds={mechanism.rounds}: "
             f"make both for the same number of rounds"
         )
-    return _finite(sensitivity(mechanism, participation).value ** 2 * _squared_rows(mechanism, workload), mechanism)
+    return _finite(
+        sensitivity(mechanism, participation).value ** 2 * _squared_rows(mechanism, workload),
+        mechanism,
+    )
 
 
 def _squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
-    """The squared norm of each row of A N, (rounds,); A need not be made where it is a structured one."""
+    """The squared norm of each row of A N, (rounds,); A need not be made where it is a structured
+    one.
+    """
     rows = _toeplitz_rows(mechanism, workload)
     if rows is None:
         rows = _banded_rows(mechanism, workload)
@@ -101,17 +123,19 @@ def _squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
 def _finite(squares: np.ndarray, mechanism: Mechanism) -> np.ndarray:
     if not np.isfinite(squares).all():
         raise ValueError(
-            f"mechanism has noise that grows beyond what float64 holds: N = C^-1 of this {mechanism.family} mechanism explodes over its "
+            "mechanism has noise that grows beyond what float64 holds: N = C^-1 of this "
+            f"{mechanism.family} mechanism explodes over its "
             f"{mechanism.rounds} rounds; choose other coefficients, or fit one"
         )
     return squares
 
 
 def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
-    """The squared norm of each row of A N, (rounds,), where both are Toeplitz, in O(rounds); otherwise None.
+    """The squared norm of each row of A N, (rounds,), where both are Toeplitz, in O(rounds);
+    otherwise None.
 
-    A N is Toeplitz as well, and row t holds the first t + 1 entries of its first column: the noising coefficients run
-    through A, that is through the recurrence of A^-1.
+    A N is Toeplitz as well, and row t holds the first t + 1 entries of its first column: the
+    noising coefficients run through A, that is through the recurrence of A^-1.
     """
     noise = mechanism.noising_coefficients()
     if noise is None or workload.coefficients is None or workload.inverse_diagonals is None:
@@ -133,7 +157,9 @@ def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
     inverse = workload.inverse_diagonals
     # A N = (C A^-1)^-1, since a square C has N = C^-1.
     with np.errstate(all="ignore"):
-        squares = NoiseRecursion(columns_of_rows(checks.banded_product(rows, inverse))).squared_errors()
+        squares = NoiseRecursion(
+            columns_of_rows(checks.banded_product(rows, inverse))
+        ).squared_errors()
         if is_precise(squares, rows, inverse):
             return squares
         parts = np.array_split(np.arange(len(rows)), -(-len(rows) // _MAX_ROUNDS_SOLVED_AT_ONCE))

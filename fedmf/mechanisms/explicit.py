@@ -20,7 +20,8 @@ class ExplicitMechanism(Mechanism):
       noising_matrix: N, float64 (rounds, m). Kept as a read-only copy.
 
     Raises:
-      TypeError, ValueError: an argument of another kind or shape, not finite, or N C is not I to 6 digits, columns of errors summed.
+      TypeError, ValueError: an argument of another kind or shape, not finite, or N C is not I to 6
+        digits, columns of errors summed.
 
     >>> ExplicitMechanism(encoder_matrix=[[1.0], [1.0]], noising_matrix=[[0.5, 0.5]]).rounds
     1
@@ -36,18 +37,21 @@ class ExplicitMechanism(Mechanism):
         N = checks.array("noising_matrix", self.noising_matrix, ndim=2)
         if C.shape != N.shape[::-1] or C.shape[0] < C.shape[1]:
             raise ValueError(
-                f"encoder_matrix of shape {C.shape} and noising_matrix of shape {N.shape} do not fit: pass (m, rounds) "
+                f"encoder_matrix of shape {C.shape} and noising_matrix of shape {N.shape} do not "
+                "fit: pass (m, rounds) "
                 f"and (rounds, m) with m at least rounds"
             )
-        # What runs has the privacy of C (I + E)^-1 for E = N C - I: see check_left_inverse. Column j of C E is at most the
-        # sum of |c_i| |E_ij|, so that sums over i must be small: many small entries may add up in a file made to mislead.
+        # What runs has the privacy of C (I + E)^-1 for E = N C - I: see check_left_inverse. Column
+        # j of C E is at most the sum of |c_i| |E_ij|, so that sums over i must be small: many small
+        # entries may add up in a file made to mislead.
         scales = np.abs(C).max(axis=0)
         with np.errstate(all="ignore"):
             error = np.abs(N @ C - np.eye(C.shape[1])) * scales[:, None] / scales
             largest = float(error.sum(axis=0).max())
         if not largest <= 1e-6:
             raise ValueError(
-                f"noising_matrix @ encoder_matrix differs from the identity by {largest:.2g}: pass a left inverse, such "
+                f"noising_matrix @ encoder_matrix differs from the identity by {largest:.2g}: pass "
+                "a left inverse, such "
                 f"as the pseudo-inverse of the encoder"
             )
         object.__setattr__(self, "encoder_matrix", checks.frozen(C))

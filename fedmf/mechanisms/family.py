@@ -1,4 +1,6 @@
-"""The record of a family: the one place that says how a kind of mechanism is named, fitted, stored, labelled and drawn."""
+"""The record of a family: the one place that says how a kind of mechanism is named, fitted, stored,
+labelled and drawn.
+"""
 
 import dataclasses
 import functools
@@ -12,7 +14,9 @@ from fedmf.mechanisms.base import Mechanism
 
 
 class Option(NamedTuple):
-    """An option of a family's fit, of `fedmf.fit` and of the command line; kind is int, float, str or bool."""
+    """An option of a family's fit, of `fedmf.fit` and of the command line; kind is int, float, str
+    or bool.
+    """
 
     name: str
     kind: type
@@ -25,14 +29,17 @@ class Family:
     """A kind of mechanism.
 
     Attributes:
-      mechanism: the class. Its `family` is the name of the family, and its `from_state` reads files.
+      mechanism: the class. Its `family` is the name of the family, and its `from_state` reads
+        files.
       label: the name in reports. May hold {bands} and {decoder}.
       color: of its curves, as "#rrggbb".
-      fit: (workload, participation, stopping, **options) -> mechanism. None for a family that is not fitted.
+      fit: (workload, participation, stopping, **options) -> mechanism. None for a family that is
+        not fitted.
       help: a phrase for each option of `fit`.
       tolerance: the default of `fedmf.fit`.
       max_iterations: the default of `fedmf.fit`.
-      proves_gap: whether tolerance bounds a certified gap; otherwise a fit stops where its steps gain less.
+      proves_gap: whether tolerance bounds a certified gap; otherwise a fit stops where its steps
+        gain less.
     """
 
     mechanism: type[Mechanism]

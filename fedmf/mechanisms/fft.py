@@ -19,18 +19,19 @@ DECODERS = ("plain", "optimal")
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class FFTMechanism(Mechanism):
-    """The real-valued FFT mechanism of the multi-epoch paper (Choquette-Choo et al. 2022, Sec. 4 and App. K).
+    """The real-valued FFT mechanism of the multi-epoch paper (Choquette-Choo et al. 2022, Sec. 4
+    and App. K).
 
-    Prefix sums are the top left block of a circulant of twice their size, S = P F* Sigma F E, with F the unitary DFT of
-    2n points, E padding by n zeros, P the first n entries, and Sigma the DFT of n ones and n zeros. The square root of
-    the circulant is real (Lem. K.1) and gives
+    Prefix sums are the top left block of a circulant of twice their size, S = P F* Sigma F E, with
+    F the unitary DFT of 2n points, E padding by n zeros, P the first n entries, and Sigma the DFT
+    of n ones and n zeros. The square root of the circulant is real (Lem. K.1) and gives
 
         C_F = F* sqrt(Sigma) F E      (2n, n)
         B_F = P F* sqrt(Sigma) F      (n, 2n)           B_F C_F = S
 
-    decoder "plain" is N = S^-1 B_F (Mechanism 1 there, Algorithm 1 in real numbers); "optimal" is N = pinv(C_F)
-    (Mechanism 2), the smallest error for this encoder, whatever the workload. Both use noise of sources beyond the
-    current round, drawn ahead; noise does not depend on data.
+    decoder "plain" is N = S^-1 B_F (Mechanism 1 there, Algorithm 1 in real numbers); "optimal" is N
+    = pinv(C_F) (Mechanism 2), the smallest error for this encoder, whatever the workload. Both use
+    noise of sources beyond the current round, drawn ahead; noise does not depend on data.
 
     Attributes:
       rounds: n, any positive int.
@@ -68,19 +69,22 @@ class FFTMechanism(Mechanism):
             B = scipy.linalg.circulant(_root_of_circulant(n))[:n]
             return np.diff(B, axis=0, prepend=0.0)  # S^-1 takes differences of rows
         C = self.encoder()
-        # App. K, Prop. K.2: pinv(C_F) = (C_F^T C_F)^-1 C_F^T. Odd frequencies alone are a unitary map of n points, up to
-        # scale, and there |Sigma| >= 1: C^T C >= I / 2 with eigenvalues of at most n, safe for a Cholesky factor.
+        # App. K, Prop. K.2: pinv(C_F) = (C_F^T C_F)^-1 C_F^T. Odd frequencies alone are a unitary
+        # map of n points, up to scale, and there |Sigma| >= 1: C^T C >= I / 2 with eigenvalues of
+        # at most n, safe for a Cholesky factor.
         return scipy.linalg.cho_solve(scipy.linalg.cho_factor(C.T @ C), C.T)
 
 
 def _root_of_circulant(n: int) -> np.ndarray:
     """First column of F* sqrt(Sigma) F, float64 (2n,).
 
-    Sigma in closed form (multi-epoch paper, Eq. 44): the even frequencies are exactly 0, where a computed DFT has
-    rounding errors of 1e-16, whose roots would spoil half the digits.
+    Sigma in closed form (multi-epoch paper, Eq. 44): the even frequencies are exactly 0, where a
+    computed DFT has rounding errors of 1e-16, whose roots would spoil half the digits.
     """
     k = np.arange(n + 1)
-    spectrum = np.zeros(n + 1, dtype=np.complex128)  # the frequencies 0..n; the others are their conjugates
+    spectrum = np.zeros(
+        n + 1, dtype=np.complex128
+    )  # the frequencies 0..n; the others are their conjugates
     spectrum[0] = n
     spectrum[1::2] = 2.0 / (1.0 - np.exp(-1j * np.pi * k[1::2] / n))
     # Real parts are 1 at odd k, so that the principal branch is never in doubt.
@@ -88,7 +92,11 @@ def _root_of_circulant(n: int) -> np.ndarray:
 
 
 def fit_fft(
-    workload: Workload, participation: Participation, stopping: Stopping, *, decoder: str = "optimal"
+    workload: Workload,
+    participation: Participation,
+    stopping: Stopping,
+    *,
+    decoder: str = "optimal",
 ) -> FFTMechanism:
     """The FFT mechanism of prefix sums, whatever the workload."""
     del participation, stopping  # nothing depends on them

@@ -28,37 +28,45 @@ def fit(
 
     Families and their options:
 
-    - "banded": `bands` diagonals (banded paper, Problem 2; App. B without equal norms). bands=min_sep (which is rounds
-      under a single participation), equal_norms=True. Best kept at bands <= min_sep, where with equal column norms its
-      sensitivity is exactly sqrt(max_participations).
-    - "dense": the optimum over all encoders, for a single participation (Denisov et al. 2022, Sec. 3) or for
-      (k, b)-participation (multi-epoch paper, Sec. 3). equal_norms=False.
+    - "banded": `bands` diagonals (banded paper, Problem 2; App. B without equal norms).
+      bands=min_sep (which is rounds under a single participation), equal_norms=True. Best kept at
+      bands <= min_sep, where with equal column norms its sensitivity is exactly
+      sqrt(max_participations).
+    - "dense": the optimum over all encoders, for a single participation (Denisov et al. 2022, Sec.
+      3) or for (k, b)-participation (multi-epoch paper, Sec. 3). equal_norms=False.
     - "toeplitz": C[t, j] = c[t - j]. coefficients="optimized" | "sqrt" | "nu" | "inverse_sqrt" |
-      "optimized_inverse", bands, objective="mean" | "max", nu. See `fedmf.mechanisms.toeplitz.fit.fit_toeplitz`.
-    - "blt": Toeplitz with exponentials for coefficients, so that a round of noise costs `buffers` rows. buffers=4,
-      objective="mean" | "max".
-    - "low_rank": the dense optimum's decoder, cut to `bands` diagonals plus a matrix of rank `rank` below them, so that a
-      round of noise costs bands + rank rows (Denisov et al. 2022, App. H). Both default to half of log2(rounds).
-    - "tree": binary tree. decoder="online" | "full" (Honaker's two estimators), restarts=1 (trees one after the other,
-      each over an equal part of the rounds), completion=None | "none" | "virtual" | "optimal" (what becomes of nodes that
-      reach beyond the last round; None takes the best of the three).
-    - "fft": the FFT encoder of prefix sums (multi-epoch paper, App. K). decoder="optimal" | "plain".
+      "optimized_inverse", bands, objective="mean" | "max", nu. See
+      `fedmf.mechanisms.toeplitz.fit.fit_toeplitz`.
+    - "blt": Toeplitz with exponentials for coefficients, so that a round of noise costs `buffers`
+      rows. buffers=4, objective="mean" | "max".
+    - "low_rank": the dense optimum's decoder, cut to `bands` diagonals plus a matrix of rank `rank`
+      below them, so that a round of noise costs bands + rank rows (Denisov et al. 2022, App. H).
+      Both default to half of log2(rounds).
+    - "tree": binary tree. decoder="online" | "full" (Honaker's two estimators), restarts=1 (trees
+      one after the other, each over an equal part of the rounds), completion=None | "none" |
+      "virtual" | "optimal" (what becomes of nodes that reach beyond the last round; None takes the
+      best of the three).
+    - "fft": the FFT encoder of prefix sums (multi-epoch paper, App. K). decoder="optimal" |
+      "plain".
     - "identity": independent noise, DP-SGD. No options of its own.
 
-    A fit that stops short of tolerance, or by Ctrl-C, warns (RuntimeWarning), keeps the best mechanism so far, and its
-    certificate says how far it came. Identity, tree and fft have nothing to iterate.
+    A fit that stops short of tolerance, or by Ctrl-C, warns (RuntimeWarning), keeps the best
+    mechanism so far, and its certificate says how far it came. Identity, tree and fft have nothing
+    to iterate.
 
     Args:
       workload: A.
       participation: for the same number of rounds.
       family: one of the above.
-      tolerance: for banded, dense and low_rank the relative optimality gap to reach, which the certificate proves; for
-        toeplitz and blt the progress below which to stop. None: the family's default, 1e-8 to 1e-3.
+      tolerance: for banded, dense and low_rank the relative optimality gap to reach, which the
+        certificate proves; for toeplitz and blt the progress below which to stop. None: the
+        family's default, 1e-8 to 1e-3.
       max_iterations: steps after which to stop anyway. None: the family's default, mostly 1000.
       progress: called with (iteration, loss, gap or None) after each step.
-      cache: where fits that took more than a tenth of a second are stored, under a hash of everything that decides them,
-        and read from the next time. True: $FEDMF_CACHE, or else fedmf in the user's cache folder; a path: that folder;
-        False, or True with FEDMF_CACHE set to nothing: nowhere. Families registered outside fedmf are not stored.
+      cache: where fits that took more than a tenth of a second are stored, under a hash of
+        everything that decides them, and read from the next time. True: $FEDMF_CACHE, or else fedmf
+        in the user's cache folder; a path: that folder; False, or True with FEDMF_CACHE set to
+        nothing: nowhere. Families registered outside fedmf are not stored.
       **options: of that family.
 
     Raises:
@@ -74,7 +82,9 @@ def fit(
     if not isinstance(workload, Workload):
         raise TypeError(f"workload is of type {type(workload).__name__}: pass a fedmf.Workload")
     if not isinstance(participation, Participation):
-        raise TypeError(f"participation is of type {type(participation).__name__}: pass a fedmf.Participation")
+        raise TypeError(
+            f"participation is of type {type(participation).__name__}: pass a fedmf.Participation"
+        )
     if workload.rounds != participation.rounds:
         raise ValueError(
             f"workload {workload.name!r} has rounds={workload.rounds} but participation has "
@@ -82,7 +92,8 @@ def fit(
         )
     if participation.schema == "budget":
         raise ValueError(
-            'schema="budget" is no schema to fit for: fit for the min_sep participation that it is to pay for, then take '
+            'schema="budget" is no schema to fit for: fit for the min_sep participation that it is '
+            "to pay for, then take "
             "fedmf.Budget.of(mechanism, participation)"
         )
     families = fitted_families()
@@ -91,7 +102,9 @@ def fit(
     for name, value in options.items():
         if name not in record.options:
             known = ", ".join([*record.options, "tolerance", "max_iterations", "progress"])
-            raise TypeError(f"{name}={value!r} is not an option of family={family!r}: its options are {known}")
+            raise TypeError(
+                f"{name}={value!r} is not an option of family={family!r}: its options are {known}"
+            )
         if record.options[name].kind is bool and not isinstance(value, bool):
             raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass True or False")
     stopping = Stopping(
@@ -100,9 +113,15 @@ def fit(
         progress=progress,
     )
     folder = fits.folder(cache)
-    if folder is None or not record.fit.__module__.startswith("fedmf."):  # the hash covers the code of fedmf only
+    if folder is None or not record.fit.__module__.startswith(
+        "fedmf."
+    ):  # the hash covers the code of fedmf only
         return record.fit(workload, participation, stopping, **options)
-    decides = {**options, "tolerance": stopping.tolerance, "max_iterations": stopping.max_iterations}
+    decides = {
+        **options,
+        "tolerance": stopping.tolerance,
+        "max_iterations": stopping.max_iterations,
+    }
     path = fits.cached_path(folder, workload, participation, family, decides)
     mechanism = fits.read(path, family=family, rounds=participation.rounds)
     if mechanism is None:

@@ -1,4 +1,6 @@
-"""One Toeplitz or BLT mechanism for runs whose length and participation are not known yet: the one with the least worst regret."""
+"""One Toeplitz or BLT mechanism for runs whose length and participation are not known yet: the one
+with the least worst regret.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -23,7 +25,8 @@ class RangeFit:
     Attributes:
       mechanism: for the longest of them; cut, with `for_rounds`, it is that of the others.
       fitted_for: the run that it was fitted for.
-      regrets: error over the least that any candidate has, minus 1, for each possible run: what it costs not to have known it.
+      regrets: error over the least that any candidate has, minus 1, for each possible run: what it
+        costs not to have known it.
     """
 
     mechanism: Mechanism
@@ -44,7 +47,8 @@ def fit_range(
     objective: str = "max",
     **options: Any,
 ) -> RangeFit:
-    """Fits a mechanism for each possible run, tries each on all of them, and returns the one whose worst regret is the least.
+    """Fits a mechanism for each possible run, tries each on all of them, and returns the one whose
+    worst regret is the least.
 
     Args:
       participations: the possible runs: any rounds, separations and limits.
@@ -64,9 +68,19 @@ def fit_range(
     checks.one_of("family", family, ("blt", "toeplitz"))
     if not participations:
         raise ValueError("participations is empty: name at least one possible run")
-    measure = {"max": max_error, "mean": rmse}[checks.one_of("objective", objective, ("max", "mean"))]
-    fits = [fit(workload(p.rounds), p, family=family, objective=objective, **options) for p in participations]
-    errors = np.array([[measure(for_rounds(m, p.rounds), workload(p.rounds), p) for p in participations] for m in fits])
+    measure = {"max": max_error, "mean": rmse}[
+        checks.one_of("objective", objective, ("max", "mean"))
+    ]
+    fits = [
+        fit(workload(p.rounds), p, family=family, objective=objective, **options)
+        for p in participations
+    ]
+    errors = np.array(
+        [
+            [measure(for_rounds(m, p.rounds), workload(p.rounds), p) for p in participations]
+            for m in fits
+        ]
+    )
     regrets = errors / errors.min(axis=0) - 1.0
     best = int(regrets.max(axis=1).argmin())
     longest = max(p.rounds for p in participations)
@@ -78,12 +92,16 @@ def fit_range(
 
 
 def for_rounds(mechanism: Mechanism, rounds: int) -> Mechanism:
-    """The Toeplitz or BLT mechanism of as many rounds with the same coefficients: fewer, or more of the recurrence or of zeros."""
+    """The Toeplitz or BLT mechanism of as many rounds with the same coefficients: fewer, or more of
+    the recurrence or of zeros.
+    """
     if mechanism.rounds == rounds:
         return mechanism
     reason = f"fitted for {mechanism.rounds} rounds and used for {rounds}"
     if isinstance(mechanism, BLTMechanism):
-        return dataclasses.replace(mechanism, rounds=rounds, certificate=None, certificate_reason=reason)
+        return dataclasses.replace(
+            mechanism, rounds=rounds, certificate=None, certificate_reason=reason
+        )
     assert isinstance(mechanism, ToeplitzMechanism)
     numbers = {name: getattr(mechanism, name) for name in ("coefficients", "noising_window")}
     cut = {name: None if column is None else column[:rounds] for name, column in numbers.items()}

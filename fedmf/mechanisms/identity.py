@@ -61,7 +61,9 @@ class IdentityMechanism(Mechanism):
         return np.eye(1, self.rounds)[0]
 
 
-def fit_identity(workload: Workload, participation: Participation, stopping: Stopping) -> IdentityMechanism:
+def fit_identity(
+    workload: Workload, participation: Participation, stopping: Stopping
+) -> IdentityMechanism:
     """Independent noise, whatever the workload."""
     del participation, stopping  # nothing depends on them
     return IdentityMechanism(rounds=workload.rounds)

@@ -17,7 +17,8 @@ from fedmf.mechanisms.explicit import ExplicitMechanism
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.workloads import Workload
 
-# What others call the matrices in an .npz archive; the papers' public code says W and H for B and C.
+# What others call the matrices in an .npz archive; the papers' public code says W and H for B and
+# C.
 _ENCODERS = ("encoder", "C", "c", "H", "h", "h_matrix")
 _DECODERS = ("decoder", "B", "b", "W", "w", "w_matrix")
 # The papers' public code writes a folder of two files, each one serialized TensorProto of doubles.
@@ -39,20 +40,26 @@ message_type { name: "Tensor"
 """
 
 
-def load_factorization(path: str | os.PathLike[str], *, workload: Workload | None = None) -> Mechanism:
-    """Reads an encoder C, and a decoder B if there is one, from another program's files, and makes a mechanism of them.
+def load_factorization(
+    path: str | os.PathLike[str], *, workload: Workload | None = None
+) -> Mechanism:
+    """Reads an encoder C, and a decoder B if there is one, from another program's files, and makes
+    a mechanism of them.
 
-    B C must be lower-triangular, invertible and equal to the workload if one is given. The scale of C is not trusted:
-    `fedmf.sensitivity` computes from C itself. Without B, N is the pseudo-inverse of C; with B it is A^-1 B.
+    B C must be lower-triangular, invertible and equal to the workload if one is given. The scale of
+    C is not trusted: `fedmf.sensitivity` computes from C itself. Without B, N is the pseudo-inverse
+    of C; with B it is A^-1 B.
 
     Args:
-      path: an .npz archive with C under encoder, C, H or h_matrix, and B (optional) under decoder, B, W or w_matrix; or an .npy
-        file that holds C alone; or a folder with h_matrix_tensor_pb and w_matrix_tensor_pb, as the papers' public code writes
-        them; or one file that is a serialized TensorProto and holds C alone.
+      path: an .npz archive with C under encoder, C, H or h_matrix, and B (optional) under decoder,
+        B, W or w_matrix; or an .npy file that holds C alone; or a folder with h_matrix_tensor_pb
+        and w_matrix_tensor_pb, as the papers' public code writes them; or one file that is a
+        serialized TensorProto and holds C alone.
       workload: A, checked against B C to 6 digits; needs B.
 
     Returns:
-      A mechanism: banded or dense where C is square and N its inverse, otherwise `ExplicitMechanism`.
+      A mechanism: banded or dense where C is square and N its inverse, otherwise
+      `ExplicitMechanism`.
 
     Raises:
       FileNotFoundError: there is no such file or folder.
@@ -67,12 +74,16 @@ def load_factorization(path: str | os.PathLike[str], *, workload: Workload | Non
     """
     source = pathlib.Path(path)
     if not source.exists():
-        raise FileNotFoundError(f"path={str(source)!r} is not there: name an .npz or .npy file, or a folder of tensors")
+        raise FileNotFoundError(
+            f"path={str(source)!r} is not there: name an .npz or .npy file, or a folder of tensors"
+        )
     try:
         C, B = _read(source)
         return _mechanism(C, B, workload)
     except (*READ_ERRORS, np.linalg.LinAlgError) as error:
-        raise ValueError(f"path={str(source)!r} does not hold a factorization that can be used: {error}") from error
+        raise ValueError(
+            f"path={str(source)!r} does not hold a factorization that can be used: {error}"
+        ) from error
 
 
 def _read(source: pathlib.Path) -> tuple[np.ndarray, np.ndarray | None]:
@@ -80,7 +91,9 @@ def _read(source: pathlib.Path) -> tuple[np.ndarray, np.ndarray | None]:
         for name in (_ENCODER_FILE, _DECODER_FILE):
             if not (source / name).is_file():
                 raise ValueError(f"the folder has no {name}, write both matrices into it")
-        return parse_tensor((source / _ENCODER_FILE).read_bytes()), parse_tensor((source / _DECODER_FILE).read_bytes())
+        return parse_tensor((source / _ENCODER_FILE).read_bytes()), parse_tensor(
+            (source / _DECODER_FILE).read_bytes()
+        )
     with source.open("rb") as file:
         start = file.read(6)
     if not start.startswith((b"PK", b"\x93NUMPY")):
@@ -92,7 +105,8 @@ def _read(source: pathlib.Path) -> tuple[np.ndarray, np.ndarray | None]:
         C, B = (_named(archive, names) for names in (_ENCODERS, _DECODERS))
         if C is None:
             raise ValueError(
-                f"the archive holds {', '.join(archive.files)}: store C under one of {', '.join(_ENCODERS)}"
+                f"the archive holds {', '.join(archive.files)}: store C under one of "
+                f"{', '.join(_ENCODERS)}"
             )
         return C, B
 
@@ -108,30 +122,44 @@ def _mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | None) -
     C = checks.array("encoder", C, ndim=2)
     m, n = C.shape
     if m < n:
-        raise ValueError(f"encoder has shape {C.shape}: fewer rows than rounds cannot be decoded, is it transposed?")
+        raise ValueError(
+            f"encoder has shape {C.shape}: fewer rows than rounds cannot be decoded, is it "
+            "transposed?"
+        )
     if workload is not None and workload.rounds != n:
-        raise ValueError(f"encoder has {n} columns but workload {workload.name!r} has rounds={workload.rounds}")
+        raise ValueError(
+            f"encoder has {n} columns but workload {workload.name!r} has rounds={workload.rounds}"
+        )
     if B is None:
         if workload is not None:
             raise ValueError("there is no decoder to check against workload: leave workload out")
         singular = scipy.linalg.svdvals(C)
         if singular[-1] <= 1e-12 * singular[0]:
             raise ValueError(
-                f"encoder is singular (its singular values reach from {singular[0]:.2g} to {singular[-1]:.2g})"
+                f"encoder is singular (its singular values reach from {singular[0]:.2g} to "
+                f"{singular[-1]:.2g})"
             )
         N = np.linalg.inv(C) if m == n else np.linalg.pinv(C)
     else:
         B = checks.array("decoder", B, ndim=2)
         if B.shape != (n, m):
-            raise ValueError(f"decoder has shape {B.shape}: an encoder of shape {C.shape} needs one of ({n}, {m})")
+            raise ValueError(
+                f"decoder has shape {B.shape}: an encoder of shape {C.shape} needs one of ({n}, "
+                f"{m})"
+            )
         A = np.tril(B @ C)
         if np.abs(B @ C - A).max() > _ROUNDING * np.abs(A).max():
-            raise ValueError("the product of decoder and encoder is not lower-triangular: rounds would need later ones")
+            raise ValueError(
+                "the product of decoder and encoder is not lower-triangular: rounds would need "
+                "later ones"
+            )
         if workload is not None and not np.allclose(
             A, workload.matrix, rtol=1e-6, atol=1e-6 * np.abs(workload.matrix).max()
         ):
             difference = float(np.abs(A - workload.matrix).max())
-            raise ValueError(f"decoder @ encoder differs from workload {workload.name!r} by {difference:.2g}")
+            raise ValueError(
+                f"decoder @ encoder differs from workload {workload.name!r} by {difference:.2g}"
+            )
         if (np.diagonal(A) == 0.0).any():
             raise ValueError("the product of decoder and encoder is singular")
         N = scipy.linalg.solve_triangular(A, B, lower=True)
@@ -140,10 +168,12 @@ def _mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | None) -
 
 
 def _square(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
-    """The same mechanism with a lower-triangular C of positive diagonal and N = C^-1, or None where that is not it.
+    """The same mechanism with a lower-triangular C of positive diagonal and N = C^-1, or None where
+    that is not it.
 
-    C and Q C for an orthogonal Q have the same gram matrix, hence the same sensitivity, and N and N Q^T give noise of the
-    same distribution (Denisov et al. 2022, Thm. 2.1 and after): a square C can be made triangular.
+    C and Q C for an orthogonal Q have the same gram matrix, hence the same sensitivity, and N and N
+    Q^T give noise of the same distribution (Denisov et al. 2022, Thm. 2.1 and after): a square C
+    can be made triangular.
     """
     n = C.shape[0]
     if np.abs(np.triu(C, 1)).max(initial=0.0) <= _ROUNDING * np.abs(C).max():
@@ -165,7 +195,8 @@ def _square(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
 
 
 def parse_tensor(serialized: bytes) -> np.ndarray:
-    """The array of a serialized TensorProto of floats or doubles, as float64; what tf.io.serialize_tensor writes.
+    """The array of a serialized TensorProto of floats or doubles, as float64; what
+    tf.io.serialize_tensor writes.
 
     Raises:
       ValueError: the bytes are no such message, are cut off, or hold another kind of tensor.
@@ -180,10 +211,14 @@ def parse_tensor(serialized: bytes) -> np.ndarray:
     except message.DecodeError as error:
         raise ValueError(f"no serialized tensor: {error}") from None
     if tensor.dtype not in _DTYPES:
-        raise ValueError(f"a tensor of data type {tensor.dtype}; only float (1) and double (2) are read")
+        raise ValueError(
+            f"a tensor of data type {tensor.dtype}; only float (1) and double (2) are read"
+        )
     dtype, shape = _DTYPES[tensor.dtype], [dim.size for dim in tensor.shape.dim]
     if len(tensor.content) != dtype.itemsize * math.prod(shape):
-        raise ValueError(f"a tensor of shape {shape} whose numbers are missing, cut off or not in tensor_content")
+        raise ValueError(
+            f"a tensor of shape {shape} whose numbers are missing, cut off or not in tensor_content"
+        )
     return np.frombuffer(tensor.content, dtype).astype(np.float64).reshape(shape)
 
 

@@ -1,7 +1,9 @@
-"""What clients cost whose rounds are known: the sensitivity to one of them, whatever its vectors are.
+"""What clients cost whose rounds are known: the sensitivity to one of them, whatever its vectors
+are.
 
-Rounds S of one client move C x by at most the root of the sum over s, t in S of |X_st|, X = C^T C (banded paper, Prop. E.1). That is
-exact where X >= 0 on S; elsewhere it is sharpened (`fedmf.mechanisms.sensitivity`).
+Rounds S of one client move C x by at most the root of the sum over s, t in S of |X_st|, X = C^T C
+(banded paper, Prop. E.1). That is exact where X >= 0 on S; elsewhere it is sharpened
+(`fedmf.mechanisms.sensitivity`).
 """
 
 from collections.abc import Sequence
@@ -11,24 +13,36 @@ import numpy as np
 from fedmf import checks
 from fedmf.mechanisms.banded.recursion import columns_of_rows
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.sensitivity import ROUNDING, SHARPENING_BUDGET, Sensitivity, largest_sharpened, sensitivity
+from fedmf.mechanisms.sensitivity import (
+    ROUNDING,
+    SHARPENING_BUDGET,
+    Sensitivity,
+    largest_sharpened,
+    sensitivity,
+)
 from fedmf.participation.clients import ClientRounds
 from fedmf.participation.schema import Participation
 
-# Entries of X that a Toeplitz encoder may have here, 1 GB; other encoders of as many rounds take more themselves.
+# Entries of X that a Toeplitz encoder may have here, 1 GB; other encoders of as many rounds take
+# more themselves.
 _MAX_TOEPLITZ_ENTRIES = 2**27
 # Banded encoders of so many rounds are multiplied as dense matrices.
 _MAX_DENSE_ROUNDS = 4096
-# A client whose pairs of rounds are more than this share of all is counted by a product of matrices, so many clients at once.
+# A client whose pairs of rounds are more than this share of all is counted by a product of
+# matrices, so many clients at once.
 _PAIRS_OF_A_PRODUCT, _CLIENTS_AT_ONCE = 1 / 36, 256
-# Sets of rounds whose bounds may be sharpened; multiplications that it may cost for one of them by itself.
+# Sets of rounds whose bounds may be sharpened; multiplications that it may cost for one of them by
+# itself.
 _MOST_SETS, _SHARPENING_OF_ONE = 64, 1e9
 _SUM = "sum of {} over a client's own rounds (banded paper, Prop. E.1): {}"
-_COUNTS = "each client's own number of rounds and smallest separation (McMahan et al. 2024): upper bound"
+_COUNTS = (
+    "each client's own number of rounds and smallest separation (McMahan et al. 2024): upper bound"
+)
 
 
 def gram_diagonals(mechanism: Mechanism) -> np.ndarray:
-    """The diagonals of X = C^T C up to the last that is not 0: float64 (diagonals, rounds), [d, t] = X[t, t + d], 0 beyond the end.
+    """The diagonals of X = C^T C up to the last that is not 0: float64 (diagonals, rounds), [d, t]
+    = X[t, t + d], 0 beyond the end.
 
     Raises:
       ValueError: they would take too much memory.
@@ -50,7 +64,9 @@ def gram_diagonals(mechanism: Mechanism) -> np.ndarray:
     elif rows is not None and n > _MAX_DENSE_ROUNDS:
         columns = columns_of_rows(rows)
         for d in range(bands):
-            diagonals[d, : n - d] = np.einsum("ts,ts->t", columns[: n - d, d:], columns[d:, : bands - d])
+            diagonals[d, : n - d] = np.einsum(
+                "ts,ts->t", columns[: n - d, d:], columns[d:, : bands - d]
+            )
     else:
         C = mechanism.encoder()
         X = C.T @ C
@@ -76,7 +92,9 @@ def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
     by_count = np.argsort(clients.counts, kind="stable")
     different, begins = np.unique(clients.counts[by_count], return_index=True)
     for k, alike in zip(different.tolist(), np.split(by_count, begins[1:]), strict=True):
-        t = clients.rounds[clients.starts[alike] + np.arange(k)[:, None]].astype(np.intp)  # (k, clients)
+        t = clients.rounds[clients.starts[alike] + np.arange(k)[:, None]].astype(
+            np.intp
+        )  # (k, clients)
         dense = n <= _MAX_DENSE_ROUNDS and k * min(k, bands) > _PAIRS_OF_A_PRODUCT * n * n
         spent[alike] = _by_products(diagonals, t) if dense else _by_pairs(diagonals, t)
     return spent
@@ -93,7 +111,9 @@ def _by_pairs(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
         if near.all():
             spent += 2.0 * entries.take(apart * n + earlier).sum(axis=0)
         elif near.any():
-            spent += 2.0 * np.where(near, entries.take(np.minimum(apart, bands - 1) * n + earlier), 0.0).sum(axis=0)
+            spent += 2.0 * np.where(
+                near, entries.take(np.minimum(apart, bands - 1) * n + earlier), 0.0
+            ).sum(axis=0)
         else:
             break
     return spent
@@ -120,13 +140,23 @@ class OwnRounds:
     Args:
       mechanism: with the encoder.
       besides: later rounds, increasing, that every client may be counted in as well.
-      by_counts: where X of a Toeplitz encoder would take more than a gigabyte, bound a client by how often and how far apart it takes part.
+      by_counts: where X of a Toeplitz encoder would take more than a gigabyte, bound a client by
+        how often and how far apart it takes part.
     """
 
-    def __init__(self, mechanism: Mechanism, besides: Sequence[int] = (), *, by_counts: bool = True) -> None:
-        self._mechanism, self._besides, n = mechanism, np.asarray(besides, np.int64), mechanism.rounds
+    def __init__(
+        self, mechanism: Mechanism, besides: Sequence[int] = (), *, by_counts: bool = True
+    ) -> None:
+        self._mechanism, self._besides, n = (
+            mechanism,
+            np.asarray(besides, np.int64),
+            mechanism.rounds,
+        )
         self._bounds: dict[tuple[int, int], float] = {}
-        large = mechanism.toeplitz_coefficients() is not None and n * mechanism.bands > _MAX_TOEPLITZ_ENTRIES
+        large = (
+            mechanism.toeplitz_coefficients() is not None
+            and n * mechanism.bands > _MAX_TOEPLITZ_ENTRIES
+        )
         self._by_counts = by_counts and large
         self._signed = False
         if self._by_counts:
@@ -167,10 +197,14 @@ class OwnRounds:
 
     @property
     def least_squared(self) -> float:
-        """The bound for a client that is counted in the rounds besides alone; 0 where there are none."""
+        """The bound for a client that is counted in the rounds besides alone; 0 where there are
+        none.
+        """
         if not len(self._besides):
             return 0.0
-        return float(self.squared(ClientRounds(rounds=self._besides, starts=np.zeros(1, np.int64)))[0])
+        return float(
+            self.squared(ClientRounds(rounds=self._besides, starts=np.zeros(1, np.int64)))[0]
+        )
 
     def _by(self, counts: np.ndarray, gaps: np.ndarray) -> np.ndarray:
         pairs, which = np.unique(np.stack([counts, gaps], axis=1), axis=0, return_inverse=True)
@@ -179,7 +213,9 @@ class OwnRounds:
     def _bound_by_counts(self, most: int, min_sep: int) -> float:
         if (most, min_sep) not in self._bounds:
             n = self._mechanism.rounds
-            apart = Participation(rounds=n, schema="min_sep", min_sep=min_sep, max_participations=most)
+            apart = Participation(
+                rounds=n, schema="min_sep", min_sep=min_sep, max_participations=most
+            )
             self._bounds[most, min_sep] = sensitivity(self._mechanism, apart).value ** 2
         return self._bounds[most, min_sep]
 
@@ -187,7 +223,9 @@ class OwnRounds:
         """The sensitivity to a client with these rounds, increasing, and those besides."""
         largest = Largest(self)
         client = ClientRounds(rounds=rounds, starts=np.zeros(1, np.int64))
-        largest.add(client, self.squared_with_besides(client, self.squared(client)), np.ones(1, bool))
+        largest.add(
+            client, self.squared_with_besides(client, self.squared(client)), np.ones(1, bool)
+        )
         return largest.sensitivity(_SHARPENING_OF_ONE)
 
     def gram(self, rounds: np.ndarray) -> np.ndarray:
@@ -203,7 +241,9 @@ class Largest:
 
     def __init__(self, own: OwnRounds) -> None:
         self._own = own
-        self._sets: dict[bytes, tuple[float, np.ndarray]] = {}  # the sets of rounds with the largest bounds
+        self._sets: dict[
+            bytes, tuple[float, np.ndarray]
+        ] = {}  # the sets of rounds with the largest bounds
         self._others = -np.inf  # the largest bound of all others
         self.squared = -np.inf  # and of all: a bound on the squared sensitivity
 
@@ -235,8 +275,12 @@ class Largest:
         bounds = []
         for key, (squared, rounds) in self._sets.items():
             X = self._own.gram(rounds)
-            bounds.append((squared, len(X) <= 2 or squared - float(X.sum()) <= ROUNDING * squared, key))
-        result = largest_sharpened(bounds, lambda key: self._own.gram(self._sets[key][1]), multiplications)
+            bounds.append(
+                (squared, len(X) <= 2 or squared - float(X.sum()) <= ROUNDING * squared, key)
+            )
+        result = largest_sharpened(
+            bounds, lambda key: self._own.gram(self._sets[key][1]), multiplications
+        )
         rest = float(np.sqrt(max(self._others, 0.0)))
         return max(
             result,

@@ -1,13 +1,16 @@
-"""The L2 sensitivity of x -> C x, when one client contributes vectors of norm at most 1 to the rounds it may.
+"""The L2 sensitivity of x -> C x, when one client contributes vectors of norm at most 1 to the
+rounds it may.
 
-Every value is exact or a proven upper bound, for vector contributions of any dimension: a bound that holds for scalar
-contributions only can be too small (multi-epoch paper, App. H.2). Below, X = C^T C, and for a set of rounds S
+Every value is exact or a proven upper bound, for vector contributions of any dimension: a bound
+that holds for scalar contributions only can be too small (multi-epoch paper, App. H.2). Below, X =
+C^T C, and for a set of rounds S
 
     sens(C)^2 = max over allowed S, max over unit vectors u_i of sum_{i, j in S} X_ij <u_i, u_j>
              <= max over allowed S of sum_{i, j in S} |X_ij|                      (banded paper, Prop. E.1)
 
-with equality where X_ij >= 0 on S (take all u_i equal), and where S has at most two rounds (take u_j = sign(X_ij) u_i).
-Papers: "banded" is Choquette-Choo et al. 2023, "multi-epoch" is Choquette-Choo et al. 2022.
+with equality where X_ij >= 0 on S (take all u_i equal), and where S has at most two rounds (take
+u_j = sign(X_ij) u_i). Papers: "banded" is Choquette-Choo et al. 2023, "multi-epoch" is
+Choquette-Choo et al. 2022.
 """
 
 import dataclasses
@@ -27,15 +30,19 @@ Name = TypeVar("Name")
 
 # A pattern counts as sign-tight if |X| and X differ on it by rounding only, relative to the sum.
 ROUNDING = 1e-12
-# Multiplications that sharpening the bounds of many patterns may cost; patterns beyond it keep their |X| sum, which is
-# valid. An alignment costs about as much as this many eigenvalues.
+# Multiplications that sharpening the bounds of many patterns may cost; patterns beyond it keep
+# their |X| sum, which is valid. An alignment costs about as much as this many eigenvalues.
 SHARPENING_BUDGET, _ALIGNMENT_COST = 2e10, 300
 # A bound within this share above a value that contributions attain is called exact.
 _ATTAINED = 1e-8
 _SPECTRAL_AND_SUMS = (
-    "smaller of |X| sums (banded paper, Prop. E.1) and k times the spectral norm (multi-epoch paper, Thm. 2.1)"
+    "smaller of |X| sums (banded paper, Prop. E.1) and k times the spectral norm (multi-epoch "
+    "paper, Thm. 2.1)"
 )
-_ALIGNMENT = "largest sum of X_ij <u_i, u_j> over unit vectors, a semidefinite program and its dual (fedmf.mechanisms.vector_bound)"
+_ALIGNMENT = (
+    "largest sum of X_ij <u_i, u_j> over unit vectors, a semidefinite program and its dual "
+    "(fedmf.mechanisms.vector_bound)"
+)
 _MAX_ROWS_AT_ONCE = 512
 # Encoders with a largest entry within this factor of 1 are squared as they are.
 _MAX_MAGNITUDE = 1e100
@@ -59,24 +66,29 @@ class Sensitivity:
 
 
 def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sensitivity:
-    """The L2 sensitivity of an encoder under a participation; exact, or the smallest upper bound known here.
+    """The L2 sensitivity of an encoder under a participation; exact, or the smallest upper bound
+    known here.
 
     Args:
-      encoder_or_mechanism: C, float64 (m, rounds), or a mechanism, of which C is used and nothing that it claims: its
-        `toeplitz_coefficients()` or `banded_rows()` where it has them, otherwise its `encoder()`.
+      encoder_or_mechanism: C, float64 (m, rounds), or a mechanism, of which C is used and nothing
+        that it claims: its `toeplitz_coefficients()` or `banded_rows()` where it has them,
+        otherwise its `encoder()`.
       participation: the rounds one client may take part in.
 
     Raises:
-      TypeError: the first argument is neither an array of numbers nor a mechanism, or the second is not a
-        Participation.
-      ValueError: the encoder is not 2-D, not finite, or its number of columns is not participation.rounds.
+      TypeError: the first argument is neither an array of numbers nor a mechanism, or the second is
+        not a Participation.
+      ValueError: the encoder is not 2-D, not finite, or its number of columns is not
+        participation.rounds.
 
     >>> import numpy as np
     >>> sensitivity(np.eye(6), Participation(rounds=6, schema="min_sep", min_sep=2)).value ** 2
     2.9999999999999996
     """
     if not isinstance(participation, Participation):
-        raise TypeError(f"participation is of type {type(participation).__name__}: pass a fedmf.Participation")
+        raise TypeError(
+            f"participation is of type {type(participation).__name__}: pass a fedmf.Participation"
+        )
     _check_columns(getattr(encoder_or_mechanism, "rounds", participation.rounds), participation)
     if participation.schema == "budget":
         return _budgeted(encoder_or_mechanism, participation)
@@ -85,10 +97,18 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
         known = _toeplitz(_of_known_scale(coefficients), participation)
         if known.exact or participation.rounds > _MAX_ROUNDS_TRIED_DENSE:
             return known
-        return min(known, sensitivity(encoder_or_mechanism.encoder(), participation), key=lambda bound: bound.value)
+        return min(
+            known,
+            sensitivity(encoder_or_mechanism.encoder(), participation),
+            key=lambda bound: bound.value,
+        )
     rows = _result_of(encoder_or_mechanism, "banded_rows")
-    if rows is not None and (rows.shape[1] <= participation.min_sep or participation.max_participations == 1):
-        return _disjoint(np.square(columns_of_rows(_of_known_scale(rows))).sum(axis=1), participation)
+    if rows is not None and (
+        rows.shape[1] <= participation.min_sep or participation.max_participations == 1
+    ):
+        return _disjoint(
+            np.square(columns_of_rows(_of_known_scale(rows))).sum(axis=1), participation
+        )
     encoder = _result_of(encoder_or_mechanism, "encoder")
     C = checks.array("encoder", encoder_or_mechanism if encoder is None else encoder, ndim=2)
     _check_columns(C.shape[1], participation)
@@ -96,13 +116,21 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
 
 
 def _budgeted(encoder_or_mechanism: Any, participation: Participation) -> Sensitivity:
-    """The budget itself, for any C: sum over s, t of X_st <u_s, u_t> is at most that of |X_st|, which the schema bounds."""
+    """The budget itself, for any C: sum over s, t of X_st <u_s, u_t> is at most that of |X_st|,
+    which the schema bounds.
+    """
     assert participation.budget is not None
-    most = sensitivity(encoder_or_mechanism, Participation(rounds=participation.rounds, schema="every_round"))
+    most = sensitivity(
+        encoder_or_mechanism, Participation(rounds=participation.rounds, schema="every_round")
+    )
     value = participation.budget * (1 + BUDGET_ROUNDING)
     if most.value <= value:
         return most
-    return Sensitivity(value=value, exact=False, method="participation budget (banded paper, Prop. E.1): upper bound")
+    return Sensitivity(
+        value=value,
+        exact=False,
+        method="participation budget (banded paper, Prop. E.1): upper bound",
+    )
 
 
 def _result_of(mechanism: Any, name: str) -> Any:
@@ -114,17 +142,21 @@ def _result_of(mechanism: Any, name: str) -> Any:
 def _check_columns(columns: int, participation: Participation) -> None:
     if columns != participation.rounds:
         raise ValueError(
-            f"encoder has {columns} columns but participation has rounds={participation.rounds}: make both for the same "
+            f"encoder has {columns} columns but participation has rounds={participation.rounds}: "
+            "make both for the same "
             "number of rounds"
         )
 
 
 def _of_known_scale(entries: np.ndarray) -> np.ndarray:
-    """The entries, refused where squares underflow (a sensitivity of 0 would be no noise) or overflow."""
+    """The entries, refused where squares underflow (a sensitivity of 0 would be no noise) or
+    overflow.
+    """
     largest = float(np.abs(entries).max())
     if largest and not 1.0 / _MAX_MAGNITUDE <= largest <= _MAX_MAGNITUDE:
         raise ValueError(
-            f"encoder has entries of up to {largest:.3g}, whose squares lose digits in float64: divide it by that"
+            f"encoder has entries of up to {largest:.3g}, whose squares lose digits in float64: "
+            "divide it by that"
         )
     return entries
 
@@ -148,19 +180,29 @@ def _in_windows(participation: Participation) -> bool:
 
 
 def _disjoint(squared_norms: np.ndarray, participation: Participation) -> Sensitivity:
-    """The sensitivity from the squared column norms, (rounds,), where those of one client have no row in common."""
+    """The sensitivity from the squared column norms, (rounds,), where those of one client have no
+    row in common.
+    """
     b, k = participation.min_sep, participation.max_participations
     if k == 1:
         # A single participation sees the largest column norm.
-        return _root(squared_norms.max(), True, "largest column norm of the encoder (multi-epoch paper, Sec. 2): exact")
+        return _root(
+            squared_norms.max(),
+            True,
+            "largest column norm of the encoder (multi-epoch paper, Sec. 2): exact",
+        )
     if _in_windows(participation):
         sums = np.zeros(max(len(squared_norms) - (k - 1) * b, b))
         for first in range(0, k * b, b):
             part = squared_norms[first : first + len(sums)]
             sums[: len(part)] += part
-        return _root(sums.max(), True, "sum of X over a client's rounds (multi-epoch paper, Eq. 3): exact")
+        return _root(
+            sums.max(), True, "sum of X over a client's rounds (multi-epoch paper, Eq. 3): exact"
+        )
     value = _largest_separated_sums(squared_norms[None, :], b, k)[0]
-    return _root(value, True, "Alg. 5 of the banded paper (Thm. 2): exact, X has at most min_sep bands")
+    return _root(
+        value, True, "Alg. 5 of the banded paper (Thm. 2): exact, X has at most min_sep bands"
+    )
 
 
 def _root(squared: float, exact: bool, method: str) -> Sensitivity:
@@ -168,27 +210,36 @@ def _root(squared: float, exact: bool, method: str) -> Sensitivity:
 
 
 def _toeplitz(c: np.ndarray, participation: Participation) -> Sensitivity:
-    """The sensitivity of the lower-triangular Toeplitz C of n rounds with first column c, 0 after its end; O(n) or so.
+    """The sensitivity of the lower-triangular Toeplitz C of n rounds with first column c, 0 after
+    its end; O(n) or so.
 
-    With c_t >= 0 and not increasing, X_ij = sum over s <= n - 1 - max(i, j) of c_s c_(s + |i - j|) is non-negative, and
-    no larger for a larger max(i, j) or a larger |i - j|. The m-th round (from 0) of any client with gaps of at least b
-    is at or after m b, and its m-th and l-th rounds are at least |m - l| b apart. So each X_ij of its pattern is at most
-    the one of the pattern 0, b, ..., (k - 1) b, which every schema allows; and X >= 0 puts equal contributions first.
-    The sensitivity is the norm of the sum of those k columns (McMahan, Xu and Zhang 2024; Kalinin and Lampert 2024,
-    Thm. 2). For any c, |X_ij| is at most the X_ij of a non-negative, non-increasing c' >= |c|, so that c' gives an upper
-    bound (banded paper, Prop. E.1); its smallest is the running maximum of |c| from the right.
+    With c_t >= 0 and not increasing, X_ij = sum over s <= n - 1 - max(i, j) of c_s c_(s + |i - j|)
+    is non-negative, and no larger for a larger max(i, j) or a larger |i - j|. The m-th round (from
+    0) of any client with gaps of at least b is at or after m b, and its m-th and l-th rounds are at
+    least |m - l| b apart. So each X_ij of its pattern is at most the one of the pattern 0, b, ...,
+    (k - 1) b, which every schema allows; and X >= 0 puts equal contributions first. The sensitivity
+    is the norm of the sum of those k columns (McMahan, Xu and Zhang 2024; Kalinin and Lampert 2024,
+    Thm. 2). For any c, |X_ij| is at most the X_ij of a non-negative, non-increasing c' >= |c|, so
+    that c' gives an upper bound (banded paper, Prop. E.1); its smallest is the running maximum of
+    |c| from the right.
     """
     n, b, k = participation.rounds, participation.min_sep, participation.max_participations
     if k == 1:
         # Later columns are the first one cut short.
-        return _root(float(c @ c), True, "norm of the first column, the largest of a Toeplitz encoder: exact")
+        return _root(
+            float(c @ c), True, "norm of the first column, the largest of a Toeplitz encoder: exact"
+        )
     if len(c) <= b:
-        # Columns of one client have no row in common (banded paper, Thm. 2); the m-th of them is at most the m b-th.
+        # Columns of one client have no row in common (banded paper, Thm. 2); the m-th of them is at
+        # most the m b-th.
         whole = min(k, (n - len(c)) // b + 1)
         cut = np.array([c[: n - m * b] @ c[: n - m * b] for m in range(whole, k)])
         squared = whole * float(c @ c) + float(cut.sum())
         return _root(
-            squared, True, "column norms of a Toeplitz encoder of at most min_sep bands (banded paper, Thm. 2): exact"
+            squared,
+            True,
+            "column norms of a Toeplitz encoder of at most min_sep bands (banded paper, Thm. 2): "
+            "exact",
         )
     decreasing = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
     # Only rounding may make it larger than c, and then it errs on the safe side.
@@ -199,15 +250,17 @@ def _toeplitz(c: np.ndarray, participation: Participation) -> Sensitivity:
 
 
 def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
-    """The squared norm of the sum of the columns 0, b, ..., (k - 1) b of the Toeplitz matrix of c, c >= 0."""
+    """The squared norm of the sum of the columns 0, b, ..., (k - 1) b of the Toeplitz matrix of c,
+    c >= 0.
+    """
     # Row by row of b rounds, the sum is that of the last k rows of c, cut into rows of b as well.
     rows = np.zeros((-(-n // b), b))
     rows.ravel()[: len(c)] = c
     if k >= len(rows):
         sums = np.cumsum(rows, axis=0)
     else:
-        # Sums of k rows as the end of one block of k rows and the beginning of the next: without differences, which
-        # would lose digits, and a sensitivity must not come out too small.
+        # Sums of k rows as the end of one block of k rows and the beginning of the next: without
+        # differences, which would lose digits, and a sensitivity must not come out too small.
         blocks = np.zeros((-(-len(rows) // k), k, b))
         blocks.reshape(-1, b)[: len(rows)] = rows
         sums = np.cumsum(blocks, axis=1)
@@ -219,9 +272,11 @@ def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
 
 
 def _columns_apart_are_disjoint(C: np.ndarray, b: int) -> bool:
-    """Whether columns b or more rounds apart have no non-zero row in common, so that X_ij = 0 there.
+    """Whether columns b or more rounds apart have no non-zero row in common, so that X_ij = 0
+    there.
 
-    The test is on exact zeros of C: a tolerance would drop small true entries of X, and the noise would be too small.
+    The test is on exact zeros of C: a tolerance would drop small true entries of X, and the noise
+    would be too small.
     """
     n = C.shape[1]
     if b >= n:
@@ -233,15 +288,18 @@ def _columns_apart_are_disjoint(C: np.ndarray, b: int) -> bool:
     first_from = np.minimum.accumulate(first[::-1])[::-1]
     if (last[:-b] < first_from[b:]).all():
         return True
-    counts = filled.astype(np.float32)  # row counts are below 2^24, so that float32 sums of ones are exact
+    counts = filled.astype(
+        np.float32
+    )  # row counts are below 2^24, so that float32 sums of ones are exact
     return not np.triu(counts.T @ counts, b).any()
 
 
 def _largest_separated_sums(weights: np.ndarray, b: int, k: int) -> np.ndarray:
-    """For each non-negative row of `weights` (r, n): its largest sum over at most k indices at least b apart, (r,).
+    """For each non-negative row of `weights` (r, n): its largest sum over at most k indices at
+    least b apart, (r,).
 
-    Banded paper, Alg. 3 (VecSens): F[i, m] = max(v_i + F[i + b, m - 1], F[i + 1, m]), and F = 0 out of range; its
-    inner loop, a running maximum from the right, is done for all rows at once.
+    Banded paper, Alg. 3 (VecSens): F[i, m] = max(v_i + F[i + b, m - 1], F[i + 1, m]), and F = 0 out
+    of range; its inner loop, a running maximum from the right, is done for all rows at once.
     """
     r, n = weights.shape
     best = np.zeros((r, n + b))
@@ -261,28 +319,44 @@ def _min_sep(C: np.ndarray, b: int, k: int) -> Sensitivity:
         pairs = diagonal[:, None] + diagonal[None, :] + 2.0 * magnitudes
         apart = np.triu(np.ones((n, n), dtype=bool), b)
         value = max(diagonal.max(), pairs[apart].max())
-        return _root(value, True, "all pairs of rounds (multi-epoch paper, Eq. 3; banded paper, Prop. E.1): exact")
-    # Banded paper, Alg. 4 (Thm. 3); its loop runs over the rows i of X (printed: j). No client has two rounds less than b
-    # apart, so that those entries may count as 0.
+        return _root(
+            value,
+            True,
+            "all pairs of rounds (multi-epoch paper, Eq. 3; banded paper, Prop. E.1): exact",
+        )
+    # Banded paper, Alg. 4 (Thm. 3); its loop runs over the rows i of X (printed: j). No client has
+    # two rounds less than b apart, so that those entries may count as 0.
     lag = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
     magnitudes[(lag > 0) & (lag < b)] = 0.0
     row_sums = np.concatenate(
-        [_largest_separated_sums(magnitudes[i : i + _MAX_ROWS_AT_ONCE], b, k) for i in range(0, n, _MAX_ROWS_AT_ONCE)]
+        [
+            _largest_separated_sums(magnitudes[i : i + _MAX_ROWS_AT_ONCE], b, k)
+            for i in range(0, n, _MAX_ROWS_AT_ONCE)
+        ]
     )
     bound = float(_largest_separated_sums(row_sums[None, :], b, k)[0])
-    # Multi-epoch paper, Thm. 2.1, with the largest eigenvalue of all of X above that of each pattern's submatrix. It
-    # holds for vectors as well: sum_ij X_ij <u_i, u_j> <= lambda_max * sum_i |u_i|^2 <= lambda_max * k.
+    # Multi-epoch paper, Thm. 2.1, with the largest eigenvalue of all of X above that of each
+    # pattern's submatrix. It holds for vectors as well: sum_ij X_ij <u_i, u_j> <= lambda_max *
+    # sum_i |u_i|^2 <= lambda_max * k.
     spectral = k * _largest_eigenvalue(X)
     if spectral < bound:
-        return _root(spectral, False, "sqrt(k) times the spectral norm (multi-epoch paper, Thm. 2.1): upper bound")
+        return _root(
+            spectral,
+            False,
+            "sqrt(k) times the spectral norm (multi-epoch paper, Thm. 2.1): upper bound",
+        )
     return _root(bound, False, "Alg. 4 of the banded paper (Thm. 3): upper bound")
 
 
 def _fixed_epoch(C: np.ndarray, b: int, k: int) -> Sensitivity:
-    """Windows of k rounds spaced b apart, every start (multi-epoch paper, Sec. 2, Eq. 3 and Thm. 2.1)."""
+    """Windows of k rounds spaced b apart, every start (multi-epoch paper, Sec. 2, Eq. 3 and Thm.
+    2.1).
+    """
     bounds = []  # of (start, window's first place in its epoch)
     grams: dict[int, np.ndarray] = {}
-    transposed = np.ascontiguousarray(C.T)  # strided columns of a large C would be read from memory once for each start
+    transposed = np.ascontiguousarray(
+        C.T
+    )  # strided columns of a large C would be read from memory once for each start
     for start in range(b):
         columns = transposed[start::b]
         X = columns @ columns.T
@@ -292,7 +366,10 @@ def _fixed_epoch(C: np.ndarray, b: int, k: int) -> Sensitivity:
         tight = (slack <= ROUNDING * sums) | (width <= 2)
         if not tight.all():
             grams[start] = X
-        bounds += [(s, bool(t), (start, place)) for place, (s, t) in enumerate(zip(sums, tight, strict=True))]
+        bounds += [
+            (s, bool(t), (start, place))
+            for place, (s, t) in enumerate(zip(sums, tight, strict=True))
+        ]
 
     def gram(window: tuple[int, int]) -> np.ndarray:
         start, place = window
@@ -310,7 +387,8 @@ def largest_sharpened(
     """The sensitivity to one client that takes part in all rounds of one of some sets.
 
     Args:
-      bounds: of each set the sum of |X|, whether that of X is the same (or it has at most two rounds), and its name.
+      bounds: of each set the sum of |X|, whether that of X is the same (or it has at most two
+        rounds), and its name.
       gram: name of a set -> its X, float64 (k, k).
       multiplications: how many sharpening the bounds may cost.
 
@@ -321,11 +399,14 @@ def largest_sharpened(
     heapq.heapify(heap)
     spectral: set[Any] = set()
     attained: dict[Any, float] = {}
-    # Best first: the largest |X| sum is the answer if it is tight; otherwise sharpen it and look again.
+    # Best first: the largest |X| sum is the answer if it is tight; otherwise sharpen it and look
+    # again.
     while True:
         negative, tight_here, name = heap[0]
         if tight_here:
-            return _root(-negative, True, "sum of X over a client's rounds (multi-epoch paper, Eq. 3): exact")
+            return _root(
+                -negative, True, "sum of X over a client's rounds (multi-epoch paper, Eq. 3): exact"
+            )
         if name in attained:
             exact = -negative <= attained[name] * (1.0 + _ATTAINED)
             return _root(-negative, exact, f"{_ALIGNMENT}: {'exact' if exact else 'upper bound'}")
@@ -346,7 +427,8 @@ def _window_sums(X: np.ndarray, width: int) -> np.ndarray:
     """Sums of the diagonal blocks X[p : p + width, p : p + width], for every place p."""
     if width == X.shape[0]:
         return np.array([X.sum()])
-    # Summed directly: differences of running totals would lose digits, and a sensitivity must not come out too small.
+    # Summed directly: differences of running totals would lose digits, and a sensitivity must not
+    # come out too small.
     windows = np.lib.stride_tricks.sliding_window_view(X, (width, width))
     return np.array([windows[p, p].sum() for p in range(X.shape[0] - width + 1)])
 

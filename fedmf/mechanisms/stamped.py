@@ -16,7 +16,8 @@ DECODERS = ("optimal", "restarted")
 
 
 def stamp(mechanism: Mechanism, times: int, decoder: str = "optimal") -> "StampedMechanism":
-    """`mechanism` repeated `times` times, for times * mechanism.rounds rounds; see `StampedMechanism`.
+    """`mechanism` repeated `times` times, for times * mechanism.rounds rounds; see
+    `StampedMechanism`.
 
     Args:
       mechanism: for one part of the run.
@@ -41,20 +42,23 @@ def stamp(mechanism: Mechanism, times: int, decoder: str = "optimal") -> "Stampe
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StampedMechanism(Mechanism):
-    """The encoder I (x) C of a part's encoder C (multi-epoch paper, Choquette-Choo et al. 2022, App. D.4).
+    """The encoder I (x) C of a part's encoder C (multi-epoch paper, Choquette-Choo et al. 2022,
+    App. D.4).
 
         | C        |                 | N        |
         |    C     |   and noising   |    N     |      three parts
         |       C  |                 |       N  |
 
-    decoder "optimal" is the pseudo-inverse I (x) pinv(C), the smallest error for this encoder whatever the workload.
-    "restarted" keeps the part's own noising N, so that a tree with Honaker's online decoder stays one that can be run
-    online. They differ where C has more rows than columns (tree, fft) and N is not its pseudo-inverse.
+    decoder "optimal" is the pseudo-inverse I (x) pinv(C), the smallest error for this encoder
+    whatever the workload. "restarted" keeps the part's own noising N, so that a tree with Honaker's
+    online decoder stays one that can be run online. They differ where C has more rows than columns
+    (tree, fft) and N is not its pseudo-inverse.
 
-    The paper's restarted decoder of prefix sums has the part's B on its block diagonal and, below it, copies of B's last
-    row: the sums of finished parts are fixed. That is this N. With S the prefix sums over all rounds and S_p over one
-    part, S (I (x) N) has S_p N = B on the diagonal, and below it 1 1^T N = 1 (1^T S_p^-1 B); the last row of S_p is 1^T,
-    and so 1^T S_p^-1 B is the last row of B.
+    The paper's restarted decoder of prefix sums has the part's B on its block diagonal and, below
+    it, copies of B's last row: the sums of finished parts are fixed. That is this N. With S the
+    prefix sums over all rounds and S_p over one part, S (I (x) N) has S_p N = B on the diagonal,
+    and below it 1 1^T N = 1 (1^T S_p^-1 B); the last row of S_p is 1^T, and so 1^T S_p^-1 B is the
+    last row of B.
 
     Attributes:
       part: the mechanism that is repeated.
@@ -63,7 +67,9 @@ class StampedMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "stamped"
-    uncertified: ClassVar[str] = "stamped, not optimised as a whole: a certificate of its part is with the part"
+    uncertified: ClassVar[str] = (
+        "stamped, not optimised as a whole: a certificate of its part is with the part"
+    )
     part: Mechanism
     times: int
     decoder: str = "optimal"
@@ -71,9 +77,12 @@ class StampedMechanism(Mechanism):
     def __post_init__(self) -> None:
         if not isinstance(self.part, Mechanism):
             raise TypeError(
-                f"mechanism is a {type(self.part).__name__}: pass a mechanism, as fedmf.fit or fedmf.load_mechanism makes"
+                f"mechanism is a {type(self.part).__name__}: pass a mechanism, as fedmf.fit or "
+                "fedmf.load_mechanism makes"
             )
-        times = checks.integer("times", self.times, low=1, hint="pass the number of parts, a positive int")
+        times = checks.integer(
+            "times", self.times, low=1, hint="pass the number of parts, a positive int"
+        )
         object.__setattr__(self, "times", times)
         checks.one_of("decoder", self.decoder, DECODERS)
         super().__post_init__()
@@ -109,9 +118,15 @@ class StampedMechanism(Mechanism):
     @classmethod
     def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "StampedMechanism":
         """The inverse of `state`."""
-        entries = {name.removeprefix("part_"): array for name, array in state.items() if name.startswith("part_")}
+        entries = {
+            name.removeprefix("part_"): array
+            for name, array in state.items()
+            if name.startswith("part_")
+        }
         part = mechanism_of(entries)
-        return cls(part=part, times=state["times"].item(), decoder=state["decoder"].item(), **certificate)
+        return cls(
+            part=part, times=state["times"].item(), decoder=state["decoder"].item(), **certificate
+        )
 
     def _noising_of_part(self) -> np.ndarray:
         if self.decoder == "restarted":
@@ -125,7 +140,10 @@ class StampedMechanism(Mechanism):
 
     def _repeated(self, what: str, block: np.ndarray) -> np.ndarray:
         m, n = block.shape
-        checks.fits_in_memory(f"the {what} of a mechanism stamped {self.times} times", (self.times * m, self.times * n))
+        checks.fits_in_memory(
+            f"the {what} of a mechanism stamped {self.times} times",
+            (self.times * m, self.times * n),
+        )
         return np.asarray(scipy.linalg.block_diag(*[block] * self.times))
 
 

@@ -35,25 +35,30 @@ READ_ERRORS = (
 
 
 def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
-    """Reads a mechanism written by `Mechanism.save`, and checks that it is one: its shape, its numbers and N C = I.
+    """Reads a mechanism written by `Mechanism.save`, and checks that it is one: its shape, its
+    numbers and N C = I.
 
-    Nothing in the file is trusted for privacy: `fedmf.sensitivity` computes from the encoder that was read. A
-    certificate is handed on as it was stored.
+    Nothing in the file is trusted for privacy: `fedmf.sensitivity` computes from the encoder that
+    was read. A certificate is handed on as it was stored.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file is truncated, damaged, of another kind or of a later version, or holds no valid mechanism.
+      ValueError: the file is truncated, damaged, of another kind or of a later version, or holds no
+        valid mechanism.
     """
     target = pathlib.Path(path)
     if not target.is_file():
-        raise FileNotFoundError(f"path={str(target)!r} is not a file: name one that mechanism.save wrote")
+        raise FileNotFoundError(
+            f"path={str(target)!r} is not a file: name one that mechanism.save wrote"
+        )
     try:
         mechanism = _read(target)
         _check_inverse(mechanism)
     except READ_ERRORS as error:
         cause = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"path={str(target)!r} does not hold a valid fedmf mechanism ({cause}): fit the mechanism and save it again"
+            f"path={str(target)!r} does not hold a valid fedmf mechanism ({cause}): fit the "
+            "mechanism and save it again"
         ) from error
     return mechanism
 
@@ -67,7 +72,9 @@ def _read(path: pathlib.Path) -> Mechanism:
     if "format" not in entries or entries["format"].item() != FILE_FORMAT:
         raise ValueError("an .npz archive of something else")
     if entries["version"].item() != FILE_VERSION:
-        raise ValueError(f"format version {entries['version'].item()}, this fedmf reads version {FILE_VERSION}")
+        raise ValueError(
+            f"format version {entries['version'].item()}, this fedmf reads version {FILE_VERSION}"
+        )
     return mechanism_of(entries)
 
 
@@ -84,17 +91,34 @@ def mechanism_of(entries: dict[str, np.ndarray]) -> Mechanism:
     if "certificate" in entries:
         certificate = msgspec.json.decode(entries["certificate"].item(), type=Certificate)
     check_certificate(certificate, reason)  # before a constructor fills in a reason of its own
-    state = {name.removeprefix("state_"): array for name, array in entries.items() if name.startswith("state_")}
-    return FAMILIES[name].mechanism.from_state(state, certificate=certificate, certificate_reason=reason)
+    state = {
+        name.removeprefix("state_"): array
+        for name, array in entries.items()
+        if name.startswith("state_")
+    }
+    return FAMILIES[name].mechanism.from_state(
+        state, certificate=certificate, certificate_reason=reason
+    )
 
 
 def _check_inverse(mechanism: Mechanism) -> None:
-    """Raises unless the stream gives back V from C V: N C = I, seen through the recipe that makes the noise."""
-    c, noise, most = mechanism.toeplitz_coefficients(), mechanism.noising_coefficients(), _MAX_PROBED_ROUNDS
+    """Raises unless the stream gives back V from C V: N C = I, seen through the recipe that makes
+    the noise.
+    """
+    c, noise, most = (
+        mechanism.toeplitz_coefficients(),
+        mechanism.noising_coefficients(),
+        _MAX_PROBED_ROUNDS,
+    )
     if c is not None and noise is not None and mechanism.rounds > most:
-        # Every round of a Toeplitz mechanism is like the first ones: n(x) c(x) = 1 there, without matrices.
-        if not np.allclose(np.convolve(noise[:most], c[:most])[:most], np.eye(1, most), rtol=0.0, atol=1e-6):
-            raise ValueError("its noising coefficients are not an inverse of its encoder's to 6 digits")
+        # Every round of a Toeplitz mechanism is like the first ones: n(x) c(x) = 1 there, without
+        # matrices.
+        if not np.allclose(
+            np.convolve(noise[:most], c[:most])[:most], np.eye(1, most), rtol=0.0, atol=1e-6
+        ):
+            raise ValueError(
+                "its noising coefficients are not an inverse of its encoder's to 6 digits"
+            )
         return
     probes = np.random.default_rng(0).choice([-1.0, 1.0], size=(mechanism.rounds, 4))
     rows = mechanism.banded_rows()

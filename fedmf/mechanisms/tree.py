@@ -24,30 +24,34 @@ _MAX_ROUNDS_COMPARED = 4096
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TreeMechanism(Mechanism):
-    """The binary tree over the rounds, each node a noisy sum of its leaves (Denisov et al. 2022, App. C, Eq. 12).
+    """The binary tree over the rounds, each node a noisy sum of its leaves (Denisov et al. 2022,
+    App. C, Eq. 12).
 
-    The rounds are the first leaves of the smallest tree of 2^h leaves that holds them; leaves after them are virtual
-    rounds, whose input is known to be 0. The m nodes that are kept (see `completion`) are numbered children before
-    parents, left before right, so that the nodes finished by round t come first::
+    The rounds are the first leaves of the smallest tree of 2^h leaves that holds them; leaves after
+    them are virtual rounds, whose input is known to be 0. The m nodes that are kept (see
+    `completion`) are numbered children before parents, left before right, so that the nodes
+    finished by round t come first::
 
               6              row:  0  1000
           2       5                1  0100
         0   1   3   4              2  1100
         t=0 t=1 t=2 t=3            3  0010 ... 6  1111
 
-    decoder "online" is Honaker's estimator from below (Prop. C.1): the released sum through round t uses only nodes
-    whose rounds are all at or before t, so row t of N uses only noise of finished nodes, as DP-FTRL of Kairouz et al.
-    2021 does. "full" is N = pinv(C), the smallest error for this C. Its row t also uses noise of nodes over later
-    rounds, which is drawn ahead (Denisov et al. 2022, Thm. 2.1).
+    decoder "online" is Honaker's estimator from below (Prop. C.1): the released sum through round t
+    uses only nodes whose rounds are all at or before t, so row t of N uses only noise of finished
+    nodes, as DP-FTRL of Kairouz et al. 2021 does. "full" is N = pinv(C), the smallest error for
+    this C. Its row t also uses noise of nodes over later rounds, which is drawn ahead (Denisov et
+    al. 2022, Thm. 2.1).
 
-    completion says what becomes of nodes that span both rounds and virtual rounds, where n is no power of two; none is
-    best everywhere (docs/fidelity.md):
+    completion says what becomes of nodes that span both rounds and virtual rounds, where n is no
+    power of two; none is best everywhere (docs/fidelity.md):
 
-    - "none": they are dropped. The encoder is less sensitive (banded paper, Table 2, "Optimal TreeAgg").
-    - "virtual": tree completion of the multi-epoch paper, App. D.3 and Table 1. They are kept, the virtual rounds are run
-      after the last round, and the last sum is read off the root.
-    - "optimal": the same, but the last row knows that the sums over virtual rounds are 0. With decoder "full" this and
-      "virtual" are the same mechanism.
+    - "none": they are dropped. The encoder is less sensitive (banded paper, Table 2, "Optimal
+      TreeAgg").
+    - "virtual": tree completion of the multi-epoch paper, App. D.3 and Table 1. They are kept, the
+      virtual rounds are run after the last round, and the last sum is read off the root.
+    - "optimal": the same, but the last row knows that the sums over virtual rounds are 0. With
+      decoder "full" this and "virtual" are the same mechanism.
 
     Attributes:
       rounds: n, any positive int.
@@ -82,10 +86,13 @@ class TreeMechanism(Mechanism):
         return C
 
     def noising(self) -> np.ndarray:
-        """N, float64 (rounds, m): pinv(C) for "full", S^-1 B_online for "online" with S the prefix sums."""
+        """N, float64 (rounds, m): pinv(C) for "full", S^-1 B_online for "online" with S the prefix
+        sums.
+        """
         if self.decoder == "full":
             C = self.encoder()
-            # C holds a row for each leaf, so that C^T C >= I: its Cholesky factor is safe, and cheaper than an SVD.
+            # C holds a row for each leaf, so that C^T C >= I: its Cholesky factor is safe, and
+            # cheaper than an SVD.
             return scipy.linalg.cho_solve(scipy.linalg.cho_factor(C.T @ C), C.T)
         B = _estimates_from_below(self.rounds, self.completion)
         return np.diff(B, axis=0, prepend=0.0)
@@ -100,27 +107,32 @@ def fit_tree(
     restarts: int = 1,
     completion: str | None = None,
 ) -> Mechanism:
-    """The binary tree over the run, or one over each of `restarts` equal parts of it; see `fedmf.fit`.
+    """The binary tree over the run, or one over each of `restarts` equal parts of it; see
+    `fedmf.fit`.
 
     Args:
       workload, participation: decide the completion.
       decoder: "online" or "full", see `TreeMechanism`.
-      restarts: 1 for a `TreeMechanism`; more for a `StampedMechanism` of one that spans rounds / restarts rounds
-        (multi-epoch paper, App. D.4). N = pinv(C) part by part is the pseudo-inverse of the whole, so that "full" is
-        optimal there, too.
-      completion: of a tree whose rounds are no power of two, see `TreeMechanism`; None takes the one with the smallest
-        loss, and "none", uncompared, for more than 4096 rounds.
+      restarts: 1 for a `TreeMechanism`; more for a `StampedMechanism` of one that spans rounds /
+        restarts rounds (multi-epoch paper, App. D.4). N = pinv(C) part by part is the
+        pseudo-inverse of the whole, so that "full" is optimal there, too.
+      completion: of a tree whose rounds are no power of two, see `TreeMechanism`; None takes the
+        one with the smallest loss, and "none", uncompared, for more than 4096 rounds.
       stopping: not used.
 
     Raises:
-      TypeError, ValueError: an option of the wrong kind or out of range; restarts that do not divide the rounds.
+      TypeError, ValueError: an option of the wrong kind or out of range; restarts that do not
+        divide the rounds.
     """
     del stopping  # nothing is iterated
     n = workload.rounds
-    restarts = checks.integer("restarts", restarts, low=1, high=n, hint="it is a number of equal parts of the run")
+    restarts = checks.integer(
+        "restarts", restarts, low=1, high=n, hint="it is a number of equal parts of the run"
+    )
     if n % restarts:
         raise ValueError(
-            f"restarts={restarts} does not cut {n} rounds into equal parts: choose a divisor, or another number of rounds, "
+            f"restarts={restarts} does not cut {n} rounds into equal parts: choose a divisor, or "
+            "another number of rounds, "
             f"such as {n - n % restarts}"
         )
     per_part = n // restarts
@@ -130,14 +142,22 @@ def fit_tree(
         completions = ["none"]  # a power of two has nothing to complete
     else:  # with "full", "optimal" is "virtual"
         completions = list(COMPLETIONS) if decoder == "online" else ["none", "virtual"]
-    trees: list[Mechanism] = [TreeMechanism(rounds=per_part, decoder=decoder, completion=name) for name in completions]
+    trees: list[Mechanism] = [
+        TreeMechanism(rounds=per_part, decoder=decoder, completion=name) for name in completions
+    ]
     if restarts > 1:
         trees = [stamp(tree, restarts, decoder="restarted") for tree in trees]
-    return trees[0] if len(trees) == 1 else min(trees, key=lambda tree: loss(tree, workload, participation))
+    return (
+        trees[0]
+        if len(trees) == 1
+        else min(trees, key=lambda tree: loss(tree, workload, participation))
+    )
 
 
 class _Node(NamedTuple):
-    """A node over `leaves` leaves, of which first..last are rounds, and its children's places in the order of nodes."""
+    """A node over `leaves` leaves, of which first..last are rounds, and its children's places in
+    the order of nodes.
+    """
 
     first: int
     last: int
@@ -152,7 +172,9 @@ def _nodes(rounds: int, completion: str) -> list[_Node]:
     def add(first: int, leaves: int) -> tuple[int, ...]:
         if first >= rounds:
             return ()
-        children = () if leaves == 1 else add(first, leaves // 2) + add(first + leaves // 2, leaves // 2)
+        children = (
+            () if leaves == 1 else add(first, leaves // 2) + add(first + leaves // 2, leaves // 2)
+        )
         if completion == "none" and first + leaves > rounds:
             return ()
         nodes.append(_Node(first, min(first + leaves, rounds) - 1, leaves, children))
@@ -163,22 +185,25 @@ def _nodes(rounds: int, completion: str) -> list[_Node]:
 
 
 def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
-    """B_online, (rounds, m): row t is the best estimate of the sum through round t from nodes finished by then.
+    """B_online, (rounds, m): row t is the best estimate of the sum through round t from nodes
+    finished by then.
 
-    Within one finished subtree the estimates combine upwards (Honaker 2015, Sec. 3.2): a node's own noisy sum has
-    variance 1, the children's estimates together have theirs, and weights are inverse to variances. Finished subtrees
-    that share no rounds have independent noise, so the sum of their roots' estimates is best. Nodes that reach into
-    virtual rounds, where they are kept, are finished with the last round.
+    Within one finished subtree the estimates combine upwards (Honaker 2015, Sec. 3.2): a node's own
+    noisy sum has variance 1, the children's estimates together have theirs, and weights are inverse
+    to variances. Finished subtrees that share no rounds have independent noise, so the sum of their
+    roots' estimates is best. Nodes that reach into virtual rounds, where they are kept, are
+    finished with the last round.
     """
     nodes = _nodes(rounds, completion)
     variances = np.ones(len(nodes))
-    # A subtree's nodes are consecutive and end with its root: each estimate holds the weights of those nodes only.
+    # A subtree's nodes are consecutive and end with its root: each estimate holds the weights of
+    # those nodes only.
     estimates: list[np.ndarray] = []
     for place, node in enumerate(nodes):
         children = list(node.children)
         if children:
-            # Two children of half the leaves each, virtual or not: 1 / v(2 m) = 1 + 1 / (2 v(m)), v(1) = 1. Where virtual
-            # rounds are known to be 0, a virtual child adds no variance.
+            # Two children of half the leaves each, virtual or not: 1 / v(2 m) = 1 + 1 / (2 v(m)),
+            # v(1) = 1. Where virtual rounds are known to be 0, a virtual child adds no variance.
             virtual = node.leaves / (node.leaves - 1.0)
             from_children = virtual if completion == "virtual" else variances[children].sum()
             # The variance of the best estimate is also the weight of the node's own sum.
@@ -187,7 +212,9 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
         estimates.append(np.concatenate([*below, variances[place : place + 1]]))
     checks.fits_in_memory("the decoder of this tree", (rounds, len(nodes)))
     B = np.zeros((rounds, len(nodes)))
-    largest: dict[int, int] = {}  # first round -> place of the largest finished subtree that begins there
+    largest: dict[
+        int, int
+    ] = {}  # first round -> place of the largest finished subtree that begins there
     place = 0
     for t in range(rounds):
         while place < len(nodes) and nodes[place].last <= t:

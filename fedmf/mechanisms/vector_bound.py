@@ -1,4 +1,6 @@
-"""How large a quadratic form becomes when its arguments are unit vectors: the exact sensitivity of one client's rounds."""
+"""How large a quadratic form becomes when its arguments are unit vectors: the exact sensitivity of
+one client's rounds.
+"""
 
 import numpy as np
 import scipy.linalg
@@ -9,25 +11,29 @@ _MAX_SWEEPS = 2000
 
 
 def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
-    """Brackets max over unit vectors g_i (of any dimension) of sum_ij X_ij <g_i, g_j>: a value attained, and a bound.
+    """Brackets max over unit vectors g_i (of any dimension) of sum_ij X_ij <g_i, g_j>: a value
+    attained, and a bound.
 
-    The maximum runs over the correlation matrices R_ij = <g_i, g_j>, a convex set (the elliptope), so it is a semidefinite
-    program with the dual min sum(y) such that diag(y) - X is positive semidefinite. Coordinate ascent over the g_i (each
-    is best along sum_j X_ij g_j, j != i) gives the attained value; y_i = <g_i, sum_j X_ij g_j>, raised until diag(y) - X
-    is positive semidefinite, gives the bound, which holds whether or not the ascent has converged.
+    The maximum runs over the correlation matrices R_ij = <g_i, g_j>, a convex set (the elliptope),
+    so it is a semidefinite program with the dual min sum(y) such that diag(y) - X is positive
+    semidefinite. Coordinate ascent over the g_i (each is best along sum_j X_ij g_j, j != i) gives
+    the attained value; y_i = <g_i, sum_j X_ij g_j>, raised until diag(y) - X is positive
+    semidefinite, gives the bound, which holds whether or not the ascent has converged.
 
     Args:
       X: symmetric positive semidefinite, float64 (k, k).
 
     Returns:
-      (attained, bound), attained <= bound. They agree to about 1e-9 of the value where the ascent converges.
+      (attained, bound), attained <= bound. They agree to about 1e-9 of the value where the ascent
+      converges.
 
     >>> X = np.array([[1.0, -0.5], [-0.5, 1.0]])
     >>> [round(value, 6) for value in vector_sensitivity_bounds(X)]
     [3.0, 3.0]
     """
     k = X.shape[0]
-    # By Barvinok and Pataki some optimal R has a rank r with r (r + 1) / 2 <= k; one more dimension avoids bad local maxima.
+    # By Barvinok and Pataki some optimal R has a rank r with r (r + 1) / 2 <= k; one more dimension
+    # avoids bad local maxima.
     G = np.random.default_rng(0).standard_normal((k, int(np.sqrt(2 * k)) + 2))
     G /= np.linalg.norm(G, axis=1, keepdims=True)
     diagonal = np.diagonal(X)
@@ -44,6 +50,9 @@ def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
             break
     y = np.einsum("ij,ij->i", G, XG)
     smallest = float(scipy.linalg.eigvalsh(np.diag(y) - X, subset_by_index=(0, 0))[0])
-    # The eigenvalue is good to about k units of rounding of the matrix's size; the bound is raised by as much.
-    rounding = 4.0 * k * float(np.finfo(np.float64).eps) * float(np.abs(y).max() + np.linalg.norm(X))
+    # The eigenvalue is good to about k units of rounding of the matrix's size; the bound is raised
+    # by as much.
+    rounding = (
+        4.0 * k * float(np.finfo(np.float64).eps) * float(np.abs(y).max() + np.linalg.norm(X))
+    )
     return attained, float(y.sum()) + k * max(0.0, rounding - smallest)

@@ -9,14 +9,16 @@ import scipy.linalg
 
 from fedmf.noise.stream import NoiseStream
 
-# A compressed noising matrix N + E stands for the encoder (I + C E)^-1 C, whose sensitivity is that of C within a factor
-# 1 / (1 - ||C E||). It is used only where the norm is below this, which is less than float32 rounds.
+# A compressed noising matrix N + E stands for the encoder (I + C E)^-1 C, whose sensitivity is that
+# of C within a factor 1 / (1 - ||C E||). It is used only where the norm is below this, which is
+# less than float32 rounds.
 MAX_DEVIATION = 1e-7
 # Singular values that are cut off, relative to the largest entry of N: tried from the left.
 _CUTS = (1e-8, 1e-9, 1e-10, 1e-11, 1e-12, 1e-13)
 # Singular values closer than this, relative to the larger, count as equal.
 _EQUAL = 1e-6
-# A projection this long, relative to the longest, is long enough. No simple fraction, at which rounding would decide.
+# A projection this long, relative to the longest, is long enough. No simple fraction, at which
+# rounding would decide.
 _LONG = 0.6137
 
 
@@ -66,14 +68,17 @@ class BlockForm:
         return N
 
 
-def block_form(stream: NoiseStream, *, length: int, most_width: int | None = None) -> BlockForm | None:
+def block_form(
+    stream: NoiseStream, *, length: int, most_width: int | None = None
+) -> BlockForm | None:
     """The stream in blocks, or None where that takes a state of more than `most_width` rows.
 
-    The state of a recurrence is its last bands - 1 rows, that of buffers their sums and last draws. A contraction is compressed. Rounds
-    s, s + 1, ... need N[s:, :s] Z[:s] of the draws before s, and that matrix has low rank for trees, smooth Toeplitz matrices and sums of
-    few exponentials. S_b holds it in orthonormal coordinates, which singular value decompositions give block after block (the sequentially
-    semiseparable form of Chandrasekaran et al. 2005). Singular values are cut off only where the encoder stays the same to 7 digits; see
-    MAX_DEVIATION.
+    The state of a recurrence is its last bands - 1 rows, that of buffers their sums and last draws.
+    A contraction is compressed. Rounds s, s + 1, ... need N[s:, :s] Z[:s] of the draws before s,
+    and that matrix has low rank for trees, smooth Toeplitz matrices and sums of few exponentials.
+    S_b holds it in orthonormal coordinates, which singular value decompositions give block after
+    block (the sequentially semiseparable form of Chandrasekaran et al. 2005). Singular values are
+    cut off only where the encoder stays the same to 7 digits; see MAX_DEVIATION.
 
     Args:
       stream: anything `NoiseStream.causal` accepts.
@@ -96,7 +101,9 @@ def block_form(stream: NoiseStream, *, length: int, most_width: int | None = Non
 
 
 def _stepped(stream: NoiseStream, length: int, b: int) -> np.ndarray:
-    """M of a recurrence or buffers: the rounds of block b, one after the other, on the rows of [Z_b; S_b] as unknowns."""
+    """M of a recurrence or buffers: the rounds of block b, one after the other, on the rows of
+    [Z_b; S_b] as unknowns.
+    """
     M = np.zeros((length + stream.width, length + stream.width))
     unknowns = np.eye(len(M))
     S = unknowns[length:]
@@ -126,7 +133,11 @@ def _compressed(N: np.ndarray, length: int, most_width: int) -> BlockForm | None
 
 def deviation(written: np.ndarray, N: np.ndarray) -> float:
     """||C E||, an upper bound (Frobenius) for E = written - N and C = N^-1."""
-    return float(np.linalg.norm(scipy.linalg.solve_triangular(N, written - N, lower=True, check_finite=False)))
+    return float(
+        np.linalg.norm(
+            scipy.linalg.solve_triangular(N, written - N, lower=True, check_finite=False)
+        )
+    )
 
 
 def _cut_off(N: np.ndarray, length: int, most_width: int, cut: float) -> list[np.ndarray] | None:
@@ -152,17 +163,21 @@ def _cut_off(N: np.ndarray, length: int, most_width: int, cut: float) -> list[np
 
 
 def _settled(values: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Orthogonal (r, r) that rotates `right`, orthonormal rows (r, m), to a canonical basis: a saved state means the same under any LAPACK.
+    """Orthogonal (r, r) that rotates `right`, orthonormal rows (r, m), to a canonical basis: a
+    saved state means the same under any LAPACK.
 
-    Singular values determine their vectors up to the sign, and equal ones only the space that they span. A state of one basis continued in
-    another would not be noise of this mechanism. The canonical basis of a space consists of projections of unit vectors onto it: each time
-    of the first one whose projection is not much shorter than the longest.
+    Singular values determine their vectors up to the sign, and equal ones only the space that they
+    span. A state of one basis continued in another would not be noise of this mechanism. The
+    canonical basis of a space consists of projections of unit vectors onto it: each time of the
+    first one whose projection is not much shorter than the longest.
     """
     r = len(values)
     turn = np.zeros((r, r))
     apart = np.flatnonzero(values[1:] < (1 - _EQUAL) * values[:-1]) + 1
     for start, end in zip([0, *apart], [*apart, r], strict=True):
-        rest = right[start:end].copy()  # what is not in the basis yet, in coordinates start .. end - 1
+        rest = right[
+            start:end
+        ].copy()  # what is not in the basis yet, in coordinates start .. end - 1
         for i in range(start, end):
             lengths = np.linalg.norm(rest, axis=0)
             chosen = int(np.argmax(lengths >= _LONG * lengths.max()))

@@ -16,9 +16,9 @@ class Buffers:
 
         N[t, s] = window[t, t-s] near the diagonal (t - s < w), and read[t] . (decay^(t-w-s) * write[s]) below it
 
-    so that a round costs (w + q) rows of model size, whatever t is: a buffered linear Toeplitz mechanism has w = 1 and
-    constant `read` and `write` (Dvijotham et al. 2024); banded plus low-rank has decay 1 (Denisov et al. 2022, App. H,
-    Alg. 3).
+    so that a round costs (w + q) rows of model size, whatever t is: a buffered linear Toeplitz
+    mechanism has w = 1 and constant `read` and `write` (Dvijotham et al. 2024); banded plus
+    low-rank has decay 1 (Denisov et al. 2022, App. H, Alg. 3).
 
     Attributes:
       window: float64 (rounds, w), w >= 1; [t, j] with t < j is 0.
@@ -27,7 +27,8 @@ class Buffers:
       decay: float64 (q,).
 
     Raises:
-      TypeError, ValueError: shapes that do not fit, numbers that are not finite, or window entries before round 0.
+      TypeError, ValueError: shapes that do not fit, numbers that are not finite, or window entries
+        before round 0.
 
     >>> one = np.ones((3, 1))
     >>> Buffers(window=one, read=-0.5 * one, write=one, decay=[0.5]).matrix()
@@ -46,7 +47,8 @@ class Buffers:
         n, w = window.shape
         if w > n or np.triu(window[:w], 1).any():
             raise ValueError(
-                f"window of shape {window.shape} reaches before round 0: use at most {n} columns, [t, j] = 0 for j > t"
+                f"window of shape {window.shape} reaches before round 0: use at most {n} columns, "
+                "[t, j] = 0 for j > t"
             )
         decay = np.asarray(self.decay, dtype=np.float64)
         q = decay.size
@@ -54,7 +56,10 @@ class Buffers:
         for name in ("read", "write"):
             arrays[name] = np.asarray(getattr(self, name), dtype=np.float64)
             if arrays[name].shape != (n, q):
-                raise ValueError(f"{name} has shape {arrays[name].shape}: pass ({n}, {q}), as window and decay say")
+                raise ValueError(
+                    f"{name} has shape {arrays[name].shape}: pass ({n}, {q}), as window and decay "
+                    "say"
+                )
         for name, value in arrays.items():
             if not np.isfinite(value).all():
                 raise ValueError(f"{name} holds numbers that are not finite: replace them")
@@ -71,7 +76,9 @@ class Buffers:
         return len(self.decay) + self.window.shape[1] - 1
 
     def step(self, t: int, z: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Row t and the state after it, from draw t and the state (width, ...) before it, which is at first 0."""
+        """Row t and the state after it, from draw t and the state (width, ...) before it, which is
+        at first 0.
+        """
         q, w = len(self.decay), self.window.shape[1]
         sums, recent = state[:q], np.concatenate([z[None], state[q:]])  # z_t, z_(t-1), ...
         x = np.tensordot(self.window[t], recent, axes=1) + np.tensordot(self.read[t], sums, axes=1)

@@ -1,8 +1,9 @@
 """Whether float32, in which noise of model size is made, makes the noise that a stream describes.
 
-What runs is x + N z. Where rounding gives x + N z + e, an adversary who undoes N sees z + N^-1 e in place of z, and the guarantee counts
-on z. So Gaussian draws are sent through the stream in float32, as in a run, and back in float64. (Not signs: with whole coefficients
-float32 makes no error on them.)
+What runs is x + N z. Where rounding gives x + N z + e, an adversary who undoes N sees z + N^-1 e in
+place of z, and the guarantee counts on z. So Gaussian draws are sent through the stream in float32,
+as in a run, and back in float64. (Not signs: with whole coefficients float32 makes no error on
+them.)
 """
 
 import numpy as np
@@ -11,7 +12,8 @@ import scipy.linalg
 from fedmf.noise.blocks import BlockForm, block_form
 from fedmf.noise.stream import NoiseStream
 
-# The largest error of a recovered draw, whose deviation is 1. The worst of the library's mechanisms is 3e-5 (low_rank), most are near 1e-6.
+# The largest error of a recovered draw, whose deviation is 1. The worst of the library's mechanisms
+# is 3e-5 (low_rank), most are near 1e-6.
 _TOLERANCE, _PROBES = 1e-3, 4
 
 
@@ -20,7 +22,8 @@ def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
 
     Args:
       stream: with a recurrence, buffers or a contraction.
-      form: the stream's blocks as they are run; None for one round at a time, and for the rows of a contraction themselves.
+      form: the stream's blocks as they are run; None for one round at a time, and for the rows of a
+        contraction themselves.
 
     Raises:
       ValueError: the noise would have another distribution.
@@ -43,7 +46,8 @@ def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
         largest = float(np.abs(back - z).max())
     if not largest <= _TOLERANCE:
         raise ValueError(
-            f"the noising matrix is too ill-conditioned for float32, in which its noise is made: it is wrong by {largest:.2g}; "
+            "the noising matrix is too ill-conditioned for float32, in which its noise is made: "
+            f"it is wrong by {largest:.2g}; "
             "use a mechanism whose noise has rows of more similar size"
         )
 
@@ -66,13 +70,19 @@ def _draws(form: BlockForm, x: np.ndarray) -> np.ndarray:
         M = form.matrix(t)
         z[t] = (x[t] - M[0, 1:] @ S) / M[0, 0]
         # S after a round as that round really was: the rows themselves where they are the state.
-        S = np.vstack([x[t], S[:-1]])[: form.width] if form.rolling else M[1:] @ np.vstack([z[t], S])
+        S = (
+            np.vstack([x[t], S[:-1]])[: form.width]
+            if form.rolling
+            else M[1:] @ np.vstack([z[t], S])
+        )
     return z
 
 
 def _solved(N: np.ndarray, x: np.ndarray) -> np.ndarray:
     """N^-1 x, float64; infinite where there is none."""
     try:
-        return np.asarray(scipy.linalg.solve_triangular(N, x.astype(np.float64), lower=True, check_finite=False))
+        return np.asarray(
+            scipy.linalg.solve_triangular(N, x.astype(np.float64), lower=True, check_finite=False)
+        )
     except scipy.linalg.LinAlgError:
         return np.full(x.shape, np.inf)

@@ -1,4 +1,6 @@
-"""The ways to make noise, ahead on the host or in a TensorFlow graph: what each costs, and which is taken."""
+"""The ways to make noise, ahead on the host or in a TensorFlow graph: what each costs, and which is
+taken.
+"""
 
 import dataclasses
 import math
@@ -15,24 +17,31 @@ from fedmf.noise.stream import NoiseStream
 
 HOST_STRATEGIES = ("recurrent", "regenerated")
 GRAPH_STRATEGIES = ("recurrent", "precomputed")
-# What passes through a graph's state, at most, and the constants of its recurrence. TFF copies its server state many times a round,
-# between processes: 0.1 to 0.9 s for 16 MB, depending on the allocator.
+# What passes through a graph's state, at most, and the constants of its recurrence. TFF copies its
+# server state many times a round, between processes: 0.1 to 0.9 s for 16 MB, depending on the
+# allocator.
 MAX_STATE_BYTES = 128 * 2**20
 _MAX_TABLE_BYTES = 64 * 2**20
-# Coordinates that are worked on together: large enough for a matrix product, small enough for the cache.
+# Coordinates that are worked on together: large enough for a matrix product, small enough for the
+# cache.
 TILE = 65_536
-# Rows that are contracted from all draws in one product. Blocks are whole multiples, so that no bit depends on their length.
+# Rows that are contracted from all draws in one product. Blocks are whole multiples, so that no bit
+# depends on their length.
 ROWS_TOGETHER = 128
-# The unit of cost is drawing one row of Gaussians: 19 ms for 4,050,000 float32 coordinates on one thread of a busy machine. So long
-# take so many multiply-adds of a row of coordinates, in blocks and where all draws are contracted. A row that is copied, is read from
-# a file or written to one, or passes through TFF's state costs so much. These are ratios to it, estimated and not measured one by one.
+# The unit of cost is drawing one row of Gaussians: 19 ms for 4,050,000 float32 coordinates on one
+# thread of a busy machine. So long take so many multiply-adds of a row of coordinates, in blocks
+# and where all draws are contracted. A row that is copied, is read from a file or written to one,
+# or passes through TFF's state costs so much. These are ratios to it, estimated and not measured
+# one by one.
 _PRODUCTS_A_DRAW, _CONTRACTED_A_DRAW = 100.0, 200.0
 _COPY, _FILE, _PASSED = 0.4, 1.0, 5.0
 # What the calls for a block cost, in copies of a row.
 _CALL_COPIES = 2
-# Compressing a noising matrix takes about so many seconds for 2052 rounds, growing as n^3. It is done where it saves more.
+# Compressing a noising matrix takes about so many seconds for 2052 rounds, growing as n^3. It is
+# done where it saves more.
 _DRAW_SECONDS, _COMPRESS_SECONDS = 4e-9, 5.0
-# Rows are kept in memory, in shorter blocks, where that costs at most this many times as much as a memory map.
+# Rows are kept in memory, in shorter blocks, where that costs at most this many times as much as a
+# memory map.
 _DISK_PENALTY = 1.25
 # State rows of a compressed matrix, and rounds up to which the rows of N are written out.
 _MAX_COMPRESSED_ROWS = 64
@@ -49,7 +58,8 @@ class NoiseStrategy:
       length: rounds made at a time, L.
       width: rows of model size that are kept from block to block.
       rows: of the array in which a block and the state after it are made.
-      cost: of a round on average over the run, in draws of one row of independent Gaussians; infinite where it is not possible.
+      cost: of a round on average over the run, in draws of one row of independent Gaussians;
+        infinite where it is not possible.
       memory: bytes of arrays.
       disk: bytes of a private memory map that holds the rows; 0 where memory holds them.
       reason: in words, what is done, or why it cannot be.
@@ -73,12 +83,16 @@ class NoiseStrategy:
 
     def summary(self) -> dict[str, Any]:
         """All but the form, as JSON takes it."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "form"}
+        fields = {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "form"
+        }
         return fields | {"cost": self.cost if self.possible else None, "possible": self.possible}
 
 
 def default_memory() -> int:
-    """Bytes that noise may take unasked: a quarter of the memory that this machine or its container has."""
+    """Bytes that noise may take unasked: a quarter of the memory that this machine or its container
+    has.
+    """
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = pathlib.Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else "max"
@@ -86,13 +100,20 @@ def default_memory() -> int:
 
 
 def default_disk(folder: str | pathlib.Path | None) -> int:
-    """Bytes that a memory map in `folder` may take: two thirds of what is free. It need not exist; None is that of temporary files."""
+    """Bytes that a memory map in `folder` may take: two thirds of what is free.
+
+    It need not exist; None is that of temporary files.
+    """
     path = pathlib.Path(tempfile.gettempdir() if folder is None else folder).absolute()
     return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free * 2 // 3
 
 
 def host_strategies(
-    stream: NoiseStream, size: int, *, memory_bytes: int | None = None, folder: str | pathlib.Path | None = None
+    stream: NoiseStream,
+    size: int,
+    *,
+    memory_bytes: int | None = None,
+    folder: str | pathlib.Path | None = None,
 ) -> list[NoiseStrategy]:
     """Both strategies, the better one first and an impossible one last.
 
@@ -134,7 +155,8 @@ def choose_host_strategy(
       name: one of HOST_STRATEGIES, or None.
 
     Raises:
-      ValueError: no such strategy, or not possible for this mechanism, size and memory; float32 does not hold the noise.
+      ValueError: no such strategy, or not possible for this mechanism, size and memory; float32
+        does not hold the noise.
     """
     if name is None:
         strategies = host_strategies(stream, size, memory_bytes=memory_bytes, folder=folder)
@@ -142,12 +164,17 @@ def choose_host_strategy(
         checks.one_of("noise_strategy", name, HOST_STRATEGIES)
         room = _Room.of(size, memory_bytes, folder)
         # By name, a recurrence may take its time to compute.
-        strategies = [_regenerated(stream, room) if name == "regenerated" else _recurrent(stream, room, compress=True)]
+        strategies = [
+            _regenerated(stream, room)
+            if name == "regenerated"
+            else _recurrent(stream, room, compress=True)
+        ]
     best = strategies[0]
     if not best.possible:
         reasons = "; ".join(f"{strategy.name}: {strategy.reason}" for strategy in strategies)
         raise ValueError(
-            f"noise_strategy={name!r} cannot make this noise with memory_bytes={memory_bytes}: {reasons}; "
+            f"noise_strategy={name!r} cannot make this noise with memory_bytes={memory_bytes}: "
+            f"{reasons}; "
             "allow more memory, or free disk space"
         )
     causal = stream.causal()
@@ -164,12 +191,15 @@ def graph_strategy(stream: NoiseStream, size: int, *, any_state: bool = False) -
     """
     row = _row_bytes(size)
     most = stream.rounds if any_state else min(stream.rounds, MAX_STATE_BYTES // row)
-    if stream.contraction is not None:  # the table of its recurrence has (1 + width)^2 entries a round
+    if (
+        stream.contraction is not None
+    ):  # the table of its recurrence has (1 + width)^2 entries a round
         most = min(most, math.isqrt(_MAX_TABLE_BYTES // (4 * stream.rounds)) - 1)
     form = block_form(stream, length=1, most_width=most)
     if form is None:
         return NoiseStrategy(
-            name="recurrent", reason=f"it has no recurrence of at most {most} rows, which a state may have"
+            name="recurrent",
+            reason=f"it has no recurrence of at most {most} rows, which a state may have",
         )
     return NoiseStrategy(
         name="recurrent",
@@ -183,17 +213,25 @@ def graph_strategy(stream: NoiseStream, size: int, *, any_state: bool = False) -
 
 
 def choose_graph_strategy(stream: NoiseStream, size: int, name: str | None = None) -> NoiseStrategy:
-    """The strategy of a graph: "precomputed" by name only, "recurrent" otherwise; by name whatever its state takes.
+    """The strategy of a graph: "precomputed" by name only, "recurrent" otherwise; by name whatever
+    its state takes.
 
     Raises:
-      ValueError: no such strategy, or its state would be too large; float32 does not hold the noise.
+      ValueError: no such strategy, or its state would be too large; float32 does not hold the
+        noise.
     """
-    if name is not None and checks.one_of("noise_strategy", name, GRAPH_STRATEGIES) == "precomputed":
-        return NoiseStrategy(name="precomputed", length=1, width=1, cost=_PASSED, memory=_row_bytes(size))
+    if (
+        name is not None
+        and checks.one_of("noise_strategy", name, GRAPH_STRATEGIES) == "precomputed"
+    ):
+        return NoiseStrategy(
+            name="precomputed", length=1, width=1, cost=_PASSED, memory=_row_bytes(size)
+        )
     best = graph_strategy(stream, size, any_state=name is not None)
     if best.form is None:
         raise ValueError(
-            f"noise_strategy={name!r} cannot make this noise in the graph: {best.reason}; use noise_strategy='precomputed' with "
+            f"noise_strategy={name!r} cannot make this noise in the graph: {best.reason}; use "
+            "noise_strategy='precomputed' with "
             "federated.HostNoise"
         )
     check_float32(stream.causal(), best.form)
@@ -237,34 +275,55 @@ class _Room:
         return cls(size=size, memory=memory, disk=default_disk(folder))
 
     def place(self, strategy: NoiseStrategy, scratch: int, file_cost: float) -> NoiseStrategy:
-        """The strategy with its rows in memory, or in a memory map; an impossible one where neither has the room."""
+        """The strategy with its rows in memory, or in a memory map; an impossible one where neither
+        has the room.
+        """
         in_rows = strategy.rows * _row_bytes(self.size)
         if scratch + in_rows <= self.memory:
             return dataclasses.replace(strategy, memory=scratch + in_rows)
         if scratch <= self.memory and in_rows <= self.disk:
             reason, cost = f"{strategy.reason}, in a private memory map", strategy.cost + file_cost
-            return dataclasses.replace(strategy, memory=scratch, disk=in_rows, cost=cost, reason=reason)
-        return NoiseStrategy(name=strategy.name, reason=f"needs {(scratch + in_rows) / 1e6:.3g} MB of memory or disk")
+            return dataclasses.replace(
+                strategy, memory=scratch, disk=in_rows, cost=cost, reason=reason
+            )
+        return NoiseStrategy(
+            name=strategy.name, reason=f"needs {(scratch + in_rows) / 1e6:.3g} MB of memory or disk"
+        )
 
 
 def _recurrent(stream: NoiseStream, room: _Room, compress: bool) -> NoiseStrategy:
-    """Blocks of rounds from their own draws and a few rows of the past, of the length that costs least."""
+    """Blocks of rounds from their own draws and a few rows of the past, of the length that costs
+    least.
+    """
     n, contraction = stream.rounds, stream.contraction is not None
     if contraction and not compress:
-        return NoiseStrategy(name="recurrent", reason="not looked for: making the draws again costs little")
+        return NoiseStrategy(
+            name="recurrent", reason="not looked for: making the draws again costs little"
+        )
     # Blocks of one length: a short last block would read as much for fewer rounds.
-    lengths = [_COMPRESSED_LENGTH] if contraction else sorted({-(-n // -(-n // length)) for length in _BLOCK_LENGTHS})
+    lengths = (
+        [_COMPRESSED_LENGTH]
+        if contraction
+        else sorted({-(-n // -(-n // length)) for length in _BLOCK_LENGTHS})
+    )
     ways = []
     for length in lengths:
-        form = block_form(stream, length=length, most_width=_MAX_COMPRESSED_ROWS if contraction else None)
+        form = block_form(
+            stream, length=length, most_width=_MAX_COMPRESSED_ROWS if contraction else None
+        )
         if form is None:
             return NoiseStrategy(
-                name="recurrent", reason=f"it has no recurrence of at most {_MAX_COMPRESSED_ROWS} rows"
+                name="recurrent",
+                reason=f"it has no recurrence of at most {_MAX_COMPRESSED_ROWS} rows",
             )
         L, r = form.length, form.width
         if r == 0:
             return NoiseStrategy(
-                name="recurrent", length=1, cost=1.0, reason="a row is its own draw", form=block_form(stream, length=1)
+                name="recurrent",
+                length=1,
+                cost=1.0,
+                reason="a row is its own draw",
+                form=block_form(stream, length=1),
             )
         # A rolling state consists of rows of the blocks; another one is made beside them.
         rows, made = (max(L, r), L) if form.rolling else (L + r, L + r)
@@ -291,7 +350,9 @@ def _regenerated(stream: NoiseStream, room: _Room) -> NoiseStrategy:
     scratch = 4 * (n + ROWS_TOGETHER) * min(room.size, TILE)
     limits = [(room.memory - scratch) // _row_bytes(room.size), room.disk // _row_bytes(room.size)]
     if stream.contraction is None and limits[0] >= 1:
-        limits = limits[:1]  # a recurrence has a map of its history, which is smaller than one of the whole run
+        limits = limits[
+            :1
+        ]  # a recurrence has a map of its history, which is smaller than one of the whole run
     ways = []
     for longest in limits:
         length = _block_length(n, min(n, max(1, longest)))
@@ -301,14 +362,18 @@ def _regenerated(stream: NoiseStream, room: _Room) -> NoiseStrategy:
             length=length,
             rows=length,
             cost=(blocks + 1) / 2 + n / 2 / _CONTRACTED_A_DRAW,  # block j draws j blocks of rows
-            reason=f"every {length} rounds all earlier draws are made again" if blocks > 1 else "the whole run at once",
+            reason=f"every {length} rounds all earlier draws are made again"
+            if blocks > 1
+            else "the whole run at once",
         )
         ways.append(room.place(way, scratch, 2 * _FILE))
     return min(ways, key=_price)
 
 
 def _block_length(n: int, longest: int) -> int:
-    """Rounds of a block, at most `longest`: of blocks as equal as whole multiples of ROWS_TOGETHER are."""
+    """Rounds of a block, at most `longest`: of blocks as equal as whole multiples of ROWS_TOGETHER
+    are.
+    """
     step = ROWS_TOGETHER if ROWS_TOGETHER <= longest < n else 1
     length = -(-n // -(-n // (longest - longest % step)))
     return -(-length // step) * step

@@ -1,4 +1,6 @@
-"""Noise streams: how a mechanism turns independent Gaussian draws into the correlated noise of each round."""
+"""Noise streams: how a mechanism turns independent Gaussian draws into the correlated noise of each
+round.
+"""
 
 import dataclasses
 import functools
@@ -16,7 +18,9 @@ _INVERSE_TOLERANCE, _PROBES = 1e-6, 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class NoiseStream:
-    """A recipe for the rows of N Z, where row i of Z is the draw of source i. It names no array library.
+    """A recipe for the rows of N Z, where row i of Z is the draw of source i.
+
+    It names no array library.
 
     Exactly one form is set::
 
@@ -55,15 +59,30 @@ class NoiseStream:
     buffers: Buffers | None = None
 
     def __post_init__(self) -> None:
-        checks.integer("rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int")
-        checks.integer("sources", self.sources, low=1, hint="pass the number of independent draws, a positive int")
-        forms = [name for name in ("recurrence", "contraction", "buffers") if getattr(self, name) is not None]
+        checks.integer(
+            "rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int"
+        )
+        checks.integer(
+            "sources",
+            self.sources,
+            low=1,
+            hint="pass the number of independent draws, a positive int",
+        )
+        forms = [
+            name
+            for name in ("recurrence", "contraction", "buffers")
+            if getattr(self, name) is not None
+        ]
         if len(forms) != 1:
             raise ValueError(
-                f"the forms given are {', '.join(forms) or 'none'}: pass exactly one of recurrence, contraction, buffers"
+                f"the forms given are {', '.join(forms) or 'none'}: pass exactly one of "
+                "recurrence, contraction, buffers"
             )
         if self.buffers is not None:
-            shape, fits = self.buffers.window.shape, self.buffers.rounds == self.rounds == self.sources
+            shape, fits = (
+                self.buffers.window.shape,
+                self.buffers.rounds == self.rounds == self.sources,
+            )
         elif self.recurrence is not None:
             recurrence = check_recurrence("recurrence", self.recurrence)
             shape, fits = recurrence.shape, recurrence.shape[0] == self.rounds == self.sources
@@ -74,8 +93,10 @@ class NoiseStream:
             object.__setattr__(self, "contraction", checks.frozen(contraction))
         if not fits:
             raise ValueError(
-                f"rounds={self.rounds} and sources={self.sources} do not fit an array of shape {shape}: pass a recurrence "
-                f"of (rounds, bands) or buffers with sources=rounds, or a contraction of (rounds, sources)"
+                f"rounds={self.rounds} and sources={self.sources} do not fit an array of shape "
+                f"{shape}: pass a recurrence "
+                "of (rounds, bands) or buffers with sources=rounds, or a contraction of (rounds, "
+                "sources)"
             )
 
     def as_contraction(self) -> "NoiseStream":
@@ -90,10 +111,12 @@ class NoiseStream:
         return NoiseStream(rounds=self.rounds, sources=self.sources, contraction=N)
 
     def causal(self) -> "NoiseStream":
-        """A stream of the same distribution whose row t needs sources 0..t only; this one, if it is so already.
+        """A stream of the same distribution whose row t needs sources 0..t only; this one, if it is
+        so already.
 
-        The rows of N Z are N z coordinate by coordinate, so their distribution is that of N N^T. With N = L Q, L lower-triangular
-        and Q of orthonormal rows, L Z has it too, and draws one new source a round.
+        The rows of N Z are N z coordinate by coordinate, so their distribution is that of N N^T.
+        With N = L Q, L lower-triangular and Q of orthonormal rows, L Z has it too, and draws one
+        new source a round.
 
         Raises:
           ValueError: N is too ill-conditioned for float64.
@@ -109,7 +132,8 @@ class NoiseStream:
         largest = float(np.abs(back - signs).max())
         if not largest <= _INVERSE_TOLERANCE:
             raise ValueError(
-                f"the noising matrix is too ill-conditioned for float64: its causal square root is wrong by {largest:.2g}; "
+                "the noising matrix is too ill-conditioned for float64: its causal square root is "
+                f"wrong by {largest:.2g}; "
                 "use a mechanism whose noise has rows of more similar size"
             )
         return NoiseStream(rounds=self.rounds, sources=self.rounds, contraction=L)
@@ -117,14 +141,17 @@ class NoiseStream:
     def rows(self, draw: Callable[[int], np.ndarray]) -> Iterator[np.ndarray]:
         """Yields the rows of N Z, float64, each of the shape of a draw.
 
-        With draw(i) the basis vector e_i the rows are those of N: that one law checks every mechanism and every executor. This is the
-        plain numpy reference. A recurrence or buffers hold a few rows, a contraction all draws.
+        With draw(i) the basis vector e_i the rows are those of N: that one law checks every
+        mechanism and every executor. This is the plain numpy reference. A recurrence or buffers
+        hold a few rows, a contraction all draws.
 
         Args:
           draw: source index -> array (d,).
         """
         if self.contraction is not None:
-            yield from np.tensordot(self.contraction, np.stack([draw(j) for j in range(self.sources)]), axes=1)
+            yield from np.tensordot(
+                self.contraction, np.stack([draw(j) for j in range(self.sources)]), axes=1
+            )
             return
         S: np.ndarray | None = None
         for t in range(self.rounds):
@@ -134,14 +161,18 @@ class NoiseStream:
 
     @property
     def width(self) -> int:
-        """Rows that a recurrence or buffers keep from round to round: the last x, or the sums and the last z."""
+        """Rows that a recurrence or buffers keep from round to round: the last x, or the sums and
+        the last z.
+        """
         if self.recurrence is not None:
             return self.recurrence.shape[1] - 1
         assert self.buffers is not None
         return self.buffers.width
 
     def step(self, t: int, z: np.ndarray, S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Row t of N Z and the state after it, from draw t and the state (width, ...) before it, at first 0; not of a contraction."""
+        """Row t of N Z and the state after it, from draw t and the state (width, ...) before it, at
+        first 0; not of a contraction.
+        """
         if self.recurrence is None:
             assert self.buffers is not None
             return self.buffers.step(t, z, S)
@@ -151,11 +182,15 @@ class NoiseStream:
 
 
 def check_recurrence(name: str, value: np.ndarray) -> np.ndarray:
-    """Returns `value` as (rounds, bands) coefficients of a banded C: finite, positive main diagonal, zero outside C."""
+    """Returns `value` as (rounds, bands) coefficients of a banded C: finite, positive main
+    diagonal, zero outside C.
+    """
     coefficients = checks.banded_rows(name, value)
     if coefficients[:, 0].min() <= 0.0:
         t = int(np.argmin(coefficients[:, 0]))
-        raise ValueError(f"{name}[{t}, 0]={coefficients[t, 0]} is on the main diagonal of C: make it positive")
+        raise ValueError(
+            f"{name}[{t}, 0]={coefficients[t, 0]} is on the main diagonal of C: make it positive"
+        )
     return coefficients
 
 
@@ -170,7 +205,9 @@ def banded_matrix(coefficients: np.ndarray) -> np.ndarray:
 
 
 def inverse_of_banded(coefficients: np.ndarray) -> np.ndarray:
-    """N = C^-1, (n, n) lower-triangular, from C's rows of coefficients; checked by `check_left_inverse`."""
+    """N = C^-1, (n, n) lower-triangular, from C's rows of coefficients; checked by
+    `check_left_inverse`.
+    """
     C = banded_matrix(coefficients)
     return check_left_inverse(lower_inverse(C), C)
 
@@ -178,9 +215,10 @@ def inverse_of_banded(coefficients: np.ndarray) -> np.ndarray:
 def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
     """Returns N, of which float64 may have left too few digits to be an inverse of C.
 
-    What runs is x + N z. With N C = I + E that is N (C' x + z) for C' = C (I + E)^-1, and it is the sensitivity of C' that
-    counts: near that of C where the entries |c_i| E_ij / |c_j| are small, c_j being the columns of C; but of a C so
-    ill-conditioned that E is not small, it can be any number of times as large.
+    What runs is x + N z. With N C = I + E that is N (C' x + z) for C' = C (I + E)^-1, and it is the
+    sensitivity of C' that counts: near that of C where the entries |c_i| E_ij / |c_j| are small,
+    c_j being the columns of C; but of a C so ill-conditioned that E is not small, it can be any
+    number of times as large.
 
     Raises:
       ValueError: N C is not I to 6 digits.
@@ -192,12 +230,16 @@ def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
         largest = float(np.abs(back - signs).max())
     if not largest <= _INVERSE_TOLERANCE:
         raise ValueError(
-            f"the encoder is too ill-conditioned for float64: N C differs from the identity by {largest:.2g}, so that the "
-            "noise N Z would not have the encoder's privacy: use an encoder whose inverse has smaller entries"
+            "the encoder is too ill-conditioned for float64: N C differs from the identity by "
+            f"{largest:.2g}, so that the "
+            "noise N Z would not have the encoder's privacy: use an encoder whose inverse has "
+            "smaller entries"
         )
     return N
 
 
 def lower_inverse(C: np.ndarray) -> np.ndarray:
     """C^-1 of a lower-triangular C, with exact zeros above the diagonal."""
-    return np.tril(scipy.linalg.solve_triangular(C, np.eye(C.shape[0]), lower=True, check_finite=False))
+    return np.tril(
+        scipy.linalg.solve_triangular(C, np.eye(C.shape[0]), lower=True, check_finite=False)
+    )

@@ -27,7 +27,9 @@ class ClientRounds:
 
     @staticmethod
     def of_cohorts(cohorts: Sequence[np.ndarray]) -> "tuple[np.ndarray, ClientRounds]":
-        """The clients, int64 and increasing, and their rounds; from the clients of every round, each once in a round."""
+        """The clients, int64 and increasing, and their rounds; from the clients of every round,
+        each once in a round.
+        """
         sizes = [len(cohort) for cohort in cohorts]
         client = np.concatenate([np.zeros(0, np.int64), *cohorts])
         if client.max(initial=0) < 2**32:
@@ -71,7 +73,9 @@ class ClientRounds:
         return later
 
     def smallest_gaps(self, single: int) -> np.ndarray:
-        """The smallest difference between two rounds of each client, (clients,); `single` of those with one round."""
+        """The smallest difference between two rounds of each client, (clients,); `single` of those
+        with one round.
+        """
         return np.minimum.reduceat(np.where(self.later, self.gaps, single), self.starts)
 
     def kept(self, participation: Participation) -> np.ndarray:
@@ -83,14 +87,16 @@ class ClientRounds:
         p = participation
         if p.schema == "budget":
             raise ValueError(
-                'the rounds that schema="budget" allows depend on the encoder: let fedmf.audit_ledger name the clients, which has one'
+                'the rounds that schema="budget" allows depend on the encoder: let '
+                "fedmf.audit_ledger name the clients, which has one"
             )
         if not len(self):
             return np.zeros(0, bool)
         kept = (self.counts <= p.max_participations) & (self.smallest_gaps(p.rounds) >= p.min_sep)
         kept &= self.rounds[self.starts + self.counts - 1] < p.rounds
         if p.schema == "fixed_epoch":
-            # Participation.allows: a window of max_participations rounds exactly min_sep apart, some of them missed.
+            # Participation.allows: a window of max_participations rounds exactly min_sep apart,
+            # some of them missed.
             in_step = np.maximum.reduceat(self.gaps % p.min_sep, self.starts) == 0
             kept &= in_step & (self.spans // p.min_sep < p.max_participations)
         return kept

@@ -1,4 +1,6 @@
-"""Who took part when: the record that a run keeps and that its guarantee after the fact is computed from."""
+"""Who took part when: the record that a run keeps and that its guarantee after the fact is computed
+from.
+"""
 
 import io
 import os
@@ -21,7 +23,9 @@ _NOBODY = np.zeros((0, 2), np.int64)  # pairs
 
 
 class _Round(NamedTuple):
-    """Clients, int64 and read-only: those that took part, those that were selected, and the selected that deviate."""
+    """Clients, int64 and read-only: those that took part, those that were selected, and the
+    selected that deviate.
+    """
 
     cohort: np.ndarray
     selected: np.ndarray
@@ -31,8 +35,9 @@ class _Round(NamedTuple):
 class ParticipationLedger:
     """An append-only list of cohorts: entry t holds the clients of round t.
 
-    A cohort is what was achieved: the clients that took part. Where others were selected too and contributed nothing, the ledger also holds
-    the selection; where a simulation lets clients deviate, it holds which.
+    A cohort is what was achieved: the clients that took part. Where others were selected too and
+    contributed nothing, the ledger also holds the selection; where a simulation lets clients
+    deviate, it holds which.
 
     Args:
       cohort_size: clients that a round should have; None where cohorts vary in size by design.
@@ -55,14 +60,20 @@ class ParticipationLedger:
         return len(self._rounds)
 
     def append(
-        self, cohort: np.ndarray, *, selected: np.ndarray | None = None, noncompliant: np.ndarray | None = None
+        self,
+        cohort: np.ndarray,
+        *,
+        selected: np.ndarray | None = None,
+        noncompliant: np.ndarray | None = None,
     ) -> None:
         """Records the next round.
 
         Args:
           cohort: the clients that took part: ints, shape (clients,), none of them twice.
-          selected: the clients that were planned, those of `cohort` among them; None means exactly those.
-          noncompliant: those of the selected that are known to ignore their timer or limit; None means nobody.
+          selected: the clients that were planned, those of `cohort` among them; None means exactly
+            those.
+          noncompliant: those of the selected that are known to ignore their timer or limit; None
+            means nobody.
 
         Raises:
           TypeError: entries that are not ints.
@@ -73,10 +84,15 @@ class ParticipationLedger:
         unselected = cohort[~np.isin(cohort, planned)]
         if len(unselected):
             raise ValueError(
-                f"cohort of round {len(self)} has client {unselected[0]}, who is not in selected: select all who take part"
+                f"cohort of round {len(self)} has client {unselected[0]}, who is not in selected: "
+                "select all who take part"
             )
         self._rounds.append(
-            _Round(cohort, planned, _clients("noncompliant", () if noncompliant is None else noncompliant))
+            _Round(
+                cohort,
+                planned,
+                _clients("noncompliant", () if noncompliant is None else noncompliant),
+            )
         )
 
     def cohort(self, t: int) -> np.ndarray:
@@ -84,14 +100,18 @@ class ParticipationLedger:
         return self._rounds[t].cohort
 
     def selected(self, t: int) -> np.ndarray:
-        """The clients that were selected for round t, int64 (clients,), read-only: `cohort(t)` and those that contributed nothing."""
+        """The clients that were selected for round t, int64 (clients,), read-only: `cohort(t)` and
+        those that contributed nothing.
+        """
         return self._rounds[t].selected
 
     def noncompliant(self, participation: Participation | None = None) -> np.ndarray:
-        """The clients known to deviate, int64, sorted; with `participation` also those whose rounds it does not allow.
+        """The clients known to deviate, int64, sorted; with `participation` also those whose rounds
+        it does not allow.
 
         Raises:
-          ValueError: of schema budget, where it depends on the encoder: ask `fedmf.audit_ledger`, which has one.
+          ValueError: of schema budget, where it depends on the encoder: ask `fedmf.audit_ledger`,
+            which has one.
 
         >>> ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([7]), np.array([7]), np.array([9])])
         >>> ledger.noncompliant(), ledger.noncompliant(Participation(rounds=3, schema="min_sep", min_sep=2))
@@ -105,12 +125,16 @@ class ParticipationLedger:
 
     def planned(self) -> "ParticipationLedger":
         """The ledger of what was planned: its cohorts are the clients that were selected."""
-        return self._changed(lambda entry: _Round(entry.selected, entry.selected, entry.noncompliant[:0]))
+        return self._changed(
+            lambda entry: _Round(entry.selected, entry.selected, entry.noncompliant[:0])
+        )
 
     def well_behaved(self) -> "ParticipationLedger":
         """The ledger without the clients known to deviate. Its cohorts vary in size."""
         away = self.noncompliant()
-        result = self._changed(lambda entry: _Round(*(clients[~np.isin(clients, away)] for clients in entry)))
+        result = self._changed(
+            lambda entry: _Round(*(clients[~np.isin(clients, away)] for clients in entry))
+        )
         result.cohort_size = None
         return result
 
@@ -131,59 +155,86 @@ class ParticipationLedger:
 
     def pairs(self) -> np.ndarray:
         """All (round, client) pairs, int64 (participations, 2), in order of rounds."""
-        rounds = (np.stack(np.broadcast_arrays(t, entry.cohort), axis=1) for t, entry in enumerate(self._rounds))
+        rounds = (
+            np.stack(np.broadcast_arrays(t, entry.cohort), axis=1)
+            for t, entry in enumerate(self._rounds)
+        )
         return np.concatenate([_NOBODY, *rounds])
 
     def observed(self) -> ParticipationStats:
-        """What was achieved. Rounds are short of the cohort size; where cohorts vary in size by design, of the clients selected."""
+        """What was achieved.
+
+        Rounds are short of the cohort size; where cohorts vary in size by design, of the clients
+        selected.
+        """
         short = sum(
-            len(entry.cohort) < (len(entry.selected) if self.cohort_size is None else self.cohort_size)
+            len(entry.cohort)
+            < (len(entry.selected) if self.cohort_size is None else self.cohort_size)
             for entry in self._rounds
         )
-        return ParticipationStats.of_cohorts([entry.cohort for entry in self._rounds], short_rounds=short)
+        return ParticipationStats.of_cohorts(
+            [entry.cohort for entry in self._rounds], short_rounds=short
+        )
 
     def to_csv(self) -> str:
         """Text with the header round,client and one row a participation, in order of rounds."""
-        cohorts = ((t, map(str, e.cohort.tolist())) for t, e in enumerate(self._rounds) if len(e.cohort))
-        rows = (f"{t}," + f"\n{t},".join(clients) + "\n" for t, clients in cohorts)  # quick: checkpoints hold it all
+        cohorts = (
+            (t, map(str, e.cohort.tolist())) for t, e in enumerate(self._rounds) if len(e.cohort)
+        )
+        rows = (
+            f"{t}," + f"\n{t},".join(clients) + "\n" for t, clients in cohorts
+        )  # quick: checkpoints hold it all
         return _HEADER + "".join(rows)
 
     @staticmethod
-    def from_csv(text: str | os.PathLike[str], *, rounds: int, cohort_size: int | None) -> "ParticipationLedger":
+    def from_csv(
+        text: str | os.PathLike[str], *, rounds: int, cohort_size: int | None
+    ) -> "ParticipationLedger":
         """The inverse of `to_csv`; rounds without a row are rounds in which nobody took part.
 
         Args:
-          text: header round,client and one row a participation, every line ended; or the path of a file of that.
+          text: header round,client and one row a participation, every line ended; or the path of a
+            file of that.
           rounds: rounds recorded, at least one more than the largest in the text.
           cohort_size: of the run; None where cohorts vary in size by design.
 
         Raises:
-          ValueError: another header; a row that is not two non-negative whole numbers with a round below `rounds`, named with its number,
-            counted from 1 without the header; or a row twice.
+          ValueError: another header; a row that is not two non-negative whole numbers with a round
+            below `rounds`, named with its number, counted from 1 without the header; or a row
+            twice.
           OSError: the file cannot be read.
         """
         if isinstance(text, os.PathLike) or (text and "\n" not in text and "\r" not in text):
             text = pathlib.Path(text).read_text(encoding="utf-8-sig")
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         if not text.startswith(_HEADER):
-            raise ValueError("a participation ledger starts with the header round,client: this file does not")
+            raise ValueError(
+                "a participation ledger starts with the header round,client: this file does not"
+            )
         if not text.endswith("\n"):
             raise ValueError(
-                f"{_DAMAGED} (the last line has no line end, so that it may be cut off): write it again with to_csv"
+                f"{_DAMAGED} (the last line has no line end, so that it may be cut off): write it "
+                "again with to_csv"
             )
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error")  # numpy only warns of numbers that are not whole or too large
+                warnings.simplefilter(
+                    "error"
+                )  # numpy only warns of numbers that are not whole or too large
                 rows = io.StringIO(text.removeprefix(_HEADER))
                 pairs = (
-                    np.loadtxt(rows, np.int64, delimiter=",", comments=None, ndmin=2) if text != _HEADER else _NOBODY
+                    np.loadtxt(rows, np.int64, delimiter=",", comments=None, ndmin=2)
+                    if text != _HEADER
+                    else _NOBODY
                 )
             wrong = pairs.shape[1] != 2 or bool((pairs < 0).any() or (pairs[:, 0] >= rounds).any())
             reason = "a row is not round,client"
         except (ValueError, Warning) as error:
             wrong, reason = True, str(error).splitlines()[0][:120]
         if wrong:
-            raise ValueError(f"{_DAMAGED} ({_fault(text, rounds) or reason}): write it again with to_csv")
+            raise ValueError(
+                f"{_DAMAGED} ({_fault(text, rounds) or reason}): write it again with to_csv"
+            )
         pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
         ends = np.cumsum(np.bincount(pairs[:, 0], minlength=rounds))
         cohorts = np.split(pairs[:, 1], ends[:-1]) if rounds else []
@@ -201,7 +252,10 @@ def _fault(text: str, rounds: int) -> str | None:
         if line and (fault := identifiers.round_fault(cells[0], 0, rounds - 1)):
             return f"{where}: the round {fault}"
         if line and not (re.fullmatch("[0-9]{1,19}", cells[1]) and int(cells[1]) < 2**63):
-            return f"{where}: the client {identifiers.client_fault(cells[1]) or 'is not a whole number from 0 to 2^63 - 1'}"
+            return (
+                f"{where}: the client "
+                f"{identifiers.client_fault(cells[1]) or 'is not a whole number from 0 to 2^63 - 1'}"
+            )
     return None
 
 
@@ -209,9 +263,15 @@ def _clients(name: str, values: Any) -> np.ndarray:
     """Different, non-negative clients as a read-only int64 copy, in the same order."""
     clients = np.asarray(values)
     if clients.size and clients.dtype.kind not in "iu":
-        raise TypeError(f"{name} holds {clients.dtype} entries: pass client indices, an array of ints")
+        raise TypeError(
+            f"{name} holds {clients.dtype} entries: pass client indices, an array of ints"
+        )
     clients = clients.astype(np.int64)
-    if clients.ndim != 1 or (clients.size and clients.min() < 0) or len(np.unique(clients)) < len(clients):
+    if (
+        clients.ndim != 1
+        or (clients.size and clients.min() < 0)
+        or len(np.unique(clients)) < len(clients)
+    ):
         shown = " ".join(np.array2string(clients, separator=", ", threshold=20).split())
         raise ValueError(f"{name}={shown} must list different, non-negative client indices")
     clients.setflags(write=False)

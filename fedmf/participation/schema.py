@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from fedmf import checks
 
 SCHEMAS = ("single", "fixed_epoch", "min_sep", "every_round", "budget")
-# What a client spends is a sum of products, rounded; its budget is that much larger, and so is the sensitivity it stands for.
+# What a client spends is a sum of products, rounded; its budget is that much larger, and so is the
+# sensitivity it stands for.
 BUDGET_ROUNDING = 1e-12
 _LARGEST_BUDGET = 1e150  # whose square float64 holds
 
@@ -18,24 +19,28 @@ class Participation:
     """What one client may do during a run of `rounds` rounds.
 
     - "single": at most one round (Denisov et al. 2022, Sec. 3).
-    - "fixed_epoch": at most `max_participations` rounds out of a window of that many rounds exactly `min_sep` apart.
-      This is the (k, b)-participation of the multi-epoch paper (Choquette-Choo et al. 2022, Sec. 2); a client may
-      miss an epoch, since a missed round is a contribution of zero, which the sensitivity covers.
-    - "min_sep": at most `max_participations` rounds, any two at least `min_sep` apart: the b-min-sep-participation of
-      the banded paper (Choquette-Choo et al. 2023, Sec. 3).
+    - "fixed_epoch": at most `max_participations` rounds out of a window of that many rounds exactly
+      `min_sep` apart. This is the (k, b)-participation of the multi-epoch paper (Choquette-Choo et
+      al. 2022, Sec. 2); a client may miss an epoch, since a missed round is a contribution of zero,
+      which the sensitivity covers.
+    - "min_sep": at most `max_participations` rounds, any two at least `min_sep` apart: the
+      b-min-sep-participation of the banded paper (Choquette-Choo et al. 2023, Sec. 3).
     - "every_round": any rounds at all.
-    - "budget": any rounds s, t, ... with a sum of |X_st| of at most `budget`^2, where X = C^T C is the Gram matrix of the encoder that
-      the client's rounds are counted with (docs/budget.md). `fedmf.Budget` makes one, and says which rounds it pays for.
+    - "budget": any rounds s, t, ... with a sum of |X_st| of at most `budget`^2, where X = C^T C is
+      the Gram matrix of the encoder that the client's rounds are counted with (docs/budget.md).
+      `fedmf.Budget` makes one, and says which rounds it pays for.
 
-    After construction `min_sep` and `max_participations` are ints for every schema (single: rounds and 1;
-    every_round and budget: 1 and rounds), and `max_participations` defaults to ceil(rounds / min_sep), the most that fit.
+    After construction `min_sep` and `max_participations` are ints for every schema (single: rounds
+    and 1; every_round and budget: 1 and rounds), and `max_participations` defaults to ceil(rounds /
+    min_sep), the most that fit.
 
     Attributes:
       rounds: n, a positive int.
       schema: one of those above.
       min_sep: b, in 1..rounds; rounds i and j of one client satisfy abs(i - j) >= b.
       max_participations: k, in 1..ceil(rounds / min_sep).
-      budget: S, positive, of schema budget; None for every other. An encoder twice as large needs one twice as large.
+      budget: S, positive, of schema budget; None for every other. An encoder twice as large needs
+        one twice as large.
 
     Raises:
       TypeError: an argument of the wrong kind.
@@ -47,8 +52,8 @@ class Participation:
 
     rounds: int
     schema: str
-    # Given as None, both become ints in __post_init__; readers only ever see ints, which __init__'s signature cannot
-    # say.
+    # Given as None, both become ints in __post_init__; readers only ever see ints, which __init__'s
+    # signature cannot say.
     min_sep: int = None  # type: ignore[assignment]
     max_participations: int = None  # type: ignore[assignment]
     budget: float | None = None
@@ -66,7 +71,9 @@ class Participation:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        rounds = checks.integer("rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int")
+        rounds = checks.integer(
+            "rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int"
+        )
         schema = checks.one_of("schema", self.schema, SCHEMAS)
         self._check_budget()
         hint = f"pass a number in 1..{rounds}"
@@ -76,7 +83,8 @@ class Participation:
                 value = getattr(self, name)
                 if value is not None and (isinstance(value, bool) or value != implied):
                     raise ValueError(
-                        f"{name}={value!r} contradicts schema={schema!r}, which means {name}={implied} with rounds={rounds}: "
+                        f"{name}={value!r} contradicts schema={schema!r}, which means "
+                        f"{name}={implied} with rounds={rounds}: "
                         'leave it out, or choose schema="min_sep"'
                     )
         elif self.min_sep is None:
@@ -85,9 +93,18 @@ class Participation:
             min_sep = checks.integer("min_sep", self.min_sep, low=1, high=rounds, hint=hint)
             most = -(-rounds // min_sep)
             if self.max_participations is not None:
-                hint = f"with rounds={rounds} and min_sep={min_sep} one client fits in at most {most} times"
-                most = checks.integer("max_participations", self.max_participations, low=1, high=most, hint=hint)
-        for name, number in (("rounds", rounds), ("min_sep", min_sep), ("max_participations", most)):
+                hint = (
+                    f"with rounds={rounds} and min_sep={min_sep} one client fits in at most {most} "
+                    "times"
+                )
+                most = checks.integer(
+                    "max_participations", self.max_participations, low=1, high=most, hint=hint
+                )
+        for name, number in (
+            ("rounds", rounds),
+            ("min_sep", min_sep),
+            ("max_participations", most),
+        ):
             object.__setattr__(self, name, number)
 
     def _check_budget(self) -> None:
@@ -100,7 +117,9 @@ class Participation:
             raise ValueError(f"budget={self.budget!r} does not suit schema={self.schema!r}: {what}")
         if self.budget is not None:
             object.__setattr__(
-                self, "budget", checks.positive("budget", self.budget, "pass a sensitivity", below=_LARGEST_BUDGET)
+                self,
+                "budget",
+                checks.positive("budget", self.budget, "pass a sensitivity", below=_LARGEST_BUDGET),
             )
 
     def __repr__(self) -> str:
@@ -109,7 +128,11 @@ class Participation:
     def limits(self) -> dict[str, Any]:
         """The fields in plain JSON types, `budget` only where there is one."""
         fields = dataclasses.asdict(self)
-        return fields if self.schema == "budget" else {name: fields[name] for name in fields if name != "budget"}
+        return (
+            fields
+            if self.schema == "budget"
+            else {name: fields[name] for name in fields if name != "budget"}
+        )
 
     def affords(self, spent_squared: Any) -> Any:
         """Whether the budget pays for rounds whose |X_st| have this sum: bool, or an array of them."""
@@ -119,11 +142,13 @@ class Participation:
     def _refuse_budget(self) -> None:
         if self.schema == "budget":
             raise ValueError(
-                'the rounds that schema="budget" allows depend on the encoder: ask a fedmf.Budget, which has one'
+                'the rounds that schema="budget" allows depend on the encoder: ask a fedmf.Budget, '
+                "which has one"
             )
 
     def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
-        """Whether one client may take part in exactly these rounds, given in any order; never twice in one.
+        """Whether one client may take part in exactly these rounds, given in any order; never twice
+        in one.
 
         Raises:
           TypeError: an entry is not an int.
@@ -135,7 +160,9 @@ class Participation:
         """
         self._refuse_budget()
         taken = sorted(
-            checks.integer("rounds_of_one_client", t, low=-(2**63), hint="pass 0-based round indices")
+            checks.integer(
+                "rounds_of_one_client", t, low=-(2**63), hint="pass 0-based round indices"
+            )
             for t in rounds_of_one_client
         )
         if not taken:
@@ -153,8 +180,8 @@ class Participation:
     def patterns(self) -> Iterator[tuple[int, ...]]:
         """Yields every maximal set of rounds of one client, as a sorted tuple.
 
-        Every allowed set is a subset of one of these. Their number is exponential in rounds for "min_sep": this serves
-        brute-force checks of small cases.
+        Every allowed set is a subset of one of these. Their number is exponential in rounds for
+        "min_sep": this serves brute-force checks of small cases.
 
         >>> list(Participation(rounds=4, schema="min_sep", min_sep=2).patterns())
         [(0, 2), (0, 3), (1, 3)]
@@ -171,7 +198,9 @@ class Participation:
         else:
             yield from self._separated((), min_sep, most)
 
-    def _separated(self, taken: tuple[int, ...], min_sep: int, most: int) -> Iterator[tuple[int, ...]]:
+    def _separated(
+        self, taken: tuple[int, ...], min_sep: int, most: int
+    ) -> Iterator[tuple[int, ...]]:
         earliest = taken[-1] + min_sep if taken else 0
         if len(taken) == most or earliest >= self.rounds:
             # Maximal: full, or no gap (before the first round, between two) has room for one more.

@@ -1,4 +1,6 @@
-"""What a record shows of participation, without the clients: all that a guarantee after the fact needs, however long the record."""
+"""What a record shows of participation, without the clients: all that a guarantee after the fact
+needs, however long the record.
+"""
 
 import collections
 import dataclasses
@@ -43,7 +45,9 @@ class ParticipationStats:
     def of_clients(
         blocks: Iterable[ClientRounds], *, cohort_sizes: np.ndarray, short_rounds: int = 0
     ) -> "ParticipationStats":
-        """From the rounds of all clients, block by block, and the sizes of their cohorts, int64 (rounds,)."""
+        """From the rounds of all clients, block by block, and the sizes of their cohorts, int64
+        (rounds,).
+        """
         histogram: collections.Counter[int] = collections.Counter()
         separations: collections.Counter[int] = collections.Counter()
         longest_span = 0
@@ -61,7 +65,9 @@ class ParticipationStats:
 
     @property
     def rounds(self) -> int:
-        """Rounds recorded, the last ones without a participation included where the record knows of them."""
+        """Rounds recorded, the last ones without a participation included where the record knows of
+        them.
+        """
         return len(self.cohort_sizes)
 
     @property

@@ -1,8 +1,10 @@
-"""Epsilon of repeated Gaussian queries on a random sample: what Thm. 4 of the banded paper reduces a sampled run to.
+"""Epsilon of repeated Gaussian queries on a random sample: what Thm. 4 of the banded paper reduces
+a sampled run to.
 
-Every value is an upper bound, for the zero-out relation: in a neighbouring data set one client contributes the zero vector. Zeroing a
-client out and removing it give the same distributions where clients are drawn independently (Poisson) and the divisor is fixed, so
-that the add/remove accountant speaks of zero-out there.
+Every value is an upper bound, for the zero-out relation: in a neighbouring data set one client
+contributes the zero vector. Zeroing a client out and removing it give the same distributions where
+clients are drawn independently (Poisson) and the divisor is fixed, so that the add/remove
+accountant speaks of zero-out there.
 """
 
 import functools
@@ -24,13 +26,14 @@ from fedmf.privacy.gaussian import (
 if TYPE_CHECKING:
     import dp_accounting
 
-# dp_accounting composes losses by a Fourier transform in float64, whose rounding moves a delta by up to 1e-13 either way (2052 releases;
-# docs/accounting.md). It is asked for a smaller delta by ten times that, and for none that is not well above.
+# dp_accounting composes losses by a Fourier transform in float64, whose rounding moves a delta by
+# up to 1e-13 either way (2052 releases; docs/accounting.md). It is asked for a smaller delta by ten
+# times that, and for none that is not well above.
 _COMPOSITION_ERROR, _ERROR_OF_A_COMPOSITION = 1e-12, 5e-16
 MIN_COMPOSED_DELTA = 1e-10
 
-# With more noise the loss of one release is nothing beside 1, and dp_accounting says less than is true, or fails.
-# Less noise only overstates.
+# With more noise the loss of one release is nothing beside 1, and dp_accounting says less than is
+# true, or fails. Less noise only overstates.
 _MOST_NOISE = 1e6
 
 # Renyi orders: dense where guarantees of epsilon 0.1 to 20 have their optimum, sparse beyond.
@@ -38,8 +41,11 @@ _ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [2**i for 
 
 
 @functools.lru_cache(maxsize=4096)
-def sampled_gaussian_epsilon(noise_multiplier: float, delta: float, *, probability: float, compositions: int) -> float:
-    """Epsilon of `compositions` Gaussian releases, each on a Poisson sample: PLD accounting (banded paper, Cor. F.1).
+def sampled_gaussian_epsilon(
+    noise_multiplier: float, delta: float, *, probability: float, compositions: int
+) -> float:
+    """Epsilon of `compositions` Gaussian releases, each on a Poisson sample: PLD accounting (banded
+    paper, Cor. F.1).
 
     Args:
       noise_multiplier: of each release, stddev over its sensitivity; 0 gives infinity.
@@ -50,10 +56,14 @@ def sampled_gaussian_epsilon(noise_multiplier: float, delta: float, *, probabili
     >>> round(sampled_gaussian_epsilon(0.79118 * 6**0.5, 1e-6, probability=9 / 342, compositions=228), 2)  # banded paper, Table 5
     1.0
     """
-    q, k = float(probability), checks.integer("compositions", compositions, low=1, hint="count the releases")
+    q, k = (
+        float(probability),
+        checks.integer("compositions", compositions, low=1, hint="count the releases"),
+    )
     if not 0 < q <= 1:
         raise ValueError(
-            f"probability={probability} must be in (0, 1]: it is the chance of one client to be in a sample"
+            f"probability={probability} must be in (0, 1]: it is the chance of one client to be in "
+            "a sample"
         )
     if q == 1:
         return gaussian_epsilon(noise_multiplier / math.sqrt(k), delta)
@@ -68,25 +78,40 @@ def sampled_gaussian_epsilon(noise_multiplier: float, delta: float, *, probabili
     if delta < 10 * error:  # which the rounding of so many compositions could take up
         return fixed_size_epsilon(noise_multiplier, delta, probability=q, compositions=k)
     if noise_multiplier > _MOST_NOISE:
-        # The Renyi moments of a Poisson sample are those sums with E (R - 1)^j in place of T_j, which is no less.
+        # The Renyi moments of a Poisson sample are those sums with E (R - 1)^j in place of T_j,
+        # which is no less.
         by_renyi = fixed_size_epsilon(noise_multiplier, delta, probability=q, compositions=k)
-        return min(by_renyi, sampled_gaussian_epsilon(_MOST_NOISE, delta, probability=q, compositions=k))
-    # dp_accounting rounds losses up, so that a coarse grid can only overstate epsilon: by about k / 16 times the square of interval over
-    # the whole loss's deviation. A grid as fine as that asks for takes 1e-5 to 1e-4 of epsilon; a fixed 1e-4 took 30% of small ones and
-    # many seconds for large ones. Coarse grids are cheap, so epsilon is found by refining. An epsilon that is nothing beside the loss of
-    # one release would take more points than there is memory for: there the last step overstates it, by up to 2e-4 at 2052 releases.
-    # Where a client is hardly ever drawn each point costs the same and less depends on it.
-    share, interval, finest = min(1e-3, 6e-3 / math.sqrt(k)), 1e-3 * scale, 3e-6 if k * q > 100 * delta else 3e-5
-    finest = max(finest, 1e-11 * noise_multiplier)  # else the deltas of neighbouring points are equal but for rounding
+        return min(
+            by_renyi, sampled_gaussian_epsilon(_MOST_NOISE, delta, probability=q, compositions=k)
+        )
+    # dp_accounting rounds losses up, so that a coarse grid can only overstate epsilon: by about k /
+    # 16 times the square of interval over the whole loss's deviation. A grid as fine as that asks
+    # for takes 1e-5 to 1e-4 of epsilon; a fixed 1e-4 took 30% of small ones and many seconds for
+    # large ones. Coarse grids are cheap, so epsilon is found by refining. An epsilon that is
+    # nothing beside the loss of one release would take more points than there is memory for: there
+    # the last step overstates it, by up to 2e-4 at 2052 releases. Where a client is hardly ever
+    # drawn each point costs the same and less depends on it.
+    share, interval, finest = (
+        min(1e-3, 6e-3 / math.sqrt(k)),
+        1e-3 * scale,
+        3e-6 if k * q > 100 * delta else 3e-5,
+    )
+    finest = max(
+        finest, 1e-11 * noise_multiplier
+    )  # else the deltas of neighbouring points are equal but for rounding
     epsilon = math.inf
     while True:
-        found = float(_sampled_accountant(noise_multiplier, q, k, interval).get_epsilon(delta - error))
+        found = float(
+            _sampled_accountant(noise_multiplier, q, k, interval).get_epsilon(delta - error)
+        )
         epsilon = min(epsilon, found)  # of much noise, rounding makes fine grids the worse ones
         wanted = max(share * epsilon, finest * scale)
         if epsilon == 0 or interval <= 2 * wanted:  # a finer grid gives no more
             return epsilon
         if share * epsilon < finest * scale:
-            wanted = max(wanted, interval / 16)  # of an epsilon that is 0 a coarser grid often says so
+            wanted = max(
+                wanted, interval / 16
+            )  # of an epsilon that is 0 a coarser grid often says so
         # Powers of two, so that other deltas find the same accountants.
         interval = 2.0 ** math.floor(math.log2(wanted))
 
@@ -94,8 +119,9 @@ def sampled_gaussian_epsilon(noise_multiplier: float, delta: float, *, probabili
 def _total_variation_bound(noise_multiplier: float, q: float, k: int) -> float:
     """A bound on delta at epsilon 0.
 
-    A client is drawn at all with probability k q at most, and in one release it shows as the Gaussian does. Or by Pinsker's inequality,
-    where the divergence of one release is at most log(1 + q^2 (exp(s^2) - 1)), that of order 2.
+    A client is drawn at all with probability k q at most, and in one release it shows as the
+    Gaussian does. Or by Pinsker's inequality, where the divergence of one release is at most log(1
+    + q^2 (exp(s^2) - 1)), that of order 2.
     """
     s = 1 / noise_multiplier
     divergence = k * math.log1p(q * q * math.expm1(s * s)) if s < 1 else math.inf
@@ -104,31 +130,44 @@ def _total_variation_bound(noise_multiplier: float, q: float, k: int) -> float:
 
 @functools.lru_cache(maxsize=16)
 def _sampled_accountant(noise_multiplier: float, q: float, k: int, interval: float) -> Any:
-    """The composed privacy loss: it takes a second or more, and answers for every delta (group privacy asks for many)."""
+    """The composed privacy loss: it takes a second or more, and answers for every delta (group
+    privacy asks for many).
+    """
     import dp_accounting
     from dp_accounting import pld
 
     accountant = pld.PLDAccountant(
         dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=interval
     )
-    accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(noise_multiplier)), k)
+    accountant.compose(
+        dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(noise_multiplier)), k
+    )
     return accountant
 
 
-def sampled_gaussian_noise_multiplier(epsilon: float, delta: float, *, probability: float, compositions: int) -> float:
-    """Least noise multiplier of each release, to 1e-5 relative, with which `sampled_gaussian_epsilon` is at most epsilon.
+def sampled_gaussian_noise_multiplier(
+    epsilon: float, delta: float, *, probability: float, compositions: int
+) -> float:
+    """Least noise multiplier of each release, to 1e-5 relative, with which
+    `sampled_gaussian_epsilon` is at most epsilon.
 
     >>> sigma = sampled_gaussian_noise_multiplier(2.0, 1e-6, probability=18 / 342, compositions=114)
     >>> round(sigma / 6**0.5, 3)  # banded paper, Table 5: 0.64708
     0.647
     """
     return least_noise_multiplier(
-        lambda s: sampled_gaussian_epsilon(s, delta, probability=probability, compositions=compositions), epsilon
+        lambda s: sampled_gaussian_epsilon(
+            s, delta, probability=probability, compositions=compositions
+        ),
+        epsilon,
     )
 
 
-def least_noise_multiplier(epsilon_of: Callable[[float], float], epsilon: float, *, relative: float = 1e-5) -> float:
-    """The least noise multiplier, to `relative`, that a decreasing `epsilon_of` maps to at most `epsilon`. Never too small.
+def least_noise_multiplier(
+    epsilon_of: Callable[[float], float], epsilon: float, *, relative: float = 1e-5
+) -> float:
+    """The least noise multiplier, to `relative`, that a decreasing `epsilon_of` maps to at most
+    `epsilon`. Never too small.
 
     >>> round(least_noise_multiplier(lambda sigma: 3 / sigma, 2.0), 3)
     1.5
@@ -141,13 +180,15 @@ def least_noise_multiplier(epsilon_of: Callable[[float], float], epsilon: float,
         upper *= 2
         if upper > 1e6:
             raise ValueError(
-                f"epsilon={epsilon} cannot be reached with noise multipliers below 1e6: ask for a larger epsilon or delta"
+                f"epsilon={epsilon} cannot be reached with noise multipliers below 1e6: ask for a "
+                "larger epsilon or delta"
             )
     lower = upper / 2
     while (reached := epsilon_of(lower)) <= epsilon:
         if lower < 0.1 and reached == 0:
             raise ValueError(
-                "delta is at least the probability that a given client is ever drawn, and no noise at all would do: lower delta below it"
+                "delta is at least the probability that a given client is ever drawn, and no noise "
+                "at all would do: lower delta below it"
             )
         lower, upper = lower / 2, lower
 
@@ -181,8 +222,8 @@ def group_epsilon(
 ) -> float:
     """Epsilon at `delta` for a group of `clients` from that of one client at any delta.
 
-    If one client has (e, d), then g have (g e, d (exp(g e) - 1) / (exp(e) - 1)): Vadhan 2017, Lemma 2.2. The d is searched for, down
-    to `least`; infinite if none is small enough.
+    If one client has (e, d), then g have (g e, d (exp(g e) - 1) / (exp(e) - 1)): Vadhan 2017, Lemma
+    2.2. The d is searched for, down to `least`; infinite if none is small enough.
 
     >>> round(group_epsilon(lambda d: gaussian_epsilon(4.0, d), 1e-6, 2), 2) >= gaussian_epsilon(2.0, 1e-6)
     True

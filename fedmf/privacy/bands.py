@@ -1,7 +1,9 @@
-"""How many bands: fewer are amplified more by sampling, more leave less noise in the sums (banded paper, Sec. 5).
+"""How many bands: fewer are amplified more by sampling, more leave less noise in the sums (banded
+paper, Sec. 5).
 
-In round t only clients of part t mod b of the population are drawn, each with probability q = b B / m (Alg. 6, Cor. F.1). A mechanism of b
-bands is then as private as ceil(n / b) Poisson-sampled Gaussian events whose sensitivity is the largest column norm of C.
+In round t only clients of part t mod b of the population are drawn, each with probability q = b B /
+m (Alg. 6, Cor. F.1). A mechanism of b bands is then as private as ceil(n / b) Poisson-sampled
+Gaussian events whose sensitivity is the largest column norm of C.
 """
 
 import dataclasses
@@ -28,7 +30,8 @@ _Scheme = CyclicPoisson | CyclicShuffle | BallsInBins | MinSepPoisson
 SCHEMES_WITH_BANDS = ("poisson", "reshuffle", "min-sep-poisson", "balls-in-bins")
 # Rows this near to the best in rmse are called close.
 CLOSE = 1.01
-# The search ends where the candidates next to the best are within this ratio of it. The curve is flat there.
+# The search ends where the candidates next to the best are within this ratio of it. The curve is
+# flat there.
 _FINEST = 1.06
 
 
@@ -40,12 +43,15 @@ class BandRow:
       bands: b; `rounds` for the dense optimum.
       family: "banded" with columns of one norm, or "dense".
       amplified: whether the guarantee rests on sampling (q < 1).
-      probability: q, with which a client of the round's part is drawn, or a client of min-sep Poisson that rests no more; 1 where not
-        amplified.
-      compositions: sampled events of one client; its most participations where they are not composed.
+      probability: q, with which a client of the round's part is drawn, or a client of min-sep
+        Poisson that rests no more; 1 where not amplified.
+      compositions: sampled events of one client; its most participations where they are not
+        composed.
       per_query_noise_multiplier: stddev / (largest column norm * clip norm), of each sampled event.
-      noise_multiplier: stddev / (sensitivity under the search's `participation` * clip norm), the unit of the papers' tables.
-      rmse: root of the mean squared error per round of the workload's query on sums of updates, for clip norm 1.
+      noise_multiplier: stddev / (sensitivity under the search's `participation` * clip norm), the
+        unit of the papers' tables.
+      rmse: root of the mean squared error per round of the workload's query on sums of updates, for
+        clip norm 1.
       effective_rmse: rmse / cohort_size, that on means.
     """
 
@@ -62,15 +68,17 @@ class BandRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BandSearch:
-    """The question, and its rows one at a time: each is the noise and error of one mechanism that meets the target.
+    """The question, and its rows one at a time: each is the noise and error of one mechanism that
+    meets the target.
 
     Attributes:
       workload: A, (n, n).
       population: m, clients in all.
       cohort_size: B, clients drawn in a round, on average.
       epsilon, delta: the target, for the whole run.
-      sampling: "poisson" (`CyclicPoisson`), "reshuffle" (`CyclicShuffle`, in the least number of parts that divides an epoch), or
-        "min-sep-poisson" or "balls-in-bins", whose rows take a minute or so each.
+      sampling: "poisson" (`CyclicPoisson`), "reshuffle" (`CyclicShuffle`, in the least number of
+        parts that divides an epoch), or "min-sep-poisson" or "balls-in-bins", whose rows take a
+        minute or so each.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -85,8 +93,12 @@ class BandSearch:
 
     def __post_init__(self) -> None:
         if not isinstance(self.workload, Workload):
-            raise TypeError(f"workload is of type {type(self.workload).__name__}: pass a fedmf.Workload")
-        m = checks.integer("population", self.population, low=1, hint="pass the number of clients, a positive int")
+            raise TypeError(
+                f"workload is of type {type(self.workload).__name__}: pass a fedmf.Workload"
+            )
+        m = checks.integer(
+            "population", self.population, low=1, hint="pass the number of clients, a positive int"
+        )
         hint = f"a round draws at most all of population={m} clients"
         checks.integer("cohort_size", self.cohort_size, low=1, high=m, hint=hint)
         checks.one_of("sampling", self.sampling, SCHEMES_WITH_BANDS)
@@ -95,9 +107,13 @@ class BandSearch:
 
     @property
     def participation(self) -> Participation:
-        """What clients keep to without sampling: a fixed order, every client once in population // cohort_size rounds."""
+        """What clients keep to without sampling: a fixed order, every client once in population //
+        cohort_size rounds.
+        """
         n = self.workload.rounds
-        return Participation(rounds=n, schema="fixed_epoch", min_sep=min(n, self.population // self.cohort_size))
+        return Participation(
+            rounds=n, schema="fixed_epoch", min_sep=min(n, self.population // self.cohort_size)
+        )
 
     def rows(self, bands: Iterable[int] | None = None) -> Iterator[BandRow]:
         """The rows of `choose_bands`, in the order in which they are tried."""
@@ -130,11 +146,15 @@ class BandSearch:
         if self.sampling == "reshuffle":
             epoch = self.population // self.cohort_size
             parts = next(parts for parts in range(bands, epoch + 1) if epoch % parts == 0)
-            return self._row(mechanism, bands, CyclicShuffle(**sizes, partitions=parts, reshuffle=True))
+            return self._row(
+                mechanism, bands, CyclicShuffle(**sizes, partitions=parts, reshuffle=True)
+            )
         return self._row(mechanism, bands, CyclicPoisson(**sizes, partitions=bands))
 
     def dense(self) -> BandRow:
-        """The row of the best encoder of all without amplification ("b = n" in the paper); its fit is O(rounds^3)."""
+        """The row of the best encoder of all without amplification ("b = n" in the paper); its fit
+        is O(rounds^3).
+        """
         with interruptible_fits():
             mechanism = fit(self.workload, self.participation, family="dense", tolerance=1e-3)
         return self._row(mechanism, self.workload.rounds, None)
@@ -146,12 +166,18 @@ class BandSearch:
             sigma = gaussian_noise_multiplier(self.epsilon, self.delta) * unit / norm
         elif not isinstance(scheme, CyclicPoisson):
             q, k = scheme.probability, scheme.participation(self.workload.rounds).max_participations
-            plan = calibrate(mechanism, None, epsilon=self.epsilon, delta=self.delta, sampling=scheme)
+            plan = calibrate(
+                mechanism, None, epsilon=self.epsilon, delta=self.delta, sampling=scheme
+            )
             sigma = plan.per_query_noise_multiplier
         else:
             q, k = scheme.probability, scheme.compositions(self.workload.rounds)
-            sigma = sampled_gaussian_noise_multiplier(self.epsilon, self.delta, probability=q, compositions=k)
-        error = sigma * rmse(mechanism, self.workload, Participation(rounds=self.workload.rounds, schema="single"))
+            sigma = sampled_gaussian_noise_multiplier(
+                self.epsilon, self.delta, probability=q, compositions=k
+            )
+        error = sigma * rmse(
+            mechanism, self.workload, Participation(rounds=self.workload.rounds, schema="single")
+        )
         return BandRow(
             bands=bands,
             family=mechanism.family,
@@ -189,16 +215,22 @@ class BandChoice:
 
     @property
     def failure(self) -> float:
-        """The chance, over the coins of simulations, that any row's noise is too small: the sum of all calibrations; 0 without any.
+        """The chance, over the coins of simulations, that any row's noise is too small: the sum of
+        all calibrations; 0 without any.
 
-        The least noise is chosen among rows, and one that is too small would be. So the chance of all is that of the best.
+        The least noise is chosen among rows, and one that is too small would be. So the chance of
+        all is that of the best.
         """
         simulated = SCHEMES[self.search.sampling][0].simulated
-        return FAILURE_OF_CALIBRATION * sum(row.amplified for row in self.rows) if simulated else 0.0
+        return (
+            FAILURE_OF_CALIBRATION * sum(row.amplified for row in self.rows) if simulated else 0.0
+        )
 
     @property
     def close(self) -> tuple[BandRow, ...]:
-        """Rows whose rmse is within 1% of the best, the best among them: fewer bands cost less memory."""
+        """Rows whose rmse is within 1% of the best, the best among them: fewer bands cost less
+        memory.
+        """
         return tuple(row for row in self.rows if row.rmse <= CLOSE * self.best.rmse)
 
     def summary(self) -> dict[str, Any]:
@@ -217,21 +249,31 @@ class BandChoice:
 
 
 def choose_bands(
-    workload: Workload, *, rounds: int | None = None, bands: Iterable[int] | None = None, **target: Any
+    workload: Workload,
+    *,
+    rounds: int | None = None,
+    bands: Iterable[int] | None = None,
+    **target: Any,
 ) -> BandChoice:
     """Minimises sigma(b)^2 * loss(b) over the number of bands b (banded paper, Sec. 5).
 
-    sigma(b) is the least noise that gives (epsilon, delta): for b * cohort_size < population that of ceil(rounds / b) events with Poisson
-    sampling at q = b * cohort_size / population, by PLD accounting for addition or removal of a client; otherwise that of one Gaussian
-    release under `BandSearch.participation`, without amplification. loss(b) is that of the best encoder of b bands and columns of one norm.
+    sigma(b) is the least noise that gives (epsilon, delta): for b * cohort_size < population that
+    of ceil(rounds / b) events with Poisson sampling at q = b * cohort_size / population, by PLD
+    accounting for addition or removal of a client; otherwise that of one Gaussian release under
+    `BandSearch.participation`, without amplification. loss(b) is that of the best encoder of b
+    bands and columns of one norm.
 
-    Where the epsilon of a scheme is simulated, each row is a calibration that fails with a chance; `BandChoice.failure` adds them up.
+    Where the epsilon of a scheme is simulated, each row is a calibration that fails with a chance;
+    `BandChoice.failure` adds them up.
 
-    Amplification needs a server that draws whom it likes. Where it cannot, as with phones, take bands = min_sep.
+    Amplification needs a server that draws whom it likes. Where it cannot, as with phones, take
+    bands = min_sep.
 
-    The default candidates are the powers of two up to population / cohort_size, that number, and then points between the best and its
-    neighbours until these are within 6% of it. That is the best of all b where the curve has one valley around the best power of two, and
-    nothing proves that it has; pass `bands=range(1, ...)` to try every one. `BandSearch` gives row after row, and the dense optimum.
+    The default candidates are the powers of two up to population / cohort_size, that number, and
+    then points between the best and its neighbours until these are within 6% of it. That is the
+    best of all b where the curve has one valley around the best power of two, and nothing proves
+    that it has; pass `bands=range(1, ...)` to try every one. `BandSearch` gives row after row, and
+    the dense optimum.
 
     Args:
       workload: of `BandSearch`.
@@ -250,9 +292,12 @@ def choose_bands(
     search = BandSearch(workload=workload, **target)
     if rounds is not None and rounds != workload.rounds:
         raise ValueError(
-            f"rounds={rounds} but workload {workload.name!r} has rounds={workload.rounds}: pass that number, or leave it out"
+            f"rounds={rounds} but workload {workload.name!r} has rounds={workload.rounds}: pass "
+            "that number, or leave it out"
         )
-    return BandChoice(search=search, rows=tuple(sorted(search.rows(bands), key=lambda row: row.bands)))
+    return BandChoice(
+        search=search, rows=tuple(sorted(search.rows(bands), key=lambda row: row.bands))
+    )
 
 
 def _powers_of_two(most: int) -> list[int]:
@@ -265,13 +310,19 @@ def _powers_of_two(most: int) -> list[int]:
 
 
 def _between(rows: dict[int, BandRow], n: int) -> list[int]:
-    """Candidates halfway, as a ratio, between the best and its neighbours, where there is something between that is worth a look.
+    """Candidates halfway, as a ratio, between the best and its neighbours, where there is something
+    between that is worth a look.
 
-    Of numbers with the same ceil(n / b) the smallest is taken: the others are drawn more often for as many events.
+    Of numbers with the same ceil(n / b) the smallest is taken: the others are drawn more often for
+    as many events.
     """
     tried = sorted(rows)
     best = min(tried, key=lambda b: rows[b].rmse)
     at = tried.index(best)
     pairs = [(tried[i], tried[i + 1]) for i in (at - 1, at) if 0 <= i < len(tried) - 1]
-    halfway = [round(math.sqrt(low * high)) for low, high in pairs if high > _FINEST * low and high > low + 1]
+    halfway = [
+        round(math.sqrt(low * high))
+        for low, high in pairs
+        if high > _FINEST * low and high > low + 1
+    ]
     return [b for b in (-(-n // -(-n // b)) for b in halfway) if b not in rows]

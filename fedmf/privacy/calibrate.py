@@ -22,15 +22,18 @@ def calibrate(
     clip_norm: float = 1.0,
     sampling: Sampling | None = None,
 ) -> Plan:
-    """The least noise that gives (epsilon, delta) for the whole run, never weaker than asked; see `Plan.epsilon`.
+    """The least noise that gives (epsilon, delta) for the whole run, never weaker than asked; see
+    `Plan.epsilon`.
 
     Args:
       mechanism: from `fit` or `load_mechanism`.
-      participation: what every client keeps to. With sampling the plan's is what the scheme keeps to, and this may be None.
+      participation: what every client keeps to. With sampling the plan's is what the scheme keeps
+        to, and this may be None.
       epsilon: target, positive and below 5000.
       delta: target, in [1e-15, 1).
       clip_norm: L2 bound on one client's update in one round.
-      sampling: how clients are drawn, where that amplifies the guarantee; None for what holds however they are drawn.
+      sampling: how clients are drawn, where that amplifies the guarantee; None for what holds
+        however they are drawn.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -44,7 +47,9 @@ def calibrate(
       (2.23048, 2.0, True)
     """
     if not isinstance(participation, Participation | None):
-        raise TypeError(f"participation={participation!r} must be a fedmf.Participation, or None with sampling")
+        raise TypeError(
+            f"participation={participation!r} must be a fedmf.Participation, or None with sampling"
+        )
     # The multiplier that is enough without amplification.
     plan = Plan(
         mechanism=mechanism,
@@ -67,9 +72,12 @@ def calibrate(
     # In units of the largest column norm, in which the search knows what is little.
     unit = column_norm(mechanism)
     relative, step = (1e-4, 2e-3) if scheme.simulated else (1e-5, 1e-7)
-    noise = unit * least_noise_multiplier(lambda sigma: epsilon_of(unit * sigma), target, relative=relative)
+    noise = unit * least_noise_multiplier(
+        lambda sigma: epsilon_of(unit * sigma), target, relative=relative
+    )
     plan = dataclasses.replace(plan, noise_multiplier=min(enough, noise) / plan.sensitivity.value)
-    # The rounding of that quotient; or random numbers that the search has not seen, whose chance to fail is that of all attempts together.
+    # The rounding of that quotient; or random numbers that the search has not seen, whose chance to
+    # fail is that of all attempts together.
     for _ in range(MAX_ATTEMPTS - 1):
         if plan.epsilon <= target:
             return plan

@@ -1,22 +1,26 @@
-"""Epsilon of Gaussian queries on samples of fixed size, by Renyi accounting (Wang, Balle and Kasiviswanathan 2019, Theorem 27).
+"""Epsilon of Gaussian queries on samples of fixed size, by Renyi accounting (Wang, Balle and
+Kasiviswanathan 2019, Theorem 27).
 
-Each query sums a uniform subset of exactly B of m clients. Two data sets differ in one client. Their outputs are P and Q, and a share
-q = B / m of the subsets has the client. For whole orders alpha the theorem gives
+Each query sums a uniform subset of exactly B of m clients. Two data sets differ in one client.
+Their outputs are P and Q, and a share q = B / m of the subsets has the client. For whole orders
+alpha the theorem gives
 
     (alpha - 1) D_alpha(P, Q) <= log A,    A = 1 + sum over j = 2 .. alpha of binomial(alpha, j) q^j T_j,
 
     T_j = min(4 E |R - 1|^j, 2 E R^j),    R = exp(N(-s^2 / 2, s^2)),    s = sensitivity / stddev.
 
-R is the ratio of two Gaussian densities that are one sensitivity apart. So E R^j = exp(j (j - 1) s^2 / 2). An odd moment of |R - 1| is
-bounded by the geometric mean of its even neighbours.
+R is the ratio of two Gaussian densities that are one sensitivity apart. So E R^j = exp(j (j - 1)
+s^2 / 2). An odd moment of |R - 1| is bounded by the geometric mean of its even neighbours.
 
-Computed from above. |R - 1|^j falls up to R = 1 and grows beyond: in a cell of a grid it is at most its value at one of the ends. Terms
-to j = 64 are summed one by one. The rest of a larger order is one expectation, with x = q |R - 1|:
+Computed from above. |R - 1|^j falls up to R = 1 and grows beyond: in a cell of a grid it is at most
+its value at one of the ends. Terms to j = 64 are summed one by one. The rest of a larger order is
+one expectation, with x = q |R - 1|:
 
     sum over j > 64 of binomial(alpha, j) q^j 4 E |R - 1|^j = 4 E h(x),    h(x) <= min((1 + x)^alpha, geometric series).
 
-Only positive terms are added, as logarithms. So no order is too large, which a small epsilon needs: its best order is about
-2 log(1 / delta) / epsilon. (dp_accounting 0.4.3 subtracts terms that are nearly equal, and is far too large from orders 64 to 256 on.)
+Only positive terms are added, as logarithms. So no order is too large, which a small epsilon needs:
+its best order is about 2 log(1 / delta) / epsilon. (dp_accounting 0.4.3 subtracts terms that are
+nearly equal, and is far too large from orders 64 to 256 on.)
 """
 
 import functools
@@ -29,20 +33,26 @@ from fedmf import checks
 from fedmf.privacy.gaussian import check_delta, gaussian_epsilon
 
 _TERMS = 64
-# From one order to the next beyond these; epsilon at an order that is off by half of it is 0.02% too large.
+# From one order to the next beyond these; epsilon at an order that is off by half of it is 0.02%
+# too large.
 _RATIO = 2.0**0.0625
-# Cells: this many a standard deviation up to `_NEAR` of them, then so much of their distance, up to `_FAR`.
+# Cells: this many a standard deviation up to `_NEAR` of them, then so much of their distance, up to
+# `_FAR`.
 _FINENESS, _NEAR, _GROWTH, _FAR = 256, 20.0, 1.005, 1e9
 # exp overflows beyond; such a bound is of no use.
 _MOST = 700.0
 
 
 @functools.lru_cache(maxsize=4096)
-def fixed_size_epsilon(noise_multiplier: float, delta: float, *, probability: float, compositions: int) -> float:
-    """Epsilon of `compositions` Gaussian releases, each on a new uniform subset of fixed size: an upper bound, for replacing a client.
+def fixed_size_epsilon(
+    noise_multiplier: float, delta: float, *, probability: float, compositions: int
+) -> float:
+    """Epsilon of `compositions` Gaussian releases, each on a new uniform subset of fixed size: an
+    upper bound, for replacing a client.
 
     Args:
-      noise_multiplier: of each release, stddev over the largest distance of two clients' contributions; 0 gives infinity.
+      noise_multiplier: of each release, stddev over the largest distance of two clients'
+        contributions; 0 gives infinity.
       delta: in [1e-15, 1).
       probability: q in (0, 1], clients of a sample over clients in all.
       compositions: k >= 1.
@@ -50,22 +60,33 @@ def fixed_size_epsilon(noise_multiplier: float, delta: float, *, probability: fl
     >>> round(fixed_size_epsilon(50.0, 1e-6, probability=0.01, compositions=100), 4)
     0.0144
     """
-    k, delta = checks.integer("compositions", compositions, low=1, hint="count the releases"), check_delta(delta)
+    k, delta = (
+        checks.integer("compositions", compositions, low=1, hint="count the releases"),
+        check_delta(delta),
+    )
     q = float(probability)
     if not 0 < q <= 1:
-        raise ValueError(f"probability={probability} must be in (0, 1]: it is the share of the clients in a sample")
+        raise ValueError(
+            f"probability={probability} must be in (0, 1]: it is the share of the clients in a "
+            "sample"
+        )
     if q == 1:
         return gaussian_epsilon(noise_multiplier / math.sqrt(k), delta)
     if noise_multiplier * noise_multiplier * _MOST <= 1:
         return math.inf
     s = max(1 / noise_multiplier, 1e-100)  # whose square is no 0
-    # Bretagnolle and Huber: delta at epsilon 0, the total variation, is at most sqrt(1 - exp(-D_1)), and D_1 <= D_2.
+    # Bretagnolle and Huber: delta at epsilon 0, the total variation, is at most sqrt(1 -
+    # exp(-D_1)), and D_1 <= D_2.
     if k * _log_sum(s, q, 2) <= -math.log1p(-delta * delta):
         return 0.0
 
     def epsilon(order: int) -> float:
         # Canonne, Kamath and Steinke 2020, Proposition 12
-        return k * _log_sum(s, q, order) / (order - 1) + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
+        return (
+            k * _log_sum(s, q, order) / (order - 1)
+            + math.log1p(-1 / order)
+            - math.log(delta * order) / (order - 1)
+        )
 
     def large(i: int) -> float:
         return epsilon(round(_TERMS * _RATIO**i))
@@ -94,7 +115,9 @@ def _cells() -> tuple[np.ndarray, np.ndarray]:
     closer = np.minimum(np.abs(ends[:-1]), np.abs(ends[1:]))
     tail = special.ndtr(-np.abs(ends))
     with np.errstate(divide="ignore"):
-        log_mass = np.where(closer < _NEAR, np.log(np.abs(np.diff(tail))), special.log_ndtr(-closer))
+        log_mass = np.where(
+            closer < _NEAR, np.log(np.abs(np.diff(tail))), special.log_ndtr(-closer)
+        )
     return ends, np.concatenate([log_mass, special.log_ndtr([ends[0], -ends[-1]])])
 
 
@@ -105,11 +128,14 @@ def _log_distance(s: float) -> np.ndarray:
         return np.maximum(loss, 0) + np.log(-np.expm1(-np.abs(loss)))
 
 
-def _log_expectation(log_values: np.ndarray, below: np.ndarray | float, beyond: np.ndarray | float) -> np.ndarray:
+def _log_expectation(
+    log_values: np.ndarray, below: np.ndarray | float, beyond: np.ndarray | float
+) -> np.ndarray:
     """The log of an upper bound on an expectation.
 
     Args:
-      log_values: at the ends of the cells, float64 (.., ends); of a function that falls up to R = 1 and grows from there.
+      log_values: at the ends of the cells, float64 (.., ends); of a function that falls up to R = 1
+        and grows from there.
       below: its log at R = 0.
       beyond: the log of a bound on its expectation beyond the last end.
     """
@@ -167,7 +193,8 @@ def _log_rest(s: float, q: float, a: float) -> float:
     """log E h(q |R - 1|)."""
     J = _TERMS + 1
     log_x = math.log(q) + _log_distance(s)
-    # Each term is at most `ratio` times the one before it; and all terms together are at most (1 + x)^a.
+    # Each term is at most `ratio` times the one before it; and all terms together are at most (1 +
+    # x)^a.
     ratio = (a - J) / (J + 1) * np.exp(np.minimum(log_x, 30.0))  # which is above 1 there
     with np.errstate(divide="ignore"):
         by_ratio = _log_binomial(a, J)[-1] + J * log_x - np.log(np.maximum(1 - ratio, 0))

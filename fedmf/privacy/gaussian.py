@@ -9,24 +9,29 @@ from typing import Any
 
 from fedmf import checks
 
-# dp_accounting and scipy take most of a second to import, so that `fedmf --help` waits for neither: functions import them.
+# dp_accounting and scipy take most of a second to import, so that `fedmf --help` waits for neither:
+# functions import them.
 
 _MAX_SENSITIVITY = 1e30
 _FLOAT32_NORMAL = (2.0**-126, 2.0**127)
-# What float32 must hold: draws down to its own rounding of a deviation, 2^-24; 40 deviations in rows of N of 1000 times the least norm;
-# and the sum of a round of clients, of more than there are people.
+# What float32 must hold: draws down to its own rounding of a deviation, 2^-24; 40 deviations in
+# rows of N of 1000 times the least norm; and the sum of a round of clients, of more than there are
+# people.
 _SMALL_DRAW, _LARGE_DRAW, _MOST_CLIENTS = 2.0**-24, 40_000.0, 2.0**34
 
 MAX_EPSILON = 10_000.0
 MAX_TARGET_EPSILON = MAX_EPSILON / 2
-# Below this the PLD accountant's own truncation and rounding are larger than delta: its epsilon then grows without bound,
-# and calibration would ask for thousands of times the noise that is needed.
+# Below this the PLD accountant's own truncation and rounding are larger than delta: its epsilon
+# then grows without bound, and calibration would ask for thousands of times the noise that is
+# needed.
 MIN_DELTA = 1e-15
 
 
 def check_epsilon(epsilon: Any) -> float:
     """A privacy target that calibration can meet, as a float; raises otherwise."""
-    return checks.positive("epsilon", epsilon, "ask for a privacy loss such as epsilon=8.0", below=MAX_TARGET_EPSILON)
+    return checks.positive(
+        "epsilon", epsilon, "ask for a privacy loss such as epsilon=8.0", below=MAX_TARGET_EPSILON
+    )
 
 
 def check_delta(delta: Any) -> float:
@@ -34,12 +39,15 @@ def check_delta(delta: Any) -> float:
     hint = "use a failure probability such as delta=1e-6"
     number = checks.positive("delta", delta, hint, below=1.0)
     if number < MIN_DELTA:
-        raise ValueError(f"delta={delta!r} is below {MIN_DELTA:g}, the least the accountant resolves: {hint}")
+        raise ValueError(
+            f"delta={delta!r} is below {MIN_DELTA:g}, the least the accountant resolves: {hint}"
+        )
     return number
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
-    """delta of the Gaussian mechanism with sensitivity 1 in closed form (Balle and Wang 2018, Theorem 8).
+    """delta of the Gaussian mechanism with sensitivity 1 in closed form (Balle and Wang 2018,
+    Theorem 8).
 
     Args:
       noise_multiplier: standard deviation of the noise, > 0.
@@ -51,12 +59,14 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     from scipy import special
 
     a, b = 1 / (2 * noise_multiplier), epsilon * noise_multiplier
-    # exp(epsilon) * Phi(-a - b), computed in logarithms: the product is moderate where the factors overflow and underflow.
+    # exp(epsilon) * Phi(-a - b), computed in logarithms: the product is moderate where the factors
+    # overflow and underflow.
     return float(special.ndtr(a - b) - math.exp(epsilon + special.log_ndtr(-a - b)))
 
 
 def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """Epsilon of the Gaussian mechanism with sensitivity 1: the root of `gaussian_delta`, without an accountant's seconds.
+    """Epsilon of the Gaussian mechanism with sensitivity 1: the root of `gaussian_delta`, without
+    an accountant's seconds.
 
     >>> round(exact_gaussian_epsilon(4.22468, 1e-6), 4)
     1.0
@@ -69,22 +79,33 @@ def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     while gaussian_delta(noise_multiplier, upper) > delta:
         upper *= 2
     return float(
-        optimize.brentq(lambda epsilon: gaussian_delta(noise_multiplier, epsilon) - delta, 0.0, upper, rtol=1e-12)
+        optimize.brentq(
+            lambda epsilon: gaussian_delta(noise_multiplier, epsilon) - delta,
+            0.0,
+            upper,
+            rtol=1e-12,
+        )
     )
 
 
 def loss_scale(noise_multiplier: float) -> float:
-    """The largest privacy loss of note of one Gaussian release: five standard deviations above its mean."""
+    """The largest privacy loss of note of one Gaussian release: five standard deviations above its
+    mean.
+    """
     inverse = 1 / noise_multiplier
-    return inverse * inverse / 2 + 5 * inverse  # products and not powers: they overflow to infinity instead of raising
+    return (
+        inverse * inverse / 2 + 5 * inverse
+    )  # products and not powers: they overflow to infinity instead of raising
 
 
 @functools.lru_cache(maxsize=256)
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """Smallest epsilon the PLD accountant proves for one Gaussian release with sensitivity 1; a pessimistic (upper) value.
+    """Smallest epsilon the PLD accountant proves for one Gaussian release with sensitivity 1; a
+    pessimistic (upper) value.
 
     Args:
-      noise_multiplier: standard deviation of the noise; 0, or so little that epsilon is far above every use, gives infinity.
+      noise_multiplier: standard deviation of the noise; 0, or so little that epsilon is far above
+        every use, gives infinity.
       delta: in [1e-15, 1).
 
     >>> round(gaussian_epsilon(0.65294, 1e-6), 3)
@@ -99,15 +120,18 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     scale = loss_scale(noise_multiplier)
     if scale > MAX_EPSILON:
         return math.inf
-    # Some 20,000 points; dp_accounting rounds losses up, so the grid can only overstate epsilon: by 3e-7 of it, for noise from .1 to 1e4
-    # and delta from 1e-10 to .1.
+    # Some 20,000 points; dp_accounting rounds losses up, so the grid can only overstate epsilon: by
+    # 3e-7 of it, for noise from .1 to 1e4 and delta from 1e-10 to .1.
     interval = max(1e-9, 1e-4 * scale)
-    # The zero-out relation of the banded paper's K.1: a client's updates become zeros, the number of records stays.
+    # The zero-out relation of the banded paper's K.1: a client's updates become zeros, the number
+    # of records stays.
     zero_out = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
     accountant = pld.PLDAccountant(zero_out, value_discretization_interval=interval)
-    # dp_accounting squares the multiplier, which overflows beyond 1e154; less noise can only overstate epsilon.
+    # dp_accounting squares the multiplier, which overflows beyond 1e154; less noise can only
+    # overstate epsilon.
     accountant.compose(dp_accounting.GaussianDpEvent(min(noise_multiplier, 1e100)))
-    # Near epsilon = 710 it divides by a mass that is next to nothing, and the quotient overflows: epsilon is then overstated as infinite.
+    # Near epsilon = 710 it divides by a mass that is next to nothing, and the quotient overflows:
+    # epsilon is then overstated as infinite.
     with np.errstate(over="ignore"):
         return float(accountant.get_epsilon(delta))
 
@@ -115,9 +139,9 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     """Smallest noise multiplier that gives (epsilon, delta).
 
-    It is within 1e-6 of the smallest, relative, for epsilon up to 700 and delta from 1e-10, and elsewhere up to some percent above.
-    The closed form starts the search; it ends where the PLD accountant and the closed form both agree that the result is not weaker
-    than asked.
+    It is within 1e-6 of the smallest, relative, for epsilon up to 700 and delta from 1e-10, and
+    elsewhere up to some percent above. The closed form starts the search; it ends where the PLD
+    accountant and the closed form both agree that the result is not weaker than asked.
 
     >>> round(gaussian_noise_multiplier(2.0, 1e-6), 5)  # banded paper, Table 4
     2.23048
@@ -130,7 +154,11 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
         upper *= 2
     while gaussian_delta(lower, epsilon) < delta:
         lower /= 2
-    sigma = float(optimize.brentq(lambda s: gaussian_delta(s, epsilon) - delta, lower, upper, xtol=1e-15, rtol=1e-13))
+    sigma = float(
+        optimize.brentq(
+            lambda s: gaussian_delta(s, epsilon) - delta, lower, upper, xtol=1e-15, rtol=1e-13
+        )
+    )
     step = 1e-7
     while gaussian_delta(sigma, epsilon) > delta or gaussian_epsilon(sigma, delta) > epsilon:
         sigma *= 1 + step
@@ -138,8 +166,11 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     return sigma
 
 
-def check_float32_holds(noise_multiplier: float, sensitivity: float, clip_norm: float, noise_scale: float) -> None:
-    """Raises a ValueError where float32, in which noise is made and the release is handed out, would make either 0 or infinite.
+def check_float32_holds(
+    noise_multiplier: float, sensitivity: float, clip_norm: float, noise_scale: float
+) -> None:
+    """Raises a ValueError where float32, in which noise is made and the release is handed out,
+    would make either 0 or infinite.
 
     Noise of 0 is a guarantee without noise. A release that overflows tells that a client is there.
 
@@ -148,14 +179,22 @@ def check_float32_holds(noise_multiplier: float, sensitivity: float, clip_norm: 
       sensitivity, clip_norm: the noise's standard deviation is in units of their product.
       noise_scale: of a simulated cohort's noise, or 1.
     """
-    # A row of N has at least the norm 1 / sensitivity, because row t of N times column t of C is 1: then this is its noise.
+    # A row of N has at least the norm 1 / sensitivity, because row t of N times column t of C is 1:
+    # then this is its noise.
     row = noise_multiplier * clip_norm * noise_scale
     sizes = (row * sensitivity, row)
     least, most = _FLOAT32_NORMAL
-    held = least <= min(sizes) * _SMALL_DRAW and max(sizes) * _LARGE_DRAW + clip_norm * _MOST_CLIENTS <= most
-    if noise_multiplier > 0 and not (held and 1 / _MAX_SENSITIVITY <= sensitivity <= _MAX_SENSITIVITY):
+    held = (
+        least <= min(sizes) * _SMALL_DRAW
+        and max(sizes) * _LARGE_DRAW + clip_norm * _MOST_CLIENTS <= most
+    )
+    if noise_multiplier > 0 and not (
+        held and 1 / _MAX_SENSITIVITY <= sensitivity <= _MAX_SENSITIVITY
+    ):
         raise ValueError(
-            f"clip_norm={clip_norm}, noise_multiplier={noise_multiplier} and an encoder of sensitivity {sensitivity:g} give sums or "
-            "noise beyond the range of float32, in which a round is released: rescale the updates, and clip_norm with them, or divide "
+            f"clip_norm={clip_norm}, noise_multiplier={noise_multiplier} and an encoder of "
+            f"sensitivity {sensitivity:g} give sums or "
+            "noise beyond the range of float32, in which a round is released: rescale the updates, "
+            "and clip_norm with them, or divide "
             "the encoder by its sensitivity"
         )

@@ -1,7 +1,10 @@
-"""The server's learning rate from a mechanism's error: the rule of the banded paper, App. I, below Eq. 11.
+"""The server's learning rate from a mechanism's error: the rule of the banded paper, App.
 
-The rule is a regression over 25 tuned runs of one task (StackOverflow next-word prediction: 2052 rounds, clip norm 1, server momentum 0.95,
-client learning rate 1, warm-up and cool-down). Elsewhere its slope is a start for a search and its offset is not.
+I, below Eq. 11.
+
+The rule is a regression over 25 tuned runs of one task (StackOverflow next-word prediction: 2052
+rounds, clip norm 1, server momentum 0.95, client learning rate 1, warm-up and cool-down). Elsewhere
+its slope is a start for a search and its offset is not.
 """
 
 import math
@@ -14,9 +17,11 @@ from fedmf.workloads import Workload
 if TYPE_CHECKING:
     from fedmf.privacy.plan import Plan
 
-# log(rate) = SLOPE log(L_e) + OFFSET. The logarithms are natural: with decimal ones the rates of Table 4 would come out as 0.0005.
+# log(rate) = SLOPE log(L_e) + OFFSET. The logarithms are natural: with decimal ones the rates of
+# Table 4 would come out as 0.0005.
 SLOPE, OFFSET = -0.95, -4.64
-# What the runs had, and the range of their L_e, for 1000 clients: from 342 bands at epsilon 16 (0.00316) to DP-SGD at epsilon 1 (0.3315).
+# What the runs had, and the range of their L_e, for 1000 clients: from 342 bands at epsilon 16
+# (0.00316) to DP-SGD at epsilon 1 (0.3315).
 ROUNDS, CLIP_NORM, ERRORS = 2052, 1.0, (0.0031, 0.332)
 TASK = "StackOverflow next-word prediction"
 # The paper's learning rates are powers of this.
@@ -24,17 +29,20 @@ GRID = 1.7
 
 
 def effective_rmse(plan: "Plan", workload: Workload, *, cohort_size: int | None = None) -> float:
-    """Noise per round in the mean update's running query, in units of the clip norm: sqrt(loss / rounds) * sigma / B.
+    """Noise per round in the mean update's running query, in units of the clip norm: sqrt(loss /
+    rounds) * sigma / B.
 
     Banded paper, Eq. 11, where the workload is the prefix sums.
 
     Args:
       plan: the mechanism and its noise.
       workload: A, on which error is measured.
-      cohort_size: B, clients that a round's sum is divided by; None takes the plan's claimed cohort, or the cohort of its sampling.
+      cohort_size: B, clients that a round's sum is divided by; None takes the plan's claimed
+        cohort, or the cohort of its sampling.
 
     Raises:
-      TypeError, ValueError: a cohort_size that is no positive int, or none where the plan knows of none; rounds that differ.
+      TypeError, ValueError: a cohort_size that is no positive int, or none where the plan knows of
+        none; rounds that differ.
 
     >>> import fedmf
     >>> once = fedmf.Participation(rounds=3, schema="single")
@@ -47,11 +55,16 @@ def effective_rmse(plan: "Plan", workload: Workload, *, cohort_size: int | None 
         cohort_size = plan.claimed_cohort or getattr(plan.sampling, "cohort_size", None)
     hint = "pass the number of clients that a round's sum is divided by"
     clients = checks.integer("cohort_size", cohort_size, low=1, hint=hint)
-    return plan.update_noise_multiplier * rmse(plan.mechanism, workload, plan.participation) / clients
+    return (
+        plan.update_noise_multiplier * rmse(plan.mechanism, workload, plan.participation) / clients
+    )
 
 
-def predicted_learning_rate(effective_rmse: float, *, clip_norm: float = 1.0, grid: float | None = GRID) -> float:
-    """The server's learning rate for an error: exp(-0.95 log(effective_rmse) - 4.64), on the paper's grid.
+def predicted_learning_rate(
+    effective_rmse: float, *, clip_norm: float = 1.0, grid: float | None = GRID
+) -> float:
+    """The server's learning rate for an error: exp(-0.95 log(effective_rmse) - 4.64), on the
+    paper's grid.
 
     Args:
       effective_rmse: L_e, as the function of that name gives it for prefix sums; positive.
@@ -71,13 +84,17 @@ def predicted_learning_rate(effective_rmse: float, *, clip_norm: float = 1.0, gr
     )
     checks.positive("clip_norm", clip_norm, "pass the L2 bound on a client's update")
     if grid is not None and checks.real("grid", grid, hint="pass a ratio, or None") <= 1:
-        raise ValueError(f"grid={grid!r} must be above 1: pass the ratio of neighbouring rates such as 1.7, or None")
+        raise ValueError(
+            f"grid={grid!r} must be above 1: pass the ratio of neighbouring rates such as 1.7, or "
+            "None"
+        )
     rate = math.exp(SLOPE * math.log(effective_rmse) + OFFSET) / clip_norm
     return rate if grid is None else on_grid(rate, grid)
 
 
 def extrapolations(effective_rmse: float, *, rounds: int, clip_norm: float = 1.0) -> list[str]:
-    """In what a run is beyond the runs that the rule was fitted to, one phrase each; that the task is another is for the reader to know.
+    """In what a run is beyond the runs that the rule was fitted to, one phrase each; that the task
+    is another is for the reader to know.
 
     >>> extrapolations(0.05, rounds=2052)
     []

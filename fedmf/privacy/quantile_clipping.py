@@ -1,16 +1,19 @@
 """A clip norm that follows a quantile of the updates' norms, and what telling the quantile costs.
 
-In round t client i sends its update clipped to zeta_t, and one bit b_i: whether the update was within zeta_t (Andrew, Thakkar, McMahan and
-Ramaswamy 2021, arXiv 1905.03871). Two sums are released, each with noise of the same encoder and the same participation, and independent of
-each other:
+In round t client i sends its update clipped to zeta_t, and one bit b_i: whether the update was
+within zeta_t (Andrew, Thakkar, McMahan and Ramaswamy 2021, arXiv 1905.03871). Two sums are
+released, each with noise of the same encoder and the same participation, and independent of each
+other:
 
     sum of u_i / zeta_t      each of norm at most 1       noise multiplier z_x
     sum of b_i - 1/2         each -1/2 or 1/2             noise multiplier z_b, of a sum of clients
 
-A client that is taken away leaves 0 in both. Its contributions divided by their noise, (u_i / zeta_t) / z_x and (b_i - 1/2) / z_b, are one
-vector of squared norm at most 1 / z_x^2 + 1 / (2 z_b)^2. Where that is 1 / z^2, the two releases together are one mechanism with noise
-multiplier z: every sensitivity, sampling scheme and audit holds for it as it stands. zeta_t follows from past releases alone, which Denisov
-et al. 2022, Theorem 2.1, allows; the server multiplies by it again. docs/adaptive.md has the proof.
+A client that is taken away leaves 0 in both. Its contributions divided by their noise, (u_i /
+zeta_t) / z_x and (b_i - 1/2) / z_b, are one vector of squared norm at most 1 / z_x^2 + 1 / (2
+z_b)^2. Where that is 1 / z^2, the two releases together are one mechanism with noise multiplier z:
+every sensitivity, sampling scheme and audit holds for it as it stands. zeta_t follows from past
+releases alone, which Denisov et al. 2022, Theorem 2.1, allows; the server multiplies by it again.
+docs/adaptive.md has the proof.
 """
 
 import dataclasses
@@ -25,16 +28,19 @@ MOST_CHANGE = 1e6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantileClipping:
-    """How the clip norm follows the quantile: zeta <- zeta exp(-learning_rate (b - quantile)) after each `every` rounds.
+    """How the clip norm follows the quantile: zeta <- zeta exp(-learning_rate (b - quantile)) after
+    each `every` rounds.
 
     b is the mean over these rounds of the released part of clients within zeta, held to [0, 1].
 
-    N Z cancels from round to round only as far as zeta stays: it changes only now and then. A mean over rounds has little noise: it is a
-    difference of two running sums, of which the encoder makes good estimates.
+    N Z cancels from round to round only as far as zeta stays: it changes only now and then. A mean
+    over rounds has little noise: it is a difference of two running sums, of which the encoder makes
+    good estimates.
 
     Attributes:
       quantile: part of the clients that zeta is to be above, in (0, 1).
-      share: part of rho that the bits spend, in (0, 1): z_x = z / sqrt(1 - share) and z_b = z / (2 sqrt(share)).
+      share: part of rho that the bits spend, in (0, 1): z_x = z / sqrt(1 - share) and z_b = z / (2
+        sqrt(share)).
       every: rounds between changes of zeta.
       learning_rate: zeta changes by a factor of at most exp(learning_rate) at once.
 
@@ -54,13 +60,18 @@ class QuantileClipping:
     def __post_init__(self) -> None:
         hint = "use a number between 0 and 1, such as 0.5 for the median"
         checks.positive("quantile", self.quantile, hint, below=1)
-        checks.positive("share", self.share, "use a small part of the budget, such as 0.04", below=1)
+        checks.positive(
+            "share", self.share, "use a small part of the budget, such as 0.04", below=1
+        )
         checks.integer("every", self.every, low=1, hint="use some rounds, such as 10")
         checks.positive("learning_rate", self.learning_rate, "use a number such as 1")
 
     @classmethod
-    def with_bit_noise(cls, bit_noise: float, *, noise_multiplier: float, **options: Any) -> "QuantileClipping":
-        """The clipping whose bits have noise of this multiplier in a plan of `noise_multiplier`; Andrew et al. take clients / 20.
+    def with_bit_noise(
+        cls, bit_noise: float, *, noise_multiplier: float, **options: Any
+    ) -> "QuantileClipping":
+        """The clipping whose bits have noise of this multiplier in a plan of `noise_multiplier`;
+        Andrew et al. take clients / 20.
 
         Raises:
           ValueError: the bits alone would spend the whole budget.
@@ -69,10 +80,13 @@ class QuantileClipping:
         >>> round(clipping.update_noise_multiplier(1.19352), 5)
         1.20211
         """
-        checks.positive("bit_noise", bit_noise, "use a number such as a twentieth of the clients of a round")
+        checks.positive(
+            "bit_noise", bit_noise, "use a number such as a twentieth of the clients of a round"
+        )
         if 2 * bit_noise <= noise_multiplier:
             raise ValueError(
-                f"bit_noise={bit_noise} is at most half of noise_multiplier={noise_multiplier}, and nothing would be left for the updates: "
+                f"bit_noise={bit_noise} is at most half of noise_multiplier={noise_multiplier}, "
+                "and nothing would be left for the updates: "
                 "use a larger one"
             )
         return cls(share=(noise_multiplier / (2 * bit_noise)) ** 2, **options)

@@ -1,8 +1,10 @@
-"""The privacy statement: its values as Markdown or JSON, and those of them that are the same for every plan.
+"""The privacy statement: its values as Markdown or JSON, and those of them that are the same for
+every plan.
 
-Its points are those of the banded paper's Appendix K.1 (after Ponomareva et al. 2023, Sec. 5.3), what was observed where a run is
-finished, what is not covered, and how to check it. `Plan.statement_values` and `Audit.statement_values` hand out the values, in plain JSON
-types and at full precision; the template `statement.md.jinja` turns them, and nothing else, into Markdown.
+Its points are those of the banded paper's Appendix K.1 (after Ponomareva et al. 2023, Sec. 5.3),
+what was observed where a run is finished, what is not covered, and how to check it.
+`Plan.statement_values` and `Audit.statement_values` hand out the values, in plain JSON types and at
+full precision; the template `statement.md.jinja` turns them, and nothing else, into Markdown.
 """
 
 import functools
@@ -22,17 +24,31 @@ from fedmf.privacy import rounding
 
 FORMAT = "fedmf privacy statement 1"
 NOT_COVERED = (
-    "Hyperparameter tuning, and any other run on the same clients: every run has its own guarantee, and several of them compose.",
-    "The choice of a checkpoint, of a stopping time or of one run among several by evaluation metrics or A/B tests.",
-    "Evaluation metrics, and training metrics that are exact functions of client data: loss, examples, clients that took part, clip "
+    "Hyperparameter tuning, and any other run on the same clients: every run has its own "
+    "guarantee, and several of them compose.",
+    "The choice of a checkpoint, of a stopping time or of one run among several by evaluation "
+    "metrics or A/B tests.",
+    "Evaluation metrics, and training metrics that are exact functions of client data: loss, "
+    "examples, clients that took part, clip "
     "fraction, updates zeroed. Publishing them is a release of its own.",
-    "What was computed from client data before training, such as a vocabulary, tokens or normalisation constants.",
+    "What was computed from client data before training, such as a vocabulary, tokens or "
+    "normalisation constants.",
     "Who took part and when: the participation record names clients and is not part of the output.",
-    "Single updates, checkpoints and the noise seed: whoever holds them holds more than the output.",
-    "Floating-point arithmetic: Gaussians are drawn in float32 by a counter-based generator (AES-256; Philox inside TensorFlow graphs), "
+    "Single updates, checkpoints and the noise seed: whoever holds them holds more than the "
+    "output.",
+    "Floating-point arithmetic: Gaussians are drawn in float32 by a counter-based generator "
+    "(AES-256; Philox inside TensorFlow graphs), "
     "and attacks on rounding, on the generator or on timing are out of scope.",
 )
-_PACKAGES = ("fedmf", "numpy", "scipy", "dp-accounting", "tensorflow", "tensorflow-federated", "tensorflow-privacy")
+_PACKAGES = (
+    "fedmf",
+    "numpy",
+    "scipy",
+    "dp-accounting",
+    "tensorflow",
+    "tensorflow-federated",
+    "tensorflow-privacy",
+)
 _WIDTH = 110
 # What a line of the template begins with that is not the rest of the line before.
 _MARKER = re.compile(r" *(?:\d+\. |- |> )|(?=[|#]|    \S)")
@@ -50,7 +66,8 @@ def installed_versions() -> dict[str, str]:
 
 
 def mechanism_digest(mechanism: Mechanism) -> str:
-    """SHA-256 of what the mechanism is, its matrices and family, without its certificate; hexadecimal.
+    """SHA-256 of what the mechanism is, its matrices and family, without its certificate;
+    hexadecimal.
 
     >>> from fedmf.mechanisms import IdentityMechanism
     >>> mechanism_digest(IdentityMechanism(rounds=4)) == mechanism_digest(IdentityMechanism(rounds=5))
@@ -71,7 +88,8 @@ def mechanism_digest(mechanism: Mechanism) -> str:
 def _template() -> Any:
     import jinja2  # a tenth of a second that only statements need
 
-    # Markdown: nothing is escaped. A value that is missing is a mistake, but for those that only some statements have.
+    # Markdown: nothing is escaped. A value that is missing is a mistake, but for those that only
+    # some statements have.
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedmf.privacy", "."),
         trim_blocks=True,
@@ -80,7 +98,9 @@ def _template() -> Any:
         finalize=lambda value: value.replace("\n", " ") if isinstance(value, str) else value,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(up=rounding.up, down=rounding.down, client=shown_client, rounds=shown_rounds)
+    environment.filters.update(
+        up=rounding.up, down=rounding.down, client=shown_client, rounds=shown_rounds
+    )
     return environment.get_template("statement.md.jinja")
 
 
@@ -110,7 +130,9 @@ def markdown(values: dict[str, Any]) -> str:
 
 
 def _wrapped(point: str) -> str:
-    """`point` in lines of the indentation of its text; never with a number at a line's start that Markdown reads as a list's."""
+    """`point` in lines of the indentation of its text; never with a number at a line's start that
+    Markdown reads as a list's.
+    """
     marker = _MARKER.match(point)
     start = marker[0] if marker else ""
     if marker and not start:
@@ -137,5 +159,7 @@ def as_text(values: dict[str, Any], suffix: str) -> str:
     if suffix == ".json":
         return json.dumps(values, indent=2, allow_nan=False) + "\n"
     if suffix != ".md":
-        raise ValueError(f"statement file has the suffix {suffix!r}: name a file that ends in .md or .json")
+        raise ValueError(
+            f"statement file has the suffix {suffix!r}: name a file that ends in .md or .json"
+        )
     return markdown(values)

@@ -1,10 +1,13 @@
-"""Runs that end before their plan does: the plan of the first rounds, and a table of what each end would guarantee.
+"""Runs that end before their plan does: the plan of the first rounds, and a table of what each end
+would guarantee.
 
-Round t releases x_t + (N Z)_t. Where C is square and lower-triangular, N = C^-1 is, too: the first r rounds are released from C_r x_r + Z_r
-alone, C_r the leading block of C. They are a mechanism of r rounds, whose sensitivity is that of C_r.
+Round t releases x_t + (N Z)_t. Where C is square and lower-triangular, N = C^-1 is, too: the first
+r rounds are released from C_r x_r + Z_r alone, C_r the leading block of C. They are a mechanism of
+r rounds, whose sensitivity is that of C_r.
 
-When to end must not depend on what was released: a smaller epsilon, taken because the model looked good, is a claim about the other ends
-too. What holds whenever and why ever a run ends is the guarantee of all its planned rounds.
+When to end must not depend on what was released: a smaller epsilon, taken because the model looked
+good, is a claim about the other ends too. What holds whenever and why ever a run ends is the
+guarantee of all its planned rounds.
 """
 
 import dataclasses
@@ -29,25 +32,33 @@ def leading_block(mechanism: Mechanism, rounds: int) -> Mechanism:
     """The mechanism that the first `rounds` rounds are released from.
 
     Raises:
-      ValueError: C is not square, as a tree's; there the guarantee of all rounds is the one that is known.
+      ValueError: C is not square, as a tree's; there the guarantee of all rounds is the one that is
+        known.
     """
     reason = f"the first {rounds} of {mechanism.rounds} rounds of a {mechanism.family} mechanism"
     column, rows = mechanism.toeplitz_coefficients(), mechanism.banded_rows()
     if column is not None:
-        return ToeplitzMechanism(rounds=rounds, coefficients=column[:rounds], certificate_reason=reason)
+        return ToeplitzMechanism(
+            rounds=rounds, coefficients=column[:rounds], certificate_reason=reason
+        )
     if rows is not None:
         return BandedMechanism(diagonals=rows[:rounds, :rounds], certificate_reason=reason)
     C = mechanism.encoder()
     if C.shape[0] != C.shape[1] or np.triu(C, 1).any():
         raise ValueError(
-            f"family={mechanism.family} has an encoder of shape {C.shape} that is not lower-triangular, so that nothing less than the "
-            "guarantee of all its rounds is known for the first ones: state that, or choose another family"
+            f"family={mechanism.family} has an encoder of shape {C.shape} that is not "
+            "lower-triangular, so that nothing less than the "
+            "guarantee of all its rounds is known for the first ones: state that, or choose "
+            "another family"
         )
     return DenseMechanism(matrix=C[:rounds, :rounds], certificate_reason=reason)
 
 
-def first_rounds(mechanism: Mechanism, rounds: int, *, schema: str, sampling: str | None) -> Mechanism:
-    """`leading_block`, for plans of which the first rounds can have a guarantee of their own: known before the noise is.
+def first_rounds(
+    mechanism: Mechanism, rounds: int, *, schema: str, sampling: str | None
+) -> Mechanism:
+    """`leading_block`, for plans of which the first rounds can have a guarantee of their own: known
+    before the noise is.
 
     Args:
       mechanism: of the whole run.
@@ -60,21 +71,25 @@ def first_rounds(mechanism: Mechanism, rounds: int, *, schema: str, sampling: st
     """
     if sampling is not None:
         raise ValueError(
-            f"sampling={sampling} is accounted for all rounds together: leave it out, or state the guarantee of all"
+            f"sampling={sampling} is accounted for all rounds together: leave it out, or state the "
+            "guarantee of all"
         )
     if schema == "budget":
         raise ValueError(
-            f"schema=budget: all of a budget may be spent in the first {rounds} rounds, so that these have the guarantee of all: state "
+            f"schema=budget: all of a budget may be spent in the first {rounds} rounds, so that "
+            "these have the guarantee of all: state "
             "that, and audit the run, which counts what was spent"
         )
     return leading_block(mechanism, rounds)
 
 
 def stopped_after(plan: Plan, rounds: int) -> Plan:
-    """The plan of the first `rounds` rounds of a run, with the same noise; for ends that no output decided (see above).
+    """The plan of the first `rounds` rounds of a run, with the same noise; for ends that no output
+    decided (see above).
 
     Raises:
-      TypeError, ValueError: not in 1..plan's rounds; a plan with sampling or a budget, or a mechanism that `leading_block` refuses.
+      TypeError, ValueError: not in 1..plan's rounds; a plan with sampling or a budget, or a
+        mechanism that `leading_block` refuses.
 
     >>> import fedmf
     >>> twice = fedmf.Participation(rounds=8, schema="min_sep", min_sep=4)
@@ -84,7 +99,10 @@ def stopped_after(plan: Plan, rounds: int) -> Plan:
     (1, True, True)
     """
     p = plan.participation
-    hint = "a run can end before its plan and not after it: plan with the most rounds that you may want"
+    hint = (
+        "a run can end before its plan and not after it: plan with the most rounds that you may "
+        "want"
+    )
     rounds = checks.integer("rounds", rounds, low=1, high=p.rounds, hint=hint)
     scheme = None if plan.sampling is None else type(plan.sampling).__name__
     mechanism = first_rounds(plan.mechanism, rounds, schema=p.schema, sampling=scheme)
@@ -105,7 +123,8 @@ def stopped_after(plan: Plan, rounds: int) -> Plan:
 
 
 def stopping_table(plan: Plan) -> list[dict[str, Any]]:
-    """What the run guarantees if it ends after some of its rounds: "rounds", "sensitivity", "epsilon", "rho" of each, in plain JSON types.
+    """What the run guarantees if it ends after some of its rounds: "rounds", "sensitivity",
+    "epsilon", "rho" of each, in plain JSON types.
 
     Args:
       plan: of the most rounds that there may be.
@@ -115,15 +134,19 @@ def stopping_table(plan: Plan) -> list[dict[str, Any]]:
     rows = []
     for stop in stops:
         values = stopped_after(plan, stop).guarantee_values()
-        rows.append({"rounds": stop, **{name: values[name] for name in ("sensitivity", "epsilon", "rho")}})
+        rows.append(
+            {"rounds": stop, **{name: values[name] for name in ("sensitivity", "epsilon", "rho")}}
+        )
     return rows
 
 
 def rounds_within(plan: Plan, epsilon: float, *, argument: str = "epsilon") -> int:
-    """The most rounds with which the plan's epsilon is at most `epsilon`, an error's `argument`: before training, from the plan alone.
+    """The most rounds with which the plan's epsilon is at most `epsilon`, an error's `argument`:
+    before training, from the plan alone.
 
     Raises:
-      TypeError, ValueError: an epsilon out of range, or one that the first round passes already; those of `stopped_after`.
+      TypeError, ValueError: an epsilon out of range, or one that the first round passes already;
+        those of `stopped_after`.
     """
     target = check_epsilon(epsilon)
     if plan.epsilon <= target:
@@ -131,10 +154,13 @@ def rounds_within(plan: Plan, epsilon: float, *, argument: str = "epsilon") -> i
     low, high = 0, plan.participation.rounds
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if stopped_after(plan, middle).epsilon <= target else (low, middle)
+        low, high = (
+            (middle, high) if stopped_after(plan, middle).epsilon <= target else (low, middle)
+        )
     if not low:
         first = stopped_after(plan, 1).epsilon
         raise ValueError(
-            f"{argument}={epsilon} is passed in round 0, whose release alone has {first:.6g}: use more noise, or stop later"
+            f"{argument}={epsilon} is passed in round 0, whose release alone has {first:.6g}: use "
+            "more noise, or stop later"
         )
     return low

@@ -24,11 +24,15 @@ __all__ = ["write_report"]
 _MAX_CARDS = 8
 
 
-def write_report(runs: Sequence[Run], folder: str | os.PathLike[str], *, title: str) -> pathlib.Path:
-    """Writes folder/report.html and folder/plots/*.png; files of an earlier report there are replaced.
+def write_report(
+    runs: Sequence[Run], folder: str | os.PathLike[str], *, title: str
+) -> pathlib.Path:
+    """Writes folder/report.html and folder/plots/*.png; files of an earlier report there are
+    replaced.
 
-    The HTML file carries its plots inside and loads nothing. The same runs give the same bytes. Only their owner can read the files: like
-    the runs' metrics, what they show of the clients is not covered by the guarantee.
+    The HTML file carries its plots inside and loads nothing. The same runs give the same bytes.
+    Only their owner can read the files: like the runs' metrics, what they show of the clients is
+    not covered by the guarantee.
 
     Args:
       runs: finished or not, of one task; several seeds of one configuration are shown together.
@@ -76,16 +80,24 @@ def write_report(runs: Sequence[Run], folder: str | os.PathLike[str], *, title: 
 def _check(runs: list[Run]) -> None:
     for run in runs:
         if not isinstance(run, Run):
-            raise TypeError(f"runs holds {run!r}, a {type(run).__name__}: read run folders with fedmf.Run.load")
+            raise TypeError(
+                f"runs holds {run!r}, a {type(run).__name__}: read run folders with fedmf.Run.load"
+            )
     if not runs:
         raise ValueError("runs=[] leaves nothing to report: name at least one run folder")
-    tasks = sorted({(run.plan["task"]["name"], run.plan["task"]["headline_metric"]) for run in runs})
+    tasks = sorted(
+        {(run.plan["task"]["name"], run.plan["task"]["headline_metric"]) for run in runs}
+    )
     if len(tasks) > 1:
         named = join([f"{name} ({metric})" for name, metric in tasks])
-        raise ValueError(f"runs are of different tasks, {named}, and do not compare: write one report for each")
+        raise ValueError(
+            f"runs are of different tasks, {named}, and do not compare: write one report for each"
+        )
 
 
-def _render(runs: list[Run], groups: list[Group], drawn: dict[str, plots.Plot | None], title: str) -> str:
+def _render(
+    runs: list[Run], groups: list[Group], drawn: dict[str, plots.Plot | None], title: str
+) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         autoescape=True,
@@ -93,7 +105,9 @@ def _render(runs: list[Run], groups: list[Group], drawn: dict[str, plots.Plot | 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["data_uri"] = lambda png: "data:image/png;base64," + base64.b64encode(png).decode()
+    environment.filters["data_uri"] = lambda png: (
+        "data:image/png;base64," + base64.b64encode(png).decode()
+    )
     return environment.get_template("report.html.jinja").render(
         title=title,
         note=simulation_note(runs),
@@ -117,7 +131,9 @@ def _render(runs: list[Run], groups: list[Group], drawn: dict[str, plots.Plot | 
 
 
 def _commands(runs: list[Run], title: str) -> list[str]:
-    """What makes the runs again, with noise of another seed, and this report; in the folder that holds the run folders."""
+    """What makes the runs again, with noise of another seed, and this report; in the folder that
+    holds the run folders.
+    """
     names = tables.folder_names(runs)
     quoted = [shlex.quote(names[id(run)]) for run in runs]
     train = [
@@ -132,7 +148,11 @@ def _facts(runs: list[Run]) -> list[tuple[str, str]]:
     """The headline's (what, how many) pairs; a range where runs differ."""
 
     def span(values: list[int]) -> str:
-        return f"{min(values):,}" if min(values) == max(values) else f"{min(values):,} to {max(values):,}"
+        return (
+            f"{min(values):,}"
+            if min(values) == max(values)
+            else f"{min(values):,} to {max(values):,}"
+        )
 
     claimed = [run.config.claimed_cohort for run in runs if run.config.claimed_cohort is not None]
     seeds = {run.config.seed for run in runs}
@@ -150,7 +170,11 @@ def _cards(groups: list[Group]) -> list[dict[str, str]]:
     """Each group's result in three short lines."""
     cards = []
     for group in groups:
-        values = [value for value in (final_metric(run, "validation") for run in group.runs) if value is not None]
+        values = [
+            value
+            for value in (final_metric(run, "validation") for run in group.runs)
+            if value is not None
+        ]
         epsilon, delta = group.plan["epsilon"], group.plan["delta"]
         metric = group.plan["task"]["headline_metric"]
         cards.append(
@@ -158,7 +182,9 @@ def _cards(groups: list[Group]) -> list[dict[str, str]]:
                 "label": group.label,
                 "color": group.color,
                 "value": metric_value(metric, sum(values) / len(values) if values else None),
-                "privacy": "no privacy" if epsilon is None else f"ε = {significant(epsilon)}, δ = {plain(delta)}",
+                "privacy": "no privacy"
+                if epsilon is None
+                else f"ε = {significant(epsilon)}, δ = {plain(delta)}",
                 "unfinished": "unfinished" * any(map(unfinished, group.runs)),
             }
         )
@@ -166,9 +192,13 @@ def _cards(groups: list[Group]) -> list[dict[str, str]]:
 
 
 def _statements(groups: list[Group]) -> list[dict[str, Any]]:
-    """Every different statement once, with the groups it is of; private ones first, since the first is shown open."""
+    """Every different statement once, with the groups it is of; private ones first, since the first
+    is shown open.
+    """
     labels: dict[str, dict[str, None]] = {}
     for group in sorted(groups, key=lambda group: not group.private):
         for run in group.runs:
             labels.setdefault(run.statement, {})[group.label] = None
-    return [{"label": join(list(names)), "html": statement_html(text)} for text, names in labels.items()]
+    return [
+        {"label": join(list(names)), "html": statement_html(text)} for text, names in labels.items()
+    ]

@@ -18,18 +18,36 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
     with canvas(3.9, "") as (figure, png):
         ax = figure.subplots()
         ax.set_xscale("log", base=2)
-        ax.plot([row["bands"] for row in banded], [row["rmse"] for row in banded], color=BLUE, zorder=2)
-        for amplified, color, label in ((True, BLUE, "amplified by sampling"), (False, RED, "without amplification")):
-            points = [(row["bands"], row["rmse"]) for row in banded if row["amplified"] == amplified]
+        ax.plot(
+            [row["bands"] for row in banded], [row["rmse"] for row in banded], color=BLUE, zorder=2
+        )
+        for amplified, color, label in (
+            (True, BLUE, "amplified by sampling"),
+            (False, RED, "without amplification"),
+        ):
+            points = [
+                (row["bands"], row["rmse"]) for row in banded if row["amplified"] == amplified
+            ]
             if points:
-                ax.plot(*zip(*points, strict=True), "o", color=color, label=label, markersize=5, zorder=3)
+                ax.plot(
+                    *zip(*points, strict=True),
+                    "o",
+                    color=color,
+                    label=label,
+                    markersize=5,
+                    zorder=3,
+                )
         for row in rows:
             if row["family"] == "dense":
                 label = "dense, without amplification"
                 ax.axhline(row["rmse"], color=RED, linewidth=1.4, linestyle=DASHED, label=label)
         close = (best["rmse"], 1.01 * best["rmse"])
         ax.axhspan(*close, color=SOFT, alpha=0.18, linewidth=0, label="within 1% of the best")
-        name = "the dense optimum" if best["family"] == "dense" else f"{best['bands']} band{'s' * (best['bands'] > 1)}"
+        name = (
+            "the dense optimum"
+            if best["family"] == "dense"
+            else f"{best['bands']} band{'s' * (best['bands'] > 1)}"
+        )
         if best["family"] == "banded":
             ax.plot(best["bands"], best["rmse"], "o", markersize=11, mfc="none", mec=BLUE, zorder=4)
         ax.set_title(f"Error over bands at epsilon {choice['epsilon']:g}: the choice is {name}")

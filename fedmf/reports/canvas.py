@@ -51,7 +51,9 @@ _STYLE = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plot:
-    """An image, its caption, the simulation note of the runs in it (the image carries it too) and the image in words."""
+    """An image, its caption, the simulation note of the runs in it (the image carries it too) and
+    the image in words.
+    """
 
     png: bytes
     caption: str
@@ -61,7 +63,8 @@ class Plot:
 
 @contextlib.contextmanager
 def canvas(height: float, note: str) -> Iterator[tuple[Figure, io.BytesIO]]:
-    """A figure in the report's style, with `note` as its footnote, that is a PNG in the buffer after the `with` block.
+    """A figure in the report's style, with `note` as its footnote, that is a PNG in the buffer
+    after the `with` block.
 
     It starts from matplotlib's defaults, so that nobody's matplotlibrc changes a report.
     """
@@ -74,8 +77,12 @@ def canvas(height: float, note: str) -> Iterator[tuple[Figure, io.BytesIO]]:
             foot = 0.16 * len(lines) + 0.06
             height = figure.get_figheight() + foot
             figure.set_figheight(height)
-            figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0.0, foot / height, 1.0, 1.0 - foot / height)))
-            figure.text(0.012, 0.05 / height, "\n".join(lines), fontsize=7.5, color="#8a2c0d", va="bottom")
+            figure.set_layout_engine(
+                ConstrainedLayoutEngine(rect=(0.0, foot / height, 1.0, 1.0 - foot / height))
+            )
+            figure.text(
+                0.012, 0.05 / height, "\n".join(lines), fontsize=7.5, color="#8a2c0d", va="bottom"
+            )
         png.write(as_png(figure))
 
 
@@ -94,14 +101,19 @@ def blank(height: float) -> Figure:
 
 
 def as_png(figure: Figure) -> bytes:
-    """The figure as PNG. Without matplotlib's version in it, the bytes depend on the figure and the renderer alone."""
+    """The figure as PNG.
+
+    Without matplotlib's version in it, the bytes depend on the figure and the renderer alone.
+    """
     png = io.BytesIO()
     figure.savefig(png, format="png", metadata={"Software": None})
     return png.getvalue()
 
 
 def whole_steps(most: int) -> MaxNLocator:
-    """Ticks of rounds: 1, 2, 5 or a power of ten times these apart, so that they meet the ends of most runs. One round has one tick."""
+    """Ticks of rounds: 1, 2, 5 or a power of ten times these apart, so that they meet the ends of
+    most runs. One round has one tick.
+    """
     return MaxNLocator(integer=True, nbins=most, steps=[1, 2, 5, 10], min_n_ticks=1)
 
 

@@ -1,4 +1,6 @@
-"""Runs put together by what was run: a group is one mechanism with one configuration, over one or more seeds."""
+"""Runs put together by what was run: a group is one mechanism with one configuration, over one or
+more seeds.
+"""
 
 import dataclasses
 import functools
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs of one configuration that differ in their seed only, at least one; with their colour and line style in every plot.
+    """Runs of one configuration that differ in their seed only, at least one; with their colour and
+    line style in every plot.
 
     The label names the mechanism, and what else tells this group from others.
     """
@@ -56,8 +59,16 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     firsts = [group[0] for group in members.values()]
     styles = group_styles([run.config.family for run in firsts])
     return [
-        Group(label=label, mechanism=mechanism_label(group[0]), color=color, line=line, runs=tuple(group))
-        for label, (color, line), group in zip(group_labels(firsts), styles, members.values(), strict=True)
+        Group(
+            label=label,
+            mechanism=mechanism_label(group[0]),
+            color=color,
+            line=line,
+            runs=tuple(group),
+        )
+        for label, (color, line), group in zip(
+            group_labels(firsts), styles, members.values(), strict=True
+        )
     ]
 
 
@@ -66,12 +77,16 @@ def _private_kinds(groups: Sequence[Group], scale: Callable[[Group], float]) -> 
     kinds: dict[tuple[Any, ...], list[Group]] = {}
     for group in groups:
         if group.private:
-            kinds.setdefault((scale(group), group.noising.shape, group.noising.tobytes()), []).append(group)
+            kinds.setdefault(
+                (scale(group), group.noising.shape, group.noising.tobytes()), []
+            ).append(group)
     return list(kinds.values())
 
 
 def distinct_mechanisms(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
-    """The private groups by noise structure: one entry for each different (sensitivity, N), with a label for it."""
+    """The private groups by noise structure: one entry for each different (sensitivity, N), with a
+    label for it.
+    """
     kinds = _private_kinds(groups, lambda group: group.plan["sensitivity"]["value"])
     names = [kind[0].mechanism for kind in kinds]
 
@@ -86,13 +101,21 @@ def distinct_mechanisms(groups: Sequence[Group]) -> list[tuple[str, list[Group]]
 
 
 def distinct_noise(groups: Sequence[Group]) -> list[Group]:
-    """A private group for each different noise on the average update, labelled by what tells these apart."""
-    kinds = [kind[0] for kind in _private_kinds(groups, lambda g: g.plan["stddev"] / g.config.cohort_size)]
+    """A private group for each different noise on the average update, labelled by what tells these
+    apart.
+    """
+    kinds = [
+        kind[0]
+        for kind in _private_kinds(groups, lambda g: g.plan["stddev"] / g.config.cohort_size)
+    ]
     if len(kinds) == sum(group.private for group in groups):
         return kinds
     tuned = {name: getattr(kinds[0].config, name) for name in TUNED}
     return group_runs(
-        [dataclasses.replace(kind.runs[0], config=dataclasses.replace(kind.config, **tuned)) for kind in kinds]
+        [
+            dataclasses.replace(kind.runs[0], config=dataclasses.replace(kind.config, **tuned))
+            for kind in kinds
+        ]
     )
 
 
@@ -112,7 +135,9 @@ def mean_curve(group: Group) -> tuple[np.ndarray, np.ndarray]:
 
 
 def final_metric(run: Run, split: str) -> float | None:
-    """The headline metric of `split` at the end of the run; for an unfinished run its latest validation, or None."""
+    """The headline metric of `split` at the end of the run; for an unfinished run its latest
+    validation, or None.
+    """
     metric = run.plan["task"]["headline_metric"]
     if run.result is not None:
         value = run.result[split].get(metric)
@@ -136,15 +161,25 @@ def ended(run: Run) -> str:
 
 
 def simulation_note(runs: Sequence[Run]) -> str:
-    """What a table or plot that shows `runs` must say about claimed cohorts; empty if every run is what it claims."""
+    """What a table or plot that shows `runs` must say about claimed cohorts; empty if every run is
+    what it claims.
+    """
     simulated = [
-        (c.cohort_size, c.claimed_cohort) for c in (run.config for run in runs) if c.claimed_cohort is not None
+        (c.cohort_size, c.claimed_cohort)
+        for c in (run.config for run in runs)
+        if c.claimed_cohort is not None
     ]
     if not simulated:
         return ""
-    some = f" in {len(simulated)} of {len(runs)} runs, marked “simulates” in the tables" * (len(simulated) < len(runs))
+    some = f" in {len(simulated)} of {len(runs)} runs, marked “simulates” in the tables" * (
+        len(simulated) < len(runs)
+    )
     cohorts = "; ".join(
-        f"{count:,} clients a round were simulated to estimate a cohort of {claimed:,} (noise scaled by {count:,}/{claimed:,})"
+        f"{count:,} clients a round were simulated to estimate a cohort of {claimed:,} (noise "
+        f"scaled by {count:,}/{claimed:,})"
         for count, claimed in sorted(set(simulated))
     )
-    return f"Simulation{some}: {cohorts}. The epsilon shown is that of the claimed cohort; the models trained here do not have it."
+    return (
+        f"Simulation{some}: {cohorts}. The epsilon shown is that of the claimed cohort; the models "
+        "trained here do not have it."
+    )

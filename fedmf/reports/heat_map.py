@@ -17,14 +17,18 @@ _MIN_DECADES, _MAX_DECADES = 2, 5  # of the logarithmic part of a colour scale
 
 
 def without_specks(matrix: np.ndarray) -> np.ndarray:
-    """`matrix` with 0 where rounding left less than 1e-12 of its largest entry, which a logarithmic scale would show."""
+    """`matrix` with 0 where rounding left less than 1e-12 of its largest entry, which a logarithmic
+    scale would show.
+    """
     return np.where(np.abs(matrix) < 1e-12 * np.abs(matrix).max(), 0.0, matrix)
 
 
 def shared_norm(matrices: Sequence[np.ndarray]) -> SymLogNorm:
-    """One symmetric scale for all: logarithmic from the largest entry down to the median entry of each.
+    """One symmetric scale for all: logarithmic from the largest entry down to the median entry of
+    each.
 
-    Entries of N fall off as a power of the distance between rounds. Long runs therefore need more decades than short ones.
+    Entries of N fall off as a power of the distance between rounds. Long runs therefore need more
+    decades than short ones.
     """
     largest = max(float(np.abs(matrix).max()) for matrix in matrices)
     medians = [np.median(sizes[sizes > 1e-9 * largest]) for sizes in map(np.abs, matrices)]
@@ -35,10 +39,19 @@ def shared_norm(matrices: Sequence[np.ndarray]) -> SymLogNorm:
 
 
 def draw_heat_map(ax: Axes, matrix: np.ndarray, norm: SymLogNorm) -> None:
-    """Draws `matrix`, one colour step for each of its entries or, where it is large, blocks of entries."""
+    """Draws `matrix`, one colour step for each of its entries or, where it is large, blocks of
+    entries.
+    """
     rows, columns = matrix.shape
     extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
-    ax.imshow(pool(matrix, _PIXELS), norm=norm, cmap=_COLORS, aspect="auto", extent=extent, interpolation="nearest")
+    ax.imshow(
+        pool(matrix, _PIXELS),
+        norm=norm,
+        cmap=_COLORS,
+        aspect="auto",
+        extent=extent,
+        interpolation="nearest",
+    )
     ax.grid(visible=False)
     ax.spines[:].set(visible=True, linewidth=0.6)
     for axis in (ax.xaxis, ax.yaxis):
@@ -46,8 +59,12 @@ def draw_heat_map(ax: Axes, matrix: np.ndarray, norm: SymLogNorm) -> None:
 
 
 def draw_color_bar(figure: Figure, axes: list[Axes], norm: SymLogNorm, **options: Any) -> None:
-    """The colour bar of these heat maps: ticks at powers of ten on both sides of 0, labels at as many as there is room for."""
-    bar = figure.colorbar(ScalarMappable(norm, _COLORS), ax=axes, shrink=0.92, aspect=32, pad=0.02, **options)
+    """The colour bar of these heat maps: ticks at powers of ten on both sides of 0, labels at as
+    many as there is room for.
+    """
+    bar = figure.colorbar(
+        ScalarMappable(norm, _COLORS), ax=axes, shrink=0.92, aspect=32, pad=0.02, **options
+    )
     top, bottom = int(np.floor(np.log10(norm.vmax or 1.0) + 1e-9)), round(np.log10(norm.linthresh))
     labels = {0.0: "0"}
     for power in range(top, bottom - 1, -1):
@@ -61,7 +78,8 @@ def draw_color_bar(figure: Figure, axes: list[Axes], norm: SymLogNorm, **options
 
 
 def pool(matrix: np.ndarray, limit: int) -> np.ndarray:
-    """At most limit x limit entries: the one largest in absolute value of each block, so that thin diagonals show.
+    """At most limit x limit entries: the one largest in absolute value of each block, so that thin
+    diagonals show.
 
     >>> pool(np.array([[1.0, -3.0], [0.0, 2.0]]), 1)
     array([[-3.]])

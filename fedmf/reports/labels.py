@@ -16,17 +16,20 @@ from fedmf.runs.folder import Run
 if TYPE_CHECKING:
     from fedmf.runs.config import TrainConfig
 
-# Beside the families' own. Chosen, all together, for their distance from each other as readers with protanopia and
-# deuteranopia see them too; the grey is drawn dashed besides.
+# Beside the families' own. Chosen, all together, for their distance from each other as readers with
+# protanopia and deuteranopia see them too; the grey is drawn dashed besides.
 _COLORS = {"none": "#4a4a4a", "file": "#3c0f4b"}
-_FARTHEST = 0.45  # share of white or black in the last of several shades of a colour; still legible as text
+_FARTHEST = (
+    0.45  # share of white or black in the last of several shades of a colour; still legible as text
+)
 _LIGHT = 1.49  # sum of the channels from which a colour would be illegible with white in it
 _LINE_STYLES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
 
 # Fields that are tuned to how well a model learns; they change nothing about its noise.
 TUNED = ("client_learning_rate", "server_learning_rate", "server_momentum", "warmup", "cooldown")
-# The name of the mechanism says these. Learning rates are tuned to each mechanism, and the rest changes no result or is a path: the table
-# of run folders lists them, and labels only where two groups would have the same name without.
+# The name of the mechanism says these. Learning rates are tuned to each mechanism, and the rest
+# changes no result or is a path: the table of run folders lists them, and labels only where two
+# groups would have the same name without.
 _IN_TABLE_ONLY = {
     "family", "decoder", "mechanism", "data", "seed", "client_learning_rate", "server_learning_rate", "server_momentum",
     "evaluate_every", "checkpoint_every", "execution",
@@ -47,9 +50,11 @@ def mechanism_label(run: Run) -> str:
 
 
 def group_labels(firsts: Sequence[Run]) -> list[str]:
-    """A label for each of these runs, the first of their groups: the mechanism, and what the report compares besides.
+    """A label for each of these runs, the first of their groups: the mechanism, and what the report
+    compares besides.
 
-    Whatever differs somewhere in the report, such as epsilon, is in every label it applies to, so that none looks comparable by mistake.
+    Whatever differs somewhere in the report, such as epsilon, is in every label it applies to, so
+    that none looks comparable by mistake.
     """
     configs = [run.config for run in firsts]
     same_mechanism: dict[str, list[TrainConfig]] = {}
@@ -60,7 +65,9 @@ def group_labels(firsts: Sequence[Run]) -> list[str]:
     labels = []
     for run in firsts:
         mechanism, config = mechanism_label(run), run.config
-        here = {name for name in compared if _applies(name, config)} | set(differing(same_mechanism[mechanism]))
+        here = {name for name in compared if _applies(name, config)} | set(
+            differing(same_mechanism[mechanism])
+        )
         details = [_detail(name, config.flat().get(name)) for name in names if name in here]
         labels.append(", ".join([mechanism, *filter(None, details)]))
     return labels
@@ -70,7 +77,9 @@ def _applies(name: str, config: "TrainConfig") -> bool:
     """Whether the field says something, and something new, about the configuration."""
     if name == "bands" and config.family in FAMILIES and "{bands}" in FAMILIES[config.family].label:
         return False
-    return config.family in families_taking(name) and (name != "population" or config.sampling is not None)
+    return config.family in families_taking(name) and (
+        name != "population" or config.sampling is not None
+    )
 
 
 def _differs(name: str, configs: "Sequence[TrainConfig]") -> bool:
@@ -87,7 +96,9 @@ def _detail(name: str, value: Any) -> str:
 
 
 def group_styles(families: Sequence[str]) -> list[tuple[str, Any]]:
-    """Colour and line style for groups of these families: the hue says which family, shade and dashes which of its groups."""
+    """Colour and line style for groups of these families: the hue says which family, shade and
+    dashes which of its groups.
+    """
     hues = [family_color(family) for family in families]
     of, seen = collections.Counter(hues), collections.Counter[str]()
     styles = []
@@ -119,7 +130,11 @@ def field_names(configs: "Sequence[TrainConfig]") -> list[str]:
 def differing(configs: "Sequence[TrainConfig]") -> list[str]:
     """Names of the fields that are not the same in all of them."""
     values = [config.flat() for config in configs]
-    return [name for name in field_names(configs) if any(v.get(name) != values[0].get(name) for v in values)]
+    return [
+        name
+        for name in field_names(configs)
+        if any(v.get(name) != values[0].get(name) for v in values)
+    ]
 
 
 def show(value: Any) -> str:

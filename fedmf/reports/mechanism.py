@@ -14,7 +14,8 @@ def mechanism_picture(
 
     Args:
       title: of the picture.
-      encoder: C, (m, n), scaled to sensitivity 1; None where it is too large to be made, then only errors are drawn.
+      encoder: C, (m, n), scaled to sensitivity 1; None where it is too large to be made, then only
+        errors are drawn.
       noising: N, (n, m), scaled by the sensitivity; None as encoder.
       errors: standard deviation of each round's error at noise multiplier 1 and clip norm 1, (n,).
     """
@@ -36,7 +37,9 @@ def mechanism_picture(
         rmse = float(np.sqrt(np.mean(np.square(errors))))
         ax.axhline(rmse, color=SOFT, linewidth=0.9, linestyle="--")
         ax.plot(errors, color=BLUE, linewidth=1.0, marker=marker(errors))
-        ax.set(title=f"error by round (rmse {rmse:.4g})", xlabel="round", ylabel="standard deviation")
+        ax.set(
+            title=f"error by round (rmse {rmse:.4g})", xlabel="round", ylabel="standard deviation"
+        )
         ax.set_ylim(bottom=0)
         ax.xaxis.set_major_locator(whole_steps(5))
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

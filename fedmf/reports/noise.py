@@ -12,14 +12,20 @@ from fedmf.reports.text import significant
 
 
 def matrices_plot(groups: Sequence[Group]) -> Plot | None:
-    """Heat maps of N and of the correlation of N Z between rounds, for each private mechanism; None without one."""
+    """Heat maps of N and of the correlation of N Z between rounds, for each private mechanism; None
+    without one.
+    """
     kinds = distinct_mechanisms(groups)
     if not kinds:
         return None
     note = simulation_note([run for _, kind in kinds for group in kind for run in group.runs])
-    # N is scaled by the sensitivity: C and c C are the same mechanism, and only this product does not depend on c.
+    # N is scaled by the sensitivity: C and c C are the same mechanism, and only this product does
+    # not depend on c.
     weights = [kind[0].plan["sensitivity"]["value"] * kind[0].noising for _, kind in kinds]
-    columns = (("sensitivity × N", "noise source", weights), ("correlation", "round", [*map(correlation, weights)]))
+    columns = (
+        ("sensitivity × N", "noise source", weights),
+        ("correlation", "round", [*map(correlation, weights)]),
+    )
     with canvas(1.0 + 2.25 * len(kinds), note) as (figure, png):
         axes = figure.subplots(len(kinds), 2, squeeze=False)
         for (name, across, matrices), below in zip(columns, axes.T, strict=True):
@@ -33,10 +39,14 @@ def matrices_plot(groups: Sequence[Group]) -> Plot | None:
             row[0].set_ylabel("round")
             row[1].set_title("correlation between rounds", color=SOFT, fontweight="normal")
     caption = (
-        "Left: the noising matrix N times the sensitivity; row t holds the weights with which the independent noise "
-        "sources enter round t, so blue entries below red ones take back noise that an earlier round added. Right: the "
-        "correlation of the noise of two rounds; off the diagonal, blue noise cancels over time and white noise is "
-        "fresh in every round. All mechanisms share a colour scale, logarithmic in both directions away from white."
+        "Left: the noising matrix N times the sensitivity; row t holds the weights with which the "
+        "independent noise "
+        "sources enter round t, so blue entries below red ones take back noise that an earlier "
+        "round added. Right: the "
+        "correlation of the noise of two rounds; off the diagonal, blue noise cancels over time "
+        "and white noise is "
+        "fresh in every round. All mechanisms share a colour scale, logarithmic in both directions "
+        "away from white."
     )
     names = ", ".join(label for label, _ in kinds)
     alt = f"Heat maps of the noising matrix and of the correlation between rounds, for {names}."
@@ -52,7 +62,9 @@ def correlation(noising: np.ndarray) -> np.ndarray:
 
 
 def levels_plot(groups: Sequence[Group]) -> Plot | None:
-    """Standard deviation of the noise on each round and on the sum of rounds; None if no group is private."""
+    """Standard deviation of the noise on each round and on the sum of rounds; None if no group is
+    private.
+    """
     private = distinct_noise(groups)
     if not private:
         return None
@@ -71,21 +83,25 @@ def levels_plot(groups: Sequence[Group]) -> Plot | None:
         figure.axes[0].set_ylabel("standard deviation")
         legend_above(figure, figure.axes[0].lines, [group.label for group in private])
     caption = (
-        "Standard deviation of the noise in each coordinate of the cohort's average update, in the units of the model. "
-        "Training adds updates up, so the right side decides: correlated noise may be larger in single rounds (left) "
+        "Standard deviation of the noise in each coordinate of the cohort's average update, in the "
+        "units of the model. "
+        "Training adds updates up, so the right side decides: correlated noise may be larger in "
+        "single rounds (left) "
         "and still smaller in the sum (right)."
     )
     alt = "Two line plots of noise levels. On the sum after the last round: " + "; ".join(
-        f"{group.label} {significant(on_sum[-1])}" for group, (_, on_sum) in zip(private, levels, strict=True)
+        f"{group.label} {significant(on_sum[-1])}"
+        for group, (_, on_sum) in zip(private, levels, strict=True)
     )
     return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
 
 
 def noise_levels(group: Group) -> tuple[np.ndarray, np.ndarray]:
-    """Standard deviations of the noise on the average update of the cohort: of each round, and of the sum up to it.
+    """Standard deviations of the noise on the average update of the cohort: of each round, and of
+    the sum up to it.
 
-    In a simulation the plan's stddev carries the factor simulated / claimed. Dividing by the simulated cohort therefore
-    gives the noise on the claimed cohort's average.
+    In a simulation the plan's stddev carries the factor simulated / claimed. Dividing by the
+    simulated cohort therefore gives the noise on the claimed cohort's average.
     """
     scale = group.plan["stddev"] / group.config.cohort_size
     on_round = scale * np.linalg.norm(group.noising, axis=1)

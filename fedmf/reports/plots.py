@@ -1,4 +1,6 @@
-"""The report's plots of runs: validation and training over rounds, how the metric spreads over clients, and how often they took part."""
+"""The report's plots of runs: validation and training over rounds, how the metric spreads over
+clients, and how often they took part.
+"""
 
 from collections.abc import Sequence
 
@@ -7,7 +9,17 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from fedmf.reports.canvas import DASHED, INK, RED, SOFT, Plot, canvas, in_percent, legend_above, whole_steps
+from fedmf.reports.canvas import (
+    DASHED,
+    INK,
+    RED,
+    SOFT,
+    Plot,
+    canvas,
+    in_percent,
+    legend_above,
+    whole_steps,
+)
 from fedmf.reports.groups import Group, mean_curve, simulation_note, unfinished, validation_curve
 from fedmf.reports.text import is_share, metric_name, metric_value
 from fedmf.runs.folder import Run
@@ -24,14 +36,27 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
     note, title = simulation_note(runs), f"Validation {metric_name(metric)} over rounds"
     with canvas(3.9, note) as (figure, png):
         ax = figure.subplots()
-        last = [f"{group.label} {metric_value(metric, end)}" for group in groups for end in _draw_curve(ax, group)]
-        ax.set(title=title, xlabel="rounds completed", xlim=(0, max(run.config.rounds for run in runs)))
+        last = [
+            f"{group.label} {metric_value(metric, end)}"
+            for group in groups
+            for end in _draw_curve(ax, group)
+        ]
+        ax.set(
+            title=title, xlabel="rounds completed", xlim=(0, max(run.config.rounds for run in runs))
+        )
         ax.xaxis.set_major_locator(whole_steps(8))
         if is_share(metric):
             in_percent(ax)
             ax.set_ylim(bottom=max(0.0, ax.get_ylim()[0]))
         if not last:
-            ax.text(0.5, 0.5, "no run has been validated yet", transform=ax.transAxes, ha="center", color=SOFT)
+            ax.text(
+                0.5,
+                0.5,
+                "no run has been validated yet",
+                transform=ax.transAxes,
+                ha="center",
+                color=SOFT,
+            )
             ax.set_yticks([])
         every_group_named = len(groups) <= _MAX_NAMED_LINES
         named: dict[str, Line2D] = {}
@@ -39,13 +64,19 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
             name = group.label if every_group_named else group.mechanism
             named.setdefault(name, Line2D([], [], color=group.color, linestyle=group.line))
         legend_above(figure, list(named.values()), list(named))
-    caption = f"Validation {metric_name(metric)} against the number of completed rounds, one colour for each mechanism."
+    caption = (
+        f"Validation {metric_name(metric)} against the number of completed rounds, one colour for "
+        "each mechanism."
+    )
     if len({group.config.family for group in groups}) < len(groups):
         caption += " Shades and dashes tell apart what is of one kind."
     if not every_group_named:
         caption += " They are too many to name: the tables do."
     if len(runs) > len(groups):
-        caption += " The bold line is the mean over seeds, thin lines are the seeds, and the band spans them."
+        caption += (
+            " The bold line is the mean over seeds, thin lines are the seeds, and the band spans "
+            "them."
+        )
     if any(unfinished(run) for run in runs):
         caption += " A cross ends the curve of an unfinished run."
     alt = f"Line plot: {title}. Last values: {'; '.join(last) or 'none yet'}."
@@ -59,14 +90,31 @@ def _draw_curve(ax: Axes, group: Group) -> list[float]:
         if len(group.runs) > 1:
             ax.plot(rounds, values, color=group.color, linewidth=0.9, alpha=0.55)
         if unfinished(run):
-            ax.plot(rounds[-1:], values[-1:], "X", markersize=8, color=group.color, markeredgecolor="white")
+            ax.plot(
+                rounds[-1:],
+                values[-1:],
+                "X",
+                markersize=8,
+                color=group.color,
+                markeredgecolor="white",
+            )
     rounds, seeds = mean_curve(group)
     if not len(rounds):
         return []
     mean = seeds.mean(axis=0)
-    ax.fill_between(rounds, seeds.min(axis=0), seeds.max(axis=0), color=group.color, alpha=0.13, linewidth=0)
+    ax.fill_between(
+        rounds, seeds.min(axis=0), seeds.max(axis=0), color=group.color, alpha=0.13, linewidth=0
+    )
     marked = "o" if len(rounds) <= _MAX_MARKED_POINTS else ""
-    ax.plot(rounds, mean, color=group.color, linestyle=group.line, marker=marked, markersize=4, clip_on=False)
+    ax.plot(
+        rounds,
+        mean,
+        color=group.color,
+        linestyle=group.line,
+        marker=marked,
+        markersize=4,
+        clip_on=False,
+    )
     return [float(mean[-1])]
 
 
@@ -75,7 +123,9 @@ _TRAINING = {"train_loss": "training loss", "clip_fraction": "updates clipped"}
 
 
 def training_plot(groups: Sequence[Group]) -> Plot | None:
-    """Training loss and share of clipped updates over rounds, means over a group's runs; None where no run has either."""
+    """Training loss and share of clipped updates over rounds, means over a group's runs; None where
+    no run has either.
+    """
     runs = [run for group in groups for run in group.runs]
     shown = [name for name in _TRAINING if any(name in row for run in runs for row in run.metrics)]
     if not shown:
@@ -87,30 +137,53 @@ def training_plot(groups: Sequence[Group]) -> Plot | None:
                 rounds, values = _mean_over_runs(group, name)
                 ax.plot(rounds, values, color=group.color, linestyle=group.line, linewidth=1.4)
                 last.append(
-                    f"{group.label} {_TRAINING[name]} {values[-1]:.4g}" if len(values) else f"{group.label} none"
+                    f"{group.label} {_TRAINING[name]} {values[-1]:.4g}"
+                    if len(values)
+                    else f"{group.label} none"
                 )
             ax.set(title=_TRAINING[name].capitalize(), xlabel="rounds completed")
             ax.xaxis.set_major_locator(whole_steps(5))
             if name == "clip_fraction":
                 in_percent(ax)
                 ax.set_ylim(0, 1.03)
-    caption = "Over the clients of each round: the mean loss before the round's step, and the share of updates that were clipped."
+    caption = (
+        "Over the clients of each round: the mean loss before the round's step, and the share of "
+        "updates that were clipped."
+    )
     if len(runs) > len(groups):
         caption += " Lines are means over seeds."
-    caption += " Colours are those above. These are exact functions of client data, which the guarantee does not cover."
-    return Plot(png=png.getvalue(), caption=caption, note=note, alt=f"Line plots. Last values: {'; '.join(last)}.")
+    caption += (
+        " Colours are those above. These are exact functions of client data, which the guarantee "
+        "does not cover."
+    )
+    return Plot(
+        png=png.getvalue(),
+        caption=caption,
+        note=note,
+        alt=f"Line plots. Last values: {'; '.join(last)}.",
+    )
 
 
 def _mean_over_runs(group: Group, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Rounds completed and the mean of a column, of the rounds that every run of the group has."""
-    columns = [{row["round"] + 1: row[name] for row in run.metrics if row.get(name) is not None} for run in group.runs]
+    columns = [
+        {row["round"] + 1: row[name] for row in run.metrics if row.get(name) is not None}
+        for run in group.runs
+    ]
     rounds = sorted(set.intersection(*map(set, columns)))
     return np.array(rounds), np.array([np.mean([column[t] for column in columns]) for t in rounds])
 
 
 def clients_plot(groups: Sequence[Group]) -> Plot | None:
-    """Deciles of the headline metric over training clients, of the runs for which it was measured; None without one."""
-    measured = [(group, run, run.clients) for group in groups for run in group.runs if run.clients is not None]
+    """Deciles of the headline metric over training clients, of the runs for which it was measured;
+    None without one.
+    """
+    measured = [
+        (group, run, run.clients)
+        for group in groups
+        for run in group.runs
+        if run.clients is not None
+    ]
     if not measured:
         return None
     metric = groups[0].plan["task"]["headline_metric"]
@@ -120,25 +193,38 @@ def clients_plot(groups: Sequence[Group]) -> Plot | None:
         named: dict[str, Line2D] = {}
         for group, run, clients in measured:
             deciles = clients["deciles"]
-            (line,) = ax.plot(range(10, 100, 10), deciles, "o", color=group.color, linestyle=group.line, markersize=4)
+            (line,) = ax.plot(
+                range(10, 100, 10),
+                deciles,
+                "o",
+                color=group.color,
+                linestyle=group.line,
+                markersize=4,
+            )
             named.setdefault(group.label, line)
             ends = " to ".join(metric_value(metric, deciles[i]) for i in (0, -1))
-            said.append(f"{group.label}, seed {run.config.seed}: {ends} over {clients['clients']:,} clients")
+            said.append(
+                f"{group.label}, seed {run.config.seed}: {ends} over {clients['clients']:,} clients"
+            )
             if undefined := clients.get("clients_undefined", 0):
                 left_out.append(f"{undefined:,} of {group.label}, seed {run.config.seed}")
         ax.set(
-            title=f"{metric_name(metric).capitalize()} over training clients", xlabel="percent of clients at or below"
+            title=f"{metric_name(metric).capitalize()} over training clients",
+            xlabel="percent of clients at or below",
         )
         ax.set_xticks(range(10, 100, 10))
         if is_share(metric):
             in_percent(ax)
         legend_above(figure, list(named.values()), list(named))
     caption = (
-        f"Deciles of the {metric_name(metric)} on the training examples of each client by itself (`fedmf evaluate --by-client`). A flat "
+        f"Deciles of the {metric_name(metric)} on the training examples of each client by itself "
+        "(`fedmf evaluate --by-client`). A flat "
         "line serves all clients alike."
     )
     if left_out:
-        caption += f" Clients on whose examples it is not defined are left out: {'; '.join(left_out)}."
+        caption += (
+            f" Clients on whose examples it is not defined are left out: {'; '.join(left_out)}."
+        )
     return Plot(
         png=png.getvalue(),
         caption=caption,
@@ -150,10 +236,16 @@ def clients_plot(groups: Sequence[Group]) -> Plot | None:
 def participation_plot(runs: Sequence[Run]) -> Plot | None:
     """How many clients took part how often, over the finished runs.
 
-    None without one, and where rounds, cohorts or populations differ: a mean over them would be the count of no run.
+    None without one, and where rounds, cohorts or populations differ: a mean over them would be the
+    count of no run.
     """
-    done = [(run, run.result["participation"]["population"]) for run in runs if run.result is not None]
-    if len({(run.config.rounds, run.config.cohort_size, population) for run, population in done}) != 1:
+    done = [
+        (run, run.result["participation"]["population"]) for run in runs if run.result is not None
+    ]
+    if (
+        len({(run.config.rounds, run.config.cohort_size, population) for run, population in done})
+        != 1
+    ):
         return None
     drawn = [run for run, _ in done]
     note = simulation_note(drawn)
@@ -161,14 +253,19 @@ def participation_plot(runs: Sequence[Run]) -> Plot | None:
         ax = figure.subplots()
         ax.set_title("How often clients took part")
         alt = f"Bar plot. {_draw_participation(ax, drawn)}"
-    caption = "Clients by the number of rounds in which they took part; the grey bar counts those that never did."
+    caption = (
+        "Clients by the number of rounds in which they took part; the grey bar counts those that "
+        "never did."
+    )
     if len(drawn) > 1:
         caption += " Bars are means over runs, and lines span the smallest and the largest count."
     return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
 
 
 def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
-    """Bars of the mean over these runs, which have the same number of clients and rounds; the bars in words."""
+    """Bars of the mean over these runs, which have the same number of clients and rounds; the bars
+    in words.
+    """
     counts = [_clients_by_count(run) for run in runs]
     limits = {run.plan["participation"]["max_participations"] for run in runs}
     limit = limits.pop() if len(limits) == 1 else None
@@ -177,13 +274,20 @@ def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
     times = np.arange(shown)
     table = np.array([[count.get(t, 0) for t in times] for count in counts])
     mean = table.mean(axis=0)
-    colors = ["#c9c9c9" if t == 0 else RED if limit is not None and t > limit else "#51677f" for t in times]
+    colors = [
+        "#c9c9c9" if t == 0 else RED if limit is not None and t > limit else "#51677f"
+        for t in times
+    ]
     spread = np.stack([mean - table.min(axis=0), table.max(axis=0) - mean])
-    bars = ax.bar(times, mean, color=colors, yerr=spread if spread.any() else None, ecolor=INK, capsize=3)
+    bars = ax.bar(
+        times, mean, color=colors, yerr=spread if spread.any() else None, ecolor=INK, capsize=3
+    )
     if shown <= _MAX_LABELLED_BARS:
         ax.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=9)
     ax.margins(y=0.15)
-    ax.set_xlabel("participations of one client" + ("" if limit is None else f", planned limit {limit:,}"))
+    ax.set_xlabel(
+        "participations of one client" + ("" if limit is None else f", planned limit {limit:,}")
+    )
     if limit is not None and limit < shown:
         ax.axvline(limit + 0.5, color=INK, linewidth=1.2, linestyle=DASHED)
     ax.set_ylabel("clients")
@@ -191,7 +295,9 @@ def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16, min_n_ticks=1))
     ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    return "; ".join(f"{t} times: {clients:,.0f} clients" for t, clients in zip(times, mean, strict=True))
+    return "; ".join(
+        f"{t} times: {clients:,.0f} clients" for t, clients in zip(times, mean, strict=True)
+    )
 
 
 def _clients_by_count(run: Run) -> dict[int, int]:
@@ -203,7 +309,9 @@ def _clients_by_count(run: Run) -> dict[int, int]:
 
 
 def spending_plot(runs: Sequence[Run]) -> Plot | None:
-    """What clients spent of their participation budget; None without a finished run that has one, or where these differ in size."""
+    """What clients spent of their participation budget; None without a finished run that has one,
+    or where these differ in size.
+    """
     seen = [run.result["participation"] for run in runs if run.result is not None]
     seen = [participation for participation in seen if "clients_by_share_spent" in participation]
     if len({participation["population"] for participation in seen}) != 1:
@@ -216,10 +324,17 @@ def spending_plot(runs: Sequence[Run]) -> Plot | None:
         ax = figure.subplots()
         bars = ax.bar(shares, mean, color="#51677f")
         ax.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=9)
-        ax.set(title="What clients spent of their budget", xlabel="share of the squared budget", ylabel="clients")
+        ax.set(
+            title="What clients spent of their budget",
+            xlabel="share of the squared budget",
+            ylabel="clients",
+        )
         ax.margins(y=0.15)
         ax.grid(axis="x", visible=False)
-    caption = "Clients that took part by what their rounds cost: their summed |X|, in parts of the squared participation budget."
+    caption = (
+        "Clients that took part by what their rounds cost: their summed |X|, in parts of the "
+        "squared participation budget."
+    )
     if len(seen) > 1:
         caption += " Bars are means over runs."
     alt = "Bar plot. " + "; ".join(

@@ -12,7 +12,8 @@ from fedmf.runs.folder import Run
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A text of kind "", "number" (aligned right), "strong", "muted" or "alarm", with smaller lines below and a coloured mark before it.
+    """A text of kind "", "number" (aligned right), "strong", "muted" or "alarm", with smaller lines
+    below and a coloured mark before it.
 
     Readers sort by the text's first number, or by `sort` where the text does not say it.
     """
@@ -26,7 +27,10 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table with its anchor in the page, and the simulation note of the runs in it. The first cell of a row is the row's heading."""
+    """A table with its anchor in the page, and the simulation note of the runs in it.
+
+    The first cell of a row is the row's heading.
+    """
 
     name: str
     caption: str
@@ -39,10 +43,16 @@ _NO_PRIVACY, _NOTHING = Cell("no privacy", "alarm"), Cell("–", "muted")
 
 
 def _number(value: float | None, *details: str, digits: int = 4) -> Cell:
-    return Cell("–", "muted", details) if value is None else Cell(significant(value, digits), "number", details)
+    return (
+        Cell("–", "muted", details)
+        if value is None
+        else Cell(significant(value, digits), "number", details)
+    )
 
 
-def _table(name: str, groups: Sequence[Group], caption: str, columns: list[str], rows: list[list[Cell]]) -> Table:
+def _table(
+    name: str, groups: Sequence[Group], caption: str, columns: list[str], rows: list[list[Cell]]
+) -> Table:
     note = simulation_note([run for group in groups for run in group.runs])
     return Table(name=name, caption=caption, note=note, columns=columns, rows=rows)
 
@@ -54,41 +64,67 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
     deltas = {group.plan["delta"] for group in groups if group.private}
     at = f" (ε at δ = {plain(min(deltas))})" if len(deltas) == 1 else ""
     caption = (
-        f"Final {name}, the privacy planned for it{at}, and the error of each mechanism. RMSE is the root mean squared "
+        f"Final {name}, the privacy planned for it{at}, and the error of each mechanism. RMSE is "
+        "the root mean squared "
         "error over the rounds, sensitivity included, at noise multiplier 1 and clip norm 1."
     )
     if len(runs) > len(groups):
         caption += f" {name.capitalize()} is the mean over seeds, with each seed below it."
     if any(map(_amplified, groups)):
         caption += (
-            " An amplified ε rests on the sampling, and on nobody knowing who was drawn; ρ is not amplified, and is that "
+            " An amplified ε rests on the sampling, and on nobody knowing who was drawn; ρ is not "
+            "amplified, and is that "
             "of one who knows."
         )
     if any(map(unfinished, runs)):
-        caption += " Of unfinished runs it is the latest validation, and the privacy is that of the whole planned run."
-    error = "of prefix sums" if {group.plan["workload"] for group in groups} == {"prefix_sum"} else "on the workload"
+        caption += (
+            " Of unfinished runs it is the latest validation, and the privacy is that of the whole "
+            "planned run."
+        )
+    error = (
+        "of prefix sums"
+        if {group.plan["workload"] for group in groups} == {"prefix_sum"}
+        else "on the workload"
+    )
     caption += _adaptive_servers(groups)
-    columns = ["Mechanism", "ε planned", "ρ (zCDP)", "Noise multiplier", "Sensitivity", f"RMSE {error}"]
+    columns = [
+        "Mechanism",
+        "ε planned",
+        "ρ (zCDP)",
+        "Noise multiplier",
+        "Sensitivity",
+        f"RMSE {error}",
+    ]
     rows = []
     for group in groups:
         several = len(group.runs) > 1
-        heading = [f"seed {run.config.seed}: " * several + unfinished(run) for run in group.runs if unfinished(run)]
+        heading = [
+            f"seed {run.config.seed}: " * several + unfinished(run)
+            for run in group.runs
+            if unfinished(run)
+        ]
         privacy = _privacy_cells(group, with_delta=len(deltas) > 1)
         metrics = [_metric_cell(group, split) for split in ("validation", "test")]
         rows.append([Cell(group.label, "strong", heading, group.color), *privacy, *metrics])
-    return _table("results", groups, caption, [*columns, f"Validation {name}", f"Test {name}"], rows)
+    return _table(
+        "results", groups, caption, [*columns, f"Validation {name}", f"Test {name}"], rows
+    )
 
 
 def _adaptive_servers(groups: Sequence[Group]) -> str:
-    """What to know of the mechanism of a private run whose server does not add up the updates; empty if there is none."""
+    """What to know of the mechanism of a private run whose server does not add up the updates;
+    empty if there is none.
+    """
     private = [group.config.server_optimizer for group in groups if group.private]
     names = [name for name in dict.fromkeys(private) if name != "sgd"]
     if not names:
         return ""
     some = "The" if len(set(private)) == len(names) else "Some of the"
     return (
-        f" {some} servers optimise with {join([name.capitalize() for name in names])}: the privacy is the same, but the mechanism was "
-        "optimised for prefix sums, that is for a server that adds up the updates, and its noise is not the best possible for this one."
+        f" {some} servers optimise with {join([name.capitalize() for name in names])}: the privacy "
+        "is the same, but the mechanism was "
+        "optimised for prefix sums, that is for a server that adds up the updates, and its noise "
+        "is not the best possible for this one."
     )
 
 
@@ -125,7 +161,9 @@ def _metric_cell(group: Group, split: str) -> Cell:
     if not known:
         return _NOTHING
     details = [f"seed {seed}: {metric_value(metric, value)}" for seed, value in values.items()]
-    return Cell(metric_value(metric, sum(known) / len(known)), "number", details if len(values) > 1 else ())
+    return Cell(
+        metric_value(metric, sum(known) / len(known)), "number", details if len(values) > 1 else ()
+    )
 
 
 def participation_table(groups: Sequence[Group]) -> Table:
@@ -138,20 +176,34 @@ def participation_table(groups: Sequence[Group]) -> Table:
             alike.setdefault(repr(_participation_cells(run)), []).append(run)
         for runs in alike.values():
             seeds = f"seed{'s' * (len(runs) > 1)} {join([str(run.config.seed) for run in runs])}"
-            details = [seeds] * (len(group.runs) > 1) + list(dict.fromkeys(filter(None, map(unfinished, runs))))
+            details = [seeds] * (len(group.runs) > 1) + list(
+                dict.fromkeys(filter(None, map(unfinished, runs)))
+            )
             details += dict.fromkeys(filter(None, map(ended, runs)))
-            rows.append([Cell(group.label, "strong", details, group.color), *_participation_cells(runs[0])])
+            rows.append(
+                [Cell(group.label, "strong", details, group.color), *_participation_cells(runs[0])]
+            )
     kept = "it is never above the planned ε while the controller is obeyed."
     if any(map(_amplified, groups)):
         kept = (
-            f"without amplification {kept} Of a run amplified by sampling it rests on the sampling that was planned; the ε "
+            f"without amplification {kept} Of a run amplified by sampling it rests on the sampling "
+            "that was planned; the ε "
             "for known cohorts is not amplified, and can be above the planned one."
         )
     caption = (
-        "Participation as the ledger of each run shows it, with what was planned below. The achieved ε accounts the "
-        f"same noise with the participation that was observed; {kept} Short rounds had fewer clients than the cohort size."
+        "Participation as the ledger of each run shows it, with what was planned below. The "
+        "achieved ε accounts the "
+        f"same noise with the participation that was observed; {kept} Short rounds had fewer "
+        "clients than the cohort size."
     )
-    columns = ["Run", "Smallest separation", "Most participations", "Clients seen", "Short rounds", "ε achieved"]
+    columns = [
+        "Run",
+        "Smallest separation",
+        "Most participations",
+        "Clients seen",
+        "Short rounds",
+        "ε achieved",
+    ]
     return _table("participation", groups, caption, columns, rows)
 
 
@@ -161,12 +213,22 @@ def _participation_cells(run: Run) -> list[Cell]:
     if planned["schema"] == "budget":
         b = k = f"budget {planned['budget']:.4g}"
     if run.result is None:
-        return [Cell("–", "muted", [b]), Cell("–", "muted", [k]), _NOTHING, _NOTHING, _achieved(run)]
+        return [
+            Cell("–", "muted", [b]),
+            Cell("–", "muted", [k]),
+            _NOTHING,
+            _NOTHING,
+            _achieved(run),
+        ]
     seen = run.result["participation"]
     separation, times = seen["min_separation"], seen["max_participations"]
     closer = separation is not None and separation < planned["min_sep"]
     return [
-        _compared("no client twice" if separation is None else f"{separation:,}", b, "less than planned" * closer),
+        _compared(
+            "no client twice" if separation is None else f"{separation:,}",
+            b,
+            "less than planned" * closer,
+        ),
         _compared(f"{times:,}", k, "more than planned" * (times > planned["max_participations"])),
         Cell(f"{seen['clients']:,}", "number", [f"of {seen['population']:,}"]),
         Cell(f"{seen['short_rounds']:,}", "number", [f"of {seen['rounds']:,}"]),
@@ -181,17 +243,24 @@ def _achieved(run: Run) -> Cell:
     promise = f"planned {significant(planned)}" + ", of the claimed cohort" * (claimed is not None)
     if run.result is None or claimed is not None:
         return Cell("–" if run.result is None else "not observed", "muted", [promise])
-    achieved, unamplified = run.result["achieved"]["epsilon"], run.result["achieved"].get("unamplified_epsilon")
+    achieved, unamplified = (
+        run.result["achieved"]["epsilon"],
+        run.result["achieved"].get("unamplified_epsilon"),
+    )
     if run.plan.get("sampling") and unamplified is not None:
         promise += f"; {significant(unamplified)} if the cohorts are known"
     weaker = achieved is None or achieved > planned * (1 + 1e-9)
     return _compared(
-        "no privacy" if achieved is None else significant(achieved), promise, "weaker than planned" * weaker
+        "no privacy" if achieved is None else significant(achieved),
+        promise,
+        "weaker than planned" * weaker,
     )
 
 
 def _compared(text: str, planned: str, complaint: str) -> Cell:
-    return Cell(text, "alarm", [planned, complaint]) if complaint else Cell(text, "number", [planned])
+    return (
+        Cell(text, "alarm", [planned, complaint]) if complaint else Cell(text, "number", [planned])
+    )
 
 
 def runs_table(groups: Sequence[Group]) -> Table:
@@ -218,7 +287,9 @@ def _time(run: Run) -> Cell:
 
 
 def folder_names(runs: Sequence[Run]) -> dict[int, str]:
-    """By id of a run: the last part of its path, or the last two where that would not tell runs apart."""
+    """By id of a run: the last part of its path, or the last two where that would not tell runs
+    apart.
+    """
     unique = max(collections.Counter(run.path.name for run in runs).values()) == 1
     return {id(run): run.path.name if unique else "/".join(run.path.parts[-2:]) for run in runs}
 

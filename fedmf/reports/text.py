@@ -6,9 +6,11 @@ import re
 import markdown
 import markupsafe
 
-# Raw HTML, links and images are no part of a statement; those in a damaged or foreign run folder must stay text.
+# Raw HTML, links and images are no part of a statement; those in a damaged or foreign run folder
+# must stay text.
 _INLINE_REFUSED = (
-    "html entity autolink automail link image_link image_reference reference short_reference short_image_ref"
+    "html entity autolink automail link image_link image_reference reference short_reference "
+    "short_image_ref"
 )
 
 
@@ -87,13 +89,20 @@ def join(parts: list[str]) -> str:
 
 
 def statement_html(text: str) -> markupsafe.Markup:
-    """The Markdown of a privacy statement as HTML, without its title: the report has one. Raw HTML in it stays text."""
+    """The Markdown of a privacy statement as HTML, without its title: the report has one.
+
+    Raw HTML in it stays text.
+    """
     # Statements nest lists by three spaces, the width of "1. ".
-    renderer = markdown.Markdown(tab_length=3, extensions=["sane_lists", "tables"], output_format="html")
+    renderer = markdown.Markdown(
+        tab_length=3, extensions=["sane_lists", "tables"], output_format="html"
+    )
     renderer.preprocessors.deregister("html_block")
     for name in _INLINE_REFUSED.split():
         renderer.inlinePatterns.deregister(name)
     html = renderer.convert(re.sub(r"\A\s*# .*\n", "", text))
     # Below the report's own headings.
-    html = re.sub(r"<(/?)h([1-6])>", lambda match: f"<{match[1]}h{min(6, int(match[2]) + 3)}>", html)
+    html = re.sub(
+        r"<(/?)h([1-6])>", lambda match: f"<{match[1]}h{min(6, int(match[2]) + 3)}>", html
+    )
     return markupsafe.Markup(html)  # the renderer has escaped it

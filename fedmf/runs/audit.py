@@ -29,60 +29,94 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
     """Audits the rounds of a run that are on disk, finished or not, with the plan it ran with.
 
     Args:
-      folder: of the run, or the run. The plan of one that has not finished is that of its rounds so far, where these have a guarantee of
-        their own (`fedmf.privacy.stopping`); of one that stopped on divergence it is that of all rounds.
+      folder: of the run, or the run. The plan of one that has not finished is that of its rounds so
+        far, where these have a guarantee of their own (`fedmf.privacy.stopping`); of one that
+        stopped on divergence it is that of all rounds.
 
     Raises:
-      ValueError: it holds no run, a file of it is damaged or missing, or is not the one that the finished run left.
+      ValueError: it holds no run, a file of it is damaged or missing, or is not the one that the
+        finished run left.
     """
     run = folder if isinstance(folder, Run) else Run.load(folder)
     _check_digests(run)
     plan, ledger = recorded_plan(run), _record(run)
     # A run that goes on has no digests yet, and two files that say how many took part.
-    known = [row for row in run.metrics if run.result is None and "clients" in row and 0 <= row["round"] < len(ledger)]
+    known = [
+        row
+        for row in run.metrics
+        if run.result is None and "clients" in row and 0 <= row["round"] < len(ledger)
+    ]
     wrong = [row["round"] for row in known if row["clients"] != len(ledger.cohort(row["round"]))]
     if wrong:
         raise ValueError(
-            f"{run.path}: participation.csv has other numbers of clients than metrics.jsonl in {named(sorted(wrong))}: no guarantee can be "
+            f"{run.path}: participation.csv has other numbers of clients than metrics.jsonl in "
+            f"{named(sorted(wrong))}: no guarantee can be "
             "stated; put the run's own files back, or run it again in another folder"
         )
-    # Rounds after the last checkpoint have metrics, and no record yet of who took part. Saved ones without metrics may have been empty, and
-    # release something of those before all the same; others were done before a crash.
+    # Rounds after the last checkpoint have metrics, and no record yet of who took part. Saved ones
+    # without metrics may have been empty, and release something of those before all the same;
+    # others were done before a crash.
     files, ended = RunFolder(run.path), run.ended_after is not None
-    saved = max(files.saved_rounds(), files.rounds_before_crashes()) if run.result is None or ended else 0
-    beyond = {row["round"] for row in run.metrics if row.get("clients") != 0 and row["round"] >= len(ledger)}
+    saved = (
+        max(files.saved_rounds(), files.rounds_before_crashes())
+        if run.result is None or ended
+        else 0
+    )
+    beyond = {
+        row["round"]
+        for row in run.metrics
+        if row.get("clients") != 0 and row["round"] >= len(ledger)
+    }
     unrecorded = sorted(beyond.union(range(len(ledger), saved)))
-    if run.result is None and files.has_diverged():  # an end that the data decided is not that of a shorter plan
+    if (
+        run.result is None and files.has_diverged()
+    ):  # an end that the data decided is not that of a shorter plan
         hint = "training losses decided that the run stopped before them"
-        return audit_ledger(ledger, plan, unrecorded=range(len(ledger), plan.participation.rounds), hint=hint)
+        return audit_ledger(
+            ledger, plan, unrecorded=range(len(ledger), plan.participation.rounds), hint=hint
+        )
     if (run.result is None or ended) and not unrecorded and len(ledger) < plan.participation.rounds:
-        with contextlib.suppress(ValueError):  # of some mechanisms, and with sampling, only all rounds have a guarantee
+        with contextlib.suppress(
+            ValueError
+        ):  # of some mechanisms, and with sampling, only all rounds have a guarantee
             plan = stopped_after(plan, len(ledger))
-    return audit_ledger(ledger, plan, unrecorded=unrecorded, hint="resume the run, and audit it when it is done")
+    return audit_ledger(
+        ledger, plan, unrecorded=unrecorded, hint="resume the run, and audit it when it is done"
+    )
 
 
 def _check_digests(run: Run) -> None:
     """Refuses a finished run whose files are not those that it left."""
     if run.result is not None:
         recorded, there = run.result.get("sha256", {}), digests(run.path)
-        changed = sorted(name for name in recorded.keys() | there if recorded.get(name) != there.get(name))
+        changed = sorted(
+            name for name in recorded.keys() | there if recorded.get(name) != there.get(name)
+        )
         if changed:
             raise ValueError(
-                f"{run.path}: {', '.join(changed)} changed after the run had finished (result.json has other SHA-256 digests): no "
-                "guarantee can be stated; put the run's own files back, or run it again in another folder"
+                f"{run.path}: {', '.join(changed)} changed after the run had finished (result.json "
+                "has other SHA-256 digests): no "
+                "guarantee can be stated; put the run's own files back, or run it again in another "
+                "folder"
             )
 
 
 def _record(run: Run) -> ParticipationLedger:
-    """participation.csv: all rounds of a finished run; of another those up to the last that is known to be recorded."""
+    """participation.csv: all rounds of a finished run; of another those up to the last that is
+    known to be recorded.
+    """
     path = run.path / "participation.csv"
     if not path.exists():
-        raise ValueError(f"{run.path} has no participation.csv yet: it is written with the first checkpoint")
+        raise ValueError(
+            f"{run.path} has no participation.csv yet: it is written with the first checkpoint"
+        )
     scheme = run.config.sampling_scheme()
     cohort_size = None if scheme is not None and scheme.independent else run.config.cohort_size
     try:
         # After a resume from an older checkpoint it may have more rounds than metrics.jsonl.
-        ledger = ParticipationLedger.from_csv(path.read_text(), rounds=run.config.rounds, cohort_size=cohort_size)
+        ledger = ParticipationLedger.from_csv(
+            path.read_text(), rounds=run.config.rounds, cohort_size=cohort_size
+        )
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if run.result is not None:
@@ -95,18 +129,26 @@ def _record(run: Run) -> ParticipationLedger:
     return ledger.first(rounds)
 
 
-def audit_run_canaries(folder: str | pathlib.Path | Run, *, confidence: float = 0.95) -> CanaryAudit:
-    """What the canaries of a finished run prove of its epsilon; see `fedmf.audits.canaries.audit_canaries`.
+def audit_run_canaries(
+    folder: str | pathlib.Path | Run, *, confidence: float = 0.95
+) -> CanaryAudit:
+    """What the canaries of a finished run prove of its epsilon; see
+    `fedmf.audits.canaries.audit_canaries`.
 
     Raises:
-      ValueError: a run without canaries, one that is not finished, or a copy without its private files; or what `audit_run` refuses.
+      ValueError: a run without canaries, one that is not finished, or a copy without its private
+        files; or what `audit_run` refuses.
     """
     run = folder if isinstance(folder, Run) else Run.load(folder)
     path, count = run.path / CANARIES, run.config.canaries
     if not count:
-        raise ValueError(f"{run.path} was trained without canaries: train one with some, such as 100")
+        raise ValueError(
+            f"{run.path} was trained without canaries: train one with some, such as 100"
+        )
     if run.result is None:
-        raise ValueError(f"run {run.path} is not finished, and its canaries are judged at the end: resume it")
+        raise ValueError(
+            f"run {run.path} is not finished, and its canaries are judged at the end: resume it"
+        )
     _check_digests(run)
     rounds, ledger = np.zeros((run.config.rounds, count), bool), _record(run)
     for t in range(len(ledger)):
@@ -117,7 +159,8 @@ def audit_run_canaries(folder: str | pathlib.Path | Run, *, confidence: float = 
             evidence = CanaryEvidence(rounds=rounds, **arrays)
     except FileNotFoundError as error:
         raise ValueError(
-            f"{path} is not there, as in a copy of the run that was made to be published: audit the run itself"
+            f"{path} is not there, as in a copy of the run that was made to be published: audit "
+            "the run itself"
         ) from error
     except (*READ_ERRORS, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}): put back the run's own file") from error
@@ -125,7 +168,8 @@ def audit_run_canaries(folder: str | pathlib.Path | Run, *, confidence: float = 
 
 
 def recorded_plan(run: Run) -> Plan:
-    """The plan that a run was started with: the noise that plan.json records, which need not be what the config asks for.
+    """The plan that a run was started with: the noise that plan.json records, which need not be
+    what the config asks for.
 
     Raises:
       ValueError: plan.json and mechanism.npz do not belong together.
@@ -144,7 +188,8 @@ def recorded_plan(run: Run) -> Plan:
             sampling=sampling,
             simulated_cohort=recorded["simulated_cohort"],
             claimed_cohort=recorded["claimed_cohort"],
-            quantile_clipping=adaptive and QuantileClipping(**{name: adaptive[name] for name in names}),
+            quantile_clipping=adaptive
+            and QuantileClipping(**{name: adaptive[name] for name in names}),
         )
         # Epsilon may differ where another accountant computed it; what was added may not.
         same = math.isclose(plan.stddev, recorded["stddev"], rel_tol=1e-9)
@@ -154,7 +199,8 @@ def recorded_plan(run: Run) -> Plan:
         ) from error
     if not same:
         raise ValueError(
-            f"{run.path}: plan.json records noise of standard deviation {recorded['stddev']}, its mechanism.npz needs {plan.stddev}: one "
+            f"{run.path}: plan.json records noise of standard deviation {recorded['stddev']}, its "
+            f"mechanism.npz needs {plan.stddev}: one "
             "of them is another run's, put it back"
         )
     return plan
@@ -187,7 +233,11 @@ def run_statement_values(run: Run, audit: Audit, **options: Any) -> dict[str, An
 
 def scaling_values(config: TrainConfig) -> dict[str, str]:
     """What a statement says of scaled updates; nothing where updates are clipped as they are."""
-    return {"server_optimizer": config.server_optimizer} if config.server_optimizer.startswith(SCALED) else {}
+    return (
+        {"server_optimizer": config.server_optimizer}
+        if config.server_optimizer.startswith(SCALED)
+        else {}
+    )
 
 
 def pretraining(config: TrainConfig) -> str:
@@ -197,17 +247,20 @@ def pretraining(config: TrainConfig) -> str:
     path = pathlib.Path(config.initial_model)
     if path.suffix == ".keras":
         return (
-            f"the initial model is {path.name}, which was trained before this run; for clients whose data it was trained on as well, the "
+            f"the initial model is {path.name}, which was trained before this run; for clients "
+            "whose data it was trained on as well, the "
             "losses add up"
         )
     return (
-        f"the initial model is that of the run {path.name}, which has a statement of its own; for clients who took part in both runs the "
+        f"the initial model is that of the run {path.name}, which has a statement of its own; for "
+        "clients who took part in both runs the "
         "losses add up"
     )
 
 
 def write_final_statement(folder: str | pathlib.Path, audit: Audit | None = None) -> None:
-    """Writes final_statement.md and final_statement.json into a run folder: what was planned, observed and achieved.
+    """Writes final_statement.md and final_statement.json into a run folder: what was planned,
+    observed and achieved.
 
     Args:
       folder: of the run; its files but result.json must be there.
@@ -216,4 +269,6 @@ def write_final_statement(folder: str | pathlib.Path, audit: Audit | None = None
     run = Run.load(folder)
     values = run_statement_values(run, audit_run(run) if audit is None else audit)
     for suffix in (".md", ".json"):
-        write_atomically(run.path / f"{FINAL_STATEMENT}{suffix}", as_text(values, suffix), mode=0o600)
+        write_atomically(
+            run.path / f"{FINAL_STATEMENT}{suffix}", as_text(values, suffix), mode=0o600
+        )

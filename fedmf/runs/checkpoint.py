@@ -40,9 +40,13 @@ class Checkpoint:
         """
         arrays = {f"state_{i}": np.asarray(leaf) for i, leaf in enumerate(self.state)}
         for name, array in arrays.items():
-            # Kind V covers the extension types, bfloat16 among them, that an .npz turns into raw bytes.
+            # Kind V covers the extension types, bfloat16 among them, that an .npz turns into raw
+            # bytes.
             if array.dtype.hasobject or array.dtype.kind == "V":
-                raise TypeError(f"{name} holds {array.dtype} entries: a checkpoint keeps plain numeric arrays only")
+                raise TypeError(
+                    f"{name} holds {array.dtype} entries: a checkpoint keeps plain numeric arrays "
+                    "only"
+                )
         for name, of in (("cohort", self.ledger.cohort), ("selected", self.ledger.selected)):
             cohorts = [of(t) for t in range(len(self.ledger))]
             arrays[f"{name}_lengths"] = np.array([len(c) for c in cohorts], np.int64)
@@ -60,7 +64,9 @@ class Checkpoint:
         try:
             check_archive(path)
             with np.load(path, allow_pickle=False) as arrays:
-                rounds_done, config_digest, cohort_size, leaves = json.loads(arrays["header"].item())
+                rounds_done, config_digest, cohort_size, leaves = json.loads(
+                    arrays["header"].item()
+                )
                 state = [arrays[f"state_{i}"] for i in range(leaves)]
                 cohorts, selected = (
                     np.split(arrays[f"{name}_clients"], np.cumsum(arrays[f"{name}_lengths"]))[:-1]
@@ -71,7 +77,10 @@ class Checkpoint:
                 ledger.append(achieved, selected=planned)
         except READ_ERRORS as error:
             raise ValueError(
-                f"checkpoint {path} is damaged or half-written ({path.stat().st_size} bytes): delete this file to resume from the one "
+                f"checkpoint {path} is damaged or half-written ({path.stat().st_size} bytes): "
+                "delete this file to resume from the one "
                 "before it"
             ) from error
-        return Checkpoint(rounds_done=rounds_done, config_digest=config_digest, state=state, ledger=ledger)
+        return Checkpoint(
+            rounds_done=rounds_done, config_digest=config_digest, state=state, ledger=ledger
+        )

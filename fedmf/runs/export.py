@@ -13,7 +13,8 @@ def check_export_path(path: str | os.PathLike[str]) -> pathlib.Path:
     path = pathlib.Path(path)
     if path.suffix not in ("", ".keras"):
         raise ValueError(
-            f"out={str(path)!r} ends in {path.suffix}: name a FILE.keras, or a folder without a suffix for a SavedModel"
+            f"out={str(path)!r} ends in {path.suffix}: name a FILE.keras, or a folder without a "
+            "suffix for a SavedModel"
         )
     if path.suffix and path.is_dir():
         raise ValueError(f"out={str(path)!r} is a folder: name another file")

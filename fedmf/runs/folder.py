@@ -43,15 +43,24 @@ from fedmf.runs.config import TrainConfig, config_from_mapping
 from fedmf.runs.metric_table import columns, metrics_csv
 
 _KEPT_CHECKPOINTS = 2
-_SUMMED_UP = ("config.json", "plan.json", "mechanism.npz", "metrics.jsonl", "participation.csv", "selected.csv")
+_SUMMED_UP = (
+    "config.json",
+    "plan.json",
+    "mechanism.npz",
+    "metrics.jsonl",
+    "participation.csv",
+    "selected.csv",
+)
 CANARIES = "private/canaries.npz"
 IDENTITY = "private/identity.json"
 # What noise and updates follow from.
 _BOUND = ("config.json", "plan.json", "mechanism.npz", "private/noise_seed")
 # What a run writes beside its folders and config.json.
 _WRITTEN = (
-    "plan.json statement.md mechanism.npz metrics.jsonl metrics.csv timings.jsonl participation.csv selected.csv result.json "
-    "model.npz initial_model.npz clients.json tensorboard final_statement.md final_statement.json diverged rounds_done"
+    "plan.json statement.md mechanism.npz metrics.jsonl metrics.csv timings.jsonl "
+    "participation.csv selected.csv result.json "
+    "model.npz initial_model.npz clients.json tensorboard final_statement.md final_statement.json "
+    "diverged rounds_done"
 ).split()
 
 
@@ -66,21 +75,26 @@ class RunFolder:
         """Makes the folder.
 
         Raises:
-          ValueError: it holds a run already, the remains of one, or other files of these names; or it cannot be written to.
+          ValueError: it holds a run already, the remains of one, or other files of these names; or
+            it cannot be written to.
         """
         folder = RunFolder(path)
         try:
             if (folder.path / "config.json").exists():
                 raise ValueError(
-                    f"{folder.path} already holds a run: resume it with resume=True, or name another folder"
+                    f"{folder.path} already holds a run: resume it with resume=True, or name "
+                    "another folder"
                 )
             # A run that was stopped at once leaves its private folder, and no result or checkpoint.
             names = ("result.json",) if (folder.path / "private").exists() else _WRITTEN
-            left = [folder.path / name for name in names if (folder.path / name).exists()] + folder._checkpoints()
+            left = [
+                folder.path / name for name in names if (folder.path / name).exists()
+            ] + folder._checkpoints()
             if left:
                 name = left[0].relative_to(folder.path)
                 raise ValueError(
-                    f"{folder.path} has a {name} and no config.json: a new run would overwrite it; name another folder, or empty this one"
+                    f"{folder.path} has a {name} and no config.json: a new run would overwrite it; "
+                    "name another folder, or empty this one"
                 )
             for part in ("checkpoints", "private"):
                 make_folder(folder.path / part)
@@ -91,11 +105,15 @@ class RunFolder:
         return folder
 
     def _cannot_write(self, error: OSError) -> ValueError:
-        return ValueError(f"cannot write to folder {self.path} ({error.strerror}): name a folder you may write to")
+        return ValueError(
+            f"cannot write to folder {self.path} ({error.strerror}): name a folder you may write to"
+        )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds a lock on the folder, which is made if it is missing. A process that dies leaves no lock behind.
+        """Holds a lock on the folder, which is made if it is missing.
+
+        A process that dies leaves no lock behind.
 
         Raises:
           ValueError: another process holds it, or the folder cannot be made.
@@ -108,7 +126,8 @@ class RunFolder:
         try:
             if not lock(descriptor):
                 raise ValueError(
-                    f"another process trains in {self.path}: wait for it, stop it and resume with resume=True, or name another folder"
+                    f"another process trains in {self.path}: wait for it, stop it and resume with "
+                    "resume=True, or name another folder"
                 )
             yield
         finally:
@@ -125,22 +144,33 @@ class RunFolder:
         if not (folder.path / "config.json").is_file():
             if (folder.path / "private").is_dir() and not folder.saved_rounds():
                 raise ValueError(
-                    f"{folder.path} holds no run yet: one was stopped there before it began (no config.json); give its command again, "
+                    f"{folder.path} holds no run yet: one was stopped there before it began (no "
+                    "config.json); give its command again, "
                     "without resume=True"
                 )
             raise ValueError(
-                f"{folder.path} holds no run to resume or to read (no config.json): name the folder of a run, or start one there"
+                f"{folder.path} holds no run to resume or to read (no config.json): name the "
+                "folder of a run, or start one there"
             )
         return folder
 
     def digest(self) -> str:
         """Hash of config, plan, mechanism and noise seed, which a resume must not change."""
-        return hashlib.sha256(b"\0".join((self.path / part).read_bytes() for part in _BOUND)).hexdigest()
+        return hashlib.sha256(
+            b"\0".join((self.path / part).read_bytes() for part in _BOUND)
+        ).hexdigest()
 
     def begin(self, config: TrainConfig, identity: Mapping[str, Any]) -> None:
-        """Writes private/identity.json, and then config.json, which makes the folder a run. All other files of before round 0 are there."""
+        """Writes private/identity.json, and then config.json, which makes the folder a run.
+
+        All other files of before round 0 are there.
+        """
         text = config.to_json()
-        files = {name: _sha256((self.path / name).read_bytes()) for name in _BOUND if name != "config.json"}
+        files = {
+            name: _sha256((self.path / name).read_bytes())
+            for name in _BOUND
+            if name != "config.json"
+        }
         files["config.json"] = _sha256(text.encode())
         content = json.dumps({"files": files, "run": identity}, indent=2) + "\n"
         write_atomically(self.path / IDENTITY, content, mode=0o600)
@@ -150,7 +180,8 @@ class RunFolder:
         """What `begin` was given.
 
         Raises:
-          ValueError: private/identity.json is missing or damaged, or a file that it names is not the one that the run was begun with.
+          ValueError: private/identity.json is missing or damaged, or a file that it names is not
+            the one that the run was begun with.
         """
         try:
             content = _read_object(self.path / IDENTITY)
@@ -159,13 +190,17 @@ class RunFolder:
                 raise TypeError("not as it was written")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"cannot resume {self.path}: {IDENTITY} is missing or damaged, so that nothing says what the run was begun with: put back "
+                f"cannot resume {self.path}: {IDENTITY} is missing or damaged, so that nothing "
+                "says what the run was begun with: put back "
                 "its own, or start a new folder"
             ) from error
-        changed = [name for name in _BOUND if recorded[name] != _sha256((self.path / name).read_bytes())]
+        changed = [
+            name for name in _BOUND if recorded[name] != _sha256((self.path / name).read_bytes())
+        ]
         if changed:
             raise ValueError(
-                f"cannot resume {self.path}: {', '.join(changed)} changed since the run was begun: put back its own, or start a new folder"
+                f"cannot resume {self.path}: {', '.join(changed)} changed since the run was begun: "
+                "put back its own, or start a new folder"
             )
         return run
 
@@ -178,12 +213,17 @@ class RunFolder:
             if (self.path / name).exists():
                 with open(self.path / name, "rb") as rows:
                     os.fsync(rows.fileno())
-        # As secret as the checkpoint, which holds the same: amplification by sampling rests on nobody knowing who took part.
+        # As secret as the checkpoint, which holds the same: amplification by sampling rests on
+        # nobody knowing who took part.
         write_atomically(self.path / "participation.csv", checkpoint.ledger.to_csv(), mode=0o600)
         planned = checkpoint.ledger.planned()
-        if any(len(planned.cohort(t)) > len(checkpoint.ledger.cohort(t)) for t in range(len(planned))):
+        if any(
+            len(planned.cohort(t)) > len(checkpoint.ledger.cohort(t)) for t in range(len(planned))
+        ):
             write_atomically(self.path / "selected.csv", planned.to_csv(), mode=0o600)
-        write_atomically(folder / f"round-{checkpoint.rounds_done:06d}.ckpt", checkpoint.write, mode=0o600)
+        write_atomically(
+            folder / f"round-{checkpoint.rounds_done:06d}.ckpt", checkpoint.write, mode=0o600
+        )
         # A writer that was killed leaves its temporary file, as large as a checkpoint.
         for old in [*self._checkpoints()[:-_KEPT_CHECKPOINTS], *folder.glob(".round-*.part")]:
             old.unlink()
@@ -191,7 +231,10 @@ class RunFolder:
     def _checkpoints(self) -> list[pathlib.Path]:
         """Oldest first; by number, as names of seven digits sort before names of six."""
         paths = (self.path / "checkpoints").glob("round-*.ckpt")
-        return sorted((path for path in paths if path.stem[6:].isdecimal()), key=lambda path: int(path.stem[6:]))
+        return sorted(
+            (path for path in paths if path.stem[6:].isdecimal()),
+            key=lambda path: int(path.stem[6:]),
+        )
 
     def saved_rounds(self) -> int:
         """Rounds of the newest checkpoint, by its name; 0 before the first."""
@@ -209,7 +252,8 @@ class RunFolder:
         checkpoint = Checkpoint.read(paths[-1])
         if checkpoint.config_digest != self.digest():
             raise ValueError(
-                f"checkpoint {paths[-1]} belongs to another run (its config, plan, mechanism or noise seed differs): move it out of the "
+                f"checkpoint {paths[-1]} belongs to another run (its config, plan, mechanism or "
+                "noise seed differs): move it out of the "
                 "folder"
             )
         return checkpoint
@@ -223,20 +267,27 @@ class RunFolder:
         return (self.path / "diverged").exists()
 
     def rounds_ever_done(self) -> int:
-        """Rounds whose results somebody may have seen: of the checkpoints, of the metrics, and of crashes before them."""
+        """Rounds whose results somebody may have seen: of the checkpoints, of the metrics, and of
+        crashes before them.
+        """
         seen = [row["round"] + 1 for row in _read_rows(self.path / "metrics.jsonl")]
         return max([self.saved_rounds(), self.rounds_before_crashes(), *seen])
 
     def rounds_before_crashes(self) -> int:
-        """The most rounds that were done when a crash took rows; 0 without one; ValueError where the file is damaged."""
+        """The most rounds that were done when a crash took rows; 0 without one; ValueError where
+        the file is damaged.
+        """
         path = self.path / "rounds_done"
         text = path.read_text().strip() if path.exists() else "0"
         if not text.isdecimal():
-            raise ValueError(f"{path} is damaged: it must hold a number of rounds; put the run's own file back")
+            raise ValueError(
+                f"{path} is damaged: it must hold a number of rounds; put the run's own file back"
+            )
         return int(text)
 
     def truncate_rows(self, rounds_done: int) -> None:
-        """Drops metric and timing rows of rounds that the resumed run will do again, and a half-written last line.
+        """Drops metric and timing rows of rounds that the resumed run will do again, and a
+        half-written last line.
 
         Raises:
           ValueError: a line other than the last is not a row.
@@ -285,16 +336,25 @@ class RunFolder:
         write_atomically(self.path / "metrics.csv", metrics_csv({self.path.name: rows}), mode=0o600)
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Writes name.json atomically. A result is readable by its owner alone, and ends with the digests of the files it sums up."""
+        """Writes name.json atomically.
+
+        A result is readable by its owner alone, and ends with the digests of the files it sums up.
+        """
         if name == "result":
             content = content | {"sha256": digests(self.path)}
         mode = 0o600 if name == "result" else 0o644
-        write_atomically(self.path / f"{name}.json", json.dumps(content, indent=2) + "\n", mode=mode)
+        write_atomically(
+            self.path / f"{name}.json", json.dumps(content, indent=2) + "\n", mode=mode
+        )
 
 
 def digests(folder: pathlib.Path) -> dict[str, str]:
     """Name -> SHA-256, hexadecimal, of the files of a finished run that an audit rests on."""
-    return {name: _sha256((folder / name).read_bytes()) for name in _SUMMED_UP if (folder / name).exists()}
+    return {
+        name: _sha256((folder / name).read_bytes())
+        for name in _SUMMED_UP
+        if (folder / name).exists()
+    }
 
 
 def _sha256(content: bytes) -> str:
@@ -312,11 +372,15 @@ def read_weights(path: pathlib.Path) -> list[np.ndarray]:
         with np.load(path, allow_pickle=False) as arrays:
             return [arrays[f"weight_{i}"] for i in range(len(arrays.files))]
     except READ_ERRORS as error:
-        raise ValueError(f"{path} is damaged or missing ({error}): put back the run's own file") from error
+        raise ValueError(
+            f"{path} is damaged or missing ({error}): put back the run's own file"
+        ) from error
 
 
 def _rows_of(path: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
-    """(line, row) of every row; a last line without its end was being written when the run was killed, and does not count."""
+    """(line, row) of every row; a last line without its end was being written when the run was
+    killed, and does not count.
+    """
     lines = path.read_bytes().split(b"\n")
     rows = []
     for number, line in enumerate(lines, start=1):
@@ -329,7 +393,9 @@ def _rows_of(path: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
         if whole:
             rows.append((line.decode(), row))
         elif not last:
-            raise ValueError(f"line {number} of {path} is damaged: it must be a JSON object with a round")
+            raise ValueError(
+                f"line {number} of {path} is damaged: it must be a JSON object with a round"
+            )
     return rows
 
 
@@ -351,12 +417,14 @@ class Run:
       path: its folder.
       config: its TrainConfig.
       plan: `Plan.summary()` with "task", "versions" and "rmse" beside it.
-      metrics: rows of metrics.jsonl: {"round": t, "clients": c, "examples": e, "train_loss": x, "validation": {...} or absent}.
+      metrics: rows of metrics.jsonl: {"round": t, "clients": c, "examples": e, "train_loss": x,
+        "validation": {...} or absent}.
       timings: rows of timings.jsonl: {"round": t, "seconds": s}.
       statement: Markdown.
       mechanism: of mechanism.npz.
       result: result.json, or None while the run is not finished.
-      clients: clients.json, `TrainedRun.evaluate_clients` of the finished run, or None where it was not measured.
+      clients: clients.json, `TrainedRun.evaluate_clients` of the finished run, or None where it was
+        not measured.
     """
 
     path: pathlib.Path
@@ -371,11 +439,14 @@ class Run:
 
     @functools.cached_property
     def noising(self) -> np.ndarray:
-        """N of the mechanism, float64 (rounds, m); ValueError where it has too many rounds for that."""
+        """N of the mechanism, float64 (rounds, m); ValueError where it has too many rounds for
+        that.
+        """
         return self.mechanism.noising()
 
     def table(self) -> dict[str, list[Any]]:
-        """The metrics as columns, {"round": [...], "train_loss": [...], "validation_accuracy": [...], ...}, for pandas.DataFrame.
+        """The metrics as columns, {"round": [...], "train_loss": [...], "validation_accuracy":
+        [...], ...}, for pandas.DataFrame.
 
         NaN stands for rounds without a validation.
         """
@@ -383,25 +454,32 @@ class Run:
 
     @property
     def ended_after(self) -> int | None:
-        """Rounds of a finished run that ended at an epsilon, before its plan did; None of every other run.
+        """Rounds of a finished run that ended at an epsilon, before its plan did; None of every
+        other run.
 
         Raises:
           ValueError: result.json says something else.
         """
         rounds = None if self.result is None else self.result.get("ended_after")
         if rounds is not None and (type(rounds) is not int or not 1 <= rounds < self.config.rounds):
-            raise ValueError(f"{self.path / 'result.json'} has ended_after={rounds!r}: put the run's own file back")
+            raise ValueError(
+                f"{self.path / 'result.json'} has ended_after={rounds!r}: put the run's own file "
+                "back"
+            )
         return rounds
 
     @property
     def weights(self) -> list[np.ndarray]:
-        """The trained weights of a finished run, float32, in the order of the model's trainable variables.
+        """The trained weights of a finished run, float32, in the order of the model's trainable
+        variables.
 
         Raises:
           ValueError: the run is not finished, or its model.npz is damaged or missing.
         """
         if self.result is None:
-            raise ValueError(f"run {self.path} is not finished, and has no final weights: resume it")
+            raise ValueError(
+                f"run {self.path} is not finished, and has no final weights: resume it"
+            )
         return read_weights(self.path / "model.npz")
 
     @staticmethod
@@ -416,7 +494,9 @@ class Run:
             result, clients = folder / "result.json", folder / "clients.json"
             return Run(
                 path=folder,
-                config=config_from_mapping(_read_object(folder / "config.json"), str(folder / "config.json")),
+                config=config_from_mapping(
+                    _read_object(folder / "config.json"), str(folder / "config.json")
+                ),
                 plan=_read_object(folder / "plan.json"),
                 metrics=_read_rows(folder / "metrics.jsonl"),
                 timings=_read_rows(folder / "timings.jsonl"),
@@ -427,7 +507,8 @@ class Run:
             )
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(
-                f"run folder {folder} is incomplete or damaged ({' '.join(str(error).split())}): run it again in another folder"
+                f"run folder {folder} is incomplete or damaged ({' '.join(str(error).split())}): "
+                "run it again in another folder"
             ) from error
 
 

@@ -15,7 +15,11 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     entries: dict[str, Any] = {}
     for name, value in row.items():
-        entries |= {f"{name}_{key}": v for key, v in value.items()} if isinstance(value, Mapping) else {name: value}
+        entries |= (
+            {f"{name}_{key}": v for key, v in value.items()}
+            if isinstance(value, Mapping)
+            else {name: value}
+        )
     return entries
 
 
@@ -37,7 +41,9 @@ def metrics_csv(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
       runs: name -> rows. Of several runs the first column, "run", is the name.
     """
     several = len(runs) > 1
-    table = [({"run": run} if several else {}) | flat(row) for run, rows in runs.items() for row in rows]
+    table = [
+        ({"run": run} if several else {}) | flat(row) for run, rows in runs.items() for row in rows
+    ]
     out = io.StringIO()
     names = list(dict.fromkeys(name for row in table for name in row)) or ["round"]
     lines = csv.DictWriter(out, names, lineterminator="\n")

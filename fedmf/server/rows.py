@@ -1,9 +1,11 @@
-"""Noise made ahead by the host: it does not depend on the data, so whole blocks of rounds are made at a time.
+"""Noise made ahead by the host: it does not depend on the data, so whole blocks of rounds are made
+at a time.
 
-A block is made in tiles of coordinates, each by a few matrix products on arrays that fit the cache. Its rows are in memory, or in a
-memory map of a file without a name, as secret as the seed. The file goes with the process however that ends, and nothing reads it later.
-A resumed run regenerates its rows from the counter-based source, bit for bit: a round that was released has the same noise again, whatever
-a killed process had half written. Strategies: `fedmf.noise.strategies`.
+A block is made in tiles of coordinates, each by a few matrix products on arrays that fit the cache.
+Its rows are in memory, or in a memory map of a file without a name, as secret as the seed. The file
+goes with the process however that ends, and nothing reads it later. A resumed run regenerates its
+rows from the counter-based source, bit for bit: a round that was released has the same noise again,
+whatever a killed process had half written. Strategies: `fedmf.noise.strategies`.
 """
 
 import os
@@ -26,22 +28,26 @@ from fedmf.terminal import progress_bar
 
 
 class HostNoise:
-    """The rows of N Z for one run, made a block ahead and handed into the state of a query with noise_strategy="precomputed".
+    """The rows of N Z for one run, made a block ahead and handed into the state of a query with
+    noise_strategy="precomputed".
 
-    The same (seed, round) gives the same row whatever ran before, bit for bit within one strategy and block length, and up to float32
-    rounding otherwise.
+    The same (seed, round) gives the same row whatever ran before, bit for bit within one strategy
+    and block length, and up to float32 rounding otherwise.
 
     Args:
       plan: of the run, the aggregator's; its mechanism says what noise is made.
       size: model parameters, d.
       noise_seed: as of `dp_aggregator`; or `key`.
       key: uint64 (4,), the source's, in place of noise_seed.
-      strategy: "recurrent", "regenerated", or None for the cheaper one; see `fedmf.noise.strategies`.
-      memory_bytes: what the arrays may take; None for a quarter of the machine's memory. Rows that need more are in a memory map.
+      strategy: "recurrent", "regenerated", or None for the cheaper one; see
+        `fedmf.noise.strategies`.
+      memory_bytes: what the arrays may take; None for a quarter of the machine's memory. Rows that
+        need more are in a memory map.
       folder: private folder for the memory map; None for the system's folder of temporary files.
 
     Raises:
-      TypeError, ValueError: naming the argument, and what to do instead; a mechanism whose noise float32 does not hold.
+      TypeError, ValueError: naming the argument, and what to do instead; a mechanism whose noise
+        float32 does not hold.
 
     Example:
       >>> import fedmf
@@ -64,13 +70,19 @@ class HostNoise:
         folder: str | pathlib.Path | None = None,
     ) -> None:
         if not isinstance(plan, Plan):
-            raise TypeError(f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate")
+            raise TypeError(
+                f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate"
+            )
         if (noise_seed is None) == (key is None):
             raise ValueError("noise_seed and key: give exactly one")
         if isinstance(noise_seed, str) and noise_seed == "os":
-            raise ValueError('noise_seed="os" would differ from the aggregator\'s: use HostNoise.for_state')
+            raise ValueError(
+                'noise_seed="os" would differ from the aggregator\'s: use HostNoise.for_state'
+            )
         stream = plan.mechanism.stream().causal()
-        size = plan.noise_size(checks.integer("size", size, low=0, hint="it is the number of model parameters"))
+        size = plan.noise_size(
+            checks.integer("size", size, low=0, hint="it is the number of model parameters")
+        )
         self.size = size
         self.rounds = stream.rounds
         check_tail(plan, LARGEST, entries=self.rounds * size)
@@ -93,13 +105,19 @@ class HostNoise:
 
     @classmethod
     def for_state(cls, plan: Plan, state: Any, **options: Any) -> "HostNoise":
-        """For the run whose state this is: any structure with one NoiseState in it, such as TFF's server state.
+        """For the run whose state this is: any structure with one NoiseState in it, such as TFF's
+        server state.
 
         Args:
           plan, options: as of `HostNoise`, without size, noise_seed and key, which the state holds.
         """
         noise = _the_noise(state)
-        return cls(plan, int(np.shape(noise.rows)[1]) - plan.noise_size(0), key=np.asarray(noise.key), **options)
+        return cls(
+            plan,
+            int(np.shape(noise.rows)[1]) - plan.noise_size(0),
+            key=np.asarray(noise.key),
+            **options,
+        )
 
     def show_progress(self) -> None:
         """From now on a bar shows the progress of a block that takes more than some seconds."""
@@ -108,12 +126,16 @@ class HostNoise:
     def row(self, t: int) -> np.ndarray:
         """Row t of N Z at unit standard deviation, float32 (size,), a new array.
 
-        Rounds in order cost a block now and then. Any other round costs the blocks before it, except under "regenerated".
+        Rounds in order cost a block now and then. Any other round costs the blocks before it,
+        except under "regenerated".
 
         Raises:
           ValueError: t is not in 0 .. rounds - 1.
         """
-        hint = f"the noise was planned for rounds={self.rounds}: fit and calibrate a longer mechanism to train on"
+        hint = (
+            f"the noise was planned for rounds={self.rounds}: fit and calibrate a longer mechanism "
+            "to train on"
+        )
         t = checks.integer("t", t, low=0, high=self.rounds - 1, hint=hint)
         with self._lock:  # the source and the blocks are of one round at a time
             return self._maker.row(t)
@@ -122,35 +144,46 @@ class HostNoise:
         """`state` with the row of its next round in it; the rest is as it was.
 
         Args:
-          state: any structure with one NoiseState of strategy "precomputed" in it: of a query, an aggregator or a whole TFF process.
+          state: any structure with one NoiseState of strategy "precomputed" in it: of a query, an
+            aggregator or a whole TFF process.
 
         Raises:
-          ValueError: no such state, more than one, another key or mechanism, or past the last round.
+          ValueError: no such state, more than one, another key or mechanism, or past the last
+            round.
         """
         noise = _the_noise(state)
         if np.shape(noise.rows) != (1, self.size):
             raise ValueError(
-                f"state holds noise rows of shape {np.shape(noise.rows)}: make the aggregator with noise_strategy='precomputed' "
+                f"state holds noise rows of shape {np.shape(noise.rows)}: make the aggregator with "
+                "noise_strategy='precomputed' "
                 f"for a model of {self.size} parameters"
             )
         if not np.array_equal(np.asarray(noise.key), self._key):
-            raise ValueError("the state was made with another noise seed: use HostNoise.for_state(plan, state)")
-        if int(noise.mechanism) != self._mark:
-            # The aggregator scales the rows by its own plan: noise of another plan would not give the guarantee of that one. And one that
-            # makes noise itself would take the row for one of the past, and subtract it.
             raise ValueError(
-                "the state's aggregator was made with another plan, or without noise_strategy='precomputed': make both from one plan, "
+                "the state was made with another noise seed: use HostNoise.for_state(plan, state)"
+            )
+        if int(noise.mechanism) != self._mark:
+            # The aggregator scales the rows by its own plan: noise of another plan would not give
+            # the guarantee of that one. And one that makes noise itself would take the row for one
+            # of the past, and subtract it.
+            raise ValueError(
+                "the state's aggregator was made with another plan, or without "
+                "noise_strategy='precomputed': make both from one plan, "
                 "and the aggregator with that strategy"
             )
         t = int(noise.next_round)
-        row = self.row(t)[None]  # not within: the tree's error would show the state, and the key in it
+        row = self.row(t)[
+            None
+        ]  # not within: the tree's error would show the state, and the key in it
         return _replace(state, lambda noise: noise._replace(made_for=np.int32(t), rows=row))
 
 
 def _checked_key(key: Any) -> np.ndarray:
     key = np.asarray(key)
     if key.shape != (4,) or key.dtype != np.uint64:
-        raise ValueError(f"key has shape {key.shape} and dtype {key.dtype}: give the uint64 (4,) of a state")
+        raise ValueError(
+            f"key has shape {key.shape} and dtype {key.dtype}: give the uint64 (4,) of a state"
+        )
     return key
 
 
@@ -159,7 +192,8 @@ def _the_noise(state: Any) -> NoiseState:
     _replace(state, lambda noise: noises.append(noise) or noise)  # type: ignore[func-returns-value]
     if len(noises) != 1:
         raise ValueError(
-            f"state holds {len(noises)} NoiseStates where one is needed: pass the state of one process with one fedmf aggregator"
+            f"state holds {len(noises)} NoiseStates where one is needed: pass the state of one "
+            "process with one fedmf aggregator"
         )
     return noises[0]
 
@@ -193,7 +227,9 @@ class _Tiles:
     def __iter__(self) -> Iterator[slice]:
         """The tiles, with a progress bar if it is to be shown."""
         tiles = [slice(start, min(start + TILE, self.size)) for start in range(0, self.size, TILE)]
-        yield from progress_bar.bar(tiles, desc="noise", unit="tile", leave=False, delay=3, disable=not self.shown)
+        yield from progress_bar.bar(
+            tiles, desc="noise", unit="tile", leave=False, delay=3, disable=not self.shown
+        )
 
     def draw(self, first: int, tile: slice, out: np.ndarray) -> None:
         """Rows first, first + 1, ... of Z in `tile` into out, float32 (rows, coordinates)."""
@@ -207,7 +243,10 @@ class _Independent:
         self._form, self._tiles = form, tiles
 
     def row(self, t: int) -> np.ndarray:
-        row, scale = np.empty((1, self._tiles.size), np.float32), np.float32(self._form.matrix(t)[0, 0])
+        row, scale = (
+            np.empty((1, self._tiles.size), np.float32),
+            np.float32(self._form.matrix(t)[0, 0]),
+        )
         self._tiles.source.fill(row, t)
         return row[0] if scale == 1 else row[0] * scale
 
@@ -215,8 +254,9 @@ class _Independent:
 class _Recurrent:
     """[X_b; S_(b+1)] = M_b [Z_b; S_b] on tiles, in an array that holds X_b and S_(b+1).
 
-    A block takes the place of the rows it is made from: an interrupted one is lost with its state, and the next row starts from round 0.
-    A rolling state is the last r rows of N Z, so the array is a ring of max(L, r) of them.
+    A block takes the place of the rows it is made from: an interrupted one is lost with its state,
+    and the next row starts from round 0. A rolling state is the last r rows of N Z, so the array is
+    a ring of max(L, r) of them.
     """
 
     def __init__(self, form: BlockForm, tiles: _Tiles, array: np.ndarray) -> None:
@@ -236,7 +276,9 @@ class _Recurrent:
         L, r, b = self._form.length, self._form.width, self._next
         self._made, self._next = range(0), 0  # until it is done
         if self._form.rolling:
-            written, state = ((b * L + rounds) % len(self._array) for rounds in (np.arange(L), -1 - np.arange(r)))
+            written, state = (
+                (b * L + rounds) % len(self._array) for rounds in (np.arange(L), -1 - np.arange(r))
+            )
         else:
             written, state = np.arange(L + r), np.arange(L, L + r)
         M = self._form.matrix(b)[: len(written)].astype(np.float32)
@@ -275,12 +317,16 @@ class _Regenerated:
         start = t // together * together
         end = min(start + len(self._rows), len(self._matrix))
         N = self._matrix[start:end, :end].astype(np.float32)
-        drawn, product = (np.empty((rows, min(TILE, self._tiles.size)), np.float32) for rows in (end, together))
+        drawn, product = (
+            np.empty((rows, min(TILE, self._tiles.size)), np.float32) for rows in (end, together)
+        )
         for tile in self._tiles:
             z, count = drawn[:, : tile.stop - tile.start], tile.stop - tile.start
             self._tiles.draw(0, tile, z)
             for i in range(start, end, together):
                 stop = min(i + together, end)
-                out = np.matmul(N[i - start : stop - start, :stop], z[:stop], out=product[: stop - i, :count])
+                out = np.matmul(
+                    N[i - start : stop - start, :stop], z[:stop], out=product[: stop - i, :count]
+                )
                 self._rows[i - start : stop - start, tile] = out
         self._made = range(start, end)

@@ -1,6 +1,7 @@
 """The Gaussian source: rows of Z that can be drawn again at any time, whatever ran before.
 
-Its bits are AES-256 in counter mode, its normals Box-Muller's. docs/randomness.md describes it to the last bit.
+Its bits are AES-256 in counter mode, its normals Box-Muller's. docs/randomness.md describes it to
+the last bit.
 """
 
 import hashlib
@@ -14,16 +15,18 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fedmf import checks
 
-# A chunk of coordinates is drawn together: the cosines of its pairs are its first half, the sines its second. A row can be entered
-# at every chunk.
+# A chunk of coordinates is drawn together: the cosines of its pairs are its first half, the sines
+# its second. A row can be entered at every chunk.
 CHUNK = 1024
 _PAIRS = CHUNK // 2
 _BLOCKS = 4 * CHUNK // 16  # of 16 bytes, for one word of 4 bytes a coordinate
 # Words worked on together: they and what is made of them stay in the cache.
 _WORDS = 65_536
-# Radii whose first 32 bits are this near to either end of their range are computed in float64, from all 40 bits.
+# Radii whose first 32 bits are this near to either end of their range are computed in float64, from
+# all 40 bits.
 _NEAR_THE_END = 2**20
-# Radii whose 40 bits are below this get 64 more: the tail is right as far out as float64 tells numbers from 0.
+# Radii whose 40 bits are below this get 64 more: the tail is right as far out as float64 tells
+# numbers from 0.
 _FAR_OUT = 2**24
 _SECOND_STREAM = 2**63
 _SEED_LIMIT = 10**4000  # what Python writes in digits, and to spare
@@ -40,13 +43,18 @@ def check_noise_seed(noise_seed: Any) -> int:
     """
     if isinstance(noise_seed, str) and noise_seed == "os":
         return secrets.randbits(256)
-    hint = 'give a whole number, keep it secret and never use it twice, or "os" to draw one from the operating system'
+    hint = (
+        'give a whole number, keep it secret and never use it twice, or "os" to draw one from the '
+        "operating system"
+    )
     if noise_seed is None:
         raise ValueError(f"noise_seed=None: {hint}")
     try:
         seed = checks.integer("noise_seed", noise_seed, low=0, hint=hint)
     except TypeError:
-        raise TypeError(f"noise_seed is a {type(noise_seed).__name__}, not an int: {hint}") from None
+        raise TypeError(
+            f"noise_seed is a {type(noise_seed).__name__}, not an int: {hint}"
+        ) from None
     except ValueError:
         raise ValueError(f"noise_seed is negative: {hint}") from None
     if seed >= _SEED_LIMIT:
@@ -65,13 +73,18 @@ def noise_key(noise_seed: int) -> np.ndarray:
 
 
 def seed_of_run(noise_seed: int, number: int) -> int:
-    """The noise seed of the run that an object begins after `number` others: noise_seed itself of the first one."""
+    """The noise seed of the run that an object begins after `number` others: noise_seed itself of
+    the first one.
+    """
     if number == 0:
         return noise_seed
-    return int.from_bytes(hashlib.sha256(f"fedmf run {number} of noise seed {noise_seed}".encode()).digest())
+    return int.from_bytes(
+        hashlib.sha256(f"fedmf run {number} of noise seed {noise_seed}".encode()).digest()
+    )
 
 
-# (out, high, low) writes the key stream of the counters (high, low), (high, low + 1), ... into out, uint8 (16 times their number,).
+# (out, high, low) writes the key stream of the counters (high, low), (high, low + 1), ... into out,
+# uint8 (16 times their number,).
 Bits = Callable[[np.ndarray, int, int], None]
 
 
@@ -92,9 +105,11 @@ def aes_counter_mode(key: bytes) -> Bits:
 
 
 class GaussianSource:
-    """Independent standard normals by row and coordinate, each a pure function of (key, row, coordinate).
+    """Independent standard normals by row and coordinate, each a pure function of (key, row,
+    coordinate).
 
-    They have the Gaussian's tail: no draw beyond 12 standard deviations exists, and a Gaussian has one in 10^32.
+    They have the Gaussian's tail: no draw beyond 12 standard deviations exists, and a Gaussian has
+    one in 10^32.
 
     Args:
       key: uint64 (4,); from `noise_key`.
@@ -109,11 +124,16 @@ class GaussianSource:
     """
 
     def __init__(self, key: np.ndarray, *, bits: Bits | None = None) -> None:
-        secret = hashlib.sha256(b"fedmf noise of the host:" + np.asarray(key, "<u8").tobytes()).digest()
+        secret = hashlib.sha256(
+            b"fedmf noise of the host:" + np.asarray(key, "<u8").tobytes()
+        ).digest()
         self._bits = aes_counter_mode(secret) if bits is None else bits
         self._words = np.empty(_WORDS, "<u4")
-        # Arrays of their own: numpy's fast cosine does not run from one part of an array into another.
-        self._radius, self._cosine, self._sine = (np.empty(_WORDS // 2, np.float32) for _ in range(3))
+        # Arrays of their own: numpy's fast cosine does not run from one part of an array into
+        # another.
+        self._radius, self._cosine, self._sine = (
+            np.empty(_WORDS // 2, np.float32) for _ in range(3)
+        )
         self._number, self._near = np.empty(_WORDS // 2, "<u4"), np.empty(_WORDS // 2, bool)
         self._normals = np.empty(_WORDS, np.float32)
 
@@ -156,7 +176,9 @@ class GaussianSource:
         np.add(first, np.uint32(_NEAR_THE_END), out=number)  # modulo 2^32: both ends are near 0 now
         np.less(number, np.uint32(2 * _NEAR_THE_END), out=near)
         block, pair = np.divmod(np.flatnonzero(near), _PAIRS)
-        bits = first[block, pair].astype(np.uint64) << np.uint64(8) | second[block, pair] & np.uint32(255)
+        bits = first[block, pair].astype(np.uint64) << np.uint64(8) | second[
+            block, pair
+        ] & np.uint32(255)
         uniform = (bits + 0.5) * 2.0**-40
         for i in np.flatnonzero(bits < _FAR_OUT):
             where = row + block[i] // chunks, (chunk + block[i] % chunks) * _PAIRS + pair[i]

@@ -1,4 +1,6 @@
-"""The noise's state between rounds, the marks by which a state of another plan is told, and the plans that a source cannot serve."""
+"""The noise's state between rounds, the marks by which a state of another plan is told, and the
+plans that a source cannot serve.
+"""
 
 import hashlib
 import math
@@ -35,10 +37,12 @@ def mark_of(text: str) -> int:
 
 
 def plan_mark(plan: Plan) -> int:
-    """64 bits by which plans are told apart: by mechanism, standard deviation and clip norm, and how it adapts.
+    """64 bits by which plans are told apart: by mechanism, standard deviation and clip norm, and
+    how it adapts.
 
-    A round that is done again with another scale of the same noise, or with updates clipped to another norm beside it, gives both away.
-    The two numbers count to six digits: another processor may calibrate the same plan to others beyond.
+    A round that is done again with another scale of the same noise, or with updates clipped to
+    another norm beside it, gives both away. The two numbers count to six digits: another processor
+    may calibrate the same plan to others beyond.
 
     >>> import fedmf
     >>> once = fedmf.Participation(rounds=4, schema="single")
@@ -54,7 +58,8 @@ def plan_mark(plan: Plan) -> int:
 
 
 def state_mark(plan: int, strategy: str, state_rows: int, size: int) -> int:
-    """64 bits by which states are told apart: another plan, strategy or model would make other noise of their rows, or the same of others.
+    """64 bits by which states are told apart: another plan, strategy or model would make other
+    noise of their rows, or the same of others.
 
     A row that another strategy takes for that of the round may be one which was released already.
 
@@ -70,18 +75,21 @@ def state_mark(plan: int, strategy: str, state_rows: int, size: int) -> int:
     return mark_of(f"{plan} {strategy} {state_rows} {size}")
 
 
-# Below this noise multiplier epsilon is above 50 for every delta that anybody states: such noise is for tests.
+# Below this noise multiplier epsilon is above 50 for every delta that anybody states: such noise is
+# for tests.
 _NO_PROTECTION = 0.15
 
 
 def check_tail(plan: Plan, end: float, *, entries: int) -> None:
     """Refuses a plan whose delta is so small that the end of the source's tail counts.
 
-    No pair of draws has a radius above `end`, so a release that is further out than the noise without the client proves that the
-    client is there. Let the client's shift have length a = 1 / noise_multiplier and part a_p in pair p. The chance in one pair is at
-    most f(a_p), with f(a) <= Q_1(a, end), Marcum's function, and f(a) <= end a exp(-(end - a)^2 / 2) / pi, the largest density times
-    the area of the crescent that two discs leave. As a function of a^2, f is concave and then convex, so that the sum over P pairs is
-    at most that of a shift in one of them and of one that is spread over all: f(a) + P f(a / sqrt(P)).
+    No pair of draws has a radius above `end`, so a release that is further out than the noise
+    without the client proves that the client is there. Let the client's shift have length a = 1 /
+    noise_multiplier and part a_p in pair p. The chance in one pair is at most f(a_p), with f(a) <=
+    Q_1(a, end), Marcum's function, and f(a) <= end a exp(-(end - a)^2 / 2) / pi, the largest
+    density times the area of the crescent that two discs leave. As a function of a^2, f is concave
+    and then convex, so that the sum over P pairs is at most that of a shift in one of them and of
+    one that is spread over all: f(a) + P f(a / sqrt(P)).
 
     Args:
       plan: of the run.
@@ -100,16 +108,22 @@ def check_tail(plan: Plan, end: float, *, entries: int) -> None:
     chance = _marcum(a, end) + pairs * min(_marcum(spread, end), crescent)
     if chance > plan.delta / 10:
         raise ValueError(
-            f"delta={plan.delta:g}: no draw passes {end:.2f} standard deviations, and the chance to see that is {chance:.1g} at "
-            f"noise_multiplier={z:g}, above a tenth of delta; use a larger delta or more noise, and in a TFF pipeline "
+            f"delta={plan.delta:g}: no draw passes {end:.2f} standard deviations, and the chance "
+            f"to see that is {chance:.1g} at "
+            f"noise_multiplier={z:g}, above a tenth of delta; use a larger delta or more noise, "
+            "and in a TFF pipeline "
             'noise_strategy="precomputed", whose draws go further out'
         )
 
 
 def _marcum(a: float, b: float) -> float:
-    """Q_1(a, b), the chance that a pair of normals with a mean of length a is further than b from 0."""
+    """Q_1(a, b), the chance that a pair of normals with a mean of length a is further than b from
+    0.
+    """
 
     def density(r: float) -> float:
         return float(r * math.exp(-((r - a) ** 2) / 2) * scipy.special.ive(0, a * r))
 
-    return float(scipy.integrate.quad(density, b, max(a, b) + 40, points=[b + 1], epsabs=0, epsrel=1e-6)[0])
+    return float(
+        scipy.integrate.quad(density, b, max(a, b) + 40, points=[b + 1], epsabs=0, epsrel=1e-6)[0]
+    )

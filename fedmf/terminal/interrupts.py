@@ -7,8 +7,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-# Batch systems send SIGTERM before they kill; SIGHUP comes where a terminal or its connection is gone. Windows has neither.
-ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+# Batch systems send SIGTERM before they kill; SIGHUP comes where a terminal or its connection is
+# gone. Windows has neither.
+ENDING_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 
 
 class Interrupted(Exception):
@@ -24,15 +27,17 @@ _deferring = 0
 def handled(*numbers: int) -> Iterator[None]:
     """Inside, each of these signals raises KeyboardInterrupt, or sets a flag inside `deferred`.
 
-    A second Ctrl-C raises at once, whatever the block. A signal that is ignored, as by nohup, or that somebody else handles is left
-    alone. Does nothing outside the main thread.
+    A second Ctrl-C raises at once, whatever the block. A signal that is ignored, as by nohup, or
+    that somebody else handles is left alone. Does nothing outside the main thread.
     """
     global _blocks
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     free = (signal.SIG_DFL, signal.default_int_handler)
-    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) in free}
+    before = {
+        number: signal.getsignal(number) for number in numbers if signal.getsignal(number) in free
+    }
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def handle(number: int, frame: Any) -> None:
@@ -61,7 +66,9 @@ def handled(*numbers: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Inside, the first Ctrl-C only sets a flag, which `check` raises; the same for other signals that `handled` takes."""
+    """Inside, the first Ctrl-C only sets a flag, which `check` raises; the same for other signals
+    that `handled` takes.
+    """
     global _deferring
     with handled(signal.SIGINT):
         _deferring += 1
@@ -72,7 +79,9 @@ def deferred() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raises KeyboardInterrupt if a handled signal has come: also one whose exception third-party code swallowed or replaced."""
+    """Raises KeyboardInterrupt if a handled signal has come: also one whose exception third-party
+    code swallowed or replaced.
+    """
     if _blocks and _received:
         raise KeyboardInterrupt
 

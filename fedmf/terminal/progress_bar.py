@@ -7,7 +7,8 @@ from typing import Any
 
 
 def bar(iterable: Iterable[Any] | None = None, **options: Any) -> Any:
-    """A `tqdm.tqdm` on standard error: drawn ten times a second on a terminal, a line every ten seconds elsewhere.
+    """A `tqdm.tqdm` on standard error: drawn ten times a second on a terminal, a line every ten
+    seconds elsewhere.
 
     Args:
       iterable, options: of `tqdm.tqdm`.
@@ -18,7 +19,9 @@ def bar(iterable: Iterable[Any] | None = None, **options: Any) -> Any:
     """
     import tqdm
 
-    return tqdm.tqdm(iterable, mininterval=0.1 if sys.stderr.isatty() else 10, **_shape(), **options)
+    return tqdm.tqdm(
+        iterable, mininterval=0.1 if sys.stderr.isatty() else 10, **_shape(), **options
+    )
 
 
 def _shape() -> dict[str, Any]:

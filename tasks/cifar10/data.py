@@ -1,7 +1,8 @@
-"""Reads the Python version of CIFAR-10 (Krizhevsky 2009, "Learning multiple layers of features from tiny images"), or a stand-in.
+"""Reads the Python version of CIFAR-10 (Krizhevsky 2009, "Learning multiple layers of features from
+tiny images"), or a stand-in.
 
-The archive holds pickles, which can run any code. Here they cannot: every name in them is looked up in a table of three, none of which does
-more than keep bytes.
+The archive holds pickles, which can run any code. Here they cannot: every name in them is looked up
+in a table of three, none of which does more than keep bytes.
 """
 
 import dataclasses
@@ -16,7 +17,18 @@ from typing import Any
 
 import numpy as np
 
-LABEL_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+LABEL_NAMES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 SIDE = 32
 FOLDER = "cifar-10-batches-py"
 TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -63,14 +75,18 @@ class Images:
 
 
 def load_images(path: str | os.PathLike[str] | None = None) -> Images:
-    """The images of an archive; None is where Keras's own load_data keeps it. Nothing is downloaded, unpacked or run.
+    """The images of an archive; None is where Keras's own load_data keeps it.
+
+    Nothing is downloaded, unpacked or run.
 
     Raises:
       FileNotFoundError: no such file; the message says what to put where.
       ValueError: the archive is damaged or of another kind.
     """
     archive = (
-        pathlib.Path("~/.keras/datasets").expanduser() / f"{FOLDER}.tar.gz" if path is None else pathlib.Path(path)
+        pathlib.Path("~/.keras/datasets").expanduser() / f"{FOLDER}.tar.gz"
+        if path is None
+        else pathlib.Path(path)
     )
     if archive.is_dir():
         raise ValueError(f"{archive} is a folder: name the packed archive, cifar-10-python.tar.gz")
@@ -82,7 +98,11 @@ def load_images(path: str | os.PathLike[str] | None = None) -> Images:
         content = _unpickled(archive, name, members[name])
         batches.append(_batch(archive, name, content))
     names = _unpickled(archive, META, members[META]).get(b"label_names")
-    if not isinstance(names, list) or len(names) != 10 or not all(isinstance(name, bytes) for name in names):
+    if (
+        not isinstance(names, list)
+        or len(names) != 10
+        or not all(isinstance(name, bytes) for name in names)
+    ):
         raise ValueError(f"{archive}: {META} has no ten label names: {_HINT}")
     *train, (x_test, y_test) = batches
     return Images(
@@ -107,7 +127,9 @@ def _members(archive: pathlib.Path) -> dict[str, bytes]:
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise ValueError(f"{archive} is no whole .tar.gz archive ({error}): {_HINT}") from None
     if missing := sorted(wanted - set(found)):
-        raise ValueError(f"{archive} has no {missing[0]}, so it is not the Python version of CIFAR-10: {_HINT}")
+        raise ValueError(
+            f"{archive} has no {missing[0]}, so it is not the Python version of CIFAR-10: {_HINT}"
+        )
     return found
 
 
@@ -157,23 +179,44 @@ def _unpickled(archive: pathlib.Path, name: str, content: bytes) -> dict[Any, An
         # Written by Python 2, whose strings are bytes.
         value = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except _PICKLE_ERRORS as error:
-        raise ValueError(f"{archive}: {name} is not a pickle of images ({error}): {_HINT}") from None
+        raise ValueError(
+            f"{archive}: {name} is not a pickle of images ({error}): {_HINT}"
+        ) from None
     return value if isinstance(value, dict) else {}
 
 
-def _batch(archive: pathlib.Path, name: str, content: dict[Any, Any]) -> tuple[np.ndarray, np.ndarray]:
+def _batch(
+    archive: pathlib.Path, name: str, content: dict[Any, Any]
+) -> tuple[np.ndarray, np.ndarray]:
     """Images (m, 32, 32, 3) and labels (m,) of a batch."""
     data = getattr(content.get(b"data"), "array", None)
     labels = content.get(b"labels")
-    if data is None or data.ndim != 2 or data.shape[1] != 3 * SIDE**2 or not isinstance(labels, list):
-        raise ValueError(f"{archive}: {name} does not hold b'data' of 3,072 bytes an image and b'labels': {_HINT}")
-    if len(labels) != len(data) or not labels or not all(type(label) is int and 0 <= label < 10 for label in labels):
-        raise ValueError(f"{archive}: {name} does not hold one label in 0..9 for each of {len(data)} images: {_HINT}")
+    if (
+        data is None
+        or data.ndim != 2
+        or data.shape[1] != 3 * SIDE**2
+        or not isinstance(labels, list)
+    ):
+        raise ValueError(
+            f"{archive}: {name} does not hold b'data' of 3,072 bytes an image and b'labels': "
+            f"{_HINT}"
+        )
+    if (
+        len(labels) != len(data)
+        or not labels
+        or not all(type(label) is int and 0 <= label < 10 for label in labels)
+    ):
+        raise ValueError(
+            f"{archive}: {name} does not hold one label in 0..9 for each of {len(data)} images: "
+            f"{_HINT}"
+        )
     return data.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1), np.array(labels, np.int32)
 
 
 def scaled(x: np.ndarray) -> np.ndarray:
-    """Images as the network takes them: float32 in [-1, 1], x / 127.5 - 1, as in the code of Kairouz et al. 2021."""
+    """Images as the network takes them: float32 in [-1, 1], x / 127.5 - 1, as in the code of
+    Kairouz et al. 2021.
+    """
     return x.astype(np.float32) / np.float32(127.5) - np.float32(1)
 
 
@@ -187,9 +230,16 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     parts = {
         name: {
             "images": len(y),
-            "labels": dict(zip(images.label_names, np.bincount(y, minlength=10).tolist(), strict=True)),
+            "labels": dict(
+                zip(images.label_names, np.bincount(y, minlength=10).tolist(), strict=True)
+            ),
         }
         for name, y in (("training", images.y), ("test", images.y_test))
     }
     origin = "synthetic stand-in" if images.synthetic else "CIFAR-10"
-    return {"path": str(path), "bytes": pathlib.Path(path).stat().st_size, "origin": origin, "splits": parts}
+    return {
+        "path": str(path),
+        "bytes": pathlib.Path(path).stat().st_size,
+        "origin": origin,
+        "splits": parts,
+    }

@@ -4,7 +4,18 @@ import numpy as np
 
 from fedmf.tasks.cifar10.data import SIDE
 
-LABEL_NAMES = ("disc", "ring", "square", "triangle", "cross", "crescent", "rows", "columns", "diagonals", "checks")
+LABEL_NAMES = (
+    "disc",
+    "ring",
+    "square",
+    "triangle",
+    "cross",
+    "crescent",
+    "rows",
+    "columns",
+    "diagonals",
+    "checks",
+)
 
 # The colour that a class has on average: easy to learn, and not enough.
 _TINTS = 0.5 + 0.5 * np.cos(2 * np.pi * (np.arange(10)[:, None] * 0.3 + np.arange(3) / 3))
@@ -30,9 +41,15 @@ def draw_pictures(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     tint = _TINTED * _TINTS[labels][:, None, None] + (1 - _TINTED) * rng.random((m, 1, 1, 3))
     # A ground unlike the shape: otherwise one picture in ten shows nothing.
     ground = (tint + 0.5 + rng.uniform(-0.2, 0.2, (m, 1, 1, 3))) % 1
-    shade = 0.15 * np.sin(steps[None, None, :] * uniform(0, 0.2) + steps[None, :, None] * uniform(0, 0.2))
+    shade = 0.15 * np.sin(
+        steps[None, None, :] * uniform(0, 0.2) + steps[None, :, None] * uniform(0, 0.2)
+    )
     noise = 0.1 * rng.standard_normal((m, SIDE, SIDE, 3), np.float32)
-    picture = np.where(inside[..., None], tint, ground).astype(np.float32) + shade[..., None].astype(np.float32) + noise
+    picture = (
+        np.where(inside[..., None], tint, ground).astype(np.float32)
+        + shade[..., None].astype(np.float32)
+        + noise
+    )
     return np.round(255 * np.clip(picture, 0, 1)).astype(np.uint8)
 
 

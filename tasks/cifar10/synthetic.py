@@ -1,4 +1,6 @@
-"""Writes a stand-in in the format of cifar-10-python.tar.gz: offline work goes through the same loader, and through other people's."""
+"""Writes a stand-in in the format of cifar-10-python.tar.gz: offline work goes through the same
+loader, and through other people's.
+"""
 
 import gzip
 import io
@@ -30,7 +32,9 @@ def write_synthetic(
     overwrite: bool = False,
     progress: bool = True,
 ) -> pathlib.Path:
-    """Writes a stand-in for CIFAR-10 and returns its path. The file appears when it is complete; the same arguments give the same pictures.
+    """Writes a stand-in for CIFAR-10 and returns its path.
+
+    The file appears when it is complete; the same arguments give the same pictures.
 
     Args:
       path: file to write, such as "shapes.tar.gz"; its folder must exist.
@@ -42,7 +46,8 @@ def write_synthetic(
 
     Raises:
       TypeError: an argument of the wrong kind.
-      ValueError: an argument out of range, an existing file without `overwrite`, or a file that cannot be written.
+      ValueError: an argument out of range, an existing file without `overwrite`, or a file that
+        cannot be written.
     """
     path = pathlib.Path(path)
     for name, value in (("examples", examples), ("test_examples", test_examples)):
@@ -50,7 +55,13 @@ def write_synthetic(
     checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
     if path.exists() and not overwrite:
         raise ValueError(f"{path} exists already: choose another file name or pass overwrite=True")
-    sizes = dict(zip(TRAIN, (len(part) for part in np.array_split(np.arange(examples), len(TRAIN))), strict=True))
+    sizes = dict(
+        zip(
+            TRAIN,
+            (len(part) for part in np.array_split(np.arange(examples), len(TRAIN))),
+            strict=True,
+        )
+    )
     names: list[Pickled] = [name.encode() for name in LABEL_NAMES]
 
     def write(out: BinaryIO) -> None:
@@ -60,17 +71,31 @@ def write_synthetic(
             tarfile.open(fileobj=packed, mode="w") as archive,
         ):
             _add(
-                archive, META, {b"num_cases_per_batch": sizes[TRAIN[0]], b"label_names": names, b"num_vis": 3 * SIDE**2}
+                archive,
+                META,
+                {
+                    b"num_cases_per_batch": sizes[TRAIN[0]],
+                    b"label_names": names,
+                    b"num_vis": 3 * SIDE**2,
+                },
             )
             batches = progress_bar.bar(
-                (sizes | {TEST: test_examples}).items(), desc=f"writing {path.name}", unit="batch", disable=not progress
+                (sizes | {TEST: test_examples}).items(),
+                desc=f"writing {path.name}",
+                unit="batch",
+                disable=not progress,
             )
             for number, (name, size) in enumerate(batches):
                 rng = np.random.default_rng([seed, number])
                 labels = rng.integers(0, 10, size)
-                parts = [draw_pictures(part, rng) for part in np.array_split(labels, -(-size // _DRAWN_AT_ONCE))]
+                parts = [
+                    draw_pictures(part, rng)
+                    for part in np.array_split(labels, -(-size // _DRAWN_AT_ONCE))
+                ]
                 pictures = np.concatenate(parts).transpose(0, 3, 1, 2).reshape(size, 3 * SIDE**2)
-                files: list[Pickled] = [f"{LABEL_NAMES[label]}_{i:06d}.png".encode() for i, label in enumerate(labels)]
+                files: list[Pickled] = [
+                    f"{LABEL_NAMES[label]}_{i:06d}.png".encode() for i, label in enumerate(labels)
+                ]
                 content: Pickled = {
                     b"batch_label": f"synthetic {name}".encode(),
                     b"labels": labels.tolist(),
@@ -83,7 +108,8 @@ def write_synthetic(
         write_atomically(path, write)
     except OSError as error:
         raise ValueError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that exists and is writable"
+            f"cannot write {path}: {error.strerror or error}; choose a folder that exists and is "
+            "writable"
         ) from None
     return path
 
@@ -96,7 +122,9 @@ def _add(archive: tarfile.TarFile, name: str, value: Pickled) -> None:
 
 
 def _python_2_pickle(value: Pickled) -> bytes:
-    """A pickle of protocol 2 as Python 2 wrote the archive: its strings are bytes or text, whichever a reader asks for."""
+    """A pickle of protocol 2 as Python 2 wrote the archive: its strings are bytes or text,
+    whichever a reader asks for.
+    """
     return b"\x80\x02" + _opcodes(value) + b"."
 
 
@@ -111,8 +139,15 @@ def _opcodes(value: Pickled) -> bytes:
     if isinstance(value, dict):
         pairs = (_opcodes(key) + _opcodes(content) for key, content in value.items())
         return b"}(" + b"".join(pairs) + b"u"  # EMPTY_DICT MARK ... SETITEMS
-    # What numpy's own ndarray.__reduce__ says, for an array of bytes in C order; c, R and b are GLOBAL, REDUCE and BUILD.
-    empty = b"cnumpy.core.multiarray\n_reconstruct\n" + b"cnumpy\nndarray\n" + b"K\x00\x85" + _opcodes(b"b") + b"\x87R"
+    # What numpy's own ndarray.__reduce__ says, for an array of bytes in C order; c, R and b are
+    # GLOBAL, REDUCE and BUILD.
+    empty = (
+        b"cnumpy.core.multiarray\n_reconstruct\n"
+        + b"cnumpy\nndarray\n"
+        + b"K\x00\x85"
+        + _opcodes(b"b")
+        + b"\x87R"
+    )
     order = b"(" + b"K\x03" + _opcodes(b"|") + b"NNN" + 2 * _opcodes(-1) + b"K\x00" + b"t"
     dtype = b"cnumpy\ndtype\n" + _opcodes(b"u1") + b"K\x00K\x01\x87R" + order + b"b"
     shape = b"(" + b"".join(map(_opcodes, value.shape)) + b"t"

@@ -47,7 +47,8 @@ def build_task(o: Cifar10Options) -> Task:
     return Task(
         name="cifar10",
         description=(
-            f"{'a stand-in for ' if images.synthetic else ''}CIFAR-10: {len(client_ids)} training images, each a client; "
+            f"{'a stand-in for ' if images.synthetic else ''}CIFAR-10: {len(client_ids)} training "
+            "images, each a client; "
             f"network {o.model!r}; validated on {o.validation} images"
         ),
         data_version=images.version,

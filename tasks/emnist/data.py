@@ -1,7 +1,9 @@
-"""Reads TFF's federated EMNIST file: 3,400 writers of the NIST collection, or a stand-in of the same format.
+"""Reads TFF's federated EMNIST file: 3,400 writers of the NIST collection, or a stand-in of the
+same format.
 
-Images are as TFF gives them, float32 with background 1 and ink 0, and nothing more is done to them, as in Reddi et al. 2021, "Adaptive
-federated optimization" (App. C). The data set is by Caldas et al. 2018, "LEAF: a benchmark for federated settings".
+Images are as TFF gives them, float32 with background 1 and ink 0, and nothing more is done to them,
+as in Reddi et al. 2021, "Adaptive federated optimization" (App. C). The data set is by Caldas et
+al. 2018, "LEAF: a benchmark for federated settings".
 """
 
 import os
@@ -20,7 +22,8 @@ PIXELS = 28
 _SPLITS = ("digits_only_train", "digits_only_test", "all_train", "all_test")
 _SAMPLED_WRITERS = 100
 _HINT = (
-    f"put TFF's unpacked {FILE_NAME} there or name it by data=FILE, or, offline, write a stand-in with "
+    f"put TFF's unpacked {FILE_NAME} there or name it by data=FILE, or, offline, write a stand-in "
+    "with "
     "`fedmf data synth --task emnist --out FILE` (`--letters` gives 62 classes)"
 )
 
@@ -33,14 +36,16 @@ def open_file(path: str | os.PathLike[str] | None = None) -> ClientDatabase:
       ValueError: the file is damaged or of another format.
     """
     return ClientDatabase(
-        pathlib.Path("~/.tff").expanduser() / FILE_NAME if path is None else pathlib.Path(path), _HINT
+        pathlib.Path("~/.tff").expanduser() / FILE_NAME if path is None else pathlib.Path(path),
+        _HINT,
     )
 
 
 def client_examples(
     file: ClientDatabase, split: str, client_id: str, *, classes: int, limit: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A writer's images in file order: float32 (m, 28, 28, 1) in [0, 1], and labels int32 (m,) below `classes`.
+    """A writer's images in file order: float32 (m, 28, 28, 1) in [0, 1], and labels int32 (m,)
+    below `classes`.
 
     Args:
       file: the data file.
@@ -61,9 +66,15 @@ def client_examples(
             raise ValueError(f"{file.path}, writer {client_id!r}: {error}; {_HINT}") from None
         image, label = example.get("pixels"), example.get("label")
         if not isinstance(image, np.ndarray) or image.size != PIXELS**2:
-            raise ValueError(f"{file.path}, writer {client_id!r}: a record without 28 x 28 float 'pixels'; {_HINT}")
+            raise ValueError(
+                f"{file.path}, writer {client_id!r}: a record without 28 x 28 float 'pixels'; "
+                f"{_HINT}"
+            )
         if not isinstance(label, int) or not 0 <= label < classes:
-            raise ValueError(f"{file.path}, writer {client_id!r}: label {label!r} is not in 0..{classes - 1}; {_HINT}")
+            raise ValueError(
+                f"{file.path}, writer {client_id!r}: label {label!r} is not in 0..{classes - 1}; "
+                f"{_HINT}"
+            )
         pixels.append(image)
         labels.append(label)
     x = np.array(pixels, np.float32).reshape(-1, PIXELS, PIXELS, 1)
@@ -73,7 +84,8 @@ def client_examples(
 def halves(client_ids: list[str]) -> tuple[list[str], list[str]]:
     """The writers of the validation split and those of the test split.
 
-    They alternate: neighbours in the sorted order are of one NIST partition, such as census employees or pupils, and both halves need both.
+    They alternate: neighbours in the sorted order are of one NIST partition, such as census
+    employees or pupils, and both halves need both.
     """
     return client_ids[::2], client_ids[1::2]
 
@@ -87,7 +99,8 @@ def is_emnist(path: str | os.PathLike[str]) -> bool:
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Path, bytes, origin, and for each split writers, images, quantiles of a writer's, and labels of a sample of writers; JSON-able.
+    """Path, bytes, origin, and for each split writers, images, quantiles of a writer's, and labels
+    of a sample of writers; JSON-able.
 
     Raises:
       FileNotFoundError, ValueError: as `open_file` and `client_examples` do.
@@ -97,13 +110,23 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     for split in (name for name in _SPLITS if name in file.splits()):
         sizes = file.client_sizes(split)
         some = random.Random(0).sample(list(sizes), min(_SAMPLED_WRITERS, len(sizes)))
-        labels = np.concatenate([client_examples(file, split, name, classes=len(CLASSES))[1] for name in some])
+        labels = np.concatenate(
+            [client_examples(file, split, name, classes=len(CLASSES))[1] for name in some]
+        )
         counts = np.bincount(labels, minlength=10 if split.startswith("digits") else len(CLASSES))
         splits[split] = {
             "writers": len(sizes),
             "images": sum(sizes.values()),
             "images_per_writer": quantiles(list(sizes.values())),
-            "sample": {"writers": len(some), "labels": {CLASSES[i]: int(count) for i, count in enumerate(counts)}},
+            "sample": {
+                "writers": len(some),
+                "labels": {CLASSES[i]: int(count) for i, count in enumerate(counts)},
+            },
         }
     origin = "synthetic stand-in" if file.synthetic else "federated EMNIST"
-    return {"path": str(file.path), "bytes": file.path.stat().st_size, "origin": origin, "splits": splits}
+    return {
+        "path": str(file.path),
+        "bytes": file.path.stat().st_size,
+        "origin": origin,
+        "splits": splits,
+    }

@@ -1,7 +1,8 @@
-"""Characters of fonts drawn by hand: each writer has a font, a pen and a slant, and no two characters are the same.
+"""Characters of fonts drawn by hand: each writer has a font, a pen and a slant, and no two
+characters are the same.
 
-A character is kept as its signed distance to the outline. A thicker pen is then another threshold, and a slanted, turned or shaky hand
-another place where the distance is looked up.
+A character is kept as its signed distance to the outline. A thicker pen is then another threshold,
+and a slanted, turned or shaky hand another place where the distance is looked up.
 """
 
 import dataclasses
@@ -15,7 +16,14 @@ from fedmf.tasks.emnist.data import PIXELS
 from fedmf.tasks.emnist.options import CLASSES
 
 # Of matplotlib's own files. Shapes differ: with and without serifs, upright and italic.
-_FONTS = ("DejaVuSans", "DejaVuSerif", "DejaVuSansMono-Oblique", "STIXGeneral", "STIXGeneralItalic", "DejaVuSans-Bold")
+_FONTS = (
+    "DejaVuSans",
+    "DejaVuSerif",
+    "DejaVuSansMono-Oblique",
+    "STIXGeneral",
+    "STIXGeneralItalic",
+    "DejaVuSans-Bold",
+)
 _FIELD = 96  # side of a distance field
 _CAPITAL = 56  # height of a capital in it
 _DRAWN = 17.0  # height of a capital in an image, in pixels
@@ -62,11 +70,15 @@ def draw_hand(rng: np.random.Generator) -> Hand:
 
 @functools.cache
 def _distances(font: int) -> np.ndarray:
-    """Signed distances to the outlines, float32 (characters, side, side), in pixels of the field, negative in the ink."""
+    """Signed distances to the outlines, float32 (characters, side, side), in pixels of the field,
+    negative in the ink.
+    """
     import matplotlib
     from matplotlib.ft2font import FT2Font
 
-    face = FT2Font(str(pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{_FONTS[font]}.ttf"))
+    face = FT2Font(
+        str(pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{_FONTS[font]}.ttf")
+    )
     face.set_size(_CAPITAL, 72 / 0.72)  # a capital takes 0.72 of the size
     fields = np.empty((len(CLASSES), _FIELD, _FIELD), np.float32)
     for i, character in enumerate(CLASSES):
@@ -78,7 +90,9 @@ def _distances(font: int) -> np.ndarray:
         bottom = min(_FIELD, (_FIELD + _CAPITAL) // 2 + below)
         top, left = max(0, bottom - bitmap.shape[0]), max(0, (_FIELD - bitmap.shape[1]) // 2)
         ink = np.zeros((_FIELD, _FIELD), bool)
-        ink[top:bottom, left : left + bitmap.shape[1]] = bitmap[: bottom - top, : _FIELD - left] > 127
+        ink[top:bottom, left : left + bitmap.shape[1]] = (
+            bitmap[: bottom - top, : _FIELD - left] > 127
+        )
         outside, inside = ndimage.distance_transform_edt(~ink), ndimage.distance_transform_edt(ink)
         fields[i] = outside - inside
     return fields
@@ -117,7 +131,9 @@ def draw_images(hand: Hand, labels: np.ndarray, rng: np.random.Generator) -> np.
 
 
 def _looked_up(fields: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Bilinear interpolation of fields (m, side, side) at points (m, h, w); beyond the edge as at the edge."""
+    """Bilinear interpolation of fields (m, side, side) at points (m, h, w); beyond the edge as at
+    the edge.
+    """
     top = np.clip(np.floor(rows), 0, _FIELD - 2).astype(np.intp)
     left = np.clip(np.floor(columns), 0, _FIELD - 2).astype(np.intp)
     down, right = np.clip(rows - top, 0, 1), np.clip(columns - left, 0, 1)

@@ -11,9 +11,10 @@ from fedmf.tasks.emnist.data import PIXELS
 def build_model(seed: int, *, classes: int, kind: str = "cnn") -> Any:
     """An untrained tf.keras.Model from float32 (batch, 28, 28, 1) to logits (batch, classes).
 
-    "cnn" is the network of Reddi et al. 2021, "Adaptive federated optimization" (App. C), without its dropout: two convolutions of
-    3 x 3, one pooling, a dense layer of 128; 1,206,590 parameters for 62 classes, 1,199,882 for 10. "small" pools after each convolution;
-    56,714 parameters for 10 classes. Initializers are Keras's defaults with seeds.
+    "cnn" is the network of Reddi et al. 2021, "Adaptive federated optimization" (App. C), without
+    its dropout: two convolutions of 3 x 3, one pooling, a dense layer of 128; 1,206,590 parameters
+    for 62 classes, 1,199,882 for 10. "small" pools after each convolution; 56,714 parameters for 10
+    classes. Initializers are Keras's defaults with seeds.
 
     Args:
       seed: draws the initial weights.

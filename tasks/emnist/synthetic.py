@@ -1,4 +1,6 @@
-"""Writes a stand-in in the format of TFF's emnist_all.sqlite: offline work goes through the same loader."""
+"""Writes a stand-in in the format of TFF's emnist_all.sqlite: offline work goes through the same
+loader.
+"""
 
 import os
 import pathlib
@@ -25,31 +27,43 @@ def write_synthetic(
     overwrite: bool = False,
     progress: bool = True,
 ) -> pathlib.Path:
-    """Writes a stand-in for federated EMNIST and returns its path. The file appears when it is complete.
+    """Writes a stand-in for federated EMNIST and returns its path.
 
-    A writer's images depend on (seed, writer, examples_per_client, only_digits) only. Like the real writers each has train and test images,
-    not equally many, and some characters more often than others.
+    The file appears when it is complete.
+
+    A writer's images depend on (seed, writer, examples_per_client, only_digits) only. Like the real
+    writers each has train and test images, not equally many, and some characters more often than
+    others.
 
     Args:
       path: file to write, such as "emnist.sqlite"; its folder must exist.
       clients: number of writers.
       seed: draws writers and images.
       examples_per_client: mean number of a writer's images in both splits.
-      only_digits: ten classes; otherwise half of the images are letters, and the file holds the 62 classes beside the digits alone.
+      only_digits: ten classes; otherwise half of the images are letters, and the file holds the 62
+        classes beside the digits alone.
       overwrite: replace an existing file.
       progress: show a progress bar.
 
     Raises:
       TypeError: an argument of the wrong kind.
-      ValueError: an argument out of range, an existing file without `overwrite`, or a folder that cannot be written.
+      ValueError: an argument out of range, an existing file without `overwrite`, or a folder that
+        cannot be written.
     """
     path = pathlib.Path(path)
     checks.integer("clients", clients, low=1, hint="use a positive whole number")
     checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
-    checks.integer("examples_per_client", examples_per_client, low=10, hint="every writer needs some for each split")
+    checks.integer(
+        "examples_per_client",
+        examples_per_client,
+        low=10,
+        hint="every writer needs some for each split",
+    )
     with (
         create(path, SYNTHETIC, overwrite=overwrite) as connection,
-        progress_bar.bar(range(clients), desc=f"writing {path.name}", unit="writer", disable=not progress) as writers,
+        progress_bar.bar(
+            range(clients), desc=f"writing {path.name}", unit="writer", disable=not progress
+        ) as writers,
     ):
         for writer in writers:
             rng = np.random.default_rng([seed, writer])
@@ -65,7 +79,9 @@ def write_synthetic(
                 digits = [record for label, record in part if label < 10]
                 write_client(connection, client_id, f"digits_only_{kind}", digits)
                 if not only_digits:
-                    write_client(connection, client_id, f"all_{kind}", [record for _, record in part])
+                    write_client(
+                        connection, client_id, f"all_{kind}", [record for _, record in part]
+                    )
     return path
 
 

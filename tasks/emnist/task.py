@@ -12,7 +12,9 @@ from fedmf.tasks.emnist.options import EmnistOptions
 
 
 def build_task(o: EmnistOptions) -> Task:
-    """The EMNIST task. Every other writer's test images are the validation split, the others' are the test split.
+    """The EMNIST task.
+
+    Every other writer's test images are the validation split, the others' are the test split.
 
     Raises:
       FileNotFoundError: no data file; the message says what to put where.
@@ -23,7 +25,8 @@ def build_task(o: EmnistOptions) -> Task:
     writers = list(file.client_sizes(o.split("test")))
     if len(writers) < 2:
         raise ValueError(
-            f"{file.path} has one writer in {o.split('test')!r}: validation and test need at least one each"
+            f"{file.path} has one writer in {o.split('test')!r}: validation and test need at least "
+            "one each"
         )
     evaluated = dict(zip(("validation", "test"), data.halves(writers), strict=True))
     read = functools.partial(data.client_examples, file, classes=o.classes)
@@ -37,7 +40,8 @@ def build_task(o: EmnistOptions) -> Task:
     return Task(
         name="emnist",
         description=(
-            f"EMNIST on {'a stand-in' if file.synthetic else 'the federated file'}: {len(train)} writers, {o.classes} classes, "
+            f"EMNIST on {'a stand-in' if file.synthetic else 'the federated file'}: {len(train)} "
+            f"writers, {o.classes} classes, "
             f"network {o.model!r}"
         ),
         data_version=file.version,

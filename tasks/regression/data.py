@@ -1,8 +1,10 @@
-"""Linear and logistic regression with a chosen spectrum: clients are generated, in memory, when they are asked for.
+"""Linear and logistic regression with a chosen spectrum: clients are generated, in memory, when
+they are asked for.
 
-The setting is that of Choquette-Choo et al. 2024, "Correlated noise provably beats independent noise for differentially private learning":
-x ~ Normal(0, H) with eigenvalues i^-decay, and a well-specified model. Noisy SGD's error grows with the dimension, that of correlated noise
-with the effective dimension Tr(H) / ||H||.
+The setting is that of Choquette-Choo et al. 2024, "Correlated noise provably beats independent
+noise for differentially private learning": x ~ Normal(0, H) with eigenvalues i^-decay, and a
+well-specified model. Noisy SGD's error grows with the dimension, that of correlated noise with the
+effective dimension Tr(H) / ||H||.
 """
 
 import dataclasses
@@ -13,7 +15,10 @@ from fedmf.tasks.regression.options import RegressionOptions
 
 
 def eigenvalues(o: RegressionOptions) -> np.ndarray:
-    """Float64 (features,): the variances of the features, of which the first is 1. The features are not correlated."""
+    """Float64 (features,): the variances of the features, of which the first is 1.
+
+    The features are not correlated.
+    """
     return np.arange(1, o.features + 1, dtype=np.float64) ** -o.decay
 
 
@@ -31,8 +36,9 @@ def true_weights(o: RegressionOptions) -> np.ndarray:
 def client_examples(o: RegressionOptions, client: int) -> tuple[np.ndarray, np.ndarray]:
     """A client's features float32 (examples, features) and labels float32 (examples, 1).
 
-    A client's features have a mean of their own. Over all clients they have mean 0 and covariance H. A linear label is
-    <x, weights> + noise * Normal(0, 1); a logistic one is 1 with probability 1 / (1 + exp(-<x, weights> / noise)).
+    A client's features have a mean of their own. Over all clients they have mean 0 and covariance
+    H. A linear label is <x, weights> + noise * Normal(0, 1); a logistic one is 1 with probability 1
+    / (1 + exp(-<x, weights> / noise)).
 
     Args:
       o: the data.
@@ -50,7 +56,9 @@ def client_examples(o: RegressionOptions, client: int) -> tuple[np.ndarray, np.n
 
 
 def split_examples(o: RegressionOptions, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """The examples of clients that do not train, as `client_examples` has them, for "validation" or "test"."""
+    """The examples of clients that do not train, as `client_examples` has them, for "validation" or
+    "test".
+    """
     first = o.clients + (o.evaluation_clients if split == "test" else 0)
     parts = [client_examples(o, client) for client in range(first, first + o.evaluation_clients)]
     return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
@@ -58,4 +66,6 @@ def split_examples(o: RegressionOptions, split: str) -> tuple[np.ndarray, np.nda
 
 def version(o: RegressionOptions) -> str:
     """Another text for other data."""
-    return repr({name: value for name, value in dataclasses.asdict(o).items() if name != "batch_size"})
+    return repr(
+        {name: value for name, value in dataclasses.asdict(o).items() if name != "batch_size"}
+    )

@@ -6,7 +6,8 @@ import tensorflow as tf
 
 
 def build_model(seed: int, *, features: int) -> Any:
-    """A tf.keras.Model from float32 (batch, features) to (batch, 1), the prediction or the logit: weights without a bias, all 0.
+    """A tf.keras.Model from float32 (batch, features) to (batch, 1), the prediction or the logit:
+    weights without a bias, all 0.
 
     Args:
       seed: not used, since the model starts at 0.

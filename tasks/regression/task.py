@@ -17,7 +17,8 @@ def build_task(o: RegressionOptions) -> Task:
     return Task(
         name="regression",
         description=(
-            f"{o.kind} regression: {o.clients} generated clients of {o.examples} examples, {o.features} features with effective "
+            f"{o.kind} regression: {o.clients} generated clients of {o.examples} examples, "
+            f"{o.features} features with effective "
             f"dimension {data.effective_dimension(o):.3g}"
         ),
         data_version=data.version(o),

@@ -1,4 +1,6 @@
-"""StackOverflow next-word prediction: the data file, its synthetic stand-in, import of text, the model and the task."""
+"""StackOverflow next-word prediction: the data file, its synthetic stand-in, import of text, the
+model and the task.
+"""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any

@@ -1,16 +1,21 @@
-"""The made-up language of the synthetic corpus: a lexicon, clause templates, and topics that decide the content words.
+"""The made-up language of the synthetic corpus: a lexicon, clause templates, and topics that decide
+the content words.
 
 What there is to learn, from easy to hard:
   1. which words are frequent (the unigram guess);
-  2. fixed runs of function words inside a clause ("i am trying to", "is there a way to"): a bigram model gets them;
-  3. which clause one is in and where ("do i" is followed by a verb, "the" by a noun of the topic, a clause by its
+  2. fixed runs of function words inside a clause ("i am trying to", "is there a way to"): a bigram
+     model gets them;
+  3. which clause one is in and where ("do i" is followed by a verb, "the" by a noun of the topic, a
+     clause by its
     joint);
-  4. the topic of the sentence, from any content word so far: it decides the frequent nouns, verbs and the technology's
+  4. the topic of the sentence, from any content word so far: it decides the frequent nouns, verbs
+     and the technology's
     name;
-  5. collocations (each verb and adjective has a favourite noun, each noun a favourite verb) and nouns that come back.
+  5. collocations (each verb and adjective has a favourite noun, each noun a favourite verb) and
+     nouns that come back.
 
-The language is a pure function of its two sizes: corpora made from different seeds speak the same language through
-different users.
+The language is a pure function of its two sizes: corpora made from different seeds speak the same
+language through different users.
 """
 
 import dataclasses
@@ -18,8 +23,9 @@ import functools
 
 import numpy as np
 
-# One weight and one clause a line. Content words: N noun, V verb, A adjective, T technology (the topic's own name).
-# Small words: D determiner, M modal, P preposition, R adverb (mostly left out). The rest stands for itself.
+# One weight and one clause a line. Content words: N noun, V verb, A adjective, T technology (the
+# topic's own name). Small words: D determiner, M modal, P preposition, R adverb (mostly left out).
+# The rest stands for itself.
 _QUESTION_CLAUSES = """
 5 i am R trying to V D N
 4 how do i V D N P D N ?
@@ -82,10 +88,22 @@ _CHOICES = {  # weights fall off as in Zipf's law; every user has a taste of the
     "R": "just also really simply only actually probably then",
 }
 _ADVERB_SHARE = 0.3
-_JOINTS = ((".", 5.0), (", but", 2.0), ("and", 4.0), ("because", 2.0), (", so", 2.0), ("when", 1.0), ("so that", 1.0))
+_JOINTS = (
+    (".", 5.0),
+    (", but", 2.0),
+    ("and", 4.0),
+    ("because", 2.0),
+    (", so", 2.0),
+    ("when", 1.0),
+    ("so that", 1.0),
+)
 _ENDS = ((".", 8.0), ("?", 1.0), ("!", 0.5), ("", 1.0))
-_TOPIC_NAMES = "python sql css java git android excel linux perl ruby regex swift docker matlab vim bash"
-_SHARED_NOUNS = "code file data value function list name line error example time string type number user"
+_TOPIC_NAMES = (
+    "python sql css java git android excel linux perl ruby regex swift docker matlab vim bash"
+)
+_SHARED_NOUNS = (
+    "code file data value function list name line error example time string type number user"
+)
 _ONSETS, _VOWELS = "b d f g k l m n p r s t v z st tr pl gr", "aeiou"
 
 _NOTHING = -1
@@ -108,8 +126,8 @@ def _parse(text: str) -> tuple[np.ndarray, list[list[str]]]:
 
 
 def _content_word(index: int, ending: str) -> str:
-    # Mixed-radix digits become syllables; multiplying by a number prime to the radix keeps neighbours from looking
-    # alike.
+    # Mixed-radix digits become syllables; multiplying by a number prime to the radix keeps
+    # neighbours from looking alike.
     onsets, vowels = _ONSETS.split(), _VOWELS
     radix = len(onsets) * len(vowels)
     count = 2
@@ -117,7 +135,10 @@ def _content_word(index: int, ending: str) -> str:
         index, count = index - radix**count, count + 1
     scrambled = index * 7919 % radix**count
     digits = [scrambled // radix**place % radix for place in range(count)]
-    return "".join(onsets[digit % len(onsets)] + vowels[digit // len(onsets)] for digit in digits) + ending
+    return (
+        "".join(onsets[digit % len(onsets)] + vowels[digit // len(onsets)] for digit in digits)
+        + ending
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,12 +151,14 @@ class Language:
       clauses: (number of clauses, longest clause) int64, word ids or slot codes, -1 beyond the end.
       closed: (number of clauses,) bool, whether the clause brings its own punctuation.
       question_weights, answer_weights: float64, probability of each clause in posts of either type.
-      joints, ends: int64 (choices, 2), one or two word ids, -1 for none; joint_weights, end_weights: their
-        probabilities.
-      small: slot code -> word ids of determiners, modals, prepositions and adverbs, the most frequent first.
+      joints, ends: int64 (choices, 2), one or two word ids, -1 for none; joint_weights,
+        end_weights: their probabilities.
+      small: slot code -> word ids of determiners, modals, prepositions and adverbs, the most
+        frequent first.
       technology: (topics,) word ids. shared: (nouns,) word ids that every topic uses.
       nouns, verbs, adjectives: (topics, size) word ids, the topic's most frequent first.
-      favourite: (words,) int64: the noun that a verb or adjective goes with, the verb that a noun goes with.
+      favourite: (words,) int64: the noun that a verb or adjective goes with, the verb that a noun
+        goes with.
     """
 
     words: list[str]
@@ -158,14 +181,19 @@ class Language:
 
 
 def _smallest(topics: int) -> int:
-    function_words = {word for text in (_QUESTION_CLAUSES, _ANSWER_CLAUSES, _COMMON_CLAUSES) for word in text.split()}
+    function_words = {
+        word
+        for text in (_QUESTION_CLAUSES, _ANSWER_CLAUSES, _COMMON_CLAUSES)
+        for word in text.split()
+    }
     function_words.update(word for text in _CHOICES.values() for word in text.split())
     return len(function_words) + len(_SHARED_NOUNS.split()) + 16 * topics
 
 
 @functools.cache
 def make_language(vocabulary_size: int, topics: int) -> Language:
-    """The language with `vocabulary_size` words and `topics` topics; the same sizes give the same language.
+    """The language with `vocabulary_size` words and `topics` topics; the same sizes give the same
+    language.
 
     Raises:
       ValueError: too few words for the clauses and topics, or more topics than have names.
@@ -174,7 +202,8 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
         raise ValueError(f"topics={topics} must lie between 1 and {MAX_TOPICS}")
     if vocabulary_size < _smallest(topics):
         raise ValueError(
-            f"vocabulary_size={vocabulary_size} is too small for {topics} topics: use {_smallest(topics)}+"
+            f"vocabulary_size={vocabulary_size} is too small for {topics} topics: use "
+            f"{_smallest(topics)}+"
         )
     words: list[str] = []
     ids: dict[str, int] = {}
@@ -185,7 +214,10 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
             words.append(word)
         return ids[word]
 
-    (q_weights, questions), (a_weights, answers) = _parse(_QUESTION_CLAUSES), _parse(_ANSWER_CLAUSES)
+    (q_weights, questions), (a_weights, answers) = (
+        _parse(_QUESTION_CLAUSES),
+        _parse(_ANSWER_CLAUSES),
+    )
     c_weights, common = _parse(_COMMON_CLAUSES)
     clauses = questions + answers + common
     table = np.full((len(clauses), max(map(len, clauses))), _NOTHING, np.int64)
@@ -194,12 +226,17 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
     question = np.concatenate([q_weights, 0.05 * a_weights, c_weights])
     answer = np.concatenate([0.05 * q_weights, a_weights, c_weights])
 
-    small = {_SLOTS[slot]: np.array([intern(word) for word in text.split()]) for slot, text in _CHOICES.items()}
+    small = {
+        _SLOTS[slot]: np.array([intern(word) for word in text.split()])
+        for slot, text in _CHOICES.items()
+    }
 
     def pieces(choices: tuple[tuple[str, float], ...]) -> tuple[np.ndarray, np.ndarray]:
         rows = [[intern(word) for word in text.split()] for text, _ in choices]
         weights = np.array([weight for _, weight in choices])
-        return np.array([row + [_NOTHING] * (2 - len(row)) for row in rows]), weights / weights.sum()
+        return np.array(
+            [row + [_NOTHING] * (2 - len(row)) for row in rows]
+        ), weights / weights.sum()
 
     (joints, joint_weights), (ends, end_weights) = pieces(_JOINTS), pieces(_ENDS)
     technology = np.array([intern(name) for name in _TOPIC_NAMES.split()[:topics]])
@@ -220,7 +257,9 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
             tables[ending][position] = intern(word)
             coined += 1
     nouns, verbs, adjectives = tables["et"], tables[""], tables["ic"]
-    rest = []  # of the division above: every topic shares these, so that the language has exactly the words asked for
+    # Of the division above: every topic shares these, so that the language has exactly the words
+    # asked for.
+    rest = []
     while len(words) < vocabulary_size:
         rest.append(intern(_content_word(coined, "et")))
         coined += 1
@@ -229,9 +268,15 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
     favourite = np.zeros(len(words), np.int64)
     rng = np.random.Generator(np.random.Philox(key=2023))
     for topic in range(topics):
-        favourite[verbs[topic]] = rng.choice(nouns[topic], size=verbs.shape[1], p=zipf(nouns.shape[1], 8.0))
-        favourite[adjectives[topic]] = rng.choice(nouns[topic], size=adjectives.shape[1], p=zipf(nouns.shape[1], 8.0))
-        favourite[nouns[topic]] = rng.choice(verbs[topic], size=nouns.shape[1], p=zipf(verbs.shape[1], 8.0))
+        favourite[verbs[topic]] = rng.choice(
+            nouns[topic], size=verbs.shape[1], p=zipf(nouns.shape[1], 8.0)
+        )
+        favourite[adjectives[topic]] = rng.choice(
+            nouns[topic], size=adjectives.shape[1], p=zipf(nouns.shape[1], 8.0)
+        )
+        favourite[nouns[topic]] = rng.choice(
+            verbs[topic], size=nouns.shape[1], p=zipf(verbs.shape[1], 8.0)
+        )
     favourite[shared] = rng.choice(verbs.ravel(), size=len(shared))
     return Language(
         words=words,
@@ -274,7 +319,9 @@ class Style:
 
 
 def draw_style(language: Language, rng: np.random.Generator) -> Style:
-    """A user's style: few topics out of all, own clause habits, own sentence length, a handful of own nouns."""
+    """A user's style: few topics out of all, own clause habits, own sentence length, a handful of
+    own nouns.
+    """
     topics = len(language.topics)
     base = zipf(topics, 3.0)
     topic_weights = rng.dirichlet(np.maximum(0.35 * topics * base, 0.05))
@@ -286,7 +333,10 @@ def draw_style(language: Language, rng: np.random.Generator) -> Style:
         question_weights=question / question.sum(),
         answer_weights=answer / answer.sum(),
         clause_counts=rng.dirichlet(np.array([6.0, 4.0, 1.0])),
-        small={slot: rng.dirichlet(8.0 * len(ids) * zipf(len(ids))) for slot, ids in language.small.items()},
+        small={
+            slot: rng.dirichlet(8.0 * len(ids) * zipf(len(ids)))
+            for slot, ids in language.small.items()
+        },
         own_nouns=rng.choice(language.nouns[main], size=4, p=zipf(language.nouns.shape[1])),
     )
 
@@ -305,17 +355,23 @@ def _rank(size: int, uniform: np.ndarray) -> np.ndarray:
 
 
 def draw_sentences(
-    language: Language, style: Style, topics: np.ndarray, questions: np.ndarray, rng: np.random.Generator
+    language: Language,
+    style: Style,
+    topics: np.ndarray,
+    questions: np.ndarray,
+    rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws one sentence for each entry of `topics`.
 
     Args:
       language: the language. style: the user's.
-      topics: int64 (sentences,), topic of each. questions: bool (sentences,), whether its post is a question.
+      topics: int64 (sentences,), topic of each. questions: bool (sentences,), whether its post is a
+        question.
       rng: source of randomness.
 
     Returns:
-      (ids, lengths): int64 word ids of all sentences one after the other, and each sentence's length >= 1.
+      (ids, lengths): int64 word ids of all sentences one after the other, and each sentence's
+      length >= 1.
     """
     count = len(topics)
     uniform = rng.random((count, 2 * MAX_CLAUSES + 1))
@@ -351,7 +407,9 @@ def _fill(
     lengths: np.ndarray,
     rng: np.random.Generator,
 ) -> None:
-    """Replaces the slot codes in `flat` by words: the first slot of every sentence, then every second, and so on."""
+    """Replaces the slot codes in `flat` by words: the first slot of every sentence, then every
+    second, and so on.
+    """
     whose = np.repeat(np.arange(len(lengths)), lengths)
     for slot, ids in language.small.items():
         where = np.flatnonzero(flat == slot)
@@ -370,20 +428,28 @@ def _fill(
         kind, topic = flat[where], topics[who]
         coin, rank = rng.random(len(where)), rng.random(len(where))
 
-        def ranked(table: np.ndarray, topic: np.ndarray = topic, rank: np.ndarray = rank) -> np.ndarray:
+        def ranked(
+            table: np.ndarray, topic: np.ndarray = topic, rank: np.ndarray = rank
+        ) -> np.ndarray:
             return table[topic, _rank(table.shape[1], rank)]
 
         leader, previous = last_leader[who], last_noun[who]
         noun = ranked(language.nouns)
         noun = np.where(coin < 0.10, language.shared[_rank(len(language.shared), rank)], noun)
-        noun = np.where(coin > 0.90, style.own_nouns[(rank * len(style.own_nouns)).astype(np.int64)], noun)
+        noun = np.where(
+            coin > 0.90, style.own_nouns[(rank * len(style.own_nouns)).astype(np.int64)], noun
+        )
         noun = np.where((previous >= 0) & (coin > 0.60) & (coin <= 0.90), previous, noun)
         noun = np.where((leader >= 0) & (coin > 0.40), language.favourite[leader], noun)
-        verb = np.where((previous >= 0) & (coin > 0.50), language.favourite[previous], ranked(language.verbs))
+        verb = np.where(
+            (previous >= 0) & (coin > 0.50), language.favourite[previous], ranked(language.verbs)
+        )
         other = language.technology[(rank * len(language.technology)).astype(np.int64)]
         technology = np.where(coin > 0.15, language.technology[topic], other)
         adjective = ranked(language.adjectives)
-        word = np.select([kind == NOUN, kind == VERB, kind == ADJECTIVE], [noun, verb, adjective], technology)
+        word = np.select(
+            [kind == NOUN, kind == VERB, kind == ADJECTIVE], [noun, verb, adjective], technology
+        )
         flat[where] = word
         last_noun[who] = np.where(kind == NOUN, word, previous)
         last_leader[who] = np.where(

@@ -1,9 +1,9 @@
 """An LSTM layer whose backward pass adds up the recurrent gradient in one matrix product.
 
-Keras's LSTM computes the gradient of the recurrent kernel step by step: `length` products of (units x batch) by (batch
-x 4 units) and as many additions of the whole (units x 4 units) matrix. With the small batches of federated clients
-these additions cost more than the products. Here the steps only carry the gradient of the gates; the kernel's gradient
-is one product over all steps.
+Keras's LSTM computes the gradient of the recurrent kernel step by step: `length` products of (units
+x batch) by (batch x 4 units) and as many additions of the whole (units x 4 units) matrix. With the
+small batches of federated clients these additions cost more than the products. Here the steps only
+carry the gradient of the gates; the kernel's gradient is one product over all steps.
 """
 
 from typing import Any
@@ -15,8 +15,8 @@ def _recurrence(gates: Any, kernel: Any) -> Any:
     """The hidden states of an LSTM that starts at zero.
 
     Args:
-      gates: (length, batch, 4 units) float32, each step's input to the gates, in Keras's order: input, forget, cell,
-        output.
+      gates: (length, batch, 4 units) float32, each step's input to the gates, in Keras's order:
+        input, forget, cell, output.
       kernel: (units, 4 units) float32.
 
     Returns:
@@ -35,8 +35,8 @@ def _recurrence(gates: Any, kernel: Any) -> Any:
         openings: list[Any] = []
         for step in steps:
             total = step + tf.matmul(state, kernel) if squashed else step
-            # One sigmoid for all four, though the third is not used: at these sizes an operation costs more than its
-            # numbers.
+            # One sigmoid for all four, though the third is not used: at these sizes an operation
+            # costs more than its numbers.
             opening = tf.sigmoid(total)
             update, forget, _, output = tf.split(opening, 4, axis=1)
             candidates.append(tf.tanh(total[:, 2 * units : 3 * units]))
@@ -49,10 +49,15 @@ def _recurrence(gates: Any, kernel: Any) -> Any:
 
         def gradient(upstream: Any) -> Any:
             upstream = tf.unstack(upstream)
-            opening, candidate, squash = tf.stack(openings), tf.stack(candidates), tf.stack(squashed)
+            opening, candidate, squash = (
+                tf.stack(openings),
+                tf.stack(candidates),
+                tf.stack(squashed),
+            )
             update, forget, _, output = tf.split(opening, 4, axis=2)
             slope = opening * (1.0 - opening)
-            # How each gate's input moves the cell (first three) and the state (the last), for all steps at once.
+            # How each gate's input moves the cell (first three) and the state (the last), for all
+            # steps at once.
             to_cell = tf.unstack(output * (1.0 - squash * squash))
             factors = tf.unstack(
                 tf.concat(
@@ -98,10 +103,20 @@ def with_keras_lstm(model: Any) -> Any:
 
 
 class UnrolledLSTM(tf.keras.layers.LSTM):
-    """tf.keras.layers.LSTM with the same weights and outputs, for whole sequences of a fixed length without a mask."""
+    """tf.keras.layers.LSTM with the same weights and outputs, for whole sequences of a fixed length
+    without a mask.
+    """
 
-    def call(self, inputs: Any, mask: Any = None, training: Any = None, initial_state: Any = None) -> Any:
-        """(batch, length, features) float32 to (batch, length, units) float32, starting from a zero state."""
+    def call(
+        self, inputs: Any, mask: Any = None, training: Any = None, initial_state: Any = None
+    ) -> Any:
+        """(batch, length, features) float32 to (batch, length, units) float32, starting from a zero
+        state.
+        """
         del mask, training, initial_state
-        gates = tf.tensordot(tf.transpose(inputs, [1, 0, 2]), self.cell.kernel, axes=1) + self.cell.bias
-        return tf.transpose(_recurrence(gates, tf.convert_to_tensor(self.cell.recurrent_kernel)), [1, 0, 2])
+        gates = (
+            tf.tensordot(tf.transpose(inputs, [1, 0, 2]), self.cell.kernel, axes=1) + self.cell.bias
+        )
+        return tf.transpose(
+            _recurrence(gates, tf.convert_to_tensor(self.cell.recurrent_kernel)), [1, 0, 2]
+        )

@@ -1,6 +1,7 @@
 """The next-word model of the published StackOverflow experiments, its two losses, and the metrics.
 
-At full size: Embedding(10004, 96), LSTM(670), Dense(96), Dense(10004), with biases and untied, 4,050,748 parameters in 8 tensors.
+At full size: Embedding(10004, 96), LSTM(670), Dense(96), Dense(10004), with biases and untied,
+4,050,748 parameters in 8 tensors.
 """
 
 from collections.abc import Callable
@@ -23,10 +24,12 @@ def build_model(
     embedding_size: int = 96,
     lstm_size: int = 670,
 ) -> Any:
-    """An untrained tf.keras.Model from (batch, sequence_length) int32 to logits (batch, sequence_length, V + 4) float32.
+    """An untrained tf.keras.Model from (batch, sequence_length) int32 to logits (batch,
+    sequence_length, V + 4) float32.
 
-    The initializers are Keras's defaults with seeds: the same seed gives the same weights whatever else the process has drawn. The LSTM is
-    Keras's with a cheaper backward pass (`lstm`). The embedding does not mask: the state runs over padding, which is behind the words.
+    The initializers are Keras's defaults with seeds: the same seed gives the same weights whatever
+    else the process has drawn. The LSTM is Keras's with a cheaper backward pass (`lstm`). The
+    embedding does not mask: the state runs over padding, which is behind the words.
 
     Args:
       seed: draws the initial weights.
@@ -40,7 +43,9 @@ def build_model(
     initializers, layers = tf.keras.initializers, tf.keras.layers
     inputs = tf.keras.Input((sequence_length,), dtype=tf.int32, name="words")
     uniform = initializers.RandomUniform(-0.05, 0.05, seed=next(seeds))
-    hidden = layers.Embedding(classes, embedding_size, embeddings_initializer=uniform, name="embedding")(inputs)
+    hidden = layers.Embedding(
+        classes, embedding_size, embeddings_initializer=uniform, name="embedding"
+    )(inputs)
     hidden = UnrolledLSTM(
         lstm_size,
         return_sequences=True,
@@ -49,25 +54,30 @@ def build_model(
         name="lstm",
     )(hidden)
     for name, width in (("projection", embedding_size), ("logits", classes)):
-        hidden = layers.Dense(width, kernel_initializer=initializers.GlorotUniform(seed=next(seeds)), name=name)(hidden)
+        hidden = layers.Dense(
+            width, kernel_initializer=initializers.GlorotUniform(seed=next(seeds)), name=name
+        )(hidden)
     return tf.keras.Model(inputs, hidden, name="next_word")
 
 
 def _loss_weights(kind: str, labels: Any, example_weights: Any) -> Any:
     """float32 (batch, length): the weight of each position in the mean."""
-    # Not `labels != 0`: in the graphs that TFF builds, that compares two objects, and every position counts.
+    # Not `labels != 0`: in the graphs that TFF builds, that compares two objects, and every
+    # position counts.
     words = tf.cast(tf.not_equal(labels, 0), tf.float32)
     positions = tf.ones_like(words) if kind == "published" else words
     return positions * example_weights[:, None]
 
 
 def make_loss(kind: str) -> Callable[[Any, Any, Any], Any]:
-    """(labels, logits, example_weights) -> the mean cross-entropy that a client minimises, a scalar; 0 for a batch without weight.
+    """(labels, logits, example_weights) -> the mean cross-entropy that a client minimises, a
+    scalar; 0 for a batch without weight.
 
     Args:
-      kind: "published" averages over all positions, padding included, as TFF's Keras wrapper did in the published experiments because it
-        drops the mask. The model then also learns to predict padding after the end, and a client of short sentences takes smaller
-        steps on words. "masked" averages over the positions whose label is not padding.
+      kind: "published" averages over all positions, padding included, as TFF's Keras wrapper did in
+        the published experiments because it drops the mask. The model then also learns to predict
+        padding after the end, and a client of short sentences takes smaller steps on words.
+        "masked" averages over the positions whose label is not padding.
     """
     checks.one_of("loss", kind, LOSSES)
 
@@ -80,7 +90,9 @@ def make_loss(kind: str) -> Callable[[Any, Any, Any], Any]:
 
 
 class _Accuracy(tf.keras.metrics.Mean):
-    """Share of predictions that are right, where the label is none of `left_out`; the largest of all V + 4 logits is the prediction."""
+    """Share of predictions that are right, where the label is none of `left_out`; the largest of
+    all V + 4 logits is the prediction.
+    """
 
     def __init__(self, name: str, left_out: tuple[int, ...]) -> None:
         super().__init__(name, tf.float64)
@@ -103,15 +115,19 @@ class _Loss(tf.keras.metrics.Mean):
     def update_state(self, labels: Any, logits: Any, sample_weight: Any = None) -> Any:
         """Labels (batch, length), logits (batch, length, V + 4)."""
         # TensorFlow's cross-entropy would make its gradient too, as large as the logits.
-        cross_entropy = tf.reduce_logsumexp(logits, axis=-1) - tf.gather(logits, labels, batch_dims=2)
-        return super().update_state(cross_entropy, _loss_weights(self._kind, labels, tf.ones(tf.shape(labels)[:1])))
+        cross_entropy = tf.reduce_logsumexp(logits, axis=-1) - tf.gather(
+            logits, labels, batch_dims=2
+        )
+        return super().update_state(
+            cross_entropy, _loss_weights(self._kind, labels, tf.ones(tf.shape(labels)[:1]))
+        )
 
 
 def make_metrics(kind: str, ids: SpecialIds) -> list[tf.keras.metrics.Metric]:
     """Keras metrics of labels (batch, length) and logits (batch, length, V + 4).
 
-    "accuracy" leaves out padding, out-of-vocabulary and end, as the papers report it; beside it are "accuracy_no_pad_no_oov",
-    "accuracy_no_pad" and "loss".
+    "accuracy" leaves out padding, out-of-vocabulary and end, as the papers report it; beside it are
+    "accuracy_no_pad_no_oov", "accuracy_no_pad" and "loss".
 
     Args:
       kind: the loss reported as "loss", see `make_loss`.

@@ -9,27 +9,39 @@ LOSSES = ("published", "masked")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StackOverflowOptions:
-    """Sizes of the task; the defaults are the published experiments'. The fields' help says what they are.
+    """Sizes of the task; the defaults are the published experiments'.
+
+    The fields' help says what they are.
 
     Raises:
       TypeError, ValueError: naming the option, its value and what to do instead.
     """
 
-    data: str | None = fields.text(None, "StackOverflow SQLite file; by default the one in TFF's own cache.")
-    vocabulary_data: str | None = fields.text(
-        None, "StackOverflow SQLite file whose frequent words are the vocabulary; by default data itself."
+    data: str | None = fields.text(
+        None, "StackOverflow SQLite file; by default the one in TFF's own cache."
     )
-    vocabulary_size: int = fields.whole(10_000, "Most frequent words kept; the model has four classes more.")
+    vocabulary_data: str | None = fields.text(
+        None,
+        "StackOverflow SQLite file whose frequent words are the vocabulary; by default data "
+        "itself.",
+    )
+    vocabulary_size: int = fields.whole(
+        10_000, "Most frequent words kept; the model has four classes more."
+    )
     sequence_length: int = fields.whole(20, "Words of a sentence that are predicted.")
     max_sentences: int = fields.whole(256, "Sentences a client trains on at most.")
     batch_size: int = fields.whole(16, "Sentences in a client's batch.")
     embedding_size: int = fields.whole(96, "Width of the embedding and of the projection.")
     lstm_size: int = fields.whole(670, "Units of the LSTM layer.")
     loss: str = fields.choice(
-        "published", "published: mean over all positions, as in the papers; masked: without padding.", lambda: LOSSES
+        "published",
+        "published: mean over all positions, as in the papers; masked: without padding.",
+        lambda: LOSSES,
     )
     validation_sentences: int = fields.whole(10_000, "Sentences of the validation set.")
-    test_sentences: int | None = fields.whole(None, "Limit on the sentences of the test set; by default all.")
+    test_sentences: int | None = fields.whole(
+        None, "Limit on the sentences of the test set; by default all."
+    )
     max_clients: int | None = fields.whole(
         None, "Limit on the train clients, the first in TFF's order; by default all."
     )
@@ -41,4 +53,6 @@ class StackOverflowOptions:
         """The options for another data file, whose words keep the ids that they have now."""
         from fedmf.tasks.stackoverflow.data import check_file
 
-        return dataclasses.replace(self, data=data, vocabulary_data=self.vocabulary_data or str(check_file(self.data)))
+        return dataclasses.replace(
+            self, data=data, vocabulary_data=self.vocabulary_data or str(check_file(self.data))
+        )

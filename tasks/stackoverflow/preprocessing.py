@@ -1,9 +1,9 @@
 """Sentences to sequences of ids, as in the published StackOverflow experiments.
 
-Ids: padding 0, words 1 .. V in order of frequency, out-of-vocabulary V + 1, beginning of sentence V + 2, end of
-sentence V + 3. A sentence is split on blanks and cut to the first `length` words; the end is appended only when fewer
-than `length` words were there, the beginning is put in front, and the whole is padded to length + 1. The model reads
-all but the last and predicts all but the first.
+Ids: padding 0, words 1 .. V in order of frequency, out-of-vocabulary V + 1, beginning of sentence V
++ 2, end of sentence V + 3. A sentence is split on blanks and cut to the first `length` words; the
+end is appended only when fewer than `length` words were there, the beginning is put in front, and
+the whole is padded to length + 1. The model reads all but the last and predicts all but the first.
 """
 
 import dataclasses
@@ -16,7 +16,9 @@ PAD = 0
 
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
-    """Ids that stand for no word, for a vocabulary of `vocabulary_size` words; `classes` is the number of ids in all."""
+    """Ids that stand for no word, for a vocabulary of `vocabulary_size` words; `classes` is the
+    number of ids in all.
+    """
 
     vocabulary_size: int
     pad = PAD
@@ -31,7 +33,8 @@ class Preprocessor:
 
     Args:
       words: the most frequent words, most frequent first, at most `vocabulary_size` of them.
-      vocabulary_size: V; ids of words that do not exist stay unused: a model's size does not depend on the data.
+      vocabulary_size: V; ids of words that do not exist stay unused: a model's size does not depend
+        on the data.
       length: words kept of a sentence.
 
     Raises:
@@ -43,7 +46,8 @@ class Preprocessor:
         self._table = {word.encode(): index for index, word in enumerate(words, start=1)}
         if len(self._table) != len(words) or len(words) > vocabulary_size:
             raise ValueError(
-                f"words has {len(words)} entries for vocabulary_size={vocabulary_size}, or one of them twice: each needs one id"
+                f"words has {len(words)} entries for vocabulary_size={vocabulary_size}, or one of "
+                "them twice: each needs one id"
             )
 
     def encode(self, sentences: Iterable[bytes | str]) -> tuple[np.ndarray, np.ndarray]:

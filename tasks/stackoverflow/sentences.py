@@ -1,8 +1,9 @@
 """Text to sentences of tokens, as in TFF's StackOverflow file.
 
-Its recipe (the text of tff.simulation.datasets.stackoverflow.load_data): parse into sentences, lowercase, unescape HTML symbols, separate
-punctuation except apostrophes and hyphens, remove extraneous whitespace, replace URLs by a special token. One thing differs: letters
-outside ASCII stay, because text of one's own need not be English.
+Its recipe (the text of tff.simulation.datasets.stackoverflow.load_data): parse into sentences,
+lowercase, unescape HTML symbols, separate punctuation except apostrophes and hyphens, remove
+extraneous whitespace, replace URLs by a special token. One thing differs: letters outside ASCII
+stay, because text of one's own need not be English.
 """
 
 import functools
@@ -34,10 +35,17 @@ def split_sentences(text: str) -> list[str]:
 
 @functools.cache
 def _token_pattern(*, ascii_only: bool) -> re.Pattern[str]:
-    """Matches the mark of a URL, a word with the apostrophes, hyphens and accents in it, or one other character that is visible."""
+    """Matches the mark of a URL, a word with the apostrophes, hyphens and accents in it, or one
+    other character that is visible.
+    """
     characters = [chr(code) for code in range(128 if ascii_only else sys.maxunicode + 1)]
     invisible = "".join(c for c in characters if unicodedata.category(c) in ("Cc", "Cf"))
-    # Accents and vowel signs belong to their word; `\w` leaves them out. The two joiners stand inside words of Persian and Hindi.
-    marks = "" if ascii_only else "".join(c for c in characters if unicodedata.category(c)[0] == "M") + "\u200c\u200d"
+    # Accents and vowel signs belong to their word; `\w` leaves them out. The two joiners stand
+    # inside words of Persian and Hindi.
+    marks = (
+        ""
+        if ascii_only
+        else "".join(c for c in characters if unicodedata.category(c)[0] == "M") + "\u200c\u200d"
+    )
     word = rf"\w[\w{marks}]*" if marks else r"\w+"
     return re.compile(rf"<url>|{word}(?:['-]{word})*|[^\w\s{marks}{invisible}]")

@@ -1,9 +1,10 @@
-"""Writes a synthetic corpus in the format of TFF's stackoverflow.sqlite: offline work goes through the same loader.
+"""Writes a synthetic corpus in the format of TFF's stackoverflow.sqlite: offline work goes through
+the same loader.
 
-What is copied from the real file: the two tables, the three splits, tf.train.Example records of six features, users as
-numeric strings with held-out users divisible by ten, test clients that are mostly train users at dates after
-2018-01-01, posts with several sentences that share date, title, tags, score and type. The words are made up
-(tasks/stackoverflow/language.py).
+What is copied from the real file: the two tables, the three splits, tf.train.Example records of six
+features, users as numeric strings with held-out users divisible by ten, test clients that are
+mostly train users at dates after 2018-01-01, posts with several sentences that share date, title,
+tags, score and type. The words are made up (tasks/stackoverflow/language.py).
 """
 
 import dataclasses
@@ -36,11 +37,13 @@ class CorpusOptions:
     Attributes:
       clients: number of users in the train split.
       seed: draws users and sentences.
-      sentences_per_client: mean number of train sentences of a user (log-normal, at least 4); half of it in the test split.
+      sentences_per_client: mean number of train sentences of a user (log-normal, at least 4); half
+        of it in the test split.
       vocabulary_size: number of words of the language, function words included.
       topics: number of topics.
       heldout_fraction: held-out users for each train user (real file: 0.11).
-      test_fraction: test users for each train user (real file: 0.6); four in five of them are train users too.
+      test_fraction: test users for each train user (real file: 0.6); four in five of them are train
+        users too.
     """
 
     clients: int = _within(1, 100_000_000, default=1_000)
@@ -54,9 +57,13 @@ class CorpusOptions:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value, (low, high) = getattr(self, field.name), field.metadata["range"]
-            if isinstance(value, bool) or not isinstance(value, (int, float) if field.type is float else int):
+            if isinstance(value, bool) or not isinstance(
+                value, (int, float) if field.type is float else int
+            ):
                 raise TypeError(
-                    f"{field.name}={value!r} must be {'a number' if field.type is float else 'an integer'}, not {type(value).__name__}"
+                    f"{field.name}={value!r} must be "
+                    f"{'a number' if field.type is float else 'an integer'}, not "
+                    f"{type(value).__name__}"
                 )
             if not low <= value <= high:
                 raise ValueError(f"{field.name}={value!r} must lie between {low} and {high}")
@@ -65,10 +72,12 @@ class CorpusOptions:
 def write_synthetic_corpus(
     path: str | os.PathLike[str], *, overwrite: bool = False, progress: bool = True, **options: Any
 ) -> pathlib.Path:
-    """Writes a synthetic StackOverflow corpus, any number of clients in bounded memory, and returns its path.
+    """Writes a synthetic StackOverflow corpus, any number of clients in bounded memory, and returns
+    its path.
 
-    A user's sentences depend on (seed, user, vocabulary_size, topics, sentences_per_client) only. The file appears under its name when it
-    is complete; a killed writer leaves a hidden `.<name>.<process id>.partial`, which the next writer of the same name removes.
+    A user's sentences depend on (seed, user, vocabulary_size, topics, sentences_per_client) only.
+    The file appears under its name when it is complete; a killed writer leaves a hidden
+    `.<name>.<process id>.partial`, which the next writer of the same name removes.
 
     Args:
       path: file to write, such as "stackoverflow.sqlite"; its folder must exist.
@@ -78,7 +87,8 @@ def write_synthetic_corpus(
 
     Raises:
       TypeError: an option of the wrong kind.
-      ValueError: an option out of range, an existing file without `overwrite`, or a folder that cannot be written.
+      ValueError: an option out of range, an existing file without `overwrite`, or a folder that
+        cannot be written.
     """
     o = CorpusOptions(**options)
     words = language.make_language(o.vocabulary_size, o.topics)
@@ -87,7 +97,9 @@ def write_synthetic_corpus(
     total = sum(len(numbers) for numbers in users.values())
     with (
         data_file.create(path, data_file.SYNTHETIC, overwrite=overwrite) as connection,
-        progress_bar.bar(total=total, desc=f"writing {path.name}", unit="client", disable=not progress) as bar,
+        progress_bar.bar(
+            total=total, desc=f"writing {path.name}", unit="client", disable=not progress
+        ) as bar,
     ):
         for split in data_file.SPLITS:
             mean = o.sentences_per_client / 2 if split == "test" else o.sentences_per_client
@@ -102,7 +114,9 @@ def write_synthetic_corpus(
 
 
 def _users(clients: int, heldout_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
-    """split -> user numbers: multiples of ten are held out, a test user is a train user four times in five."""
+    """split -> user numbers: multiples of ten are held out, a test user is a train user four times
+    in five.
+    """
     heldout = 10 * (1 + np.arange(round(clients * heldout_fraction)))
     test = round(clients * test_fraction)
     known = min(clients, test * 4 // 5)
@@ -112,7 +126,9 @@ def _users(clients: int, heldout_fraction: float, test_fraction: float) -> dict[
     return {
         "train": others[:clients],
         "heldout": heldout,
-        "test": np.concatenate([others[(np.arange(known) * step).astype(np.int64)], others[clients:]]),
+        "test": np.concatenate(
+            [others[(np.arange(known) * step).astype(np.int64)], others[clients:]]
+        ),
     }
 
 
@@ -120,9 +136,13 @@ def _generator(seed: int, user: int, stream: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([seed, 4 * user + stream], np.uint64)))
 
 
-def _records(words: language.Language, split: str, user: int, mean: float, seed: int) -> list[bytes]:
+def _records(
+    words: language.Language, split: str, user: int, mean: float, seed: int
+) -> list[bytes]:
     """The serialized examples of one user in one split, oldest post first."""
-    style = language.draw_style(words, _generator(seed, user, 3))  # the same in train and test: the same person
+    style = language.draw_style(
+        words, _generator(seed, user, 3)
+    )  # the same in train and test: the same person
     rng = _generator(seed, user, data_file.SPLITS.index(split))
     spread = 0.7
     count = max(4, round(min(mean * rng.lognormal(-(spread**2) / 2, spread), 50 * mean)))
@@ -132,10 +152,12 @@ def _records(words: language.Language, split: str, user: int, mean: float, seed:
     posts = int(post[-1]) + 1
     question = rng.random(posts) < 0.4
     topic = rng.choice(len(words.topics), size=posts, p=style.topic_weights)
-    # Posts wander: a sentence of another topic now and then keeps a client's vocabulary from being a single list.
+    # Posts wander: a sentence of another topic now and then keeps a client's vocabulary from being
+    # a single list.
     strays = rng.random(count) < 0.1
     topics = np.where(strays, rng.choice(len(words.topics), size=count), topic[post])
-    # Sentences and the posts' titles, which read like questions, in one draw: the cost is the numpy calls.
+    # Sentences and the posts' titles, which read like questions, in one draw: the cost is the numpy
+    # calls.
     asking = np.concatenate([question[post], np.ones(posts, bool)])
     drawn = language.draw_sentences(words, style, np.concatenate([topics, topic]), asking, rng)
     texts = _texts(words, *drawn)
@@ -176,5 +198,7 @@ def _dates(split: str, posts: int, rng: np.random.Generator) -> list[str]:
     dates = []
     for tenth in tenths:
         moment = _EPOCH + datetime.timedelta(seconds=tenth // 10)
-        dates.append(moment.strftime("%Y-%m-%d %H:%M:%S") + (f".{tenth % 10} UTC" if tenth % 10 else " UTC"))
+        dates.append(
+            moment.strftime("%Y-%m-%d %H:%M:%S") + (f".{tenth % 10} UTC" if tenth % 10 else " UTC")
+        )
     return dates

@@ -17,14 +17,17 @@ from fedmf.tasks.stackoverflow.options import StackOverflowOptions
 from fedmf.tasks.stackoverflow.preprocessing import Preprocessor
 from fedmf.terminal import progress_bar
 
-# 342,477 clients of 256 sentences would be 14 GB; a demo's few hundred clients come back every epoch and fit easily.
+# 342,477 clients of 256 sentences would be 14 GB; a demo's few hundred clients come back every
+# epoch and fit easily.
 MAX_CACHE_BYTES = 256 << 20
 
 
 class _Cache:
     """Clients read last, as the smallest integer type that holds the ids, up to a number of bytes."""
 
-    def __init__(self, read: Callable[[str], Examples], classes: int, limit: int = MAX_CACHE_BYTES) -> None:
+    def __init__(
+        self, read: Callable[[str], Examples], classes: int, limit: int = MAX_CACHE_BYTES
+    ) -> None:
         self._read = read
         self._dtype = np.int16 if classes <= np.iinfo(np.int16).max else np.int32
         self._limit = limit
@@ -45,21 +48,25 @@ class _Cache:
         return x.astype(np.int32), y.astype(np.int32)  # copies: a caller may write into them
 
 
-def stackoverflow_task(path: str | os.PathLike[str] | None = None, *, progress: bool = True, **options: Any) -> Task:
+def stackoverflow_task(
+    path: str | os.PathLike[str] | None = None, *, progress: bool = True, **options: Any
+) -> Task:
     """The StackOverflow next-word task.
 
-    Validation is the first `validation_sentences` sentences of the test split, clients in TFF's order and all sentences of each; test is
-    the rest. A test split with fewer than twice as many sentences is cut in half, and the description says so. The held-out split is not
-    used.
+    Validation is the first `validation_sentences` sentences of the test split, clients in TFF's
+    order and all sentences of each; test is the rest. A test split with fewer than twice as many
+    sentences is cut in half, and the description says so. The held-out split is not used.
 
     Args:
-      path: TFF's stackoverflow.sqlite, a synthetic corpus or imported text; None for TFF's cache. Nothing is downloaded.
+      path: TFF's stackoverflow.sqlite, a synthetic corpus or imported text; None for TFF's cache.
+        Nothing is downloaded.
       progress: show progress bars.
       options: of `StackOverflowOptions`.
 
     Raises:
       FileNotFoundError: no data file; the message says what to put where.
-      TypeError, ValueError: an option of the wrong kind or out of range, a damaged file, or an empty test split.
+      TypeError, ValueError: an option of the wrong kind or out of range, a damaged file, or an
+        empty test split.
     """
     o = StackOverflowOptions(data=None if path is None else os.fspath(path), **options)
     loss = model.make_loss(o.loss)
@@ -67,7 +74,10 @@ def stackoverflow_task(path: str | os.PathLike[str] | None = None, *, progress: 
     corpus = data.open_corpus(o.data)
     counted = corpus if o.vocabulary_data is None else data.open_corpus(o.vocabulary_data)
     words = vocabulary.load_vocabulary(
-        counted.path, o.vocabulary_size, published=counted.origin == data.TFF_FILE, progress=progress
+        counted.path,
+        o.vocabulary_size,
+        published=counted.origin == data.TFF_FILE,
+        progress=progress,
     )
     preprocessor = Preprocessor(words.words, o.vocabulary_size, o.sequence_length)
     client_ids = tuple(corpus.client_ids("train")[: o.max_clients])
@@ -76,14 +86,18 @@ def stackoverflow_task(path: str | os.PathLike[str] | None = None, *, progress: 
     total = sum(data.client_sizes(corpus.path, "test").values())
     if total < 2:
         raise ValueError(
-            f"{corpus.path} has a test split of {total} sentences: validation and test need at least one each"
+            f"{corpus.path} has a test split of {total} sentences: validation and test need at "
+            "least one each"
         )
     first = min(o.validation_sentences, total // 2)
     last = total if o.test_sentences is None else min(total, first + o.test_sentences)
 
     def read(client_id: str) -> Examples:
         if client_id not in known:
-            raise ValueError(f"client_id={client_id!r} is not a train client of this task: take one of client_ids")
+            raise ValueError(
+                f"client_id={client_id!r} is not a train client of this task: take one of "
+                "client_ids"
+            )
         return preprocessor.encode(corpus.sentences("train", client_id, o.max_sentences))
 
     @functools.cache
@@ -94,14 +108,20 @@ def stackoverflow_task(path: str | os.PathLike[str] | None = None, *, progress: 
         return _encode_slice(corpus, preprocessor, start, stop, progress)
 
     halved = (
-        f" (half of the test split: fewer than 2 x {o.validation_sentences})" if first < o.validation_sentences else ""
+        f" (half of the test split: fewer than 2 x {o.validation_sentences})"
+        if first < o.validation_sentences
+        else ""
     )
-    missing = f", only {len(words.words)} of them occur" if len(words.words) < o.vocabulary_size else ""
+    missing = (
+        f", only {len(words.words)} of them occur" if len(words.words) < o.vocabulary_size else ""
+    )
     # Without the file's name: a run may be resumed on the same data under another.
     description = (
-        f"StackOverflow next-word prediction on the {corpus.origin}: {len(client_ids)} train clients of "
+        f"StackOverflow next-word prediction on the {corpus.origin}: {len(client_ids)} train "
+        "clients of "
         f"at most {o.max_sentences} sentences, {o.vocabulary_size} words{missing}, {words.source}; "
-        f"sequences of {o.sequence_length}; embedding {o.embedding_size}, LSTM {o.lstm_size}; {o.loss} loss; "
+        f"sequences of {o.sequence_length}; embedding {o.embedding_size}, LSTM {o.lstm_size}; "
+        f"{o.loss} loss; "
         f"{first} validation sentences{halved}, {last - first} test sentences"
     )
     return Task(
@@ -112,7 +132,9 @@ def stackoverflow_task(path: str | os.PathLike[str] | None = None, *, progress: 
         client_ids=client_ids,
         client_examples=_Cache(read, preprocessor.ids.classes),
         evaluation_examples=evaluation_examples,
-        build_model=functools.partial(model.build_model, sequence_length=o.sequence_length, **sizes),
+        build_model=functools.partial(
+            model.build_model, sequence_length=o.sequence_length, **sizes
+        ),
         loss=loss,
         metric_note="leaves out padding, unknown words and sentence ends",
         metrics=functools.partial(model.make_metrics, o.loss, preprocessor.ids),
@@ -122,13 +144,17 @@ def stackoverflow_task(path: str | os.PathLike[str] | None = None, *, progress: 
     )
 
 
-def _encode_slice(corpus: data.Corpus, preprocessor: Preprocessor, start: int, stop: int, progress: bool) -> Examples:
+def _encode_slice(
+    corpus: data.Corpus, preprocessor: Preprocessor, start: int, stop: int, progress: bool
+) -> Examples:
     """Sentences start .. stop - 1 of the test split in TFF's client order, as read-only arrays."""
     x = np.empty((stop - start, preprocessor.length), np.int32)
     y = np.empty_like(x)
     # Client by client into place: the real test split has 16 million sentences.
     hidden = not progress or stop - start < 100_000
-    with progress_bar.bar(total=stop - start, desc="reading the test split", unit="sentence", disable=hidden) as bar:
+    with progress_bar.bar(
+        total=stop - start, desc="reading the test split", unit="sentence", disable=hidden
+    ) as bar:
         seen = 0
         for client_id, size in data.client_sizes(corpus.path, "test").items():
             begin, end = max(seen, start), min(seen + size, stop)
@@ -137,7 +163,8 @@ def _encode_slice(corpus: data.Corpus, preprocessor: Preprocessor, start: int, s
                 if len(sentences) != size:
                     number = "more" if len(sentences) > size else f"only {len(sentences)}"
                     raise ValueError(
-                        f"{corpus.path}: client_metadata promises {size} test examples of client {client_id!r}, but "
+                        f"{corpus.path}: client_metadata promises {size} test examples of client "
+                        f"{client_id!r}, but "
                         f"there are {number}: fetch or write the file again"
                     )
                 place = slice(begin - start, end - start)

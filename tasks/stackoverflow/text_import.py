@@ -1,4 +1,6 @@
-"""Text of one's own, a row for each text with its user, as a data file in the format of TFF's stackoverflow.sqlite."""
+"""Text of one's own, a row for each text with its user, as a data file in the format of TFF's
+stackoverflow.sqlite.
+"""
 
 import dataclasses
 import hashlib
@@ -22,7 +24,13 @@ if TYPE_CHECKING:
 _MEMORY_BYTES = 10**9  # of DuckDB's sort; what does not fit goes to a temporary file
 _FETCHED_ROWS = 1000
 # TFF's parser of the real file asks for all of its features.
-_OTHER_FEATURES: dict[str, bytes | int] = {"creation_date": b"", "score": 0, "tags": b"", "title": b"", "type": b""}
+_OTHER_FEATURES: dict[str, bytes | int] = {
+    "creation_date": b"",
+    "score": 0,
+    "tags": b"",
+    "title": b"",
+    "type": b"",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +40,10 @@ class ImportOptions:
     Attributes:
       user_column: name of the column of users.
       text_column: name of the column of texts.
-      heldout_users: share of the users in the held-out split (StackOverflow: 0.066), which training does not use.
-      test_users: share of the users in the test split (StackOverflow: 0.349), on which training validates and tests.
+      heldout_users: share of the users in the held-out split (StackOverflow: 0.066), which training
+        does not use.
+      test_users: share of the users in the test split (StackOverflow: 0.349), on which training
+        validates and tests.
       seed: another seed puts other users into the splits.
 
     Raises:
@@ -48,12 +58,18 @@ class ImportOptions:
 
     def __post_init__(self) -> None:
         if self.user_column == self.text_column:
-            raise ValueError(f"user_column and text_column are both {self.user_column!r}: name two columns of the file")
+            raise ValueError(
+                f"user_column and text_column are both {self.user_column!r}: name two columns of "
+                "the file"
+            )
         for name in ("heldout_users", "test_users"):
-            checks.positive(name, getattr(self, name), "pass a share of the users", below=1, zero=True)
+            checks.positive(
+                name, getattr(self, name), "pass a share of the users", below=1, zero=True
+            )
         if self.heldout_users + self.test_users >= 1:
             raise ValueError(
-                f"heldout_users={self.heldout_users} and test_users={self.test_users} leave nobody to train on: pass less than 1 together"
+                f"heldout_users={self.heldout_users} and test_users={self.test_users} leave nobody "
+                "to train on: pass less than 1 together"
             )
         checks.integer("seed", self.seed, low=0, high=2**63 - 1, hint="pass a whole number")
 
@@ -80,7 +96,8 @@ class ImportSummary:
       rows: of the table that was read.
       rows_without_user: left out; their user is missing, or nothing of it is visible.
       rows_without_text: left out; their text is missing, no text, or without a word or sign.
-      lookalike_users: users whose ids came in several spellings that no reader can tell apart, each counted as one user.
+      lookalike_users: users whose ids came in several spellings that no reader can tell apart, each
+        counted as one user.
       users, sentences: their numbers by split.
     """
 
@@ -103,10 +120,11 @@ def import_text(
 ) -> ImportSummary:
     """Writes a data file from a table of texts, of any length in bounded memory.
 
-    A row is one text of one user, and a user may have any number of rows in any order. Users are whole numbers or texts; ids that differ
-    only in invisible characters, blanks, or how letters are composed are one user, as in the audit of logs: one person in two clients
-    would have half the protection. Texts become sentences as `split_sentences` says, in the order of the rows. The file appears under its
-    name when it is complete.
+    A row is one text of one user, and a user may have any number of rows in any order. Users are
+    whole numbers or texts; ids that differ only in invisible characters, blanks, or how letters are
+    composed are one user, as in the audit of logs: one person in two clients would have half the
+    protection. Texts become sentences as `split_sentences` says, in the order of the rows. The file
+    appears under its name when it is complete.
 
     Args:
       path: CSV (commas, a header line), JSON lines or Parquet, in UTF-8; its contents decide which.
@@ -119,13 +137,16 @@ def import_text(
       The counts.
 
     Raises:
-      FileNotFoundError, TypeError, ValueError: one sentence that names the argument, or the file and what is wrong in it.
+      FileNotFoundError, TypeError, ValueError: one sentence that names the argument, or the file
+        and what is wrong in it.
     """
     o = ImportOptions(**options)
     path, out = pathlib.Path(path), pathlib.Path(out)
     if not path.is_file():
         wrong = "is not a file" if path.exists() else "does not exist"
-        raise FileNotFoundError(f"{path} {wrong}: name a CSV, JSON lines or Parquet file of users and texts")
+        raise FileNotFoundError(
+            f"{path} {wrong}: name a CSV, JSON lines or Parquet file of users and texts"
+        )
     if out.exists() and out.samefile(path):
         raise ValueError(f"out={str(out)!r} is the file that is read: choose another name")
     with (
@@ -143,8 +164,10 @@ def import_text(
         for split, needed in (("train", 1), ("test", 2)):
             if sentences[split] < needed:
                 raise ValueError(
-                    f"{path} has {users.total()} users, of whom {users[split]} with {sentences[split]} sentences fall into the {split} "
-                    f"split, but training needs {needed}: bring more users, or change test_users={o.test_users} or seed={o.seed}"
+                    f"{path} has {users.total()} users, of whom {users[split]} with "
+                    f"{sentences[split]} sentences fall into the {split} "
+                    f"split, but training needs {needed}: bring more users, or change "
+                    f"test_users={o.test_users} or seed={o.seed}"
                 )
     return ImportSummary(
         path=str(out),
@@ -158,9 +181,15 @@ def import_text(
 
 
 def _load(
-    db: "duckdb.DuckDBPyConnection", path: pathlib.Path, o: ImportOptions, scratch: str | os.PathLike[str]
+    db: "duckdb.DuckDBPyConnection",
+    path: pathlib.Path,
+    o: ImportOptions,
+    scratch: str | os.PathLike[str],
 ) -> tuple[int, int, int]:
-    """Fills the table texts. Returns the numbers of rows, of rows without a user, and of users in several spellings."""
+    """Fills the table texts.
+
+    Returns the numbers of rows, of rows without a user, and of users in several spellings.
+    """
     import duckdb
 
     seen = f"trim({tables.as_seen('spelling')})"
@@ -169,23 +198,30 @@ def _load(
         read = tables.read(db, path, columns, scratch, ids=("user_column",))
         user, text = read.columns
         db.execute(
-            f"CREATE TABLE texts AS SELECT nullif({seen}, '') AS client, nullif(spelling, {seen}) AS spelling, text, fault "
-            f"FROM (SELECT {user}::VARCHAR AS spelling, {text}::VARCHAR AS text, {read.fault} AS fault FROM {read.table})"
+            f"CREATE TABLE texts AS SELECT nullif({seen}, '') AS client, nullif(spelling, {seen}) "
+            "AS spelling, text, fault "
+            f"FROM (SELECT {user}::VARCHAR AS spelling, {text}::VARCHAR AS text, {read.fault} AS "
+            f"fault FROM {read.table})"
         )
         wrong = db.execute(
             "SELECT rowid + 1, fault FROM texts WHERE fault IS NOT NULL ORDER BY rowid LIMIT 1"
         ).fetchone()
     except duckdb.OutOfMemoryException as error:
-        raise ValueError(f"{path} has texts too long to sort in {_MEMORY_BYTES} bytes: cut them") from error
+        raise ValueError(
+            f"{path} has texts too long to sort in {_MEMORY_BYTES} bytes: cut them"
+        ) from error
     except duckdb.IOException as error:  # of its temporary files
         raise OSError(str(error).splitlines()[0]) from error
     except duckdb.Error as error:
         raise ValueError(tables.damage(str(path), error)) from error
     if wrong is not None:
         raise ValueError(
-            f"row {wrong[0]} of {path} {wrong[1][:200]}: write each user and text once, a user as a text or a whole number"
+            f"row {wrong[0]} of {path} {wrong[1][:200]}: write each user and text once, a user as "
+            "a text or a whole number"
         )
-    rows, without_user = db.execute("SELECT count(*), count(*) FILTER (client IS NULL) FROM texts").fetchall()[0]
+    rows, without_user = db.execute(
+        "SELECT count(*), count(*) FILTER (client IS NULL) FROM texts"
+    ).fetchall()[0]
     (lookalikes,) = db.execute(
         """
         SELECT count(*) FROM (
@@ -198,7 +234,10 @@ def _load(
 def _write(
     db: "duckdb.DuckDBPyConnection", connection: sqlite3.Connection, o: ImportOptions, bar: Any
 ) -> tuple[Counter[str], Counter[str], int]:
-    """Writes the table texts, user by user. Returns the numbers of users and of sentences by split, and of rows without a sentence."""
+    """Writes the table texts, user by user.
+
+    Returns the numbers of users and of sentences by split, and of rows without a sentence.
+    """
     users: Counter[str] = Counter()
     sentences: Counter[str] = Counter()
     without_text = 0
@@ -221,6 +260,8 @@ def _write(
 
 
 def _sorted_rows(db: "duckdb.DuckDBPyConnection") -> Iterator[tuple[str, str | None]]:
-    cursor = db.execute("SELECT client, text FROM texts WHERE client IS NOT NULL ORDER BY client, rowid")
+    cursor = db.execute(
+        "SELECT client, text FROM texts WHERE client IS NOT NULL ORDER BY client, rowid"
+    )
     while rows := cursor.fetchmany(_FETCHED_ROWS):
         yield from rows

@@ -1,4 +1,6 @@
-"""The most frequent words, counted as in TFF's word counts: by the number of train users who use the word."""
+"""The most frequent words, counted as in TFF's word counts: by the number of train users who use
+the word.
+"""
 
 import contextlib
 import dataclasses
@@ -11,8 +13,8 @@ from fedmf.files import write_atomically
 from fedmf.tasks.stackoverflow import data
 from fedmf.terminal import progress_bar
 
-# The real file has 342,477 train users: counting all takes an hour, and the order of frequent words is settled long
-# before.
+# The real file has 342,477 train users: counting all takes an hour, and the order of frequent words
+# is settled long before.
 MAX_COUNTED_CLIENTS = 20_000
 _SAMPLE_SEED = 1
 
@@ -31,16 +33,20 @@ class Vocabulary:
 
     @property
     def version(self) -> str:
-        """Another text for other words, or for the same in another order, by which all examples would have other ids."""
+        """Another text for other words, or for the same in another order, by which all examples
+        would have other ids.
+        """
         return hashlib.sha256("\n".join(self.words).encode()).hexdigest()[:16]
 
 
-def load_vocabulary(path: pathlib.Path, size: int, *, published: bool, progress: bool = True) -> Vocabulary:
+def load_vocabulary(
+    path: pathlib.Path, size: int, *, published: bool, progress: bool = True
+) -> Vocabulary:
     """The `size` most frequent words of a data file's train split, fewer if it has fewer.
 
-    TFF's own `stackoverflow.word_count` beside the real `stackoverflow.sqlite` is used if it is there. Otherwise the
-    words are counted, over a seeded sample of clients in a huge file, and kept in `<file>.word_count` until the file
-    changes.
+    TFF's own `stackoverflow.word_count` beside the real `stackoverflow.sqlite` is used if it is
+    there. Otherwise the words are counted, over a seeded sample of clients in a huge file, and kept
+    in `<file>.word_count` until the file changes.
 
     Args:
       path: a checked data file.
@@ -65,8 +71,12 @@ def load_vocabulary(path: pathlib.Path, size: int, *, published: bool, progress:
         clients = sorted(random.Random(_SAMPLE_SEED).sample(clients, MAX_COUNTED_CLIENTS))
         source = f"counted over a sample of {len(clients)} of {len(sizes)} train clients"
     stat = path.stat()
-    # The first line cannot be mistaken for a word: a word holds no blank, so its line has exactly two fields.
-    stamp = f"# fedmf word counts of {stat.st_size} bytes at {stat.st_mtime_ns} ns over {len(clients)} clients"
+    # The first line cannot be mistaken for a word: a word holds no blank, so its line has exactly
+    # two fields.
+    stamp = (
+        f"# fedmf word counts of {stat.st_size} bytes at {stat.st_mtime_ns} ns over {len(clients)} "
+        "clients"
+    )
     words = _cached(cache, stamp)
     if words is None:
         words = _count(path, clients, progress)
@@ -80,7 +90,9 @@ def _read_counts(path: pathlib.Path, size: int) -> tuple[str, ...]:
         for number, line in enumerate(file, start=1):
             fields = line.split()
             if len(fields) != 2 or not fields[1].isdigit():
-                raise ValueError(f"{path}, line {number}, is not `word count`: replace or remove the file")
+                raise ValueError(
+                    f"{path}, line {number}, is not `word count`: replace or remove the file"
+                )
             words.append(fields[0])
             if len(words) == size:
                 break
@@ -100,10 +112,14 @@ def _cached(cache: pathlib.Path, stamp: str) -> list[tuple[str, int]] | None:
 
 def _count(path: pathlib.Path, clients: list[str], progress: bool) -> list[tuple[str, int]]:
     users: Counter[bytes] = Counter()
-    bar = progress_bar.bar(total=len(clients), desc="counting words", unit="client", disable=not progress)
+    bar = progress_bar.bar(
+        total=len(clients), desc="counting words", unit="client", disable=not progress
+    )
     with bar:
         for examples in data.iterate_examples(path, "train", clients):
-            users.update({word for example in examples for word in example.get("tokens", b"").split()})
+            users.update(
+                {word for example in examples for word in example.get("tokens", b"").split()}
+            )
             bar.update()
     ordered = sorted(users.items(), key=lambda item: (-item[1], item[0]))
     # TFF's file lists words with their counts as text; bytes outside UTF-8 do not occur in it.

@@ -1,4 +1,6 @@
-"""Known mistakes, made on purpose: an audit that does not catch them would not catch the real ones either."""
+"""Known mistakes, made on purpose: an audit that does not catch them would not catch the real ones
+either.
+"""
 
 import numpy as np
 import scipy.linalg
@@ -11,7 +13,8 @@ UNCHANGED = 1e-9
 
 
 def mistakes_over_rounds(factor) -> dict[str, np.ndarray]:
-    """Name of a mistake -> M: where honest noise, whitened by `factor`, is W, the mistake makes it M W.
+    """Name of a mistake -> M: where honest noise, whitened by `factor`, is W, the mistake makes it
+    M W.
 
     Mistakes that change nothing are left out.
     """
@@ -31,11 +34,15 @@ def mistakes_over_rounds(factor) -> dict[str, np.ndarray]:
         "sources start again after a resume": again,
         "noise not advanced by a resume": E @ again @ factor,
     }
-    return {name: M for name, M in mistakes.items() if np.abs(M @ M.T - np.eye(n)).max() > UNCHANGED}
+    return {
+        name: M for name, M in mistakes.items() if np.abs(M @ M.T - np.eye(n)).max() > UNCHANGED
+    }
 
 
 def too_many_rounds(plan, extra=None):
-    """The worst rounds and `extra` others (None: as many again), each chosen where it gains most; more than the plan allows."""
+    """The worst rounds and `extra` others (None: as many again), each chosen where it gains most;
+    more than the plan allows.
+    """
     taken = np.flatnonzero(worst_case(plan).contributions).tolist()
     L = causal_factor(plan.mechanism.noising())
     E = solve(L, np.eye(len(L)))

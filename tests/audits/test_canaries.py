@@ -1,4 +1,6 @@
-"""The canaries' statistics: p-values by definition, bounds that hold as often as they say, and runs that break their claim."""
+"""The canaries' statistics: p-values by definition, bounds that hold as often as they say, and runs
+that break their claim.
+"""
 
 import numpy as np
 import pytest
@@ -31,13 +33,17 @@ def test_p_value_is_the_definition(m, r, epsilon, delta):
     of = [scipy.stats.binom.pmf(w, r, q) for w in range(r + 1)]
     for v in range(r + 1):
         most = max(sum(of[max(v - i, 0) : v]) / i for i in range(1, m + 1))
-        assert p_value(m, r, v, epsilon, delta) == pytest.approx(min(1, sum(of[v:]) + 2 * m * delta * most), abs=1e-12)
+        assert p_value(m, r, v, epsilon, delta) == pytest.approx(
+            min(1, sum(of[v:]) + 2 * m * delta * most), abs=1e-12
+        )
 
 
 @pytest.mark.parametrize("m", [100, 600])
 @pytest.mark.parametrize("loss", [0.0, 0.3, 1.0, 3.0])
 def test_p_values_hold_and_are_tight_for_mechanisms_that_reach_them(m, loss):
-    """Exact: randomised response answers each coin rightly with e^epsilon / (1 + e^epsilon), a Gaussian release with Phi(mu / 2)."""
+    """Exact: randomised response answers each coin rightly with e^epsilon / (1 + e^epsilon), a
+    Gaussian release with Phi(mu / 2).
+    """
     right, every = np.exp(loss) / (1 + np.exp(loss)), range(m + 1)
     refuted = [v for v in every if p_value(m, m, v, loss, 0.0) <= SIGNIFICANCE]
     assert SIGNIFICANCE / 20 < scipy.stats.binom.pmf(refuted, m, right).sum() <= SIGNIFICANCE
@@ -47,14 +53,20 @@ def test_p_values_hold_and_are_tight_for_mechanisms_that_reach_them(m, loss):
 
 def test_the_gaussian_bound_is_the_sharper_one():
     evidence = Departure().evidence(plan_of("identity"), 1000, np.random.default_rng(7))
-    bounds = [bound(evidence.model, evidence.included, 1e-6, SIGNIFICANCE) for bound in BOUNDS.values()]
+    bounds = [
+        bound(evidence.model, evidence.included, 1e-6, SIGNIFICANCE) for bound in BOUNDS.values()
+    ]
     assert 0 < bounds[0] < bounds[1] < bounds[2]
 
 
 def steps_of_the_hull(scores, included):
-    """(guesses, right ones) of "in" above a threshold, at the corners of the convex ROC curve, as jax_privacy takes them."""
+    """(guesses, right ones) of "in" above a threshold, at the corners of the convex ROC curve, as
+    jax_privacy takes them.
+    """
     order = included[np.argsort(-scores, kind="stable")]
-    points = np.stack([np.concatenate([[0], np.cumsum(~order)]), np.concatenate([[0], np.cumsum(order)])], axis=1)
+    points = np.stack(
+        [np.concatenate([[0], np.cumsum(~order)]), np.concatenate([[0], np.cumsum(order)])], axis=1
+    )
     hull = []
     for point in points.tolist():
         while len(hull) > 1:
@@ -71,7 +83,9 @@ def steps_of_the_hull(scores, included):
     [(1, 1.13346, 2.164749), (2, 2.311945, 4.7218075), (4, 4.395568, 9.133752)],
 )
 def test_bounds_of_jax_privacy(shift, epsilon, gaussian):
-    """Printed in its tests: 10,000 scores of each kind at the quantiles of two normal distributions, significance 5%, delta 1e-6."""
+    """Printed in its tests: 10,000 scores of each kind at the quantiles of two normal
+    distributions, significance 5%, delta 1e-6.
+    """
     n = 10_000
     normal = scipy.stats.norm.ppf((np.arange(n) + 0.5) / n)
     steps = steps_of_the_hull(np.concatenate([normal + shift, normal]), np.arange(2 * n) < n)
@@ -90,7 +104,10 @@ def test_bounds_of_jax_privacy(shift, epsilon, gaussian):
         best = (0.0, places[0])
         for i in places:
             if gaussian_refuted(2 * n, *steps[i], best[0] * (1 + 1e-7), each):
-                best = (canaries._largest(lambda mu, i=i: gaussian_refuted(2 * n, *steps[i], mu, each)), i)
+                best = (
+                    canaries._largest(lambda mu, i=i: gaussian_refuted(2 * n, *steps[i], mu, each)),
+                    i,
+                )
         return best
 
     near = largest(range(1, len(steps), 100))[1]
@@ -102,14 +119,20 @@ def test_bounds_of_jax_privacy(shift, epsilon, gaussian):
 def test_scores_that_say_nothing_prove_nothing(bound):
     scores, included = np.arange(200.0), np.arange(200) % 2 == 0
     assert bound(scores, included, 1e-6, SIGNIFICANCE) == 0
-    assert bound(scores, included.sum() > np.arange(200), 1e-6, SIGNIFICANCE) == 0  # wrong way round
+    assert (
+        bound(scores, included.sum() > np.arange(200), 1e-6, SIGNIFICANCE) == 0
+    )  # wrong way round
     assert bound(scores, included.sum() <= np.arange(200), 1e-6, SIGNIFICANCE) > 2
     assert bound(np.ones(1), np.ones(1, bool), 1e-6, SIGNIFICANCE) == 0
 
 
 def test_the_normal_bound_is_above_the_truth_as_often_as_it_says(monkeypatch):
-    monkeypatch.setattr(canaries, "gaussian_epsilon", lambda noise_multiplier, delta: 1 / noise_multiplier)
-    trials = trials_that_see(lambda n: max(missed_by_count(n, SIGNIFICANCE, wrong) for wrong in (0.025, 0.1)))
+    monkeypatch.setattr(
+        canaries, "gaussian_epsilon", lambda noise_multiplier, delta: 1 / noise_multiplier
+    )
+    trials = trials_that_see(
+        lambda n: max(missed_by_count(n, SIGNIFICANCE, wrong) for wrong in (0.025, 0.1))
+    )
     rng, above = np.random.default_rng(1), 0
     for _ in range(trials):
         included = rng.random(100) < 0.5
@@ -121,7 +144,9 @@ def test_the_normal_bound_is_above_the_truth_as_often_as_it_says(monkeypatch):
 def plan_of(family="banded", epsilon=8.0, **changes):
     participation = fedmf.Participation(rounds=ROUNDS, schema="min_sep", min_sep=MIN_SEP)
     mechanism = fedmf.fit(fedmf.prefix_sum(ROUNDS), participation, family=family)
-    return fedmf.calibrate(mechanism, participation, epsilon=epsilon, delta=1e-6, clip_norm=0.5, **changes)
+    return fedmf.calibrate(
+        mechanism, participation, epsilon=epsilon, delta=1e-6, clip_norm=0.5, **changes
+    )
 
 
 def patterns(min_sep=MIN_SEP):
@@ -146,11 +171,18 @@ class Departure:
         """Canaries along orthogonal directions; `releases` is all that was released along them."""
         rounds = patterns(self.min_sep)[:, rng.integers(0, self.min_sep, count)]
         included = rng.random(count) < 0.5
-        N, Z = plan.mechanism.noising(), rng.standard_normal((plan.mechanism.noising().shape[1], count))
+        N, Z = (
+            plan.mechanism.noising(),
+            rng.standard_normal((plan.mechanism.noising().shape[1], count)),
+        )
         if self.reused:
             Z[:] = Z[:1]
-        releases = self.times * plan.clip_norm * rounds * included + self.noise * plan.stddev * (N @ Z)
-        return CanaryEvidence(included=included, rounds=rounds, releases=releases, model=releases.sum(axis=0))
+        releases = self.times * plan.clip_norm * rounds * included + self.noise * plan.stddev * (
+            N @ Z
+        )
+        return CanaryEvidence(
+            included=included, rounds=rounds, releases=releases, model=releases.sum(axis=0)
+        )
 
     def snr(self, plan, count):
         """Of the scores of all releases, the least of any pattern, where S is its expectation."""
@@ -162,7 +194,9 @@ class Departure:
         return (self.times * (w * a).sum(axis=0) / np.sqrt((w * (noise @ w)).sum(axis=0))).min()
 
     def canaries(self, plan):
-        """So many that the normal bound of all releases is above the claim but for one run in a million, if the scores are normal."""
+        """So many that the normal bound of all releases is above the claim but for one run in a
+        million, if the scores are normal.
+        """
 
         def missed(count):
             width = np.sqrt(4 / count)  # half of them in
@@ -175,17 +209,23 @@ class Departure:
 
 @pytest.mark.parametrize("family", ["identity", "banded", "blt", "tree"])
 def test_scores_of_honest_releases_are_as_far_apart_as_the_plan_says(family):
-    """Sharp: |C x| / sigma for the pattern, to 5% that the measured covariance costs and the error of so many canaries."""
+    """Sharp: |C x| / sigma for the pattern, to 5% that the measured covariance costs and the error
+    of so many canaries.
+    """
     plan, count = plan_of(family), 40_000
     X = np.linalg.inv(plan.mechanism.noising() @ plan.mechanism.noising().T)
     evidence = Departure().evidence(plan, count, np.random.default_rng(2))
-    scores = release_scores(plan.mechanism.noising(), evidence.rounds, evidence.releases, plan.clip_norm)
+    scores = release_scores(
+        plan.mechanism.noising(), evidence.rounds, evidence.releases, plan.clip_norm
+    )
     for pattern in patterns().T:
         expected = plan.clip_norm * np.sqrt(pattern @ X @ pattern) / plan.stddev
         of = (evidence.rounds == pattern[:, None]).all(axis=0)
         present, absent = scores[of & evidence.included], scores[of & ~evidence.included]
         measured = (present.mean() - absent.mean()) / np.sqrt((present.var() + absent.var()) / 2)
-        error = np.sqrt((4 + expected**2 / 2) / of.sum()) * scipy.stats.norm.isf(FALSE_POSITIVE_RATE / 2)
+        error = np.sqrt((4 + expected**2 / 2) / of.sum()) * scipy.stats.norm.isf(
+            FALSE_POSITIVE_RATE / 2
+        )
         assert 0.95 * expected - error < measured < expected + error
         assert error < 0.1 * expected
 
@@ -195,9 +235,14 @@ RUNS = trials_that_see(lambda runs: missed_by_count(runs, SIGNIFICANCE, 0.25), s
 
 @pytest.mark.slow
 def test_honest_runs_are_above_their_claim_as_rarely_as_stated():
-    """A claim that is refuted in a quarter of runs would be seen; at 5% the test fails once in a million."""
+    """A claim that is refuted in a quarter of runs would be seen; at 5% the test fails once in a
+    million.
+    """
     plan, rng = plan_of(epsilon=2.0), np.random.default_rng(3)
-    above = sum(bool(audit_canaries(plan, Departure().evidence(plan, 100, rng)).exceeded) for _ in range(RUNS))
+    above = sum(
+        bool(audit_canaries(plan, Departure().evidence(plan, 100, rng)).exceeded)
+        for _ in range(RUNS)
+    )
     assert above <= scipy.stats.binom.isf(FALSE_POSITIVE_RATE, RUNS, SIGNIFICANCE)
 
 
@@ -222,7 +267,9 @@ def test_departures_are_above_the_claim(name, family):
 
 
 def test_what_is_claimed_of_whom():
-    """Bounds that know who was drawn, or assume a Gaussian, are held against the guarantee without amplification."""
+    """Bounds that know who was drawn, or assume a Gaussian, are held against the guarantee without
+    amplification.
+    """
     scheme = fedmf.CyclicPoisson(population=400, cohort_size=10)
     participation = fedmf.Participation(rounds=ROUNDS, schema="fixed_epoch", min_sep=4)
     mechanism = fedmf.fit(fedmf.prefix_sum(ROUNDS), participation, family="banded", bands=2)
@@ -248,7 +295,10 @@ def test_refusals():
     for wrong in (np.nan, np.inf, -np.inf):
         releases, model = evidence.releases.copy(), evidence.model.copy()
         releases[3, 7] = model[5] = wrong
-        with pytest.raises(ValueError, match=f"1 releases .* not finite, the first in round 3 along canary 7: {wrong}"):
+        with pytest.raises(
+            ValueError,
+            match=f"1 releases .* not finite, the first in round 3 along canary 7: {wrong}",
+        ):
             audit_canaries(plan, CanaryEvidence(**(vars(evidence) | {"releases": releases})))
         with pytest.raises(ValueError, match=f"final model moved by {wrong} along canary 5"):
             audit_canaries(plan, CanaryEvidence(**(vars(evidence) | {"model": model})))

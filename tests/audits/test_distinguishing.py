@@ -1,4 +1,6 @@
-"""The distinguishing audit's statistics: the worst case, bounds that hold at the stated rate, and games that break the claim."""
+"""The distinguishing audit's statistics: the worst case, bounds that hold at the stated rate, and
+games that break the claim.
+"""
 
 import itertools
 
@@ -15,7 +17,13 @@ from fedmf.audits.distinguishing import (
 )
 from tests.audits.controls import too_many_rounds
 from tests.mechanisms.registry import every_mechanism
-from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_count, missed_by_game, trials_that_see
+from tests.power import (
+    FALSE_POSITIVE_RATE,
+    MISS_RATE,
+    missed_by_count,
+    missed_by_game,
+    trials_that_see,
+)
 
 SCHEMAS = [
     {"schema": "single"},
@@ -33,9 +41,15 @@ def plan_of(mechanism, epsilon=2.0, **schema):
 
 
 def play(plan, case, trials, seed=3, noise=1.0):
-    """s of present and absent trials, from rows N Z + u made in numpy; noise: the part of the claimed noise that is added."""
+    """s of present and absent trials, from rows N Z + u made in numpy; noise: the part of the
+    claimed noise that is added.
+    """
     N = plan.mechanism.noising()
-    Y = noise * plan.stddev * (N @ np.random.default_rng(seed).standard_normal((N.shape[1], trials)))
+    Y = (
+        noise
+        * plan.stddev
+        * (N @ np.random.default_rng(seed).standard_normal((N.shape[1], trials)))
+    )
     Y[:, ::2] += plan.clip_norm * case.contributions[:, None]
     s = case.projection @ Y / plan.stddev
     return s[::2], s[1::2]
@@ -67,8 +81,12 @@ def test_worst_case_is_the_brute_force_and_within_the_sensitivity(build):
         case = worst_case(plan)
         best = 0.0
         for pattern in plan.participation.patterns():
-            signs = np.array([(1.0, *rest) for rest in itertools.product((1.0, -1.0), repeat=len(pattern) - 1)])
-            best = max(best, float(((signs @ X[np.ix_(pattern, pattern)]) * signs).sum(axis=1).max()))
+            signs = np.array(
+                [(1.0, *rest) for rest in itertools.product((1.0, -1.0), repeat=len(pattern) - 1)]
+            )
+            best = max(
+                best, float(((signs @ X[np.ix_(pattern, pattern)]) * signs).sum(axis=1).max())
+            )
         ratio = case.snr * plan.noise_multiplier
         assert ratio <= 1 + 1e-9
         assert ratio * plan.sensitivity.value == pytest.approx(np.sqrt(best), rel=1e-8)
@@ -94,7 +112,9 @@ def test_statistic_has_the_mean_and_spread_it_says(build):
     case = worst_case(plan)
     g, N = case.projection, plan.mechanism.noising()
     assert np.sum((g @ N) ** 2) == pytest.approx(1.0, rel=1e-8)
-    assert g @ case.contributions * plan.clip_norm / plan.stddev == pytest.approx(case.snr, rel=1e-8)
+    assert g @ case.contributions * plan.clip_norm / plan.stddev == pytest.approx(
+        case.snr, rel=1e-8
+    )
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
@@ -103,8 +123,11 @@ def test_an_honest_game_has_the_ratio_of_the_plan(family, epsilon):
     plan = small_plan(epsilon, family=family)
     case = worst_case(plan)
     assert case.snr == pytest.approx(1 / plan.noise_multiplier, rel=1e-3)
-    trials = trials_that_see(lambda trials: missed_by_game(trials, 1.25 * case.snr, case.snr, FALSE_POSITIVE_RATE / 2))
-    # The confidence is that of the test, so that interval and bound are wrong as rarely as a finding.
+    trials = trials_that_see(
+        lambda trials: missed_by_game(trials, 1.25 * case.snr, case.snr, FALSE_POSITIVE_RATE / 2)
+    )
+    # The confidence is that of the test, so that interval and bound are wrong as rarely as a
+    # finding.
     statistics = play(plan, case, trials)
     result = audit_distinguishing(plan, case, *statistics, confidence=1 - FALSE_POSITIVE_RATE)
     assert all(finding.p_value > FALSE_POSITIVE_RATE for finding in result.findings)
@@ -114,14 +137,19 @@ def test_an_honest_game_has_the_ratio_of_the_plan(family, epsilon):
     assert audit_distinguishing(plan, case, *statistics).findings[1].p_value < FALSE_POSITIVE_RATE
 
 
-# Intervals and bounds that are wrong in a quarter of games, and not in a twentieth, would be seen, and so would those that never are.
+# Intervals and bounds that are wrong in a quarter of games, and not in a twentieth, would be seen,
+# and so would those that never are.
 GAMES = trials_that_see(lambda games: max(missed_by_count(games, 0.05, 0.25), 0.95**games))
 
 
-@pytest.mark.parametrize(("epsilon", "trials"), [pytest.param(2.0, 20_000, marks=pytest.mark.slow), (8.0, 4_000)])
+@pytest.mark.parametrize(
+    ("epsilon", "trials"), [pytest.param(2.0, 20_000, marks=pytest.mark.slow), (8.0, 4_000)]
+)
 def test_bounds_are_as_often_right_as_they_say(epsilon, trials):
-    """The interval misses in at most 5% of games, the bound exceeds the truth in at most 5%, and 0.8 of the expected bound is missed
-    in at most 15% of games of so few trials (2.5% to 10.5% were measured)."""
+    """The interval misses in at most 5% of games, the bound exceeds the truth in at most 5%, and
+    0.8 of the expected bound is missed in at most 15% of games of so few trials (2.5% to 10.5% were
+    measured).
+    """
     plan = small_plan(epsilon)
     case, rng = worst_case(plan), np.random.default_rng(1)
     five_in_a_hundred = scipy.stats.binom.isf(FALSE_POSITIVE_RATE, GAMES, 0.05)
@@ -174,19 +202,25 @@ def test_two_thirds_of_the_noise_is_caught(epsilon):
 def test_rounds_too_many_are_caught(family, extra):
     plan = small_plan(family=family)
     case = worst_case(plan, rounds=too_many_rounds(plan, extra))
-    trials = trials_that_see(lambda trials: missed_by_game(trials, case.snr, 1 / plan.noise_multiplier))
+    trials = trials_that_see(
+        lambda trials: missed_by_game(trials, case.snr, 1 / plan.noise_multiplier)
+    )
     result = audit_distinguishing(plan, case, *play(plan, case, trials))
     assert result.findings[0].p_value < FALSE_POSITIVE_RATE
 
 
 @pytest.mark.parametrize("rounding", [-1e-12, 1e-12])
 def test_of_worst_cases_that_tie_the_first_is_taken(rounding):
-    """Every client of a column-normalised banded mechanism is a worst case, and a processor's rounding must not choose."""
+    """Every client of a column-normalised banded mechanism is a worst case, and a processor's
+    rounding must not choose.
+    """
     plan = small_plan()
     noising = plan.mechanism.noising()
     X = np.linalg.inv(noising @ noising.T)
     tilt = 1 + rounding * np.arange(len(X))
-    candidates = [_worst_contributions(M, plan.participation) for M in (X, X * np.outer(tilt, tilt))]
+    candidates = [
+        _worst_contributions(M, plan.participation) for M in (X, X * np.outer(tilt, tilt))
+    ]
     assert np.array_equal(*candidates)
 
 

@@ -1,4 +1,6 @@
-"""The guarantee after the fact: what the observed participation gives, and what contradicts a plan and its sampling."""
+"""The guarantee after the fact: what the observed participation gives, and what contradicts a plan
+and its sampling.
+"""
 
 import json
 import re
@@ -17,14 +19,20 @@ from tests.privacy.plans import ledger_of, plan, two_bands
 
 def plan_of(mechanism, **changes):
     n = mechanism.rounds
-    given = {"participation": Participation(rounds=n, schema="min_sep", min_sep=min(4, n)), **changes}
+    given = {
+        "participation": Participation(rounds=n, schema="min_sep", min_sep=min(4, n)),
+        **changes,
+    }
     return plan(mechanism=mechanism, **given)
 
 
 class TestWithoutSampling:
     def test_a_log_and_a_ledger_agree(self, tmp_path):
         rng = np.random.default_rng(1)
-        ledger = ledger_of([np.sort(rng.choice(9, rng.integers(0, 4), replace=False)) for _ in range(11)] + [[3]], 3)
+        ledger = ledger_of(
+            [np.sort(rng.choice(9, rng.integers(0, 4), replace=False)) for _ in range(11)] + [[3]],
+            3,
+        )
         log = tmp_path / "log.csv"
         log.write_text(ledger.to_csv())
         for mechanism in (two_bands(12), IdentityMechanism(rounds=12)):
@@ -38,11 +46,13 @@ class TestWithoutSampling:
             assert one.contradictions
 
     def test_epochs_that_were_missed_are_within_the_span(self):
-        # Rounds 0 and 8 meet in row 9 of C, rounds 0 and 4 nowhere: two participations of a fixed order with one epoch missed.
+        # Rounds 0 and 8 meet in row 9 of C, rounds 0 and 4 nowhere: two participations of a fixed
+        # order with one epoch missed.
         C = np.eye(12)
         C[9, 0] = C[9, 8] = 3.0
         plan = plan_of(
-            DenseMechanism(matrix=C), participation=Participation(rounds=12, schema="fixed_epoch", min_sep=4)
+            DenseMechanism(matrix=C),
+            participation=Participation(rounds=12, schema="fixed_epoch", min_sep=4),
         )
         cohorts = [[]] * 12
         cohorts[0] = cohorts[8] = [5]
@@ -51,20 +61,29 @@ class TestWithoutSampling:
         assert audit.contradictions == ()
         assert audit.observed.max_participations == 2
         assert audit.achieved.sensitivity.value == pytest.approx(worst, rel=1e-12)
-        # What counting participations alone would have accounted with: two rounds in a row of the order.
+        # What counting participations alone would have accounted with: two rounds in a row of the
+        # order.
         assert worst > 1.2 * max(np.linalg.norm(C[:, t] + C[:, t + 4]) for t in range(8))
 
     @pytest.mark.parametrize(
         ("participation", "cohorts", "words"),
         [
             ({"schema": "min_sep", "min_sep": 3}, [[1], [], [1]], ["2 apart where at least 3"]),
-            ({"schema": "single"}, [[1], [], [1]], ["took part 2 times where at most 1", "2 apart where at least 8"]),
+            (
+                {"schema": "single"},
+                [[1], [], [1]],
+                ["took part 2 times where at most 1", "2 apart where at least 8"],
+            ),
             (
                 {"schema": "min_sep", "min_sep": 1, "max_participations": 2},
                 [[1], [1], [1]],
                 ["3 times where at most 2"],
             ),
-            ({"schema": "fixed_epoch", "min_sep": 2}, [[1], [2], [], [1, 2]], ["1 separations .* no multiples of 2"]),
+            (
+                {"schema": "fixed_epoch", "min_sep": 2},
+                [[1], [2], [], [1, 2]],
+                ["1 separations .* no multiples of 2"],
+            ),
             (
                 {"schema": "fixed_epoch", "min_sep": 2, "max_participations": 2},
                 [[1], [], [], [], [1]],
@@ -73,7 +92,9 @@ class TestWithoutSampling:
         ],
     )
     def test_contradictions_are_named(self, participation, cohorts, words):
-        plan = plan_of(IdentityMechanism(rounds=8), participation=Participation(rounds=8, **participation))
+        plan = plan_of(
+            IdentityMechanism(rounds=8), participation=Participation(rounds=8, **participation)
+        )
         audit = audit_ledger(ledger_of(cohorts, None), plan)
         assert len(audit.contradictions) == len(words)
         for found, expected in zip(audit.contradictions, words, strict=True):
@@ -109,7 +130,9 @@ PARTS = [np.arange(part, POPULATION, GROUPS) for part in range(GROUPS)]
 
 def sampled_plan(kind=CyclicPoisson, **changes):
     given = {"population": POPULATION, "cohort_size": COHORT, **changes}
-    return plan_of(two_bands(ROUNDS), participation=None, sampling=kind(**given), noise_multiplier=4.0)
+    return plan_of(
+        two_bands(ROUNDS), participation=None, sampling=kind(**given), noise_multiplier=4.0
+    )
 
 
 def poisson_cohorts(plan, seed):
@@ -128,11 +151,13 @@ class TestWithSampling:
         audit = audit_ledger(ledger_of(poisson_cohorts(plan, 1)), plan)
         assert audit.contradictions == ()
         assert audit.amplified_epsilon == plan.epsilon < 0.6 * plan.unamplified_epsilon
-        # Nobody was drawn as often as could be, so that less than the unamplified epsilon is achieved without trusting the draw.
+        # Nobody was drawn as often as could be, so that less than the unamplified epsilon is
+        # achieved without trusting the draw.
         assert plan.epsilon < audit.epsilon <= plan.unamplified_epsilon
 
     def test_honest_runs_are_not_accused(self):
-        # 60 runs of two schemes at a false-positive rate of 1e-6 each: one accusation has probability below 1.3e-4.
+        # 60 runs of two schemes at a false-positive rate of 1e-6 each: one accusation has
+        # probability below 1.3e-4.
         poisson, fixed = sampled_plan(), sampled_plan(CyclicFixedSize)
         assert FALSE_POSITIVE_RATE <= 1e-6
         for seed in range(60):
@@ -143,15 +168,27 @@ class TestWithSampling:
         ("change", "words"),
         [
             (lambda c: [*c[:5], np.append(c[5], c[4][:1]), *c[6:]], "no multiples of 2"),
-            (lambda c: [np.union1d(cohort, [t % 2]) for t, cohort in enumerate(c)], "a client took part 32 times"),
+            (
+                lambda c: [np.union1d(cohort, [t % 2]) for t, cohort in enumerate(c)],
+                "a client took part 32 times",
+            ),
             (lambda c: [PARTS[0], *c[1:]], "a round has 200 clients"),
-            (lambda c: [np.union1d(x, y) for x, y in zip(c, [*c[2:], *c[:2]], strict=True)], "participations, which"),
+            (
+                lambda c: [np.union1d(x, y) for x, y in zip(c, [*c[2:], *c[:2]], strict=True)],
+                "participations, which",
+            ),
             (
                 lambda c: [cohort + 1000 * t * (t < 60) for t, cohort in enumerate(c)],
                 "clients took part where the population is 400",
             ),
         ],
-        ids=["outside its part", "a favourite", "everybody at once", "twice as many", "more than there are"],
+        ids=[
+            "outside its part",
+            "a favourite",
+            "everybody at once",
+            "twice as many",
+            "more than there are",
+        ],
     )
     def test_what_was_not_sampled_so_is_caught(self, change, words):
         plan = sampled_plan()
@@ -163,7 +200,10 @@ class TestWithSampling:
 
     def test_fixed_size(self):
         plan = sampled_plan(CyclicFixedSize)
-        assert "a round has 11 clients where 10" in audit_contradictions(fixed_cohorts(1, size=11), plan)[0]
+        assert (
+            "a round has 11 clients where 10"
+            in audit_contradictions(fixed_cohorts(1, size=11), plan)[0]
+        )
         # Those drawn may drop out.
         assert audit_contradictions(fixed_cohorts(1, size=9), plan) == ()
 
@@ -182,7 +222,9 @@ def audit_contradictions(cohorts, plan):
 
 
 def test_a_reshuffled_client_stays_in_its_part():
-    """Rounds of one client are multiples of the groups apart also where every epoch has a new order."""
+    """Rounds of one client are multiples of the groups apart also where every epoch has a new
+    order.
+    """
     plan = plan_of(
         IdentityMechanism(rounds=40),
         participation=None,

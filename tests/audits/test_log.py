@@ -1,4 +1,6 @@
-"""Logs from elsewhere: the same counts as in memory, and one sentence for everything that is no log."""
+"""Logs from elsewhere: the same counts as in memory, and one sentence for everything that is no
+log.
+"""
 
 import json
 import subprocess
@@ -25,7 +27,10 @@ def plan_of(min_sep):
 
 
 def write(path, rows, header="client,round"):
-    path.write_text("".join(f"{','.join(map(str, row))}\n" for row in [header.split(","), *rows]), encoding="utf-8")
+    path.write_text(
+        "".join(f"{','.join(map(str, row))}\n" for row in [header.split(","), *rows]),
+        encoding="utf-8",
+    )
     return path
 
 
@@ -61,13 +66,20 @@ class TestReading:
         folder = tmp_path_factory.mktemp("logs")
         rows = [(f"device {client}" if texts else client, t + first_round) for client, t in pairs]
         log, stats = read_log(write(folder / "log.csv", rows), rounds=10, first_round=first_round)
-        expected = ParticipationStats.of_cohorts([np.array([c for c, t in pairs if t == r], int) for r in range(10)])
+        expected = ParticipationStats.of_cohorts(
+            [np.array([c for c, t in pairs if t == r], int) for r in range(10)]
+        )
         assert same(stats, expected)
         assert (log.rows, log.duplicates) == (len(pairs), 0)
         listed = ", ".join(f"({client!r}, {t})" for client, t in rows)
         lines = folder / "log.jsonl"
-        lines.write_text("".join(json.dumps({"round": t, "client": client}) + "\n" for client, t in rows))
-        for path in (parquet(folder / "log.parquet", f"FROM (VALUES {listed}) AS rows(client, round)"), lines):
+        lines.write_text(
+            "".join(json.dumps({"round": t, "client": client}) + "\n" for client, t in rows)
+        )
+        for path in (
+            parquet(folder / "log.parquet", f"FROM (VALUES {listed}) AS rows(client, round)"),
+            lines,
+        ):
             assert same(read_log(path, rounds=10, first_round=first_round)[1], expected)
 
     def test_other_columns_and_names(self, tmp_path):
@@ -95,20 +107,34 @@ class TestReading:
     def test_line_ends_of_several_kinds(self, tmp_path, monkeypatch, text):
         path = tmp_path / "log.csv"
         path.write_bytes(text)
-        for chunk in (1 << 24, 5, 1):  # a piece of the file may end between the two characters of one line end
+        for chunk in (
+            1 << 24,
+            5,
+            1,
+        ):  # a piece of the file may end between the two characters of one line end
             monkeypatch.setattr(tables, "_CHUNK_BYTES", chunk)
             description, stats = read_log(path, rounds=4)
-            assert (stats.clients, stats.separations, stats.cohort_sizes.tolist()) == (2, {2: 1}, [0, 1, 1, 1])
+            assert (stats.clients, stats.separations, stats.cohort_sizes.tolist()) == (
+                2,
+                {2: 1},
+                [0, 1, 1, 1],
+            )
             assert (description.size, description.rows) == (len(text), 3)
 
     def test_whole_json_numbers_and_texts_of_them_are_one_client(self, tmp_path):
         path = tmp_path / "log.jsonl"
         numbers = [1, "1", 12345678901234567890123, -3]
-        path.write_text("".join(json.dumps({"client": c, "round": t}) + "\n" for t, c in enumerate(numbers)))
+        path.write_text(
+            "".join(json.dumps({"client": c, "round": t}) + "\n" for t, c in enumerate(numbers))
+        )
         assert read_log(path, rounds=4)[1].histogram == {1: 2, 2: 1}
 
     def test_a_client_of_more_rows_than_a_block(self, tmp_path, monkeypatch):
-        rows = [("ann", t) for t in range(3)] + [("bob", t) for t in range(9)] + [("cem", t) for t in range(0, 9, 4)]
+        rows = (
+            [("ann", t) for t in range(3)]
+            + [("bob", t) for t in range(9)]
+            + [("cem", t) for t in range(0, 9, 4)]
+        )
         path = write(tmp_path / "log.csv", rows)
         expected = read_log(path, rounds=9)[1]
         for block in (1, 2, 4, 11):
@@ -127,8 +153,16 @@ class TestReading:
     ("raised", "error", "words"),
     [
         (RuntimeError("Query interrupted"), KeyboardInterrupt, None),
-        (duckdb.OutOfMemoryException("no block"), ValueError, "memory=1000000000 bytes do not suffice"),
-        (duckdb.IOException("disk full\nsecond line"), OSError, r"temporary files \(disk full\): name a folder"),
+        (
+            duckdb.OutOfMemoryException("no block"),
+            ValueError,
+            "memory=1000000000 bytes do not suffice",
+        ),
+        (
+            duckdb.IOException("disk full\nsecond line"),
+            OSError,
+            r"temporary files \(disk full\): name a folder",
+        ),
     ],
 )
 def test_what_ends_a_sort(tmp_path, monkeypatch, raised, error, words):
@@ -145,19 +179,27 @@ def test_what_ends_a_sort(tmp_path, monkeypatch, raised, error, words):
 
 @pytest.mark.slow
 def test_memory_is_bounded(tmp_path):
-    # 12 million rows in 256 MB. As int64 pairs with the two arrays of a sort they would take 480 MB beside the process itself.
-    query = "SELECT (r % 200) * 6000 + i AS client, r AS round FROM range(2000) a(r), range(6000) b(i)"
+    # 12 million rows in 256 MB. As int64 pairs with the two arrays of a sort they would take 480 MB
+    # beside the process itself.
+    query = (
+        "SELECT (r % 200) * 6000 + i AS client, r AS round FROM range(2000) a(r), range(6000) b(i)"
+    )
     path = parquet(tmp_path / "log.parquet", query)
     program = (
         "import resource, sys, fedmf; "
         "apart = fedmf.Participation(rounds=2000, schema='min_sep', min_sep=200); "
-        "mechanism = fedmf.fit(fedmf.prefix_sum(2000), apart, family='toeplitz', coefficients='sqrt'); "
-        "plan = fedmf.Plan(mechanism=mechanism, participation=apart, noise_multiplier=1.0, clip_norm=1.0, delta=1e-6); "
+        "mechanism = fedmf.fit(fedmf.prefix_sum(2000), apart, family='toeplitz', "
+        "coefficients='sqrt'); "
+        "plan = fedmf.Plan(mechanism=mechanism, participation=apart, noise_multiplier=1.0, "
+        "clip_norm=1.0, delta=1e-6); "
         "base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
         "audit = fedmf.audit_log(sys.argv[1], plan, memory=256 * 10**6); "
-        "print(audit.log.rows, audit.observed.clients, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)"
+        "print(audit.log.rows, audit.observed.clients, "
+        "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
+    )
     rows, clients, kilobytes = map(int, done.stdout.split())
     assert (rows, clients) == (12_000_000, 1_200_000)
     assert 1000 * kilobytes < 256e6 + 200e6
@@ -170,20 +212,25 @@ REFUSED = {
     b"client,round\n": "holds no participation",
     b"device,t\nann,0\n": "no column 'client' among 'device', 't'",
     b"client,round,client\nann,0,ann\n": "several columns 'client'",
-    CSV + b"cem,-1\n": "row 3 of log .* has client 'cem' and round '-1': the round is negative: rounds are 0 to 7",
+    CSV + b"cem,-1\n": "row 3 of log .* has client 'cem' and round '-1': the round is negative: "
+    "rounds are 0 to 7",
     CSV + b"cem,3.5\n": "row 3 of log .* round '3.5': the round is not written as a whole number",
     CSV + b"cem,1e0\n": "row 3 of log .* round '1e0': the round is not written as a whole number",
     CSV + "cem,٣\n".encode(): "row 3 of log .*: the round is not a number",
     CSV + b"cem, 1\n": "row 3 of log .* round ' 1': the round has blanks around it",
-    CSV + "cem,\u200b1\n".encode(): r"row 3 of log .*: the round has invisible characters \(U.200B\)",
+    CSV
+    + "cem,\u200b1\n".encode(): r"row 3 of log .*: the round has invisible characters \(U.200B\)",
     CSV + b"cem,nan\n": "row 3 of log .*: the round is missing",
-    CSV + b"cem,x\nann,-1\n": r"row 3 of log .*: the round is not a number \(2 rows are wrong, this is the first\)",
+    CSV
+    + b"cem,x\nann,-1\n": r"row 3 of log .*: the round is not a number \(2 rows are wrong, this "
+    r"is the first\)",
     CSV + b"cem,8\n": "round '8': the round is beyond the run: rounds are 0 to 7; .* first_round=1",
     CSV + b"cem,99999999999999999999\n": "the round is beyond the run: rounds are 0 to 7$",
     CSV + b"cem,\n": "row 3 of log .*: the round is missing",
     CSV + b",3\n": "row 3 of log .*: the client is missing",
     CSV
-    + b" ann,3\n": "row 3 of log .* client ' ann' .*: the client has blanks around it .U.0020.: .* without blanks around it",
+    + b" ann,3\n": "row 3 of log .* client ' ann' .*: the client has blanks around it .U.0020.: "
+    ".* without blanks around it",
     CSV + "\u3164,3\n".encode(): "row 3 of log .*: the client has no visible character .U.3164.",
     b'note,client,round\n"a\nb",ann,0\n\n"",bob,x\n': "row 2 of log .* round 'x'",
     CSV + b"cem\n": "line 4 of log .* another number of columns",
@@ -200,7 +247,8 @@ REFUSED = {
     + b"bob,1\n" * 9: "line 30002 of log .* not in UTF-8",
     b'{"client": 1, "round": 0}\n{"client": 1, "round": 8}\n': "row 2 of log .* client '1' and round '8'",
     b'{"client": 1, "round": 0}\n{"client": 1, "rou\n': "line 2 of log .* not a JSON object",
-    # One number written in three ways would be three clients; keys that are there twice are read in two ways.
+    # One number written in three ways would be three clients; keys that are there twice are read in
+    # two ways.
     **{
         b'{"client": 1, "round": 0}\n{"client": %s, "round": 1}\n'
         % other: f"row 2 of log .* client {shown}, which is neither a text nor"
@@ -210,7 +258,8 @@ REFUSED = {
     b'{"client": 1, "round": 0}\n{"client": null, "round": 1}\n': "row 2 of log .*: the client is missing",
     b'{"client": 1, "round": 0}\n{"client": [1], "round": 1}\n': "row 2 of log .*: the client is missing",
     b'{"client": 1, "round": 0}\n{"round": 1}\n': "row 2 of log .*: the client is missing",
-    b'{"client": 1, "round": 0, "client": 2}\n': "row 1 of log .* has the key client more than once",
+    b'{"client": 1, "round": 0, "client": 2}\n': "row 1 of log .* has the key client more than "
+    "once",
     b'{"client": 1, "round": 0}\n{"cl\\u0069ent": 1, "round": 1, "client": 2}\n': "row 2 .* the key client more than once",
     b'{"client": 1, "round": 0, "round": 0}\n': "row 1 of log .* has the key round more than once",
     b"PAR1" + b"\x15" * 50: "log .* cannot be read",
@@ -218,7 +267,8 @@ REFUSED = {
     "(1, 0), (2, NULL)": "row 2 of log .* client '2' and round None",
     "(1, 0), (NULL, 3)": "row 2 of log .* client None and round '3'",
     "(1, 0.5)": "row 1 of log .* round '0.5'",
-    "(1, 0::DOUBLE), (1, 'nan'::DOUBLE)": "row 1 of log .* round '0.0': the round is not written as a whole number",
+    "(1, 0::DOUBLE), (1, 'nan'::DOUBLE)": "row 1 of log .* round '0.0': the round is not written "
+    "as a whole number",
     "(1::DOUBLE, 0), ('nan'::DOUBLE, 1)": "row 2 of log .*: the client is missing",
     "(1, 0), (2, 8)": "row 2 of log .* round '8'",
     "('ann', 0), ('ann ', 3)": "row 2 of log .* client 'ann ' .* without blanks around it",
@@ -226,7 +276,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("content", "words"), REFUSED.items(), ids=[repr(content)[-25:] for content in REFUSED])
+@pytest.mark.parametrize(
+    ("content", "words"), REFUSED.items(), ids=[repr(content)[-25:] for content in REFUSED]
+)
 def test_refused_in_one_sentence(tmp_path, content, words):
     path = tmp_path / "log"
     if isinstance(content, str):
@@ -248,20 +300,29 @@ def test_a_name_is_no_pattern(tmp_path, kind):
         write(named, [("ann", t) for t in range(4)])
     else:
         parquet(plain, "SELECT 'bob' AS client, 0 AS round")
-        parquet(tmp_path / "made.parquet", "SELECT 'ann' AS client, range AS round FROM range(4)").rename(named)
+        parquet(
+            tmp_path / "made.parquet", "SELECT 'ann' AS client, range AS round FROM range(4)"
+        ).rename(named)
     assert read_log(named, rounds=8)[1].max_participations == 4
 
 
-@pytest.mark.parametrize(("end", "what"), [("\t", "invisible"), ("\u200b", "invisible"), ("\u00a0", "blanks")])
+@pytest.mark.parametrize(
+    ("end", "what"), [("\t", "invisible"), ("\u200b", "invisible"), ("\u00a0", "blanks")]
+)
 def test_ends_that_nobody_sees_are_refused(tmp_path, end, what):
-    with pytest.raises(ValueError, match=f"row 2 of log .* the client has {what} .*U.{ord(end):04X}"):
+    with pytest.raises(
+        ValueError, match=f"row 2 of log .* the client has {what} .*U.{ord(end):04X}"
+    ):
         read_log(write(tmp_path / "log.csv", [("ann", 0), (f"ann{end}", 1)]), rounds=8)
     with pytest.raises(ValueError, match=f"row 1 .* the client has {what}"):
-        read_log(parquet(tmp_path / "log.parquet", f"SELECT 'ann{end}' AS client, 1 AS round"), rounds=8)
+        read_log(
+            parquet(tmp_path / "log.parquet", f"SELECT 'ann{end}' AS client, 1 AS round"), rounds=8
+        )
 
 
 ALIKE = {
-    f"U+{ord(c):04X}": ("anna", f"an{c}na") for c in "\u3164\u2800\ufe0f\u034f\u200b\ufeff\u00ad\u2060\u115f\U000e0101"
+    f"U+{ord(c):04X}": ("anna", f"an{c}na")
+    for c in "\u3164\u2800\ufe0f\u034f\u200b\ufeff\u00ad\u2060\u115f\U000e0101"
 } | {
     "NFD": ("zo\u00e9", "zoe\u0301"),
     "joined and NFD": ("zo\u00e9", "zoe\u034f\u0301"),
@@ -288,9 +349,12 @@ class TestLookalikes:
             assert all(ascii(client) in audit.contradictions[-1] for client in (one, other))
 
     def test_different_clients_stay_different(self, tmp_path):
-        # One visible character apart, an emoji with its variation selector, and private-use characters.
+        # One visible character apart, an emoji with its variation selector, and private-use
+        # characters.
         clients = ["ann", "anne", "ann e", "\u263a\ufe0f", "\ue000", "\ue001", "Ann", "007", "7"]
-        log, stats = read_log(write(tmp_path / "log.csv", [(client, 0) for client in clients]), rounds=1)
+        log, stats = read_log(
+            write(tmp_path / "log.csv", [(client, 0) for client in clients]), rounds=1
+        )
         assert (stats.clients, log.lookalikes) == (len(clients), None)
 
     def test_in_one_round_they_are_two_rows_of_one_client(self, tmp_path):

@@ -1,4 +1,6 @@
-"""The audit's statistics on noise made with numpy: honest noise passes at the stated rate, known mistakes do not."""
+"""The audit's statistics on noise made with numpy: honest noise passes at the stated rate, known
+mistakes do not.
+"""
 
 import numpy as np
 import pytest
@@ -57,9 +59,14 @@ def test_honest_noise_is_consistent(build):
 
 @pytest.mark.slow
 def test_p_values_are_as_rare_as_they_say():
-    """Of each test a share of at most 0.05 (0.01) of the p-values of honest runs is below it; a third of the true ones would be seen."""
+    """Of each test a share of at most 0.05 (0.01) of the p-values of honest runs is below it; a
+    third of the true ones would be seen.
+    """
     rng, p_values = np.random.default_rng(7), {}
-    names = [finding.name for finding in audit_noise(rng.standard_normal((2, 12, 30)), leaves=(20, 1, 9)).findings]
+    names = [
+        finding.name
+        for finding in audit_noise(rng.standard_normal((2, 12, 30)), leaves=(20, 1, 9)).findings
+    ]
     rate = FALSE_POSITIVE_RATE / (2 * len(names))
     games = trials_that_see(lambda games: missed_by_count(games, 0.05, 0.15, rate))
     for _ in range(games):
@@ -77,7 +84,11 @@ def test_p_values_are_as_rare_as_they_say():
 
 @pytest.mark.parametrize("name", ["decaying", "identity", "blt", "tree full"])
 def test_mistakes_are_caught(name):
-    L, runs = runs_of(MECHANISMS[name](ROUNDS).noising() if name in MECHANISMS else np.linalg.inv(decaying(ROUNDS)))
+    L, runs = runs_of(
+        MECHANISMS[name](ROUNDS).noising()
+        if name in MECHANISMS
+        else np.linalg.inv(decaying(ROUNDS))
+    )
     honest = audit_noise(runs, leaves=LEAVES)
     assert honest.consistent
     mistakes = mistakes_over_rounds(L)
@@ -107,8 +118,11 @@ def later_round_of_a_neighbour(W):
 COLUMNS = np.arange(sum(LEAVES))
 ENTRIES = ROUNDS * sum(LEAVES)
 # A uniform distribution of variance 1 is furthest from the normal one where their densities agree.
-UNIFORM_DISTANCE = max(abs(scipy.stats.norm.cdf(x) - (x / np.sqrt(12) + 0.5)) for x in np.linspace(0, 1.7, 100))
-# Mistake -> the noise, and the chance to miss it at a finding's threshold; 0 where a correlation is 1 or a variance 0.
+UNIFORM_DISTANCE = max(
+    abs(scipy.stats.norm.cdf(x) - (x / np.sqrt(12) + 0.5)) for x in np.linspace(0, 1.7, 100)
+)
+# Mistake -> the noise, and the chance to miss it at a finding's threshold; 0 where a correlation is
+# 1 or a variance 0.
 DEPARTURES = {
     "the same in all rounds": (lambda W: np.repeat(W[:1], len(W), axis=0), lambda rate: 0.0),
     "a coordinate without noise": (lambda W: W * (COLUMNS != 5), lambda rate: 0.0),
@@ -142,7 +156,10 @@ def test_other_departures_are_caught(mistake, missed):
 
 
 def test_verdict_is_bonferronis():
-    findings = tuple(Finding(name=str(i), statistic=0.0, p_value=p) for i, p in enumerate((0.4, 0.03, 0.01, np.nan)))
+    findings = tuple(
+        Finding(name=str(i), statistic=0.0, p_value=p)
+        for i, p in enumerate((0.4, 0.03, 0.01, np.nan))
+    )
     audit = NoiseAudit(findings=findings, false_positive_rate=0.05)
     assert audit.threshold == 0.0125
     assert {finding.name for finding in audit.contradictions} == {"2", "3"}

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 import fedmf
 from fedmf.audits.guarantee import audit_ledger, audit_log
-from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, ToeplitzMechanism, own_rounds
+from fedmf.mechanisms import (
+    BandedMechanism,
+    DenseMechanism,
+    IdentityMechanism,
+    ToeplitzMechanism,
+    own_rounds,
+)
 from fedmf.mechanisms.budget import Budget, costs
 from fedmf.mechanisms.own_rounds import OwnRounds, gram_diagonals, spent_squared
 from fedmf.participation.clients import ClientRounds
@@ -49,7 +55,9 @@ def test_the_guarantee_is_that_of_the_worst_single_client(build, taken, particip
     audit = audit_ledger(ledger_of(cohorts_of(taken), None), planned)
 
     def holds(achieved, clients):
-        """Never below what some updates of these clients attain, never above the sum of |X| of one of them, nor above the plan for all."""
+        """Never below what some updates of these clients attain, never above the sum of |X| of one
+        of them, nor above the plan for all.
+        """
         value = achieved.sensitivity.value
         attained = max(attained_by_sets(C, [tuple(sorted(taken[c]))], rng) for c in clients)
         kept = all(participation.allows(taken[c]) for c in clients)
@@ -58,7 +66,9 @@ def test_the_guarantee_is_that_of_the_worst_single_client(build, taken, particip
         assert not kept or value <= planned.sensitivity.value
         if achieved.sensitivity is not planned.sensitivity and achieved.sensitivity.exact:
             assert value <= attained * (1 + 1e-6)
-        assert achieved.noise_multiplier == pytest.approx(2.0 * planned.sensitivity.value / value, rel=1e-12)
+        assert achieved.noise_multiplier == pytest.approx(
+            2.0 * planned.sensitivity.value / value, rel=1e-12
+        )
 
     holds(audit.achieved, range(len(taken)))
     broke = [c for c, rounds in enumerate(taken) if not participation.allows(rounds)]
@@ -104,7 +114,9 @@ def test_the_diagonals_of_a_banded_encoder_of_many_rounds(monkeypatch):
     rows[:, 0] = 2.0
     dense = gram_diagonals(BandedMechanism(diagonals=rows))
     monkeypatch.setattr(own_rounds, "_MAX_DENSE_ROUNDS", 11)
-    np.testing.assert_allclose(gram_diagonals(BandedMechanism(diagonals=rows)), dense, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(
+        gram_diagonals(BandedMechanism(diagonals=rows)), dense, rtol=1e-12, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize("share", [0.0, 1 / 36, np.inf], ids=["products", "both", "pairs"])
@@ -114,10 +126,15 @@ def test_what_clients_spend_is_the_sum_over_their_rounds(monkeypatch, bands, sha
     monkeypatch.setattr(own_rounds, "_CLIENTS_AT_ONCE", 3)
     rng = np.random.default_rng(5)
     below = np.subtract.outer(np.arange(30), np.arange(30))
-    matrix = np.where((below > 0) & (below < bands), rng.standard_normal((30, 30)), 0.0) + np.eye(30)
+    matrix = np.where((below > 0) & (below < bands), rng.standard_normal((30, 30)), 0.0) + np.eye(
+        30
+    )
     mechanism = DenseMechanism(matrix=matrix)
     X = costs(mechanism)
-    taken = [np.flatnonzero(rng.random(30) < p) for p in rng.uniform(0.1, 1.0, 20)] + [np.array([2]), np.arange(30)]
+    taken = [np.flatnonzero(rng.random(30) < p) for p in rng.uniform(0.1, 1.0, 20)] + [
+        np.array([2]),
+        np.arange(30),
+    ]
     taken = [rounds for rounds in taken if len(rounds)]
     starts = np.cumsum([0, *map(len, taken[:-1])])
     clients = ClientRounds(rounds=np.concatenate(taken).astype(np.int32), starts=starts)
@@ -143,17 +160,22 @@ class TestToeplitzEncodersOfManyRounds:
         assert not own.exact
         bounds = own.squared(clients)
         assert (bounds >= exact * (1 - 1e-12)).all()
-        # The first client has the very rounds that are worst of its counts; the second has not the number of the first.
+        # The first client has the very rounds that are worst of its counts; the second has not the
+        # number of the first.
         np.testing.assert_allclose(bounds[0], exact[0], rtol=1e-12)
         assert bounds[1] < 1.1 * exact[1]
-        assert (OwnRounds(mechanism, [38, 39]).squared_with_besides(clients, bounds) >= with_others).all()
+        assert (
+            OwnRounds(mechanism, [38, 39]).squared_with_besides(clients, bounds) >= with_others
+        ).all()
         audit = audit_ledger(ledger_of([[0], [0], [1]], None), plan(separated(40, 10), mechanism))
         assert not audit.achieved.sensitivity.exact
         assert audit.offenders.clients == 1
 
 
 def offender_and_others(tmp_path, mechanism, participation, offender, unrecorded=0, **options):
-    """A log in which client "bad" takes part in these rounds, and others one after the other; the ledger of the same."""
+    """A log in which client "bad" takes part in these rounds, and others one after the other; the
+    ledger of the same.
+    """
     n, b = participation.rounds, participation.min_sep
     rows = [(t, f"c{t % b}") for t in range(n - unrecorded)] + [(t, "bad") for t in offender]
     log = tmp_path / "log.csv"
@@ -162,10 +184,14 @@ def offender_and_others(tmp_path, mechanism, participation, offender, unrecorded
 
 
 def test_one_offender_does_not_cost_everybody(tmp_path):
-    mechanism = fedmf.fit(fedmf.prefix_sum(40), separated(40, 8), family="toeplitz", coefficients="sqrt")
+    mechanism = fedmf.fit(
+        fedmf.prefix_sum(40), separated(40, 8), family="toeplitz", coefficients="sqrt"
+    )
     C = mechanism.encoder()
     audit = offender_and_others(tmp_path, mechanism, separated(40, 8), [1, 3, 16])
-    own, honest = (np.linalg.norm(C[:, rounds].sum(axis=1)) for rounds in ([1, 3, 16], range(0, 40, 8)))
+    own, honest = (
+        np.linalg.norm(C[:, rounds].sum(axis=1)) for rounds in ([1, 3, 16], range(0, 40, 8))
+    )
     assert own < honest  # as often as the others, of whom nobody came too soon
     assert audit.achieved.sensitivity.value == pytest.approx(honest, rel=1e-12)
     (bad,) = audit.offenders.first
@@ -183,23 +209,33 @@ def test_of_many_offenders_the_ten_with_the_weakest_guarantees_are_named():
     broke = [client for client, count in counts.items() if count > 1]
     assert audit.offenders.clients == len(broke) > 10
     named = audit.offenders.first
-    assert [len(one.rounds) for one in named] == sorted((counts[c] for c in broke), reverse=True)[:10]
-    assert all(one.achieved.sensitivity.value == pytest.approx(np.sqrt(len(one.rounds))) for one in named)
+    assert [len(one.rounds) for one in named] == sorted((counts[c] for c in broke), reverse=True)[
+        :10
+    ]
+    assert all(
+        one.achieved.sensitivity.value == pytest.approx(np.sqrt(len(one.rounds))) for one in named
+    )
 
 
 class TestRoundsWithoutARecord:
     def test_count_for_every_client_after_a_broken_plan(self, tmp_path):
-        mechanism = fedmf.fit(fedmf.prefix_sum(40), separated(40, 8), family="toeplitz", coefficients="sqrt")
+        mechanism = fedmf.fit(
+            fedmf.prefix_sum(40), separated(40, 8), family="toeplitz", coefficients="sqrt"
+        )
         C = mechanism.encoder()
         audit = offender_and_others(tmp_path, mechanism, separated(40, 8), [1, 3, 16], unrecorded=3)
         (bad,) = audit.offenders.first
         assert bad.rounds == (1, 3, 16)
         own = np.linalg.norm(C[:, [1, 3, 16, 37, 38, 39]].sum(axis=1))
-        honest = max(np.linalg.norm(C[:, [*range(c, 37, 8), 37, 38, 39]].sum(axis=1)) for c in range(8))
+        honest = max(
+            np.linalg.norm(C[:, [*range(c, 37, 8), 37, 38, 39]].sum(axis=1)) for c in range(8)
+        )
         assert bad.achieved.sensitivity.value == pytest.approx(own, rel=1e-12)
         assert audit.offenders.others.sensitivity.value == pytest.approx(honest, rel=1e-12)
         assert audit.achieved.sensitivity.value == pytest.approx(honest, rel=1e-12)
-        every_round = fedmf.sensitivity(mechanism, Participation(rounds=40, schema="every_round")).value
+        every_round = fedmf.sensitivity(
+            mechanism, Participation(rounds=40, schema="every_round")
+        ).value
         assert honest < 0.5 * every_round
 
     def test_with_signs_too(self, tmp_path):
@@ -208,7 +244,9 @@ class TestRoundsWithoutARecord:
         rng, C = np.random.default_rng(0), mechanism.encoder()
         attained = attained_by_sets(C, [(1, 2, 10, 11)], rng)
         assert audit.offenders.first[0].achieved.sensitivity.value >= attained * (1 - 1e-9)
-        assert audit.offenders.first[0].achieved.sensitivity.value <= sums(C, (1, 2, 10, 11)) * (1 + 1e-12)
+        assert audit.offenders.first[0].achieved.sensitivity.value <= sums(C, (1, 2, 10, 11)) * (
+            1 + 1e-12
+        )
 
 
 class TestBudgets:
@@ -219,13 +257,20 @@ class TestBudgets:
         ledger = ledger_of(cohorts, None)
         log = tmp_path / "log.csv"
         log.write_text(ledger.to_csv())
-        of_ledger, of_log = audit_ledger(ledger, plan(budget, mechanism)), audit_log(log, plan(budget, mechanism))
-        assert json.loads(json.dumps(of_log.values() | {"offenders": None})) == of_ledger.values() | {"offenders": None}
+        of_ledger, of_log = (
+            audit_ledger(ledger, plan(budget, mechanism)),
+            audit_log(log, plan(budget, mechanism)),
+        )
+        assert json.loads(
+            json.dumps(of_log.values() | {"offenders": None})
+        ) == of_ledger.values() | {"offenders": None}
         assert of_log.most_spent == of_ledger.most_spent
         (bad,) = of_log.offenders.first
         assert (bad.client, bad.rounds) == ("1", (0, 1, 2))
         C = mechanism.encoder()
-        assert of_log.achieved.sensitivity.value == pytest.approx(np.linalg.norm(C[:, :3].sum(axis=1)), rel=1e-12)
+        assert of_log.achieved.sensitivity.value == pytest.approx(
+            np.linalg.norm(C[:, :3].sum(axis=1)), rel=1e-12
+        )
         assert of_log.offenders.others.sensitivity.value == pytest.approx(
             np.linalg.norm(C[:, [1, 5]].sum(axis=1)), rel=1e-12
         )
@@ -248,7 +293,9 @@ def test_with_sampling_nothing_rests_on_chance_once_a_client_left_its_part():
     assert audit.amplified_epsilon is None
     assert [(one.client, one.rounds) for one in audit.offenders.first] == [(0, (0, 3, 4, 8, 12))]
     C = mechanism.encoder()
-    assert audit.offenders.others.sensitivity.value == pytest.approx(np.linalg.norm(C[:, [1, 5, 9, 13]].sum(axis=1)))
+    assert audit.offenders.others.sensitivity.value == pytest.approx(
+        np.linalg.norm(C[:, [1, 5, 9, 13]].sum(axis=1))
+    )
     own = np.linalg.norm(C[:, [0, 3, 4, 8, 12]].sum(axis=1))
     assert audit.achieved.sensitivity.value == pytest.approx(own, rel=1e-12)
 
@@ -262,14 +309,25 @@ def test_in_text_json_and_statement():
     values = json.loads(json.dumps(audit.values(), allow_nan=False))
     assert values["offenders"] == audit.statement_values()["offenders"]
     (bad,) = values["offenders"]["first"]
-    assert (values["offenders"]["clients"], bad["client"], bad["rounds"]) == (1, 100, list(range(12)))
+    assert (values["offenders"]["clients"], bad["client"], bad["rounds"]) == (
+        1,
+        100,
+        list(range(12)),
+    )
     assert bad["epsilon"] == values["epsilon_achieved"] > values["epsilon_planned"]
     assert values["offenders"]["others"]["epsilon"] <= values["epsilon_planned"]
     text = " ".join(audit.statement().split())
     assert "1 client broke the plan, at its own cost only" in text
     assert "- 100: rounds 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11; (epsilon =" in text
-    without_noise = audit_ledger(ledger_of([[0], [0]]), plan(separated(12, 4), two_bands(12), noise_multiplier=0))
-    assert json.loads(json.dumps(without_noise.values(), allow_nan=False))["offenders"]["first"][0]["epsilon"] is None
+    without_noise = audit_ledger(
+        ledger_of([[0], [0]]), plan(separated(12, 4), two_bands(12), noise_multiplier=0)
+    )
+    assert (
+        json.loads(json.dumps(without_noise.values(), allow_nan=False))["offenders"]["first"][0][
+            "epsilon"
+        ]
+        is None
+    )
     assert "- 0: rounds 0, 1" in without_noise.statement()
     assert without_noise.values()["offenders"]["others"] is None  # nobody else took part
 

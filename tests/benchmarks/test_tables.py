@@ -39,7 +39,9 @@ def test_a_row_in_a_process_of_its_own_is_that_row():
 
 def test_a_failing_row_is_named_and_fails_the_command(monkeypatch):
     def failing(command, **_):
-        return subprocess.CompletedProcess(command, int("banded" in command[-1]), '{"x": 3}\n', "Error\nwhy\n")
+        return subprocess.CompletedProcess(
+            command, int("banded" in command[-1]), '{"x": 3}\n', "Error\nwhy\n"
+        )
 
     monkeypatch.setattr(core.subprocess, "run", failing)
     main = core.table("fit", {"banded": None, "dense": None}, None, {"x": "{x}"}, "help")

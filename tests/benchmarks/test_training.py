@@ -26,13 +26,17 @@ def bench(module, tmp_path, *arguments):
 
 
 def test_rounds_of_all_kinds_train_alike(tmp_path):
-    rounds = bench("simulation", tmp_path, *(word for kind in KINDS for word in ("--kind", kind)))["demo"]["2"]
+    rounds = bench("simulation", tmp_path, *(word for kind in KINDS for word in ("--kind", kind)))[
+        "demo"
+    ]["2"]
     assert list(rounds) == list(KINDS)
     for rows in rounds.values():
         assert len(rows) == 3
         assert min(min(row["seconds"], row["peak"]) for row in rows) > 0
         # The same cohorts, models and noise: what is timed side by side is the same training.
-        assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in rounds["stock"]], rel=1e-4)
+        assert [row["loss"] for row in rows] == pytest.approx(
+            [row["loss"] for row in rounds["stock"]], rel=1e-4
+        )
 
 
 def test_single_gradients_of_all_ways(tmp_path):
@@ -54,7 +58,16 @@ def test_stock_is_keras_own_layer():
 
     from benchmarks.clients import random_sentences
 
-    ours, keras = (random_sentences("demo", 1, keras_lstm=own).build_model(3) for own in (False, True))
-    assert all((one == other).all() for one, other in zip(ours.get_weights(), keras.get_weights(), strict=True))
-    changed = [type(new) for old, new in zip(ours.layers, keras.layers, strict=True) if type(old) is not type(new)]
+    ours, keras = (
+        random_sentences("demo", 1, keras_lstm=own).build_model(3) for own in (False, True)
+    )
+    assert all(
+        (one == other).all()
+        for one, other in zip(ours.get_weights(), keras.get_weights(), strict=True)
+    )
+    changed = [
+        type(new)
+        for old, new in zip(ours.layers, keras.layers, strict=True)
+        if type(old) is not type(new)
+    ]
     assert changed == [tf.keras.layers.LSTM]

@@ -7,8 +7,10 @@ import subprocess
 from fedmf.cli import main
 
 SMALL = (
-    "--rounds 4 --cohort-size 4 --min-sep 2 -o vocabulary-size=60 -o embedding-size=8 -o lstm-size=8 -o max-sentences=8 "
-    "-o validation-sentences=50 -o test-sentences=50 --checkpoint-every 2 --evaluate-every 2 --quiet"
+    "--rounds 4 --cohort-size 4 --min-sep 2 -o vocabulary-size=60 -o embedding-size=8 -o "
+    "lstm-size=8 -o max-sentences=8 "
+    "-o validation-sentences=50 -o test-sentences=50 --checkpoint-every 2 --evaluate-every 2 "
+    "--quiet"
 ).split()
 SECRET = "98765432109876543210"
 TRAIN = [*SMALL, "--epsilon", "8", "--noise-seed", SECRET]

@@ -22,7 +22,11 @@ COLUMNS = ["--client-column", "device", "--round-column", "t", "--first-round", 
 
 def test_planned_beside_achieved(log, identity, tmp_path):
     shown = json.loads(fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, "--json").stdout)
-    assert (shown["min_separation_observed"], shown["max_participations_observed"], shown["clients"]) == (4, 3, 4)
+    assert (
+        shown["min_separation_observed"],
+        shown["max_participations_observed"],
+        shown["clients"],
+    ) == (4, 3, 4)
     assert shown["contradictions"] == []
     assert shown["epsilon_achieved"] <= shown["epsilon_planned"] <= 8
     assert "keeps_to_the_plan" in fedmf("audit", "log", log, identity, *PLAN, *COLUMNS).stdout
@@ -31,9 +35,24 @@ def test_planned_beside_achieved(log, identity, tmp_path):
 def test_the_statement_names_the_command_that_makes_it_again(log, identity, tmp_path, monkeypatch):
     spaced, out = tmp_path / "my log.csv", tmp_path / "my statement.json"
     log.rename(spaced)
-    fedmf("audit", "log", spaced, identity, *PLAN, *COLUMNS, "--statement", out, "--pretraining", "it's public")
+    fedmf(
+        "audit",
+        "log",
+        spaced,
+        identity,
+        *PLAN,
+        *COLUMNS,
+        "--statement",
+        out,
+        "--pretraining",
+        "it's public",
+    )
     values = json.loads(out.read_text())
-    assert (values["subject"], values["pretraining"], values["observed"]["rounds"]) == ("log", "it's public", 12)
+    assert (values["subject"], values["pretraining"], values["observed"]["rounds"]) == (
+        "log",
+        "it's public",
+        12,
+    )
     # The very command, in the folder of its files.
     monkeypatch.chdir(tmp_path)
     (tmp_path / identity.name).write_bytes(identity.read_bytes())
@@ -42,24 +61,34 @@ def test_the_statement_names_the_command_that_makes_it_again(log, identity, tmp_
     assert program == "fedmf"
     fedmf(*arguments)
     again = json.loads(out.read_text())
-    assert all(again[name] == values[name] for name in ("guarantee", "achieved", "mechanism", "pretraining"))
+    assert all(
+        again[name] == values[name]
+        for name in ("guarantee", "achieved", "mechanism", "pretraining")
+    )
 
 
 def test_a_short_log_names_the_option_that_says_so(log, identity, tmp_path):
     out = tmp_path / "statement.md"
     log.write_text("client,round\na,0\n")
-    for text in (fedmf("audit", "log", log, identity, *PLAN, "--statement", out).stdout, out.read_text()):
+    for text in (
+        fedmf("audit", "log", log, identity, *PLAN, "--statement", out).stdout,
+        out.read_text(),
+    ):
         assert "or pass --rounds-run 1 if it ended there" in text
 
 
 def test_with_sampling(log, identity):
     scheme = ["--sampling", "poisson", "--population", 400, "--cohort-size", 4]
-    shown = json.loads(fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, *scheme, "--json").stdout)
+    shown = json.loads(
+        fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, *scheme, "--json").stdout
+    )
     assert shown["sampling"] == "CyclicPoisson"
     assert shown["epsilon_achieved_if_sampled_as_planned"] <= shown["epsilon_planned"] <= 8
     assert shown["epsilon_achieved"] > 8
     few = ["--sampling", "poisson", "--population", 3, "--cohort-size", 2]
-    shown = json.loads(fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, *few, "--json", status=1).stdout)
+    shown = json.loads(
+        fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, *few, "--json", status=1).stdout
+    )
     assert shown["epsilon_achieved_if_sampled_as_planned"] is None
     assert "4 clients took part where the population is 3" in shown["contradictions"]
 
@@ -68,7 +97,9 @@ def test_a_broken_plan_is_exit_status_1_after_all_is_written(log, identity, tmp_
     log.write_text("client,round\na,0\na,1\n")
     out = tmp_path / "statement.json"
     shown = fedmf("audit", "log", log, identity, *PLAN, "--statement", out, status=1).stdout
-    assert shown.splitlines()[-1].endswith("no: two rounds of one client are 1 apart where at least 4 were planned")
+    assert shown.splitlines()[-1].endswith(
+        "no: two rounds of one client are 1 apart where at least 4 were planned"
+    )
     assert len(json.loads(out.read_text())["contradictions"]) == 1
     shown = json.loads(fedmf("audit", "log", log, identity, *PLAN, "--json", status=1).stdout)
     assert len(shown["contradictions"]) == 1
@@ -78,7 +109,9 @@ def test_nothing_is_written_for_a_log_that_is_none(tmp_path, identity):
     bad, out = tmp_path / "bad.csv", tmp_path / "statement.md"
     bad.write_text("client,round\nann,1\nann,x\n")
     refused("audit", "log", bad, identity, *PLAN, "--statement", out, words=["row 2", "'x'"])
-    refused("audit", "log", tmp_path / "none.csv", identity, *PLAN, words=["none.csv does not exist"])
+    refused(
+        "audit", "log", tmp_path / "none.csv", identity, *PLAN, words=["none.csv does not exist"]
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.csv"]
 
 
@@ -90,8 +123,16 @@ def test_offenders_are_named(log, identity, tmp_path):
     shown = json.loads(fedmf(*arguments, "--statement", out, "--json", status=1).stdout)
     (bad,) = shown["offenders"]["first"]
     # As often as the others: the separation that it broke costs nothing with the identity.
-    assert (bad["client"], bad["rounds"], bad["epsilon"]) == ("bad", [1, 2, 12], shown["epsilon_planned"])
-    assert shown["offenders"]["others"]["epsilon"] == shown["epsilon_achieved"] == shown["epsilon_planned"]
+    assert (bad["client"], bad["rounds"], bad["epsilon"]) == (
+        "bad",
+        [1, 2, 12],
+        shown["epsilon_planned"],
+    )
+    assert (
+        shown["offenders"]["others"]["epsilon"]
+        == shown["epsilon_achieved"]
+        == shown["epsilon_planned"]
+    )
     text = fedmf(*arguments, status=1).stdout
     assert "'bad': epsilon" in text
     assert "rounds 1, 2, 12" in text

@@ -29,7 +29,9 @@ def test_a_contradiction_is_exit_status_1(identity, monkeypatch):
     honest = audit.mean_query
 
     def weak(plan, *args, **kwargs):
-        return honest(dataclasses.replace(plan, noise_multiplier=0.9 * plan.noise_multiplier), *args, **kwargs)
+        return honest(
+            dataclasses.replace(plan, noise_multiplier=0.9 * plan.noise_multiplier), *args, **kwargs
+        )
 
     monkeypatch.setattr(audit, "mean_query", weak)
     text = fedmf("audit", "mechanism", identity, *PLAN, "--trials", 0, "--quiet", status=1).stdout

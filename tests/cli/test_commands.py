@@ -26,11 +26,15 @@ def test_help_has_an_example(command):
 
 def test_help_imports_nothing_slow():
     code = (
-        "import sys; sys.argv = ['fedmf', '--help']\nfrom fedmf.cli import main\ntry: main()\nexcept SystemExit: pass\n"
-        "slow = {'tensorflow', 'tensorflow_federated', 'scipy.optimize', 'dp_accounting', 'matplotlib', 'jinja2'}\n"
+        "import sys; sys.argv = ['fedmf', '--help']\nfrom fedmf.cli import main\ntry: main()\n"
+        "except SystemExit: pass\n"
+        "slow = {'tensorflow', 'tensorflow_federated', 'scipy.optimize', 'dp_accounting', "
+        "'matplotlib', 'jinja2'}\n"
         "print('SLOW', sorted(slow & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert "Usage: fedmf" in done.stdout
     assert "SLOW []" in done.stdout
 
@@ -40,13 +44,26 @@ def test_data_synth_and_info(corpus):
     shown = fedmf("data", "info", corpus).stdout
     assert "12" in shown
     assert not set(shown) & set("{}[]'")
-    refused("data", "synth", "--clients", 3, "--out", corpus, words=["corpus.sqlite", "--overwrite"])
+    refused(
+        "data", "synth", "--clients", 3, "--out", corpus, words=["corpus.sqlite", "--overwrite"]
+    )
 
 
 def test_data_synth_writes_the_stand_in_of_any_task(tmp_path):
     synth = ["data", "synth", "--quiet", "--seed", 1]
     writers = tmp_path / "emnist.sqlite"
-    fedmf(*synth, "--task", "emnist", "--clients", 3, "--examples-per-client", 20, "--letters", "--out", writers)
+    fedmf(
+        *synth,
+        "--task",
+        "emnist",
+        "--clients",
+        3,
+        "--examples-per-client",
+        20,
+        "--letters",
+        "--out",
+        writers,
+    )
     assert len(open_file(writers).client_sizes("all_train")) == 3
     archive = tmp_path / "shapes.tar.gz"
     fedmf(*synth, "--task", "cifar10", "--examples", 30, "--test-examples", 10, "--out", archive)
@@ -56,29 +73,40 @@ def test_data_synth_writes_the_stand_in_of_any_task(tmp_path):
 
 def test_fit_and_calibrate(tmp_path, identity):
     path = tmp_path / "banded.npz"
-    fitted = json.loads(fedmf("fit", "--rounds", 32, "--min-sep", 8, "--out", path, "--json").stdout)
+    fitted = json.loads(
+        fedmf("fit", "--rounds", 32, "--min-sep", 8, "--out", path, "--json").stdout
+    )
     assert fitted["sensitivity"] == pytest.approx(2.0)
     calibrate = ["calibrate", path, "--rounds", 32, "--min-sep", 8]
     plan = json.loads(fedmf(*calibrate, "--epsilon", 2, "--json").stdout)
     assert plan["noise_multiplier"] == pytest.approx(2.23048, abs=1e-4)  # banded paper, Table 4
     error = fitted["rmse"] * plan["noise_multiplier"]
     assert (plan["rmse"], plan["effective_rmse"]) == (pytest.approx(error), None)
-    with_cohort = json.loads(fedmf(*calibrate, "--epsilon", 2, "--cohort-size", 40, "--json").stdout)
+    with_cohort = json.loads(
+        fedmf(*calibrate, "--epsilon", 2, "--cohort-size", 40, "--json").stdout
+    )
     assert with_cohort["effective_rmse"] == pytest.approx(error / 40)
     assert "effective_rmse" in fedmf(*calibrate, "--epsilon", 2, "--cohort-size", 40).stdout
     scheme = ["--sampling", "poisson", "--population", 400, "--cohort-size", 4, "--rdp"]
     sampled = json.loads(
-        fedmf("calibrate", identity, "--rounds", 12, "--min-sep", 4, "--epsilon", 8, *scheme, "--json").stdout
+        fedmf(
+            "calibrate", identity, "--rounds", 12, "--min-sep", 4, "--epsilon", 8, *scheme, "--json"
+        ).stdout
     )
     assert sampled["epsilon"] <= 8 < sampled["sampling"]["unamplified_epsilon"]
     assert sampled["rdp_epsilon"] > 0
     assert sampled["effective_rmse"] == pytest.approx(sampled["rmse"] / 4)
     none = fedmf(*calibrate, "--noise-multiplier", 0).stdout.splitlines()
-    assert [line.split()[1] for line in none if line.startswith(("epsilon", "rho"))] == ["infinite", "infinite"]
+    assert [line.split()[1] for line in none if line.startswith(("epsilon", "rho"))] == [
+        "infinite",
+        "infinite",
+    ]
     assert "# Privacy statement" in fedmf(*calibrate, "--epsilon", 2, "--statement").stdout
     explain = [*calibrate, "--epsilon", 2, "--explain", "--parameters", 10**8]
     assert "Noise for 100,000,000 parameters, the choice first" in fedmf(*explain).stdout
-    strategies = json.loads(fedmf(*explain, "--json", "--noise-memory", 1).stdout)["noise_strategies"]
+    strategies = json.loads(fedmf(*explain, "--json", "--noise-memory", 1).stdout)[
+        "noise_strategies"
+    ]
     assert {strategy["name"] for strategy in strategies} == {"recurrent", "regenerated"}
 
 
@@ -101,7 +129,18 @@ def test_train_from_a_config_file_with_flags_on_top_and_resume(corpus, trained, 
     values = json.loads((folder / "config.json").read_text()) | {"rounds": 8}
     (tmp_path / "config.json").write_text(json.dumps(values))
     run = tmp_path / "run"
-    fedmf("train", "--config", tmp_path / "config.json", "--rounds", 4, "--out", run, "--noise-seed", SECRET, "--quiet")
+    fedmf(
+        "train",
+        "--config",
+        tmp_path / "config.json",
+        "--rounds",
+        4,
+        "--out",
+        run,
+        "--noise-seed",
+        SECRET,
+        "--quiet",
+    )
     assert (run / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
     # A finished run resumed says the same again.
     resume = ["train", "--out", run, "--resume", "--quiet"]
@@ -109,14 +148,21 @@ def test_train_from_a_config_file_with_flags_on_top_and_resume(corpus, trained, 
     assert (run / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
     refused(*resume, "--clip-norm", 2, words=["--clip-norm 2.0", "1.0"])
     refused(*resume, "--rounds", 8, words=["--rounds 8 (the run has 4)"])
-    refused("train", "--data", corpus, "--out", run, *TRAIN, words=["already holds a run", "--resume"])
+    refused(
+        "train", "--data", corpus, "--out", run, *TRAIN, words=["already holds a run", "--resume"]
+    )
     refused("train", "--out", corpus.parent, "--resume", words=["holds no run"])
-    refused("train", "--data", corpus, "--out", corpus / "run", *TRAIN, words=["cannot write to folder"])
+    refused(
+        "train", "--data", corpus, "--out", corpus / "run", *TRAIN, words=["cannot write to folder"]
+    )
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
 def test_none_is_a_value_where_the_default_is_a_number(command, tmp_path, monkeypatch):
-    """No zeroing, as in the multi-epoch paper, App. F.3; a limit of a config file gives way to it."""
+    """No zeroing, as in the multi-epoch paper, App.
+
+    F.3; a limit of a config file gives way to it.
+    """
     import fedmf.runs.config
 
     read = []
@@ -125,13 +171,23 @@ def test_none_is_a_value_where_the_default_is_a_number(command, tmp_path, monkey
         read.append(values)
         raise ValueError("enough")
 
-    # This one first: its module, imported later, would keep the function of the other line for all tests that follow.
+    # This one first: its module, imported later, would keep the function of the other line for all
+    # tests that follow.
     monkeypatch.setattr("fedmf.experiments.sweep_grid.config_from_mapping", config_from_mapping)
     monkeypatch.setattr(fedmf.runs.config, "config_from_mapping", config_from_mapping)
     (tmp_path / "c.toml").write_text("zeroing_norm = 50.0\nepsilon = 2.0\n")
     (tmp_path / "c.yaml").write_text("rounds: 4")
     vary = ["--vary", "seed=1,2"] if command == "sweep" else []
-    words = [command, "--out", tmp_path / "out", "--config", tmp_path / "c.toml", "--noise-seed", 1, *vary]
+    words = [
+        command,
+        "--out",
+        tmp_path / "out",
+        "--config",
+        tmp_path / "c.toml",
+        "--noise-seed",
+        1,
+        *vary,
+    ]
     refused(*words, "--config", tmp_path / "c.yaml", words=[".toml nor .json"])
     refused(*words, words=["enough"])
     refused(*words, "--zeroing-norm", "none", words=["enough"])
@@ -144,7 +200,10 @@ def test_none_is_a_value_where_the_default_is_a_number(command, tmp_path, monkey
 def test_bad_data_files_are_one_sentence_and_status_2(corpus, tmp_path):
     whole = corpus.read_bytes()
     train = ["train", "--out", tmp_path / "run", *TRAIN, "--data"]
-    for name, content in {"truncated": whole[: len(whole) // 2], "text": b"not a database\n" * 100}.items():
+    for name, content in {
+        "truncated": whole[: len(whole) // 2],
+        "text": b"not a database\n" * 100,
+    }.items():
         path = tmp_path / f"{name}.sqlite"
         path.write_bytes(content)
         refused(*train, path, words=[path.name])
@@ -164,9 +223,12 @@ def test_data_may_move_before_a_resume_but_not_change(trained, corpus, tmp_path)
     refused(*resume, tmp_path / "absent", words=["no StackOverflow data at", "--data FILE"])
     fedmf(*resume, renamed)
     with contextlib.closing(sqlite3.connect(renamed)) as connection, connection:
-        (row,) = connection.execute("SELECT max(rowid) FROM examples WHERE split_name = 'train'").fetchone()
+        (row,) = connection.execute(
+            "SELECT max(rowid) FROM examples WHERE split_name = 'train'"
+        ).fetchone()
         connection.execute(
-            "UPDATE examples SET serialized_example_proto = (SELECT serialized_example_proto FROM examples LIMIT 1) WHERE rowid = ?",
+            "UPDATE examples SET serialized_example_proto = (SELECT serialized_example_proto FROM "
+            "examples LIMIT 1) WHERE rowid = ?",
             [row],
         )
     assert renamed.stat().st_size == corpus.stat().st_size
@@ -177,7 +239,9 @@ def test_data_may_move_before_a_resume_but_not_change(trained, corpus, tmp_path)
 @pytest.mark.tensorflow
 def test_rounds_without_enough_clients_are_said_once(corpus, tmp_path):
     few = ["--availability", "independent:0.2"]
-    said = fedmf("train", "--data", corpus, "--out", tmp_path / "run", *TRAIN, *few).stderr.splitlines()
+    said = fedmf(
+        "train", "--data", corpus, "--out", tmp_path / "run", *TRAIN, *few
+    ).stderr.splitlines()
     (line,) = [line for line in said if line.startswith("fedmf: warning: round ")]
     assert line.endswith("more such rounds)")
 
@@ -185,14 +249,31 @@ def test_rounds_without_enough_clients_are_said_once(corpus, tmp_path):
 @pytest.mark.tensorflow
 @pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(corpus, tmp_path):
-    command = [sys.executable, "-c", "from fedmf.cli import main; main()", "train", "--data", str(corpus)]
-    command += ["--out", str(tmp_path / "run"), *TRAIN, "--rounds", "300", "--checkpoint-every", "300"]
+    command = [
+        sys.executable,
+        "-c",
+        "from fedmf.cli import main; main()",
+        "train",
+        "--data",
+        str(corpus),
+    ]
+    command += [
+        "--out",
+        str(tmp_path / "run"),
+        *TRAIN,
+        "--rounds",
+        "300",
+        "--checkpoint-every",
+        "300",
+    ]
     command.remove("--quiet")
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         metrics = tmp_path / "run" / "metrics.jsonl"
         deadline = time.monotonic() + 200
-        while time.monotonic() < deadline and (not metrics.exists() or metrics.read_text().count("\n") < 3):
+        while time.monotonic() < deadline and (
+            not metrics.exists() or metrics.read_text().count("\n") < 3
+        ):
             time.sleep(0.2)
         process.send_signal(signal.SIGTERM)  # which is taken for one, with a status of its own
         assert process.wait(timeout=60) == 143

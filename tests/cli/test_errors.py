@@ -1,4 +1,6 @@
-"""Wrong calls of every command: one sentence in the words of the command line, exit status 2, and nothing left behind."""
+"""Wrong calls of every command: one sentence in the words of the command line, exit status 2, and
+nothing left behind.
+"""
 
 import ast
 import inspect
@@ -20,7 +22,8 @@ PLAN = "MECHANISM --rounds 12 --min-sep 4"
 POOL = "plan participation --population 2000 --cohort-size 20 --rounds 120"
 RUN = "train --out r --rounds 4 --min-sep 2 --noise-seed 1"
 
-# A call, and the words its error must have: the option, the value, the way out. MECHANISM is a file for 12 rounds.
+# A call, and the words its error must have: the option, the value, the way out. MECHANISM is a file
+# for 12 rounds.
 WRONG_CALLS = {
     "nonsense": ["nonsense"],
     "tarin": ["Did you mean 'train'?"],
@@ -47,7 +50,8 @@ WRONG_CALLS = {
     f"calibrate {PLAN} --epsilon 8 --simulated-cohort 9 --claimed-cohort 9": ["--simulated-cohort 9", "--claimed-cohort 9"],
     f"calibrate {PLAN} --epsilon 8 --sampling poisson": ["--population", "--cohort-size"],
     f"calibrate {PLAN} --epsilon 8 --sampling balls-in-bins --population 10 --cohort-size 4": ["--cohort-size 4", "use 5"],
-    f"calibrate {PLAN} --epsilon 8 --sampling min-sep-poisson --population 9 --cohort-size 9 --partitions 2": ["give --min-sep"],
+    f"calibrate {PLAN} --epsilon 8 --sampling min-sep-poisson --population 9 --cohort-size 9 "
+    "--partitions 2": ["give --min-sep"],
     f"calibrate {PLAN} --epsilon 8 --population 9": ["--population 9", "--sampling"],
     f"calibrate {PLAN} --epsilon 8 --stop-after 13": ["--stop-after 13", "1..12"],
     "calibrate MECHANISM --rounds 13 --min-sep 4 --epsilon 8": ["12 rounds", "13"],
@@ -76,7 +80,8 @@ WRONG_CALLS = {
     "data synth --task cifar10 --letters --out x": ["--letters", "--task emnist"],
     "data synth --task emnist --examples-per-client 9 --out x": ["--examples-per-client 9", "each split"],
     "data synth --task regression --out x": ["--task", "'regression'", "cifar10"],
-    f"{RUN} --epsilon 8 --noise-seed ²": ["--noise-seed", "'²' must be a non-negative whole number"],
+    f"{RUN} --epsilon 8 --noise-seed ²": ["--noise-seed", "'²' must be a non-negative whole "
+                                                          "number"],
     f"{RUN} --epsilon 8 --noise-seed {'1' * 5000}": ["at most 4000 digits"],
     f"{RUN} --epsilon 8 --config absent.toml": ["--config", "absent.toml"],
     "train --out r --epsilon 8": ["--noise-seed is missing"],
@@ -117,7 +122,9 @@ WRONG_CALLS = {
 
 
 def python_names(text):
-    """What of this text is the name of a Python argument: `name=`, or an option's name with underscores; values in quotes are neither."""
+    """What of this text is the name of a Python argument: `name=`, or an option's name with
+    underscores; values in quotes are neither.
+    """
     names = {
         p.name
         for c in commands()
@@ -138,7 +145,9 @@ def foreign_options(line, call):
         if not isinstance(command, click.Group) or word not in command.commands:
             break
         command = command.commands[word]
-    own = {o for p in command.get_params(click.Context(command)) for o in (*p.opts, *p.secondary_opts)}
+    own = {
+        o for p in command.get_params(click.Context(command)) for o in (*p.opts, *p.secondary_opts)
+    }
     named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r"`[^`]*`", "", line))
     return {name for name in named if name not in own | {"--help", "--debug"} and name not in call}
 
@@ -170,9 +179,12 @@ def test_python_names_are_seen():
 
 def test_every_command_is_called_wrongly():
     called = {
-        tuple(call.split()[: 2 if call.split()[0] in ("plan", "data", "audit", "paper") else 1]) for call in WRONG_CALLS
+        tuple(call.split()[: 2 if call.split()[0] in ("plan", "data", "audit", "paper") else 1])
+        for call in WRONG_CALLS
     }
-    missing = [command.name for command in commands() if not any(command.name in words for words in called)]
+    missing = [
+        command.name for command in commands() if not any(command.name in words for words in called)
+    ]
     assert missing == ["info"]  # whose only argument is a file of data
 
 
@@ -191,7 +203,8 @@ def test_the_first_mistake_that_was_typed_is_reported(call, option):
 
 def test_arguments_are_named_as_options():
     options = [
-        click.Option([name]) for name in ("--min-sep", "--schema", "--nu", "--out", "--equal-norms/--no-equal-norms")
+        click.Option([name])
+        for name in ("--min-sep", "--schema", "--nu", "--out", "--equal-norms/--no-equal-norms")
     ]
     for message, expected in {
         "min_sep=9 must be in 1..4: lower min_sep": "--min-sep 9 must be in 1..4: lower --min-sep",
@@ -212,11 +225,15 @@ def options_in_errors(package):
             if isinstance(node, ast.Raise):
                 texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
                 for text in texts:
-                    if isinstance(text, str) and re.search(r"(?<![\w-])--[a-z]", re.sub(r"`[^`]*`", "", text)):
+                    if isinstance(text, str) and re.search(
+                        r"(?<![\w-])--[a-z]", re.sub(r"`[^`]*`", "", text)
+                    ):
                         yield path.name, text
 
 
-@pytest.mark.parametrize("package", ["audits", "cohorts", "mechanisms", "noise", "participation", "privacy"])
+@pytest.mark.parametrize(
+    "package", ["audits", "cohorts", "mechanisms", "noise", "participation", "privacy"]
+)
 def test_errors_of_python_name_arguments(package):
     assert list(options_in_errors(package)) == []
 
@@ -229,13 +246,31 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_fit(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.png").mkdir()
     monkeypatch.setattr(fedmf, "fit", lambda *args, **options: pytest.fail("fitted"))
-    refused("fit", "--rounds", 8, "--min-sep", 2, "--out", "x.npz", "--show", words=["x.png", "is a folder"])
+    refused(
+        "fit",
+        "--rounds",
+        8,
+        "--min-sep",
+        2,
+        "--out",
+        "x.npz",
+        "--show",
+        words=["x.png", "is a folder"],
+    )
 
 
 def test_a_damaged_mechanism_is_named_as_it_was(tmp_path):
     (tmp_path / "x.npz").write_bytes(b"no archive")
     line = refused(
-        "calibrate", tmp_path / "x.npz", "--rounds", 8, "--min-sep", 2, "--epsilon", 1, words=["x.npz' does not hold"]
+        "calibrate",
+        tmp_path / "x.npz",
+        "--rounds",
+        8,
+        "--min-sep",
+        2,
+        "--epsilon",
+        1,
+        words=["x.npz' does not hold"],
     )
     assert "path" not in line.replace(str(tmp_path), "")
 
@@ -245,27 +280,43 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_fit(out, tmp_path, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("precious")
     monkeypatch.setattr(fedmf, "fit", lambda *args, **options: pytest.fail("fitted"))
-    refused("fit", "--rounds", 8, "--min-sep", 2, "--out", out, words=["--out", "cannot be written"])
+    refused(
+        "fit", "--rounds", 8, "--min-sep", 2, "--out", out, words=["--out", "cannot be written"]
+    )
     assert os.listdir(tmp_path) == ["file"]
     assert (tmp_path / "file").read_text() == "precious"
 
 
 def texts(source):
-    """The texts of a program that are no documentation, those of an f-string with {} for its values."""
+    """The texts of a program that are no documentation, those of an f-string with {} for its
+    values.
+    """
     tree = ast.parse(source)
     documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    parts = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values
+            )
         elif (
-            isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (documentation | parts)
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and not {id(node)} & (documentation | parts)
         ):
             yield node.value
 
 
 def named_options(text):
-    """The options of the command line that a sentence names, outside the commands that it quotes. A program's arguments are no sentence."""
+    """The options of the command line that a sentence names, outside the commands that it quotes.
+
+    A program's arguments are no sentence.
+    """
     if not re.search(r"\w [a-z]+\b.*[:;,]", text):
         return []
     return re.findall(r"(?<![\w-])--[a-z][\w-]*", re.sub(r"`[^`]*`", "", text))
@@ -281,7 +332,12 @@ def test_the_library_names_no_options():
     """Its errors name arguments, which the command line translates."""
     root = pathlib.Path(fedmf.__file__).parent
     paths = [path for path in root.rglob("*.py") if "cli" not in path.parts]
-    paths += [*(root / "tasks").resolve().rglob("*.py"), *(root / "experiments").resolve().glob("sweep*.py")]
+    paths += [
+        *(root / "tasks").resolve().rglob("*.py"),
+        *(root / "experiments").resolve().glob("sweep*.py"),
+    ]
     assert len(paths) > 200
-    found = {f"{path}: {text}": named_options(text) for path in paths for text in texts(path.read_text())}
+    found = {
+        f"{path}: {text}": named_options(text) for path in paths for text in texts(path.read_text())
+    }
     assert {text: options for text, options in found.items() if options} == {}

@@ -26,7 +26,9 @@ def test_evaluate(trained, tmp_path):
     assert kept["deciles"] == found["client accuracy, deciles"]
     assert (folder / "clients.json").stat().st_mode & 0o777 == 0o600
     assert "plot-clients" in (write_report([Run.load(folder)], tmp_path, title="one")).read_text()
-    found = json.loads(fedmf("evaluate", folder, "--split", "validation", "--json", "--quiet").stdout)
+    found = json.loads(
+        fedmf("evaluate", folder, "--split", "validation", "--json", "--quiet").stdout
+    )
     assert found["validation accuracy"] == pytest.approx(result["validation"]["accuracy"])
 
 
@@ -40,31 +42,47 @@ def test_evaluate_on_other_data_keeps_the_words_of_the_run(trained, corpus, tmp_
     other = write_synthetic_corpus(
         tmp_path / "other.sqlite", clients=12, seed=5, sentences_per_client=9, progress=False
     )
-    on_other = json.loads(fedmf("evaluate", folder, "--data", other, "--by-client", "--json", "--quiet").stdout)
+    on_other = json.loads(
+        fedmf("evaluate", folder, "--data", other, "--by-client", "--json", "--quiet").stdout
+    )
     assert on_other["data"] == "not the run's"
     assert not (folder / "clients.json").exists()  # which is of the run's data
     from fedmf import tasks
 
     other_task = tasks.task_of_run(Run.load(folder), data=str(other), progress=False)
     assert "-" in other_task.data_version
-    words = [task.data_version.partition("-")[2] for task in (other_task, tasks.task_of_run(Run.load(folder)))]
+    words = [
+        task.data_version.partition("-")[2]
+        for task in (other_task, tasks.task_of_run(Run.load(folder)))
+    ]
     assert words[0] == words[1]
 
 
 def test_export(trained, tmp_path):
     folder, _ = trained
-    printed = json.loads(fedmf("export", folder, "--out", tmp_path / "model.keras", "--json").stdout)
+    printed = json.loads(
+        fedmf("export", folder, "--out", tmp_path / "model.keras", "--json").stdout
+    )
     assert printed["inputs"] == ["int32 (any, 20)"]
     assert printed["outputs"] == ["float32 (any, 20, 64)"]
     assert (tmp_path / "model.keras").stat().st_size > 4 * printed["parameters"]
     assert "saved_model" in fedmf("export", folder, "--out", tmp_path / "saved_model").stdout
     assert (tmp_path / "saved_model" / "saved_model.pb").exists()
-    refused("export", folder, "--out", tmp_path / "saved_model", words=["--out", "new or an empty folder"])
+    refused(
+        "export",
+        folder,
+        "--out",
+        tmp_path / "saved_model",
+        words=["--out", "new or an empty folder"],
+    )
     refused("export", folder, "--out", tmp_path / "model.h5", words=["--out", "FILE.keras"])
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    for command in (("evaluate", tmp_path), ("export", tmp_path, "--out", tmp_path / "model.keras")):
+    for command in (
+        ("evaluate", tmp_path),
+        ("export", tmp_path, "--out", tmp_path / "model.keras"),
+    ):
         refused(*command, words=["holds no run"])
 
 
@@ -116,7 +134,10 @@ def others() -> federated.Task:
 
 
 def test_a_run_trained_in_python(tmp_path, monkeypatch):
-    """Its config does not name its task. By client the AUC is defined where there are both classes."""
+    """Its config does not name its task.
+
+    By client the AUC is defined where there are both classes.
+    """
     import fedmf as library
     from fedmf import federated
 
@@ -125,13 +146,29 @@ def test_a_run_trained_in_python(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     from visits_module import Options, visits
 
-    config = library.TrainConfig(rounds=2, cohort_size=3, min_sep=1, epsilon=8.0, cooldown=0, warmup=0)
-    run = federated.train(visits(Options(width=4)), config, folder=tmp_path / "run", noise_seed=1, progress=False)
+    config = library.TrainConfig(
+        rounds=2, cohort_size=3, min_sep=1, epsilon=8.0, cooldown=0, warmup=0
+    )
+    run = federated.train(
+        visits(Options(width=4)), config, folder=tmp_path / "run", noise_seed=1, progress=False
+    )
     task = ["--task", "visits_module:visits", "-o", "width=4"]
     for command in (["evaluate", "run"], ["export", "run", "--out", "model.keras"]):
-        refused(*command, words=["trained in Python on task 'visits'", "give --task module:function"])
-        refused(*command, "-o", "width=4", words=["--task-option belong", "give --task module:function as well"])
-        refused(*command, "--task", "visits_module:others", words=["makes the task 'others'", "trained on 'visits'"])
+        refused(
+            *command, words=["trained in Python on task 'visits'", "give --task module:function"]
+        )
+        refused(
+            *command,
+            "-o",
+            "width=4",
+            words=["--task-option belong", "give --task module:function as well"],
+        )
+        refused(
+            *command,
+            "--task",
+            "visits_module:others",
+            words=["makes the task 'others'", "trained on 'visits'"],
+        )
         refused(*command, *task[:2], words=["take the task that the run was trained on"])
     found = json.loads(fedmf("evaluate", "run", *task, "--by-client", "--json", "--quiet").stdout)
     assert found["test auc"] == pytest.approx(run.result["test"]["auc"])
@@ -142,7 +179,12 @@ def test_a_run_trained_in_python(tmp_path, monkeypatch):
     assert (kept["clients"], kept["clients_undefined"]) == (4, 4)
     page = write_report([Run.load("run")], tmp_path / "report", title="one").read_text()
     assert "is not defined are left out: 4 of" in page
-    assert json.loads(fedmf("export", "run", *task, "--out", "model.keras", "--json").stdout)["parameters"] == 5
+    assert (
+        json.loads(fedmf("export", "run", *task, "--out", "model.keras", "--json").stdout)[
+            "parameters"
+        ]
+        == 5
+    )
     assert "width=3" in fedmf("evaluate", *task[:2], "--help").stdout
 
 
@@ -150,6 +192,8 @@ def test_the_table_of_a_run_has_all_metrics(trained):
     folder, printed = trained
     printed, result = json.loads(printed), json.loads((folder / "result.json").read_text())
     for split in ("validation", "test"):
-        assert {f"{split} {name}": value for name, value in result[split].items()}.items() <= printed.items()
+        assert {
+            f"{split} {name}": value for name, value in result[split].items()
+        }.items() <= printed.items()
     assert next(name for name in printed if name.startswith("validation")) == "validation accuracy"
     assert {"validation loss", "test accuracy_no_pad"} <= set(printed)

@@ -1,4 +1,6 @@
-"""fedmf fit, run in this process: every family and option, pictures, other people's matrices, and Ctrl-C."""
+"""fedmf fit, run in this process: every family and option, pictures, other people's matrices, and
+Ctrl-C.
+"""
 
 import json
 import os
@@ -42,7 +44,16 @@ def run(tmp_path, capfd, monkeypatch):
         ["--family", "toeplitz", "--objective", "max", "--bands", "4"],
         ["--family", "blt", "--buffers", "2"],
         ["--family", "low_rank", "--bands", "3", "--rank", "2"],
-        ["--workload", "momentum_sgd", "--momentum", "0.9", "--warmup", "0.25", "--cooldown", "0.5"],
+        [
+            "--workload",
+            "momentum_sgd",
+            "--momentum",
+            "0.9",
+            "--warmup",
+            "0.25",
+            "--cooldown",
+            "0.5",
+        ],
         ["--family", "banded", "--workload", "prefix_sum", "--cooldown", "0.5"],
         ["--family", "banded", "--workload", "identity", "--max-iterations", "50"],
     ],
@@ -56,7 +67,11 @@ def test_every_family_and_option(run, arguments):
     assert mechanism.rounds == shown["rounds"] == 24
     assert shown["sensitivity"] == fedmf.sensitivity(mechanism, participation).value
     assert 0.0 < shown["rmse"] <= shown["max_error"]
-    assert (shown["certified_gap"] is None) == bool(shown.get("no_certificate")) != bool(shown.get("certified_for"))
+    assert (
+        (shown["certified_gap"] is None)
+        == bool(shown.get("no_certificate"))
+        != bool(shown.get("certified_for"))
+    )
     if "dense" in arguments:  # which names a participation of its own
         assert shown["certified_for"] == "fixed_epoch, min_sep 6, 4 participations"
 
@@ -81,15 +96,33 @@ def test_matrices_of_another_program(run, tmp_path):
 
 
 def test_ctrl_c_keeps_the_best_so_far(tmp_path):
-    command = [sys.executable, "-c", "from fedmf.cli import main; main()", "fit", "--out", str(tmp_path / "m.npz")]
+    command = [
+        sys.executable,
+        "-c",
+        "from fedmf.cli import main; main()",
+        "fit",
+        "--out",
+        str(tmp_path / "m.npz"),
+    ]
     process = subprocess.Popen(
-        [*command, "--rounds", "1600", "--schema", "single", "--bands", "800", "--tolerance", "1e-13"],
+        [
+            *command,
+            "--rounds",
+            "1600",
+            "--schema",
+            "single",
+            "--bands",
+            "800",
+            "--tolerance",
+            "1e-13",
+        ],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
-    # Until the fit shows its first steps there is nothing to keep; the line appears after two seconds.
+    # Until the fit shows its first steps there is nothing to keep; the line appears after two
+    # seconds.
     assert process.stderr is not None
     seen = ""
     while "step" not in seen:
@@ -98,7 +131,8 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path):
         seen += letter
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    # The certificate of what it has takes ten seconds, and a minute where other programs have the processors.
+    # The certificate of what it has takes ten seconds, and a minute where other programs have the
+    # processors.
     out, errors = process.communicate(timeout=600)
     assert process.returncode == 130, errors
     assert "the banded fit was interrupted after" in errors
@@ -116,8 +150,13 @@ def test_a_full_disk_names_the_file_and_nothing_else(tmp_path):
     out = tmp_path / "m.npz"
     words = f"fit --rounds 64 --min-sep 8 --no-cache --out {out}"
     # What `ulimit -f` forbids fails as a full disk does.
-    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512)); from fedmf.cli import main; main({words.split()})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512)); from fedmf.cli "
+        f"import main; main({words.split()})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.endswith(f"File too large: '{out}'")

@@ -36,9 +36,9 @@ def test_commands_are_grouped_by_what_people_do():
     found = sections(program("--help").stdout)
     assert list(found) == ["Options", "Run", "Plan", "Prove", "Replicate", "Shell"]
     assert "train" in found["Run"]
-    assert sorted(name for title, names in found.items() if title != "Options" for name in names) == sorted(
-        cli.commands
-    )
+    assert sorted(
+        name for title, names in found.items() if title != "Options" for name in names
+    ) == sorted(cli.commands)
 
 
 @pytest.mark.parametrize("group", [[], ["plan"], ["audit"], ["data"]])
@@ -51,11 +51,20 @@ def test_what_commands_do_fits_a_line(group, monkeypatch):
 
 def test_options_of_train_are_grouped():
     found = sections(program("train", "--help").stdout)
-    assert list(found) == ["Options", "Task", "Who takes part", "Privacy", "Optimisation", "The run"]
+    assert list(found) == [
+        "Options",
+        "Task",
+        "Who takes part",
+        "Privacy",
+        "Optimisation",
+        "The run",
+    ]
     assert "--min-sep" in found["Who takes part"]
     assert "--epsilon" in found["Privacy"]
     shown = {flag.rstrip(",") for flags in list(found.values())[1:] for flag in flags}
-    fields = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(fedmf.TrainConfig)}
+    fields = {
+        f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(fedmf.TrainConfig)
+    }
     assert shown == fields - {"--task-options"} | {"-o"}
 
 
@@ -72,11 +81,15 @@ def test_json_of_files_that_were_written(tmp_path):
 
 
 def test_the_package_runs():
-    done = subprocess.run([sys.executable, "-m", "fedmf", "--version"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmf", "--version"], capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.startswith("fedmf, version ")
 
 
-@pytest.mark.parametrize(("shell", "word"), [("bash", "complete "), ("zsh", "compdef "), ("fish", "complete ")])
+@pytest.mark.parametrize(
+    ("shell", "word"), [("bash", "complete "), ("zsh", "compdef "), ("fish", "complete ")]
+)
 def test_completion_scripts(shell, word):
     script = program("completion", shell).stdout
     assert word in script
@@ -94,16 +107,24 @@ def test_completion_scripts(shell, word):
     ],
 )
 def test_completion_completes(line, words):
-    asked = {"_FEDMF_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    asked = {
+        "_FEDMF_COMPLETE": "bash_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split()) - 1),
+    }
     command = [sys.executable, "-m", "fedmf"]
-    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env=os.environ | asked, capture_output=True, text=True, timeout=60
+    )
     assert {answer.partition(",")[2] for answer in done.stdout.split()} == words
 
 
 @pytest.mark.parametrize(("setting", "colored"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_colours_on_terminals(setting, colored):
     ours, theirs = pty.openpty()
-    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | setting
+    environment = {
+        name: value for name, value in os.environ.items() if name != "NO_COLOR"
+    } | setting
     command = [sys.executable, "-m", "fedmf", "nonsense"]
     subprocess.run(command, stderr=theirs, env=environment, timeout=60)
     os.close(theirs)
@@ -114,7 +135,9 @@ def test_colours_on_terminals(setting, colored):
 
 
 def test_no_colours_elsewhere():
-    done = subprocess.run([sys.executable, "-m", "fedmf", "nonsense"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmf", "nonsense"], capture_output=True, text=True, timeout=60
+    )
     assert done.stderr.startswith("fedmf: error: No such command 'nonsense'")
     assert "\x1b[" not in program("--help").stdout
 
@@ -125,7 +148,9 @@ def test_config_files_spell_options_as_the_command_line_does(tmp_path):
     path.write_text("cohort-size = 0\n")
     refused(*train, words=["--cohort-size 0", "positive whole number"])
     path.write_text("cohort-sise = 4\n")
-    refused(*train, words=["run.toml has an unknown field 'cohort_sise': did you mean", "cohort-size?"])
+    refused(
+        *train, words=["run.toml has an unknown field 'cohort_sise': did you mean", "cohort-size?"]
+    )
     path.write_text("cohort-size = 4\ncohort_size = 5\n")
     refused(*train, words=["which are one field", "leave one out"])
     path.write_text("epsilon = 8.0\nmin-sep = 2\n[task-options]\nlstm-sise = 4\n")

@@ -40,7 +40,9 @@ def resume(run):
 def test_a_damaged_seed_is_not_shown(run, content):
     seed = run / "private" / "noise_seed"
     seed.write_bytes(content)
-    said = refused(*resume(run), words=[f"the noise seed {seed} is damaged", "put the run's own back"])
+    said = refused(
+        *resume(run), words=[f"the noise seed {seed} is damaged", "put the run's own back"]
+    )
     said += fedmf("--debug", *resume(run), status=2).stderr
     assert SECRET[:6] not in said
     assert "Traceback" in said
@@ -54,7 +56,10 @@ def test_a_published_run_cannot_be_resumed(run):
 
 def test_a_mechanism_of_another_length_is_named(run):
     IdentityMechanism(rounds=9).save(run / "mechanism.npz")
-    refused(*resume(run), words=[f"cannot resume {run}: its mechanism.npz has 9 rounds", "has 4", "put back"])
+    refused(
+        *resume(run),
+        words=[f"cannot resume {run}: its mechanism.npz has 9 rounds", "has 4", "put back"],
+    )
 
 
 def test_a_full_disk_says_what_is_saved(corpus, tmp_path, monkeypatch):
@@ -69,12 +74,23 @@ def test_a_full_disk_says_what_is_saved(corpus, tmp_path, monkeypatch):
         refused(
             *command,
             status=1,
-            words=["No space left on device", "make room; the run had not begun: give the same command again"],
+            words=[
+                "No space left on device",
+                "make room; the run had not begun: give the same command again",
+            ],
         )
     save = RunFolder.save_checkpoint
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "save_checkpoint", lambda self, it: (full if it.rounds_done > 2 else save)(self, it))
-        refused(*command, status=1, words=[f"2 rounds of the run are saved in {tmp_path / 'run'}: go on with --resume"])
+        patch.setattr(
+            RunFolder,
+            "save_checkpoint",
+            lambda self, it: (full if it.rounds_done > 2 else save)(self, it),
+        )
+        refused(
+            *command,
+            status=1,
+            words=[f"2 rounds of the run are saved in {tmp_path / 'run'}: go on with --resume"],
+        )
     fedmf(*resume(tmp_path / "run"))
 
 
@@ -93,7 +109,11 @@ def test_ctrl_c_before_the_first_round_says_how_to_go_on(corpus, tmp_path, monke
     with monkeypatch.context() as patch:
         patch.setattr(loop, "build_execution", pressed)
         said = fedmf(*command, status=130).stderr.strip()
-        assert said == f"fedmf: interrupted: no round of the run is saved in {tmp_path / 'run'}: go on with --resume"
+        assert (
+            said
+            == f"fedmf: interrupted: no round of the run is saved in {tmp_path / 'run'}: go on "
+            "with --resume"
+        )
         # Of another run nothing is said.
         patch.setattr(loop, "check_model", pressed)
         assert fedmf(*command, status=130).stderr.strip() == "fedmf: interrupted"
@@ -113,7 +133,9 @@ def test_what_is_refused_before_the_first_round_is_exit_status_2(corpus, tmp_pat
     train = " ".join(TRAIN)
     if "--sampling" in options:  # which decides how far apart clients take part
         train = train.replace("--min-sep 2 ", "")
-    refused("train", "--data", corpus, "--out", tmp_path / "run", *train.split(), *options, words=words)
+    refused(
+        "train", "--data", corpus, "--out", tmp_path / "run", *train.split(), *options, words=words
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -123,19 +145,38 @@ def test_the_same_error_in_a_round_is_a_failed_run(corpus, tmp_path, monkeypatch
     read = data.Corpus.sentences
 
     def damaged(self, split, *arguments):
-        if split == "train" and (tmp_path / "run" / "config.json").exists():  # before that it would be bad input
+        if (
+            split == "train" and (tmp_path / "run" / "config.json").exists()
+        ):  # before that it would be bad input
             raise ValueError("the data are damaged")
         return read(self, split, *arguments)
 
     monkeypatch.setattr(data.Corpus, "sentences", damaged)
     refused(
-        "train", "--data", corpus, "--out", tmp_path / "run", *TRAIN, *SLOW, status=1, words=["the data are damaged"]
+        "train",
+        "--data",
+        corpus,
+        "--out",
+        tmp_path / "run",
+        *TRAIN,
+        *SLOW,
+        status=1,
+        words=["the data are damaged"],
     )
 
 
 def test_a_run_that_diverges_ends_with_status_1(corpus, tmp_path):
     """In the words of the command line, and without a noise seed: it adds no noise."""
-    settings = [*SMALL, "--rounds", 40, "--family", "none", "--server-learning-rate", 1e9, "--stop-on-divergence"]
+    settings = [
+        *SMALL,
+        "--rounds",
+        40,
+        "--family",
+        "none",
+        "--server-learning-rate",
+        1e9,
+        "--stop-on-divergence",
+    ]
     stopped = fedmf("train", "--data", corpus, "--out", tmp_path / "run", *settings, status=1)
     assert not stopped.stdout
     (line,) = stopped.stderr.strip().splitlines()[-1:]
@@ -154,6 +195,12 @@ def test_a_rate_far_above_the_noise_is_warned_of_in_the_words_of_the_command_lin
     settings = [*TRAIN, "--server-learning-rate", 1000, "--stop-after", 1]
     said = fedmf("train", "--data", corpus, "--out", tmp_path / "run", *settings).stderr
     assert (
-        len(re.findall(r"fedmf: warning: --server-learning-rate 1000 is \d+ times the 0\.\d+ that the rule of", said))
+        len(
+            re.findall(
+                r"fedmf: warning: --server-learning-rate 1000 is \d+ times the 0\.\d+ that the "
+                r"rule of",
+                said,
+            )
+        )
         == 1
     )

@@ -1,4 +1,6 @@
-"""Controllers for tests: arguments that may or may not work, availability as a mask, and a run without training."""
+"""Controllers for tests: arguments that may or may not work, availability as a mask, and a run
+without training.
+"""
 
 import dataclasses
 import warnings
@@ -20,7 +22,9 @@ def settings_of_controllers(draw):
     else:
         min_sep = draw(st.integers(1, rounds))
         most = draw(st.one_of(st.none(), st.integers(1, -(-rounds // min_sep))))
-        participation = Participation(rounds=rounds, schema=schema, min_sep=min_sep, max_participations=most)
+        participation = Participation(
+            rounds=rounds, schema=schema, min_sep=min_sep, max_participations=most
+        )
     size = draw(st.integers(1, 3))
     population = draw(st.integers(size, size * (rounds + 2)))
     return {
@@ -36,7 +40,9 @@ def controllers_that_work(draw):
     given = draw(settings_of_controllers())
     p, size = given["participation"], given["cohort_size"]
     if p.schema == "fixed_epoch":
-        given["participation"] = p = dataclasses.replace(p, max_participations=-(-p.rounds // p.min_sep))
+        given["participation"] = p = dataclasses.replace(
+            p, max_participations=-(-p.rounds // p.min_sep)
+        )
     least = max(size * p.min_sep, -(-size * p.rounds // p.max_participations))
     return given | {"population": max(given["population"], least)}
 
@@ -53,7 +59,9 @@ def run(controller, rounds=None):
     """All cohorts; warnings do not matter here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PoolRanDryWarning)
-        return [controller.cohort(t).tolist() for t in range(rounds or controller.participation.rounds)]
+        return [
+            controller.cohort(t).tolist() for t in range(rounds or controller.participation.rounds)
+        ]
 
 
 def rounds_of_clients(ledger):
@@ -75,5 +83,7 @@ def refusal(given):
 
 def min_sep_controller(**changes):
     given = {"population": 30, "cohort_size": 4, "seed": 3, **changes}
-    participation = given.pop("participation", Participation(rounds=20, schema="min_sep", min_sep=5))
+    participation = given.pop(
+        "participation", Participation(rounds=20, schema="min_sep", min_sep=5)
+    )
     return ParticipationController(participation, **given)

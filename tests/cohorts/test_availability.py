@@ -13,7 +13,14 @@ from fedmf.cohorts.availability import (
 )
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.participation.schema import Participation
-from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, counted, distributed, missed_by_chi_square, unrelated
+from tests.power import (
+    FALSE_POSITIVE_RATE,
+    MISS_RATE,
+    counted,
+    distributed,
+    missed_by_chi_square,
+    unrelated,
+)
 
 CLIENTS = np.arange(20_000)
 NEVER_OUT = Window(start=0, end=24, inside=1, outside=0)
@@ -41,12 +48,15 @@ class TestEveryModel:
 
 class TestIndependent:
     def test_a_coin_for_every_client_and_round(self):
-        came = np.stack([Independent(probability=0.4, seed=3).available(t, CLIENTS[:2000]) for t in range(200)])
+        came = np.stack(
+            [Independent(probability=0.4, seed=3).available(t, CLIENTS[:2000]) for t in range(200)]
+        )
         assert counted(came.sum(), came.size, 0.4, departure=0.41)
         for axis in (0, 1):
             trials, groups = came.shape[axis], came.shape[1 - axis]
             statistic = ((came.sum(axis=axis) - 0.4 * trials) ** 2).sum() / (trials * 0.24)
-            # Clients, or rounds, of which half come with probability 0.45 and half with 0.35 would be seen.
+            # Clients, or rounds, of which half come with probability 0.45 and half with 0.35 would
+            # be seen.
             assert missed_by_chi_square(came.size * 0.05**2 / 0.24, groups) <= MISS_RATE
             assert scipy.stats.chi2.sf(statistic, groups) > FALSE_POSITIVE_RATE
             assert scipy.stats.chi2.cdf(statistic, groups) > FALSE_POSITIVE_RATE
@@ -62,14 +72,20 @@ class TestDiurnal:
         assert 3.5 < max(shares) / min(shares) < 4.6
 
     def test_probabilities_by_hour(self):
-        # One zone and no phase: at 3 in the morning all three windows are open, at noon none is, at 20 hours one.
+        # One zone and no phase: at 3 in the morning all three windows are open, at noon none is, at
+        # 20 hours one.
         model = MODELS["one zone"]
-        for hour, expected in ((3, 0.7 * 0.8 * 0.85), (12, 0.35 * 0.6 * 0.55), (20, 0.35 * 0.6 * 0.85)):
+        for hour, expected in (
+            (3, 0.7 * 0.8 * 0.85),
+            (12, 0.35 * 0.6 * 0.55),
+            (20, 0.35 * 0.6 * 0.85),
+        ):
             shares = model.available(24 + hour, CLIENTS)
             assert counted(shares.sum(), len(CLIENTS), expected, departure=1.2 * expected)
 
     def test_a_night_is_one_night(self):
-        # Inside of all windows a client stays available or not from before midnight to the morning; the next night is another.
+        # Inside of all windows a client stays available or not from before midnight to the morning;
+        # the next night is another.
         model = MODELS["one zone"]
         hours = [model.available(24 + hour, CLIENTS) for hour in (23, 24, 26, 30)]
         assert all((other == hours[0]).all() for other in hours[1:])

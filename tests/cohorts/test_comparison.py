@@ -31,7 +31,11 @@ def mechanism_file(tmp_path_factory):
 def test_the_default_pace_never_loses(mechanism_file, availability, tmp_path):
     # The smallest population that min_sep fills: 40 cohorts.
     picture = ["--out", tmp_path / "who.png"] if availability == "always" else []
-    found = json.loads(command(*ASK, *picture, "--mechanism", mechanism_file, "--availability", availability).stdout)
+    found = json.loads(
+        command(
+            *ASK, *picture, "--mechanism", mechanism_file, "--availability", availability
+        ).stdout
+    )
     assert not picture or picture[1].stat().st_size > 10_000
     mean, low, high = found["participations_gained"]
     assert low <= mean <= high
@@ -61,7 +65,18 @@ def test_refusals(mechanism_file):
 
 
 def test_calibrate_and_its_statement_say_the_same(mechanism_file):
-    ask = ["calibrate", mechanism_file, "--rounds", 200, "--schema", "budget", "--epsilon", 8, "--json", "--statement"]
+    ask = [
+        "calibrate",
+        mechanism_file,
+        "--rounds",
+        200,
+        "--schema",
+        "budget",
+        "--epsilon",
+        8,
+        "--json",
+        "--statement",
+    ]
     of_min_sep = json.loads(command(*ask, "--min-sep", 40).stdout)
     said = of_min_sep["statement_values"]["commands"][0].split()
     again = json.loads(command(*said[1:2], mechanism_file, *said[3:], "--json").stdout)

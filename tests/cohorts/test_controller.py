@@ -31,7 +31,9 @@ class TestCohorts:
         availability = None if probability is None else available_to(probability)
         controller = ParticipationController(**given, availability=availability)
         cohorts = run(controller)
-        allowed = set(allowed_sets(given["participation"]))  # from the words of the schema, not from `allows`
+        allowed = set(
+            allowed_sets(given["participation"])
+        )  # from the words of the schema, not from `allows`
         for client in range(given["population"]):
             rounds = tuple(t for t, cohort in enumerate(cohorts) if client in cohort)
             assert not rounds or rounds in allowed
@@ -44,10 +46,13 @@ class TestCohorts:
 
     @given(controllers_that_work())
     def test_the_full_cohort_always_where_only_separation_binds(self, given):
-        # With the default max_participations nothing but separation keeps clients away, and construction checked that.
+        # With the default max_participations nothing but separation keeps clients away, and
+        # construction checked that.
         p = given["participation"]
         given["participation"] = Participation(
-            rounds=p.rounds, schema=p.schema, min_sep=None if p.schema in ("single", "every_round") else p.min_sep
+            rounds=p.rounds,
+            schema=p.schema,
+            min_sep=None if p.schema in ("single", "every_round") else p.min_sep,
         )
         controller = ParticipationController(**given)
         with warnings.catch_warnings():
@@ -89,7 +94,9 @@ class TestPurity:
         first = ParticipationController(**given, availability=availability)
         if stop:
             assert run(first, stop) == whole[:stop]
-        again = ParticipationLedger.from_csv(first.ledger.to_csv(), rounds=stop, cohort_size=given["cohort_size"])
+        again = ParticipationLedger.from_csv(
+            first.ledger.to_csv(), rounds=stop, cohort_size=given["cohort_size"]
+        )
         later = ParticipationController(**given, availability=availability)
         later.go_on_from(again)
         assert run(later) == whole
@@ -115,7 +122,8 @@ class TestPurity:
         assert sorted(client for cohort in cohorts for client in cohort) == list(range(20))
 
 
-# The schemas and schemes, with everything that a run can have; the population is above cohort_draws.SMALL.
+# The schemas and schemes, with everything that a run can have; the population is above
+# cohort_draws.SMALL.
 PROCESS = """
 import warnings
 from fedmf.cohorts.availability import Diurnal
@@ -144,7 +152,11 @@ for participation, more in (
 def test_ten_million_clients_take_three_bytes_each_and_are_not_listed():
     participation = Participation(rounds=1000, schema="min_sep", min_sep=500)
     controller = ParticipationController(
-        participation, population=10**7, cohort_size=6500, seed=5, availability=Independent(probability=0.3, seed=1)
+        participation,
+        population=10**7,
+        cohort_size=6500,
+        seed=5,
+        availability=Independent(probability=0.3, seed=1),
     )
     assert controller._after.nbytes + controller._count.nbytes == 3 * 10**7
     tracemalloc.start()
@@ -159,7 +171,9 @@ def test_ten_million_clients_take_three_bytes_each_and_are_not_listed():
 
 class TestDryPool:
     def test_warns_and_returns_fewer(self):
-        controller = min_sep_controller(availability=lambda t: np.arange(30) < {1: 2, 3: 0}.get(t, 30))
+        controller = min_sep_controller(
+            availability=lambda t: np.arange(30) < {1: 2, 3: 0}.get(t, 30)
+        )
         assert len(controller.cohort(0)) == 4
         with pytest.warns(PoolRanDryWarning, match="round 1: only [012] of cohort_size=4"):
             assert len(controller.cohort(1)) <= 2
@@ -176,25 +190,36 @@ class TestRefusals:
         message = refusal(given)
         if not message:
             return
-        ways = re.findall(r"(?:lower|raise|use) (?:the )?(\w+)(?: to at most | to |=)(\d+)", message)
+        ways = re.findall(
+            r"(?:lower|raise|use) (?:the )?(\w+)(?: to at most | to |=)(\d+)", message
+        )
         assert ways, message
         for name, number in ways:
             changed = dict(given)
             p = given["participation"]
-            # Not counting on defaults: everything else stays as it was, except limits that no longer fit.
+            # Not counting on defaults: everything else stays as it was, except limits that no
+            # longer fit.
             if name in ("population", "cohort_size"):
                 changed[name] = int(number)
             elif name == "max_participations":
                 changed["participation"] = dataclasses.replace(p, max_participations=int(number))
             elif name == "min_sep":
-                changed["participation"] = Participation(rounds=p.rounds, schema=p.schema, min_sep=int(number))
+                changed["participation"] = Participation(
+                    rounds=p.rounds, schema=p.schema, min_sep=int(number)
+                )
             else:
                 assert (name, p.schema) == ("rounds", "single")
                 changed["participation"] = Participation(rounds=int(number), schema="single")
             second = refusal(changed)
             if second:
-                # One change can bring up the other limit, max_participations, which was given on purpose.
-                assert p.max_participations < -(-p.rounds // p.min_sep), (message, name, number, second)
+                # One change can bring up the other limit, max_participations, which was given on
+                # purpose.
+                assert p.max_participations < -(-p.rounds // p.min_sep), (
+                    message,
+                    name,
+                    number,
+                    second,
+                )
                 assert "max_participations" in second
 
     @settings(max_examples=300)
@@ -207,7 +232,8 @@ class TestRefusals:
         assert (not refusal(given)) == (by_separation and by_count and whole_order)
 
     def test_a_fixed_order_of_another_seed(self):
-        # Going on from it would bring clients back in another than their turn, which nothing later would notice.
+        # Going on from it would bring clients back in another than their turn, which nothing later
+        # would notice.
         fixed = Participation(rounds=20, schema="fixed_epoch", min_sep=5)
         first = min_sep_controller(participation=fixed)
         run(first, 3)
@@ -217,7 +243,9 @@ class TestRefusals:
     def test_a_ledger_is_taken_over_whole_or_not_at_all(self):
         controller, whole = min_sep_controller(), run(min_sep_controller())
         ledger = controller.ledger
-        cohorts = [np.array(cohort) for cohort in (*whole[:2], whole[1])]  # clients of round 1 come back at once
+        cohorts = [
+            np.array(cohort) for cohort in (*whole[:2], whole[1])
+        ]  # clients of round 1 come back at once
         with pytest.raises(ValueError, match="ledger's round 2 has client"):
             controller.go_on_from(ParticipationLedger(cohort_size=4, cohorts=cohorts))
         assert controller.ledger is ledger

@@ -10,7 +10,13 @@ from fedmf.cohorts.controller import ParticipationController
 from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
 from fedmf.participation.schema import Participation
 from fedmf.privacy.gaussian import gaussian_epsilon
-from tests.cohorts.controllers import available_to, controllers_that_work, population_of, rounds_of_clients, run
+from tests.cohorts.controllers import (
+    available_to,
+    controllers_that_work,
+    population_of,
+    rounds_of_clients,
+    run,
+)
 from tests.oracles import allowed_sets
 from tests.paper_figures import BANDED_SECTION_6
 from tests.privacy.plans import ledger_of, plan
@@ -32,7 +38,9 @@ def plan_of(mechanism, participation):
 
 
 def worst_client(C, ledger):
-    """The largest ||C u|| over the clients of the ledger, all updates along one line: for C >= 0 no update does more."""
+    """The largest ||C u|| over the clients of the ledger, all updates along one line: for C >= 0 no
+    update does more.
+    """
     rounds = rounds_of_clients(ledger).values()
     return max(np.linalg.norm(C[:, taken].sum(axis=1)) for taken in rounds)
 
@@ -41,7 +49,9 @@ class TestAudit:
     @settings(max_examples=60)
     @given(
         controllers_that_work(),
-        st.sampled_from([IdentityMechanism, TreeMechanism, lambda rounds: banded(rounds, min(3, rounds))]),
+        st.sampled_from(
+            [IdentityMechanism, TreeMechanism, lambda rounds: banded(rounds, min(3, rounds))]
+        ),
         st.sampled_from([1.0, 0.6]),
     )
     def test_obeyed_is_never_worse_than_planned(self, given, family, probability):
@@ -63,7 +73,10 @@ class TestAudit:
     @pytest.mark.parametrize(
         ("cohorts", "seen"),
         [
-            ([[0], [1], [0], [2], [3], [4], [5], [6]], (2, 2)),  # client 0 after 2 rounds instead of 4
+            (
+                [[0], [1], [0], [2], [3], [4], [5], [6]],
+                (2, 2),
+            ),  # client 0 after 2 rounds instead of 4
             ([[0], [0], [1], [2], [3], [4], [5], [6]], (1, 2)),
             ([[0], [1], [2], [0], [3], [4], [0], [5]], (3, 3)),  # too soon and too often
         ],
@@ -76,10 +89,13 @@ class TestAudit:
         assert (audit.observed.min_separation, audit.observed.max_participations) == seen
         assert audit.epsilon > plan.epsilon
         assert audit.rho > plan.rho
-        # Independently: client 0, who broke it, from its own rounds alone, and the others from theirs.
+        # Independently: client 0, who broke it, from its own rounds alone, and the others from
+        # theirs.
         C = plan.mechanism.encoder()
         worst = worst_client(C, ledger)
-        planned = max(np.linalg.norm(C[:, list(taken)].sum(axis=1)) for taken in allowed_sets(participation))
+        planned = max(
+            np.linalg.norm(C[:, list(taken)].sum(axis=1)) for taken in allowed_sets(participation)
+        )
         multiplier = 1.3 * planned / worst
         assert audit.achieved.sensitivity.exact
         assert audit.achieved.noise_multiplier == pytest.approx(multiplier, rel=1e-12)
@@ -87,13 +103,18 @@ class TestAudit:
         assert audit.offenders.clients == 1
         (offender,) = audit.offenders.first
         taken = tuple(t for t, cohort in enumerate(cohorts) if cohort == [0])
-        assert (offender.client, offender.rounds, offender.achieved.epsilon) == (0, taken, audit.epsilon)
+        assert (offender.client, offender.rounds, offender.achieved.epsilon) == (
+            0,
+            taken,
+            audit.epsilon,
+        )
         others = max(np.linalg.norm(C[:, t]) for t, cohort in enumerate(cohorts) if cohort != [0])
         assert audit.offenders.others.sensitivity.value == pytest.approx(others, rel=1e-12)
         assert ledger.noncompliant(participation).tolist() == [0]
 
     def test_a_fixed_order_broken_only_in_its_turn(self):
-        # Five rounds apart instead of four: far enough for min_sep, and yet not what fixed_epoch was accounted for.
+        # Five rounds apart instead of four: far enough for min_sep, and yet not what fixed_epoch
+        # was accounted for.
         participation = Participation(rounds=12, schema="fixed_epoch", min_sep=4)
         C = np.eye(12)
         C[9, 0] = C[9, 5] = 3.0  # rounds 0 and 5 add up; rounds 0, 4, 8 do not
@@ -108,7 +129,9 @@ class TestAudit:
         assert audit.epsilon > plan.epsilon
 
     def test_one_participation_each_achieves_more_than_planned(self):
-        plan = plan_of(IdentityMechanism(rounds=9), Participation(rounds=9, schema="min_sep", min_sep=3))
+        plan = plan_of(
+            IdentityMechanism(rounds=9), Participation(rounds=9, schema="min_sep", min_sep=3)
+        )
         ledger = ledger_of([[t] for t in range(9)])
         audit = audit_ledger(ledger, plan)
         # sqrt(3) times the noise that single participation needs.
@@ -116,16 +139,21 @@ class TestAudit:
         assert audit.rho == pytest.approx(plan.rho / 3)
 
     def test_the_papers_story(self):
-        # Banded paper, Sec. 6: 400 bands, planned separation 400, achieved 385, so that columns of one client overlap and
-        # Alg. 4 has to be used. A tenth of the size, same proportions: 200 rounds, 40 bands, planned 40, achieved 38.
+        # Banded paper, Sec. 6: 400 bands, planned separation 400, achieved 385, so that columns of
+        # one client overlap and Alg. 4 has to be used. A tenth of the size, same proportions: 200
+        # rounds, 40 bands, planned 40, achieved 38.
         figures = {name: round(value / 10) for name, value in BANDED_SECTION_6.items()}
         rounds, planned, achieved = figures["rounds"], figures["planned"], figures["achieved"]
         participation = Participation(rounds=rounds, schema="min_sep", min_sep=planned)
         mechanism = banded(rounds, figures["bands"])
         plan = plan_of(mechanism, participation)
         assert plan.sensitivity.exact
-        assert plan.sensitivity.value == pytest.approx(math.sqrt(5))  # 5 participations, columns of norm 1
-        ledger = ledger_of([[t % achieved if t < 2 * achieved else 1000 + t] for t in range(rounds)])
+        assert plan.sensitivity.value == pytest.approx(
+            math.sqrt(5)
+        )  # 5 participations, columns of norm 1
+        ledger = ledger_of(
+            [[t % achieved if t < 2 * achieved else 1000 + t] for t in range(rounds)]
+        )
         audit = audit_ledger(ledger, plan)
         assert audit.observed.min_separation == achieved == 38
         assert audit.observed.max_participations == 2
@@ -134,7 +162,8 @@ class TestAudit:
         worst = max(np.linalg.norm(C[:, t] + C[:, t + achieved]) for t in range(achieved))
         assert audit.achieved.sensitivity.value == pytest.approx(worst, rel=1e-12)
         assert worst > math.sqrt(2)  # the overlap costs something
-        # Counting participations alone, as if the separation had been kept, would have claimed too much.
+        # Counting participations alone, as if the separation had been kept, would have claimed too
+        # much.
         assert audit.achieved.noise_multiplier < 1.3 * math.sqrt(5) / math.sqrt(2)
 
         # All five participations at the achieved separation: more epsilon than planned, exactly.

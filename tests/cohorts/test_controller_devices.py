@@ -17,7 +17,9 @@ SIZES = {"everybody asked": (400, 20), "picked at random": (20_000, 1000)}
 
 
 def controller_of(size=(400, 20), participation=PARTICIPATION, seed=3, **more):
-    return ParticipationController(participation, population=size[0], cohort_size=size[1], seed=seed, **more)
+    return ParticipationController(
+        participation, population=size[0], cohort_size=size[1], seed=seed, **more
+    )
 
 
 def finished(controller):
@@ -52,7 +54,10 @@ class TestDropout:
                 assert not clients & set(ledger.selected(later))
 
     def test_the_same_clients_are_selected_whether_or_not_some_drop_out(self):
-        without, with_some = finished(controller_of()), finished(controller_of(behavior=DeviceBehavior(dropout=0.4)))
+        without, with_some = (
+            finished(controller_of()),
+            finished(controller_of(behavior=DeviceBehavior(dropout=0.4))),
+        )
         assert without.ledger.pairs().tolist() == with_some.ledger.planned().pairs().tolist()
 
 
@@ -83,7 +88,9 @@ class TestEarlyTimers:
     def test_by_so_many_rounds_at_most(self, size):
         # The pool is small, so that clients come back as soon as they may.
         participation = Participation(rounds=80, schema="min_sep", min_sep=18)
-        controller = controller_of(size, participation, behavior=DeviceBehavior(timer_jitter=3, seed=2))
+        controller = controller_of(
+            size, participation, behavior=DeviceBehavior(timer_jitter=3, seed=2)
+        )
         observed = finished(controller).ledger.observed()
         assert observed.min_separation == 15
         # The limit is kept although more rounds would fit.

@@ -49,7 +49,12 @@ def schemes(draw):
     population = draw(st.integers(groups * size, 40))
     if kind is CyclicShuffle:
         population = draw(st.integers(1, 4)) * groups * size + draw(st.integers(0, size - 1))
-        return kind(population=population, cohort_size=size, partitions=groups, reshuffle=draw(st.booleans()))
+        return kind(
+            population=population,
+            cohort_size=size,
+            partitions=groups,
+            reshuffle=draw(st.booleans()),
+        )
     return kind(population=population, cohort_size=size, partitions=groups)
 
 
@@ -73,7 +78,9 @@ class TestEveryScheme:
         first = controller_of(scheme)
         for t in range(17):
             first.cohort(t)
-        again = ParticipationLedger.from_csv(first.ledger.to_csv(), rounds=17, cohort_size=first.ledger.cohort_size)
+        again = ParticipationLedger.from_csv(
+            first.ledger.to_csv(), rounds=17, cohort_size=first.ledger.cohort_size
+        )
         assert [cohort.tolist() for cohort in drawn(gone_on(controller_of(scheme), again))] == whole
 
     def test_those_drawn_who_did_not_come_rest_though_no_file_names_them(self):
@@ -105,13 +112,18 @@ class TestEveryScheme:
     def test_a_ledger_of_other_parts(self, scheme):
         first = controller_of(scheme)
         cohort = first.cohort(0)
-        ledger = ParticipationLedger(cohort_size=scheme.cohort_size, cohorts=[np.zeros(0, np.int64), cohort])
+        ledger = ParticipationLedger(
+            cohort_size=scheme.cohort_size, cohorts=[np.zeros(0, np.int64), cohort]
+        )
         with pytest.raises(ValueError, match="round 1 has client"):
             controller_of(scheme).go_on_from(ledger)
 
     @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
     def test_seeds_and_epochs_differ(self, scheme):
-        runs = [[cohort.tolist() for cohort in drawn(controller_of(scheme, seed=seed))] for seed in range(3)]
+        runs = [
+            [cohort.tolist() for cohort in drawn(controller_of(scheme, seed=seed))]
+            for seed in range(3)
+        ]
         assert runs[0] != runs[1] != runs[2]
         epoch = getattr(scheme, "epoch", 30)
         same = runs[0][0] == runs[0][epoch]
@@ -119,11 +131,15 @@ class TestEveryScheme:
 
 
 class TestPoisson:
-    """So many rounds that cohort sizes tell a probability of 0.35 from one of 0.3; the other mistakes below are larger."""
+    """So many rounds that cohort sizes tell a probability of 0.35 from one of 0.3; the other
+    mistakes below are larger.
+    """
 
     scheme = SCHEMES["poisson"]  # 20 clients a part, q = 0.3
     _likely = scipy.stats.binom.pmf(np.arange(2, 11), 20, [[0.3], [0.35]])
-    rounds = 3 * draws_that_see(*np.column_stack([_likely, 1 - _likely.sum(axis=1)]), FALSE_POSITIVE_RATE / 4)
+    rounds = 3 * draws_that_see(
+        *np.column_stack([_likely, 1 - _likely.sum(axis=1)]), FALSE_POSITIVE_RATE / 4
+    )
 
     def matrix(self, **more):
         """(rounds of part 0, clients of part 0), bool."""
@@ -142,7 +158,10 @@ class TestPoisson:
         expected = rounds * scipy.stats.binom.pmf(np.arange(clients + 1), clients, q)
         likely = expected > 5
         sizes = np.bincount(came.sum(axis=1), minlength=clients + 1)
-        table = np.append(sizes[likely], sizes[~likely].sum()), np.append(expected[likely], expected[~likely].sum())
+        table = (
+            np.append(sizes[likely], sizes[~likely].sum()),
+            np.append(expected[likely], expected[~likely].sum()),
+        )
         normal = (came - q) / np.sqrt(variance)
         pairs = (normal.T @ normal)[np.triu_indices(clients, 1)] / np.sqrt(rounds)
         next_round = (normal[:-1] * normal[1:]).sum() / np.sqrt((rounds - 1) * clients)
@@ -154,7 +173,10 @@ class TestPoisson:
         }
 
     def test_every_client_independently(self):
-        assert min(self.p_values(self.matrix(), self.scheme.probability).values()) > FALSE_POSITIVE_RATE / 4
+        assert (
+            min(self.p_values(self.matrix(), self.scheme.probability).values())
+            > FALSE_POSITIVE_RATE / 4
+        )
 
     @pytest.mark.parametrize(
         ("mistake", "caught"),
@@ -180,16 +202,20 @@ class TestPoisson:
         assert self.p_values(came, 0.3)[caught] < FALSE_POSITIVE_RATE / 4
 
     def test_whoever_is_away_is_not_replaced(self):
-        # With availability a each client comes with probability q a, still independently, which the guarantee for q covers.
+        # With availability a each client comes with probability q a, still independently, which the
+        # guarantee for q covers.
         came = self.matrix(
-            availability=Independent(probability=0.6, seed=3), behavior=DeviceBehavior(dropout=0.25, seed=4)
+            availability=Independent(probability=0.6, seed=3),
+            behavior=DeviceBehavior(dropout=0.25, seed=4),
         )
         assert min(self.p_values(came, 0.3 * 0.6 * 0.75).values()) > FALSE_POSITIVE_RATE / 4
 
     def test_the_draw_does_not_look_at_availability(self):
         everyone = controller_of(self.scheme)
         some = controller_of(
-            self.scheme, availability=Independent(probability=0.5, seed=9), behavior=DeviceBehavior(dropout=0.1)
+            self.scheme,
+            availability=Independent(probability=0.5, seed=9),
+            behavior=DeviceBehavior(dropout=0.1),
         )
         drawn(everyone)
         drawn(some)
@@ -216,7 +242,11 @@ class TestFixedSize:
     def test_uniform_subsets_of_the_part(self):
         scheme = CyclicFixedSize(population=10, cohort_size=2, partitions=2)
         cohorts = drawn(
-            controller_of(scheme, rounds=2 * draws_that_see(*preferring_the_first(5, 1.5, 2), FALSE_POSITIVE_RATE / 2))
+            controller_of(
+                scheme,
+                rounds=2
+                * draws_that_see(*preferring_the_first(5, 1.5, 2), FALSE_POSITIVE_RATE / 2),
+            )
         )
         for part in (0, 1):
             _, counts = np.unique(np.array(cohorts[part::2]), axis=0, return_counts=True)

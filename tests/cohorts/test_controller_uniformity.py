@@ -1,4 +1,6 @@
-"""Whoever may come is drawn uniformly: each test names the departure that it would see, and plays as often as that needs."""
+"""Whoever may come is drawn uniformly: each test names the departure that it would see, and plays
+as often as that needs.
+"""
 
 import numpy as np
 import pytest
@@ -28,7 +30,9 @@ def draws_that_see_a_preference(places, size=1):
 
 
 class TestUniformity:
-    """Chi-square over the cohorts of so many seeds that one client of PREFERENCE times the others' weight is seen."""
+    """Chi-square over the cohorts of so many seeds that one client of PREFERENCE times the others'
+    weight is seen.
+    """
 
     @pytest.mark.parametrize(
         ("schema", "population", "drawn_before"),
@@ -41,7 +45,9 @@ class TestUniformity:
     def test_over_sets_of_two_out_of_six(self, schema, population, drawn_before):
         def cohort(seed):
             participation = Participation(rounds=3, **schema)
-            controller = ParticipationController(participation, population=population, cohort_size=2, seed=seed)
+            controller = ParticipationController(
+                participation, population=population, cohort_size=2, seed=seed
+            )
             if drawn_before is None:
                 controller.cohort(0)
             else:
@@ -58,7 +64,9 @@ class TestUniformity:
         # Negative control: the same test on draws in which client 0 is preferred.
         weights = np.array([PREFERENCE, 1, 1, 1, 1, 1])
         counts = self._sets(
-            lambda seed: np.random.default_rng(seed).choice(6, size=2, replace=False, p=weights / weights.sum())
+            lambda seed: np.random.default_rng(seed).choice(
+                6, size=2, replace=False, p=weights / weights.sum()
+            )
         )
         assert scipy.stats.chisquare(counts).pvalue < FALSE_POSITIVE_RATE
 
@@ -76,7 +84,9 @@ class TestUniformity:
 
     @staticmethod
     def _sets(cohort_of_seed):
-        cohorts = [sorted(cohort_of_seed(seed)) for seed in range(draws_that_see_a_preference(6, 2))]
+        cohorts = [
+            sorted(cohort_of_seed(seed)) for seed in range(draws_that_see_a_preference(6, 2))
+        ]
         _, counts = np.unique(cohorts, axis=0, return_counts=True)
         return counts
 
@@ -91,14 +101,20 @@ def pool_of(population, eligible, asked=None):
             asked.append(len(may[clients]))
         return may[clients]
 
-    return Pool(population=population, eligible=eligible, available=lambda clients: np.ones(len(clients), bool))
+    return Pool(
+        population=population,
+        eligible=eligible,
+        available=lambda clients: np.ones(len(clients), bool),
+    )
 
 
 def p_value_of_uniform_subsets(draws, eligible):
-    """Of the hypothesis that each of `draws` is a uniform subset of the eligible, by how often each of them was drawn.
+    """Of the hypothesis that each of `draws` is a uniform subset of the eligible, by how often each
+    of them was drawn.
 
-    The sum over M clients of (count - expected)^2 / variance, times (M - 1) / M, is chi-square with M - 1 degrees of freedom as the
-    number of draws grows: counts are multivariate normal with the covariance of sampling without replacement.
+    The sum over M clients of (count - expected)^2 / variance, times (M - 1) / M, is chi-square with
+    M - 1 degrees of freedom as the number of draws grows: counts are multivariate normal with the
+    covariance of sampling without replacement.
     """
     size = len(draws[0])
     assert all(len(set(draw.tolist())) == len(draw) == size for draw in draws)
@@ -147,7 +163,10 @@ class TestWithoutListingEverybody:
         # Negative control: the mistake of cutting off after sorting, which prefers small indices.
         eligible = ELIGIBLE["most"]
         seeds = range(draws_of(eligible))
-        draws = [np.unique(np.random.default_rng(seed).choice(eligible, 75, replace=False))[:60] for seed in seeds]
+        draws = [
+            np.unique(np.random.default_rng(seed).choice(eligible, 75, replace=False))[:60]
+            for seed in seeds
+        ]
         assert p_value_of_uniform_subsets(draws, eligible) < FALSE_POSITIVE_RATE
 
     @pytest.mark.parametrize("population", [10**5, 10**6, 10**7])
@@ -159,7 +178,11 @@ class TestWithoutListingEverybody:
             asked.append(len(clients))
             return clients % 4 == 0
 
-        pool = Pool(population=population, eligible=eligible, available=lambda clients: np.ones(len(clients), bool))
+        pool = Pool(
+            population=population,
+            eligible=eligible,
+            available=lambda clients: np.ones(len(clients), bool),
+        )
         assert len(pool.draw(np.random.default_rng(1), 100)) == 100
         assert sum(asked) < 1000  # 400 on average
 
@@ -177,7 +200,9 @@ class TestOrders:
     def test_every_place_is_uniform(self):
         # Client 3's place in the order of 8, of which 6 are dealt out.
         claimed = np.array([1, 1, 1, 1, 1, 1, 2]) / 8
-        truth = np.array([PREFERENCE, *(claimed[1:] * 8 * (8 - PREFERENCE) / 7)]) / 8  # the first place preferred
+        truth = (
+            np.array([PREFERENCE, *(claimed[1:] * 8 * (8 - PREFERENCE) / 7)]) / 8
+        )  # the first place preferred
         places, seeds = [], draws_that_see(claimed, truth)
         for seed in range(seeds):
             order = EpochOrder(population=8, cohort_size=2, epoch=3, seed=seed)
@@ -204,14 +229,17 @@ class TestPlaces:
         epochs = [[places.clients(12 * e + i) for i in range(12)] for e in range(3)]
         for epoch in epochs:
             assert sorted(np.concatenate(epoch).tolist()) == list(range(50))
-            assert all((clients % partitions == i % partitions).all() for i, clients in enumerate(epoch))
+            assert all(
+                (clients % partitions == i % partitions).all() for i, clients in enumerate(epoch)
+            )
         # Not one after the other, but asked for at once: the same.
         again = EpochPlaces(population=50, epoch=12, partitions=partitions, seed=3)
         assert (again.clients(28) == epochs[2][4]).all()
         assert (again.clients(2) == epochs[0][2]).all()
 
     def test_places_are_independent_of_those_of_others_and_of_other_epochs(self):
-        # All 256 ways of 4 clients in 2 places and 2 epochs. A deal of two clients a round has 36 of them; here it is had once in ten runs.
+        # All 256 ways of 4 clients in 2 places and 2 epochs. A deal of two clients a round has 36
+        # of them; here it is had once in ten runs.
         uniform = np.full(256, 1 / 256)
         two = np.array([bin(i % 16).count("1") == bin(i // 16).count("1") == 2 for i in range(256)])
         mostly = 0.9 * uniform + 0.1 * two / two.sum()
@@ -221,7 +249,10 @@ class TestPlaces:
             second = np.array([np.isin(range(4), places.clients(t)) for t in (1, 3)]).ravel()
             counts[int(second @ 2 ** np.arange(8))] += 1
         assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
-        assert scipy.stats.chisquare(np.random.default_rng(1).multinomial(runs, mostly)).pvalue < FALSE_POSITIVE_RATE
+        assert (
+            scipy.stats.chisquare(np.random.default_rng(1).multinomial(runs, mostly)).pvalue
+            < FALSE_POSITIVE_RATE
+        )
 
 
 @pytest.mark.parametrize(("population", "partitions"), [(10, 3), (12, 4), (5, 5), (7, 1)])
@@ -232,5 +263,7 @@ def test_parts_are_a_partition(population, partitions):
         part = members[t % partitions]
         draws = PartitionDraws(population=population, partitions=partitions, seed=0, size=len(part))
         assert (
-            sorted(draws.clients(t).tolist()) == part.tolist() == np.flatnonzero(draws.can_draw(t, everybody)).tolist()
+            sorted(draws.clients(t).tolist())
+            == part.tolist()
+            == np.flatnonzero(draws.can_draw(t, everybody)).tolist()
         )

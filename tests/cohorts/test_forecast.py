@@ -39,7 +39,8 @@ class TestSize:
 
 class TestForecast:
     def test_dry_rounds_are_those_in_which_too_few_may_come(self):
-        # 100 clients, 10 a round, a separation of 8: with full cohorts 30 are eligible, of whom 6 are there.
+        # 100 clients, 10 a round, a separation of 8: with full cohorts 30 are eligible, of whom 6
+        # are there.
         run = forecast(
             Participation(rounds=60, schema="min_sep", min_sep=8),
             Size(population=100, cohort_size=10),
@@ -53,9 +54,14 @@ class TestForecast:
         assert min(run["dry"]) >= 4
 
     def test_histogram_of_all_clients(self):
-        run = forecast(Participation(rounds=7, schema="min_sep", min_sep=5), Size(population=60, cohort_size=10))
+        run = forecast(
+            Participation(rounds=7, schema="min_sep", min_sep=5),
+            Size(population=60, cohort_size=10),
+        )
         assert sum(run["histogram"].values()) == pytest.approx(1)
-        assert sum(times * share for times, share in run["histogram"].items()) == pytest.approx(70 / 60)
+        assert sum(times * share for times, share in run["histogram"].items()) == pytest.approx(
+            70 / 60
+        )
         assert run["max_participations_observed"] == max(run["histogram"]) == 2
 
     def test_poisson_rounds_are_never_dry(self):
@@ -107,14 +113,18 @@ class TestSearch:
         # Availability costs separation.
         assert 60 < held < 150
         for min_sep in (held, too_large):
-            run = forecast(Participation(rounds=200, schema="min_sep", min_sep=min_sep), size, **given)
+            run = forecast(
+                Participation(rounds=200, schema="min_sep", min_sep=min_sep), size, **given
+            )
             assert search["tried"][min_sep] == next(iter(run["dry"]), None)
         assert search["tried"][held] is None is not search["tried"][too_large]
 
 
 class TestCommand:
     def test_json(self):
-        found = json.loads(call(*SMALL, "--min-sep", 97, "--availability", "independent:0.2", "--json"))
+        found = json.loads(
+            call(*SMALL, "--min-sep", 97, "--availability", "independent:0.2", "--json")
+        )
         assert (found["population"], found["cohort_size"], found["rounds"]) == (2000, 20, 120)
         assert found["dry_rounds"] == len(found["dry"]) > 0
         assert found["largest_min_sep"] < 97
@@ -122,8 +132,23 @@ class TestCommand:
         assert sum(found["histogram"].values()) == pytest.approx(1)
 
     def test_what_a_smaller_population_showed_is_marked(self):
-        ask = ["--population", 20_000, "--cohort-size", 40, "--rounds", 30, "--min-sep", 20, "--no-search"]
-        marks = ("dry_rounds", "mean_cohort", "min_separation_observed", "max_participations_observed")
+        ask = [
+            "--population",
+            20_000,
+            "--cohort-size",
+            40,
+            "--rounds",
+            30,
+            "--min-sep",
+            20,
+            "--no-search",
+        ]
+        marks = (
+            "dry_rounds",
+            "mean_cohort",
+            "min_separation_observed",
+            "max_participations_observed",
+        )
         text = call(*ask, "--simulated-cohort", 20)
         assert all(f"{mark}, simulated " in text for mark in marks)
         assert ", simulated" not in call(*ask)
@@ -135,9 +160,24 @@ class TestCommand:
             ["--schema", "fixed_epoch", "--min-sep", 50],
             ["--schema", "every_round"],
             ["--availability", "independent:0.2"],
-            ["--min-sep", 30, "--no-search", "--max-participations", 3, "--noncompliant-fraction", "0.3"],
+            [
+                "--min-sep",
+                30,
+                "--no-search",
+                "--max-participations",
+                3,
+                "--noncompliant-fraction",
+                "0.3",
+            ],
             ["--min-sep", 30, "--no-search", "--timer-jitter", 4, "--dropout", "0.1"],
-            ["--sampling", "poisson", "--partitions", 5, "--availability", "diurnal:rounds_per_day=24"],
+            [
+                "--sampling",
+                "poisson",
+                "--partitions",
+                5,
+                "--availability",
+                "diurnal:rounds_per_day=24",
+            ],
             ["--sampling", "fixed_size", "--partitions", 5],
             ["--sampling", "reshuffle", "--partitions", 5],
         ],

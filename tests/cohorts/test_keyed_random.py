@@ -38,7 +38,9 @@ class TestQuality:
 
     def test_both_columns_count(self):
         days = np.arange(40)
-        grid = draws(1, 1, columns=(np.repeat(np.arange(500), 40), np.tile(days, 500))).reshape(500, 40)
+        grid = draws(1, 1, columns=(np.repeat(np.arange(500), 40), np.tile(days, 500))).reshape(
+            500, 40
+        )
         assert len(np.unique(grid)) == grid.size
         for a, b in ((grid[:, :-1], grid[:, 1:]), (grid[:-1], grid[1:])):
             assert unrelated(a.ravel(), b.ravel(), departure=0.075)

@@ -1,4 +1,6 @@
-"""A participation budget in the controller: exact for each client, and never fewer participations than min_sep."""
+"""A participation budget in the controller: exact for each client, and never fewer participations
+than min_sep.
+"""
 
 import dataclasses
 import warnings
@@ -23,7 +25,9 @@ from tests.privacy.plans import ledger_of, plan
 
 
 def taken_by_greedy_devices(rule, checks_in):
-    """The rounds of devices that come whenever they check in and the rule lets them: a list for each row of checks_in."""
+    """The rounds of devices that come whenever they check in and the rule lets them: a list for
+    each row of checks_in.
+    """
     taken = [[] for _ in checks_in]
     for t in range(checks_in.shape[1]):
         come = np.flatnonzero(checks_in[:, t])
@@ -38,10 +42,16 @@ class Timers:
     """min_sep as a rule of devices."""
 
     def __init__(self, participation, devices):
-        self.p, self.last, self.count = participation, np.full(devices, -(10**9)), np.zeros(devices, int)
+        self.p, self.last, self.count = (
+            participation,
+            np.full(devices, -(10**9)),
+            np.zeros(devices, int),
+        )
 
     def allows(self, t, clients):
-        return (t - self.last[clients] >= self.p.min_sep) & (self.count[clients] < self.p.max_participations)
+        return (t - self.last[clients] >= self.p.min_sep) & (
+            self.count[clients] < self.p.max_participations
+        )
 
     def record(self, t, clients):
         self.last[clients] = t
@@ -114,7 +124,9 @@ def test_each_participation_comes_no_later_than_under_min_sep(given_budget, seed
 def test_keeping_nothing_is_worse_for_frequent_devices():
     # The control of the test before: what would be lost without a pace.
     apart = separated(60, 10)
-    budget = Budget.of(ToeplitzMechanism(rounds=60, coefficients=(1 + np.arange(60)) ** -0.5), apart)
+    budget = Budget.of(
+        ToeplitzMechanism(rounds=60, coefficients=(1 + np.arange(60)) ** -0.5), apart
+    )
     everybody = np.ones((1, 60), bool)
     assert len(taken_by_greedy_devices(Spending(budget, 1), everybody)[0]) == 6
     greedy = dataclasses.replace(budget, pace=60)
@@ -124,7 +136,12 @@ def test_keeping_nothing_is_worse_for_frequent_devices():
 def budgeted_controller(**changes):
     apart = separated(40, 8)
     mechanism = fedmf.fit(fedmf.prefix_sum(40), apart, family="toeplitz", coefficients="sqrt")
-    given = {"population": 60, "cohort_size": 5, "seed": 3, "availability": lambda t: np.arange(60) % 4 != t % 4}
+    given = {
+        "population": 60,
+        "cohort_size": 5,
+        "seed": 3,
+        "availability": lambda t: np.arange(60) % 4 != t % 4,
+    }
     return ParticipationController(Budget.of(mechanism, apart), **{**given, **changes}), mechanism
 
 
@@ -137,7 +154,8 @@ class TestController:
         assert audit.contradictions == ()
         C = mechanism.encoder()
         worst = max(
-            np.linalg.norm(C[:, rounds].sum(axis=1)) for rounds in rounds_of_clients(controller.ledger).values()
+            np.linalg.norm(C[:, rounds].sum(axis=1))
+            for rounds in rounds_of_clients(controller.ledger).values()
         )
         np.testing.assert_allclose(audit.achieved.sensitivity.value, worst, rtol=1e-11)
         assert audit.epsilon <= audit.planned.epsilon
@@ -162,13 +180,19 @@ class TestController:
 
     def test_dropped_clients_have_paid_and_those_that_disobey_harm_nobody(self):
         controller, mechanism = budgeted_controller(
-            population=40, availability=None, behavior=DeviceBehavior(dropout=0.3, noncompliant_fraction=0.1, seed=2)
+            population=40,
+            availability=None,
+            behavior=DeviceBehavior(dropout=0.3, noncompliant_fraction=0.1, seed=2),
         )
         run(controller)
         of_plan = plan(controller.participation, mechanism)
         assert controller.audit(of_plan).contradictions == ()
-        assert audit_ledger(controller.ledger.planned(), of_plan).contradictions  # all clients together
-        assert audit_ledger(controller.ledger.well_behaved().planned(), of_plan).contradictions == ()
+        assert audit_ledger(
+            controller.ledger.planned(), of_plan
+        ).contradictions  # all clients together
+        assert (
+            audit_ledger(controller.ledger.well_behaved().planned(), of_plan).contradictions == ()
+        )
 
     def test_as_many_rounds_as_min_sep_fills(self):
         # Everybody always there: the pools of both last.

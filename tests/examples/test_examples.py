@@ -29,7 +29,14 @@ MAX_SECONDS, MAX_LINES = 60, 80
 def run(name, folder, *arguments):
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
     environment = os.environ | {"MPLBACKEND": "agg"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=5 * MAX_SECONDS)
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=5 * MAX_SECONDS,
+    )
 
 
 def test_every_program_is_listed_and_short():
@@ -37,11 +44,17 @@ def test_every_program_is_listed_and_short():
     assert set(programs) == set(SHOWN)
     listed = re.findall(r"^\| \[(\w+)\.py\]\(\1\.py\)", (EXAMPLES / "README.md").read_text(), re.M)
     assert sorted(listed) == sorted(programs)
-    assert {name: len(text.splitlines()) for name, text in programs.items() if text.count("\n") >= MAX_LINES} == {}
+    assert {
+        name: len(text.splitlines())
+        for name, text in programs.items()
+        if text.count("\n") >= MAX_LINES
+    } == {}
 
 
 def test_the_table_says_who_needs_tensorflow():
-    for name, needs in re.findall(r"^\| \[(\w+)\.py\].*?\| (yes|no) \|", (EXAMPLES / "README.md").read_text(), re.M):
+    for name, needs in re.findall(
+        r"^\| \[(\w+)\.py\].*?\| (yes|no) \|", (EXAMPLES / "README.md").read_text(), re.M
+    ):
         text = (EXAMPLES / f"{name}.py").read_text()
         assert ("No TensorFlow." in text) == (needs == "no")
         imports = re.search(r"import tensorflow|import federated|fedmf\.cli", text)

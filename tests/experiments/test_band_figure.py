@@ -18,7 +18,8 @@ def test_quick_figure():
     # Banded paper, Sec. 6: BandMF is always at least as good as DP-SGD, which is one band of it.
     assert (banded <= dp_sgd).all()
     assert (banded < 0.95 * dp_sgd).any()
-    # Where every round has everyone there is nothing to amplify, and the best encoder of all is a little better than the identity.
+    # Where every round has everyone there is nothing to amplify, and the best encoder of all is a
+    # little better than the identity.
     assert (found.bands[:, -1] == 1).all()
     assert (multi_epoch[:, -1] < dp_sgd[:, -1]).all()
     assert (multi_epoch[:, -1] > 0.9 * dp_sgd[:, -1]).all()

@@ -51,7 +51,9 @@ def test_ctrl_c_the_same_command_by_another_path_and_once_more(tiny, tmp_path, c
     monkeypatch.chdir("/")
     out = tmp_path / "demo"
     first = run(["demo", "--out", str(out), *seeds, "--json"], capfd)
-    assert {family: len(values) for family, values in first["accuracy"].items()} == dict.fromkeys(demo.FAMILIES, 2)
+    assert {family: len(values) for family, values in first["accuracy"].items()} == dict.fromkeys(
+        demo.FAMILIES, 2
+    )
     html = (out / "report" / "report.html").read_text()
     for label in ("DP-FedAvg", "Banded", "Tree", "No noise", "Privacy statement"):
         assert label in html
@@ -61,11 +63,17 @@ def test_ctrl_c_the_same_command_by_another_path_and_once_more(tiny, tmp_path, c
         assert (run_.plan["epsilon"] is None) == (run_.config.family == "none")
         assert run_.plan["epsilon"] is None or run_.plan["epsilon"] <= 8.0
         assert run_.config.claimed_cohort is None  # the demo's guarantee is that of its own runs
-    assert len({path.read_text() for path in (out / "runs").glob("*/private/noise_seed")}) == len(runs) == 8
+    assert (
+        len({path.read_text() for path in (out / "runs").glob("*/private/noise_seed")})
+        == len(runs)
+        == 8
+    )
 
     # Finished runs are kept: another call trains nothing and says the same.
     monkeypatch.setattr(federated, "train", None)
-    assert run(["demo", "--out", str(out), *seeds, "--json"], capfd)["accuracy"] == first["accuracy"]
+    assert (
+        run(["demo", "--out", str(out), *seeds, "--json"], capfd)["accuracy"] == first["accuracy"]
+    )
 
 
 def test_everything_but_the_mechanism_and_its_rate_is_equal():
@@ -73,9 +81,12 @@ def test_everything_but_the_mechanism_and_its_rate_is_equal():
     for config in private:
         changed = {k for k, v in vars(config).items() if v != getattr(none, k)}
         assert changed == {"family", "epsilon", "server_learning_rate"}
-    # One rule for all: the product of rate and error to the 0.95 is the same (banded paper, App. I).
+    # One rule for all: the product of rate and error to the 0.95 is the same (banded paper, App.
+    # I).
     errors = [fedmf.rmse(c.fit(), c.workload(), c.participation()) for c in private]
-    products = [c.server_learning_rate * error**0.95 for c, error in zip(private, errors, strict=True)]
+    products = [
+        c.server_learning_rate * error**0.95 for c, error in zip(private, errors, strict=True)
+    ]
     assert products == pytest.approx([demo.RATE_FACTOR] * 3, rel=1e-2)
 
 

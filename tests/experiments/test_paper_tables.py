@@ -1,4 +1,7 @@
-"""The papers' tables: rows that take seconds. `make tables` computes all of them, with the same functions and figures."""
+"""The papers' tables: rows that take seconds.
+
+`make tables` computes all of them, with the same functions and figures.
+"""
 
 import itertools
 import os
@@ -23,14 +26,20 @@ QUICK = {"banded-2", "banded-4", "banded-k1", "multi-epoch-6", "slides"}  # belo
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in paper_tables.TABLES]
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in paper_tables.TABLES
+    ],
 )
 def test_quick_rows_agree_or_differ_for_a_known_reason(name, tmp_path):
     found = tables.compared(name, Request(folder=tmp_path, scale="tiny"))
     assert found.holds, found.verdict
     for row, column, printed, ours, said in found.rows:
         known = (name, row, column) in figures.KNOWN_DIFFERENCES
-        assert said.startswith("differs") == known, f"{row}, {column}: printed {printed}, ours {ours}"
+        assert said.startswith("differs") == known, (
+            f"{row}, {column}: printed {printed}, ours {ours}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +72,9 @@ def test_sign_constraints_hold_and_pairs_are_the_certified_optimum(constraints):
     if constraints == "pairs":
         assert best.lower_bound * (1 - 1e-9) <= loss <= best.loss * (1 + 1e-7)
     same = np.subtract.outer(np.arange(6), np.arange(6)) % 2 == 0
-    held = {"signed": np.zeros((6, 6), bool), "pairs": same, "all": np.ones((6, 6), bool)}[constraints]
+    held = {"signed": np.zeros((6, 6), bool), "pairs": same, "all": np.ones((6, 6), bool)}[
+        constraints
+    ]
     assert X[held].min(initial=0.0) >= -1e-9
     signs = np.array(list(itertools.product((1.0, -1.0), repeat=3))).T
     scalar = max(np.linalg.norm(C[:, c::2] @ signs, axis=0).max() for c in (0, 1))
@@ -75,7 +86,9 @@ def test_known_differences_are_of_known_rows():
         "denisov-2": {f"{row.rounds} rounds" for row in figures.DENISOV_TABLE_2},
         "multi-epoch-1": {row.label for row in figures.MULTI_EPOCH_TABLE_1},
         "banded-2": {row.label for row in figures.BANDED_TABLE_2},
-        "banded-4": {f"{row.mechanism}, epsilon {row.epsilon:g}" for row in tuning_figures.BANDED_TABLE_4},
+        "banded-4": {
+            f"{row.mechanism}, epsilon {row.epsilon:g}" for row in tuning_figures.BANDED_TABLE_4
+        },
         "banded-bands": {f"epsilon {epsilon:g}" for epsilon in tuning_figures.EPSILONS},
         "banded-k1": {f"rho {rho}" for rho in tuning_figures.BANDED_K_1},
         "multi-epoch-3": {
@@ -88,7 +101,10 @@ def test_known_differences_are_of_known_rows():
             for epsilon in table.values()
         },
     }
-    assert all(row in rows[table] and reason for (table, row, _), reason in figures.KNOWN_DIFFERENCES.items())
+    assert all(
+        row in rows[table] and reason
+        for (table, row, _), reason in figures.KNOWN_DIFFERENCES.items()
+    )
 
 
 def test_a_wrong_figure_is_found_out(monkeypatch, capsys):
@@ -100,7 +116,9 @@ def test_a_wrong_figure_is_found_out(monkeypatch, capsys):
     assert paper_tables.main(["--quick", "denisov-2"]) == 0
     assert capsys.readouterr().out.count(" ok ") == 3
     # A difference that is declared and does not exist is an error as well.
-    monkeypatch.setitem(figures.KNOWN_DIFFERENCES, ("denisov-2", "256 rounds", "Honaker"), "declared only")
+    monkeypatch.setitem(
+        figures.KNOWN_DIFFERENCES, ("denisov-2", "256 rounds", "Honaker"), "declared only"
+    )
     assert paper_tables.main(["--quick", "denisov-2"]) == 1
 
 
@@ -118,11 +136,18 @@ def test_unknown_tables_are_refused(capsys):
     with pytest.raises(SystemExit) as stopped:
         paper_tables.main(["denisov-3"])
     assert stopped.value.code == 2
-    assert "unknown table denisov-3: choose from denisov-2, multi-epoch-1" in capsys.readouterr().err
+    assert (
+        "unknown table denisov-3: choose from denisov-2, multi-epoch-1" in capsys.readouterr().err
+    )
 
 
 def test_ctrl_c_is_answered_in_a_line():
-    command = [sys.executable, "-m", "fedmf.experiments.paper_tables", "banded-2"]  # a heading, then minutes of work
+    command = [
+        sys.executable,
+        "-m",
+        "fedmf.experiments.paper_tables",
+        "banded-2",
+    ]  # a heading, then minutes of work
     environment = os.environ | {"FEDMF_CACHE": "", "PYTHONUNBUFFERED": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:
@@ -131,5 +156,7 @@ def test_ctrl_c_is_answered_in_a_line():
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert errors.rstrip().endswith("stopped; fits that ended are in the cache and are not repeated")
+    assert errors.rstrip().endswith(
+        "stopped; fits that ended are in the cache and are not repeated"
+    )
     assert "Traceback" not in errors

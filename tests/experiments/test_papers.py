@@ -1,4 +1,7 @@
-"""`fedmf paper`: the list, the files of a result, and the page. `test_paper_items.py` makes every item."""
+"""`fedmf paper`: the list, the files of a result, and the page.
+
+`test_paper_items.py` makes every item.
+"""
 
 import csv
 import json
@@ -22,10 +25,22 @@ NUMBERED = {
 def made(request):
     figure = Figure()
     figure.subplots().plot([1.0, 2.0])
-    return Outcome(columns=("x",), rows=[(1 / 3,)], figure=figure, verdict="It is a third.", holds=True, seeds=(4,))
+    return Outcome(
+        columns=("x",),
+        rows=[(1 / 3,)],
+        figure=figure,
+        verdict="It is a third.",
+        holds=True,
+        seeds=(4,),
+    )
 
 
-FIELDS = {"name": "banded-figure-1", "source": "banded", "number": "Figure 1", "claim": "It is a third."}
+FIELDS = {
+    "name": "banded-figure-1",
+    "source": "banded",
+    "number": "Figure 1",
+    "claim": "It is a third.",
+}
 ITEM = Item(**FIELDS, make=made, seconds={"small": 1, "full": 90})
 
 
@@ -47,11 +62,17 @@ def test_a_result_is_three_files(tmp_path):
 
 
 def test_the_page_keeps_older_results_and_takes_newer_ones(tmp_path):
-    other = Item(**FIELDS | {"name": "banded-figure-2"}, state="not reproducible", why="There is nothing.")
+    other = Item(
+        **FIELDS | {"name": "banded-figure-2"}, state="not reproducible", why="There is nothing."
+    )
     items = {"banded-figure-1": ITEM, "banded-figure-2": other}
     runner.run(ITEM, Request(folder=tmp_path / "results" / ITEM.name))
     page = tmp_path / "page.md"
-    assert gallery.report(items, tmp_path / "results", page) == {"items": 2, "results": 1, "hold": 1}
+    assert gallery.report(items, tmp_path / "results", page) == {
+        "items": 2,
+        "results": 1,
+        "hold": 1,
+    }
     first = page.read_text()
     for words in (
         "| **Figure 1**<br>",
@@ -99,7 +120,9 @@ def test_commands(tmp_path):
     assert list(listed) == list(ITEMS)
     assert listed["banded-table-4"]["state"] == "exact"
     assert "banded-table-4" in fedmf("paper", "list").stdout
-    result = json.loads(fedmf("paper", "run", "banded-app-k-1", "--out", tmp_path, "--json").stdout)["banded-app-k-1"]
+    result = json.loads(
+        fedmf("paper", "run", "banded-app-k-1", "--out", tmp_path, "--json").stdout
+    )["banded-app-k-1"]
     assert result["holds"]
     assert json.loads((tmp_path / "banded-app-k-1" / "result.json").read_text()) == result
     page = tmp_path / "page.md"

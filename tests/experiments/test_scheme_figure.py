@@ -35,7 +35,9 @@ def test_a_point_is_that_of_calibration():
     scheme = fedmf.CyclicShuffle(population=4000, cohort_size=1000, reshuffle=True)
     plan = fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-6, sampling=scheme)
     assert point.noise_multiplier == pytest.approx(plan.per_query_noise_multiplier, rel=2e-3)
-    assert point.rmse == pytest.approx(plan.unit_noise * fedmf.rmse(mechanism, fedmf.prefix_sum(16), once), rel=2e-3)
+    assert point.rmse == pytest.approx(
+        plan.unit_noise * fedmf.rmse(mechanism, fedmf.prefix_sum(16), once), rel=2e-3
+    )
 
 
 def test_other_files_are_refused(tmp_path, capsys):

@@ -15,11 +15,16 @@ LOW = np.array([1.0, 0.25, 0.25, 0.25])
 
 @pytest.mark.parametrize("eta", [0.01, 0.1, 0.5])
 def test_closed_forms_of_mean_estimation(eta):
-    independent, optimum = theory.error(theory.independent(), eta, ONE), theory.error(theory.damped(eta), eta, ONE)
+    independent, optimum = (
+        theory.error(theory.independent(), eta, ONE),
+        theory.error(theory.damped(eta), eta, ONE),
+    )
     assert independent == pytest.approx(eta / (2 * (2 - eta)), rel=1e-12)
     K = scipy.special.ellipk((1 - eta) ** 2)  # of the modulus 1 - eta
     assert optimum == pytest.approx(eta**2 / 2 * (2 / np.pi * K) ** 2, rel=1e-12)
-    assert theory.error(theory.best(eta, ONE, sampled=False), eta, ONE) == pytest.approx(optimum, rel=1e-12)
+    assert theory.error(theory.best(eta, ONE, sampled=False), eta, ONE) == pytest.approx(
+        optimum, rel=1e-12
+    )
     nu = 1 - np.sqrt(2 * eta) / 2
     expected = eta**2 / 2 * (1 + nu**2 - 2 * nu * (1 - eta)) / ((1 - nu**2) * eta * (2 - eta))
     assert theory.error(theory.anti_pgd(nu), eta, ONE) == pytest.approx(expected, rel=1e-12)
@@ -45,7 +50,9 @@ NOISES = {
 
 @pytest.mark.parametrize("name", NOISES)
 def test_the_formula_is_the_limit_of_the_time_domain(name):
-    """The last error is a linear function of the draws: its variance is a sum of squares of a row of N."""
+    """The last error is a linear function of the draws: its variance is a sum of squares of a row
+    of N.
+    """
     noise, eta, n = NOISES[name], 0.1, 600
     mechanism = noise.mechanism(n)
     sensitivity = fedmf.sensitivity(mechanism, fedmf.Participation(rounds=n, schema="single")).value
@@ -59,7 +66,9 @@ def test_simulated_mean_estimation_is_that_of_the_formula(name):
     """Exact chi-square test that would see a tenth more; its control is noise of another nu."""
     noise, eta = NOISES[name], 0.1
     chains = power.trials_that_see(lambda n: power.missed_by_variance(n, 1.1))
-    found = theory.simulated(noise, eta, ONE, rounds=theory.rounds_for(noise, eta, ONE), chains=chains, seed=3)
+    found = theory.simulated(
+        noise, eta, ONE, rounds=theory.rounds_for(noise, eta, ONE), chains=chains, seed=3
+    )
 
     def p(expected):
         tails = (
@@ -76,12 +85,18 @@ def test_simulated_mean_estimation_is_that_of_the_formula(name):
 
 @pytest.mark.parametrize("name", ["independent", "nu-FTRL"])
 def test_simulated_regression_is_that_of_the_formula_with_the_examples_own_variance(name):
-    """A normal test of a mean at 5 standard errors; 10 of them are less than the departure, the slides' formula without examples."""
+    """A normal test of a mean at 5 standard errors; 10 of them are less than the departure, the
+    slides' formula without examples.
+    """
     noise, eta, spectrum, chains = NOISES[name], 0.1, np.ones(4), 6000
     rounds = theory.rounds_for(noise, eta, spectrum)
-    found = theory.simulated(noise, eta, spectrum, rounds=rounds, chains=chains, seed=5, sampled=True)
+    found = theory.simulated(
+        noise, eta, spectrum, rounds=rounds, chains=chains, seed=5, sampled=True
+    )
     deviation = found.std(ddof=1) / np.sqrt(chains)
-    right, wrong = (theory.error(noise, eta, spectrum, sampled=sampled) for sampled in (True, False))
+    right, wrong = (
+        theory.error(noise, eta, spectrum, sampled=sampled) for sampled in (True, False)
+    )
     assert right - wrong > 10 * deviation
     assert abs(found.mean() - right) < 5 * deviation
     assert abs(found.mean() - wrong) > 5 * deviation
@@ -90,7 +105,10 @@ def test_simulated_regression_is_that_of_the_formula_with_the_examples_own_varia
 def test_no_noise_beats_the_best():
     for sampled in (False, True):
         least = theory.error(theory.best(0.1, LOW, sampled=sampled), 0.1, LOW, sampled=sampled)
-        others = [theory.damped(nu) for nu in (0.01, 0.025, 0.1, 0.5)] + [theory.anti_pgd(0.7), theory.independent()]
+        others = [theory.damped(nu) for nu in (0.01, 0.025, 0.1, 0.5)] + [
+            theory.anti_pgd(0.7),
+            theory.independent(),
+        ]
         assert all(theory.error(noise, 0.1, LOW, sampled=sampled) > least for noise in others)
 
 

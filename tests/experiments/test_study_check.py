@@ -1,4 +1,6 @@
-"""Before a study trains: every run has passed its checks on data with as many clients as the real ones, and its cost is known."""
+"""Before a study trains: every run has passed its checks on data with as many clients as the real
+ones, and its cost is known.
+"""
 
 import dataclasses
 import json
@@ -26,7 +28,9 @@ from tests.cli.program import fedmf as command
 
 USERS, IMAGES = 342_477, 50_000
 # One item for each grid.
-STUDIES = {item.study.args[0].__name__: item.study for item in ITEMS.values() if item.study is not None}
+STUDIES = {
+    item.study.args[0].__name__: item.study for item in ITEMS.values() if item.study is not None
+}
 FULL = stackoverflow_sizes.SIZES["full"]
 
 
@@ -38,50 +42,80 @@ def data(tmp_path_factory):
     with data_file.create(folder / "users.sqlite", 0, overwrite=False) as connection:
         for split, users in (("train", USERS), ("heldout", 10), ("test", 50)):
             rows = [(split, str(user)) for user in range(users)]
-            connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", ((*row, sentence) for row in rows))
             connection.executemany(
-                "INSERT INTO client_metadata VALUES (?, ?, 1)", ((user, split) for split, user in rows)
+                "INSERT INTO examples VALUES (?, ?, ?)", ((*row, sentence) for row in rows)
+            )
+            connection.executemany(
+                "INSERT INTO client_metadata VALUES (?, ?, 1)",
+                ((user, split) for split, user in rows),
             )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synthetic, "draw_pictures", lambda labels, rng: np.zeros((len(labels), 32, 32, 3), np.uint8))
-        synthetic.write_synthetic(folder / "images.tar.gz", examples=IMAGES, test_examples=1000, progress=False)
+        patch.setattr(
+            synthetic,
+            "draw_pictures",
+            lambda labels, rng: np.zeros((len(labels), 32, 32, 3), np.uint8),
+        )
+        synthetic.write_synthetic(
+            folder / "images.tar.gz", examples=IMAGES, test_examples=1000, progress=False
+        )
     return {"stackoverflow_nwp": folder / "users.sqlite", "cifar10": folder / "images.tar.gz"}
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    """No optimisation, no choice by error, and no calibration of amplified noise: mechanisms of the same rounds and bands stand in.
+    """No optimisation, no choice by error, and no calibration of amplified noise: mechanisms of the
+    same rounds and bands stand in.
 
-    What is left out is that these fits converge and that an accountant finds the amplified noise. `fedmf paper run --dry-run` has both.
+    What is left out is that these fits converge and that an accountant finds the amplified noise.
+    `fedmf paper run --dry-run` has both.
     """
     fit, calibrate = run_config.fit, run_config.calibrate
 
     def fitted(workload, participation, *, family, **options):
         if family == "banded":
             return fit(workload, participation, family="toeplitz", bands=options["bands"])
-        return fit(workload, participation, family="identity" if family in ("dense", "tree") else family)
+        return fit(
+            workload, participation, family="identity" if family in ("dense", "tree") else family
+        )
 
     def calibrated(mechanism, participation, *, epsilon, sampling, **options):
         if sampling is None:
             return calibrate(mechanism, participation, epsilon=epsilon, sampling=None, **options)
-        return fedmf.Plan(mechanism=mechanism, participation=None, noise_multiplier=1.0, sampling=sampling, **options)
+        return fedmf.Plan(
+            mechanism=mechanism,
+            participation=None,
+            noise_multiplier=1.0,
+            sampling=sampling,
+            **options,
+        )
 
     def identity(rounds):
-        return fit(fedmf.prefix_sum(rounds), fedmf.Participation(rounds=rounds, schema="single"), family="identity")
+        return fit(
+            fedmf.prefix_sum(rounds),
+            fedmf.Participation(rounds=rounds, schema="single"),
+            family="identity",
+        )
 
     monkeypatch.setattr(run_config, "fit", fitted)
     monkeypatch.setattr(run_config, "calibrate", calibrated)
     monkeypatch.setattr(
-        stackoverflow, "optimum", lambda size, beta, *, decay, once: identity(size.rounds_once if once else size.rounds)
+        stackoverflow,
+        "optimum",
+        lambda size, beta, *, decay, once: identity(size.rounds_once if once else size.rounds),
     )
     monkeypatch.setattr(cifar, "stamped", lambda kind, steps, stamps: identity(steps))
     monkeypatch.setattr(cifar, "best_stamps", lambda kind, size: 5)
-    monkeypatch.setattr(cifar, "best_bands", lambda size, epsilon: (8, True) if epsilon < 8 else (100, False))
+    monkeypatch.setattr(
+        cifar, "best_bands", lambda size, epsilon: (8, True) if epsilon < 8 else (100, False)
+    )
 
 
 def asked(tmp_path, data, grid, **options):
     return Request(
-        folder=tmp_path / "item", scale="full", data=data[grid.fixed.get("task", "stackoverflow_nwp")], **options
+        folder=tmp_path / "item",
+        scale="full",
+        data=data[grid.fixed.get("task", "stackoverflow_nwp")],
+        **options,
     )
 
 
@@ -106,14 +140,20 @@ def test_every_run_of_every_study_can_begin(name, tmp_path, data, quick, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.tensorflow
-@pytest.mark.parametrize(("grid", "wrong"), [(stackoverflow.epochs, "7 of 44"), (stackoverflow.unnoised, "4 of 12")])
+@pytest.mark.parametrize(
+    ("grid", "wrong"), [(stackoverflow.epochs, "7 of 44"), (stackoverflow.unnoised, "4 of 12")]
+)
 def test_167_clients_do_not_last_for_2052_rounds(grid, wrong, tmp_path, data, monkeypatch):
-    """What the check is for: it took weeks of training to find out. No mechanism is fitted before."""
+    """What the check is for: it took weeks of training to find out.
+
+    No mechanism is fitted before.
+    """
     monkeypatch.setattr(stackoverflow, "optimum", pytest.fail)
     made = grid(dataclasses.replace(FULL, rounds_once=2052))
     with pytest.raises(
         ValueError,
-        match=rf"{wrong} settings cannot train, the first, .*rounds=2052 = 342684 exceeds population={USERS}",
+        match=rf"{wrong} settings cannot train, the first, .*rounds=2052 = 342684 exceeds "
+        rf"population={USERS}",
     ):
         study.dry_run(made, asked(tmp_path, data, made))
 
@@ -126,11 +166,15 @@ def test_nothing_trains_before_the_check(done, tmp_path, monkeypatch):
 
     monkeypatch.setattr(study_check, "check_runs", refuse)
     monkeypatch.setattr(study.sweep, "train_all", lambda *_, **__: {})
-    monkeypatch.setattr(study.sweep, "state", lambda out, name: "finished" if done else "5 rounds done")
+    monkeypatch.setattr(
+        study.sweep, "state", lambda out, name: "finished" if done else "5 rounds done"
+    )
     monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
     grid = stackoverflow.unnoised(stackoverflow_sizes.SIZES["tiny"])
     # Runs that are all finished are read: there is none here.
-    with pytest.raises((ValueError, FileNotFoundError), match="config.json" if done else "a client is missing"):
+    with pytest.raises(
+        (ValueError, FileNotFoundError), match="config.json" if done else "a client is missing"
+    ):
         study.run_study(grid, Request(folder=tmp_path / "item", scale="tiny"))
 
 
@@ -139,7 +183,9 @@ def priced(tmp_path, grid, **options):
 
 
 def test_the_cost_of_a_study_follows_from_its_grid(tmp_path):
-    """Denisov Fig. 2 has 4 * 120 settings, of which 40 are of two lines, and 4 * 5 best ones with ten seeds, all of 2048 rounds of 100."""
+    """Denisov Fig. 2 has 4 * 120 settings, of which 40 are of two lines, and 4 * 5 best ones with
+    ten seeds, all of 2048 rounds of 100.
+    """
     cost = priced(tmp_path, stackoverflow.denisov(FULL))
     assert (cost.tuning, cost.repeats, cost.clients) == (440, 200, 640 * 2048 * 100)
     validations = 103 + 1  # every 20 rounds and after the last, and for the result
@@ -176,7 +222,8 @@ def test_a_study_that_trains_already_tells_the_speed(tmp_path):
     seconds = [60.0, *[2.5] * 4, 80.0, *[2.5] * 6]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (run / "timings.jsonl").write_text(
-        "".join(json.dumps({"round": t, "seconds": s}) + "\n" for t, s in enumerate(seconds)) + '{"rou'
+        "".join(json.dumps({"round": t, "seconds": s}) + "\n" for t, s in enumerate(seconds))
+        + '{"rou'
     )
     cost = priced(tmp_path, grid, jobs=2)
     assert cost.measured
@@ -188,9 +235,15 @@ def test_a_study_that_trains_already_tells_the_speed(tmp_path):
 
 
 def test_a_limit_on_test_sentences_is_a_task_option(tmp_path):
-    request = Request(folder=tmp_path / "item", scale="full", data=pathlib.Path("data"), test_sentences=5)
+    request = Request(
+        folder=tmp_path / "item", scale="full", data=pathlib.Path("data"), test_sentences=5
+    )
     targets = study._targets(stackoverflow.unnoised(FULL), request, pathlib.Path("data"))
-    assert {config.task_options["test_sentences"] for named in targets.values() for config in named.values()} == {5}
+    assert {
+        config.task_options["test_sentences"]
+        for named in targets.values()
+        for config in named.values()
+    } == {5}
     with pytest.raises(ValueError, match="'test-sentences' is none of the task cifar10"):
         study._targets(cifar.stamps(cifar.SIZES["full"]), request, pathlib.Path("data"))
 
@@ -199,6 +252,14 @@ def test_a_dry_run_on_the_command_line(tmp_path):
     refused = command("paper", "run", "banded-app-k-1", "--dry-run", "--out", tmp_path, status=2)
     assert "trains nothing" in refused.stderr
     refused = command(
-        "paper", "run", "multi-epoch-figure-10", "--scale", "full", "--dry-run", "--out", tmp_path, status=2
+        "paper",
+        "run",
+        "multi-epoch-figure-10",
+        "--scale",
+        "full",
+        "--dry-run",
+        "--out",
+        tmp_path,
+        status=2,
     )
     assert "name it in --data" in refused.stderr

@@ -1,4 +1,6 @@
-"""The driver of `fedmf sweep`: with a program in place of training where only processes matter, and once as it is."""
+"""The driver of `fedmf sweep`: with a program in place of training where only processes matter, and
+once as it is.
+"""
 
 import json
 import os
@@ -19,7 +21,8 @@ from fedmf.runs.folder import Run
 from tests.runs.test_folder import new_run
 
 FIXED = {"rounds": 4, "min_sep": 2, "cohort_size": 2, "family": "identity", "epsilon": 8.0}
-# Stands for `fedmf train`: a round every tenth of a second, saved at once; --seed says what becomes of it.
+# Stands for `fedmf train`: a round every tenth of a second, saved at once; --seed says what becomes
+# of it.
 TRAINS = """
 import json, os, pathlib, signal, sys, time
 from fedmf.experiments.sweep_job import serve
@@ -63,12 +66,16 @@ def trains(monkeypatch):
 
 
 def grid(**varied):
-    return sweep_configs({name: value for name, value in FIXED.items() if name not in varied}, varied)
+    return sweep_configs(
+        {name: value for name, value in FIXED.items() if name not in varied}, varied
+    )
 
 
 def times(out, name):
     folder = sweep.run_folder(out, name)
-    return float((folder / "began.txt").read_text().split()[0]), float((folder / "ended.txt").read_text())
+    return float((folder / "began.txt").read_text().split()[0]), float(
+        (folder / "ended.txt").read_text()
+    )
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -96,7 +103,9 @@ def test_finished_runs_are_kept_and_begun_ones_resumed(trains, tmp_path):
     seeds = sorted((tmp_path / "private").iterdir())
     assert len(seeds) == len(configs)
     assert {file.stat().st_mode & 0o777 for file in seeds} == {0o600}
-    first, second = ((sweep.run_folder(tmp_path, name) / "began.txt").read_text() for name in configs)
+    first, second = (
+        (sweep.run_folder(tmp_path, name) / "began.txt").read_text() for name in configs
+    )
     assert first.count("\n") == second.count("\n") == 1
     assert "--resume" not in first
     assert "--resume" in second
@@ -108,7 +117,8 @@ def test_no_two_runs_share_noise_and_the_same_run_repeats_it(trains, tmp_path):
     def seeds(out, noise_seed, **varied):
         sweep.train_all(out, grid(**varied), noise_seed=noise_seed, jobs=4)
         words = [
-            (sweep.run_folder(out, name) / "began.txt").read_text().split("--noise-seed ")[1] for name in grid(**varied)
+            (sweep.run_folder(out, name) / "began.txt").read_text().split("--noise-seed ")[1]
+            for name in grid(**varied)
         ]
         return [word.split()[0] for word in words]
 
@@ -136,10 +146,15 @@ def left_out(**changes):
 
 def test_a_run_that_is_there_under_another_name_is_not_trained_again(trains, tmp_path):
     sweep.train_all(tmp_path, grid(epsilon=[8.0]), noise_seed="os")
-    both = sweep_configs({k: v for k, v in FIXED.items() if k != "epsilon"}, {"epsilon": [8.0], "seed": [0, 1]})
+    both = sweep_configs(
+        {k: v for k, v in FIXED.items() if k != "epsilon"}, {"epsilon": [8.0], "seed": [0, 1]}
+    )
     assert list(sweep.in_folder(tmp_path, both)) == ["epsilon=8", "epsilon=8,seed=1"]
     sweep.train_all(tmp_path, both, noise_seed="os")
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["epsilon=8", "epsilon=8,seed=1"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "epsilon=8",
+        "epsilon=8,seed=1",
+    ]
     assert (sweep.run_folder(tmp_path, "epsilon=8") / "began.txt").read_text().count("\n") == 1
 
 
@@ -152,7 +167,11 @@ def test_runs_that_differ_in_more_than_their_names_say_are_refused(trains, tmp_p
     moved = sweep_configs(FIXED | {"data": "elsewhere.sqlite"}, {"seed": [0]})
     assert sweep.in_folder(tmp_path, moved) == moved
     # What a name says may differ, and what one of the families does not take.
-    for varied in ({"cohort_size": [3]}, {"family": ["none", "tree"]}, {"family": ["banded"], "bands": [2]}):
+    for varied in (
+        {"cohort_size": [3]},
+        {"family": ["none", "tree"]},
+        {"family": ["banded"], "bands": [2]},
+    ):
         configs = sweep_configs({k: v for k, v in FIXED.items() if k not in varied}, varied)
         assert sweep.in_folder(tmp_path, configs) == configs
 
@@ -174,7 +193,12 @@ def test_another_mechanism_in_a_file_of_the_same_name_is_refused(trains, tmp_pat
 
 
 def test_inputs_with_which_no_run_can_begin_end_the_sweep(trains, tmp_path):
-    trains(TRAINS.replace('sys.exit("fedmf: error: no such data")', 'print("fedmf: error: no such data"); sys.exit(2)'))
+    trains(
+        TRAINS.replace(
+            'sys.exit("fedmf: error: no such data")',
+            'print("fedmf: error: no such data"); sys.exit(2)',
+        )
+    )
     failed = sweep.train_all(tmp_path, grid(seed=[0, 2, 1]), noise_seed="os")
     assert failed == {"seed=2": sweep.Failure(status=2, reason="no such data")}
     assert sweep.state(tmp_path, "seed=0") == "finished"
@@ -224,8 +248,10 @@ def test_a_second_ctrl_c_leaves_nobody_training(trains, tmp_path):
 
 
 COMMAND = (
-    "sweep --vary family=none,identity --vary server-learning-rate=0.5,1 --epsilon 8 --rounds 4 --cohort-size 4 --min-sep 2 -o lstm-size=8 "
-    "-o embedding-size=8 -o vocabulary-size=50 -o max-sentences=8 -o validation-sentences=40 -o test-sentences=40 --quiet"
+    "sweep --vary family=none,identity --vary server-learning-rate=0.5,1 --epsilon 8 --rounds 4 "
+    "--cohort-size 4 --min-sep 2 -o lstm-size=8 "
+    "-o embedding-size=8 -o vocabulary-size=50 -o max-sentences=8 -o validation-sentences=40 -o "
+    "test-sentences=40 --quiet"
 ).split()
 
 
@@ -244,7 +270,19 @@ def answer(arguments, capfd):
 @pytest.mark.tensorflow
 def test_the_command(tmp_path, capfd, monkeypatch):
     corpus, out = str(tmp_path / "corpus.sqlite"), tmp_path / "sweep"
-    main(["data", "synth", "--clients", "12", "--sentences-per-client", "12", "--out", corpus, "--quiet"])
+    main(
+        [
+            "data",
+            "synth",
+            "--clients",
+            "12",
+            "--sentences-per-client",
+            "12",
+            "--out",
+            corpus,
+            "--quiet",
+        ]
+    )
     command = [*COMMAND, "--data", corpus, "--out", str(out)]
     status, result, said = answer([*command, "--noise-seed", "os", "--jobs", "2", "--json"], capfd)
     assert status == 0, said
@@ -263,9 +301,23 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     last = runs[-1]
     seed = (last.path / "private" / "noise_seed").read_text().strip()
     alone = str(tmp_path / "alone")
-    main(["train", "--config", str(last.path / "config.json"), "--out", alone, "--noise-seed", seed, "--quiet"])
-    assert (tmp_path / "alone" / "metrics.jsonl").read_bytes() == (last.path / "metrics.jsonl").read_bytes()
-    # Nothing is trained again. What earlier commands left in the folder counts: another product shows and adds up all four.
+    main(
+        [
+            "train",
+            "--config",
+            str(last.path / "config.json"),
+            "--out",
+            alone,
+            "--noise-seed",
+            seed,
+            "--quiet",
+        ]
+    )
+    assert (tmp_path / "alone" / "metrics.jsonl").read_bytes() == (
+        last.path / "metrics.jsonl"
+    ).read_bytes()
+    # Nothing is trained again. What earlier commands left in the folder counts: another product
+    # shows and adds up all four.
     monkeypatch.setattr(sweep_job, "Job", None)
     first = {run.path.name: run.config for run in runs[:1]}
     assert sweep.run_sweep(out, first, noise_seed="os")["together"] == result["together"]
@@ -294,7 +346,9 @@ def test_a_run_whose_rows_a_resume_has_cut_has_been_seen_all_the_same(tmp_path):
     (cut.path / "metrics.jsonl").write_text('{"round": 0}\n{"round": 1}\n')
     cut.truncate_rows(0)  # a resume from the beginning, which dies before its first round ends
     assert not cut.saved_rounds()
-    assert [run.path for run in sweep.begun_runs([never.path, cut.path, tmp_path / "none"])] == [cut.path]
+    assert [run.path for run in sweep.begun_runs([never.path, cut.path, tmp_path / "none"])] == [
+        cut.path
+    ]
 
 
 def test_the_noise_seed_is_asked_for_and_lists_in_a_file_vary(tmp_path, capfd):
@@ -305,9 +359,15 @@ def test_the_noise_seed_is_asked_for_and_lists_in_a_file_vary(tmp_path, capfd):
     assert status == 2
     assert "--noise-seed is missing" in said
     _, states, _ = answer([*command, "--dry-run", "--json"], capfd)
-    assert list(json.loads(states)) == ["family=none", "family=tree,epsilon=2", "family=tree,epsilon=8"]
+    assert list(json.loads(states)) == [
+        "family=none",
+        "family=tree,epsilon=2",
+        "family=tree,epsilon=8",
+    ]
     # The command line wins: over a list with one value, and over a value with several.
-    _, states, _ = answer([*command, "--dry-run", "--json", "--epsilon", "4", "--vary", "rounds=4,8"], capfd)
+    _, states, _ = answer(
+        [*command, "--dry-run", "--json", "--epsilon", "4", "--vary", "rounds=4,8"], capfd
+    )
     assert list(json.loads(states)) == [
         "family=none,rounds=4", "family=none,rounds=8", "family=tree,rounds=4", "family=tree,rounds=8"
     ]  # fmt: skip

@@ -1,4 +1,6 @@
-"""A sweep on a Ray cluster: the runs of processes, a lost machine's runs elsewhere, halving, the same answer."""
+"""A sweep on a Ray cluster: the runs of processes, a lost machine's runs elsewhere, halving, the
+same answer.
+"""
 
 import concurrent.futures
 import json
@@ -24,7 +26,9 @@ FIXED = {
 
 @pytest.fixture(scope="module")
 def machines():
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    started = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
     cluster._connect(ray, started.address, None)
     yield started
     ray.shutdown()
@@ -41,8 +45,12 @@ def test_the_runs_of_a_lost_machine_go_on_elsewhere(machines, tmp_path):
     nodes = [machines.add_node(num_cpus=1)]  # where one run starts, while the other waits
     machines.wait_for_nodes()
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        training = pool.submit(sweep.train_all, tmp_path / "on", configs, noise_seed=5, jobs=2, cluster="auto")
-        while (done := max(rounds_done(tmp_path / "on", name) for name in configs)) < 12 and not training.done():
+        training = pool.submit(
+            sweep.train_all, tmp_path / "on", configs, noise_seed=5, jobs=2, cluster="auto"
+        )
+        while (
+            done := max(rounds_done(tmp_path / "on", name) for name in configs)
+        ) < 12 and not training.done():
             time.sleep(0.02)
         machines.remove_node(nodes[0], allow_graceful=False)
         nodes.append(machines.add_node(num_cpus=1))
@@ -50,7 +58,9 @@ def test_the_runs_of_a_lost_machine_go_on_elsewhere(machines, tmp_path):
     assert 12 <= done < 200, "the first run was over before its machine was lost"
     assert sweep.train_all(tmp_path / "here", configs, noise_seed=5, jobs=2, threads=1) == {}
     for name in configs:
-        assert_same_files(*(Run.load(sweep.run_folder(tmp_path / place, name)) for place in ("on", "here")))
+        assert_same_files(
+            *(Run.load(sweep.run_folder(tmp_path / place, name)) for place in ("on", "here"))
+        )
     machines.remove_node(nodes[1], allow_graceful=False)
 
 
@@ -58,7 +68,9 @@ def test_more_processors_than_a_machine_has_are_refused(machines, tmp_path):
     node = machines.add_node(num_cpus=2)
     machines.wait_for_nodes()
     configs = sweep_configs(FIXED | {"rounds": 10}, {"seed": [0]})
-    with pytest.raises(ValueError, match="cpus_per_job=3: the largest machine of cluster auto has 2 processors"):
+    with pytest.raises(
+        ValueError, match="cpus_per_job=3: the largest machine of cluster auto has 2 processors"
+    ):
         sweep.train_all(tmp_path, configs, noise_seed="os", cluster="auto", cpus_per_job=3)
     machines.remove_node(node, allow_graceful=False)
 
@@ -72,7 +84,10 @@ def test_the_command_on_a_cluster_with_halving(machines, tmp_path, capfd):
         for name, value in FIXED.items()
         if name not in ("task_option.clients", "epsilon")
     )
-    rates = "--vary server-learning-rate=0.2,1000000 --rounds 40 --epsilon 400 --noise-seed os --halving"
+    rates = (
+        "--vary server-learning-rate=0.2,1000000 --rounds 40 --epsilon 400 --noise-seed os "
+        "--halving"
+    )
     main(
         [
             "sweep",

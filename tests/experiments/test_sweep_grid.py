@@ -14,9 +14,13 @@ FIXED = {"rounds": 8, "min_sep": 4, "cohort_size": 2}
 def test_every_combination_in_order():
     assert varied_values("zeroing-norm=none,100") == ("zeroing_norm", [None, 100.0])
     configs = sweep_configs(
-        FIXED | {"epsilon": 8.0}, {"family": ["tree", "identity"], "server_learning_rate": [0.1, 1.0]}
+        FIXED | {"epsilon": 8.0},
+        {"family": ["tree", "identity"], "server_learning_rate": [0.1, 1.0]},
     )
-    assert list(configs)[:2] == ["family=tree,server_learning_rate=0.1", "family=tree,server_learning_rate=1"]
+    assert list(configs)[:2] == [
+        "family=tree,server_learning_rate=0.1",
+        "family=tree,server_learning_rate=1",
+    ]
     found = [(c.family, c.server_learning_rate) for c in configs.values()]
     assert found == list(itertools.product(("tree", "identity"), (0.1, 1.0)))
     assert {(c.rounds, c.min_sep, c.epsilon) for c in configs.values()} == {(8, 4, 8.0)}
@@ -31,7 +35,9 @@ def test_what_a_family_does_not_take_is_left_out_and_nothing_runs_twice():
         "epsilon": [2.0, 8.0],
     }
     configs = sweep_configs(FIXED, varied)
-    count = {family: sum(c.family == family for c in configs.values()) for family in varied["family"]}
+    count = {
+        family: sum(c.family == family for c in configs.values()) for family in varied["family"]
+    }
     assert count == {"none": 1, "identity": 2, "banded": 4, "tree": 4}
     assert len(set(configs.values())) == len(configs)
     assert "family=none" in configs
@@ -45,13 +51,16 @@ def test_options_of_the_task_vary_as_fields_do():
     assert list(configs) == ["task_option.lstm_size=8", "task_option.lstm_size=16"]
     assert [c.task_options["lstm_size"] for c in configs.values()] == [8, 16]
     assert {c.task_options["loss"] for c in configs.values()} == {"masked"}
-    with pytest.raises(ValueError, match="task_option 'size' is none of the task stackoverflow_nwp"):
+    with pytest.raises(
+        ValueError, match="task_option 'size' is none of the task stackoverflow_nwp"
+    ):
         sweep_configs(FIXED | {"epsilon": 1.0}, {"task_option.size": ["8"]})
 
 
 def test_a_default_beside_its_name_is_one_run():
     configs = sweep_configs(
-        FIXED | {"epsilon": 8.0}, {"family": ["banded", "dense"], "column_norms": ["equal", "free", None]}
+        FIXED | {"epsilon": 8.0},
+        {"family": ["banded", "dense"], "column_norms": ["equal", "free", None]},
     )
     assert [(c.family, c.column_norms) for c in configs.values()] == [
         ("banded", None), ("banded", "free"), ("dense", "equal"), ("dense", None),

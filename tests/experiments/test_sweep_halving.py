@@ -13,7 +13,11 @@ FIXED = {"rounds": 8, "min_sep": 2, "cohort_size": 2, "evaluate_every": 2}
 def test_of_everything_compared_the_better_half_goes_on(monkeypatch):
     configs = sweep_configs(
         FIXED | {"epsilon": 8.0},
-        {"family": ["tree", "identity"], "server_learning_rate": [0.1, 0.2, 0.5, 1.0, 2.0], "seed": [0, 1]},
+        {
+            "family": ["tree", "identity"],
+            "server_learning_rate": [0.1, 0.2, 0.5, 1.0, 2.0],
+            "seed": [0, 1],
+        },
     )
 
     def score(out, name, rung):
@@ -35,12 +39,17 @@ def test_of_everything_compared_the_better_half_goes_on(monkeypatch):
 
 def test_a_setting_without_a_score_is_the_worst(tmp_path):
     configs = sweep_configs(FIXED | {"family": "none"}, {"server_learning_rate": [0.1, 0.2]})
-    assert sweep_halving.kept(tmp_path, configs, 2) == [next(iter(configs))]  # neither has begun: the first
+    assert sweep_halving.kept(tmp_path, configs, 2) == [
+        next(iter(configs))
+    ]  # neither has begun: the first
 
 
-@pytest.mark.parametrize(("rounds", "every", "expected"), [(8, 2, [2, 4]), (8, 8, []), (20, 10, [10]), (1, 1, [])])
+@pytest.mark.parametrize(
+    ("rounds", "every", "expected"), [(8, 2, [2, 4]), (8, 8, []), (20, 10, [10]), (1, 1, [])]
+)
 def test_rungs_are_validated_rounds_before_the_last(rounds, every, expected):
     [config] = sweep_configs(
-        FIXED | {"family": "none", "rounds": rounds, "evaluate_every": every, "min_sep": 1}, {"seed": [0]}
+        FIXED | {"family": "none", "rounds": rounds, "evaluate_every": every, "min_sep": 1},
+        {"seed": [0]},
     ).values()
     assert sweep_halving.rungs(config) == expected

@@ -11,22 +11,37 @@ import pytest
 
 import fedmf
 from fedmf.experiments.sweep_figures import best_figure, validation_figure
-from fedmf.experiments.sweep_results import best_settings, best_table, results_csv, together, validation_of, varying
+from fedmf.experiments.sweep_results import (
+    best_settings,
+    best_table,
+    results_csv,
+    together,
+    validation_of,
+    varying,
+)
 from tests.reports.conftest import make_run
 
 
 def reached(run, validation, name="run"):
-    result = run.result | {"validation": {"accuracy": validation}, "test": {"accuracy": validation - 0.01}}
+    result = run.result | {
+        "validation": {"accuracy": validation},
+        "test": {"accuracy": validation - 0.01},
+    }
     return dataclasses.replace(run, result=result, path=pathlib.Path(name))
 
 
 @pytest.fixture
 def runs():
     """Two seeds each; the accuracy of one banded setting is that of a model that diverged."""
-    accuracies = {"banded": {0.1: 0.1, 0.5: 0.3, 1.0: 0.2, 4.0: math.nan}, "none": {0.1: 0.2, 0.5: 0.3, 1.0: 0.4}}
+    accuracies = {
+        "banded": {0.1: 0.1, 0.5: 0.3, 1.0: 0.2, 4.0: math.nan},
+        "none": {0.1: 0.2, 0.5: 0.3, 1.0: 0.4},
+    }
     return [
         reached(
-            make_run(family, seed=seed, server_learning_rate=rate), accuracy + 0.01 * seed, f"{family}-{rate}-{seed}"
+            make_run(family, seed=seed, server_learning_rate=rate),
+            accuracy + 0.01 * seed,
+            f"{family}-{rate}-{seed}",
         )
         for family, rates in accuracies.items()
         for rate, accuracy in rates.items()
@@ -82,7 +97,11 @@ def test_a_row_for_every_run(runs):
 
 
 def test_a_simulation_is_named_in_its_row():
-    rows = list(csv.DictReader(io.StringIO(results_csv([make_run("banded", claimed_cohort=50), make_run("banded")]))))
+    rows = list(
+        csv.DictReader(
+            io.StringIO(results_csv([make_run("banded", claimed_cohort=50), make_run("banded")]))
+        )
+    )
     assert [row["simulated_for_cohort"] for row in rows] == ["50", ""]
     assert [bool(row["achieved_epsilon"]) for row in rows] == [False, True]
     table = best_table([make_run("banded", claimed_cohort=50)])
@@ -91,7 +110,9 @@ def test_a_simulation_is_named_in_its_row():
 
 
 def test_together_is_the_composition():
-    """Two runs of one noise multiplier are one whose encoder is twice below itself: sensitivity times the root of 2."""
+    """Two runs of one noise multiplier are one whose encoder is twice below itself: sensitivity
+    times the root of 2.
+    """
     one, other = make_run("banded"), make_run("identity")
     assert together([one]).startswith("The private run: epsilon 8.00 at delta 1e-6.")
     encoder = np.vstack([np.eye(4), np.eye(4)])
@@ -111,7 +132,9 @@ def test_together_says_how_often_simulated_ones_are_wrong():
     one = make_run("banded")
     scheme = fedmf.BallsInBins(population=90, bins=9).facts(4)
     simulated = dataclasses.replace(one, plan=one.plan | {"sampling": scheme})
-    assert "(simulated: wrong with probability at most 2e-9)" in together([simulated, one, simulated])
+    assert "(simulated: wrong with probability at most 2e-9)" in together(
+        [simulated, one, simulated]
+    )
     assert "simulated" not in together([one])
 
 
@@ -139,7 +162,11 @@ def drawn(monkeypatch):
 
     found, plot = [], Axes.plot
     monkeypatch.setattr(
-        Axes, "plot", lambda ax, x, y, **style: found.append((style.get("label"), x, y)) or plot(ax, x, y, **style)
+        Axes,
+        "plot",
+        lambda ax, x, y, **style: (
+            found.append((style.get("label"), x, y)) or plot(ax, x, y, **style)
+        ),
     )
     return found
 
@@ -162,8 +189,12 @@ def with_curve(run, values, final):
 
 def test_a_setting_may_be_chosen_by_the_mean_over_the_last_rounds():
     # Validated after rounds 4, 8, ..., 24 of 24.
-    lucky = with_curve(make_run("banded", server_learning_rate=0.1), [0.0, 0.0, 0.1, 0.1, 0.1, 0.4], 0.4)
-    steady = with_curve(make_run("banded", server_learning_rate=0.5), [0.0, 0.0, 0.3, 0.3, 0.3, 0.3], 0.3)
+    lucky = with_curve(
+        make_run("banded", server_learning_rate=0.1), [0.0, 0.0, 0.1, 0.1, 0.1, 0.4], 0.4
+    )
+    steady = with_curve(
+        make_run("banded", server_learning_rate=0.5), [0.0, 0.0, 0.3, 0.3, 0.3, 0.3], 0.3
+    )
     assert validation_of(lucky) == 0.4
     assert validation_of(lucky, 1) == pytest.approx(0.4)
     assert validation_of(lucky, 5) == pytest.approx(0.25)
@@ -184,7 +215,9 @@ def test_a_setting_may_be_chosen_by_the_mean_over_the_last_rounds():
 
 def test_the_best_settings_over_what_was_compared(drawn):
     runs = [
-        reached(make_run(family, epsilon=epsilon, server_learning_rate=rate), level * rate * epsilon)
+        reached(
+            make_run(family, epsilon=epsilon, server_learning_rate=rate), level * rate * epsilon
+        )
         for family, level in (("banded", 0.1), ("identity", 0.05))
         for epsilon in (1.0, 4.0)
         for rate in (0.5, 1.0)
@@ -193,7 +226,9 @@ def test_the_best_settings_over_what_was_compared(drawn):
     assert best_figure([*runs, *none])[:8] == b"\x89PNG\r\n\x1a\n"
     lines = {label: (x, y) for label, x, y in drawn if label}
     assert lines["Banded (8 bands)"][0] == [1.0, 4.0]
-    assert lines["Banded (8 bands)"][1] == pytest.approx([0.09, 0.39])  # the test metric is 0.01 less
+    assert lines["Banded (8 bands)"][1] == pytest.approx(
+        [0.09, 0.39]
+    )  # the test metric is 0.01 less
     assert lines["DP-FedAvg"][1] == pytest.approx([0.04, 0.19])
     assert best_figure(none) is None
     assert best_figure([run for run in runs if run.config.server_learning_rate == 1.0]) is None
@@ -202,7 +237,10 @@ def test_the_best_settings_over_what_was_compared(drawn):
 def test_where_cohorts_are_sampled_bands_are_chosen_for_each_epsilon(drawn):
     drawing = {"sampling": "poisson", "population": 60}
     accuracy = {(1.0, 1): 0.2, (1.0, 2): 0.3, (8.0, 2): 0.4, (8.0, 4): 0.5}
-    runs = [reached(make_run("banded", epsilon=e, bands=b, **drawing), value) for (e, b), value in accuracy.items()]
+    runs = [
+        reached(make_run("banded", epsilon=e, bands=b, **drawing), value)
+        for (e, b), value in accuracy.items()
+    ]
     runs += [reached(make_run("identity", epsilon=e, **drawing), 0.1) for e in (1.0, 8.0)]
     banded, more, *_ = best_settings(runs)
     assert (banded.compared["epsilon"], banded.tuned["bands"], more.tuned["bands"]) == (1.0, 2, 4)

@@ -21,16 +21,27 @@ def test_they_are_their_owner_s(tmp_path, umask):
     before = os.umask(umask)
     try:
         folder = tmp_path / "new" / "sweep" / "runs" / "first"
-        federated.train(small_task(), settings, folder=folder, noise_seed="os", progress=False, tensorboard=True)
+        federated.train(
+            small_task(), settings, folder=folder, noise_seed="os", progress=False, tensorboard=True
+        )
         answer = sweep.run_sweep(folder.parents[1], {"first": settings}, noise_seed="os")
     finally:
         os.umask(before)
-    left = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new", *(tmp_path / "new").rglob("*"))}
+    left = {
+        path: stat.S_IMODE(path.stat().st_mode)
+        for path in (tmp_path / "new", *(tmp_path / "new").rglob("*"))
+    }
     assert {mode for path, mode in left.items() if path.is_dir()} == {0o700}
     open_to_all = {path.name for path, mode in left.items() if path.is_file() and mode & 0o077}
     assert open_to_all <= OPEN, open_to_all - OPEN
     assert not any(mode & 0o022 for mode in left.values())  # nobody else may write
     there = {path.name for path in left}
     assert answer["report"].endswith("report.html")
-    assert there >= {"report.html", "validation.png", "results.csv", "identity.json", "metrics.jsonl"}
+    assert there >= {
+        "report.html",
+        "validation.png",
+        "results.csv",
+        "identity.json",
+        "metrics.jsonl",
+    }
     assert any(name.startswith("events") for name in there)

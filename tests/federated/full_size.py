@@ -2,8 +2,9 @@
 
     python -m tests.federated.full_size FOLDER EXECUTION ROUNDS MECHANISM CLIENTS SENTENCES
 
-Runs up to ROUNDS rounds from the newest checkpoint in FOLDER, then stops as if killed; prints JSON: peak memory of this process and of
-TFF's worker in GiB, and a digest of the weights after every round.
+Runs up to ROUNDS rounds from the newest checkpoint in FOLDER, then stops as if killed; prints JSON:
+peak memory of this process and of TFF's worker in GiB, and a digest of the weights after every
+round.
 """
 
 import contextlib
@@ -26,7 +27,9 @@ ROUNDS, MIN_SEP = 2052, 342
 
 
 def make_task(cohort_size: int, sentences: int) -> federated.Task:
-    """The papers' model on random sentences; the client work is the compiled epoch's where there is a compiler."""
+    """The papers' model on random sentences; the client work is the compiled epoch's where there is
+    a compiler.
+    """
 
     def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(sum(name.encode()))
@@ -44,7 +47,11 @@ def make_task(cohort_size: int, sentences: int) -> federated.Task:
         metrics=lambda: make_metrics("published", SpecialIds(10_000)),
         batch_size=16,
         compiled_epoch=compiled_epoch(
-            vocabulary_size=10_000, embedding_size=96, lstm_size=670, loss="published", batch_size=16
+            vocabulary_size=10_000,
+            embedding_size=96,
+            lstm_size=670,
+            loss="published",
+            batch_size=16,
         ),
     )
 
@@ -64,10 +71,15 @@ class Stop(Exception):
 def peak_gib(pid: int | str) -> float:
     """High-water mark of a process's resident memory."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 2**20
+    return (
+        next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+        / 2**20
+    )
 
 
-def main(folder: str, execution: str, rounds: int, mechanism_file: str, cohort_size: int, sentences: int) -> None:
+def main(
+    folder: str, execution: str, rounds: int, mechanism_file: str, cohort_size: int, sentences: int
+) -> None:
     """See the module."""
     settings = config(execution, cohort_size)
     plan = settings.plan(fedmf.load_mechanism(mechanism_file))
@@ -99,9 +111,14 @@ def main(folder: str, execution: str, rounds: int, mechanism_file: str, cohort_s
             make_task(cohort_size, sentences), settings, folder=folder, noise_seed=None if resume else 5, plan=plan, resume=resume,
             progress=False, on_round=stop_after,
         )  # fmt: skip
-    peaks = {"python": peak_gib("self"), "workers": sum(peak_gib(pid) for pid in worker_processes())}
+    peaks = {
+        "python": peak_gib("self"),
+        "workers": sum(peak_gib(pid) for pid in worker_processes()),
+    }
     print(json.dumps({"peak_gib": peaks, "weights": list(digests.values())}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))
+    main(
+        sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), int(sys.argv[6])
+    )

@@ -11,6 +11,9 @@ __all__ = ["noise_of_sums", "plan_of"]
 
 def noise_of_sums(plan, size, seed):
     """What is added to the sum in each round of the plan, float64 (rounds, size)."""
-    L, draw = plan.mechanism.stream().causal().as_contraction().contraction, source_of_key(noise_key(seed), size)
+    L, draw = (
+        plan.mechanism.stream().causal().as_contraction().contraction,
+        source_of_key(noise_key(seed), size),
+    )
     Z = np.stack([draw(i).numpy() for i in range(plan.mechanism.rounds)]).astype(np.float64)
     return L @ Z * plan.stddev

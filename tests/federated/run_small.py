@@ -1,4 +1,5 @@
-"""One training process for the crash tests: python -m tests.federated.run_small FOLDER EXECUTION KILL_AFTER.
+"""One training process for the crash tests: python -m tests.federated.run_small FOLDER EXECUTION
+KILL_AFTER.
 
 EXECUTION "cluster" is "fast" on a cluster of this process, in groups of two clients.
 """
@@ -30,7 +31,9 @@ def config(execution: str = "fast", **changes: object) -> fedmf.TrainConfig:
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes that this one has started, and those that they have, without the agents of Ray that wait a minute before they end."""
+    """Processes that this one has started, and those that they have, without the agents of Ray that
+    wait a minute before they end.
+    """
     found = []
     for children in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, children.read_text().split()):
@@ -51,7 +54,11 @@ def main(folder: str, execution: str, kill_after: int) -> None:
 
     def kill(t: int) -> None:
         if t + 1 == kill_after:
-            print("workers", *(worker_processes() if cluster is None else descendants(os.getpid())), flush=True)
+            print(
+                "workers",
+                *(worker_processes() if cluster is None else descendants(os.getpid())),
+                flush=True,
+            )
             os.kill(os.getpid(), signal.SIGKILL)
 
     federated.train(

@@ -1,4 +1,5 @@
-"""One training process with a limit on threads: python -m tests.federated.run_threads FOLDER EXECUTION THREADS.
+"""One training process with a limit on threads: python -m tests.federated.run_threads FOLDER
+EXECUTION THREADS.
 
 The model is large enough that TensorFlow and the linear algebra would share out its operations.
 """
@@ -21,12 +22,16 @@ LIMITS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 def build_model(seed: int) -> tf.keras.Model:
     def layer(size: int, **options: object) -> tf.keras.layers.Layer:
-        return tf.keras.layers.Dense(size, kernel_initializer=tf.keras.initializers.GlorotUniform(seed=seed), **options)
+        return tf.keras.layers.Dense(
+            size, kernel_initializer=tf.keras.initializers.GlorotUniform(seed=seed), **options
+        )
 
     init = tf.keras.initializers.RandomUniform(seed=seed)
     return tf.keras.Sequential(
         [
-            tf.keras.layers.Embedding(CLASSES, 256, input_length=LENGTH, embeddings_initializer=init),
+            tf.keras.layers.Embedding(
+                CLASSES, 256, input_length=LENGTH, embeddings_initializer=init
+            ),
             layer(512, activation="tanh"),
             layer(CLASSES),
         ]
@@ -50,7 +55,13 @@ def main(folder: str, execution: str, threads: int) -> None:
 
     task = dataclasses.replace(small_task(), build_model=build_model)
     federated.train(
-        task, config(execution), folder=folder, noise_seed=9, threads=threads, progress=False, on_round=look
+        task,
+        config(execution),
+        folder=folder,
+        noise_seed=9,
+        threads=threads,
+        progress=False,
+        on_round=look,
     )
     found["environment afterwards"] = [os.environ.get(name) for name in LIMITS]
     print(json.dumps(found))

@@ -1,4 +1,6 @@
-"""A task of a few hundred parameters for tests of the loop: sequences whose next symbol depends on the last."""
+"""A task of a few hundred parameters for tests of the loop: sequences whose next symbol depends on
+the last.
+"""
 
 import numpy as np
 import tensorflow as tf
@@ -22,8 +24,12 @@ def small_task(clients: int = 12) -> federated.Task:
         init = tf.keras.initializers.RandomUniform(seed=seed)
         return tf.keras.Sequential(
             [
-                tf.keras.layers.Embedding(CLASSES, 4, input_length=LENGTH, embeddings_initializer=init),
-                tf.keras.layers.Dense(CLASSES, kernel_initializer=tf.keras.initializers.GlorotUniform(seed=seed)),
+                tf.keras.layers.Embedding(
+                    CLASSES, 4, input_length=LENGTH, embeddings_initializer=init
+                ),
+                tf.keras.layers.Dense(
+                    CLASSES, kernel_initializer=tf.keras.initializers.GlorotUniform(seed=seed)
+                ),
             ]
         )
 

@@ -22,7 +22,8 @@ def test_the_snippet_runs_as_printed(tmp_path, monkeypatch, capsys):
     blocks = [norms[start : start + 5] for start in range(0, 20, 5)]
     assert norms[0] == pytest.approx(names["config"].clip_norm)
     assert all(len(set(block)) == 1 for block in blocks)
-    # A norm can come back, as the noise is counted in whole steps; that it never moves is as good as impossible.
+    # A norm can come back, as the noise is counted in whole steps; that it never moves is as good
+    # as impossible.
     assert len(set(norms)) > 1
     plan = names["run"].plan
     assert plan["epsilon"] == pytest.approx(8.0, rel=1e-3)

@@ -1,6 +1,8 @@
-"""The audit of what really runs: honest mechanisms pass, and mistakes in the code that runs are caught.
+"""The audit of what really runs: honest mechanisms pass, and mistakes in the code that runs are
+caught.
 
-The host's rows and TFF's process are held to the same rows exactly, in noise/test_host.py and aggregation/test_aggregator.py.
+The host's rows and TFF's process are held to the same rows exactly, in noise/test_host.py and
+aggregation/test_aggregator.py.
 """
 
 import collections
@@ -15,11 +17,23 @@ from fedmf.audits.distinguishing import audit_distinguishing, worst_case
 from fedmf.audits.noise import audit_noise, causal_factor, whiten
 from fedmf.federated import audit as audits
 from fedmf.federated.aggregation import query as queries
-from fedmf.federated.audit import audit_mechanism, divisor_of, model_of, released_rows, worst_clients
+from fedmf.federated.audit import (
+    audit_mechanism,
+    divisor_of,
+    model_of,
+    released_rows,
+    worst_clients,
+)
 from tests.audits.controls import mistakes_over_rounds
 from tests.federated.plans import plan_of
 from tests.mechanisms.registry import MECHANISMS, every_form
-from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_game, missed_by_noise_audit, trials_that_see
+from tests.power import (
+    FALSE_POSITIVE_RATE,
+    MISS_RATE,
+    missed_by_game,
+    missed_by_noise_audit,
+    trials_that_see,
+)
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
@@ -51,7 +65,11 @@ def test_an_audit_is_of_two_runs_and_a_game():
     progress = []
     plan = plan_of(MECHANISMS["tree online"](4))
     result = audit_mechanism(
-        plan, seed=3, coordinates=300, trials=20, progress=lambda done, total: progress.append((done, total))
+        plan,
+        seed=3,
+        coordinates=300,
+        trials=20,
+        progress=lambda done, total: progress.append((done, total)),
     )
     assert result.verdict.consistent
     assert (result.rounds, result.coordinates, result.trials) == (4, 300, 20)
@@ -76,7 +94,10 @@ def test_noise_shared_by_leaves_is_caught(monkeypatch, claim):
 
 @pytest.mark.parametrize("lost", ["all", "round", "rows"])
 def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, lost):
-    """All of the state lost, or only its round number, or only its rows. The first is a control of audits.controls, of known power."""
+    """All of the state lost, or only its round number, or only its rows.
+
+    The first is a control of audits.controls, of known power.
+    """
     honest, made = audits._Query.release, []
 
     def forgetful(self, state, *clients):
@@ -94,7 +115,9 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, lost):
 
     audit = judged(claim, run(claim, resume_at=5))
     assert audit.consistent
-    M = mistakes_over_rounds(causal_factor(claim.mechanism.noising()))["noise not advanced by a resume"]
+    M = mistakes_over_rounds(causal_factor(claim.mechanism.noising()))[
+        "noise not advanced by a resume"
+    ]
     assert missed_by_noise_audit(M @ M.T, COORDINATES, audit.threshold) <= MISS_RATE
     monkeypatch.setattr(audits._Query, "release", forgetful)
     assert not judged(claim, run(claim, resume_at=5)).consistent
@@ -111,7 +134,9 @@ def game(run_plan, claim, case, departure):
     clients, present = worst_clients(claim, case, trials, seed=1)
     rows = np.stack(list(released_rows(run_plan, trials, noise_seed=5, clients=clients)))
     s = case.projection @ rows * divisor_of(claim) / claim.stddev
-    return audit_distinguishing(claim, case, s[present], s[~present], confidence=1 - FALSE_POSITIVE_RATE)
+    return audit_distinguishing(
+        claim, case, s[present], s[~present], confidence=1 - FALSE_POSITIVE_RATE
+    )
 
 
 @pytest.mark.parametrize("name", ["banded", "tree online"])

@@ -1,4 +1,6 @@
-"""TFF programs with our cohorts: stopped and started again they train the same model on the same clients."""
+"""TFF programs with our cohorts: stopped and started again they train the same model on the same
+clients.
+"""
 
 import asyncio
 import copy
@@ -30,7 +32,9 @@ def source_of(seed=1, min_sep=3, population=POPULATION, **options):
 
 
 def cohorts(source):
-    return [source.controller.ledger.cohort(t).tolist() for t in range(len(source.controller.ledger))]
+    return [
+        source.controller.ledger.cohort(t).tolist() for t in range(len(source.controller.ledger))
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,9 @@ def weights_after(process, source, rounds, folder, discard=None):
         evaluation_manager=None,
         evaluation_periodicity=1,
     )
-    context = tff.program.NativeFederatedContext(tff.backends.native.create_async_local_cpp_execution_context())
+    context = tff.program.NativeFederatedContext(
+        tff.backends.native.create_async_local_cpp_execution_context()
+    )
     with tff.framework.get_context_stack().install(context):
         asyncio.new_event_loop().run_until_complete(
             program
@@ -68,7 +74,11 @@ def test_a_program_goes_on_with_the_same_cohorts_and_weights(process, tmp_path):
     expected = weights_after(process, whole, ROUNDS, tmp_path / "whole")
     first, discarded = source_of(), []
     weights_after(
-        process, first, 3, tmp_path / "parts", discard=lambda output: discarded.append(1) or len(discarded) == 2
+        process,
+        first,
+        3,
+        tmp_path / "parts",
+        discard=lambda output: discarded.append(1) or len(discarded) == 2,
     )
     assert len(discarded) == 4
     later = source_of()
@@ -91,14 +101,23 @@ def test_an_iterator_restores_the_ledger_also_of_clients_that_dropped_out():
         one.select()
     assert cohorts(later) == cohorts(whole)
     assert {len(cohort) for cohort in cohorts(whole)} != {COHORT}
-    selected = [[source.controller.ledger.selected(t).tolist() for t in range(5)] for source in (whole, later)]
+    selected = [
+        [source.controller.ledger.selected(t).tolist() for t in range(5)]
+        for source in (whole, later)
+    ]
     assert selected[0] == selected[1]
 
 
 def test_a_training_process_goes_on_from_the_ledger():
     whole, later = source_of(), source_of()
-    expected = [[list(data.as_numpy_iterator()) for data in whole.training_selection_fn(t + 1)] for t in range(4)]
-    with pytest.raises(ValueError, match=r"t=3 cannot be drawn.* call controller\.go_on_from\(ledger=\.\.\.\) first"):
+    expected = [
+        [list(data.as_numpy_iterator()) for data in whole.training_selection_fn(t + 1)]
+        for t in range(4)
+    ]
+    with pytest.raises(
+        ValueError,
+        match=r"t=3 cannot be drawn.* call controller\.go_on_from\(ledger=\.\.\.\) first",
+    ):
         later.training_selection_fn(4)
     later.controller.go_on_from(whole.controller.ledger.first(3))
     found = [list(data.as_numpy_iterator()) for data in later.training_selection_fn(4)]
@@ -107,7 +126,9 @@ def test_a_training_process_goes_on_from_the_ledger():
 
 def test_refusals():
     source, other = source_of(), source_of(seed=2)
-    with pytest.raises(ValueError, match=f"k=2 clients a round, but the controller draws cohort_size={COHORT}"):
+    with pytest.raises(
+        ValueError, match=f"k=2 clients a round, but the controller draws cohort_size={COHORT}"
+    ):
         source.iterator().select(2)
     one = source.iterator()
     one.select(), other.iterator().select()
@@ -127,7 +148,9 @@ def test_refusals():
         "availability": source_of(availability=Independent(probability=0.9, seed=1)),
     }.items():
         for saved in (source.iterator(), one):  # before the first round, too
-            with pytest.raises(ValueError, match=f"saved with a controller of another {changed}, which draws other"):
+            with pytest.raises(
+                ValueError, match=f"saved with a controller of another {changed}, which draws other"
+            ):
                 type(later.iterator()).from_bytes(saved.to_bytes())
         assert len(later.controller.ledger) == 0
     with pytest.raises(TypeError, match="client_data gave 0 for client 0"):

@@ -13,7 +13,8 @@ from fedmf.runs.folder import Run
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "own_task.md").read_text()
-# Of ten, two, three and ten classes. The noise is drawn anew each time: at these epsilons accuracies are 0.7, 0.9, 0.95 and 0.9.
+# Of ten, two, three and ten classes. The noise is drawn anew each time: at these epsilons
+# accuracies are 0.7, 0.9, 0.95 and 0.9.
 WELL_ABOVE_CHANCE = {"digits": 0.4, "visits": 0.75, "topics": 0.7, "single": 0.5}
 
 

@@ -1,4 +1,6 @@
-"""Small mechanisms of every family: a new mechanism is one line here, and inherits every law that is tested over them."""
+"""Small mechanisms of every family: a new mechanism is one line here, and inherits every law that
+is tested over them.
+"""
 
 import dataclasses
 import functools
@@ -48,7 +50,10 @@ def _fitted_dense(rounds: int) -> Mechanism:
 
 
 def _given_matrices(rounds: int) -> ExplicitMechanism:
-    encoder = np.random.default_rng(rounds).standard_normal((rounds + 2, rounds)) + np.eye(rounds + 2, rounds) * 4.0
+    encoder = (
+        np.random.default_rng(rounds).standard_normal((rounds + 2, rounds))
+        + np.eye(rounds + 2, rounds) * 4.0
+    )
     return ExplicitMechanism(encoder_matrix=encoder, noising_matrix=np.linalg.pinv(encoder))
 
 
@@ -57,14 +62,21 @@ def _low_rank(rounds: int) -> LowRankMechanism:
     left, right = rng.uniform(-0.3, 0.3, (2, rounds, 2))
     diagonals = _random_banded(rounds, 2).diagonals
     return LowRankMechanism(
-        diagonals=diagonals, left=left, right=right, inverse_workload=prefix_sum(rounds).inverse_diagonals
+        diagonals=diagonals,
+        left=left,
+        right=right,
+        inverse_workload=prefix_sum(rounds).inverse_diagonals,
     )
 
 
 def _low_rank_of_dense_workload(rounds: int) -> Mechanism:
-    matrix = np.tril(np.random.default_rng(rounds).uniform(0.0, 1.0, (rounds, rounds))) + 2.0 * np.eye(rounds)
+    matrix = np.tril(
+        np.random.default_rng(rounds).uniform(0.0, 1.0, (rounds, rounds))
+    ) + 2.0 * np.eye(rounds)
     mechanism = fit(Workload("random", matrix), single(rounds), family="low_rank", bands=1, rank=1)
-    return dataclasses.replace(mechanism, certificate=None, certificate_reason="of a workload the laws do not know")
+    return dataclasses.replace(
+        mechanism, certificate=None, certificate_reason="of a workload the laws do not know"
+    )
 
 
 def _stamped(build: Callable[[int], Mechanism], rounds: int, decoder: str) -> Mechanism:
@@ -79,7 +91,9 @@ def _toeplitz(rounds: int, **options: object) -> Mechanism:
 
 def _uneven_toeplitz(rounds: int) -> ToeplitzMechanism:
     """Coefficients of both signs, more of them than rounds apart in most participations."""
-    return ToeplitzMechanism(rounds=rounds, coefficients=np.array([1.5, -0.5, 0.25, 0.5, -0.125])[:rounds])
+    return ToeplitzMechanism(
+        rounds=rounds, coefficients=np.array([1.5, -0.5, 0.25, 0.5, -0.125])[:rounds]
+    )
 
 
 def _fitted_blt(rounds: int, objective: str) -> Mechanism:
@@ -107,12 +121,20 @@ _BUILDERS: dict[str, Callable[[int], Mechanism]] = {
     "toeplitz, inverse square root": lambda rounds: _toeplitz(rounds, coefficients="inverse_sqrt"),
     "blt": lambda rounds: _fitted_blt(rounds, "mean"),
     "blt, largest error": lambda rounds: _fitted_blt(rounds, "max"),
-    "blt, last zero at 0": lambda rounds: BLTMechanism(rounds=rounds, decays=[0.9, 0.4], inverse_decays=[0.6, 0.0]),
-    "blt, last zero below 0": lambda rounds: BLTMechanism(rounds=rounds, decays=[0.9, 0.1], inverse_decays=[0.6, -0.3]),
+    "blt, last zero at 0": lambda rounds: BLTMechanism(
+        rounds=rounds, decays=[0.9, 0.4], inverse_decays=[0.6, 0.0]
+    ),
+    "blt, last zero below 0": lambda rounds: BLTMechanism(
+        rounds=rounds, decays=[0.9, 0.1], inverse_decays=[0.6, -0.3]
+    ),
     "tree online": lambda rounds: TreeMechanism(rounds=rounds, decoder="online"),
     "tree full": lambda rounds: TreeMechanism(rounds=rounds, decoder="full"),
-    "tree online, virtual rounds": lambda rounds: TreeMechanism(rounds=rounds, completion="virtual"),
-    "tree full, virtual rounds": lambda rounds: TreeMechanism(rounds=rounds, decoder="full", completion="virtual"),
+    "tree online, virtual rounds": lambda rounds: TreeMechanism(
+        rounds=rounds, completion="virtual"
+    ),
+    "tree full, virtual rounds": lambda rounds: TreeMechanism(
+        rounds=rounds, decoder="full", completion="virtual"
+    ),
     "tree online, known zeros": lambda rounds: TreeMechanism(rounds=rounds, completion="optimal"),
     "fft plain": lambda rounds: FFTMechanism(rounds=rounds, decoder="plain"),
     "fft optimal": lambda rounds: FFTMechanism(rounds=rounds, decoder="optimal"),
@@ -120,8 +142,12 @@ _BUILDERS: dict[str, Callable[[int], Mechanism]] = {
     "low rank, dense workload": _low_rank_of_dense_workload,
     "stamped banded": lambda rounds: _stamped(lambda n: _random_banded(n, 3), rounds, "optimal"),
     "stamped low rank": lambda rounds: _stamped(_low_rank, rounds, "restarted"),
-    "stamped tree, restarted": lambda rounds: _stamped(lambda n: TreeMechanism(rounds=n), rounds, "restarted"),
-    "stamped tree, optimal": lambda rounds: _stamped(lambda n: TreeMechanism(rounds=n), rounds, "optimal"),
+    "stamped tree, restarted": lambda rounds: _stamped(
+        lambda n: TreeMechanism(rounds=n), rounds, "restarted"
+    ),
+    "stamped tree, optimal": lambda rounds: _stamped(
+        lambda n: TreeMechanism(rounds=n), rounds, "optimal"
+    ),
     "stamped twice": lambda rounds: stamp(_stamped(_random_dense, rounds, "optimal"), 1),
 }
 
@@ -130,7 +156,8 @@ MECHANISMS = {name: functools.cache(build) for name, build in _BUILDERS.items()}
 
 every_mechanism = pytest.mark.parametrize("build", MECHANISMS.values(), ids=MECHANISMS.keys())
 
-# One for each way in which rows are made, for tests that trace TensorFlow: the laws hold the matrices and streams of all the others.
+# One for each way in which rows are made, for tests that trace TensorFlow: the laws hold the
+# matrices and streams of all the others.
 REPRESENTATIVES = {
     "identity": "identity",
     "narrow recurrence": "banded",

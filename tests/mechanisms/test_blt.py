@@ -15,7 +15,9 @@ from tests.mechanisms.schemas import separated, single
 def mechanisms(draw, rounds):
     d = draw(st.integers(1, 4))
     places = draw(
-        st.lists(st.integers(1, 10**6 - 1), min_size=2 * d, max_size=2 * d, unique=True).map(lambda p: sorted(p)[::-1])
+        st.lists(st.integers(1, 10**6 - 1), min_size=2 * d, max_size=2 * d, unique=True).map(
+            lambda p: sorted(p)[::-1]
+        )
     )
     places = np.array(places) / 10**6
     return BLTMechanism(rounds=rounds, decays=places[0::2], inverse_decays=places[1::2])
@@ -54,16 +56,21 @@ def test_coefficients_are_those_of_the_product(data):
     assert (mechanism.inverse_scales > 0.0).all()
     assert (c > 0.0).all()
     assert (np.diff(c) < 0.0).all()
-    np.testing.assert_allclose(np.convolve(c, mechanism.noising_coefficients())[:12], np.eye(1, 12)[0], atol=1e-9)
+    np.testing.assert_allclose(
+        np.convolve(c, mechanism.noising_coefficients())[:12], np.eye(1, 12)[0], atol=1e-9
+    )
 
 
 def test_a_last_zero_below_0_is_a_mechanism_like_any_other():
-    # Given by its decays and scales: the zeros are the roots of what is over their common denominator.
+    # Given by its decays and scales: the zeros are the roots of what is over their common
+    # denominator.
     decays, scales = np.array([0.9, 0.5, 0.001]), np.array([0.1, 0.2, 0.5])
     above = np.poly(decays)
     for i, scale in enumerate(scales):
         above[1:] += scale * np.poly(np.delete(decays, i))
-    mechanism = BLTMechanism(rounds=12, decays=decays, inverse_decays=np.sort(np.roots(above))[::-1])
+    mechanism = BLTMechanism(
+        rounds=12, decays=decays, inverse_decays=np.sort(np.roots(above))[::-1]
+    )
     assert mechanism.inverse_decays[-1] < -0.1
     np.testing.assert_allclose(mechanism.scales, scales, rtol=1e-9)
     np.testing.assert_allclose(mechanism.noising() @ mechanism.encoder(), np.eye(12), atol=1e-12)
@@ -82,7 +89,9 @@ def test_decays_in_any_order_and_of_any_sign(seed, d):
 
 def test_poles_very_near_1_keep_their_digits():
     gaps = np.array([1e-7, 4e-7, 2e-6, 1e-5, 1e-3, 0.5])
-    mechanism = BLTMechanism(rounds=100_000, decays=1.0 - gaps[0::2], inverse_decays=1.0 - gaps[1::2])
+    mechanism = BLTMechanism(
+        rounds=100_000, decays=1.0 - gaps[0::2], inverse_decays=1.0 - gaps[1::2]
+    )
     c, noise = mechanism.toeplitz_coefficients(), mechanism.noising_coefficients()
     for t in (1, 10, 1000, 99_999):
         assert abs(c[: t + 1] @ noise[t::-1]) < 1e-8
@@ -99,10 +108,14 @@ def test_a_million_rounds_never_make_a_matrix(tmp_path):
     assert np.array_equal(load_mechanism(tmp_path / "m").decays, mechanism.decays)
     participation = single(n)
     c = mechanism.toeplitz_coefficients()
-    np.testing.assert_allclose(sensitivity(mechanism, participation).value, np.linalg.norm(c), rtol=1e-12)
+    np.testing.assert_allclose(
+        sensitivity(mechanism, participation).value, np.linalg.norm(c), rtol=1e-12
+    )
     # Partial sums of N's coefficients, in closed form.
     s, m = mechanism.inverse_scales, mechanism.inverse_decays
     t = np.arange(n)[:, None]
     column = 1.0 - ((1.0 - m**t) / (1.0 - m)) @ s
     expected = np.linalg.norm(c) * np.sqrt(np.cumsum(column**2))
-    np.testing.assert_allclose(per_round_error(mechanism, prefix_sum(n), participation), expected, rtol=1e-7)
+    np.testing.assert_allclose(
+        per_round_error(mechanism, prefix_sum(n), participation), expected, rtol=1e-7
+    )

@@ -1,4 +1,6 @@
-"""The participation budget: what rounds cost, what the schema allows, and that no contributions exceed it."""
+"""The participation budget: what rounds cost, what the schema allows, and that no contributions
+exceed it.
+"""
 
 import itertools
 
@@ -18,7 +20,9 @@ from tests.oracles import allowed_sets
 
 
 def subsets(n):
-    return itertools.chain.from_iterable(itertools.combinations(range(n), size) for size in range(1, n + 1))
+    return itertools.chain.from_iterable(
+        itertools.combinations(range(n), size) for size in range(1, n + 1)
+    )
 
 
 @st.composite
@@ -40,10 +44,14 @@ def with_budget(mechanism, share):
 
 
 def largest_within(budget, cost):
-    """The largest vector sensitivity of the sets of rounds whose `cost` the budget pays for, as an attained value, by trying all."""
+    """The largest vector sensitivity of the sets of rounds whose `cost` the budget pays for, as an
+    attained value, by trying all.
+    """
     C = budget.mechanism.encoder()
     X = C.T @ C
-    allowed = [s for s in map(list, subsets(len(X))) if budget.participation.affords(cost(X[np.ix_(s, s)]))]
+    allowed = [
+        s for s in map(list, subsets(len(X))) if budget.participation.affords(cost(X[np.ix_(s, s)]))
+    ]
     maximal = [s for s in allowed if not any(set(s) < set(other) for other in allowed)]
     return max(np.sqrt(vector_sensitivity_bounds(X[np.ix_(s, s)])[0]) for s in maximal)
 
@@ -66,7 +74,8 @@ def test_twelve_rounds_by_a_semidefinite_program():
 
 
 def test_a_budget_of_signed_costs_would_be_exceeded():
-    # Negative control: counted with signs, opposite contributions cancel in the cost and add in C x.
+    # Negative control: counted with signs, opposite contributions cancel in the cost and add in C
+    # x.
     budget = with_budget(DenseMechanism(matrix=np.eye(6) - 0.45 * np.eye(6, k=-1)), 0.2)
     claimed = sensitivity(budget.mechanism, budget.participation).value
     assert largest_within(budget, lambda X: np.abs(X).sum()) <= claimed * (1 + 1e-9)
@@ -109,7 +118,10 @@ class TestSpecialCases:
     @given(st.data(), st.floats(0.1, 1.0))
     @settings(deadline=None, max_examples=30)
     def test_whatever_min_sep_allows_the_budget_pays_for(self, data, decay):
-        b, mechanism = data.draw(st.integers(1, 8)), ToeplitzMechanism(rounds=8, coefficients=decay ** np.arange(8))
+        b, mechanism = (
+            data.draw(st.integers(1, 8)),
+            ToeplitzMechanism(rounds=8, coefficients=decay ** np.arange(8)),
+        )
         k = data.draw(st.integers(1, -(-8 // b)))
         participation = Participation(rounds=8, schema="min_sep", min_sep=b, max_participations=k)
         budget = Budget.of(mechanism, participation)
@@ -138,4 +150,6 @@ def test_nobody_takes_part_more_often_than_the_bound(data, share):
 def test_all_rounds_cost_less_than_a_large_budget():
     mechanism = IdentityMechanism(rounds=4)
     large = Participation(rounds=4, schema="budget", budget=100.0)
-    assert sensitivity(mechanism, large) == sensitivity(mechanism, Participation(rounds=4, schema="every_round"))
+    assert sensitivity(mechanism, large) == sensitivity(
+        mechanism, Participation(rounds=4, schema="every_round")
+    )

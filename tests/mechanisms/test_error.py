@@ -46,7 +46,9 @@ def test_recursion_against_the_inverse(n, bands, seed):
     gradient = columns_of_blocks(noise.gradient(), n, columns.shape[1])
     expected = -2.0 * inverse.T @ inverse @ inverse.T
     for o in range(columns.shape[1]):
-        np.testing.assert_allclose(gradient[: n - o, o], np.diagonal(expected, -o), atol=1e-9 * np.abs(expected).max())
+        np.testing.assert_allclose(
+            gradient[: n - o, o], np.diagonal(expected, -o), atol=1e-9 * np.abs(expected).max()
+        )
         assert not gradient[n - o :, o].any()
 
 
@@ -66,15 +68,25 @@ def test_every_path_gives_the_error_of_the_definition(build, workload):
     AN = workload.matrix @ mechanism.noising()
     sensitivity = fedmf.sensitivity(mechanism, single(23)).value
     expected = sensitivity * np.linalg.norm(AN, axis=1)
-    np.testing.assert_allclose(per_round_error(mechanism, workload, single(23)), expected, rtol=1e-9)
-    np.testing.assert_allclose(max_error(mechanism, workload, single(23)), expected.max(), rtol=1e-9)
-    np.testing.assert_allclose(loss(mechanism, workload, single(23)), np.sum(expected**2), rtol=1e-9)
-    np.testing.assert_allclose(rmse(mechanism, workload, single(23)), np.sqrt(np.mean(expected**2)), rtol=1e-9)
+    np.testing.assert_allclose(
+        per_round_error(mechanism, workload, single(23)), expected, rtol=1e-9
+    )
+    np.testing.assert_allclose(
+        max_error(mechanism, workload, single(23)), expected.max(), rtol=1e-9
+    )
+    np.testing.assert_allclose(
+        loss(mechanism, workload, single(23)), np.sum(expected**2), rtol=1e-9
+    )
+    np.testing.assert_allclose(
+        rmse(mechanism, workload, single(23)), np.sqrt(np.mean(expected**2)), rtol=1e-9
+    )
 
 
 def restarts(n, floor, period=16):
     """Cosine restarts, after which rates rise from `floor` to 1 in a round."""
-    return floor + (1.0 - floor) * (1.0 + np.cos(np.pi * (np.arange(n) % period) / (period - 1))) / 2.0
+    return (
+        floor + (1.0 - floor) * (1.0 + np.cos(np.pi * (np.arange(n) % period) / (period - 1))) / 2.0
+    )
 
 
 def slopes(n, floor):
@@ -109,12 +121,16 @@ def test_workloads_in_which_the_recursion_loses_digits(workload, bands):
     rows = banded_rows(96, bands, 0)
     mechanism = BandedMechanism(diagonals=rows)
     expected = exact_rows(workload, rows) * fedmf.sensitivity(mechanism, single(96)).value
-    np.testing.assert_allclose(per_round_error(mechanism, workload, single(96)), expected, rtol=3e-6)
+    np.testing.assert_allclose(
+        per_round_error(mechanism, workload, single(96)), expected, rtol=3e-6
+    )
 
 
 @pytest.mark.parametrize("bands", [2, 16])
 def test_the_recursion_alone_does_lose_them(bands):
-    """The comparison with solves is what notices: without it some of the workloads above come out wrong."""
+    """The comparison with solves is what notices: without it some of the workloads above come out
+    wrong.
+    """
     rows = banded_rows(96, bands, 0)
     precise = {}
     for name, workload in HARD.items():
@@ -158,18 +174,27 @@ def test_many_rounds_need_no_dense_matrix():
         assert np.isfinite(errors).all()
     # The first rounds are those of a shorter run.
     few = BandedMechanism(diagonals=rows[:200])
-    scale = fedmf.sensitivity(mechanism, participation).value / fedmf.sensitivity(few, single(200)).value
-    np.testing.assert_allclose(errors[:200], scale * per_round_error(few, prefix_sum(200), single(200)), rtol=1e-9)
+    scale = (
+        fedmf.sensitivity(mechanism, participation).value
+        / fedmf.sensitivity(few, single(200)).value
+    )
+    np.testing.assert_allclose(
+        errors[:200], scale * per_round_error(few, prefix_sum(200), single(200)), rtol=1e-9
+    )
 
 
 @every_mechanism
 def test_norms_of_the_rows_of_noise_against_the_matrix(build):
     mechanism = build(12)
-    np.testing.assert_allclose(noise_row_norms(mechanism), np.linalg.norm(mechanism.noising(), axis=1), rtol=1e-9)
+    np.testing.assert_allclose(
+        noise_row_norms(mechanism), np.linalg.norm(mechanism.noising(), axis=1), rtol=1e-9
+    )
 
 
 def test_norms_of_the_rows_of_noise_make_no_matrix_where_there_is_structure(monkeypatch):
-    """Toeplitz coefficients as such and as diagonals; a BLT with one buffer, whose N has the coefficients 1, -0.1, -0.1 * 0.8, ..."""
+    """Toeplitz coefficients as such and as diagonals; a BLT with one buffer, whose N has the
+    coefficients 1, -0.1, -0.1 * 0.8, ...
+    """
     n, coefficients = 2052, 0.99 ** np.arange(342) / np.arange(1, 343)
     toeplitz = ToeplitzMechanism(rounds=n, coefficients=coefficients)
     rows = np.where(np.arange(n)[:, None] >= np.arange(342), coefficients, 0.0)

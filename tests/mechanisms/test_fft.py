@@ -12,7 +12,10 @@ SIZES = pytest.mark.parametrize("n", [1, 2, 3, 8, 33])
 
 
 def complex_factors(n):
-    """B and C of the multi-epoch paper's App. K as written there, and F; (n, 2n), (2n, n), (2n, 2n), complex."""
+    """B and C of the multi-epoch paper's App.
+
+    K as written there, and F; (n, 2n), (2n, n), (2n, 2n), complex.
+    """
     k = np.arange(2 * n)
     F = np.exp(-2j * np.pi * np.outer(k, k) / (2 * n)) / np.sqrt(2 * n)
     v = np.repeat([1.0, 0.0], n)
@@ -45,17 +48,23 @@ def test_many_rounds_keep_all_digits():
 
 @SIZES
 def test_error_in_closed_form(n):
-    # Multi-epoch paper, Eq. 45: the norm of the spectrum is n plus 1 / sin(pi k / 2n) over the n odd k below 2n (Eq. 46 is
-    # misprinted: its sum ends halfway; Cor. J.1 has the right end). A column of C_F and a row of B_F have 1 / 2n of it.
+    # Multi-epoch paper, Eq. 45: the norm of the spectrum is n plus 1 / sin(pi k / 2n) over the n
+    # odd k below 2n (Eq. 46 is misprinted: its sum ends halfway; Cor. J.1 has the right end). A
+    # column of C_F and a row of B_F have 1 / 2n of it.
     norm = n + (1.0 / np.sin(np.pi * np.arange(1, 2 * n, 2) / (2 * n))).sum()
     mechanism = FFTMechanism(rounds=n, decoder="plain")
-    np.testing.assert_allclose(sensitivity(mechanism, single(n)).value ** 2, norm / (2 * n), rtol=1e-12)
-    np.testing.assert_allclose(loss(mechanism, prefix_sum(n), single(n)), norm**2 / (4 * n), rtol=1e-12)
+    np.testing.assert_allclose(
+        sensitivity(mechanism, single(n)).value ** 2, norm / (2 * n), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        loss(mechanism, prefix_sum(n), single(n)), norm**2 / (4 * n), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("n", [512])
 def test_near_the_lower_bound_of_all_factorizations(n):
-    # Multi-epoch paper, App. J (Henzinger et al., Theorem 2), rho = 1/2: the noise is "within a factor of 1.2x".
+    # Multi-epoch paper, App. J (Henzinger et al., Theorem 2), rho = 1/2: the noise is "within a
+    # factor of 1.2x".
     bound = ((2.0 + np.log((2 * n + 1) / 3) + np.log(2 * n + 1) / (2 * n)) / np.pi) ** 2
     for decoder in ("plain", "optimal"):
         mean_squared = loss(FFTMechanism(rounds=n, decoder=decoder), prefix_sum(n), single(n)) / n

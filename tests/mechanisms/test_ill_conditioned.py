@@ -1,4 +1,6 @@
-"""Encoders that float64 has too few digits to invert: their noise would not have the privacy that is claimed."""
+"""Encoders that float64 has too few digits to invert: their noise would not have the privacy that
+is claimed.
+"""
 
 from fractions import Fraction
 
@@ -25,14 +27,18 @@ def random_triangle(n: int) -> np.ndarray:
 
 
 def largest_column_of_exact_inverse(N: np.ndarray) -> float:
-    """The single-participation sensitivity of the encoder that a lower-triangular N really has, in rational numbers."""
+    """The single-participation sensitivity of the encoder that a lower-triangular N really has, in
+    rational numbers.
+    """
     n = len(N)
     exact = [[Fraction(float(entry)) for entry in row] for row in N]
     squares = []
     for j in range(n):
         column = [Fraction(0)] * n
         for i in range(j, n):
-            column[i] = (int(i == j) - sum((exact[i][s] * column[s] for s in range(j, i)), Fraction(0))) / exact[i][i]
+            column[i] = (
+                int(i == j) - sum((exact[i][s] * column[s] for s in range(j, i)), Fraction(0))
+            ) / exact[i][i]
         squares.append(float(sum(entry * entry for entry in column)))
     return float(np.sqrt(max(squares)))
 
@@ -46,7 +52,8 @@ def refused(mechanism) -> bool:
 
 
 def test_the_danger_is_real():
-    # The inverse that float64 finds of this encoder is that of another, many times more sensitive one.
+    # The inverse that float64 finds of this encoder is that of another, many times more sensitive
+    # one.
     C = np.tril(np.full((80, 80), 1e-9)) + np.eye(80) + 1.9 * np.eye(80, k=-1)
     claimed = sensitivity(C, single(80)).value
     assert largest_column_of_exact_inverse(lower_inverse(C)) > 1000.0 * claimed
@@ -54,7 +61,9 @@ def test_the_danger_is_real():
         DenseMechanism(matrix=C).stream()
 
 
-@pytest.mark.parametrize("columns", [1.0, 10.0 ** np.linspace(-9, 9, 100), 10.0 ** np.linspace(9, -9, 100)])
+@pytest.mark.parametrize(
+    "columns", [1.0, 10.0 ** np.linspace(-9, 9, 100), 10.0 ** np.linspace(9, -9, 100)]
+)
 def test_dense_encoders(columns):
     mechanism = DenseMechanism(matrix=random_triangle(100) * columns)
     for use in (mechanism.noising, mechanism.stream, stamp(mechanism, 2).noising):
@@ -78,7 +87,9 @@ def test_encoders_computed_from_noise():
     for j in range(100):
         rows[j:, j] = np.diagonal(N, -j)
     nothing = np.zeros((100, 1))
-    mechanism = LowRankMechanism(diagonals=rows, left=nothing, right=nothing, inverse_workload=np.ones((100, 1)))
+    mechanism = LowRankMechanism(
+        diagonals=rows, left=nothing, right=nothing, inverse_workload=np.ones((100, 1))
+    )
     with pytest.raises(ValueError, match="ill-conditioned"):
         mechanism.encoder()
     with pytest.raises(ValueError, match="ill-conditioned"):

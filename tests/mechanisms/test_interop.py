@@ -12,12 +12,16 @@ from fedmf.workloads import prefix_sum
 from tests.mechanisms.schemas import single
 
 SINGLE = single(4)
-C = np.array([[1.0, 0.0, 0.0, 0.0], [0.5, 1.0, 0.0, 0.0], [0.375, 0.5, 1.0, 0.0], [0.3125, 0.375, 0.5, 1.0]])
+C = np.array(
+    [[1.0, 0.0, 0.0, 0.0], [0.5, 1.0, 0.0, 0.0], [0.375, 0.5, 1.0, 0.0], [0.3125, 0.375, 0.5, 1.0]]
+)
 B = np.tri(4) @ np.linalg.inv(C)
 
 
 def serialized(array, dtype=2):
-    """A TensorProto; tests/federated/execution/test_foreign_tensors.py has those that TensorFlow writes."""
+    """A TensorProto; tests/federated/execution/test_foreign_tensors.py has those that TensorFlow
+    writes.
+    """
     shape = {"dim": [{"size": size} for size in array.shape]}
     content = array.astype({1: "<f4", 2: "<f8"}[dtype]).tobytes()
     return tensor_message()(dtype=dtype, shape=shape, content=content).SerializeToString()
@@ -42,7 +46,9 @@ def files(request, tmp_path):
         return path.with_suffix(".npy")
     if request.param == "folder":
         return folder(path, C, B)
-    path.write_bytes(serialized(C, dtype=1 if "floats" in request.param else 2))  # C has few binary digits
+    path.write_bytes(
+        serialized(C, dtype=1 if "floats" in request.param else 2)
+    )  # C has few binary digits
     return path
 
 
@@ -54,9 +60,12 @@ def test_every_kind_of_file_gives_the_mechanism(files):
 
 
 def test_the_scale_of_the_file_is_not_believed(tmp_path):
-    # FACTS: (B / 10, 10 C) multiplies back to A; an encoder trusted to have sensitivity 1 would get a tenth of the noise.
+    # FACTS: (B / 10, 10 C) multiplies back to A; an encoder trusted to have sensitivity 1 would get
+    # a tenth of the noise.
     honest = load_factorization(folder(tmp_path / "honest", C, B), workload=prefix_sum(4))
-    scaled = load_factorization(folder(tmp_path / "scaled", 10.0 * C, B / 10.0), workload=prefix_sum(4))
+    scaled = load_factorization(
+        folder(tmp_path / "scaled", 10.0 * C, B / 10.0), workload=prefix_sum(4)
+    )
     ratio = sensitivity(scaled, SINGLE).value / sensitivity(honest, SINGLE).value
     np.testing.assert_allclose(ratio, 10.0)
     np.testing.assert_allclose(scaled.noising(), honest.noising() / 10.0)
@@ -73,7 +82,9 @@ def test_bands_are_found(tmp_path):
 def test_a_tree_of_other_shape_keeps_its_decoder(tmp_path, decoder):
     tree = TreeMechanism(rounds=4, decoder=decoder)
     B_tree = np.tri(4) @ tree.noising()
-    mechanism = load_factorization(folder(tmp_path / "tree", tree.encoder(), B_tree), workload=prefix_sum(4))
+    mechanism = load_factorization(
+        folder(tmp_path / "tree", tree.encoder(), B_tree), workload=prefix_sum(4)
+    )
     assert isinstance(mechanism, ExplicitMechanism)
     np.testing.assert_allclose(mechanism.noising(), tree.noising(), atol=1e-12)
 
@@ -96,19 +107,31 @@ REFUSED = [
     ({"encoder": C, "decoder": B[:3]}, A, r"decoder has shape .* of \(4, 4\)"),
     ({"encoder": C, "decoder": np.where(np.eye(4) > 0, np.inf, B)}, A, "not finite"),
     ({"encoder": C, "decoder": B + 1e-4 * np.eye(4, k=2)}, A, "not lower-triangular"),
-    ({"encoder": C, "decoder": B @ np.diag([1.0, 1.0, 1.0, 1.001])}, A, "differs from workload 'prefix_sum'"),
+    (
+        {"encoder": C, "decoder": B @ np.diag([1.0, 1.0, 1.0, 1.001])},
+        A,
+        "differs from workload 'prefix_sum'",
+    ),
     ({"encoder": C, "decoder": B}, prefix_sum(5), "has rounds=5"),
-    ({"encoder": C, "decoder": np.diag([1.0, 1.0, 0.0, 1.0]) @ B}, None, "product of decoder and encoder is singular"),
+    (
+        {"encoder": C, "decoder": np.diag([1.0, 1.0, 0.0, 1.0]) @ B},
+        None,
+        "product of decoder and encoder is singular",
+    ),
     ({"matrix": C}, None, "store C under one of encoder"),
     ({"encoder": C, "C": C}, None, "keep one of them"),
 ]
 
 
-@pytest.mark.parametrize(("arrays", "workload", "words"), REFUSED, ids=[words for _, _, words in REFUSED])
+@pytest.mark.parametrize(
+    ("arrays", "workload", "words"), REFUSED, ids=[words for _, _, words in REFUSED]
+)
 def test_what_is_no_factorization_is_refused(tmp_path, arrays, workload, words):
     path = tmp_path / "m.npz"
     np.savez(path, **arrays)
-    with pytest.raises(ValueError, match=f"does not hold a factorization that can be used.*{words}") as caught:
+    with pytest.raises(
+        ValueError, match=f"does not hold a factorization that can be used.*{words}"
+    ) as caught:
         load_factorization(path, workload=workload)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -130,7 +153,9 @@ def test_damaged_tensors_are_refused(tmp_path):
     for place in range(len(whole)):
         damaged = bytearray(whole)
         damaged[place] ^= 0x41
-        with contextlib.suppress(ValueError):  # and of no other kind; a flipped bit in a number cannot be noticed here
+        with contextlib.suppress(
+            ValueError
+        ):  # and of no other kind; a flipped bit in a number cannot be noticed here
             parse_tensor(bytes(damaged))
 
 
@@ -143,15 +168,23 @@ def test_unfit_matrices_do_not_make_a_mechanism():
 
 def test_small_entries_are_no_rounding_where_they_decide_the_noise(tmp_path):
     path = tmp_path / "m.npy"
-    encoder = np.array([[1e-9, 5e-10, 0.0], [0.0, 1e-9, 0.0], [0.0, 0.0, 1.0]])  # 5e-10 is small beside 1 only
+    encoder = np.array(
+        [[1e-9, 5e-10, 0.0], [0.0, 1e-9, 0.0], [0.0, 0.0, 1.0]]
+    )  # 5e-10 is small beside 1 only
     np.save(path, encoder)
     mechanism = load_factorization(path)
     noise = np.linalg.inv(encoder)
-    np.testing.assert_allclose(mechanism.noising() @ mechanism.noising().T, noise @ noise.T, rtol=1e-9)
+    np.testing.assert_allclose(
+        mechanism.noising() @ mechanism.noising().T, noise @ noise.T, rtol=1e-9
+    )
 
 
 def test_columns_of_any_scale_make_a_mechanism():
     columns = 10.0 ** np.array([9.0, 0.0, -9.0, 3.0])
-    ExplicitMechanism(encoder_matrix=C * columns, noising_matrix=np.linalg.inv(C) / columns[:, None])
+    ExplicitMechanism(
+        encoder_matrix=C * columns, noising_matrix=np.linalg.inv(C) / columns[:, None]
+    )
     with pytest.raises(ValueError, match="differs from the identity"):
-        ExplicitMechanism(encoder_matrix=C * columns, noising_matrix=1.001 * np.linalg.inv(C) / columns[:, None])
+        ExplicitMechanism(
+            encoder_matrix=C * columns, noising_matrix=1.001 * np.linalg.inv(C) / columns[:, None]
+        )

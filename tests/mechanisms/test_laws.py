@@ -153,8 +153,9 @@ def test_sensitivity_is_never_below_what_contributions_attain(build, participati
 
 @every_mechanism
 def test_loss_is_what_simulation_finds(build):
-    # The mean of so many squared norms is normal to good accuracy. Its standard error is at most sqrt(2 / samples) of the loss, since
-    # tr(M^2) <= tr(M)^2, so that noise of 2/3 or 3/2 of the scale is found out.
+    # The mean of so many squared norms is normal to good accuracy. Its standard error is at most
+    # sqrt(2 / samples) of the loss, since tr(M^2) <= tr(M)^2, so that noise of 2/3 or 3/2 of the
+    # scale is found out.
     samples, limit = 4000, scipy.stats.norm.isf(FALSE_POSITIVE_RATE / 2)
     for scale in (2 / 3, 3 / 2):
         shift = abs(scale**2 - 1) / np.sqrt(2 / samples)
@@ -166,4 +167,7 @@ def test_loss_is_what_simulation_finds(build):
     rng = np.random.default_rng(20)
     assert abs(simulated_loss_score(mechanism, workload, squared, claimed, rng, samples)) < limit
     for scale in (2 / 3, 3 / 2):
-        assert abs(simulated_loss_score(mechanism, workload, squared, claimed, rng, samples, scale)) > limit
+        assert (
+            abs(simulated_loss_score(mechanism, workload, squared, claimed, rng, samples, scale))
+            > limit
+        )

@@ -16,7 +16,9 @@ def decoder_of(n, seed=0):
 
 
 def fitted(n, bands, rank, **options):
-    return fit(prefix_sum(n), single(n), family="low_rank", bands=bands, rank=rank, cache=False, **options)
+    return fit(
+        prefix_sum(n), single(n), family="low_rank", bands=bands, rank=rank, cache=False, **options
+    )
 
 
 @pytest.mark.parametrize(("n", "h", "r"), [(1, 1, 1), (5, 2, 1), (9, 3, 2), (9, 9, 9)])
@@ -26,7 +28,9 @@ def test_matrices_are_those_of_the_definition(n, h, r):
     D, L, R = decoder_of(n)[:, :h], rng.standard_normal((n, r)), rng.standard_normal((n, r))
     D = np.where(np.arange(n)[:, None] >= np.arange(h), D, 0.0)
     D[:, 0] = 1.0 + rng.uniform(size=n)
-    mechanism = LowRankMechanism(diagonals=D, left=L, right=R, inverse_workload=momentum_sgd(n, 0.5).inverse_diagonals)
+    mechanism = LowRankMechanism(
+        diagonals=D, left=L, right=R, inverse_workload=momentum_sgd(n, 0.5).inverse_diagonals
+    )
     B = np.zeros((n, n))
     for t in range(n):
         for s in range(t + 1):
@@ -37,7 +41,9 @@ def test_matrices_are_those_of_the_definition(n, h, r):
     assert mechanism.rank == r
 
 
-@pytest.mark.parametrize(("workload", "near"), [(prefix_sum(40), 4), (momentum_sgd(40), 5)], ids=["prefix", "momentum"])
+@pytest.mark.parametrize(
+    ("workload", "near"), [(prefix_sum(40), 4), (momentum_sgd(40), 5)], ids=["prefix", "momentum"]
+)
 def test_the_stream_keeps_a_few_rows(workload, near):
     # Denisov et al. 2022, App. H, Alg. 3: h + r rows a round for B, and the bands of A^-1 on top.
     stream = fit(workload, single(40), family="low_rank", bands=3, rank=2).stream()
@@ -56,29 +62,39 @@ def test_a_sweep_solves_every_row_by_least_squares(n, h, r):
     for t in range(n):  # rows of L, given the old R
         inside = np.arange(n) <= t - h
         rows, targets = np.vstack([R[inside], penalty]), np.concatenate([B[t, inside], np.zeros(r)])
-        np.testing.assert_allclose(approximation.left[t], np.linalg.lstsq(rows, targets, rcond=None)[0], atol=1e-6)
+        np.testing.assert_allclose(
+            approximation.left[t], np.linalg.lstsq(rows, targets, rcond=None)[0], atol=1e-6
+        )
     for s in range(n):  # rows of R, given the new L
         inside = np.arange(n) >= s + h
         rows = np.vstack([approximation.left[inside], penalty])
         targets = np.concatenate([B[inside, s], np.zeros(r)])
-        np.testing.assert_allclose(approximation.right[s], np.linalg.lstsq(rows, targets, rcond=None)[0], atol=1e-6)
+        np.testing.assert_allclose(
+            approximation.right[s], np.linalg.lstsq(rows, targets, rcond=None)[0], atol=1e-6
+        )
 
 
 def test_certificate_against_the_optimum():
     mechanism = fitted(64, 3, 3)
     certificate = mechanism.certificate
     optimum = fit(prefix_sum(64), single(64), family="dense", tolerance=1e-6)
-    np.testing.assert_allclose(loss(mechanism, prefix_sum(64), single(64)), certificate.loss, rtol=1e-10)
+    np.testing.assert_allclose(
+        loss(mechanism, prefix_sum(64), single(64)), certificate.loss, rtol=1e-10
+    )
     assert certificate.lower_bound <= optimum.certificate.loss <= certificate.loss
     assert certificate.gap < 0.01
 
 
 def test_more_rank_and_more_bands_come_closer():
-    losses = [fitted(64, h, r, tolerance=1e-9).certificate.loss for h, r in ((1, 1), (3, 3), (10, 10))]
+    losses = [
+        fitted(64, h, r, tolerance=1e-9).certificate.loss for h, r in ((1, 1), (3, 3), (10, 10))
+    ]
     assert losses == sorted(losses, reverse=True)
     optimum = fit(prefix_sum(64), single(64), family="dense", tolerance=1e-6).certificate.loss
     np.testing.assert_allclose(losses[-1], optimum, rtol=1e-3)
-    np.testing.assert_allclose(fitted(64, 64, 1).certificate.loss, optimum, rtol=1e-3)  # all bands: B is the optimum
+    np.testing.assert_allclose(
+        fitted(64, 64, 1).certificate.loss, optimum, rtol=1e-3
+    )  # all bands: B is the optimum
 
 
 def test_the_unit_of_the_workload_does_not_matter():
@@ -91,7 +107,9 @@ def test_workloads_with_a_negative_diagonal():
     workload = Workload.from_inverse("negative", -prefix_sum(24).inverse_diagonals)
     mechanism = fit(workload, single(24), family="low_rank", bands=3, rank=2)
     assert (np.diagonal(mechanism.noising()) > 0.0).all()
-    np.testing.assert_allclose(workload.matrix @ mechanism.noising() @ mechanism.encoder(), workload.matrix, atol=1e-9)
+    np.testing.assert_allclose(
+        workload.matrix @ mechanism.noising() @ mechanism.encoder(), workload.matrix, atol=1e-9
+    )
 
 
 def test_sizes_by_default():
@@ -113,7 +131,10 @@ def test_few_bands_are_no_reason_to_warn():
         ({"left": np.ones((2, 1))}, "left has 2 rows and diagonals has 3"),
         ({"left": np.ones((3, 2))}, "pass the same rank"),
         ({"diagonals": [[1.0, 1.0], [1.0, 0.5], [1.0, 0.5]]}, r"diagonals\[0, 1\]=1.0"),
-        ({"diagonals": [[1.0], [-1.0], [1.0]]}, r"diagonals\[1, 0\]=-1.0 and inverse_workload\[1, 0\]=1.0"),
+        (
+            {"diagonals": [[1.0], [-1.0], [1.0]]},
+            r"diagonals\[1, 0\]=-1.0 and inverse_workload\[1, 0\]=1.0",
+        ),
         ({"right": [[np.nan], [1.0], [1.0]]}, "not finite"),
     ],
 )

@@ -72,7 +72,11 @@ def run(tmp_path):
 
     def call(program):
         result = subprocess.run(
-            [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return result.stdout
 
@@ -81,7 +85,9 @@ def run(tmp_path):
 
 def test_in_python(run, tmp_path):
     shown = json.loads(run(PROGRAM))
-    assert not (tmp_path / "fits").exists()  # an older version of the module would be read as this one
+    assert not (
+        tmp_path / "fits"
+    ).exists()  # an older version of the module would be read as this one
     assert shown["mechanism"] == ["scaled", 4.0, "built from given numbers, not optimised"]
     assert shown["sensitivity"] == pytest.approx(4.0 * 2**0.5)
     assert shown["noise"][0] == shown["noise"][1] > 0.0

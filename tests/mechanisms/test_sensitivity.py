@@ -43,8 +43,12 @@ def test_sound_for_vectors_and_exact_when_it_says_so(data):
     attained = attained_sensitivity(C, participation, np.random.default_rng(0), starts=3)
     assert claimed.value >= attained * (1.0 - 1e-9)
     if claimed.exact:
-        if attained < claimed.value * (1.0 - 1e-5):  # the ascent is slow where columns are nearly orthogonal
-            attained = attained_sensitivity(C, participation, np.random.default_rng(0), starts=3, sweeps=20_000)
+        if attained < claimed.value * (
+            1.0 - 1e-5
+        ):  # the ascent is slow where columns are nearly orthogonal
+            attained = attained_sensitivity(
+                C, participation, np.random.default_rng(0), starts=3, sweeps=20_000
+            )
         np.testing.assert_allclose(claimed.value, attained, rtol=1e-5)
     if (C >= 0.0).all():
         assert claimed.value >= sensitivity_of_nonnegative(C, participation) * (1.0 - 1e-12)
@@ -92,7 +96,9 @@ def test_entries_outside_the_band_count_however_small(tiny):
 
 def test_columns_that_share_no_row_need_no_band():
     C = np.zeros((6, 6))
-    C[np.arange(6), [0, 3, 1, 4, 2, 5]] = 1.0  # a permutation: supports interleave, and no two columns meet
+    C[np.arange(6), [0, 3, 1, 4, 2, 5]] = (
+        1.0  # a permutation: supports interleave, and no two columns meet
+    )
     found = sensitivity(C, separated(6, 2))
     assert found.exact
     np.testing.assert_allclose(found.value, np.sqrt(3.0))
@@ -182,12 +188,17 @@ def test_structure_gives_what_the_matrix_does(data):
     rows = rng.standard_normal((n, data.draw(st.integers(1, n))))
     rows[np.arange(n)[:, None] < np.arange(rows.shape[1])] = 0.0
     rows[:, 0] = 1.0 + np.abs(rows[:, 0])
-    by_rows, by_matrix = (sensitivity(C, participation) for C in (BandedMechanism(diagonals=rows), banded_matrix(rows)))
+    by_rows, by_matrix = (
+        sensitivity(C, participation)
+        for C in (BandedMechanism(diagonals=rows), banded_matrix(rows))
+    )
     np.testing.assert_allclose(by_rows.value, by_matrix.value, rtol=1e-12)
     assert (by_rows.exact, by_rows.method) == (by_matrix.exact, by_matrix.method)
 
 
-@pytest.mark.parametrize(("b", "k", "bands"), [(2, 3, 4), (2, 3, 3), (1, 4, 2), (1, 4, 3), (2, 4, 8)])
+@pytest.mark.parametrize(
+    ("b", "k", "bands"), [(2, 3, 4), (2, 3, 3), (1, 4, 2), (1, 4, 3), (2, 4, 8)]
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_alg_4_of_the_banded_paper(b, k, bands, seed):
     rows = -np.random.default_rng(seed).random((8, bands))
@@ -201,4 +212,6 @@ def test_alg_4_of_the_banded_paper(b, k, bands, seed):
     magnitudes = np.where((lag == 0) | (lag >= b), np.abs(X), 0.0)
     row_sums = np.max([magnitudes[:, taken].sum(axis=1) for taken in allowed], axis=0)
     bound = min(max(row_sums[taken].sum() for taken in allowed), k * np.linalg.eigvalsh(X)[-1])
-    np.testing.assert_allclose(sensitivity(banded_matrix(rows), participation).value ** 2, bound, rtol=1e-12)
+    np.testing.assert_allclose(
+        sensitivity(banded_matrix(rows), participation).value ** 2, bound, rtol=1e-12
+    )

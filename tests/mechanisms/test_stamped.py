@@ -19,7 +19,9 @@ RECTANGULAR = [
     TreeMechanism(rounds=5, decoder="online", completion="virtual"),
     FFTMechanism(rounds=5, decoder="plain"),
 ]
-RECTANGULAR_PARTS = pytest.mark.parametrize("part", RECTANGULAR, ids=["tree", "completed tree", "fft"])
+RECTANGULAR_PARTS = pytest.mark.parametrize(
+    "part", RECTANGULAR, ids=["tree", "completed tree", "fft"]
+)
 BANDED = BandedMechanism(diagonals=[[1.0, 0.0], [1.5, 0.5], [1.0, 0.25]])
 
 
@@ -47,7 +49,9 @@ def test_optimal_decoder_is_the_pseudoinverse_of_the_whole(part):
         assert loss(mechanism, workload, participation) < loss(restarted, workload, participation)
 
 
-@pytest.mark.parametrize("part", [BANDED, DenseMechanism(matrix=[[1.0, 0.0], [0.5, 2.0]])], ids=["banded", "dense"])
+@pytest.mark.parametrize(
+    "part", [BANDED, DenseMechanism(matrix=[[1.0, 0.0], [0.5, 2.0]])], ids=["banded", "dense"]
+)
 def test_decoders_of_a_square_part_are_the_same(part):
     optimal, restarted = stamp(part, 2), stamp(part, 2, decoder="restarted")
     assert np.array_equal(optimal.noising(), restarted.noising())
@@ -67,4 +71,6 @@ def test_a_client_of_one_part_sees_one_part():
     once = sensitivity(part, single(4)).value
     assert sensitivity(stamp(part, 3), single(12)).value == once
     # One participation in each part: independent parts, so that squares add up.
-    np.testing.assert_allclose(sensitivity(stamp(part, 3), epochs(12, 4)).value ** 2, 3 * once**2, rtol=1e-12)
+    np.testing.assert_allclose(
+        sensitivity(stamp(part, 3), epochs(12, 4)).value ** 2, 3 * once**2, rtol=1e-12
+    )

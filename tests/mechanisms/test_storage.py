@@ -88,11 +88,19 @@ def test_pickles_are_not_run(tmp_path):
     [
         ("version", np.array(1), "version 1"),
         ("family", np.array("hadamard"), "family 'hadamard'"),
-        ("state_diagonals", np.array([[1.0, 0.0], [-1.0, 0.5], [1.0, 0.25]]), r"diagonals[1, 0]=-1.0"),
+        (
+            "state_diagonals",
+            np.array([[1.0, 0.0], [-1.0, 0.5], [1.0, 0.25]]),
+            r"diagonals[1, 0]=-1.0",
+        ),
         ("state_diagonals", np.array([[1.0, 0.0], [np.nan, 0.5], [1.0, 0.25]]), "not finite"),
         ("state_diagonals", np.array([[1.0, 9.0], [1.0, 0.5], [1.0, 0.25]]), "outside the matrix"),
         ("state_diagonals", np.array([["a"]]), "TypeError"),
-        ("state_diagonals", np.array([[1e-300, 0.0], [1e-300, 1e300], [1e-300, 1e300]]), "not an inverse"),
+        (
+            "state_diagonals",
+            np.array([[1e-300, 0.0], [1e-300, 1e300], [1e-300, 1e300]]),
+            "not an inverse",
+        ),
         ("certificate", certificate(lower_bound=4.0), "no certificate"),
         ("certificate", np.array([3.0, 2.0]), "array of size 1"),
         ("certificate", np.array("{"), "truncated"),
@@ -124,7 +132,9 @@ def test_missing_folder(tmp_path):
 
 @pytest.mark.parametrize("field", [8, 10], ids=["flags", "compression"])
 def test_a_directory_that_zipfile_does_not_understand(saved, field):
-    """Of the archive's directory: an entry that seems encrypted, or compressed in a way nobody knows."""
+    """Of the archive's directory: an entry that seems encrypted, or compressed in a way nobody
+    knows.
+    """
     content = bytearray(saved.read_bytes())
     content[content.index(b"PK\x01\x02") + field] ^= 0x09
     saved.write_bytes(bytes(content))

@@ -30,7 +30,11 @@ def columns(draw, rounds, decreasing):
     [
         ({"rounds": 3}, ValueError, "exactly one"),
         ({"rounds": 3, "coefficients": [1.0], "noising_window": [1.0]}, ValueError, "exactly one"),
-        ({"rounds": 2, "coefficients": [1.0, 0.5, 0.2]}, ValueError, "coefficients has length 3: rounds=2"),
+        (
+            {"rounds": 2, "coefficients": [1.0, 0.5, 0.2]},
+            ValueError,
+            "coefficients has length 3: rounds=2",
+        ),
         ({"rounds": 2, "coefficients": [0.0, 0.5]}, ValueError, r"coefficients\[0\]=0.0"),
         ({"rounds": 2, "noising_window": [-1.0]}, ValueError, r"noising_window\[0\]=-1.0"),
         ({"rounds": 2, "coefficients": [1.0, np.nan]}, ValueError, "not finite"),
@@ -65,7 +69,11 @@ def test_each_form_has_the_stream_that_costs_least():
 def test_a_million_rounds_never_make_a_matrix():
     n = 10**6
     mechanism = ToeplitzMechanism(rounds=n, coefficients=[1.0, 0.5, 0.25])
-    for make in (mechanism.encoder, mechanism.noising, ToeplitzMechanism(rounds=n, coefficients=np.ones(n)).stream):
+    for make in (
+        mechanism.encoder,
+        mechanism.noising,
+        ToeplitzMechanism(rounds=n, coefficients=np.ones(n)).stream,
+    ):
         with pytest.raises(ValueError, match="GiB"):
             make()
     participation = separated(n, 1000)
@@ -74,7 +82,9 @@ def test_a_million_rounds_never_make_a_matrix():
     np.testing.assert_allclose(found.value**2, 1000 * 1.3125)
     errors = per_round_error(mechanism, prefix_sum(n), participation)
     # 1 / ((1 - x) (1 + x / 2 + x^2 / 4)) settles at 1 / 1.75.
-    np.testing.assert_allclose((errors[-1] ** 2 - errors[-2] ** 2) / found.value**2, 1.75**-2, rtol=1e-6)
+    np.testing.assert_allclose(
+        (errors[-1] ** 2 - errors[-2] ** 2) / found.value**2, 1.75**-2, rtol=1e-6
+    )
     assert mechanism.stream().recurrence.shape == (n, 3)
     with pytest.raises(ValueError, match="1000000 columns but participation has rounds=5"):
         sensitivity(mechanism, single(5))
@@ -84,7 +94,9 @@ def test_long_mechanisms_are_saved_and_checked_when_read(tmp_path):
     mechanism = ToeplitzMechanism(rounds=50_000, coefficients=[1.0, 0.5])
     mechanism.save(tmp_path / "good")
     assert np.array_equal(load_mechanism(tmp_path / "good").coefficients, mechanism.coefficients)
-    ToeplitzMechanism(rounds=50_000, coefficients=[1.0, -9.0]).save(tmp_path / "unstable")  # N grows to 9^50000
+    ToeplitzMechanism(rounds=50_000, coefficients=[1.0, -9.0]).save(
+        tmp_path / "unstable"
+    )  # N grows to 9^50000
     with pytest.raises(ValueError, match="not an inverse"):
         load_mechanism(tmp_path / "unstable")
 
@@ -96,11 +108,15 @@ def test_sensitivity_is_never_below_the_truth(data):
     n = participation.rounds
     mechanism = ToeplitzMechanism(rounds=n, coefficients=data.draw(columns(n, decreasing=False)))
     claimed = sensitivity(mechanism, participation)
-    attained = attained_sensitivity(mechanism.encoder(), participation, np.random.default_rng(0), starts=3)
+    attained = attained_sensitivity(
+        mechanism.encoder(), participation, np.random.default_rng(0), starts=3
+    )
     assert claimed.value >= attained * (1.0 - 1e-9)
     if claimed.exact:
         np.testing.assert_allclose(claimed.value, attained, rtol=1e-5)
-    assert _toeplitz(mechanism.coefficients, participation).value >= attained * (1.0 - 1e-9)  # alone, for long runs
+    assert _toeplitz(mechanism.coefficients, participation).value >= attained * (
+        1.0 - 1e-9
+    )  # alone, for long runs
     # No worse than what is known of the matrix.
     assert claimed.value <= sensitivity(mechanism.encoder(), participation).value * (1.0 + 1e-9)
 

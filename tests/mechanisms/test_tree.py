@@ -14,14 +14,24 @@ from tests.paper_figures import BANDED_TABLE_2, DENISOV_TABLE_2
 
 
 def test_four_rounds_are_the_matrix_of_denisov_eq_12():
-    expected = [[1, 0, 0, 0], [0, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 1, 1], [1, 1, 1, 1]]
+    expected = [
+        [1, 0, 0, 0],
+        [0, 1, 0, 0],
+        [1, 1, 0, 0],
+        [0, 0, 1, 0],
+        [0, 0, 0, 1],
+        [0, 0, 1, 1],
+        [1, 1, 1, 1],
+    ]
     assert np.array_equal(TreeMechanism(rounds=4).encoder(), expected)
 
 
 @pytest.mark.parametrize("rounds", range(1, 20))
 def test_nodes_are_the_dyadic_intervals_of_rounds(rounds):
     expected = {
-        tuple(range(first, first + size)) for size in (1, 2, 4, 8, 16) for first in range(0, rounds - size + 1, size)
+        tuple(range(first, first + size))
+        for size in (1, 2, 4, 8, 16)
+        for first in range(0, rounds - size + 1, size)
     }
     rows = [tuple(np.flatnonzero(row)) for row in TreeMechanism(rounds=rounds).encoder()]
     assert len(rows) == len(expected)
@@ -31,7 +41,8 @@ def test_nodes_are_the_dyadic_intervals_of_rounds(rounds):
 
 @pytest.mark.parametrize("rounds", [1, 2, 5, 8, 13])
 def test_online_decoder_is_the_best_that_waits_for_nodes(rounds):
-    # Denisov et al. 2022, Prop. C.1: row by row, the least-norm solution of B C = S over the nodes finished by then.
+    # Denisov et al. 2022, Prop. C.1: row by row, the least-norm solution of B C = S over the nodes
+    # finished by then.
     mechanism = TreeMechanism(rounds=rounds, decoder="online")
     C, S = mechanism.encoder(), np.tri(rounds)
     last = np.array([np.flatnonzero(row)[-1] for row in C])
@@ -54,14 +65,19 @@ def test_denisov_table_2_honaker(n):
 
 
 def squared_sensitivity_of_large_separations(n, b, k):
-    """max over rounds at least b apart of the sum of X for a tree without completion, where 256 < b < 512.
+    """max over rounds at least b apart of the sum of X for a tree without completion, where 256 < b
+    < 512.
 
-    Such rounds meet in nodes of 512 rounds and more only, so that X depends on their blocks of 512. A nondecreasing
-    sequence of blocks is possible if every round can be put as early as its block and its predecessor allow.
+    Such rounds meet in nodes of 512 rounds and more only, so that X depends on their blocks of 512.
+    A nondecreasing sequence of blocks is possible if every round can be put as early as its block
+    and its predecessor allow.
     """
 
     def shared(i, j):
-        return sum(i >> level == j >> level and ((i >> level) + 1) << level <= n for level in range(n.bit_length()))
+        return sum(
+            i >> level == j >> level and ((i >> level) + 1) << level <= n
+            for level in range(n.bit_length())
+        )
 
     best = 0
     for blocks in itertools.combinations_with_replacement(range(-(-n // 512)), k):
@@ -77,8 +93,8 @@ def squared_sensitivity_of_large_separations(n, b, k):
 
 
 def test_banded_table_2_tree_under_min_sep():
-    # Alg. 4 bounds the squared sensitivity by 119; exactly it is 118, as under (k = 6, b = 342): columns (A) and (B) of the
-    # banded paper's Table 2 are the same for the tree, as printed.
+    # Alg. 4 bounds the squared sensitivity by 119; exactly it is 118, as under (k = 6, b = 342):
+    # columns (A) and (B) of the banded paper's Table 2 are the same for the tree, as printed.
     n = 2052
     exact = squared_sensitivity_of_large_separations(n, 342, 6)
     tree = TreeMechanism(rounds=n)
@@ -91,8 +107,8 @@ def test_banded_table_2_tree_under_min_sep():
 
 
 def test_banded_table_2_tree_against_identity():
-    # The table's unit is the best matrix under (k = 6, b = 342), which is not ours: so the two rows' ratio is compared,
-    # over the range that rounding to two decimals leaves.
+    # The table's unit is the best matrix under (k = 6, b = 342), which is not ours: so the two
+    # rows' ratio is compared, over the range that rounding to two decimals leaves.
     n, workload = 2052, prefix_sum(2052)
     participation = epochs(n, 342)
     tree, identity = TreeMechanism(rounds=n, decoder="full"), IdentityMechanism(rounds=n)
@@ -103,7 +119,9 @@ def test_banded_table_2_tree_against_identity():
     assert abs(errors[1] - 78.48) < 0.005  # FACTS.md
     of_identity = BANDED_TABLE_2["identity"][1]
     assert (
-        (printed - 0.005) / (of_identity + 0.005) <= errors[0] / errors[1] <= (printed + 0.005) / (of_identity - 0.005)
+        (printed - 0.005) / (of_identity + 0.005)
+        <= errors[0] / errors[1]
+        <= (printed + 0.005) / (of_identity - 0.005)
     )
 
 
@@ -116,15 +134,20 @@ def test_completed_trees_keep_what_touches_a_round(rounds, completion):
         for level in range(leaves.bit_length())
         for first in range(0, rounds, 2**level)
     }
-    # A node over one real round and virtual ones has the same row as that round's leaf: rows are counted, too.
-    rows = [tuple(np.flatnonzero(row)) for row in TreeMechanism(rounds=rounds, completion=completion).encoder()]
+    # A node over one real round and virtual ones has the same row as that round's leaf: rows are
+    # counted, too.
+    rows = [
+        tuple(np.flatnonzero(row))
+        for row in TreeMechanism(rounds=rounds, completion=completion).encoder()
+    ]
     assert sorted(rows) == sorted(of_rounds for _, of_rounds in expected)
     assert [row[-1] for row in rows] == sorted(row[-1] for row in rows)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 5, 6, 8, 11, 13])
 def test_virtual_completion_is_that_of_the_multi_epoch_paper(rounds):
-    # App. D.3: S = (P_j B_Hon Pi) (Pi C_tree E), of a complete tree over all leaves, with its last row as the last sum.
+    # App. D.3: S = (P_j B_Hon Pi) (Pi C_tree E), of a complete tree over all leaves, with its last
+    # row as the last sum.
     leaves = 1 << (rounds - 1).bit_length()
     complete = TreeMechanism(rounds=leaves, decoder="online")
     B_Hon, C_tree = np.tri(leaves) @ complete.noising(), complete.encoder()
@@ -141,7 +164,11 @@ def test_optimal_completion_is_the_best_that_knows_virtual_rounds_are_zero(round
     mechanism = TreeMechanism(rounds=rounds, completion="optimal")
     C, S = mechanism.encoder(), np.tri(rounds)
     leaves = 1 << (rounds - 1).bit_length()
-    ends = [np.flatnonzero(row)[-1] for row in TreeMechanism(rounds=leaves).encoder()[:, :rounds] if row.any()]
+    ends = [
+        np.flatnonzero(row)[-1]
+        for row in TreeMechanism(rounds=leaves).encoder()[:, :rounds]
+        if row.any()
+    ]
     whole = TreeMechanism(rounds=leaves).encoder()
     true_ends = np.array([np.flatnonzero(row)[-1] for row in whole if row[:rounds].any()])
     B = np.zeros((rounds, len(C)))
@@ -154,16 +181,25 @@ def test_optimal_completion_is_the_best_that_knows_virtual_rounds_are_zero(round
 
 @pytest.mark.parametrize("restarts", [1, 2, 3])
 @pytest.mark.parametrize("decoder", ["online", "full"])
-@pytest.mark.parametrize(("schema", "min_sep"), [("single", None), ("fixed_epoch", 6), ("min_sep", 2)])
+@pytest.mark.parametrize(
+    ("schema", "min_sep"), [("single", None), ("fixed_epoch", 6), ("min_sep", 2)]
+)
 def test_fit_takes_the_completion_with_the_smallest_loss(restarts, decoder, schema, min_sep):
-    workload, participation = momentum_sgd(42), Participation(rounds=42, schema=schema, min_sep=min_sep)
+    workload, participation = (
+        momentum_sgd(42),
+        Participation(rounds=42, schema=schema, min_sep=min_sep),
+    )
     options = {"family": "tree", "decoder": decoder, "restarts": restarts}
     losses = {
-        name: loss(fit(workload, participation, completion=name, **options), workload, participation)
+        name: loss(
+            fit(workload, participation, completion=name, **options), workload, participation
+        )
         for name in ("none", "virtual", "optimal")
     }
     chosen = fit(workload, participation, **options)
-    np.testing.assert_allclose(loss(chosen, workload, participation), min(losses.values()), rtol=1e-12)
+    np.testing.assert_allclose(
+        loss(chosen, workload, participation), min(losses.values()), rtol=1e-12
+    )
 
 
 def test_restarts_are_stamps():

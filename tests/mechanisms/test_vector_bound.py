@@ -43,8 +43,14 @@ def test_scalar_sensitivity_one_is_not_vector_sensitivity_one():
     scalar = max(np.array(s) @ X @ np.array(s) for s in itertools.product([-1.0, 1.0], repeat=3))
     np.testing.assert_allclose(scalar, 1.0)
     attained, bound = vector_sensitivity_bounds(X)
-    assert bound >= attained >= np.linalg.norm(VECTOR_COUNTEREXAMPLE @ VECTOR_COUNTEREXAMPLE_INPUTS) ** 2 - 1e-12
-    np.testing.assert_allclose(bound, 1.125, rtol=1e-8)  # 1.0607 squared: above the paper's example of 1.0488
+    assert (
+        bound
+        >= attained
+        >= np.linalg.norm(VECTOR_COUNTEREXAMPLE @ VECTOR_COUNTEREXAMPLE_INPUTS) ** 2 - 1e-12
+    )
+    np.testing.assert_allclose(
+        bound, 1.125, rtol=1e-8
+    )  # 1.0607 squared: above the paper's example of 1.0488
 
 
 def test_nothing_at_all():

@@ -1,4 +1,6 @@
-"""Block forms write the causal noising matrix, in few rows of state where the mechanism has structure."""
+"""Block forms write the causal noising matrix, in few rows of state where the mechanism has
+structure.
+"""
 
 import numpy as np
 import pytest
@@ -25,7 +27,9 @@ def test_a_causal_stream_has_the_same_covariance(build, rounds):
 
 
 @every_mechanism
-@pytest.mark.parametrize(("rounds", "length"), [(1, 1), (12, 1), (37, 1), (37, 5), (37, 16), (36, 64)])
+@pytest.mark.parametrize(
+    ("rounds", "length"), [(1, 1), (12, 1), (37, 1), (37, 5), (37, 16), (36, 64)]
+)
 def test_blocks_write_the_noising_matrix(build, rounds, length):
     stream = build(rounds).stream()
     form = block_form(stream, length=length)
@@ -61,7 +65,9 @@ def test_buffers_of_any_shape(window, sums):
 )
 def test_few_rows_hold_what_structured_mechanisms_need(family, options, most):
     rounds = 256
-    mechanism = fit(prefix_sum(rounds), Participation(rounds=rounds, schema="single"), family=family, **options)
+    mechanism = fit(
+        prefix_sum(rounds), Participation(rounds=rounds, schema="single"), family=family, **options
+    )
     form = block_form(mechanism.stream(), length=8, most_width=most)
     assert form is not None
     assert form.width <= most
@@ -98,5 +104,7 @@ def test_deviation_bounds_what_the_sensitivity_can_grow_by():
             continue
         before, after = np.linalg.inv(N), np.linalg.inv(N + E)
         u = rng.choice([0.0, 1.0, -1.0], size=(12, 200))
-        ratio = np.linalg.norm(after @ u, axis=0) / np.maximum(np.linalg.norm(before @ u, axis=0), 1e-30)
+        ratio = np.linalg.norm(after @ u, axis=0) / np.maximum(
+            np.linalg.norm(before @ u, axis=0), 1e-30
+        )
         assert ratio.max() <= 1 / (1 - bound) * (1 + 1e-12)

@@ -24,7 +24,11 @@ def entry_by_entry(buffers):
     for t in range(n):
         for s in range(t + 1):
             near = t - s < w
-            below = buffers.read[t] @ (buffers.decay ** (t - w - s) * buffers.write[s]) if not near else 0.0
+            below = (
+                buffers.read[t] @ (buffers.decay ** (t - w - s) * buffers.write[s])
+                if not near
+                else 0.0
+            )
             N[t, s] = buffers.window[t, t - s] if near else below
     return N
 
@@ -36,7 +40,9 @@ def test_matrix_and_stream_follow_the_formula(seed, n, q, data):
     expected = entry_by_entry(buffers)
     np.testing.assert_allclose(buffers.matrix(), expected, atol=1e-12)
     stream = NoiseStream(rounds=n, sources=n, buffers=buffers)
-    np.testing.assert_allclose(np.stack(list(stream.rows(np.eye(n).__getitem__))), expected, atol=1e-12)
+    np.testing.assert_allclose(
+        np.stack(list(stream.rows(np.eye(n).__getitem__))), expected, atol=1e-12
+    )
 
 
 ONE = np.ones((3, 1))

@@ -17,7 +17,9 @@ FORMS = ("recurrence", "contraction", "buffers")
 
 
 def of_two_bands(form, below, rounds=ROUNDS):
-    """The noise of C with 1 on the diagonal and `below` under it, whose inverse has entries (-below)^k: in each form the same."""
+    """The noise of C with 1 on the diagonal and `below` under it, whose inverse has entries
+    (-below)^k: in each form the same.
+    """
     ones = np.ones((rounds, 1))
     if form == "buffers":
         buffers = Buffers(window=ones, read=-below * ones, write=ones, decay=[-below])
@@ -39,8 +41,9 @@ def test_every_mechanism_is_held_in_blocks(build, length):
 
 
 def test_blocks_are_tried_as_they_are_run(monkeypatch):
-    """Float32 holds this recurrence row by row (3e-4), but not its blocks of rows, the inverse of a part of C: 8e-4 to 2.3e-3 there,
-    as the processor's kernels sum."""
+    """Float32 holds this recurrence row by row (3e-4), but not its blocks of rows, the inverse of a
+    part of C: 8e-4 to 2.3e-3 there, as the processor's kernels sum.
+    """
     monkeypatch.setattr(float32_check, "_TOLERANCE", 5e-4)
     C = np.tile([[0.26, 0.05, 0.03], [0.59, 0.08, -0.85]], (24, 1))
     C[:3] = np.tril(C[:3])
@@ -63,24 +66,37 @@ def test_it_is_the_form_that_is_tried(form):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    ("below", "rounds", "wrong"), [(2.0, 20, "0"), (2.0, 24, "[0-9]"), (2.0, 48, "[0-9]"), (1e3, 48, "inf|nan")]
+    ("below", "rounds", "wrong"),
+    [(2.0, 20, "0"), (2.0, 24, "[0-9]"), (2.0, 48, "[0-9]"), (1e3, 48, "inf|nan")],
 )
 def test_noise_that_grows_out_of_float32_is_refused(form, below, rounds, wrong):
     """Of signs and whole coefficients below 2^24 float32 would lose nothing; of real draws it does."""
     check_float32(of_two_bands(form, 0.9, rounds))
     with pytest.raises(
-        ValueError, match=f"too ill-conditioned for float32, in which its noise is made: it is wrong by ({wrong})"
+        ValueError,
+        match="too ill-conditioned for float32, in which its noise is made: it is wrong by "
+        f"({wrong})",
     ):
         check_float32(of_two_bands(form, below, rounds))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_it_is_wrong_by_is_what_an_adversary_sees(form):
-    """The reference in float32 in place of float64 draws, undone by C in float64: more than 1e-3 exactly where it is refused."""
+    """The reference in float32 in place of float64 draws, undone by C in float64: more than 1e-3
+    exactly where it is refused.
+    """
     C = np.eye(ROUNDS) + 2.0 * np.eye(ROUNDS, k=-1)
     z = np.random.default_rng(1).standard_normal((ROUNDS, 50))
-    rows = np.stack(list(of_two_bands(form, 2.0).rows(lambda i: z[i]))).astype(np.float32).astype(np.float64)
+    rows = (
+        np.stack(list(of_two_bands(form, 2.0).rows(lambda i: z[i])))
+        .astype(np.float32)
+        .astype(np.float64)
+    )
     assert np.abs(C @ rows - z).max() > 1e-3
-    rows = np.stack(list(of_two_bands(form, 0.9).rows(lambda i: z[i]))).astype(np.float32).astype(np.float64)
+    rows = (
+        np.stack(list(of_two_bands(form, 0.9).rows(lambda i: z[i])))
+        .astype(np.float32)
+        .astype(np.float64)
+    )
     C = np.eye(ROUNDS) + 0.9 * np.eye(ROUNDS, k=-1)
     assert np.abs(C @ rows - z).max() < 1e-3

@@ -80,17 +80,24 @@ def test_memory_decides_and_disk_where_there_is_none(disk):
     regenerated = choose_host_strategy(wide, LARGE, memory_bytes=MEMORY)
     assert (regenerated.name, regenerated.disk) == ("regenerated", 0)
     with pytest.raises(
-        ValueError, match="noise_strategy='recurrent' cannot make this noise with memory_bytes=1500000000: rec"
+        ValueError,
+        match="noise_strategy='recurrent' cannot make this noise with memory_bytes=1500000000: rec",
     ):
         choose_host_strategy(wide, LARGE, memory_bytes=MEMORY, name="recurrent")
     with pytest.raises(ValueError, match=r"regenerated: needs 60.2 MB.*allow more memory"):
         choose_host_strategy(dense(40), LARGE, memory_bytes=1000)
 
 
-def test_unasked_noise_takes_a_quarter_of_the_memory_and_two_thirds_of_the_free_disk(disk, tmp_path, monkeypatch):
+def test_unasked_noise_takes_a_quarter_of_the_memory_and_two_thirds_of_the_free_disk(
+    disk, tmp_path, monkeypatch
+):
     monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.get)
     monkeypatch.setattr("pathlib.Path.exists", lambda path: True)
-    for limit, expected in (("max", 1_024_000), ("400000", 100_000), ("9223372036854771712", 1_024_000)):
+    for limit, expected in (
+        ("max", 1_024_000),
+        ("400000", 100_000),
+        ("9223372036854771712", 1_024_000),
+    ):
         monkeypatch.setattr("pathlib.Path.read_text", lambda path, limit=limit: limit + "\n")
         assert default_memory() == expected
     disk(3)
@@ -131,7 +138,9 @@ def test_the_explanation_names_all_and_begins_with_the_choice(disk):
         (lambda: IdentityMechanism(rounds=3).stream(), 0, True),
     ],
 )
-def test_graphs_recur_with_what_fits_their_state_and_are_never_handed_rows_unasked(stream, size, possible):
+def test_graphs_recur_with_what_fits_their_state_and_are_never_handed_rows_unasked(
+    stream, size, possible
+):
     stream = stream()
     assert graph_strategy(stream, size).possible == possible
     assert choose_graph_strategy(stream, size, "precomputed").width == 1
@@ -141,7 +150,8 @@ def test_graphs_recur_with_what_fits_their_state_and_are_never_handed_rows_unask
         assert choose_graph_strategy(stream, size).memory <= MAX_STATE_BYTES
     else:
         with pytest.raises(
-            ValueError, match="in the graph: .*use noise_strategy='precomputed' with federated.HostNoise"
+            ValueError,
+            match="in the graph: .*use noise_strategy='precomputed' with federated.HostNoise",
         ):
             choose_graph_strategy(stream, size)
 

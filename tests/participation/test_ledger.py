@@ -12,7 +12,9 @@ cohorts = st.lists(st.lists(st.integers(0, 6), max_size=4, unique=True), max_siz
 
 
 def ledger_of(rounds, cohort_size=3):
-    return ParticipationLedger(cohort_size=cohort_size, cohorts=[np.array(c, np.int64) for c in rounds])
+    return ParticipationLedger(
+        cohort_size=cohort_size, cohorts=[np.array(c, np.int64) for c in rounds]
+    )
 
 
 def numbers(stats):
@@ -26,7 +28,11 @@ def numbers(stats):
 
 def brute_force(rounds, cohort_size):
     """Client by client, from the definitions."""
-    taken = {c: [t for t, cohort in enumerate(rounds) if c in cohort] for cohort in rounds for c in cohort}
+    taken = {
+        c: [t for t, cohort in enumerate(rounds) if c in cohort]
+        for cohort in rounds
+        for c in cohort
+    }
     gaps = [b - a for its in taken.values() for a, b in itertools.pairwise(its)]
     times = [len(its) for its in taken.values()]
     return {
@@ -49,7 +55,8 @@ def test_observed_is_what_counting_finds(rounds, cohort_size):
 
 
 def test_the_oracle_tells_ledgers_apart():
-    # Moving one participation by one round changes what the oracle sees: it cannot pass by looking at totals only.
+    # Moving one participation by one round changes what the oracle sees: it cannot pass by looking
+    # at totals only.
     assert brute_force([[0], [], [0]], 1) != brute_force([[0], [0], []], 1)
 
 
@@ -99,7 +106,10 @@ def test_csv_in_any_order_and_with_large_clients():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        *((text, "header round,client") for text in ("", "client,round\n0,1\n", "0,1\n", "round,client,time\n")),
+        *(
+            (text, "header round,client")
+            for text in ("", "client,round\n0,1\n", "0,1\n", "round,client,time\n")
+        ),
         ("round,client\n0,1\n1,2", "the last line has no line end"),
         ("round,client\n0,5\n0,5\n", "must list different"),
         *(
@@ -147,7 +157,9 @@ class TestPlannedAndAchieved:
         assert [ledger.cohort(t).tolist() for t in range(3)] == [[4, 1], [2, 3], [2]]
         assert [ledger.selected(t).tolist() for t in range(3)] == [[4, 2, 1], [3, 2], [2, 5, 6]]
         assert numbers(ledger.observed()) == brute_force([[4, 1], [2, 3], [2]], 3)
-        assert numbers(ledger.planned().observed()) == brute_force([[4, 2, 1], [3, 2], [2, 5, 6]], 3)
+        assert numbers(ledger.planned().observed()) == brute_force(
+            [[4, 2, 1], [3, 2], [2, 5, 6]], 3
+        )
         assert ledger.to_csv() == "round,client\n0,4\n0,1\n1,2\n1,3\n2,2\n"
 
     def test_without_the_noncompliant(self):
@@ -162,11 +174,17 @@ class TestPlannedAndAchieved:
     @pytest.mark.parametrize("rounds", [0, 2, 9])
     def test_the_first_rounds(self, rounds):
         first = self.ledger().first(rounds)
-        assert [first.selected(t).tolist() for t in range(len(first))] == [[4, 2, 1], [3, 2], [2, 5, 6]][:rounds]
+        assert [first.selected(t).tolist() for t in range(len(first))] == [
+            [4, 2, 1],
+            [3, 2],
+            [2, 5, 6],
+        ][:rounds]
         assert first.noncompliant().tolist() == {0: [], 2: [2], 9: [2, 6]}[rounds]
         assert first.cohort_size == 3
 
     def test_sizes_that_vary_by_design(self):
-        ledger = ParticipationLedger(cohort_size=None, cohorts=[np.array([1]), np.zeros(0, np.int64)])
+        ledger = ParticipationLedger(
+            cohort_size=None, cohorts=[np.array([1]), np.zeros(0, np.int64)]
+        )
         ledger.append(np.array([1]), selected=np.array([1, 2]))
         assert ledger.observed().short_rounds == 1

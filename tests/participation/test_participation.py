@@ -51,10 +51,17 @@ def test_schemas_fill_in_their_limits():
             "single": Participation(rounds=10, schema="single"),
             "every_round": Participation(rounds=10, schema="every_round"),
             "fixed_epoch": Participation(rounds=10, schema="fixed_epoch", min_sep=4),
-            "min_sep": Participation(rounds=10, schema="min_sep", min_sep=np.int64(4), max_participations=2),
+            "min_sep": Participation(
+                rounds=10, schema="min_sep", min_sep=np.int64(4), max_participations=2
+            ),
         }.items()
     }
-    assert limits == {"single": (10, 1), "every_round": (1, 10), "fixed_epoch": (4, 3), "min_sep": (4, 2)}
+    assert limits == {
+        "single": (10, 1),
+        "every_round": (1, 10),
+        "fixed_epoch": (4, 3),
+        "min_sep": (4, 2),
+    }
 
 
 def test_nobody_takes_part_twice_in_a_round_or_outside_the_run():
@@ -68,5 +75,7 @@ def test_nobody_takes_part_twice_in_a_round_or_outside_the_run():
 
 def test_a_missed_epoch_is_allowed():
     assert Participation(rounds=9, schema="fixed_epoch", min_sep=3).allows([0, 6])
-    assert not Participation(rounds=9, schema="fixed_epoch", min_sep=3, max_participations=2).allows([0, 6])
+    assert not Participation(
+        rounds=9, schema="fixed_epoch", min_sep=3, max_participations=2
+    ).allows([0, 6])
     assert not Participation(rounds=9, schema="fixed_epoch", min_sep=3).allows([0, 4])

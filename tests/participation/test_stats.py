@@ -19,7 +19,9 @@ from tests.oracles import allowed_sets
 )
 def test_the_clients_that_kept_to_it(cohorts, schema, b, k):
     n = len(cohorts)
-    ledger = ParticipationLedger(cohort_size=2, cohorts=[np.array(sorted(c), np.int64) for c in cohorts])
+    ledger = ParticipationLedger(
+        cohort_size=2, cohorts=[np.array(sorted(c), np.int64) for c in cohorts]
+    )
     limits = {}
     if schema in ("min_sep", "fixed_epoch"):
         b = min(b, n)
@@ -28,12 +30,16 @@ def test_the_clients_that_kept_to_it(cohorts, schema, b, k):
     clients, rounds = ledger.clients()
     # From the words of the schemas, client by client.
     allowed = set(allowed_sets(participation))
-    taken = {c: tuple(t for t, cohort in enumerate(cohorts) if c in cohort) for c in clients.tolist()}
+    taken = {
+        c: tuple(t for t, cohort in enumerate(cohorts) if c in cohort) for c in clients.tolist()
+    }
     assert clients.tolist() == sorted(set().union(*cohorts))
     assert [tuple(rounds.of(i).tolist()) for i in range(len(clients))] == list(taken.values())
     assert rounds.kept(participation).tolist() == [t in allowed for t in taken.values()]
     assert rounds.kept(participation).tolist() == [participation.allows(t) for t in taken.values()]
-    assert ledger.noncompliant(participation).tolist() == [c for c, t in taken.items() if t not in allowed]
+    assert ledger.noncompliant(participation).tolist() == [
+        c for c, t in taken.items() if t not in allowed
+    ]
 
 
 def test_rounds_beyond_the_plan_are_not_kept():

@@ -28,4 +28,6 @@ def two_bands(rounds):
 
 
 def ledger_of(cohorts, cohort_size=1):
-    return ParticipationLedger(cohort_size=cohort_size, cohorts=[np.array(c, np.int64) for c in cohorts])
+    return ParticipationLedger(
+        cohort_size=cohort_size, cohorts=[np.array(c, np.int64) for c in cohorts]
+    )

@@ -28,7 +28,9 @@ from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 
 
 def hockey_stick(p, q, epsilon, cell):
-    """max over both directions of the integral of (p - exp(epsilon) q)+, densities on a grid of cells."""
+    """max over both directions of the integral of (p - exp(epsilon) q)+, densities on a grid of
+    cells.
+    """
     growth = math.exp(epsilon)
     return cell * max(np.maximum(p - growth * q, 0).sum(), np.maximum(q - growth * p, 0).sum())
 
@@ -73,7 +75,8 @@ def test_composed_deltas_are_above_the_closed_form(k, sigma):
 
 
 @pytest.mark.skipif(
-    importlib.metadata.version("dp-accounting") != "0.4.3", reason="a later one need not be too small there"
+    importlib.metadata.version("dp-accounting") != "0.4.3",
+    reason="a later one need not be too small there",
 )
 def test_deltas_near_the_rounding_of_a_composition_are_not_taken_from_it():
     # The control of the test above: what dp_accounting says at 1e-13 is too small.
@@ -88,15 +91,26 @@ def test_sampling_never_costs_and_more_noise_never_harms(sigma, q, k):
     epsilon = sampled_gaussian_epsilon(sigma, 1e-6, probability=q, compositions=k)
     slack = 1 + 1e-4
     assert epsilon <= gaussian_epsilon(sigma / math.sqrt(k), 1e-6) * slack
-    assert sampled_gaussian_epsilon(1.1 * sigma, 1e-6, probability=q, compositions=k) <= epsilon * slack
-    assert epsilon <= sampled_gaussian_epsilon(sigma, 1e-6, probability=min(1.0, 1.2 * q), compositions=k) * slack
-    assert epsilon <= sampled_gaussian_epsilon(sigma, 1e-6, probability=q, compositions=k + 5) * slack
+    assert (
+        sampled_gaussian_epsilon(1.1 * sigma, 1e-6, probability=q, compositions=k)
+        <= epsilon * slack
+    )
+    assert (
+        epsilon
+        <= sampled_gaussian_epsilon(sigma, 1e-6, probability=min(1.0, 1.2 * q), compositions=k)
+        * slack
+    )
+    assert (
+        epsilon <= sampled_gaussian_epsilon(sigma, 1e-6, probability=q, compositions=k + 5) * slack
+    )
 
 
 @pytest.mark.parametrize(("q", "k"), [(0.026, 2052), (0.5, 10), (2e-7, 2052)])
 @pytest.mark.parametrize("delta", [1e-6, 1e-10])
 def test_much_noise_has_a_small_epsilon_and_none_at_last(q, k, delta):
-    """It failed from 1e12 on, was 0 at 1e8 where delta(0) is above delta, and took up to 16 seconds to be 0."""
+    """It failed from 1e12 on, was 0 at 1e8 where delta(0) is above delta, and took up to 16 seconds
+    to be 0.
+    """
     began = time.process_time()
     noises = [10.0 ** (i / 2) for i in range(4, 20)] + [1e30, 1e300]
     epsilons = [sampled_gaussian_epsilon(z, delta, probability=q, compositions=k) for z in noises]
@@ -127,17 +141,23 @@ def test_an_epsilon_of_almost_nothing_needs_no_finer_grid_than_memory_holds(monk
 
 @pytest.mark.slow
 def test_a_client_that_is_hardly_ever_drawn():
-    """Both took minutes: one step of the search took seconds, and where no noise is needed there were hundreds."""
+    """Both took minutes: one step of the search took seconds, and where no noise is needed there
+    were hundreds.
+    """
     many = CyclicPoisson(population=10**9, cohort_size=1)
-    with pytest.raises(ValueError, match="delta is at least the probability that a given client is ever drawn"):
+    with pytest.raises(
+        ValueError, match="delta is at least the probability that a given client is ever drawn"
+    ):
         sampled(IdentityMechanism(rounds=24), many)  # 24e-9 of 1e-6
-    # The total variation bound behind that refusal, and the composition of twice as many releases that needs noise.
+    # The total variation bound behind that refusal, and the composition of twice as many releases
+    # that needs noise.
     assert sampled_gaussian_epsilon(0.2, 1e-6, probability=1e-9, compositions=1000) == 0
     began = time.process_time()
     sigma = sampled_gaussian_noise_multiplier(2.0, 1e-6, probability=1e-9, compositions=2052)
     assert time.process_time() - began < 60  # 5 on an idle machine
     assert sampled_gaussian_epsilon(sigma, 1e-6, probability=1e-9, compositions=2052) <= 2.0
-    # A release without noise tells that the client is there whenever it is drawn: delta is 2.052e-6, not 1e-6.
+    # A release without noise tells that the client is there whenever it is drawn: delta is
+    # 2.052e-6, not 1e-6.
     assert -math.expm1(2052 * math.log1p(-1e-9)) > 2e-6
 
 
@@ -148,13 +168,16 @@ def test_search_never_ends_on_the_wrong_side():
     assert sigma <= 20 / 7 * (1 + 1e-4)
 
 
-# What the others contribute decides how well a subset of fixed size hides a client: all y of these are allowed.
+# What the others contribute decides how well a subset of fixed size hides a client: all y of these
+# are allowed.
 @pytest.mark.parametrize("others", [0.0, 1.0, -1.0, 0.5])
 @pytest.mark.parametrize(("sigma", "part", "size"), [(1.0, 10, 3), (2.0, 20, 2), (3.0, 4, 2)])
 def test_fixed_size_is_above_what_a_concrete_data_set_shows(others, sigma, part, size):
     q, delta = size / part, 1e-5
     x, cell = grid(sigma)
-    elsewhere = stats.norm.pdf(x, others, sigma)  # one more of the others is drawn in the client's place
+    elsewhere = stats.norm.pdf(
+        x, others, sigma
+    )  # one more of the others is drawn in the client's place
     present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * elsewhere
     zeroed = q * stats.norm.pdf(x, 0, sigma) + (1 - q) * elsewhere
     scheme = CyclicFixedSize(population=part, cohort_size=size, partitions=1)
@@ -179,14 +202,21 @@ def test_group_of_two_is_above_what_two_present_clients_show():
     without = stats.norm.pdf(x, 0, sigma)
     one, both = (stats.norm.pdf(x, c, sigma) for c in (1, 2))
     present = (1 - q) ** 2 * without + 2 * q * (1 - q) * one + q**2 * both
-    epsilon = group_epsilon(lambda d: sampled_gaussian_epsilon(sigma, d, probability=q, compositions=1), delta, 2)
+    epsilon = group_epsilon(
+        lambda d: sampled_gaussian_epsilon(sigma, d, probability=q, compositions=1), delta, 2
+    )
     assert epsilon == pytest.approx(
         group_epsilon(
-            lambda d: sampled_gaussian_epsilon(sigma, d, probability=q, compositions=1), delta, 2, least=1e-10
+            lambda d: sampled_gaussian_epsilon(sigma, d, probability=q, compositions=1),
+            delta,
+            2,
+            least=1e-10,
         ),
         rel=1e-5,
     )
-    assert group_epsilon(lambda d: 0.1, 1e-10, 2, least=1e-10) == math.inf  # no delta of one client is small enough
+    assert (
+        group_epsilon(lambda d: 0.1, 1e-10, 2, least=1e-10) == math.inf
+    )  # no delta of one client is small enough
     assert hockey_stick(present, without, epsilon, cell) <= delta
 
 
@@ -203,7 +233,9 @@ def banded(bands, n=24, uneven=0.0):
 
 
 def sampled(mechanism, sampling, participation=None, **options):
-    return calibrate(mechanism, participation, epsilon=2.0, delta=1e-6, sampling=sampling, **options)
+    return calibrate(
+        mechanism, participation, epsilon=2.0, delta=1e-6, sampling=sampling, **options
+    )
 
 
 def test_the_plan_guarantees_what_the_scheme_keeps_to():
@@ -236,16 +268,23 @@ def test_event_is_that_of_example_f1():
 def test_without_amplification_the_noise_is_that_of_one_gaussian():
     plan = sampled(banded(4), CyclicPoisson(population=1000, cohort_size=20))
     plain = plan.without_amplification()
-    assert (plain.sampling, plain.participation, plain.stddev) == (None, plan.participation, plan.stddev)
+    assert (plain.sampling, plain.participation, plain.stddev) == (
+        None,
+        plan.participation,
+        plan.stddev,
+    )
     assert plan.epsilon <= 2.0 < plan.unamplified_epsilon == plain.epsilon
     assert plan.rho == plain.rho
 
 
 def test_the_known_mistake_claims_a_fraction_of_the_epsilon():
-    # FACTS: q = cohort / population AND ceil(n / b) compositions; the theorem needs q = cohort * bands / population.
+    # FACTS: q = cohort / population AND ceil(n / b) compositions; the theorem needs q = cohort *
+    # bands / population.
     scheme = CyclicPoisson(population=1000, cohort_size=20, partitions=4)
     plan = sampled(banded(4), scheme)
-    wrong = sampled_gaussian_epsilon(plan.per_query_noise_multiplier, 1e-6, probability=20 / 1000, compositions=6)
+    wrong = sampled_gaussian_epsilon(
+        plan.per_query_noise_multiplier, 1e-6, probability=20 / 1000, compositions=6
+    )
     assert wrong < 0.5 * plan.epsilon
 
 
@@ -256,7 +295,10 @@ def test_the_known_mistake_claims_a_fraction_of_the_epsilon():
         CyclicFixedSize(population=1000, cohort_size=20),
         CyclicShuffle(population=480, cohort_size=20),
         CyclicShuffle(population=480, cohort_size=20, reshuffle=True),
-        pytest.param(CyclicShuffle(population=4_000_000, cohort_size=2, reshuffle=True), marks=pytest.mark.slow),
+        pytest.param(
+            CyclicShuffle(population=4_000_000, cohort_size=2, reshuffle=True),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_calibration_is_never_weaker_than_asked_nor_much_stronger(scheme):
@@ -264,29 +306,41 @@ def test_calibration_is_never_weaker_than_asked_nor_much_stronger(scheme):
     assert plan.epsilon <= 2.0
     assert dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * 0.999).epsilon > 2.0
     # No scheme costs more than keeping to it would without secrecy.
-    assert plan.per_query_noise_multiplier <= gaussian_noise_multiplier(2.0, 1e-6) * math.sqrt(6) * (1 + 1e-6)
+    assert plan.per_query_noise_multiplier <= gaussian_noise_multiplier(2.0, 1e-6) * math.sqrt(
+        6
+    ) * (1 + 1e-6)
 
 
 def test_one_order_is_not_amplified():
-    several = sampled(banded(4), CyclicShuffle(population=160, cohort_size=20))  # an epoch of 8 rounds, three epochs
+    several = sampled(
+        banded(4), CyclicShuffle(population=160, cohort_size=20)
+    )  # an epoch of 8 rounds, three epochs
     assert several.epsilon == several.unamplified_epsilon
     assert several.participation == Participation(rounds=24, schema="fixed_epoch", min_sep=8)
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "exact"), [(banded(2, n=16), True), (banded(2, n=11, uneven=0.5), False)], ids=["even", "uneven"]
+    ("mechanism", "exact"),
+    [(banded(2, n=16), True), (banded(2, n=11, uneven=0.5), False)],
+    ids=["even", "uneven"],
 )
 def test_places_drawn_anew_are_what_a_simulation_sees(mechanism, exact):
-    """Both deltas of C x + Z itself, for a client of part 0 that adds 1 in one of 4 rounds of each of two epochs.
+    """Both deltas of C x + Z itself, for a client of part 0 that adds 1 in one of 4 rounds of each
+    of two epochs.
 
-    Exact where the columns have one norm and the epochs their full length; otherwise at most what is claimed.
+    Exact where the columns have one norm and the epochs their full length; otherwise at most what
+    is claimed.
     """
     n, epsilon, samples = mechanism.rounds, 0.5, 200_000
     plan = sampled(mechanism, CyclicShuffle(population=160, cohort_size=20, reshuffle=True))
     assert (plan.sampling.positions, plan.sampling.epochs(n)) == (4, 2)
     rng, noise = np.random.default_rng(1), plan.unit_noise
-    columns = np.pad(mechanism.encoder(), ((0, 0), (0, 16 - n)))  # rounds beyond the last add nothing
-    means = np.array([columns[:, i] + columns[:, j] for i in range(0, 8, 2) for j in range(8, 16, 2)])
+    columns = np.pad(
+        mechanism.encoder(), ((0, 0), (0, 16 - n))
+    )  # rounds beyond the last add nothing
+    means = np.array(
+        [columns[:, i] + columns[:, j] for i in range(0, 8, 2) for j in range(8, 16, 2)]
+    )
     zeroed = noise * rng.standard_normal((samples, n))
     present = means[rng.integers(16, size=samples)] + noise * rng.standard_normal((samples, n))
 
@@ -329,11 +383,18 @@ def test_group_with_sampling_is_above_the_single_client():
     assert 2 * one < two < three <= gaussian_epsilon(plan.noise_multiplier / 3, 1e-6)
 
 
-@pytest.mark.parametrize(("sigma", "label"), [(0.341, 18.9), (0.682, 8.2), (1.364, 3.7), (2.728, 1.7), (5.456, 0.8)])
+@pytest.mark.parametrize(
+    ("sigma", "label"), [(0.341, 18.9), (0.682, 8.2), (1.364, 3.7), (2.728, 1.7), (5.456, 0.8)]
+)
 def test_renyi_accounting_gives_the_labels_of_denisov(sigma, label):
-    # Denisov et al. 2022, Sec. 5: labels by RDP with integer orders, rounded; ours has more orders and is at most as large.
+    # Denisov et al. 2022, Sec. 5: labels by RDP with integer orders, rounded; ours has more orders
+    # and is at most as large.
     plan = Plan(
-        mechanism=IdentityMechanism(rounds=24), participation=ONCE, noise_multiplier=sigma, clip_norm=1.0, delta=1e-6
+        mechanism=IdentityMechanism(rounds=24),
+        participation=ONCE,
+        noise_multiplier=sigma,
+        clip_norm=1.0,
+        delta=1e-6,
     )
     assert label - 0.5 <= plan.rdp_epsilon <= label + 0.05
     assert plan.epsilon < plan.rdp_epsilon == rdp_epsilon(plan.event, 1e-6)

@@ -32,9 +32,15 @@ def choice():
 def test_rows_meet_the_target_and_no_more(choice, search):
     for row in (*choice.rows, search.dense()):
         if row.amplified:
-            assert (row.probability, row.compositions) == (20 * row.bands / 320, math.ceil(64 / row.bands))
+            assert (row.probability, row.compositions) == (
+                20 * row.bands / 320,
+                math.ceil(64 / row.bands),
+            )
             reached = sampled_gaussian_epsilon(
-                row.per_query_noise_multiplier, 1e-6, probability=row.probability, compositions=row.compositions
+                row.per_query_noise_multiplier,
+                1e-6,
+                probability=row.probability,
+                compositions=row.compositions,
             )
         else:
             reached = gaussian_epsilon(row.noise_multiplier, 1e-6)
@@ -45,15 +51,22 @@ def test_rmse_is_that_of_the_noise_of_a_plan(choice):
     row = choice.best
     assert row.amplified
     mechanism = fedmf.fit(
-        fedmf.prefix_sum(64), fedmf.Participation(rounds=64, schema="single"), family="banded", bands=row.bands
+        fedmf.prefix_sum(64),
+        fedmf.Participation(rounds=64, schema="single"),
+        family="banded",
+        bands=row.bands,
     )
     sampling = fedmf.privacy.sampling.CyclicPoisson(population=320, cohort_size=20)
-    plan = fedmf.calibrate(mechanism, choice.participation, epsilon=2.0, delta=1e-6, clip_norm=0.5, sampling=sampling)
+    plan = fedmf.calibrate(
+        mechanism, choice.participation, epsilon=2.0, delta=1e-6, clip_norm=0.5, sampling=sampling
+    )
     noise = fedmf.prefix_sum(64).matrix @ mechanism.noising() * plan.stddev / 0.5
     assert row.rmse == pytest.approx(np.sqrt((noise**2).sum() / 64), rel=1e-4)
     unit = fedmf.sensitivity(mechanism, choice.participation).value
     assert row.noise_multiplier == pytest.approx(plan.stddev / 0.5 / unit, rel=1e-4)
-    assert row.per_query_noise_multiplier == pytest.approx(plan.per_query_noise_multiplier, rel=1e-4)
+    assert row.per_query_noise_multiplier == pytest.approx(
+        plan.per_query_noise_multiplier, rel=1e-4
+    )
     assert row.effective_rmse == row.rmse / 20
 
 
@@ -61,13 +74,20 @@ def test_rmse_is_that_of_the_noise_of_a_plan(choice):
 def test_simulated_schemes_are_choices(quick, sampling):
     target = {"population": 320, "cohort_size": 20, "epsilon": 2.0, "delta": 1e-4, "bands": [4]}
     (row,) = fedmf.choose_bands(fedmf.prefix_sum(64), sampling=sampling, **target).rows
-    assert (row.bands, row.amplified, row.compositions) == (4, True, 16 if sampling == "min-sep-poisson" else 4)
+    assert (row.bands, row.amplified, row.compositions) == (
+        4,
+        True,
+        16 if sampling == "min-sep-poisson" else 4,
+    )
     # Less than without amplification, in the unit of the fixed order that both could be drawn in.
     assert row.noise_multiplier < gaussian_noise_multiplier(2.0, 1e-4)
 
 
 def test_the_chance_of_a_choice_is_that_of_all_its_calibrations(choice):
-    rows = tuple(dataclasses.replace(choice.rows[0], amplified=amplified) for amplified in (True, True, True, False))
+    rows = tuple(
+        dataclasses.replace(choice.rows[0], amplified=amplified)
+        for amplified in (True, True, True, False)
+    )
     search = dataclasses.replace(choice.search, sampling="min-sep-poisson")
     simulated = dataclasses.replace(choice, search=search, rows=rows)
     assert simulated.failure == simulated.summary()["failure"] == pytest.approx(3 * 10 * 1e-10)
@@ -79,7 +99,9 @@ def test_the_chance_of_a_choice_is_that_of_all_its_calibrations(choice):
 def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(choice, search):
     row, dense = choice.rows[-1], search.dense()
     assert (row.bands, row.amplified, row.probability, row.compositions) == (16, False, 1.0, 4)
-    assert row.per_query_noise_multiplier == pytest.approx(2 * gaussian_noise_multiplier(2.0, 1e-6), rel=1e-9)
+    assert row.per_query_noise_multiplier == pytest.approx(
+        2 * gaussian_noise_multiplier(2.0, 1e-6), rel=1e-9
+    )
     assert row.noise_multiplier == pytest.approx(gaussian_noise_multiplier(2.0, 1e-6), rel=1e-9)
     assert choice.best in choice.close
     assert choice.close == tuple(r for r in choice.rows if r.rmse <= 1.01 * choice.best.rmse)
@@ -95,7 +117,9 @@ def test_places_of_an_epoch_cost_less_than_a_coin_a_round(choice):
     for row, positions in zip(places.rows, (16, 4, 4, 1), strict=True):
         if row.amplified:
             assert (row.probability, row.compositions) == (1 / positions, 4)
-            reached = random_allocation_epsilon(row.per_query_noise_multiplier, 1e-6, positions=positions, epochs=4)
+            reached = random_allocation_epsilon(
+                row.per_query_noise_multiplier, 1e-6, positions=positions, epochs=4
+            )
             assert 0.999 * 2.0 < reached <= 2.0
             assert row.bands == 3 or row.rmse < poisson[row.bands].rmse
         else:
@@ -118,14 +142,18 @@ def test_the_search_finds_the_best_of_all(choice):
 
 def test_less_privacy_wants_more_bands():
     best = [
-        choose_bands(fedmf.prefix_sum(64), **ASK | {"epsilon": epsilon}, bands=[1, 4, 16]).best.bands
+        choose_bands(
+            fedmf.prefix_sum(64), **ASK | {"epsilon": epsilon}, bands=[1, 4, 16]
+        ).best.bands
         for epsilon in (0.05, 50.0)
     ]
     assert best == [1, 16]
 
 
 def test_less_than_an_epoch_is_amplified_with_any_bands():
-    few = choose_bands(fedmf.prefix_sum(8), population=3200, cohort_size=20, epsilon=1.0, delta=1e-6, bands=[8])
+    few = choose_bands(
+        fedmf.prefix_sum(8), population=3200, cohort_size=20, epsilon=1.0, delta=1e-6, bands=[8]
+    )
     assert (few.best.amplified, few.best.probability, few.best.compositions) == (True, 0.05, 1)
     assert few.participation.max_participations == 1
 
@@ -135,7 +163,8 @@ def test_less_than_an_epoch_is_amplified_with_any_bands():
     [
         ({"rounds": 65}, ValueError, "rounds=65 but workload 'prefix_sum' has rounds=64"),
         ({"workload": np.eye(4)}, TypeError, "pass a fedmf.Workload"),
-        ({"population": 10}, ValueError, "cohort_size=20 must be in 1..10: a round draws at most all of population=10 clients"),
+        ({"population": 10}, ValueError, "cohort_size=20 must be in 1..10: a round draws at most "
+                                         "all of population=10 clients"),
         ({"epsilon": 0.0}, ValueError, "epsilon=0.0 must be positive"),
         ({"delta": 1e-11, "bands": [4]}, ValueError, "ask for a larger epsilon or delta"),
         ({"bands": [65]}, ValueError, "bands=65 must be in 1..64"),
@@ -171,10 +200,27 @@ def test_the_search_ends_beside_the_best(least):
 
 def test_command(tmp_path, capfd):
     out = tmp_path / "curve.png"
-    arguments = ["plan", "bands", "--rounds", "16", "--population", "80", "--cohort-size", "10", "--epsilon", "4"]
+    arguments = [
+        "plan",
+        "bands",
+        "--rounds",
+        "16",
+        "--population",
+        "80",
+        "--cohort-size",
+        "10",
+        "--epsilon",
+        "4",
+    ]
     main([*arguments, "--out", str(out), "--dense", "--json"])
     found = json.loads(capfd.readouterr().out)
-    ask = {"workload": fedmf.prefix_sum(16), "population": 80, "cohort_size": 10, "epsilon": 4.0, "delta": 1e-6}
+    ask = {
+        "workload": fedmf.prefix_sum(16),
+        "population": 80,
+        "cohort_size": 10,
+        "epsilon": 4.0,
+        "delta": 1e-6,
+    }
     rows = [*choose_bands(**ask).rows, bands.BandSearch(**ask).dense()]
     assert found["rows"] == list(map(dataclasses.asdict, rows))
     assert found["best"] == min(found["rows"], key=lambda row: row["rmse"])

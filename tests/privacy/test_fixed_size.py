@@ -1,4 +1,6 @@
-"""Renyi accounting of samples of fixed size, against Theorem 27 in high precision and against dp_accounting where that is right."""
+"""Renyi accounting of samples of fixed size, against Theorem 27 in high precision and against
+dp_accounting where that is right.
+"""
 
 import importlib.metadata
 import itertools
@@ -62,7 +64,9 @@ def test_dp_accounting_agrees_where_it_is_right(s, q):
         assert theirs * (1 - 1e-9) <= fixed_size._log_sum(s, q, order) <= 1.005 * theirs
 
 
-@pytest.mark.skipif(importlib.metadata.version("dp-accounting") != "0.4.3", reason="a later one need not be wrong")
+@pytest.mark.skipif(
+    importlib.metadata.version("dp-accounting") != "0.4.3", reason="a later one need not be wrong"
+)
 def test_dp_accounting_is_wrong_at_large_orders():
     # Why the orders are computed here.
     theirs = rdp_privacy_accountant._compute_rdp_sample_wor_gaussian_int(0.01, 50.0, 512)
@@ -82,7 +86,9 @@ def test_epsilon_falls_with_the_noise_to_zero():
             assert 0.4 < more / less < 0.55
 
 
-@pytest.mark.parametrize(("target", "delta"), [(1e-2, 1e-6), (1e-3, 1e-15), (1e-4, 1e-6), (1e-4, 1e-12)])
+@pytest.mark.parametrize(
+    ("target", "delta"), [(1e-2, 1e-6), (1e-3, 1e-15), (1e-4, 1e-6), (1e-4, 1e-12)]
+)
 def test_small_targets_are_met_and_little_more(target, delta):
     mechanism = IdentityMechanism(rounds=100)
     plan = calibrate(mechanism, None, epsilon=target, delta=delta, sampling=SCHEME)
@@ -101,8 +107,14 @@ def test_small_targets_are_met_and_little_more(target, delta):
 
 def test_the_ends():
     shared = {"probability": 0.01, "compositions": 100}
-    assert fixed_size_epsilon(0.0, 1e-6, **shared) == fixed_size_epsilon(1e-200, 1e-6, **shared) == math.inf
+    assert (
+        fixed_size_epsilon(0.0, 1e-6, **shared)
+        == fixed_size_epsilon(1e-200, 1e-6, **shared)
+        == math.inf
+    )
     assert fixed_size_epsilon(1e200, 1e-15, **shared) == 0
-    assert fixed_size_epsilon(3.0, 1e-6, probability=1.0, compositions=4) == gaussian_epsilon(1.5, 1e-6)
+    assert fixed_size_epsilon(3.0, 1e-6, probability=1.0, compositions=4) == gaussian_epsilon(
+        1.5, 1e-6
+    )
     with pytest.raises(ValueError, match="probability=0 must be in"):
         fixed_size_epsilon(3.0, 1e-6, probability=0, compositions=4)

@@ -15,14 +15,18 @@ from fedmf.privacy import learning_rate
 def plan():
     once = fedmf.Participation(rounds=8, schema="single")
     mechanism = fedmf.fit(fedmf.prefix_sum(8), once, family="tree")
-    return fedmf.Plan(mechanism=mechanism, participation=once, noise_multiplier=3.0, clip_norm=0.25, delta=1e-6)
+    return fedmf.Plan(
+        mechanism=mechanism, participation=once, noise_multiplier=3.0, clip_norm=0.25, delta=1e-6
+    )
 
 
 def test_effective_rmse_is_the_noise_of_the_mean_in_units_of_the_clip_norm(plan):
     workload = fedmf.prefix_sum(8)
     A, N = workload.matrix, plan.mechanism.noising()
     by_hand = math.sqrt(((A @ N) ** 2).sum() / 8) * plan.stddev / plan.clip_norm / 50
-    assert learning_rate.effective_rmse(plan, workload, cohort_size=50) == pytest.approx(by_hand, rel=1e-12)
+    assert learning_rate.effective_rmse(plan, workload, cohort_size=50) == pytest.approx(
+        by_hand, rel=1e-12
+    )
     claimed = plan.simulating(simulated=5, claimed=50)
     assert learning_rate.effective_rmse(claimed, workload) == pytest.approx(by_hand, rel=1e-12)
 
@@ -31,11 +35,15 @@ def test_the_rule():
     rate = learning_rate.predicted_learning_rate
     assert rate(1.0, grid=None) == pytest.approx(math.exp(-4.64), rel=1e-12)
     assert rate(0.02, grid=None) / rate(0.04, grid=None) == pytest.approx(2**0.95, rel=1e-12)
-    assert rate(0.02, clip_norm=0.5, grid=None) == pytest.approx(2 * rate(0.02, grid=None), rel=1e-12)
+    assert rate(0.02, clip_norm=0.5, grid=None) == pytest.approx(
+        2 * rate(0.02, grid=None), rel=1e-12
+    )
     for error in (1e-4, 0.01, 0.3, 7.0):
         exact, rounded = rate(error, grid=None), rate(error)
         assert 1.7**-0.5 <= rounded / exact <= 1.7**0.5
-        assert math.log(rounded) / math.log(1.7) == pytest.approx(round(math.log(rounded) / math.log(1.7)), abs=1e-9)
+        assert math.log(rounded) / math.log(1.7) == pytest.approx(
+            round(math.log(rounded) / math.log(1.7)), abs=1e-9
+        )
 
 
 def test_the_rates_are_the_grid_and_the_tables_are_consistent():
@@ -55,7 +63,9 @@ def test_the_rates_are_the_grid_and_the_tables_are_consistent():
 def test_command(tmp_path, capsys, plan):
     path = tmp_path / "tree.npz"
     plan.mechanism.save(path)
-    arguments = "--rounds 8 --schema single --noise-multiplier 3 --clip-norm 0.25 --cohort-size 50".split()
+    arguments = (
+        "--rounds 8 --schema single --noise-multiplier 3 --clip-norm 0.25 --cohort-size 50".split()
+    )
     main(["plan", "learning-rate", str(path), *arguments, "--json"])
     found = json.loads(capsys.readouterr().out)
     error = learning_rate.effective_rmse(plan, fedmf.prefix_sum(8), cohort_size=50)
@@ -76,7 +86,9 @@ def test_command(tmp_path, capsys, plan):
 
 
 def test_errors_of_the_fitted_runs():
-    """L_e of App. I, Table 6: from Band MF at epsilon 16, whose bands are 342 and rmse 8.56, to DP-SGD at epsilon 1, whose N is C = I."""
+    """L_e of App. I, Table 6: from Band MF at epsilon 16, whose bands are 342 and rmse 8.56, to
+    DP-SGD at epsilon 1, whose N is C = I.
+    """
     largest = 4.22468 * math.sqrt(6) * math.sqrt(2053 / 2) / 1000
     least = 0.36861 * 8.56 / 1000
     for error in (least, largest):
@@ -89,17 +101,26 @@ def test_errors_of_the_fitted_runs():
 def predictions(cells):
     """(rows whose prediction is the table's optimum, those one step beside it, all rows)."""
     cells = list(cells)
-    return sum(c.as_printed for c in cells), sum(c.agrees and not c.as_printed for c in cells), len(cells)
+    return (
+        sum(c.as_printed for c in cells),
+        sum(c.agrees and not c.as_printed for c in cells),
+        len(cells),
+    )
 
 
 def test_the_rule_finds_the_tables_optima_without_optimised_mechanisms():
-    # DP-SGD and the tree, without amplification. `make tables` has the other mechanisms, which take minutes to fit.
+    # DP-SGD and the tree, without amplification. `make tables` has the other mechanisms, which take
+    # minutes to fit.
     assert predictions(tuning_tables.banded_table_6(quick=True)) == (9, 1, 10)
 
 
 @pytest.mark.slow
 def test_the_rule_finds_the_tables_optima_with_amplification():
-    rows = [row for row in tuning_figures.BANDED_TABLE_7 if row.mechanism == "DP-SGD" or row.bands in (9, 18)]
+    rows = [
+        row
+        for row in tuning_figures.BANDED_TABLE_7
+        if row.mechanism == "DP-SGD" or row.bands in (9, 18)
+    ]
     assert predictions(tuning_tables._cells(rows, amplified=True, quick=False)) == (7, 0, 7)
 
 

@@ -1,4 +1,6 @@
-"""A sampling scheme is one class: one that only this file knows goes through calibration, controller, audit, statement, config and CLI."""
+"""A sampling scheme is one class: one that only this file knows goes through calibration,
+controller, audit, statement, config and CLI.
+"""
 
 import dataclasses
 import json
@@ -28,7 +30,9 @@ class Coins(Draws):
     seed: int
 
     def clients(self, t):
-        return np.flatnonzero(draw_generator(self.seed, t).random(self.population) < self.probability)
+        return np.flatnonzero(
+            draw_generator(self.seed, t).random(self.population) < self.probability
+        )
 
     def can_draw(self, t, clients):
         return np.ones(len(clients), bool)
@@ -58,13 +62,20 @@ def bernoulli():
 
         def epsilon(self, mechanism, noise, delta):
             sigma = noise / column_norm(mechanism)
-            return sampled_gaussian_epsilon(sigma, delta, probability=self.probability, compositions=mechanism.rounds)
+            return sampled_gaussian_epsilon(
+                sigma, delta, probability=self.probability, compositions=mechanism.rounds
+            )
 
         def draws(self, seed):
             return Coins(self.population, self.probability, seed)
 
         def statement(self, mechanism, noise):
-            return {"adjacency": "Coins.", "accounting": "By coins", "drawing": "A coin each.", "secret": ""}
+            return {
+                "adjacency": "Coins.",
+                "accounting": "By coins",
+                "drawing": "A coin each.",
+                "secret": "",
+            }
 
     yield Bernoulli
     del SCHEMES["bernoulli"]
@@ -95,7 +106,9 @@ def test_calibrate_controller_audit_and_statement(plan):
     assert audit.amplified_epsilon == plan.epsilon
     text = audit.statement(cohort_size=COHORT)
     assert "By coins. The smaller of it" in text
-    assert "A coin each. Who is drawn stays secret: amplification rests on it." in " ".join(text.split())
+    assert "A coin each. Who is drawn stays secret: amplification rests on it." in " ".join(
+        text.split()
+    )
     assert audit.statement_values(cohort_size=COHORT)["observed"]["short_rounds"] is None
     json.dumps(plan.summary(), allow_nan=False)
 
@@ -119,13 +132,28 @@ def test_a_command_reads_the_names_each_time(monkeypatch):
 
 def test_command_line(plan, tmp_path):
     plan.mechanism.save(tmp_path / "identity.npz")
-    options = ["--rounds", ROUNDS, "--sampling", "bernoulli", "--population", POPULATION, "--cohort-size", COHORT]
-    shown = json.loads(program.fedmf("calibrate", tmp_path / "identity.npz", *options, "--epsilon", 2, "--json").stdout)
+    options = [
+        "--rounds",
+        ROUNDS,
+        "--sampling",
+        "bernoulli",
+        "--population",
+        POPULATION,
+        "--cohort-size",
+        COHORT,
+    ]
+    shown = json.loads(
+        program.fedmf(
+            "calibrate", tmp_path / "identity.npz", *options, "--epsilon", 2, "--json"
+        ).stdout
+    )
     assert shown["sampling"]["scheme"] == "Bernoulli"
     assert shown["stddev"] == plan.stddev
     command = plan.calibrate_command(str(tmp_path / "identity.npz")).split()[1:]
     again = json.loads(program.fedmf(*command, "--json").stdout)
     assert again["statement_values"]["guarantee"] == plan.statement_values()["guarantee"]
     size = ["--population", POPULATION, "--cohort-size", COHORT, "--rounds", ROUNDS]
-    forecast = json.loads(program.fedmf("plan", "participation", *size, "--sampling", "bernoulli", "--json").stdout)
+    forecast = json.loads(
+        program.fedmf("plan", "participation", *size, "--sampling", "bernoulli", "--json").stdout
+    )
     assert forecast["sampling"] == "bernoulli"

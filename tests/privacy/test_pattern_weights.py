@@ -1,4 +1,6 @@
-"""The bound on the weights of patterns that are drawn together, against all patterns and the definition of a weight."""
+"""The bound on the weights of patterns that are drawn together, against all patterns and the
+definition of a weight.
+"""
 
 import itertools
 import math
@@ -13,7 +15,9 @@ from fedmf.privacy.sampling.pattern_weights import largest_log_factor
 
 
 def patterns(rounds, b, p, warm):
-    """(rounds of rest at the start, 0 or 1 a round, probability of the pattern given that start) of one client."""
+    """(rounds of rest at the start, 0 or 1 a round, probability of the pattern given that start) of
+    one client.
+    """
     for rest in range(b if warm else 1):
         for x in itertools.product((0, 1), repeat=rounds):
             able, chance = rest, 1.0
@@ -25,7 +29,9 @@ def patterns(rounds, b, p, warm):
 
 
 def log_weight(together, C, b, p, advance):
-    """log of p(x_1) .. p(x_K) exp(sum over i < l of <C x_i, C x_l>) / h(x_1, .., x_K), h the law that `MinSepLosses.sample` describes."""
+    """log of p(x_1) .. p(x_K) exp(sum over i < l of <C x_i, C x_l>) / h(x_1, .., x_K), h the law
+    that `MinSepLosses.sample` describes.
+    """
     sums = [C @ x for _, x, _ in together]
     log = sum(math.log(chance) for *_, chance in together)
     log += sum(float(u @ v) for u, v in itertools.combinations(sums, 2))
@@ -41,7 +47,10 @@ def log_weight(together, C, b, p, advance):
             for k in range(e + 1)
         ]
         log -= math.log(weights[m] / sum(weights) / math.comb(e, m))
-        able = [b - 1 if x[t] else max(rest - 1, 0) for rest, (_, x, _) in zip(able, together, strict=True)]
+        able = [
+            b - 1 if x[t] else max(rest - 1, 0)
+            for rest, (_, x, _) in zip(able, together, strict=True)
+        ]
     return log
 
 
@@ -54,7 +63,11 @@ def test_is_the_largest_weight_of_all_patterns(data):
     bands = data.draw(st.integers(1, min(b, rounds)), "bands")
     entry = st.floats(0, 1.5)
     columns = np.array(
-        data.draw(st.lists(st.lists(entry, min_size=bands, max_size=bands), min_size=rounds, max_size=rounds))
+        data.draw(
+            st.lists(
+                st.lists(entry, min_size=bands, max_size=bands), min_size=rounds, max_size=rounds
+            )
+        )
     )
     C = np.zeros((rounds, rounds))
     for t in range(rounds):
@@ -65,7 +78,9 @@ def test_is_the_largest_weight_of_all_patterns(data):
     advance = data.draw(st.floats(-1.0, 1.0), "advance")
     largest = max(
         log_weight(together, C, b, p, advance)
-        for together in itertools.combinations_with_replacement(list(patterns(rounds, b, p, warm)), K)
+        for together in itertools.combinations_with_replacement(
+            list(patterns(rounds, b, p, warm)), K
+        )
     )
     products = MinSepLosses(columns, b, p, warm).products
     bound = largest_log_factor(products, b, p, warm=warm, order=K, advance=advance)
@@ -73,8 +88,14 @@ def test_is_the_largest_weight_of_all_patterns(data):
 
 
 def test_no_other_thread_sees_a_bound_before_the_last(monkeypatch):
-    """An attack: a thread that drew with the advance of the first bound had weights above the second."""
-    losses, largest, calls = MinSepLosses(np.full((20, 2), 0.6), 3, 0.2, True), MinSepLosses._largest, []
+    """An attack: a thread that drew with the advance of the first bound had weights above the
+    second.
+    """
+    losses, largest, calls = (
+        MinSepLosses(np.full((20, 2), 0.6), 3, 0.2, True),
+        MinSepLosses._largest,
+        [],
+    )
 
     def unseen(self, K):
         assert K not in self.bounds
@@ -88,12 +109,16 @@ def test_no_other_thread_sees_a_bound_before_the_last(monkeypatch):
 
 @pytest.mark.parametrize("order", [2, 3])
 def test_rounds_in_blocks_are_bounded_closely(order):
-    """Of a hundred rounds two share their largest products: columns that shrink slowly have a bound a little above that of each round."""
+    """Of a hundred rounds two share their largest products: columns that shrink slowly have a bound
+    a little above that of each round.
+    """
     shrinking = np.linspace(1.2, 0.8, 100)[:, None] * np.array([0.8, 0.5, 0.3])
     losses = MinSepLosses(shrinking, 5, 0.1, True)
     options = {"warm": True, "order": order, "advance": 0.1}
     blocks = largest_log_factor(losses.products, 5, 0.1, **options)
-    alone = sum(largest_log_factor(losses.products[:, t : t + 50], 5, 0.1, **options) for t in (0, 50))
+    alone = sum(
+        largest_log_factor(losses.products[:, t : t + 50], 5, 0.1, **options) for t in (0, 50)
+    )
     log_factor, _ = losses.sample(order, 4096, np.random.default_rng(0))
     assert log_factor.max() <= losses.log_factor_bound(order) <= blocks
     # What is exact for each half bounds the whole, since any ages may begin the second one.

@@ -73,7 +73,9 @@ class TestPapers:
     def test_sensitivity_scales_the_printed_multiplier(self, epsilon, printed):
         # 1.1269 is known to four decimals: the product is good to half a unit of that, times sigma.
         tolerance = 0.5e-4 * gaussian_noise_multiplier(epsilon, 1e-6) + half_a_unit(printed)
-        assert gaussian_noise_multiplier(epsilon, 1e-6) * 1.1269 == pytest.approx(float(printed), rel=0, abs=tolerance)
+        assert gaussian_noise_multiplier(epsilon, 1e-6) * 1.1269 == pytest.approx(
+            float(printed), rel=0, abs=tolerance
+        )
 
     @pytest.mark.parametrize(("rho", "printed"), BANDED_K1.items())
     def test_epsilon_from_rho(self, rho, printed):
@@ -83,14 +85,19 @@ class TestPapers:
 
     @pytest.mark.parametrize("sigma", [0.3, 1.0, 7.5])
     def test_zcdp(self, sigma):
-        # Bun and Steinke 2016, Prop. 1.6, from the definition: (1/alpha) D_alpha of two unit-shifted Gaussians, any alpha.
+        # Bun and Steinke 2016, Prop. 1.6, from the definition: (1/alpha) D_alpha of two
+        # unit-shifted Gaussians, any alpha.
         alpha = mpmath.mpf(3)
 
         def likelihoods(x):
             return mpmath.npdf(x, 1, sigma) ** alpha * mpmath.npdf(x, 0, sigma) ** (1 - alpha)
 
-        divergence = mpmath.log(mpmath.quad(likelihoods, [-20 * sigma, 0, 3, 3 + 20 * sigma])) / (alpha - 1)
-        assert plan(noise_multiplier=sigma).rho == pytest.approx(float(divergence / alpha), rel=1e-9)
+        divergence = mpmath.log(mpmath.quad(likelihoods, [-20 * sigma, 0, 3, 3 + 20 * sigma])) / (
+            alpha - 1
+        )
+        assert plan(noise_multiplier=sigma).rho == pytest.approx(
+            float(divergence / alpha), rel=1e-9
+        )
 
 
 class TestClosedForm:
@@ -98,16 +105,20 @@ class TestClosedForm:
     @given(st.floats(-2.5, 4).map(lambda x: 10**x), st.floats(0, 300))
     def test_against_sixty_digits(self, sigma, epsilon):
         expected = float(oracle_delta(sigma, epsilon))
-        # The two terms of the difference are each good to 1e-15 and at most 1; log_ndtr and exp lose as many digits again as
-        # their exponent has.
+        # The two terms of the difference are each good to 1e-15 and at most 1; log_ndtr and exp
+        # lose as many digits again as their exponent has.
         rounding = 4e-16 * (4 + (epsilon * sigma) ** 2 + 1 / sigma**2 + epsilon)
         first_term = float(mpmath.ncdf(1 / (2 * mpmath.mpf(sigma)) - mpmath.mpf(epsilon) * sigma))
-        assert gaussian_delta(sigma, epsilon) == pytest.approx(expected, rel=0, abs=rounding * first_term + 1e-300)
+        assert gaussian_delta(sigma, epsilon) == pytest.approx(
+            expected, rel=0, abs=rounding * first_term + 1e-300
+        )
 
     def test_the_tolerance_tells_a_wrong_sign(self):
         # Negative control: a one-sided tail alone, without the subtraction, is far outside.
         sigma, epsilon = 1.0, 1.0
-        assert float(mpmath.ncdf(1 / (2 * sigma) - epsilon * sigma)) > 2 * gaussian_delta(sigma, epsilon)
+        assert float(mpmath.ncdf(1 / (2 * sigma) - epsilon * sigma)) > 2 * gaussian_delta(
+            sigma, epsilon
+        )
 
 
 class TestCalibration:
@@ -124,7 +135,9 @@ class TestCalibration:
 
     def test_calibrating_in_units_of_sensitivity(self):
         # The multiplier depends on the target only; the noise's size on the mechanism.
-        identity = calibrate(IdentityMechanism(rounds=4), TWICE, epsilon=2.0, delta=1e-6, clip_norm=3.0)
+        identity = calibrate(
+            IdentityMechanism(rounds=4), TWICE, epsilon=2.0, delta=1e-6, clip_norm=3.0
+        )
         tree = calibrate(TreeMechanism(rounds=4), TWICE, epsilon=2.0, delta=1e-6, clip_norm=3.0)
         assert identity.noise_multiplier == tree.noise_multiplier
         assert identity.stddev == pytest.approx(identity.noise_multiplier * math.sqrt(2) * 3.0)
@@ -134,7 +147,8 @@ class TestCalibration:
 class TestEpsilon:
     @pytest.mark.parametrize("delta", [1e-15, 1e-6, 0.9])
     @pytest.mark.parametrize(
-        "sigma", [0.0, 5e-324, 1e-200, 1e-3, 0.011, 0.05, 0.3, 3.0, 1e3, 1e6, 1e12, 1e150, 1e200, 1e308]
+        "sigma",
+        [0.0, 5e-324, 1e-200, 1e-3, 0.011, 0.05, 0.3, 3.0, 1e3, 1e6, 1e12, 1e150, 1e200, 1e308],
     )
     def test_extremes_neither_crash_nor_hang_nor_go_weaker(self, sigma, delta):
         started = time.perf_counter()
@@ -148,7 +162,10 @@ class TestEpsilon:
             assert sigma < 0.011
 
     def test_more_noise_or_more_delta_never_costs_privacy(self):
-        table = [[gaussian_epsilon(s, d) for d in (1e-12, 1e-6, 1e-2)] for s in (0.1, 0.5, 2.0, 10.0, 1e3, 1e6)]
+        table = [
+            [gaussian_epsilon(s, d) for d in (1e-12, 1e-6, 1e-2)]
+            for s in (0.1, 0.5, 2.0, 10.0, 1e3, 1e6)
+        ]
         falls = np.diff(table, axis=0)
         assert ((falls < 0) | (np.array(table)[:-1] == 0)).all()
         assert (np.diff(table, axis=1) <= 0).all()
@@ -170,7 +187,10 @@ class TestPlan:
         ("mechanism", "expected"),
         [
             (IdentityMechanism(rounds=4), math.sqrt(2)),
-            (BandedMechanism(diagonals=[[2.0, 0.0], [1.0, 0.5], [1.0, 0.5], [3.0, 0.5]]), math.sqrt(4.25 + 9.0)),
+            (
+                BandedMechanism(diagonals=[[2.0, 0.0], [1.0, 0.5], [1.0, 0.5], [3.0, 0.5]]),
+                math.sqrt(4.25 + 9.0),
+            ),
         ],
         ids=["identity", "banded"],
     )
@@ -191,7 +211,11 @@ class TestPlan:
         assert made.stddev == pytest.approx(claimed.stddev / 10, rel=1e-14)
         # The noise on the mean is that of the claimed cohort.
         assert made.stddev / 10 == pytest.approx(claimed.stddev / 100, rel=1e-14)
-        assert (made.noise_multiplier, made.epsilon, made.rho) == (2.0, claimed.epsilon, claimed.rho)
+        assert (made.noise_multiplier, made.epsilon, made.rho) == (
+            2.0,
+            claimed.epsilon,
+            claimed.rho,
+        )
         assert (made.summary()["simulated_cohort"], made.summary()["claimed_cohort"]) == (10, 100)
         assert type(made.simulated_cohort) is int
         assert claimed.noise_scale == 1
@@ -208,12 +232,15 @@ class TestPlan:
         assert simulation["population_needed"] == 400
 
     def test_summary_is_json(self):
-        summary = json.loads(json.dumps(plan().simulating(simulated=1, claimed=3).summary(), allow_nan=False))
+        summary = json.loads(
+            json.dumps(plan().simulating(simulated=1, claimed=3).summary(), allow_nan=False)
+        )
         assert summary["stddev"] == pytest.approx(plan().stddev / 3, rel=1e-14)
         assert summary["sensitivity"]["value"] == plan().sensitivity.value
         assert summary["neighbouring_relation"] == "zero-out"
 
-    # An encoder of 1e46 has rows of N of 1e-46: TensorFlow would make them 0, and the run would have no noise.
+    # An encoder of 1e46 has rows of N of 1e-46: TensorFlow would make them 0, and the run would
+    # have no noise.
     @pytest.mark.parametrize(
         ("scale", "clip_norm", "sigma"),
         [(1e-46, 0.5, 2.0), (1e-31, 0.5, 2.0), (1e31, 0.5, 2.0), (1e46, 0.5, 2.0),
@@ -221,16 +248,26 @@ class TestPlan:
          (1e-20, 1e-19, 1e-20), (1e20, 1e19, 1.0), (1e25, 1e-20, 1e-20)],
     )  # fmt: skip
     def test_noise_that_float32_cannot_hold(self, scale, clip_norm, sigma):
-        made = plan(mechanism=DenseMechanism(matrix=np.eye(4) * scale), clip_norm=clip_norm, noise_multiplier=sigma)
+        made = plan(
+            mechanism=DenseMechanism(matrix=np.eye(4) * scale),
+            clip_norm=clip_norm,
+            noise_multiplier=sigma,
+        )
         words = re.escape(f"clip_norm={clip_norm}, noise_multiplier={sigma} and")
-        with pytest.raises(ValueError, match=f"{words}.*float32.*rescale the updates.*or divide the encoder"):
+        with pytest.raises(
+            ValueError, match=f"{words}.*float32.*rescale the updates.*or divide the encoder"
+        ):
             _ = made.stddev
         assert dataclasses.replace(made, noise_multiplier=0.0).stddev == 0
 
     @pytest.mark.parametrize("clip_norm", [1e38, 1e30, 1e-31])
     def test_sums_and_draws_that_float32_cannot_hold(self, clip_norm):
-        """Two clients of 2e38 are infinite, and of noise of 1e-37 nearly every draw is below what float32 holds to its full precision."""
-        with pytest.raises(ValueError, match=f"clip_norm={re.escape(str(clip_norm))}.*beyond the range of float32"):
+        """Two clients of 2e38 are infinite, and of noise of 1e-37 nearly every draw is below what
+        float32 holds to its full precision.
+        """
+        with pytest.raises(
+            ValueError, match=f"clip_norm={re.escape(str(clip_norm))}.*beyond the range of float32"
+        ):
             _ = plan(clip_norm=clip_norm, noise_multiplier=0.5).stddev
         assert plan(clip_norm=clip_norm, noise_multiplier=0.0).stddev == 0
 
@@ -251,14 +288,18 @@ class TestPlan:
         one, scaled = (plan(mechanism=DenseMechanism(matrix=C * s)) for s in (1, scale))
         # Some kernels round entries that are 0 to 1e-16.
         noise = one.mechanism.noising() * one.stddev
-        np.testing.assert_allclose(scaled.mechanism.noising() * scaled.stddev, noise, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(
+            scaled.mechanism.noising() * scaled.stddev, noise, rtol=1e-12, atol=1e-12
+        )
 
 
 POISSON = CyclicPoisson(population=100_000, cohort_size=100)
 
 
 def test_a_sampled_simulation_is_accounted_for_the_claimed_cohort():
-    """With the sampling of the small cohort the epsilon of the claimed one came out several times too small."""
+    """With the sampling of the small cohort the epsilon of the claimed one came out several times
+    too small.
+    """
     claimed = dataclasses.replace(POISSON, cohort_size=1000)
     made = plan(participation=None, sampling=claimed).simulating(simulated=100, claimed=1000)
     assert made.epsilon == plan(participation=None, sampling=claimed).epsilon

@@ -1,4 +1,6 @@
-"""What it costs to tell the clip norm a quantile: two streams that are together one mechanism of the planned noise."""
+"""What it costs to tell the clip norm a quantile: two streams that are together one mechanism of
+the planned noise.
+"""
 
 import dataclasses
 import itertools
@@ -19,7 +21,9 @@ TWICE = fedmf.Participation(rounds=ROUNDS, schema="min_sep", min_sep=3)
 def plan_of(clipping, mechanism="banded", participation=TWICE, **changes):
     values = {"noise_multiplier": 2.0, "clip_norm": 0.5, "delta": 1e-6} | changes
     mechanism = MECHANISMS[mechanism](ROUNDS)
-    return fedmf.Plan(mechanism=mechanism, participation=participation, quantile_clipping=clipping, **values)
+    return fedmf.Plan(
+        mechanism=mechanism, participation=participation, quantile_clipping=clipping, **values
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,7 +42,9 @@ def test_the_formula_of_the_paper(z, bit_noise, expected):
 
 
 def largest_change(plan, bit):
-    """By brute force: the norm of C times what one client sends in both streams, each over the standard deviation of its Z."""
+    """By brute force: the norm of C times what one client sends in both streams, each over the
+    standard deviation of its Z.
+    """
     C, largest = plan.mechanism.encoder(), 0.0
     x_noise, b_noise = plan.stddev / plan.clip_norm, plan.bit_stddev
     for pattern in plan.participation.patterns():
@@ -68,7 +74,11 @@ def test_a_bit_that_is_not_centred_costs_more_than_planned():
 def test_the_guarantee_is_that_of_the_plan_without():
     clipping = QuantileClipping(share=0.04)
     plain, adaptive = plan_of(None), plan_of(clipping)
-    assert (adaptive.epsilon, adaptive.rho, adaptive.event) == (plain.epsilon, plain.rho, plain.event)
+    assert (adaptive.epsilon, adaptive.rho, adaptive.event) == (
+        plain.epsilon,
+        plain.rho,
+        plain.event,
+    )
     assert adaptive.stddev == pytest.approx(plain.stddev / math.sqrt(0.96))
     assert adaptive.bit_stddev == pytest.approx(2.5 * plain.stddev / plain.clip_norm)
     assert (plain.bit_stddev, plain.noise_size(7), adaptive.noise_size(7)) == (0.0, 7, 8)
@@ -80,7 +90,8 @@ def test_sampling_amplifies_both_streams_as_it_does_one():
     """Theorem 4 of the banded paper is about vectors of bounded norm, and both streams are one."""
     scheme = fedmf.CyclicPoisson(population=1200, cohort_size=10)
     plain, adaptive = (
-        plan_of(each, participation=None, sampling=scheme) for each in (None, QuantileClipping(share=0.3))
+        plan_of(each, participation=None, sampling=scheme)
+        for each in (None, QuantileClipping(share=0.3))
     )
     assert adaptive.epsilon == plain.epsilon < plain.unamplified_epsilon
     noise = adaptive.stddev / adaptive.clip_norm, adaptive.bit_stddev
@@ -106,11 +117,20 @@ def test_both_streams_are_stated_and_the_stated_command_makes_the_plan_again(tmp
     plan.mechanism.save(tmp_path / "mechanism.npz")
     words = " ".join(plan.command_options()).split()
     given = {
-        name.removeprefix("--").replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=True)
+        name.removeprefix("--").replace("-", "_"): value
+        for name, value in zip(words[::2], words[1::2], strict=True)
     }
-    number = {"schema": str, "rounds": int, "min_sep": int, "max_participations": int, "clip_every": int}
+    number = {
+        "schema": str,
+        "rounds": int,
+        "min_sep": int,
+        "max_participations": int,
+        "clip_every": int,
+    }
     target = {name: number.get(name, float)(value) for name, value in given.items()}
-    target |= {name: target[f"clip_{name}"] for name in ("quantile", "share", "every", "learning_rate")}
+    target |= {
+        name: target[f"clip_{name}"] for name in ("quantile", "share", "every", "learning_rate")
+    }
     again = plan_from(tmp_path / "mechanism.npz", target | {"epsilon": None, "budget": None})
     assert again.summary() == plan.summary()
 
@@ -133,10 +153,22 @@ def test_what_was_achieved_counts_both_streams():
         (lambda: QuantileClipping(share=1.0), "share=1.0"),
         (lambda: QuantileClipping(every=0), "every=0"),
         (lambda: QuantileClipping(learning_rate=0.0), "learning_rate=0.0"),
-        (lambda: QuantileClipping.with_bit_noise(1.0, noise_multiplier=2.0), "bit_noise=1.0 is at most half of"),
-        (lambda: fedmf.TrainConfig(epsilon=8.0, clip_share=0.1), "clip_share=0.1 belongs to clip_quantile"),
-        (lambda: fedmf.TrainConfig(epsilon=8.0, clip_every=2), "clip_every=2 belongs to clip_quantile"),
-        (lambda: fedmf.TrainConfig(epsilon=8.0, clip_learning_rate=0.2), "clip_learning_rate=0.2 belongs to clip_q"),
+        (
+            lambda: QuantileClipping.with_bit_noise(1.0, noise_multiplier=2.0),
+            "bit_noise=1.0 is at most half of",
+        ),
+        (
+            lambda: fedmf.TrainConfig(epsilon=8.0, clip_share=0.1),
+            "clip_share=0.1 belongs to clip_quantile",
+        ),
+        (
+            lambda: fedmf.TrainConfig(epsilon=8.0, clip_every=2),
+            "clip_every=2 belongs to clip_quantile",
+        ),
+        (
+            lambda: fedmf.TrainConfig(epsilon=8.0, clip_learning_rate=0.2),
+            "clip_learning_rate=0.2 belongs to clip_q",
+        ),
     ],
 )
 def test_refusals(make, named):

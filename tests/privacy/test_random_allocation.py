@@ -1,4 +1,6 @@
-"""Random allocation against integrals that share nothing with it: quadrature for two positions, uniform grids by FFT for many."""
+"""Random allocation against integrals that share nothing with it: quadrature for two positions,
+uniform grids by FFT for many.
+"""
 
 import math
 
@@ -14,26 +16,37 @@ from fedmf.privacy.random_allocation import allocation_law, random_allocation_ep
 
 
 def integrals(sigma, positions, epsilon, top, cells=2**21):
-    """Lower and upper bounds on delta(epsilon) of remove and add: every exp(loss) rounded down and up to a uniform grid of 0..top."""
+    """Lower and upper bounds on delta(epsilon) of remove and add: every exp(loss) rounded down and
+    up to a uniform grid of 0..top.
+    """
     s, h = 1 / sigma, top / cells
     with np.errstate(divide="ignore"):
         z = (np.log(h * np.arange(cells + 1)) + s * s / 2) / s
     absent, present = np.diff(special.ndtr(z)), np.diff(special.ndtr(z - s))
     others = fft.rfft(absent, 2 * cells) ** (positions - 1)
     with_client, without = (
-        fft.irfft(others * fft.rfft(mass, 2 * cells), 2 * cells)[:cells] for mass in (present, absent)
+        fft.irfft(others * fft.rfft(mass, 2 * cells), 2 * cells)[:cells]
+        for mass in (present, absent)
     )
     down, wide = h * np.arange(cells), positions * h
     beyond = max(0.0, 1 - with_client.sum()) + 1e-11  # and the rounding of the transform
     high, low = positions * math.exp(epsilon), positions * math.exp(-epsilon)
-    remove = [with_client @ np.maximum(0, 1 - high / np.maximum(x, 1e-300)) for x in (down, down + wide)]
+    remove = [
+        with_client @ np.maximum(0, 1 - high / np.maximum(x, 1e-300)) for x in (down, down + wide)
+    ]
     add = [without @ np.maximum(0, 1 - x / low) for x in (down + wide, down)]
     return (remove[0] - 1e-11, remove[1] + beyond), (add[0] - 1e-11, add[1] + 1e-11)
 
 
 @pytest.mark.parametrize(
     ("sigma", "positions", "epsilon", "top"),
-    [(1.0, 2, 0.8, 3000), (1.0, 8, 0.5, 3000), (1.0, 64, 0.5, 3000), (2.0, 64, 0.2, 200), (0.8, 5, 0.4, 9000)],
+    [
+        (1.0, 2, 0.8, 3000),
+        (1.0, 8, 0.5, 3000),
+        (1.0, 64, 0.5, 3000),
+        (2.0, 64, 0.2, 200),
+        (0.8, 5, 0.4, 9000),
+    ],
 )
 def test_delta_is_the_integral_in_both_directions(sigma, positions, epsilon, top):
     found = allocation_law(sigma, positions, 1).deltas(epsilon)
@@ -42,7 +55,8 @@ def test_delta_is_the_integral_in_both_directions(sigma, positions, epsilon, top
         assert low <= delta <= 1.001 * high
 
 
-# References by conditional integration with their errors; that of (2, 64) from the integrals above with 2^22 cells, [0.3295, 0.3296].
+# References by conditional integration with their errors; that of (2, 64) from the integrals above
+# with 2^22 cells, [0.3295, 0.3296].
 @pytest.mark.parametrize(
     ("sigma", "positions", "delta", "epsilon", "error"),
     [
@@ -63,7 +77,11 @@ def test_epsilon_of_one_epoch(sigma, positions, delta, epsilon, error):
 
 @pytest.mark.parametrize(
     ("sigma", "epsilon", "remove", "add"),
-    [(1.0, 0.5, 0.149178, 0.142687), (1.0, 1.0, 0.059207, 0.050198), (2.0, 0.25, 0.059803, 0.058999)],
+    [
+        (1.0, 0.5, 0.149178, 0.142687),
+        (1.0, 1.0, 0.059207, 0.050198),
+        (2.0, 0.25, 0.059803, 0.058999),
+    ],
 )
 def test_two_positions_by_quadrature(sigma, epsilon, remove, add):
     found = allocation_law(sigma, 2, 1).deltas(epsilon)
@@ -73,9 +91,14 @@ def test_two_positions_by_quadrature(sigma, epsilon, remove, add):
 
 @pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 16.5), (1.0, 2.5), (1.0, 5.8), (3.0, 1.8)])
 def test_the_tail_keeps_its_relative_accuracy(sigma, epsilon):
-    """Two positions, deltas of 1e-4 to 1e-15: one ratio in closed form, the other by the trapezoidal rule."""
+    """Two positions, deltas of 1e-4 to 1e-15: one ratio in closed form, the other by the
+    trapezoidal rule.
+    """
     s, x = 1 / sigma, np.linspace(-14, 14 + 3 / sigma, 200_001)
-    ratio, weight = np.exp(s * x - s * s / 2), np.exp(-x * x / 2) / math.sqrt(2 * math.pi) * (x[1] - x[0])
+    ratio, weight = (
+        np.exp(s * x - s * s / 2),
+        np.exp(-x * x / 2) / math.sqrt(2 * math.pi) * (x[1] - x[0]),
+    )
 
     def beyond(strike):
         """E max(0, R - strike) and E max(0, strike - R)."""
@@ -85,7 +108,9 @@ def test_the_tail_keeps_its_relative_accuracy(sigma, epsilon):
 
     remove = weight @ beyond(2 * math.exp(epsilon) - ratio)[0] / 2
     add = weight @ beyond(2 * math.exp(-epsilon) - ratio)[1] * math.exp(epsilon) / 2
-    for delta, exact in zip(allocation_law(sigma, 2, 1).deltas(epsilon), (remove, add), strict=True):
+    for delta, exact in zip(
+        allocation_law(sigma, 2, 1).deltas(epsilon), (remove, add), strict=True
+    ):
         if exact > 1e-15:
             assert exact * (1 - 1e-9) <= delta <= 1.01 * exact
 
@@ -95,13 +120,16 @@ def test_two_epochs_of_two_positions_by_quadrature():
     nodes, weights = np.polynomial.hermite_e.hermegauss(120)
     ratio, weights = np.exp(nodes / sigma - 1 / (2 * sigma**2)), weights / weights.sum()
     one, mass = np.add.outer(ratio, ratio).ravel() / 2, np.outer(weights, weights).ravel()
-    # The last of the four ratios in closed form: E max(0, a + b R - K), which is smooth in the other three.
+    # The last of the four ratios in closed form: E max(0, a + b R - K), which is smooth in the
+    # other three.
     a = np.multiply.outer(one, ratio / 2)
     b, left, p = one[:, None] / 2, mass[:, None] * weights, math.exp(epsilon)
 
     def call(strike):
         strike = strike / b
-        d = np.where(strike > 0, -sigma * np.log(np.maximum(strike, 1e-300)) + 1 / (2 * sigma), np.inf)
+        d = np.where(
+            strike > 0, -sigma * np.log(np.maximum(strike, 1e-300)) + 1 / (2 * sigma), np.inf
+        )
         return b * (special.ndtr(d) - strike * special.ndtr(d - 1 / sigma))
 
     remove = (left * call(p - a)).sum()
@@ -112,7 +140,8 @@ def test_two_epochs_of_two_positions_by_quadrature():
 
 
 @pytest.mark.parametrize(
-    ("sigma", "epochs", "epsilon"), [(1.0, 1, 4.0), (1.3, 7, 9.0), (5.0, 100, 11.0), (20.0, 2047, 18.0)]
+    ("sigma", "epochs", "epsilon"),
+    [(1.0, 1, 4.0), (1.3, 7, 9.0), (5.0, 100, 11.0), (20.0, 2047, 18.0)],
 )
 def test_one_position_is_the_gaussian(sigma, epochs, epsilon):
     exact = gaussian_delta(sigma / math.sqrt(epochs), epsilon)
@@ -133,12 +162,17 @@ def test_a_coarser_grid_is_never_below(sigma, positions, epochs, epsilon):
     for law in (fine, coarse):
         assert law.mass.sum() + law.zero == pytest.approx(1, abs=1e-12)
         assert law.mass_under_p.sum() + law.infinite == pytest.approx(1, abs=1e-12)
-    assert all(a <= b * (1 + 1e-9) + 1e-20 for a, b in zip(fine.deltas(epsilon), coarse.deltas(epsilon), strict=True))
+    assert all(
+        a <= b * (1 + 1e-9) + 1e-20
+        for a, b in zip(fine.deltas(epsilon), coarse.deltas(epsilon), strict=True)
+    )
 
 
 @settings(max_examples=8, deadline=None)
 @given(st.floats(0.3, 8), st.integers(1, 60), st.integers(1, 6), st.floats(-12, -3))
-def test_more_places_or_noise_or_fewer_epochs_never_raise_epsilon(sigma, positions, epochs, exponent):
+def test_more_places_or_noise_or_fewer_epochs_never_raise_epsilon(
+    sigma, positions, epochs, exponent
+):
     delta, rounding = 10**exponent, 1 + 5e-4
 
     def epsilon(noise, places, times):
@@ -152,7 +186,8 @@ def test_more_places_or_noise_or_fewer_epochs_never_raise_epsilon(sigma, positio
 
 
 def test_the_ends_of_its_range():
-    # The least delta there is; so many positions that they are counted as fewer; noise without amplification to speak of.
+    # The least delta there is; so many positions that they are counted as fewer; noise without
+    # amplification to speak of.
     assert random_allocation_epsilon(1.0, 1e-15, positions=8) < gaussian_epsilon(1.0, 1e-15)
     many = [random_allocation_epsilon(4.0, 1e-6, positions=n) for n in (2**16, 10**9)]
     assert many[0] == many[1] < 0.003
@@ -166,7 +201,10 @@ def test_the_ends_of_its_range():
 
 
 def test_batches_of_fixed_size_show_more():
-    """A permutation deals the other clients too. Two clients, two rounds, one a round, the other one's contribution is -1."""
+    """A permutation deals the other clients too.
+
+    Two clients, two rounds, one a round, the other one's contribution is -1.
+    """
     sigma, epsilon = 1.0, 0.5
     x = np.linspace(-9, 9, 1501)
 
@@ -178,8 +216,12 @@ def test_batches_of_fixed_size_show_more():
     present, zeroed = dealt(1, -1), dealt(0, -1)
     seen = np.maximum(0, present - math.exp(epsilon) * zeroed).sum()
     assert seen > 1.4 * max(allocation_law(sigma, 2, 1).deltas(epsilon))
-    # The same with places drawn independently: the other one is in the first round, whatever the client draws.
-    sums = [np.exp(-((x[:, None] - a) ** 2 + (x - b) ** 2) / 2 / sigma**2) for a, b in ((0, 0), (-1, 1), (-1, 0))]
+    # The same with places drawn independently: the other one is in the first round, whatever the
+    # client draws.
+    sums = [
+        np.exp(-((x[:, None] - a) ** 2 + (x - b) ** 2) / 2 / sigma**2)
+        for a, b in ((0, 0), (-1, 1), (-1, 0))
+    ]
     present, zeroed = (sums[0] + sums[1]) / 2 / sums[0].sum(), sums[2] / sums[2].sum()
     seen = np.maximum(0, present - math.exp(epsilon) * zeroed).sum()
     assert seen <= allocation_law(sigma, 2, 1).deltas(epsilon)[0]
@@ -189,5 +231,7 @@ def test_batches_of_fixed_size_show_more():
 def test_next_to_no_noise_is_the_gaussian_or_less(noise_multiplier):
     """Ratios of such noise leave float64."""
     for positions, epochs in ((2, 1), (64, 1), (3, 4)):
-        epsilon = random_allocation_epsilon(noise_multiplier, 1e-15, positions=positions, epochs=epochs)
+        epsilon = random_allocation_epsilon(
+            noise_multiplier, 1e-15, positions=positions, epochs=epochs
+        )
         assert 0 < epsilon <= gaussian_epsilon(noise_multiplier / math.sqrt(epochs), 1e-15)

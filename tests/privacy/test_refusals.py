@@ -1,4 +1,6 @@
-"""Refusals of plans, schemes, audits, controllers and devices: one sentence that names the argument, its value, and the way out."""
+"""Refusals of plans, schemes, audits, controllers and devices: one sentence that names the
+argument, its value, and the way out.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +9,14 @@ import fedmf
 from fedmf.audits.distinguishing import audit_distinguishing, worst_case
 from fedmf.audits.log import sorted_log
 from fedmf.audits.noise import audit_noise, causal_factor, whiten
-from fedmf.cohorts.availability import Always, Diurnal, Independent, Window, availability_from_text, availability_model
+from fedmf.cohorts.availability import (
+    Always,
+    Diurnal,
+    Independent,
+    Window,
+    availability_from_text,
+    availability_model,
+)
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.forecast import Size, forecast
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
@@ -26,7 +35,8 @@ SPACED = Participation(rounds=20, schema="min_sep", min_sep=5)
 FIXED = Participation(rounds=20, schema="fixed_epoch", min_sep=5)
 EVERY = Participation(rounds=40, schema="every_round")
 POISSON, FIXED_SIZE, SHUFFLE = (
-    kind(population=60, cohort_size=6, partitions=5) for kind in (CyclicPoisson, CyclicFixedSize, CyclicShuffle)
+    kind(population=60, cohort_size=6, partitions=5)
+    for kind in (CyclicPoisson, CyclicFixedSize, CyclicShuffle)
 )
 UNPARTED = CyclicPoisson(population=60, cohort_size=6)
 LARGE = CyclicPoisson(population=100_000, cohort_size=100)
@@ -45,12 +55,16 @@ def calibrate(**changes):
 
 
 def controller(participation=SPACED, **changes):
-    return fedmf.ParticipationController(participation, **{"population": 30, "cohort_size": 4, "seed": 3, **changes})
+    return fedmf.ParticipationController(
+        participation, **{"population": 30, "cohort_size": 4, "seed": 3, **changes}
+    )
 
 
 def drawn_by(scheme=POISSON, participation=None, **changes):
     participation = participation or scheme.participation(40)
-    return controller(participation, **{"population": 60, "cohort_size": 6, "sampling": scheme, **changes})
+    return controller(
+        participation, **{"population": 60, "cohort_size": 6, "sampling": scheme, **changes}
+    )
 
 
 def gone_on_from(*cohorts):
@@ -76,7 +90,9 @@ def first_cohort(availability):
 
 
 def game(trials=9, **changes):
-    return audit_distinguishing(plan(), worst_case(plan()), np.zeros(trials), np.zeros(9), **changes)
+    return audit_distinguishing(
+        plan(), worst_case(plan()), np.zeros(trials), np.zeros(9), **changes
+    )
 
 
 def log(**changes):
@@ -111,13 +127,17 @@ TYPE_ERRORS = [
     (lambda: DeviceBehavior(timer_jitter=0.5), "timer_jitter=0.5"),
     (lambda: Diurnal(charging=3), "charging=3 must be a fedmf.cohorts.availability.Window"),
     (lambda: availability_from_text(0.3), "availability=0.3 must be a text"),
-    (lambda: availability_model(0.5, 3), "availability=0.5 must be None, a model of fedmf.cohorts.availability"),
-    (lambda: availability_model(Always, 3), "availability=.* must be None, a model of fedmf.cohorts.availability"),
+    (lambda: availability_model(0.5, 3), "availability=0.5 must be None, a model of "
+                                         "fedmf.cohorts.availability"),
+    (lambda: availability_model(Always, 3), "availability=.* must be None, a model of "
+                                            "fedmf.cohorts.availability"),
 ]
 VALUE_ERRORS = [
-    (lambda: plan(mechanism=IdentityMechanism(rounds=5)), "5 rounds but participation has 4: fit the mechanism"),
+    (lambda: plan(mechanism=IdentityMechanism(rounds=5)), "5 rounds but participation has 4: fit "
+                                                          "the mechanism"),
     (lambda: plan(noise_multiplier=-1.0), "noise_multiplier=-1.0.*0 for no privacy"),
-    (lambda: plan(noise_multiplier=-(10**5000)), "noise_multiplier .*beyond float64.*0 for no privacy"),
+    (lambda: plan(noise_multiplier=-(10**5000)), "noise_multiplier .*beyond float64.*0 for no "
+                                                 "privacy"),
     (lambda: plan(clip_norm=0.0), "clip_norm=0.0.*such as 1.0"),
     (lambda: plan(clip_norm=INF), "clip_norm=inf.*such as 1.0"),
     (lambda: plan(delta=1.0), "delta=1.0.*such as delta=1e-6"),
@@ -135,11 +155,13 @@ VALUE_ERRORS = [
     (lambda: calibrate(epsilon=5000), "epsilon=5000.*below 5000"),
     (lambda: calibrate(epsilon=NAN), "epsilon=nan"),
     (lambda: effective_rmse(plan(), fedmf.prefix_sum(4), cohort_size=0), "cohort_size=0 must be at least 1"),
-    (lambda: predicted_learning_rate(0.0), "effective_rmse=0.0 must be positive: the rule is for runs with noise"),
+    (lambda: predicted_learning_rate(0.0), "effective_rmse=0.0 must be positive: the rule is for "
+                                           "runs with noise"),
     (lambda: predicted_learning_rate(0.1, clip_norm=-1.0), "clip_norm=-1.0 must be positive"),
     (lambda: predicted_learning_rate(0.1, grid=1.0), "grid=1.0 must be above 1"),
     (lambda: as_text({}, ".txt"), "suffix '.txt': name a file that ends in .md or .json"),
-    (lambda: CyclicPoisson(population=10, cohort_size=11), "cohort_size=11.*population=10.*at most 10"),
+    (lambda: CyclicPoisson(population=10, cohort_size=11), "cohort_size=11.*population=10.*at "
+                                                           "most 10"),
     (lambda: CyclicPoisson(population=100, cohort_size=30, partitions=4), "4 partitions.*at most 25.*at most 3 bands"),
     (lambda: CyclicPoisson(population=10, cohort_size=1, partitions=0), "partitions=0"),
     (lambda: CyclicShuffle(population=1000, cohort_size=10, partitions=3), "partitions=3 does not divide.*100 rounds"),
@@ -148,7 +170,8 @@ VALUE_ERRORS = [
     (lambda: game(confidence=1.5), "confidence=1.5"),
     (lambda: worst_case(plan(noise_multiplier=0.0)), "guarantees nothing of what runs"),
     (lambda: worst_case(plan().simulating(simulated=1, claimed=9)), "guarantees nothing of what runs"),
-    (lambda: audit_noise([W], leaves=(1, 2)), r"leaves=\(1, 2\) has 3 coordinates but the rows have 4"),
+    (lambda: audit_noise([W], leaves=(1, 2)), r"leaves=\(1, 2\) has 3 coordinates but the rows "
+                                              r"have 4"),
     (lambda: audit_noise([W], leaves=(4,), false_positive_rate=1.0), "false_positive_rate=1.0"),
     (lambda: audit_noise([W, W[:2]], leaves=(4,)), r"whitened has shapes \[\(3, 4\), \(2, 4\)\]"),
     (lambda: whiten(np.eye(3), W * NAN, 1.0), "not finite"),
@@ -165,20 +188,27 @@ VALUE_ERRORS = [
     (lambda: appended(1, 1), r"cohort=\[1, 1\] must list different"),
     (lambda: appended(-1), r"cohort=\[-1\] must list different, non-negative"),
     (lambda: appended([1, 2]), "cohort="),
-    (lambda: appended(1, 8, selected=np.array([1, 7])), "cohort of round 0 has client 8, who is not in selected"),
+    (lambda: appended(1, 8, selected=np.array([1, 7])), "cohort of round 0 has client 8, who is "
+                                                        "not in selected"),
     (lambda: fedmf.audit_ledger(ledger_of([[1]] * 5), plan()), "ledger has 5 rounds but the plan covers 4"),
     (lambda: controller().cohort(-1), "t=-1"),
     (lambda: controller().cohort(1), "round t=1 cannot be drawn: the next round is 0 of 20"),
-    (lambda: first_cohort(lambda t: np.ones(29, bool)), r"availability\(0\) gave .* must give a boolean mask of shape \(30,\)"),
+    (lambda: first_cohort(lambda t: np.ones(29, bool)), r"availability\(0\) gave .* must give a "
+                                                        r"boolean mask of shape \(30,\)"),
     (lambda: first_cohort(lambda t: np.ones((30, 1), bool)), r"availability\(0\) gave .* must give a boolean mask of shape \(30,\)"),
-    (lambda: first_cohort(lambda t: np.ones(30)), r"availability\(0\) gave float64 .* must give a boolean mask of shape \(30,\)"),
-    (lambda: first_cohort(Answers(np.ones(31, bool))), "availability gave .* for 30 clients of round 0: it must give a bool for each"),
-    (lambda: first_cohort(Answers(np.ones(30))), "availability gave .* for 30 clients of round 0: it must give a bool for each"),
-    (lambda: first_cohort(Answers(True)), "availability gave .* for 30 clients of round 0: it must give a bool for each"),
+    (lambda: first_cohort(lambda t: np.ones(30)), r"availability\(0\) gave float64 .* must give "
+                                                  r"a boolean mask of shape \(30,\)"),
+    (lambda: first_cohort(Answers(np.ones(31, bool))), "availability gave .* for 30 clients of "
+                                                       "round 0: it must give a bool for each"),
+    (lambda: first_cohort(Answers(np.ones(30))), "availability gave .* for 30 clients of round "
+                                                 "0: it must give a bool for each"),
+    (lambda: first_cohort(Answers(True)), "availability gave .* for 30 clients of round 0: it "
+                                          "must give a bool for each"),
     (lambda: controller(population=0), "population=0.*number of clients"),
     (lambda: controller(cohort_size=0), "cohort_size=0.*clients a round"),
     (lambda: controller(cohort_size=31), "cohort_size=31.*population=30.*at most 30"),
-    (lambda: controller(cohort_size=7), "cohort_size=7 .*min_sep=5 = 35 exceeds population=30: .*at most 6"),
+    (lambda: controller(cohort_size=7), "cohort_size=7 .*min_sep=5 = 35 exceeds population=30: "
+                                        ".*at most 6"),
     (lambda: controller(seed=-1), "seed=-1.*non-negative"),
     (lambda: controller(behavior=DeviceBehavior(timer_jitter=5)), "timer_jitter=5 leaves nothing of min_sep=5: use at most 4"),
     (lambda: controller(FIXED, behavior=DeviceBehavior(noncompliant_fraction=0.1)), 'schema="fixed_epoch" leaves no choice'),
@@ -199,24 +229,32 @@ VALUE_ERRORS = [
     (lambda: DeviceBehavior(noncompliant_fraction=NAN), "noncompliant_fraction=nan is not finite"),
     (lambda: DeviceBehavior(timer_jitter=-1), "timer_jitter=-1"),
     (lambda: DeviceBehavior(seed=-1), "seed=-1"),
-    (lambda: Size(population=5, cohort_size=20), "cohort_size=20 is larger than population=5: lower cohort_size to at most 5"),
+    (lambda: Size(population=5, cohort_size=20), "cohort_size=20 is larger than population=5: "
+                                                 "lower cohort_size to at most 5"),
     (lambda: Size(population=0, cohort_size=20), "population=0"),
     (lambda: Size(population=2000, cohort_size=20, simulated_cohort=21), r"simulated_cohort=21 must be in 1\.\.20"),
     # In the numbers that were asked about, and not in the simulated ones.
     (lambda: forecast(Participation(rounds=4000, schema="single"), Size(population=10**7, cohort_size=6500)),
      r"cohort_size=6500 \* rounds=4000 = 26000000 exceeds population=10000000"),
     (lambda: Diurnal(time_zones=((1, 0.5),)), "do not add up to 1"),
-    (lambda: Diurnal(time_zones=((1, 1.5), (2, -0.5))), "share of a time zone=1.5 is not a probability"),
+    (lambda: Diurnal(time_zones=((1, 1.5), (2, -0.5))), "share of a time zone=1.5 is not a "
+                                                        "probability"),
     (lambda: Diurnal(time_zones=((30, 1),)), "from -24 to 24 hours from UTC"),
     (lambda: Window(start=22, end=25, inside=1, outside=0), "end=25 must be from 0 to 24 hours"),
     (lambda: Window(start=22, end=7, inside=1, outside=2), "outside=2 is not a probability"),
-    (lambda: availability_from_text("nightly"), "availability='nightly' is unknown: use always, independent:PROBABILITY or diurnal"),
+    (lambda: availability_from_text("nightly"), "availability='nightly' is unknown: use always, "
+                                                "independent:PROBABILITY or diurnal"),
     (lambda: availability_from_text("always:0.5"), "always takes no options"),
-    (lambda: availability_from_text("independent"), "independent takes probability=NUMBER and seed=NUMBER"),
-    (lambda: availability_from_text("independent:half"), "has 'probability=half': independent takes probability=NUMBER"),
-    (lambda: availability_from_text("independent:1.3"), "probability=1.3 is not a probability: use a number from 0 to 1"),
-    (lambda: availability_from_text("diurnal:rounds=3"), "has 'rounds=3': diurnal takes rounds_per_day=NUMBER and"),
-    (lambda: availability_from_text("diurnal:charging=3"), "has 'charging=3': diurnal takes rounds_per_day=NUMBER and"),
+    (lambda: availability_from_text("independent"), "independent takes probability=NUMBER and "
+                                                    "seed=NUMBER"),
+    (lambda: availability_from_text("independent:half"), "has 'probability=half': independent "
+                                                         "takes probability=NUMBER"),
+    (lambda: availability_from_text("independent:1.3"), "probability=1.3 is not a probability: "
+                                                        "use a number from 0 to 1"),
+    (lambda: availability_from_text("diurnal:rounds=3"), "has 'rounds=3': diurnal takes "
+                                                         "rounds_per_day=NUMBER and"),
+    (lambda: availability_from_text("diurnal:charging=3"), "has 'charging=3': diurnal takes "
+                                                           "rounds_per_day=NUMBER and"),
     (lambda: availability_from_text("diurnal:seed=1.5"), "has 'seed=1.5'"),
     (lambda: availability_from_text("diurnal:,"), "has ''"),
     (lambda: availability_from_text("diurnal:rounds_per_day=0"), "rounds_per_day=0.0 must be positive"),

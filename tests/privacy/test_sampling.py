@@ -14,9 +14,12 @@ def test_example_f1_of_the_banded_paper_with_its_letters_put_right():
 
 
 def test_example_f4_of_the_banded_paper():
-    # App. F.4: m = 50,000, B = 500; two bands give q = 2% and 1,000 events for 2,000 rounds, 100 bands give q = 1.
+    # App. F.4: m = 50,000, B = 500; two bands give q = 2% and 1,000 events for 2,000 rounds, 100
+    # bands give q = 1.
     assert CyclicPoisson(population=50_000, cohort_size=500, partitions=2).probability == 0.02
-    assert CyclicPoisson(population=50_000, cohort_size=500, partitions=2).compositions(2000) == 1000
+    assert (
+        CyclicPoisson(population=50_000, cohort_size=500, partitions=2).compositions(2000) == 1000
+    )
     assert CyclicPoisson(population=50_000, cohort_size=500, partitions=100).probability == 1
 
 

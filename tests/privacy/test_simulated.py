@@ -1,6 +1,7 @@
 """Balls in bins and b-min-sep sampling: their losses, their bounds, and what they guarantee.
 
-Oracles: log-likelihood ratios and deltas that were computed apart from any library, by enumeration and by quadrature (issue 27).
+Oracles: log-likelihood ratios and deltas that were computed apart from any library, by enumeration
+and by quadrature (issue 27).
 """
 
 import itertools
@@ -18,7 +19,14 @@ from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
 from fedmf.privacy import monte_carlo
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_delta, gaussian_epsilon
-from fedmf.privacy.monte_carlo import PROOF, SEARCH, AddSample, RemoveSample, add_sample, remove_sample
+from fedmf.privacy.monte_carlo import (
+    PROOF,
+    SEARCH,
+    AddSample,
+    RemoveSample,
+    add_sample,
+    remove_sample,
+)
 from fedmf.privacy.random_allocation import random_allocation_epsilon
 from fedmf.privacy.sampling.losses import BinLosses, MinSepLosses
 from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_chi_square
@@ -34,7 +42,9 @@ def bins(entries, rounds, b, sigma=1.0):
 
 
 def min_sep(entries, rounds, b, p, *, warm=True, sigma=1.0):
-    padded = np.array([[e if t + j < rounds else 0.0 for j, e in enumerate(entries)] for t in range(rounds)])
+    padded = np.array(
+        [[e if t + j < rounds else 0.0 for j, e in enumerate(entries)] for t in range(rounds)]
+    )
     return MinSepLosses(padded / sigma, b, p, warm)
 
 
@@ -68,7 +78,9 @@ class TestLosses:
         for rounds in (4, 9):
             y = rng.standard_normal(rounds)
             expected = loss_of(bins(entries, rounds, b), entries, rounds, y)
-            assert loss_of(min_sep(entries, rounds, b, 1.0), entries, rounds, y) == pytest.approx(expected, abs=1e-11)
+            assert loss_of(min_sep(entries, rounds, b, 1.0), entries, rounds, y) == pytest.approx(
+                expected, abs=1e-11
+            )
 
     def test_without_separation_are_those_of_poisson_sampling(self):
         y, p = np.random.default_rng(0).standard_normal(7), 0.2
@@ -84,10 +96,13 @@ class TestLosses:
         if data.draw(st.booleans()):
             losses = bins(entries, rounds, b)
         else:
-            losses = min_sep(entries, rounds, b, data.draw(st.floats(0.02, 1)), warm=data.draw(st.booleans()))
+            losses = min_sep(
+                entries, rounds, b, data.draw(st.floats(0.02, 1)), warm=data.draw(st.booleans())
+            )
         log_factor, loss = losses.sample(order, 4096, np.random.default_rng(0))
         assert log_factor.max() <= losses.log_factor_bound(order) + 1e-9
-        # T exp(-K L) times the density is that of Q; so is its product with a bounded function of L, here one of high losses.
+        # T exp(-K L) times the density is that of Q; so is its product with a bounded function of
+        # L, here one of high losses.
         undone = np.exp(log_factor - order * loss) / (1 + np.exp(-loss))
         _, plain = losses.sample(0, 4096, np.random.default_rng(1))
         expected = 1 / (1 + np.exp(-plain))
@@ -98,17 +113,32 @@ class TestLosses:
 
 EXACT = {  # losses, epsilon -> delta of (remove, add), by quadrature in two dimensions
     "bins": (lambda: bins((1, 0.5), 2, 2), {0.5: (0.20789, 0.20593), 1.0: (0.10188, 0.09857)}),
-    "bins of the identity": (lambda: bins((1,), 2, 2), {0.5: (0.14918, 0.14269), 1.0: (0.05921, 0.05020)}),
-    "cold": (lambda: min_sep((1, 0.5), 2, 2, 0.5, warm=False), {0.5: (0.14391, 0.09302), 1.0: (0.06434, 0.00632)}),
-    "warm": (lambda: min_sep((1, 0.5), 2, 2, 0.5), {0.5: (0.10961, 0.05298), 1.0: (0.04228, 5.3e-5)}),
+    "bins of the identity": (
+        lambda: bins((1,), 2, 2),
+        {0.5: (0.14918, 0.14269), 1.0: (0.05921, 0.05020)},
+    ),
+    "cold": (
+        lambda: min_sep((1, 0.5), 2, 2, 0.5, warm=False),
+        {0.5: (0.14391, 0.09302), 1.0: (0.06434, 0.00632)},
+    ),
+    "warm": (
+        lambda: min_sep((1, 0.5), 2, 2, 0.5),
+        {0.5: (0.10961, 0.05298), 1.0: (0.04228, 5.3e-5)},
+    ),
 }
 # By a simulation of 2e5 samples: to 1%.
 SIMULATED = {
     "bins 2": (lambda: bins(FOUR, 100, 10, 2.0), {1.0: (0.1209, 0.1006)}),
     "bins 2.5": (lambda: bins(FOUR, 100, 10, 2.5), {1.0: (0.0496, 0.0396)}),
     "bins 3": (lambda: bins(FOUR, 100, 10, 3.0), {1.0: (0.0195, 0.0153)}),
-    "min-sep 1": (lambda: min_sep(FOUR, 64, 4, 1 / 17), {1.0: (0.0523, 0.0206), 2.0: (0.0051, 0.0)}),
-    "min-sep 0.8": (lambda: min_sep(FOUR, 64, 4, 1 / 17, sigma=0.8), {1.0: (0.1202, 0.0604), 2.0: (0.0293, 0.0)}),
+    "min-sep 1": (
+        lambda: min_sep(FOUR, 64, 4, 1 / 17),
+        {1.0: (0.0523, 0.0206), 2.0: (0.0051, 0.0)},
+    ),
+    "min-sep 0.8": (
+        lambda: min_sep(FOUR, 64, 4, 1 / 17, sigma=0.8),
+        {1.0: (0.1202, 0.0604), 2.0: (0.0293, 0.0)},
+    ),
 }
 
 
@@ -122,7 +152,10 @@ def test_deltas_are_those_of_the_oracles(case):
         removed = remove_sample(losses, order, 2**16, SEARCH)
         for epsilon, (remove, add) in deltas.items():
             mean, square = removed.moments(epsilon)
-            assert abs(mean - remove) <= FAR * math.hypot(math.sqrt(square / removed.size), share * remove) + 5e-6
+            assert (
+                abs(mean - remove)
+                <= FAR * math.hypot(math.sqrt(square / removed.size), share * remove) + 5e-6
+            )
             if add:
                 assert abs(added.estimate(epsilon, (0.0, -1.0)) - add) <= FAR * math.hypot(
                     math.sqrt(add / len(added.loss)), share * add
@@ -130,7 +163,9 @@ def test_deltas_are_those_of_the_oracles(case):
 
 
 class TestBounds:
-    """Of 200 repeated runs a bound that fails with probability 0.05 misses the truth so often at most, at FALSE_POSITIVE_RATE."""
+    """Of 200 repeated runs a bound that fails with probability 0.05 misses the truth so often at
+    most, at FALSE_POSITIVE_RATE.
+    """
 
     runs, failure = 200, 0.05
     limit = scipy.stats.binom.isf(FALSE_POSITIVE_RATE, 200, 0.05)
@@ -155,7 +190,9 @@ class TestBounds:
         assert sum(sample.moments(1.0)[0] < 0.05921 for sample in self.removed(order)) > self.limit
 
     def test_of_one_direction_do_not_hold_for_the_other(self):
-        """The control: a bound for adding a client is below the delta of removing it, .06434, with twice the room of its error."""
+        """The control: a bound for adding a client is below the delta of removing it, .06434, with
+        twice the room of its error.
+        """
         added = add_sample(EXACT["cold"][0](), 2**16, SEARCH)
         assert added.bound(1.0, (0.0, -1.0), self.failure) < 0.06434 / 2
 
@@ -164,22 +201,33 @@ class TestBounds:
         """One Gaussian, for which the line is exact: delta is 5e-3 and 1e-5."""
         losses, truth = BinLosses(np.ones((1, 1))), gaussian_delta(1.0, epsilon)
         samples = [
-            AddSample(loss=np.sort(losses.sample(0, 2000, np.random.default_rng(s))[1])) for s in range(self.runs)
+            AddSample(loss=np.sort(losses.sample(0, 2000, np.random.default_rng(s))[1]))
+            for s in range(self.runs)
         ]
         bounds = [sample.by_line(epsilon, (-0.5, -1.5), self.failure, 2000) for sample in samples]
         assert sum(bound < truth for bound in bounds) <= self.limit
-        assert sum(sample.by_line(epsilon, (-0.5, -1.5), 1.0, 2000) < truth for sample in samples) > self.limit
+        assert (
+            sum(sample.by_line(epsilon, (-0.5, -1.5), 1.0, 2000) < truth for sample in samples)
+            > self.limit
+        )
 
     def test_the_largest_weight_is_the_largest(self):
         e, L = 0.7, np.linspace(0.7, 20, 100_000)
         for K in (1, 2, 7):
             weights = np.exp(-(K - 1) * L) * -np.expm1(e - L)
-            assert math.log(weights.max()) == pytest.approx(monte_carlo.log_weight_bound(K, 0.0, e), abs=1e-6)
+            assert math.log(weights.max()) == pytest.approx(
+                monte_carlo.log_weight_bound(K, 0.0, e), abs=1e-6
+            )
 
     def test_hold_against_an_enumeration_of_all_patterns(self, quick):
-        """The best distinguisher at the proven epsilon: no delta above the target, in either direction; the target is not half of it."""
+        """The best distinguisher at the proven epsilon: no delta above the target, in either
+        direction; the target is not half of it.
+        """
         rng, rounds, sigma, target = np.random.default_rng(5), 7, 0.8, 0.01
-        scheme, mechanism = fedmf.MinSepPoisson(population=60, cohort_size=10, min_sep=3), banded(rounds, 1, 0.5, 0.3)
+        scheme, mechanism = (
+            fedmf.MinSepPoisson(population=60, cohort_size=10, min_sep=3),
+            banded(rounds, 1, 0.5, 0.3),
+        )
         epsilon, p = scheme.epsilon(mechanism, sigma, target), scheme.probability
         patterns, chances = [], []
         for x in itertools.product((0, 1), repeat=rounds):
@@ -195,7 +243,10 @@ class TestBounds:
         assert sum(chances) == pytest.approx(1)
         means = np.array(patterns) @ mechanism.encoder().T / sigma
         found = []
-        for y in (rng.standard_normal((50_000, rounds)) + means[rng.choice(len(means), 50_000, p=chances)],):
+        for y in (
+            rng.standard_normal((50_000, rounds))
+            + means[rng.choice(len(means), 50_000, p=chances)],
+        ):
             L = np.log(np.exp(y @ means.T - (means**2).sum(axis=1) / 2) @ chances)
             found.append(np.maximum(0, -np.expm1(epsilon - L)))
         y = rng.standard_normal((50_000, rounds))
@@ -213,10 +264,17 @@ class TestEpsilon:
 
     @pytest.mark.parametrize(
         ("entries", "rounds", "b", "norm"),
-        [((1.0,), 9, 3, math.sqrt(3)), ((1.0,), 7, 3, None), ((1.0,), 3, 4, None), ((0.6, 0.8), 4, 2, None)],
+        [
+            ((1.0,), 9, 3, math.sqrt(3)),
+            ((1.0,), 7, 3, None),
+            ((1.0,), 3, 4, None),
+            ((0.6, 0.8), 4, 2, None),
+        ],
         ids=["one norm", "norms that differ", "an empty bin", "bins that meet"],
     )
-    def test_of_orthogonal_bins_of_one_norm_is_that_of_random_allocation(self, quick, entries, rounds, b, norm):
+    def test_of_orthogonal_bins_of_one_norm_is_that_of_random_allocation(
+        self, quick, entries, rounds, b, norm
+    ):
         """Identity: one of three releases at noise / sqrt(3). Others are simulated."""
         scheme, mechanism = fedmf.BallsInBins(population=90, bins=b), banded(rounds, *entries)
         found = scheme.epsilon(mechanism, 2.0, 1e-5)
@@ -226,10 +284,14 @@ class TestEpsilon:
         else:
             assert found == simulated
         assert ("Monte-Carlo" in scheme.evidence(mechanism, 2.0, 1e-5)) == (norm is None)
-        assert ("Random allocation" in scheme.statement(mechanism, 2.0)["accounting"]) == (norm is not None)
+        assert ("Random allocation" in scheme.statement(mechanism, 2.0)["accounting"]) == (
+            norm is not None
+        )
 
     def test_of_bins_of_very_different_size_holds(self, quick):
-        """An attack: a root of the Gram matrix that was exact beside its largest entry alone had a tenth of the first variance."""
+        """An attack: a root of the Gram matrix that was exact beside its largest entry alone had a
+        tenth of the first variance.
+        """
         C, delta = np.array([[2.0, 0, 0], [0.5, 3e8, 0], [0.5, 6e8, 2.0]]), 0.45
         scheme = fedmf.BallsInBins(population=300, bins=3)
         epsilon = scheme.epsilon(DenseMechanism(matrix=C), 1.0, delta)
@@ -241,23 +303,33 @@ class TestEpsilon:
 
     @pytest.mark.parametrize(("rounds", "population", "sigma"), [(12, 100, 1.0), (400, 160, 0.8)])
     def test_without_separation_is_that_of_poisson_sampling(self, quick, rounds, population, sigma):
-        """In the second case the epsilon of a client that comes in all rounds is 371, which is more than is looked for."""
+        """In the second case the epsilon of a client that comes in all rounds is 371, which is more
+        than is looked for.
+        """
         scheme = fedmf.MinSepPoisson(population=population, cohort_size=10, min_sep=1)
         found = scheme.epsilon(IdentityMechanism(rounds=rounds), sigma, 1e-5)
-        known = sampled_gaussian_epsilon(sigma, 1e-5, probability=10 / population, compositions=rounds)
+        known = sampled_gaussian_epsilon(
+            sigma, 1e-5, probability=10 / population, compositions=rounds
+        )
         assert known <= found <= 1.06 * known
 
     @pytest.mark.filterwarnings("error::RuntimeWarning")
-    @pytest.mark.parametrize(("sigma", "rounds"), [(0.03, 4), (0.2, 1300)], ids=["overflow", "underflow"])
+    @pytest.mark.parametrize(
+        ("sigma", "rounds"), [(0.03, 4), (0.2, 1300)], ids=["overflow", "underflow"]
+    )
     def test_of_less_noise_than_float64_can_simulate_is_the_gaussian(self, quick, sigma, rounds):
-        """The exponential of 1/sigma^2 = 1111 overflows; the ratio of a client that comes with 1/2 and never came, 2^-1300, is 0."""
+        """The exponential of 1/sigma^2 = 1111 overflows; the ratio of a client that comes with 1/2
+        and never came, 2^-1300, is 0.
+        """
         scheme, mechanism = (
             fedmf.MinSepPoisson(population=20, cohort_size=10, min_sep=1),
             IdentityMechanism(rounds=rounds),
         )
         alone = sigma / math.sqrt(rounds)
         assert scheme.epsilon(mechanism, sigma, 1e-5) == gaussian_epsilon(alone, 1e-5)
-        assert scheme.expected_epsilon(mechanism, sigma, 1e-5) == exact_gaussian_epsilon(alone, 1e-5)
+        assert scheme.expected_epsilon(mechanism, sigma, 1e-5) == exact_gaussian_epsilon(
+            alone, 1e-5
+        )
 
     def test_is_less_than_that_of_cyclic_poisson_sampling(self, quick):
         """At equal noise and rate the deltas of epsilon 1 are .0523 and .1144."""
@@ -294,10 +366,25 @@ class TestEpsilon:
     def test_of_much_noise_is_0_without_a_sample(self, quick, monkeypatch):
         monkeypatch.setattr(monte_carlo, "remove_sample", None)
         mechanism = banded(24, 0.8, 0.6)
-        for scheme in (fedmf.BallsInBins(population=90, bins=9), fedmf.MinSepPoisson(population=600, cohort_size=30)):
-            plan = fedmf.Plan(mechanism=mechanism, noise_multiplier=1e9, clip_norm=1.0, delta=1e-6, sampling=scheme)
-            assert plan.epsilon == plan.sampling.expected_epsilon(mechanism, plan.unit_noise, 1e-6) == 0
-            assert "No simulation was needed" in plan.sampling.evidence(mechanism, plan.unit_noise, 1e-6)
+        for scheme in (
+            fedmf.BallsInBins(population=90, bins=9),
+            fedmf.MinSepPoisson(population=600, cohort_size=30),
+        ):
+            plan = fedmf.Plan(
+                mechanism=mechanism,
+                noise_multiplier=1e9,
+                clip_norm=1.0,
+                delta=1e-6,
+                sampling=scheme,
+            )
+            assert (
+                plan.epsilon
+                == plan.sampling.expected_epsilon(mechanism, plan.unit_noise, 1e-6)
+                == 0
+            )
+            assert "No simulation was needed" in plan.sampling.evidence(
+                mechanism, plan.unit_noise, 1e-6
+            )
 
     @pytest.mark.parametrize(
         "damage",
@@ -341,7 +428,9 @@ class TestEpsilon:
 
     def test_search_and_proof_are_independent(self):
         losses = bins((1,), 2, 2)
-        samples = [remove_sample(losses, 2, 2**13, purpose).loss[:50] for purpose in (SEARCH, PROOF)]
+        samples = [
+            remove_sample(losses, 2, 2**13, purpose).loss[:50] for purpose in (SEARCH, PROOF)
+        ]
         assert not np.isin(*samples).any()
 
     def test_of_a_calibration_is_met_and_stated(self, quick):
@@ -384,7 +473,10 @@ class TestRefusals:
 
 
 class TestDraws:
-    """Laws of a client's pattern over three rounds (b = 2), at FALSE_POSITIVE_RATE. Two chances off by 0.02 would be seen."""
+    """Laws of a client's pattern over three rounds (b = 2), at FALSE_POSITIVE_RATE.
+
+    Two chances off by 0.02 would be seen.
+    """
 
     clients = 200_000
 
@@ -392,13 +484,20 @@ class TestDraws:
         ("warm", "p", "law"),
         [
             (False, 1 / 2, {"101": 1 / 4, "100": 1 / 4, "010": 1 / 4, "001": 1 / 8, "000": 1 / 8}),
-            (False, 1 / 4, {"101": 1 / 16, "100": 3 / 16, "010": 3 / 16, "001": 9 / 64, "000": 27 / 64}),
+            (
+                False,
+                1 / 4,
+                {"101": 1 / 16, "100": 3 / 16, "010": 3 / 16, "001": 9 / 64, "000": 27 / 64},
+            ),
             (True, 1 / 2, {"101": 1 / 6, "100": 1 / 6, "010": 1 / 3, "001": 1 / 6, "000": 1 / 6}),
         ],
     )
     def test_of_min_sep_poisson(self, warm, p, law):
         scheme = fedmf.MinSepPoisson(
-            population=self.clients, cohort_size=round(self.clients * p / (1 + p)), min_sep=2, warm=warm
+            population=self.clients,
+            cohort_size=round(self.clients * p / (1 + p)),
+            min_sep=2,
+            warm=warm,
         )
         assert scheme.probability == pytest.approx(p, abs=1e-4)
         self.check(scheme, law)
@@ -409,26 +508,41 @@ class TestDraws:
     def check(self, scheme, law):
         came = np.zeros((3, self.clients), int)
         controller = fedmf.ParticipationController(
-            scheme.participation(3), population=self.clients, cohort_size=scheme.cohort_size, seed=1, sampling=scheme
+            scheme.participation(3),
+            population=self.clients,
+            cohort_size=scheme.cohort_size,
+            seed=1,
+            sampling=scheme,
         )
         for t in range(3):
             came[t, controller.cohort(t)] = 1
         # A run that goes on draws the same.
         again = fedmf.ParticipationController(
-            scheme.participation(3), population=self.clients, cohort_size=scheme.cohort_size, seed=1, sampling=scheme
+            scheme.participation(3),
+            population=self.clients,
+            cohort_size=scheme.cohort_size,
+            seed=1,
+            sampling=scheme,
         )
         again.go_on_from(controller.ledger.first(2))
         assert (again.cohort(2) == controller.cohort(2)).all()
-        names, counts = np.unique(["".join(map(str, x)) for x in came.T.tolist()], return_counts=True)
+        names, counts = np.unique(
+            ["".join(map(str, x)) for x in came.T.tolist()], return_counts=True
+        )
         assert set(names) == set(law)
         expected = np.array([law[name] for name in names])
         assert scipy.stats.chisquare(counts, expected * self.clients).pvalue > FALSE_POSITIVE_RATE
-        departure = self.clients * 2 * 0.02**2  # at least, of two probabilities that are off by 0.02
+        departure = (
+            self.clients * 2 * 0.02**2
+        )  # at least, of two probabilities that are off by 0.02
         assert missed_by_chi_square(departure, len(law) - 1) <= MISS_RATE
 
     @pytest.mark.parametrize(
         "scheme",
-        [fedmf.BallsInBins(population=400, bins=8), fedmf.MinSepPoisson(population=400, cohort_size=50, min_sep=4)],
+        [
+            fedmf.BallsInBins(population=400, bins=8),
+            fedmf.MinSepPoisson(population=400, cohort_size=50, min_sep=4),
+        ],
         ids=["bins", "min-sep"],
     )
     def test_are_not_accused_and_others_are(self, scheme):
@@ -446,22 +560,35 @@ class TestDraws:
             sampling=scheme,
         )
         assert controller.audit(plan).contradictions == ()
-        crowd = fedmf.ParticipationLedger(cohort_size=None, cohorts=[np.arange(150)] + [np.zeros(0, int)] * 15)
+        crowd = fedmf.ParticipationLedger(
+            cohort_size=None, cohorts=[np.arange(150)] + [np.zeros(0, int)] * 15
+        )
         assert "a round has 150 clients" in fedmf.audit_ledger(crowd, plan).contradictions[0]
-        close = fedmf.ParticipationLedger(cohort_size=None, cohorts=[np.array([1])] * 2 + [np.zeros(0, int)] * 14)
+        close = fedmf.ParticipationLedger(
+            cohort_size=None, cohorts=[np.array([1])] * 2 + [np.zeros(0, int)] * 14
+        )
         assert fedmf.audit_ledger(close, plan).contradictions != ()
 
     def test_clients_that_never_miss_a_round_are_no_sample(self):
         """An audit that looked at the largest cohort alone took both ledgers for amplified."""
         scheme = fedmf.MinSepPoisson(population=10_000, cohort_size=100, min_sep=4)
         plan = fedmf.Plan(
-            mechanism=IdentityMechanism(rounds=64), noise_multiplier=50.0, clip_norm=1.0, delta=1e-2, sampling=scheme
+            mechanism=IdentityMechanism(rounds=64),
+            noise_multiplier=50.0,
+            clip_norm=1.0,
+            delta=1e-2,
+            sampling=scheme,
         )
         empty = np.zeros(0, int)
         few = [np.arange(50) if t % 4 == 0 else empty for t in range(64)]
         many = [np.arange(140) + 1000 * (t % 4) for t in range(64)]
-        for cohorts, words in ((few, "took part 16 times"), (many, "there are 8960 participations")):
-            audit = fedmf.audit_ledger(fedmf.ParticipationLedger(cohort_size=None, cohorts=cohorts), plan)
+        for cohorts, words in (
+            (few, "took part 16 times"),
+            (many, "there are 8960 participations"),
+        ):
+            audit = fedmf.audit_ledger(
+                fedmf.ParticipationLedger(cohort_size=None, cohorts=cohorts), plan
+            )
             assert any(words in found for found in audit.contradictions)
             assert audit.amplified_epsilon is None
 

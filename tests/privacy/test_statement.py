@@ -24,18 +24,35 @@ def plan(participation=TWICE, **changes):
 
 def point(statement, name):
     """The text of one point of the statement, on one line."""
-    match = re.search(rf"\*\*{re.escape(name)}\.\*\* (.*?)(?=\n *\d\. \*\*|\n\n|\Z)", statement, re.DOTALL)
+    match = re.search(
+        rf"\*\*{re.escape(name)}\.\*\* (.*?)(?=\n *\d\. \*\*|\n\n|\Z)", statement, re.DOTALL
+    )
     assert match, name
     return " ".join(match[1].split())
 
 
 def test_every_point_of_k1_in_order():
     text = plan().statement()
-    points = ["DP setting", "Instantiating the definition", "Data accesses covered", "Final mechanism output"]
-    points += ["Unit of privacy", "Adjacency", "Accounting", "Type", "Assumptions", "Formal statement"]
+    points = [
+        "DP setting",
+        "Instantiating the definition",
+        "Data accesses covered",
+        "Final mechanism output",
+    ]
+    points += [
+        "Unit of privacy",
+        "Adjacency",
+        "Accounting",
+        "Type",
+        "Assumptions",
+        "Formal statement",
+    ]
     points += ["Transparency and verifiability"]
     beyond = ["Users with several devices", "Not covered", "How to check it"]
-    places = [*(text.index(f"**{name}.**") for name in points), *(text.index(f"\n## {name}\n") for name in beyond)]
+    places = [
+        *(text.index(f"**{name}.**") for name in points),
+        *(text.index(f"\n## {name}\n") for name in beyond),
+    ]
     assert places == sorted(places)
 
 
@@ -64,7 +81,8 @@ def test_participation_in_words(limits, words):
 def test_an_upper_bound_is_called_one():
     exact = plan()
     bound = plan(
-        Participation(rounds=8, schema="min_sep", min_sep=2, max_participations=3), mechanism=TreeMechanism(rounds=8)
+        Participation(rounds=8, schema="min_sep", min_sep=2, max_participations=3),
+        mechanism=TreeMechanism(rounds=8),
     )
     assert exact.sensitivity.exact
     assert not bound.sensitivity.exact
@@ -95,24 +113,39 @@ DATA = pathlib.Path(__file__).parents[1] / "data"
 def sampled(kind=CyclicPoisson, **changes):
     given = {"population": 4000, "cohort_size": 20, "partitions": 2, **changes}
     scheme = kind(**given)
-    return plan(scheme.participation(64), mechanism=two_bands(64), sampling=scheme, noise_multiplier=0.45)
+    return plan(
+        scheme.participation(64), mechanism=two_bands(64), sampling=scheme, noise_multiplier=0.45
+    )
 
 
 def audited(folder):
     """A log in which one client came too soon."""
-    made = plan(Participation(rounds=12, schema="min_sep", min_sep=4), mechanism=two_bands(12), noise_multiplier=1.5)
+    made = plan(
+        Participation(rounds=12, schema="min_sep", min_sep=4),
+        mechanism=two_bands(12),
+        noise_multiplier=1.5,
+    )
     log = folder / "log.csv"
-    log.write_text("client,round\n" + "".join(f"device-{t % 4},{t}\n" for t in range(9)) + "device-2,7\n")
+    log.write_text(
+        "client,round\n" + "".join(f"device-{t % 4},{t}\n" for t in range(9)) + "device-2,7\n"
+    )
     return audit_log(log, made, rounds_run=9)
 
 
 def golden_values(name, folder):
     if name == "audited":
-        command = "fedmf audit log log.csv mechanism.npz --rounds 12 --min-sep 4 --noise-multiplier 1.5 --clip-norm 0.5"
-        return audited(folder).statement_values(subject="log", versions=VERSIONS, commands=[command])
+        command = (
+            "fedmf audit log log.csv mechanism.npz --rounds 12 --min-sep 4 --noise-multiplier 1.5 "
+            "--clip-norm 0.5"
+        )
+        return audited(folder).statement_values(
+            subject="log", versions=VERSIONS, commands=[command]
+        )
     made = {
         "planned": lambda: plan(delta=1e-10),
-        "simulated": lambda: plan(mechanism=TreeMechanism(rounds=8)).simulating(simulated=10, claimed=1000),
+        "simulated": lambda: plan(mechanism=TreeMechanism(rounds=8)).simulating(
+            simulated=10, claimed=1000
+        ),
         "sampled": sampled,
     }[name]()
     pretraining = "public multilingual C4" if name == "planned" else None
@@ -132,26 +165,33 @@ def close(one, other):
 
 @pytest.mark.parametrize("name", ["planned", "simulated", "sampled", "audited"])
 def test_golden(name, tmp_path):
-    # The whole of a statement. A change here is a change of what we promise: read it before renewing the files, with
-    # python -m tests.privacy.test_statement
+    # The whole of a statement. A change here is a change of what we promise: read it before
+    # renewing the files, with python -m tests.privacy.test_statement
     values = golden_values(name, tmp_path)
     assert close(values, json.loads((DATA / f"statement_{name}.json").read_text(encoding="utf-8")))
     # The text comes from the values alone, as they are in JSON.
     text = as_text(values, ".json")
     assert json.loads(text) == values
-    assert as_text(json.loads(text), ".md") == (DATA / f"statement_{name}.md").read_text(encoding="utf-8")
+    assert as_text(json.loads(text), ".md") == (DATA / f"statement_{name}.md").read_text(
+        encoding="utf-8"
+    )
 
 
 class TestValues:
     def test_pretraining(self):
-        words = point(plan().statement(pretraining="public multilingual C4"), "Data accesses covered")
+        words = point(
+            plan().statement(pretraining="public multilingual C4"), "Data accesses covered"
+        )
         assert "Pre-training: public multilingual C4. The data used for it is not covered." in words
-        words = point(plan().statement(pretraining="none, drawn with seed 3"), "Data accesses covered")
+        words = point(
+            plan().statement(pretraining="none, drawn with seed 3"), "Data accesses covered"
+        )
         assert "Pre-training: none, drawn with seed 3." in words
         assert "used for it" not in words
 
     def test_the_digest_is_of_the_mechanism(self):
-        # Nothing else tells two mechanisms of one family apart, and a certificate says how it was found, not what it is.
+        # Nothing else tells two mechanisms of one family apart, and a certificate says how it was
+        # found, not what it is.
         C = np.tril(np.ones((3, 3)))
         first = mechanism_digest(DenseMechanism(matrix=C))
         assert first == mechanism_digest(DenseMechanism(matrix=C.copy()))
@@ -172,7 +212,9 @@ class TestSampled:
 
     def test_batches_claim_no_amplification_and_places_do(self):
         batches = sampled(CyclicShuffle).statement()
-        assert "batches of 20 clients in one random order for all epochs of 200 rounds" in point(batches, "Assumptions")
+        assert "batches of 20 clients in one random order for all epochs of 200 rounds" in point(
+            batches, "Assumptions"
+        )
         assert "No amplification is claimed for batches of fixed size." in " ".join(batches.split())
         places = sampled(CyclicShuffle, reshuffle=True)
         assert places.epsilon < places.unamplified_epsilon
@@ -194,41 +236,53 @@ class TestObserved:
 
     def test_a_simulation_was_not_the_claimed_run(self):
         ledger = ledger_of([[t % 4] for t in range(8)], 1)
-        text = " ".join(audit_ledger(ledger, plan().simulating(simulated=1, claimed=10)).statement().split())
+        text = " ".join(
+            audit_ledger(ledger, plan().simulating(simulated=1, claimed=10)).statement().split()
+        )
         assert "That of the claimed run, which the guarantee is about, was not observed." in text
         assert "The participation simulated keeps to it; that of the claimed run" in text
         assert "so that this holds" not in text
         assert "the same noise gives" not in text
 
     def test_a_simulation_achieves_no_epsilon(self):
-        # The client of round 0 took part once where the plan allows twice: of the claimed run that says nothing.
+        # The client of round 0 took part once where the plan allows twice: of the claimed run that
+        # says nothing.
         ledger = ledger_of([[t] for t in range(8)], 1)
         assert audit_ledger(ledger, plan()).epsilon < plan().epsilon
         audit = audit_ledger(ledger, plan().simulating(simulated=1, claimed=10))
         assert audit.epsilon == plan().epsilon
         values = audit.values()
-        assert [values[f"{name}_achieved"] for name in ("epsilon", "rho", "sensitivity")] == [None] * 3
+        assert [values[f"{name}_achieved"] for name in ("epsilon", "rho", "sensitivity")] == [
+            None
+        ] * 3
         assert audit.statement_values()["achieved"] is None
 
     def test_a_simulation_that_breaks_its_plan_claims_nothing(self):
         ledger = ledger_of([[0]] * 8)
         audit = audit_ledger(ledger, plan().simulating(simulated=1, claimed=10))
         text = audit.statement()
-        assert "where at least 4 were planned. Nothing can be claimed." in point(text, "Formal statement")
+        assert "where at least 4 were planned. Nothing can be claimed." in point(
+            text, "Formal statement"
+        )
         assert "the same noise gives" not in text
         assert "several devices, each" not in text
         assert audit.statement_values()["group_privacy"] == []
         once = ledger_of([[0], [0]])
-        # Of clients whose rounds are not known every round counts, however few there were in the simulation.
+        # Of clients whose rounds are not known every round counts, however few there were in the
+        # simulation.
         assert audit_ledger(once, audit.planned).epsilon == audit.epsilon > plan().epsilon
 
-    @pytest.mark.parametrize(("population", "said"), [(None, False), (40, False), (39, True), (4, True)])
+    @pytest.mark.parametrize(
+        ("population", "said"), [(None, False), (40, False), (39, True), (4, True)]
+    )
     def test_a_claimed_run_may_need_more_clients_than_there_are(self, population, said):
         # 10 a round, 4 rounds apart, twice in 8 rounds at most.
         ledger = ledger_of([[t % 4] for t in range(8)], 1)
         audit = audit_ledger(ledger, plan().simulating(simulated=1, claimed=10))
         text = " ".join(audit.statement(population=population).replace("\n> ", " ").split())
-        assert (f"That run needs 40 clients, and the data here are of {population}." in text) == said
+        assert (
+            f"That run needs 40 clients, and the data here are of {population}." in text
+        ) == said
 
     def test_nobody(self):
         ledger = ledger_of([[]])
@@ -245,4 +299,6 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as folder:
             renewed = golden_values(golden, pathlib.Path(folder))
         for suffix in (".md", ".json"):
-            (DATA / f"statement_{golden}{suffix}").write_text(as_text(renewed, suffix), encoding="utf-8")
+            (DATA / f"statement_{golden}{suffix}").write_text(
+                as_text(renewed, suffix), encoding="utf-8"
+            )

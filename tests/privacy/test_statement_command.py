@@ -1,4 +1,6 @@
-"""The command that a statement prints makes the same statement again, for every plan there is: what it left out would claim too much."""
+"""The command that a statement prints makes the same statement again, for every plan there is: what
+it left out would claim too much.
+"""
 
 import dataclasses
 import json
@@ -33,8 +35,18 @@ def banded():
 
 
 def plan(schema="min_sep", **changes):
-    participation = None if "sampling" in changes else Participation(rounds=ROUNDS, schema=schema, **LIMITS[schema])
-    given = {"mechanism": banded(), "noise_multiplier": 1.1, "clip_norm": 0.3, "delta": 2.5e-7, **changes}
+    participation = (
+        None
+        if "sampling" in changes
+        else Participation(rounds=ROUNDS, schema=schema, **LIMITS[schema])
+    )
+    given = {
+        "mechanism": banded(),
+        "noise_multiplier": 1.1,
+        "clip_norm": 0.3,
+        "delta": 2.5e-7,
+        **changes,
+    }
     return Plan(participation=participation, **given)
 
 
@@ -71,12 +83,18 @@ def test_without_sampling(folder, schema, simulated):
     check(made.simulating(simulated=7, claimed=90) if simulated else made, folder)
 
 
-@pytest.mark.parametrize(("partitions", "simulated"), [(None, True), (8, False)])  # of 4 bands; 8 say more than they do
+@pytest.mark.parametrize(
+    ("partitions", "simulated"), [(None, True), (8, False)]
+)  # of 4 bands; 8 say more than they do
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_sampling_scheme(folder, quick, scheme, partitions, simulated):
     setting = "min_sep" if takes(scheme, "min_sep") else "partitions"
-    partitions = partitions and (32 if scheme == "balls-in-bins" else partitions)  # there they follow from the cohort
-    made = plan(sampling=scheme_from(scheme, population=640, cohort_size=20, **{setting: partitions}))
+    partitions = partitions and (
+        32 if scheme == "balls-in-bins" else partitions
+    )  # there they follow from the cohort
+    made = plan(
+        sampling=scheme_from(scheme, population=640, cohort_size=20, **{setting: partitions})
+    )
     if scheme != "balls-in-bins":
         assert getattr(made.sampling, setting) == (partitions or 4)
     check(made.simulating(simulated=2, claimed=20) if simulated else made, folder)
@@ -100,7 +118,16 @@ def test_of_a_run_that_ends_early(folder):
 def test_of_a_budget(folder):
     of = Participation(rounds=ROUNDS, schema="min_sep", **LIMITS["min_sep"])
     kept = Budget.of(banded(), of).participation
-    check(Plan(mechanism=banded(), participation=kept, noise_multiplier=1.1, clip_norm=0.3, delta=2.5e-7), folder)
+    check(
+        Plan(
+            mechanism=banded(),
+            participation=kept,
+            noise_multiplier=1.1,
+            clip_norm=0.3,
+            delta=2.5e-7,
+        ),
+        folder,
+    )
 
 
 def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
@@ -118,7 +145,9 @@ def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
 def test_a_log_with_groups_is_audited_by_the_printed_command(folder):
     made = plan(sampling=CyclicPoisson(population=640, cohort_size=20, partitions=8))
     made.mechanism.save(folder / "mechanism.npz")
-    (folder / "log.csv").write_text("client,round\n" + "".join(f"{t % 8},{t}\n" for t in range(ROUNDS)))
+    (folder / "log.csv").write_text(
+        "client,round\n" + "".join(f"{t % 8},{t}\n" for t in range(ROUNDS))
+    )
     options = shlex.split(made.calibrate_command())[3:-1]
     fedmf("audit", "log", "log.csv", "mechanism.npz", *options, "--statement", "first.json")
     first = json.loads((folder / "first.json").read_text())
@@ -132,7 +161,9 @@ def test_a_log_with_groups_is_audited_by_the_printed_command(folder):
 def test_a_simulation_is_said_in_the_table(folder):
     made = plan().simulating(simulated=7, claimed=90)
     made.mechanism.save(folder / "mechanism.npz")
-    arguments = [word for word in shlex.split(made.calibrate_command())[1:] if word != "--statement"]
+    arguments = [
+        word for word in shlex.split(made.calibrate_command())[1:] if word != "--statement"
+    ]
     rows = dict(line.split(maxsplit=1) for line in fedmf(*arguments).stdout.splitlines())
     assert (rows["simulated_cohort"], rows["claimed_cohort"]) == ("7", "90")
     # Calibrated, the noise of the claimed run is scaled as well.
@@ -156,7 +187,18 @@ def test_a_simulation_is_said_in_the_table(folder):
 )  # fmt: skip
 def test_refusals_are_one_sentence(folder, options, words):
     banded().save(folder / "mechanism.npz")
-    refused("calibrate", "mechanism.npz", "--rounds", ROUNDS, "--min-sep", 6, "--epsilon", 8, *options, words=[words])
+    refused(
+        "calibrate",
+        "mechanism.npz",
+        "--rounds",
+        ROUNDS,
+        "--min-sep",
+        6,
+        "--epsilon",
+        8,
+        *options,
+        words=[words],
+    )
 
 
 def test_the_command_names_the_file_and_the_accounting(tmp_path):

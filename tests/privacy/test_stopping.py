@@ -1,4 +1,6 @@
-"""Runs that end before their plan: what their first rounds are released from, and what that guarantees."""
+"""Runs that end before their plan: what their first rounds are released from, and what that
+guarantees.
+"""
 
 import dataclasses
 import json
@@ -9,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedmf
-from fedmf.mechanisms import BandedMechanism, BLTMechanism, DenseMechanism, IdentityMechanism, ToeplitzMechanism
+from fedmf.mechanisms import (
+    BandedMechanism,
+    BLTMechanism,
+    DenseMechanism,
+    IdentityMechanism,
+    ToeplitzMechanism,
+)
 from fedmf.privacy.stopping import leading_block, rounds_within, stopped_after, stopping_table
 from tests.cli.program import fedmf as command
 from tests.cli.program import refused
@@ -23,7 +31,9 @@ BLT = BLTMechanism(rounds=9, decays=[0.9, 0.5], inverse_decays=[0.7, 0.2])
 
 def dense(rounds, seed=1):
     rng = np.random.default_rng(seed)
-    return DenseMechanism(matrix=np.tril(rng.standard_normal((rounds, rounds)), -1) + np.eye(rounds))
+    return DenseMechanism(
+        matrix=np.tril(rng.standard_normal((rounds, rounds)), -1) + np.eye(rounds)
+    )
 
 
 def banded(rounds):
@@ -34,7 +44,13 @@ def banded(rounds):
 
 @pytest.mark.parametrize(
     "mechanism",
-    [IdentityMechanism(rounds=9), BLT, ToeplitzMechanism(rounds=9, noising_window=[1.0, -0.6]), banded(9), dense(9)],
+    [
+        IdentityMechanism(rounds=9),
+        BLT,
+        ToeplitzMechanism(rounds=9, noising_window=[1.0, -0.6]),
+        banded(9),
+        dense(9),
+    ],
     ids=lambda m: m.family,
 )
 @pytest.mark.parametrize("rounds", [1, 2, 5, 9])
@@ -87,13 +103,19 @@ class TestRoundsWithin:
     def test_the_last_round_within_and_not_the_next(self, target):
         rounds = rounds_within(self.WHOLE, target)
         assert 1 <= rounds < 9
-        assert stopped_after(self.WHOLE, rounds).epsilon <= target < stopped_after(self.WHOLE, rounds + 1).epsilon
+        assert (
+            stopped_after(self.WHOLE, rounds).epsilon
+            <= target
+            < stopped_after(self.WHOLE, rounds + 1).epsilon
+        )
 
     def test_all_rounds_where_the_plan_is_within(self):
         assert rounds_within(self.WHOLE, 6.0) == 9
 
     def test_refused_where_one_round_is_too_much(self):
-        with pytest.raises(ValueError, match=r"epsilon=0\.5 is passed in round 0, .* use more noise"):
+        with pytest.raises(
+            ValueError, match=r"epsilon=0\.5 is passed in round 0, .* use more noise"
+        ):
             rounds_within(self.WHOLE, 0.5)
 
 
@@ -107,13 +129,20 @@ def test_refusals():
         stopped_after(plan(budget, BLT), 5)
     tree = fedmf.fit(fedmf.prefix_sum(8), separated(8, 4), family="tree")
     with pytest.raises(
-        ValueError, match=r"family=tree has an encoder of shape \(15, 8\).* guarantee of all its rounds"
+        ValueError,
+        match=r"family=tree has an encoder of shape \(15, 8\).* guarantee of all its rounds",
     ):
         stopped_after(plan(separated(8, 4), tree), 4)
     sampled = fedmf.calibrate(
-        banded(8), None, epsilon=2.0, delta=1e-6, sampling=fedmf.CyclicPoisson(population=90, cohort_size=3)
+        banded(8),
+        None,
+        epsilon=2.0,
+        delta=1e-6,
+        sampling=fedmf.CyclicPoisson(population=90, cohort_size=3),
     )
-    with pytest.raises(ValueError, match="sampling=CyclicPoisson is accounted for all rounds together"):
+    with pytest.raises(
+        ValueError, match="sampling=CyclicPoisson is accounted for all rounds together"
+    ):
         stopped_after(sampled, 4)
 
 
@@ -124,12 +153,18 @@ def test_refusals():
             "--table --sampling poisson --population 90 --cohort-size 3",
             ["--sampling poisson", "for all rounds together"],
         ),
-        ("--stop-after 3 --sampling min-sep-poisson --population 90 --cohort-size 3", ["--sampling min-sep-poisson"]),
+        (
+            "--stop-after 3 --sampling min-sep-poisson --population 90 --cohort-size 3",
+            ["--sampling min-sep-poisson"],
+        ),
         ("--table --schema budget --min-sep 2", ["--schema budget", "may be spent"]),
         ("--stop-after 13 --min-sep 2", ["--stop-after 13 must be in 1..9"]),
         ("--min-sep 2 --clip-every 3", ["--clip-every 3 belongs to --clip-quantile"]),
         ("--min-sep 2 --clip-quantile 2", ["--clip-quantile 2"]),
-        ("--min-sep 2 --simulated-cohort 5 --claimed-cohort 4", ["--simulated-cohort 5", "--claimed-cohort 4"]),
+        (
+            "--min-sep 2 --simulated-cohort 5 --claimed-cohort 4",
+            ["--simulated-cohort 5", "--claimed-cohort 4"],
+        ),
         (
             "--min-sep 2 --cohort-size 9 --simulated-cohort 5 --claimed-cohort 50",
             ["--cohort-size 9 is not --claimed-cohort 50"],
@@ -140,12 +175,24 @@ def test_refusals():
 def test_the_command_refuses_before_it_calibrates(tmp_path, monkeypatch, more, words):
     BLT.save(tmp_path / "blt.npz")
     monkeypatch.setattr(fedmf, "calibrate", lambda *args, **options: pytest.fail("calibrated"))
-    refused("calibrate", tmp_path / "blt.npz", "--rounds", 9, "--epsilon", 6, *more.split(), words=words)
+    refused(
+        "calibrate", tmp_path / "blt.npz", "--rounds", 9, "--epsilon", 6, *more.split(), words=words
+    )
 
 
 def test_the_table_of_the_command_is_what_stops_guarantee(tmp_path):
     BLT.save(tmp_path / "blt.npz")
-    ask = ["calibrate", tmp_path / "blt.npz", "--rounds", 9, "--min-sep", 2, "--epsilon", 6, "--table"]
+    ask = [
+        "calibrate",
+        tmp_path / "blt.npz",
+        "--rounds",
+        9,
+        "--min-sep",
+        2,
+        "--epsilon",
+        6,
+        "--table",
+    ]
     stops = json.loads(command(*ask, "--json").stdout)["stops"]
     assert [stop["rounds"] for stop in stops] == list(range(1, 10))
     assert stops == stopping_table(TestRoundsWithin.WHOLE)

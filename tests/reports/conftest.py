@@ -1,4 +1,6 @@
-"""Runs that were never trained: real plans, mechanisms, cohorts and statements; accuracy curves from a formula."""
+"""Runs that were never trained: real plans, mechanisms, cohorts and statements; accuracy curves
+from a formula.
+"""
 
 import contextlib
 import dataclasses
@@ -22,19 +24,38 @@ _FINAL = {"none": 0.24, "identity": 0.13, "tree": 0.185, "banded": 0.21, "dense"
 _fitted = functools.lru_cache(maxsize=None)(TrainConfig.fit)
 
 
-def make_run(family, *, seed=0, stop=None, task="stackoverflow_nwp", description="a synthetic corpus", **config):
+def make_run(
+    family,
+    *,
+    seed=0,
+    stop=None,
+    task="stackoverflow_nwp",
+    description="a synthetic corpus",
+    **config,
+):
     """A run of 24 rounds; `stop` leaves it unfinished after that many rounds."""
     if family != "none" and "noise_multiplier" not in config:
         config.setdefault("epsilon", 8.0)
     config.setdefault("decoder", "full")  # as the demo has it
     config.setdefault("min_sep", None if "sampling" in config else 8)
-    config = TrainConfig(family=family, seed=seed, rounds=ROUNDS, cohort_size=COHORT, evaluate_every=4, **config)
+    config = TrainConfig(
+        family=family, seed=seed, rounds=ROUNDS, cohort_size=COHORT, evaluate_every=4, **config
+    )
     plan = config.plan(_fitted(dataclasses.replace(config, seed=0)))
-    controller = ParticipationController(config.participation(), population=POPULATION, cohort_size=COHORT, seed=seed)
+    controller = ParticipationController(
+        config.participation(), population=POPULATION, cohort_size=COHORT, seed=seed
+    )
     rng = np.random.default_rng([seed, *family.encode()])
     rows = []
     for t in range(ROUNDS if stop is None else stop):
-        rows.append({"round": t, "clients": len(controller.cohort(t)), "examples": 900, "train_loss": 4.0 - 0.05 * t})
+        rows.append(
+            {
+                "round": t,
+                "clients": len(controller.cohort(t)),
+                "examples": 900,
+                "train_loss": 4.0 - 0.05 * t,
+            }
+        )
         rows[-1]["clip_fraction"] = 1.0 - 0.02 * t
         if (t + 1) % 4 == 0:
             accuracy = _FINAL[family] * (1 - np.exp(-(t + 1) / 8)) + 0.002 * rng.standard_normal()
@@ -63,7 +84,12 @@ def make_run(family, *, seed=0, stop=None, task="stackoverflow_nwp", description
             "seconds": 61.5,
         }
     summary = plan.summary() | {
-        "task": {"name": task, "description": description, "headline_metric": "accuracy", "clients": POPULATION},
+        "task": {
+            "name": task,
+            "description": description,
+            "headline_metric": "accuracy",
+            "clients": POPULATION,
+        },
         "workload": "prefix_sum",
         "rmse": rmse(plan.mechanism, config.workload(), plan.participation),
         "versions": {"fedmf": "0.1.0", "tensorflow": "2.14.1"},
@@ -107,7 +133,11 @@ def figures(monkeypatch):
 @pytest.fixture(scope="session")
 def demo_runs():
     """What `fedmf demo` compares, over two seeds."""
-    return [make_run(family, seed=seed) for family in ("none", "identity", "tree", "banded") for seed in (0, 1)]
+    return [
+        make_run(family, seed=seed)
+        for family in ("none", "identity", "tree", "banded")
+        for seed in (0, 1)
+    ]
 
 
 @pytest.fixture(name="make_run")

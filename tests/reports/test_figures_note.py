@@ -12,7 +12,11 @@ def noted(run):
 
 
 def test_the_note_counts_seeds(make_run):
-    one, other, tree = noted(make_run("banded")), noted(make_run("banded", seed=1)), noted(make_run("tree"))
+    one, other, tree = (
+        noted(make_run("banded")),
+        noted(make_run("banded", seed=1)),
+        noted(make_run("tree")),
+    )
     assert figures_note([one, tree]) == f"{NOTE} Figures are of one seed."
     assert figures_note([one, other, tree]) == f"{NOTE} Some figures are of one seed."
     assert figures_note([one, other]) == NOTE

@@ -14,10 +14,18 @@ from fedmf.runs.folder import Run
 _SIGHT = {
     "normal": np.eye(3),
     "protanopia": np.array(
-        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ]
     ),
     "deuteranopia": np.array(
-        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ]
     ),
 }
 _XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
@@ -58,9 +66,13 @@ def test_every_family_has_a_colour_of_its_own(make_run):
 
 @pytest.mark.parametrize("sight", _SIGHT)
 def test_colours_of_families_are_told_apart(sight):
-    private = {family: labels.family_color(family) for family in config.families()[1:]}  # that is dashed
+    private = {
+        family: labels.family_color(family) for family in config.families()[1:]
+    }  # that is dashed
     for (a, first), (b, second) in itertools.combinations(private.items(), 2):
-        apart = np.linalg.norm(_lab(_SIGHT[sight] @ _linear(first)) - _lab(_SIGHT[sight] @ _linear(second)))
+        apart = np.linalg.norm(
+            _lab(_SIGHT[sight] @ _linear(first)) - _lab(_SIGHT[sight] @ _linear(second))
+        )
         assert apart > 16, (a, b)
 
 
@@ -95,7 +107,8 @@ def test_families_without_a_colour_differ_in_dashes():
         ),
         (
             [("banded", {"server_learning_rate": 0.5}), ("banded", {})],
-            ["Banded (8 bands), server learning rate 0.5", "Banded (8 bands), server learning rate 1"],
+            ["Banded (8 bands), server learning rate 0.5", "Banded (8 bands), server learning "
+                                                           "rate 1"],
         ),
         # What is not set is not said.
         (
@@ -113,11 +126,16 @@ def test_a_simulated_run_is_marked_where_others_are_honest(make_run):
     grouped = groups.group_runs([make_run("identity"), make_run("banded", claimed_cohort=1000)])
     achieved = [row[-1] for row in tables.participation_table(grouped).rows]
     assert [cell.text == "not observed" for cell in achieved] == [False, True]
-    assert [group.label for group in grouped] == ["DP-FedAvg", "Banded (8 bands), simulates 1,000 clients a round"]
+    assert [group.label for group in grouped] == [
+        "DP-FedAvg",
+        "Banded (8 bands), simulates 1,000 clients a round",
+    ]
     assert groups.distinct_mechanisms(grouped)[1][0] == grouped[1].label
     for table in (tables.accuracy_table(grouped), tables.participation_table(grouped)):
         assert "marked “simulates” in the tables" in table.note
-        honest, simulated = (" ".join(" ".join([cell.text, *cell.details]) for cell in row) for row in table.rows)
+        honest, simulated = (
+            " ".join(" ".join([cell.text, *cell.details]) for cell in row) for row in table.rows
+        )
         assert "simulates 1,000 clients a round" in simulated
         assert "of the claimed cohort" in simulated
         assert "simulates" not in honest
@@ -125,7 +143,9 @@ def test_a_simulated_run_is_marked_where_others_are_honest(make_run):
 
 
 def _amplified(run: Run) -> Run:
-    """As a run whose clients were drawn at random, planned for epsilon 2 and 12.6 if the cohorts are known."""
+    """As a run whose clients were drawn at random, planned for epsilon 2 and 12.6 if the cohorts
+    are known.
+    """
     sampling = {"scheme": "CyclicPoisson", "unamplified_epsilon": 12.6}
     achieved = {"epsilon": 2.0, "unamplified_epsilon": 6.5, "rho": 2.9, "sensitivity": 1.0}
     return dataclasses.replace(

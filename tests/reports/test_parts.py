@@ -15,7 +15,11 @@ def test_many_groups_of_a_family_differ_in_colour_or_line(make_run):
         for e in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
     ]
     grouped = groups.group_runs(runs)
-    assert len({(group.color, str(group.line)) for group in grouped}) == len({group.label for group in grouped}) == 6
+    assert (
+        len({(group.color, str(group.line)) for group in grouped})
+        == len({group.label for group in grouped})
+        == 6
+    )
 
 
 def test_the_axis_of_a_share_does_not_run_below_0(make_run, figures):
@@ -33,7 +37,12 @@ def test_the_axis_of_a_share_does_not_run_below_0(make_run, figures):
 
 def test_same_noise_at_other_epsilon_is_drawn_once(make_run):
     grouped = groups.group_runs(
-        [make_run("banded", epsilon=2.0), make_run("banded"), make_run("identity"), make_run("none")]
+        [
+            make_run("banded", epsilon=2.0),
+            make_run("banded"),
+            make_run("identity"),
+            make_run("none"),
+        ]
     )
     kinds = groups.distinct_mechanisms(grouped)
     assert [label for label, _ in kinds] == ["Banded (8 bands)", "DP-FedAvg"]
@@ -119,21 +128,35 @@ def test_a_legend_does_not_lie_under_the_note(make_run, figures):
 
 def test_a_legend_of_very_many_runs_names_the_mechanisms(make_run, figures):
     families, rates = ("tree", "banded", "identity"), np.linspace(0.1, 1.0, 9).round(2)
-    runs = [make_run(family, server_learning_rate=float(rate)) for family in families for rate in rates]
+    runs = [
+        make_run(family, server_learning_rate=float(rate)) for family in families for rate in rates
+    ]
     grouped = groups.group_runs(runs)
     plot = plots.accuracy_plot(grouped)
     (figure,) = figures
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["Tree (full Honaker)", "Banded (8 bands)", "DP-FedAvg"]
-    firsts = [next(group for group in grouped if group.config.family == family) for family in families]
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "Tree (full Honaker)",
+        "Banded (8 bands)",
+        "DP-FedAvg",
+    ]
+    firsts = [
+        next(group for group in grouped if group.config.family == family) for family in families
+    ]
     assert [line.get_color() for line in legend.get_lines()] == [group.color for group in firsts]
     assert "too many to name" in plot.caption
     assert figure.bbox.height < 1.2 * figure.bbox.width
 
 
 def test_noise_is_drawn_once_whatever_the_learning_rate(make_run):
-    runs = [make_run("banded", epsilon=e, server_learning_rate=x) for e in (2.0, 8.0) for x in (0.1, 0.5)]
-    drawn = groups.distinct_noise(groups.group_runs([*runs, make_run("identity"), make_run("none")]))
+    runs = [
+        make_run("banded", epsilon=e, server_learning_rate=x)
+        for e in (2.0, 8.0)
+        for x in (0.1, 0.5)
+    ]
+    drawn = groups.distinct_noise(
+        groups.group_runs([*runs, make_run("identity"), make_run("none")])
+    )
     assert [group.label for group in drawn] == [
         "Banded (8 bands), epsilon 2", "Banded (8 bands), epsilon 8", "DP-FedAvg, epsilon 8"
     ]  # fmt: skip

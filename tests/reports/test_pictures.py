@@ -12,7 +12,9 @@ def _shown(axis):
     """Labels of the ticks that are in view."""
     low, high = sorted(axis.get_view_interval())
     ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
-    return [t.label1.get_text() for t in ticks if low <= t.get_loc() <= high and t.label1.get_text()]
+    return [
+        t.label1.get_text() for t in ticks if low <= t.get_loc() <= high and t.label1.get_text()
+    ]
 
 
 QUESTION = {
@@ -38,21 +40,38 @@ def test_one_round_is_a_point_and_ticks_are_whole(figures, pool):
 
 def test_titles_are_words_and_fit(figures):
     assert (
-        participation.picture_title(QUESTION) == "400 clients, 10 a round, independent availability, min separation 20"
+        participation.picture_title(QUESTION)
+        == "400 clients, 10 a round, independent availability, min separation 20"
     )
-    sampled = QUESTION | {"population": 10**7, "cohort_size": 6500, "availability": "always", "sampling": "poisson"}
-    assert participation.picture_title(sampled).endswith("always available, poisson sampling, min separation 20")
+    sampled = QUESTION | {
+        "population": 10**7,
+        "cohort_size": 6500,
+        "availability": "always",
+        "sampling": "poisson",
+    }
+    assert participation.picture_title(sampled).endswith(
+        "always available, poisson sampling, min separation 20"
+    )
     participation.participation_picture(_forecast(**sampled, simulated_population=10**7))
     assert figures[0]._suptitle.get_window_extent().width < figures[0].bbox.width
 
 
 def _choice(errors):
-    rows = [{"family": "banded", "bands": b, "rmse": rmse, "amplified": True} for b, rmse in errors.items()]
+    rows = [
+        {"family": "banded", "bands": b, "rmse": rmse, "amplified": True}
+        for b, rmse in errors.items()
+    ]
     return {"rows": rows, "best": min(rows, key=lambda row: row["rmse"]), "epsilon": 4.0}
 
 
 @pytest.mark.parametrize(
-    "errors", [{1: 0.36263}, {1: 0.36263, 2: 0.36264}, {5: 0.5, 6: 0.5001, 7: 0.6}, {1: 1.7, 4: 1.3, 16: 1.4}]
+    "errors",
+    [
+        {1: 0.36263},
+        {1: 0.36263, 2: 0.36264},
+        {5: 0.5, 6: 0.5001, 7: 0.6},
+        {1: 1.7, 4: 1.3, 16: 1.4},
+    ],
 )
 def test_ticks_of_bands_are_whole_and_differ(figures, errors):
     bands.bands_picture(_choice(errors))
@@ -75,17 +94,29 @@ def test_the_last_round_has_a_tick(make_run, figures, rounds):
 
 
 def _counted(run, population, **config):
-    seen = run.result["participation"] | {"population": population, "clients": 10, "histogram": {"1": 10}}
+    seen = run.result["participation"] | {
+        "population": population,
+        "clients": 10,
+        "histogram": {"1": 10},
+    }
     return dataclasses.replace(
-        run, config=dataclasses.replace(run.config, **config), result=run.result | {"participation": seen}
+        run,
+        config=dataclasses.replace(run.config, **config),
+        result=run.result | {"participation": seen},
     )
 
 
 def test_only_runs_of_one_kind_are_averaged(make_run, figures):
     run = make_run("banded")
-    plot = plots.participation_plot([_counted(run, 60), _counted(run, 60, seed=1), make_run("banded", stop=4)])
+    plot = plots.participation_plot(
+        [_counted(run, 60), _counted(run, 60, seed=1), make_run("banded", stop=4)]
+    )
     assert [bar.get_height() for bar in figures[0].axes[0].patches][:2] == [50, 10]
     assert "means over runs" in plot.caption
     assert "50 clients" in plot.alt
-    for other in (_counted(run, 400), _counted(run, 60, cohort_size=20), _counted(run, 60, rounds=30)):
+    for other in (
+        _counted(run, 400),
+        _counted(run, 60, cohort_size=20),
+        _counted(run, 60, rounds=30),
+    ):
         assert plots.participation_plot([_counted(run, 60), other]) is None

@@ -8,8 +8,11 @@ import pytest
 
 from fedmf.reports import write_report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# Clicks on headings of the first table, and leaves its first column after each click in the page's title.
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+# Clicks on headings of the first table, and leaves its first column after each click in the page's
+# title.
 CLICKS = """<script>
 const table = document.querySelector("#table-results");
 const read = () => [...table.tBodies[0].rows].map(row => row.cells[0].textContent.trim().split(/\\s+/)[0]).join(" ");
@@ -27,8 +30,16 @@ document.title = seen.join("|");
 def test_a_click_on_a_heading_sorts(demo_runs, tmp_path):
     path = write_report(demo_runs, tmp_path, title="sorted")
     path.write_text(path.read_text().replace("</body>", CLICKS))
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-    done = subprocess.run([CHROMIUM, *flags, path.as_uri()], capture_output=True, text=True, timeout=300)
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--dump-dom",
+    ]
+    done = subprocess.run(
+        [CHROMIUM, *flags, path.as_uri()], capture_output=True, text=True, timeout=300
+    )
     (title,) = re.findall(r"<title>(.*)</title>", done.stdout)
     assert title.split("|") == [
         "No DP-FedAvg Tree Banded",  # as it was written

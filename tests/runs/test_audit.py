@@ -21,25 +21,46 @@ from tests.runs.test_folder import new_run
 VERSIONS = {"fedmf": "0.1.0", "python": "3.11.7"}
 COHORT = 4
 CONFIG = TrainConfig(
-    rounds=12, cohort_size=COHORT, schema="fixed_epoch", min_sep=3, family="identity", epsilon=4.887, checkpoint_every=6
+    rounds=12,
+    cohort_size=COHORT,
+    schema="fixed_epoch",
+    min_sep=3,
+    family="identity",
+    epsilon=4.887,
+    checkpoint_every=6,
 )
 PLAN = CONFIG.plan()
 
 
 def folder_of(path, *, config=CONFIG, plan=PLAN, given=False, cohorts=None, recorded=12, run=12):
-    """A folder as `federated.train` leaves it after `run` rounds, the first `recorded` of which are in a checkpoint."""
-    folder = new_run(path, config, plan, given=given, task={"name": "x", "clients": 12}, versions=VERSIONS)
+    """A folder as `federated.train` leaves it after `run` rounds, the first `recorded` of which are
+    in a checkpoint.
+    """
+    folder = new_run(
+        path, config, plan, given=given, task={"name": "x", "clients": 12}, versions=VERSIONS
+    )
     if cohorts is None:
         cohorts = [np.arange(COHORT) + t % 3 * COHORT for t in range(12)]
     ledger = ParticipationLedger(cohort_size=COHORT, cohorts=cohorts)
     state = [np.zeros(3, np.float32)]
     folder.save_checkpoint(
-        Checkpoint(rounds_done=recorded, config_digest=folder.digest(), state=state, ledger=ledger.first(recorded))
+        Checkpoint(
+            rounds_done=recorded,
+            config_digest=folder.digest(),
+            state=state,
+            ledger=ledger.first(recorded),
+        )
     )
     with folder.rows("metrics") as write:
         for t in range(run):
             # The row has the float32 that TensorFlow had.
-            write({"round": t, "clients": len(cohorts[t]), "noise_stddev": float(np.float32(plan.stddev))})
+            write(
+                {
+                    "round": t,
+                    "clients": len(cohorts[t]),
+                    "noise_stddev": float(np.float32(plan.stddev)),
+                }
+            )
     if run == recorded == config.rounds:
         folder.write_json("result", {"participation": ledger.observed().summary()})
     return path
@@ -69,14 +90,21 @@ class TestRoundsBeyondTheRecord:
     def test_are_named_on_the_command_line_and_in_the_statement(self, interrupted, tmp_path):
         out = tmp_path / "statement.md"
         said = dict(
-            line.split(maxsplit=1) for line in command("audit", interrupted, "--statement", out).stdout.splitlines()
+            line.split(maxsplit=1)
+            for line in command("audit", interrupted, "--statement", out).stdout.splitlines()
         )
         assert said["epsilon_achieved"] == said["epsilon_planned"]
         assert said["not_in_the_record"].startswith("rounds 6 to 10 are not")
         assert said["keeps_to_the_plan"] == "yes, as far as it is recorded"
         text = " ".join(out.read_text().replace("\n> ", " ").split())
-        assert "**Not all is recorded.** Rounds 6 to 10 are not in the record of participations" in text
-        assert "and, as said above, for the rounds that are not in the record, the same noise gives" in text
+        assert (
+            "**Not all is recorded.** Rounds 6 to 10 are not in the record of participations"
+            in text
+        )
+        assert (
+            "and, as said above, for the rounds that are not in the record, the same noise gives"
+            in text
+        )
         assert "**Not all is recorded.**" in audit_run(interrupted).statement()
         shown = json.loads(command("audit", interrupted, "--json").stdout)
         assert shown["epsilon_achieved"] == PLAN.epsilon
@@ -96,18 +124,29 @@ class TestRoundsBeyondTheRecord:
     def test_after_a_broken_plan_may_be_anything(self, tmp_path):
         cohorts = [np.arange(COHORT) for _ in range(12)]
         audit = audit_run(folder_of(tmp_path / "run", cohorts=cohorts, recorded=6, run=11))
-        # The six rounds of each client and the five that nothing is known of; the twelfth was not run.
+        # The six rounds of each client and the five that nothing is known of; the twelfth was not
+        # run.
         assert audit.achieved.sensitivity.value == pytest.approx(np.sqrt(11), rel=1e-12)
         assert audit.contradictions
         assert "as if every client had taken part in all of them" in audit.unrecorded
 
     def test_with_sampling_rest_on_no_chance(self, tmp_path):
         config = dataclasses.replace(
-            CONFIG, family="banded", bands=2, sampling="poisson", population=12, schema="min_sep", min_sep=None
+            CONFIG,
+            family="banded",
+            bands=2,
+            sampling="poisson",
+            population=12,
+            schema="min_sep",
+            min_sep=None,
         )
         plan = config.plan()
         cohorts = [np.arange(t % 2, 4, 2) for t in range(12)]
-        audit = audit_run(folder_of(tmp_path / "run", config=config, plan=plan, cohorts=cohorts, recorded=6, run=11))
+        audit = audit_run(
+            folder_of(
+                tmp_path / "run", config=config, plan=plan, cohorts=cohorts, recorded=6, run=11
+            )
+        )
         assert audit.epsilon == plan.unamplified_epsilon
         assert audit.amplified_epsilon == plan.epsilon
 
@@ -117,8 +156,11 @@ class TestRoundsBeyondTheRecord:
         assert audit_run(run).epsilon < PLAN.epsilon
 
     def test_that_were_saved_are_known_without_metrics(self, tmp_path):
-        # Nobody came in the last three rounds; their releases say something of those before all the same.
-        cohorts = [np.arange(COHORT) + t % 3 * COHORT for t in range(9)] + [np.zeros(0, np.int64)] * 3
+        # Nobody came in the last three rounds; their releases say something of those before all the
+        # same.
+        cohorts = [np.arange(COHORT) + t % 3 * COHORT for t in range(9)] + [
+            np.zeros(0, np.int64)
+        ] * 3
         run = folder_of(tmp_path / "run", cohorts=cohorts, recorded=11, run=11)
         assert audit_run(run).planned.participation.rounds == 11
         write_atomically(run / "metrics.jsonl", "")
@@ -138,14 +180,25 @@ class TestRoundsBeyondTheRecord:
 
 class TestFilesThatChanged:
     @pytest.mark.parametrize(
-        "name", ["config.json", "plan.json", "mechanism.npz", "metrics.jsonl", "participation.csv", "selected.csv"]
+        "name",
+        [
+            "config.json",
+            "plan.json",
+            "mechanism.npz",
+            "metrics.jsonl",
+            "participation.csv",
+            "selected.csv",
+        ],
     )
     def test_after_the_run_are_refused_by_name(self, finished, name):
         for path in [finished / "private" / "noise_seed", *(finished / "checkpoints").iterdir()]:
             path.unlink()  # nothing rests on these
         assert audit_run(finished).epsilon == pytest.approx(4.887, rel=1e-6)
-        content = (finished / name).read_bytes() if name != "selected.csv" else b"round,client\n0,9\n"
-        # A change that can be read as something else: a row less, another number, or bytes that an archive does not look at.
+        content = (
+            (finished / name).read_bytes() if name != "selected.csv" else b"round,client\n0,9\n"
+        )
+        # A change that can be read as something else: a row less, another number, or bytes that an
+        # archive does not look at.
         change = {
             "metrics.jsonl": lambda b: b[: b.rindex(b"{")],
             "participation.csv": lambda b: b.replace(b"\n4,7\n", b"\n4,8\n"),
@@ -161,16 +214,21 @@ class TestFilesThatChanged:
         # Every client once, and the record ends with the last round that ran.
         write_atomically(run / "participation.csv", "".join([*record[: 1 + 2 * COHORT], "10,8\n"]))
         with pytest.raises(
-            ValueError, match=r"participation.csv has other .* than metrics.jsonl in rounds 2 to 10: no guar"
+            ValueError,
+            match=r"participation.csv has other .* than metrics.jsonl in rounds 2 to 10: no guar",
         ):
             audit_run(run)
 
     def test_noise_of_another_mechanism(self, interrupted):
         DenseMechanism(matrix=2 * PLAN.mechanism.encoder()).save(interrupted / "mechanism.npz")
-        with pytest.raises(ValueError, match=r"plan.json records noise of standard deviation .*mechanism.npz needs"):
+        with pytest.raises(
+            ValueError, match=r"plan.json records noise of standard deviation .*mechanism.npz needs"
+        ):
             audit_run(interrupted)
 
-    @pytest.mark.parametrize("change", [{"noise_multiplier": None}, {"participation": {"rounds": 3}}, {"delta": -1}])
+    @pytest.mark.parametrize(
+        "change", [{"noise_multiplier": None}, {"participation": {"rounds": 3}}, {"delta": -1}]
+    )
     def test_a_damaged_plan(self, interrupted, change):
         plan = json.loads((interrupted / "plan.json").read_text())
         write_atomically(interrupted / "plan.json", json.dumps(plan | change))
@@ -194,9 +252,18 @@ class TestTheFinalStatement:
         assert (finished / "final_statement.md").read_text() == as_text(values, ".md")
 
     def test_the_noise_that_ran_counts_and_not_what_the_config_asks_for(self, tmp_path):
-        without = folder_of(tmp_path / "no noise", plan=dataclasses.replace(PLAN, noise_multiplier=0.0), given=True)
-        said = dict(line.split(maxsplit=1) for line in command("audit", without).stdout.splitlines())
-        assert said["epsilon_planned"] == said["epsilon_achieved"] == said["rho_achieved"] == "infinite"
+        without = folder_of(
+            tmp_path / "no noise", plan=dataclasses.replace(PLAN, noise_multiplier=0.0), given=True
+        )
+        said = dict(
+            line.split(maxsplit=1) for line in command("audit", without).stdout.splitlines()
+        )
+        assert (
+            said["epsilon_planned"]
+            == said["epsilon_achieved"]
+            == said["rho_achieved"]
+            == "infinite"
+        )
         plan = dataclasses.replace(PLAN, noise_multiplier=PLAN.noise_multiplier / 2)
         run = folder_of(tmp_path / "run", plan=plan, given=True)
         assert plan.epsilon > 1.5 * PLAN.epsilon
@@ -233,7 +300,14 @@ KINDS = {
         "epsilon": 8.0,
     },
     "dropout": {"dropout": 0.6, "availability": "independent:0.5"},
-    "sampled": {"bands": 2, "sampling": "poisson", "population": 12, "cohort_size": 1, "min_sep": None, "dropout": 0.3},
+    "sampled": {
+        "bands": 2,
+        "sampling": "poisson",
+        "population": 12,
+        "cohort_size": 1,
+        "min_sep": None,
+        "dropout": 0.3,
+    },
 }
 
 
@@ -244,7 +318,9 @@ def small():
     from tests.federated.run_small import config
     from tests.federated.small_task import small_task
 
-    return config, lambda settings, **options: federated.train(small_task(), settings, progress=False, **options)
+    return config, lambda settings, **options: federated.train(
+        small_task(), settings, progress=False, **options
+    )
 
 
 @pytest.mark.tensorflow
@@ -285,4 +361,6 @@ class TestRunsThatWereTrained:
         audit = audit_run(run)
         assert (audit.contradictions, audit.planned.noise_multiplier) == ((), 2.5)
         # What was added is what the plan says, to the rounding of float32.
-        assert [row["noise_stddev"] for row in run.metrics] == pytest.approx([plan.stddev] * 6, rel=1e-6)
+        assert [row["noise_stddev"] for row in run.metrics] == pytest.approx(
+            [plan.stddev] * 6, rel=1e-6
+        )

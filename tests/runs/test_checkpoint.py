@@ -52,7 +52,9 @@ def written(path, of):
 @given(
     st.lists(
         hnp.arrays(
-            st.sampled_from(["float32", "float64", "int32", "int64", "uint8", "bool", "complex64", ">f4"]),
+            st.sampled_from(
+                ["float32", "float64", "int32", "int64", "uint8", "bool", "complex64", ">f4"]
+            ),
             hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
         ),
         max_size=12,
@@ -80,7 +82,9 @@ def test_what_could_not_be_read_back_is_not_written(path, leaf):
 
 
 class TestDamage:
-    """Every damage that a reader could see is refused with the path; none is ever read as something else."""
+    """Every damage that a reader could see is refused with the path; none is ever read as something
+    else.
+    """
 
     def refused(self, path, damaged, *, harmless=False):
         """Whether it is refused; otherwise, where that may be, the same is read."""
@@ -89,7 +93,10 @@ class TestDamage:
             assert contents(Checkpoint.read(path)) == contents(checkpoint())
         except ValueError as error:
             message = str(error)
-            assert f"checkpoint {path} is damaged or half-written ({len(damaged)} bytes): delete this file" in message
+            assert (
+                f"checkpoint {path} is damaged or half-written ({len(damaged)} bytes): delete this "
+                "file" in message
+            )
             assert "\n" not in message
             return True
         assert harmless
@@ -101,14 +108,17 @@ class TestDamage:
         assert all(self.refused(path, data[:length]) for length in lengths)
 
     def test_single_bit_flips(self, path):
-        # An archive holds some bits that nobody reads, such as times. Those of the arrays are all refused.
+        # An archive holds some bits that nobody reads, such as times. Those of the arrays are all
+        # refused.
         data = written(path, checkpoint())
         start = data.index(STATE[0].tobytes())
         values = range(8 * start, 8 * (start + STATE[0].nbytes))
         for bit in {*values, *random.Random(1).sample(range(8 * len(data)), 1000)}:
             damaged = bytearray(data)
             damaged[bit // 8] ^= 1 << bit % 8
-            assert self.refused(path, bytes(damaged), harmless=bit not in values) or bit not in values
+            assert (
+                self.refused(path, bytes(damaged), harmless=bit not in values) or bit not in values
+            )
 
     def test_blocks_of_zeros_as_left_by_a_crashed_disk(self, path):
         data = written(path, checkpoint())

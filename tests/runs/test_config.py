@@ -103,21 +103,51 @@ def test_ends_and_choices(name, values, hint):
 @pytest.mark.parametrize(
     ("changes", "words"),
     {
-        "both targets": ({"noise_multiplier": 0.6}, ["epsilon=8.0 and noise_multiplier=0.6", "give one"]),
-        "no target": ({"epsilon": None}, ["family=identity", "give epsilon (such as 8) or noise_multiplier"]),
+        "both targets": (
+            {"noise_multiplier": 0.6},
+            ["epsilon=8.0 and noise_multiplier=0.6", "give one"],
+        ),
+        "no target": (
+            {"epsilon": None},
+            ["family=identity", "give epsilon (such as 8) or noise_multiplier"],
+        ),
         "none with epsilon": ({"family": "none"}, ["family=none", "leave out epsilon"]),
-        "none with noise": ({"family": "none", "epsilon": None, "noise_multiplier": 1.0}, ["family=none", "leave out"]),
-        "claims no more than it trains": ({"claimed_cohort": 100}, ["claimed_cohort=100", "cohort_size=100", "leave"]),
-        "canaries in TFF": ({"canaries": 5, "execution": "tff"}, ["canaries=5", "execution=tff", "leave"]),
-        "canaries of a simulation": ({"canaries": 5, "claimed_cohort": 200}, ["canaries=5", "claimed_cohort=200"]),
+        "none with noise": (
+            {"family": "none", "epsilon": None, "noise_multiplier": 1.0},
+            ["family=none", "leave out"],
+        ),
+        "claims no more than it trains": (
+            {"claimed_cohort": 100},
+            ["claimed_cohort=100", "cohort_size=100", "leave"],
+        ),
+        "canaries in TFF": (
+            {"canaries": 5, "execution": "tff"},
+            ["canaries=5", "execution=tff", "leave"],
+        ),
+        "canaries of a simulation": (
+            {"canaries": 5, "claimed_cohort": 200},
+            ["canaries=5", "claimed_cohort=200"],
+        ),
         "more bands than rounds": ({"bands": 9, "family": "banded"}, ["bands=9", "rounds=8"]),
         "file without mechanism": ({"family": "file"}, ["family=file", "give mechanism"]),
-        "mechanism of another family": ({"mechanism": "m.npz"}, ["mechanism=m.npz", "family=file", "leave it out"]),
-        "bands of another family": ({"bands": 2, "family": "tree"}, ["bands=2", "family=tree", "leave it out"]),
+        "mechanism of another family": (
+            {"mechanism": "m.npz"},
+            ["mechanism=m.npz", "family=file", "leave it out"],
+        ),
+        "bands of another family": (
+            {"bands": 2, "family": "tree"},
+            ["bands=2", "family=tree", "leave it out"],
+        ),
         "separation beyond the run": ({"min_sep": 9}, ["min_sep=9", "1..8"]),
-        "too many participations": ({"max_participations": 3}, ["max_participations=3", "at most 2 times"]),
+        "too many participations": (
+            {"max_participations": 3},
+            ["max_participations=3", "at most 2 times"],
+        ),
         "min_sep missing": ({"min_sep": None}, ["min_sep=None", "1..8"]),
-        "single with min_sep": ({"schema": "single"}, ["min_sep=4", "schema='single'", "leave it out"]),
+        "single with min_sep": (
+            {"schema": "single"},
+            ["min_sep=4", "schema='single'", "leave it out"],
+        ),
     }.values(),
 )
 def test_fields_that_contradict_each_other(changes, words):
@@ -141,7 +171,11 @@ class TestPlan:
         plan = config(clip_norm=0.3, delta=1e-5, epsilon=2).plan()
         assert plan.noise_multiplier == gaussian_noise_multiplier(2.0, 1e-5)
         assert plan.epsilon <= 2
-        assert (plan.clip_norm, plan.delta, plan.participation) == (0.3, 1e-5, config().participation())
+        assert (plan.clip_norm, plan.delta, plan.participation) == (
+            0.3,
+            1e-5,
+            config().participation(),
+        )
 
     def test_a_claimed_cohort_scales_the_noise(self):
         plan = config(cohort_size=10, claimed_cohort=50).plan()
@@ -171,14 +205,21 @@ class TestPlan:
     def test_column_norms(self, family, default):
         spreads = {}
         for norms in (None, "equal", "free"):
-            columns = np.linalg.norm(config(family=family, column_norms=norms, min_sep=2).fit().encoder(), axis=0)
+            columns = np.linalg.norm(
+                config(family=family, column_norms=norms, min_sep=2).fit().encoder(), axis=0
+            )
             spreads[norms] = np.ptp(columns) / columns.max()
         assert spreads["equal"] < 1e-9 < 0.01 < spreads["free"]
         assert spreads[None] == spreads[default]
-        # A limit below the epoch's rounds is one of the participation, and not of the optimum that is asked for.
-        assert config(family=family, column_norms="free", min_sep=2, max_participations=2).fit() is not None
+        # A limit below the epoch's rounds is one of the participation, and not of the optimum that
+        # is asked for.
+        assert (
+            config(family=family, column_norms="free", min_sep=2, max_participations=2).fit()
+            is not None
+        )
         with pytest.raises(
-            ValueError, match="column_norms=equal belongs to family=banded or dense, not to family=tree"
+            ValueError,
+            match="column_norms=equal belongs to family=banded or dense, not to family=tree",
         ):
             config(family="tree", column_norms="equal")
         assert config(family=family, column_norms=default) == config(family=family)
@@ -193,7 +234,8 @@ other_configs = st.builds(
     config,
     rounds=st.integers(4, 10**6),
     seed=st.integers(0, 2**62),
-    data=st.none() | st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=8),
+    data=st.none()
+    | st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=8),
     epsilon=st.floats(1e-6, 4999.0),
     delta=st.floats(1e-15, 0.999),
     zeroing_norm=st.none() | st.floats(1e-3, 1e9),
@@ -204,8 +246,15 @@ other_configs = st.builds(
 
 
 def test_numpys_numbers_become_plain_ones():
-    made = config(rounds=np.int64(8), epsilon=np.float64(8.0), seed=np.uint8(3), warmup=np.float32(0.5))
-    assert (type(made.rounds), type(made.seed), type(made.epsilon), type(made.warmup)) == (int, int, float, float)
+    made = config(
+        rounds=np.int64(8), epsilon=np.float64(8.0), seed=np.uint8(3), warmup=np.float32(0.5)
+    )
+    assert (type(made.rounds), type(made.seed), type(made.epsilon), type(made.warmup)) == (
+        int,
+        int,
+        float,
+        float,
+    )
     assert config(epsilon=8).to_json() == config(epsilon=8.0).to_json()
 
 
@@ -222,11 +271,22 @@ def test_every_field_has_a_help_text_for_the_command_line():
 
 
 def test_bad_fields_name_their_file():
-    with pytest.raises(ValueError, match="my.toml has an unknown field 'epsilno': did you mean epsilon?"):
+    with pytest.raises(
+        ValueError, match="my.toml has an unknown field 'epsilno': did you mean epsilon?"
+    ):
         config_from_mapping({"epsilno": 8}, "my.toml")
-    with pytest.raises(ValueError, match="my.toml has an unknown field 'colour': the fields are task, data, .*noise_m"):
+    with pytest.raises(
+        ValueError,
+        match="my.toml has an unknown field 'colour': the fields are task, data, .*noise_m",
+    ):
         config_from_mapping({"colour": 8}, "my.toml")
-    for name, value in (("rounds", "8"), ("rounds", 8.5), ("rounds", True), ("data", 3), ("delta", [1])):
+    for name, value in (
+        ("rounds", "8"),
+        ("rounds", 8.5),
+        ("rounds", True),
+        ("data", 3),
+        ("delta", [1]),
+    ):
         with pytest.raises(ValueError, match="my.toml: ") as caught:
             config_from_mapping({**BASE, name: value}, "my.toml")
         one_sentence(caught, f"{name}={value!r}", "Expected")

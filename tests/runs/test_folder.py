@@ -65,7 +65,9 @@ class TestKilled:
         pauses = random.Random(2)
         done = 0
         for _ in range(12):
-            writer = subprocess.Popen([sys.executable, "-c", _WRITER, folder.path, str(done)], stdout=subprocess.PIPE)
+            writer = subprocess.Popen(
+                [sys.executable, "-c", _WRITER, folder.path, str(done)], stdout=subprocess.PIPE
+            )
             try:
                 assert writer.stdout.readline() == b"ready\n"
                 time.sleep(pauses.uniform(0, 0.05))
@@ -82,21 +84,28 @@ class TestKilled:
             newest = folder.load_checkpoint()
             assert newest.rounds_done >= done + 2
             done = newest.rounds_done
-            # The record beside it belongs to this checkpoint or the next, and is never behind: a resume would not write it again.
+            # The record beside it belongs to this checkpoint or the next, and is never behind: a
+            # resume would not write it again.
             text = (folder.path / "participation.csv").read_text()
             assert text.endswith("\n")
             assert text.count("\n") - 1 in (done, done + 1)
             folder.truncate_rows(done)
-            rows = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+            rows = [
+                json.loads(line)
+                for line in (folder.path / "metrics.jsonl").read_text().splitlines()
+            ]
             assert [row["round"] for row in rows] == list(range(done))
         # What the killed writers left half-written is swept up by the next checkpoint.
         litter = folder.path / "checkpoints" / ".round-000001.ckpt.0123456789abcdef.part"
         litter.write_bytes(b"half")
-        folder.save_checkpoint(dataclasses.replace(checkpoint(digest=folder.digest()), rounds_done=done + 1))
+        folder.save_checkpoint(
+            dataclasses.replace(checkpoint(digest=folder.digest()), rounds_done=done + 1)
+        )
         assert len(list((folder.path / "checkpoints").iterdir())) == 2
 
     def test_a_writer_without_atomicity_is_caught(self, tmp_path):
-        # Negative control: writing in place, stopped half-way, is what the checks above would see and refuse.
+        # Negative control: writing in place, stopped half-way, is what the checks above would see
+        # and refuse.
         folder = new_run(tmp_path / "run")
         path = folder.path / "checkpoints" / "round-000003.ckpt"
         data = written(path, checkpoint(digest=folder.digest()))
@@ -114,7 +123,9 @@ class TestCheckpointsOfARun:
             assert folder.load_checkpoint().rounds_done == rounds_done
         names = sorted(path.name for path in (folder.path / "checkpoints").iterdir())
         assert names == ["round-1000000.ckpt", "round-999999.ckpt"]
-        assert all(stat.S_IMODE(p.stat().st_mode) == 0o600 for p in (folder.path / "checkpoints").iterdir())
+        assert all(
+            stat.S_IMODE(p.stat().st_mode) == 0o600 for p in (folder.path / "checkpoints").iterdir()
+        )
         assert (folder.path / "participation.csv").read_text() == checkpoint().ledger.to_csv()
 
     def test_rounds_before_a_crash_are_counted_and_never_guessed(self, tmp_path):
@@ -134,7 +145,9 @@ class TestCheckpointsOfARun:
         path = folder.path / name
         path.write_bytes(path.read_bytes() + b" ")
         before = files(tmp_path)
-        with pytest.raises(ValueError, match=r"round-000003\.ckpt belongs to another run") as caught:
+        with pytest.raises(
+            ValueError, match=r"round-000003\.ckpt belongs to another run"
+        ) as caught:
             folder.load_checkpoint()
         assert "move it out" in str(caught.value)
         assert files(tmp_path) == before
@@ -145,7 +158,10 @@ class TestCheckpointsOfARun:
             folder.save_checkpoint(checkpoint(rounds_done=rounds_done, digest=folder.digest()))
         newest = folder.path / "checkpoints" / "round-000004.ckpt"
         newest.write_bytes(newest.read_bytes()[:-1])
-        with pytest.raises(ValueError, match=r"round-000004\.ckpt is damaged.*delete this file to resume from the one"):
+        with pytest.raises(
+            ValueError,
+            match=r"round-000004\.ckpt is damaged.*delete this file to resume from the one",
+        ):
             folder.load_checkpoint()
         newest.unlink()
         assert folder.load_checkpoint().rounds_done == 2
@@ -195,7 +211,10 @@ class TestCreate:
 
     def test_an_existing_run(self, tmp_path):
         new_run(tmp_path / "run")
-        self.refused(tmp_path / "run", "already holds a run: resume it with resume=True, or name another folder")
+        self.refused(
+            tmp_path / "run",
+            "already holds a run: resume it with resume=True, or name another folder",
+        )
 
     def test_an_empty_folder_or_one_of_a_start_that_failed(self, tmp_path):
         (tmp_path / "run").mkdir()
@@ -206,11 +225,16 @@ class TestCreate:
             (folder.path / "plan.json").write_text("{}")
         assert (tmp_path / "run" / "log.txt").read_text() == "mine"
 
-    @pytest.mark.parametrize("name", ["model.npz", "metrics.jsonl", "checkpoints/round-000008.ckpt"])
+    @pytest.mark.parametrize(
+        "name", ["model.npz", "metrics.jsonl", "checkpoints/round-000008.ckpt"]
+    )
     def test_what_would_be_lost(self, tmp_path, name):
         (tmp_path / "notes" / "checkpoints").mkdir(parents=True)
         (tmp_path / "notes" / name).write_text("mine")
-        words = f"has a {name} and no config.json: a new run would overwrite it; name another folder, or empty"
+        words = (
+            f"has a {name} and no config.json: a new run would overwrite it; name another folder, "
+            "or empty"
+        )
         self.refused(tmp_path / "notes", words)
 
     @pytest.mark.parametrize("left", ["result.json", "checkpoints/round-000008.ckpt"])
@@ -218,12 +242,16 @@ class TestCreate:
         new_run(tmp_path / "run")
         (tmp_path / "run" / left).write_text("{}")
         (tmp_path / "run" / "config.json").unlink()
-        self.refused(tmp_path / "run", f"has a {left} and no config.json: a new run would overwrite it")
+        self.refused(
+            tmp_path / "run", f"has a {left} and no config.json: a new run would overwrite it"
+        )
 
     def test_where_nothing_can_be_written(self, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("kept")
         for path in (tmp_path / "file", tmp_path / "file" / "run"):
-            with pytest.raises(ValueError, match="cannot write to folder .*: name a folder you may write to"):
+            with pytest.raises(
+                ValueError, match="cannot write to folder .*: name a folder you may write to"
+            ):
                 RunFolder.create(path)
 
         # Also for root, whom no permission stops.
@@ -255,7 +283,12 @@ class TestLoad:
         folder.write_json("result", {"test": {}})
         result = Run.load(str(folder.path)).result
         assert result["test"] == {}
-        assert set(result["sha256"]) == {"config.json", "plan.json", "mechanism.npz", "metrics.jsonl"}
+        assert set(result["sha256"]) == {
+            "config.json",
+            "plan.json",
+            "mechanism.npz",
+            "metrics.jsonl",
+        }
 
     def test_a_run_of_more_rounds_than_a_matrix_holds(self, tmp_path):
         long = new_run(tmp_path / "run", dataclasses.replace(CONFIG, rounds=50_000))
@@ -268,7 +301,9 @@ class TestLoad:
         run = Run.load(folder.path)
         assert secret not in repr(run)
         assert all(
-            secret.encode() not in data for path, data in files(folder.path).items() if path.parts[0] != "private"
+            secret.encode() not in data
+            for path, data in files(folder.path).items()
+            if path.parts[0] != "private"
         )
 
     def test_no_run_or_one_that_was_stopped_before_it_began(self, tmp_path):
@@ -287,7 +322,9 @@ class TestLoad:
             # A last line that was being written when the run was killed is no damage.
             assert Run.load(folder.path).metrics == []
         else:
-            self.refused(folder.path, "incomplete or damaged", name, "run it again in another folder")
+            self.refused(
+                folder.path, "incomplete or damaged", name, "run it again in another folder"
+            )
 
 
 def test_who_took_part_is_as_secret_as_the_checkpoint(tmp_path):
@@ -298,9 +335,14 @@ def test_who_took_part_is_as_secret_as_the_checkpoint(tmp_path):
     ledger.append(np.array([4]), selected=np.array([4, 5]))
     mask = os.umask(0)
     try:
-        folder.save_checkpoint(dataclasses.replace(checkpoint(digest=folder.digest()), ledger=ledger, rounds_done=1))
+        folder.save_checkpoint(
+            dataclasses.replace(checkpoint(digest=folder.digest()), ledger=ledger, rounds_done=1)
+        )
     finally:
         os.umask(mask)
-    assert [path.read_text() for path in participation] == ["round,client\n0,4\n", "round,client\n0,4\n0,5\n"]
+    assert [path.read_text() for path in participation] == [
+        "round,client\n0,4\n",
+        "round,client\n0,4\n0,5\n",
+    ]
     (saved,) = (folder.path / "checkpoints").iterdir()
     assert {stat.S_IMODE(path.stat().st_mode) for path in [saved, *participation]} == {0o600}

@@ -8,13 +8,24 @@ from fedmf.runs.metric_table import columns, metrics_csv
 
 ROWS = [
     {"round": 0, "clients": 4, "train_loss": 1.5},
-    {"round": 1, "clients": 3, "train_loss": 1.25, "validation": {"accuracy": 0.5, "loss": 0.1 + 0.2}},
+    {
+        "round": 1,
+        "clients": 3,
+        "train_loss": 1.25,
+        "validation": {"accuracy": 0.5, "loss": 0.1 + 0.2},
+    },
 ]
 
 
 def test_columns_are_as_long_as_the_rows():
     table = columns(ROWS)
-    assert list(table) == ["round", "clients", "train_loss", "validation_accuracy", "validation_loss"]
+    assert list(table) == [
+        "round",
+        "clients",
+        "train_loss",
+        "validation_accuracy",
+        "validation_loss",
+    ]
     assert table["clients"] == [4, 3]
     assert math.isnan(table["validation_accuracy"][0])
     assert table["validation_accuracy"][1] == 0.5

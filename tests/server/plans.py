@@ -9,7 +9,12 @@ from fedmf.server.source import GaussianSource, noise_key
 def plan_of(mechanism, **changes):
     rounds = mechanism.rounds
     participation = Participation(rounds=rounds, schema="min_sep", min_sep=min(3, rounds))
-    values = {"participation": participation, "noise_multiplier": 0.7, "clip_norm": 0.5, "delta": 1e-6}
+    values = {
+        "participation": participation,
+        "noise_multiplier": 0.7,
+        "clip_norm": 0.5,
+        "delta": 1e-6,
+    }
     return Plan(mechanism=mechanism, **(values | changes))
 
 

@@ -1,4 +1,6 @@
-"""Noise made by the host: every strategy writes the same rows, resumes, and reaches the graph in its own round only."""
+"""Noise made by the host: every strategy writes the same rows, resumes, and reaches the graph in
+its own round only.
+"""
 
 import os
 import pathlib
@@ -22,8 +24,12 @@ from tests.server.plans import draws_of_host, plan_of
 
 SIZE, SEED = 2 * CHUNK - 1, 5
 # (strategy, whether its rows are in a memory map)
-# Of 6 bands and 40 rounds: working arrays of blocks of one round, or of the whole run, and one byte less than the rows themselves.
-MEMORY = {"recurrent": 8 * 6 * CHUNK + 4 * SIZE * 5 - 1, "regenerated": 4 * (40 + ROWS_TOGETHER) * CHUNK + 4 * SIZE - 1}
+# Of 6 bands and 40 rounds: working arrays of blocks of one round, or of the whole run, and one byte
+# less than the rows themselves.
+MEMORY = {
+    "recurrent": 8 * 6 * CHUNK + 4 * SIZE * 5 - 1,
+    "regenerated": 4 * (40 + ROWS_TOGETHER) * CHUNK + 4 * SIZE - 1,
+}
 WAYS = [("recurrent", False), ("recurrent", True), ("regenerated", False), ("regenerated", True)]
 
 
@@ -35,7 +41,9 @@ def small_tiles(monkeypatch):
 
 
 def noise_of(mechanism, name=None, mapped=False, seed=SEED, **options):
-    """The strategy of that name with all the room that it wants, or with memory for the working arrays of `banded()` only."""
+    """The strategy of that name with all the room that it wants, or with memory for the working
+    arrays of `banded()` only.
+    """
     if mapped:
         options["memory_bytes"] = MEMORY[name]
     noise = HostNoise(plan_of(mechanism), SIZE, noise_seed=seed, strategy=name, **options)
@@ -57,7 +65,10 @@ def dense(rounds=300):
 @pytest.mark.parametrize("rounds", [1, 35])
 def test_every_strategy_writes_the_causal_rows(build, rounds):
     mechanism = build(rounds)
-    L, Z = mechanism.stream().causal().as_contraction().contraction, draws_of_host(SEED, rounds, SIZE)
+    L, Z = (
+        mechanism.stream().causal().as_contraction().contraction,
+        draws_of_host(SEED, rounds, SIZE),
+    )
     scale = np.abs(L).sum(axis=1, keepdims=True).max() * np.abs(Z).max()
     for name in ("recurrent", "regenerated"):
         noise = noise_of(mechanism, name)
@@ -104,7 +115,9 @@ class TestTheMemoryMap:
 
     @pytest.mark.slow
     def test_kill_9_in_the_middle_of_a_block(self, tmp_path, name):
-        """The next process makes the same rows, from the source: nothing half written is there to read."""
+        """The next process makes the same rows, from the source: nothing half written is there to
+        read.
+        """
         program = f"""
 import os, signal
 from fedmf.server import rows
@@ -121,7 +134,9 @@ rows._Tiles.draw = dying
 noise._maker._made = range(0)
 noise.row(39)
 """
-        killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        killed = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        )
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert list(tmp_path.iterdir()) == []
         again = noise_of(banded(), name, mapped=True, folder=tmp_path)
@@ -129,7 +144,9 @@ noise.row(39)
 
     @pytest.mark.parametrize("mapped", [False, True])
     def test_an_interrupted_block_is_made_again(self, name, mapped, monkeypatch):
-        """Ctrl-C in the middle of a block leaves it half written: none of it is taken for a round's noise."""
+        """Ctrl-C in the middle of a block leaves it half written: none of it is taken for a round's
+        noise.
+        """
         whole = [noise_of(banded(), name, mapped).row(t) for t in (0, 39)]
         noise, draw = noise_of(banded(), name, mapped), rows_ahead._Tiles.draw
         if name == "recurrent":
@@ -159,7 +176,9 @@ noise.row(39)
 
 def test_a_bar_for_those_who_ask(monkeypatch, capsys):
     bar = progress_bar.bar
-    monkeypatch.setattr(progress_bar, "bar", lambda *args, **options: bar(*args, **options | {"delay": 0}))
+    monkeypatch.setattr(
+        progress_bar, "bar", lambda *args, **options: bar(*args, **options | {"delay": 0})
+    )
     noise = noise_of(banded(), "recurrent", mapped=True)
     noise.row(0)
     assert "tile" not in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""docs/randomness.md says what the host's source computes: here it is written again from that description, AES included."""
+"""docs/randomness.md says what the host's source computes: here it is written again from that
+description, AES included.
+"""
 
 import hashlib
 import pickle
@@ -57,7 +59,9 @@ def aes256(key, block):
             for c in range(0, 16, 4):
                 column = state[c : c + 4]
                 total = column[0] ^ column[1] ^ column[2] ^ column[3]
-                state[c : c + 4] = [column[i] ^ total ^ DOUBLED[column[i] ^ column[(i + 1) % 4]] for i in range(4)]
+                state[c : c + 4] = [
+                    column[i] ^ total ^ DOUBLED[column[i] ^ column[(i + 1) % 4]] for i in range(4)
+                ]
         state = [a ^ b for a, b in zip(state, keys[r], strict=True)]
     return bytes(state)
 
@@ -76,7 +80,9 @@ def entry(seed, row, coordinate):
     bits = first << 8 | second & 255
     uniform = (bits + 0.5) / 2**40
     if bits < 2**24:
-        more = aes256(key, (2**63 + row).to_bytes(8, "big") + (512 * chunk + place % 512).to_bytes(8, "big"))
+        more = aes256(
+            key, (2**63 + row).to_bytes(8, "big") + (512 * chunk + place % 512).to_bytes(8, "big")
+        )
         uniform = (bits + (int.from_bytes(more[:8], "little") + 0.5) / 2**64) / 2**40
     signed = second >> 8
     angle = (signed - (2**24 if signed >= 2**23 else 0) + 0.5) * np.pi / 2**23
@@ -90,7 +96,8 @@ def drawn(seed, size, row=0, rows=1, start=0):
 
 
 def test_aes_in_counter_mode_is_that_of_nist():
-    # SP 800-38A, F.5.5, CTR-AES256.Encrypt: key, first counter, and the key stream, which is plaintext xor ciphertext.
+    # SP 800-38A, F.5.5, CTR-AES256.Encrypt: key, first counter, and the key stream, which is
+    # plaintext xor ciphertext.
     key = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
     counter = bytes.fromhex("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff")
     plain = (
@@ -103,10 +110,15 @@ def test_aes_in_counter_mode_is_that_of_nist():
     )
     stream = int(plain, 16) ^ int(cipher, 16)
     out = np.empty(64, np.uint8)
-    aes_counter_mode(key)(out, int.from_bytes(counter[:8], "big"), int.from_bytes(counter[8:], "big"))
+    aes_counter_mode(key)(
+        out, int.from_bytes(counter[:8], "big"), int.from_bytes(counter[8:], "big")
+    )
     assert out.tobytes() == stream.to_bytes(64, "big")
     for i in range(4):  # and the oracle's
-        assert aes256(key, (int.from_bytes(counter, "big") + i).to_bytes(16, "big")) == out[16 * i :][:16].tobytes()
+        assert (
+            aes256(key, (int.from_bytes(counter, "big") + i).to_bytes(16, "big"))
+            == out[16 * i :][:16].tobytes()
+        )
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**256 - 1, 10**99])
@@ -116,12 +128,19 @@ def test_the_source_is_what_the_document_says(seed):
         noise = drawn(seed, size, row)[0]
         for coordinate in (0, 1, 511, 512, 1023, 1024, 65_535, 65_536, size - 1):
             # Near a right angle the cosine is small, and float32 angles are off by 2e-7.
-            assert noise[coordinate] == pytest.approx(entry(seed, row, coordinate), rel=2e-6, abs=2e-6)
+            assert noise[coordinate] == pytest.approx(
+                entry(seed, row, coordinate), rel=2e-6, abs=2e-6
+            )
 
 
 def test_neighbours_are_not_taken_for_one_another():
     noise = drawn(7, 16, 3)[0]
-    assert all(abs(noise[5] - entry(7, row, c)) > 1e-3 for row in range(2, 5) for c in range(16) if (row, c) != (3, 5))
+    assert all(
+        abs(noise[5] - entry(7, row, c)) > 1e-3
+        for row in range(2, 5)
+        for c in range(16)
+        if (row, c) != (3, 5)
+    )
 
 
 @pytest.mark.parametrize("size", [1, 62, 1024, 5000, 200_000])
@@ -140,7 +159,9 @@ def test_an_entry_is_a_function_of_seed_row_and_coordinate_alone(size):
 
 
 def stream_of(first, second, more=None):
-    """A key stream that gives these words to the pairs of a chunk, and `more` to those that ask for more."""
+    """A key stream that gives these words to the pairs of a chunk, and `more` to those that ask for
+    more.
+    """
 
     def bits(out, high, low):
         words = out.view("<u4")
@@ -160,7 +181,9 @@ def normals(first, second, more=None):
 
 
 def test_the_tail_is_there_as_far_as_doubles_count():
-    """Every radius is that of its uniform, from 1e-32 to the last below 1; the bits are those of 40, and of 104 far out."""
+    """Every radius is that of its uniform, from 1e-32 to the last below 1; the bits are those of
+    40, and of 104 far out.
+    """
     rng = np.random.default_rng(0)
     length = CHUNK // 2
     first = np.array([int(2 ** (32 * i / length)) - 1 for i in range(length // 2)] * 2, np.uint64)
@@ -180,13 +203,16 @@ def test_the_tail_is_there_as_far_as_doubles_count():
         exact.append(np.sqrt(-2 * np.log(uniform / 2**40)))
     # float32 has 24 bits: between its own numbers near 1 a radius is off by so much.
     np.testing.assert_allclose(radius, exact, rtol=1e-5, atol=2e-6)
-    assert radius[0] == pytest.approx(np.sqrt(2 * 105 * np.log(2)), rel=1e-6)  # 12.06: the largest there is
+    assert radius[0] == pytest.approx(
+        np.sqrt(2 * 105 * np.log(2)), rel=1e-6
+    )  # 12.06: the largest there is
     assert radius[length // 2] > 0  # of the uniform nearest to 1
 
 
 @pytest.mark.parametrize("beyond", [3.0, 4.0, 5.0, 5.7, 6.0, 6.5])
 def test_frequencies_beyond(beyond):
-    """Draws as they are up to 5, and beyond that with first words below 2^9: the radius is above 5.64 then, so all of the tail is there.
+    """Draws as they are up to 5, and beyond that with first words below 2^9: the radius is above
+    5.64 then, so all of the tail is there.
 
     False positives 1e-6; the trials see a tail that lacks half of what it should have.
     """
@@ -214,7 +240,10 @@ def test_frequencies_beyond(beyond):
 
 
 def test_draws_pass_where_a_short_generator_ends():
-    """A generator with uniforms of 23 bits makes none beyond 5.6777. Of so many draws none passing has a chance of 1e-6."""
+    """A generator with uniforms of 23 bits makes none beyond 5.6777.
+
+    Of so many draws none passing has a chance of 1e-6.
+    """
     draws = int(np.log(1e6) / (2 * scipy.stats.norm.sf(FAR)))
     source, out, largest = GaussianSource(noise_key(4)), np.empty((1, 2**20), np.float32), 0.0
     for row in range(-(-draws // out.size)):

@@ -15,11 +15,15 @@ def plan(noise_multiplier, delta):
 
 
 def chance(noise_multiplier, end, draws=2_000_000):
-    """That a pair with the client's shift is further out than `end`: a mean over angles of the radius's tail."""
+    """That a pair with the client's shift is further out than `end`: a mean over angles of the
+    radius's tail.
+    """
     a, angle = 1 / noise_multiplier, (np.arange(draws) + 0.5) * np.pi / draws
     # Along a ray at this angle the density integrates to a Gaussian's tail and a boundary term.
     along, across = a * np.cos(angle), a * np.sin(angle)
-    tail = np.exp(-((end - along) ** 2) / 2) + np.sqrt(2 * np.pi) * along * scipy.stats.norm.sf(end - along)
+    tail = np.exp(-((end - along) ** 2) / 2) + np.sqrt(2 * np.pi) * along * scipy.stats.norm.sf(
+        end - along
+    )
     return float(np.mean(np.exp(-(across**2) / 2) * tail))
 
 
@@ -27,8 +31,12 @@ def chance(noise_multiplier, end, draws=2_000_000):
 def test_a_delta_that_the_end_of_the_tail_would_break_is_refused(noise_multiplier):
     end = 9.49
     exact = chance(noise_multiplier, end)
-    assert exact > 1.2 * scipy.stats.norm.sf(end - 1 / noise_multiplier)  # of an entry alone it would be too little
-    check_tail(plan(noise_multiplier, 20.01 * exact), end, entries=2)  # the bound is twice that of one pair
+    assert exact > 1.2 * scipy.stats.norm.sf(
+        end - 1 / noise_multiplier
+    )  # of an entry alone it would be too little
+    check_tail(
+        plan(noise_multiplier, 20.01 * exact), end, entries=2
+    )  # the bound is twice that of one pair
     with pytest.raises(ValueError, match="no draw passes 9.49 standard deviations"):
         check_tail(plan(noise_multiplier, max(1e-15, 9.99 * exact)), end, entries=2)
 

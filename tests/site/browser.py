@@ -1,7 +1,8 @@
-"""Looks at a site in headless Chromium, on narrow and wide screens and in the dark: `python browser.py SITE` prints what is wrong.
+"""Looks at a site in headless Chromium, on narrow and wide screens and in the dark: `python
+browser.py SITE` prints what is wrong.
 
-Run by the site's environment, which has playwright. Pages are opened as files, as a reader without a server does. Prints JSON: page ->
-list of complaints, for every page.
+Run by the site's environment, which has playwright. Pages are opened as files, as a reader without
+a server does. Prints JSON: page -> list of complaints, for every page.
 """
 
 import json
@@ -21,7 +22,8 @@ CONTRAST = 4.5
 
 WIDE = "() => document.documentElement.scrollWidth - window.innerWidth"
 
-# Elements that hold text of their own, and the contrast of that text with the colours that lie under it.
+# Elements that hold text of their own, and the contrast of that text with the colours that lie
+# under it.
 DARK = """(least) => {
   const channels = colour => (colour.match(/[\\d.]+/g) || []).map(Number);
   const light = ([r, g, b]) => [r, g, b].map(c => c / 255).map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
@@ -59,7 +61,12 @@ def look(page: "Page", url: str) -> list[str]:
             wrong.append(f"asks {request.url}")
 
     page.on("request", requested)
-    page.on("console", lambda message: wrong.append(f"console: {message.text}") if message.type == "error" else None)
+    page.on(
+        "console",
+        lambda message: (
+            wrong.append(f"console: {message.text}") if message.type == "error" else None
+        ),
+    )
     page.on("pageerror", lambda error: wrong.append(f"script: {error}"))
     page.goto(url, wait_until="load")
     for width in WIDTHS:

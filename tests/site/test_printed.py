@@ -15,7 +15,9 @@ _SPEC.loader.exec_module(printed)
 @pytest.fixture
 def page(tmp_path, monkeypatch):
     monkeypatch.setattr(printed, "DOCS", tmp_path)
-    (tmp_path / "page.md").write_text("The epsilon of\n4.39 and 1e-4, 5%. For two: 0.7465: so.\nTwice. Twice 3.\n")
+    (tmp_path / "page.md").write_text(
+        "The epsilon of\n4.39 and 1e-4, 5%. For two: 0.7465: so.\nTwice. Twice 3.\n"
+    )
     return "page"
 
 

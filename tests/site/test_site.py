@@ -1,4 +1,6 @@
-"""The site builds without a warning, has every public name, asks nothing of other machines, and can be read on a telephone in the dark."""
+"""The site builds without a warning, has every public name, asks nothing of other machines, and can
+be read on a telephone in the dark.
+"""
 
 import html.parser
 import json
@@ -51,7 +53,9 @@ class Page(html.parser.HTMLParser):
         if tag == "a" and values.get("href"):
             self.links.append(values["href"])
         elif tag != "a":
-            self.loads += [values[name] for name in ("src", "href", "srcset", "data") if values.get(name)]
+            self.loads += [
+                values[name] for name in ("src", "href", "srcset", "data") if values.get(name)
+            ]
 
 
 def elsewhere(addresses):
@@ -65,13 +69,16 @@ def pages(site):
 def test_pages_load_nothing_from_elsewhere(site):
     found = pages(site)
     assert len(found) > 30
-    assert {str(path): elsewhere(page.loads) for path, page in found.items() if elsewhere(page.loads)} == {}
+    assert {
+        str(path): elsewhere(page.loads) for path, page in found.items() if elsewhere(page.loads)
+    } == {}
     for style in site.rglob("*.css"):
         assert not re.findall(r"(?:url\(|@import)\s*[\"']?(?:\w+:)?//", style.read_text()), style
 
 
 @pytest.mark.parametrize(
-    "text", ['<script src="https://a.b/c.js">', '<link href="//a.b/c.css">', '<img src="http://a.b">']
+    "text",
+    ['<script src="https://a.b/c.js">', '<link href="//a.b/c.css">', '<img src="http://a.b">'],
 )
 def test_what_is_loaded_from_elsewhere_is_seen(text):
     assert elsewhere(Page(text).loads)
@@ -85,41 +92,61 @@ def test_links_lead_somewhere(site):
             parts = urllib.parse.urlsplit(link)
             if parts.scheme or parts.netloc:
                 continue
-            target = (path.parent / urllib.parse.unquote(parts.path)).resolve() if parts.path else path
+            target = (
+                (path.parent / urllib.parse.unquote(parts.path)).resolve() if parts.path else path
+            )
             anchor = urllib.parse.unquote(parts.fragment)
-            if not target.exists() or (anchor and target in found and anchor not in found[target].anchors):
+            if not target.exists() or (
+                anchor and target in found and anchor not in found[target].anchors
+            ):
                 broken.append(f"{path.name}: {link}")
     assert broken == []
 
 
 def test_the_reference_has_every_public_name(site):
-    anchors = set().union(*(page.anchors for path, page in pages(site).items() if path.parent.name == "reference"))
-    public = re.findall(r'"(\w+)"', (ROOT / "fedmf/federated/__init__.py").read_text().partition("__all__")[2])
+    anchors = set().union(
+        *(page.anchors for path, page in pages(site).items() if path.parent.name == "reference")
+    )
+    public = re.findall(
+        r'"(\w+)"', (ROOT / "fedmf/federated/__init__.py").read_text().partition("__all__")[2]
+    )
     assert len(public) > 10
-    assert {f"fedmf.{name}" for name in fedmf.__all__} | {f"fedmf.federated.{name}" for name in public} <= anchors
+    assert {f"fedmf.{name}" for name in fedmf.__all__} | {
+        f"fedmf.federated.{name}" for name in public
+    } <= anchors
 
 
 def test_unknown_references_and_cells_that_fail_end_the_build(tmp_path):
-    (tmp_path / "index.md").write_text("# A\n\n{py:func}`fedmf.nowhere` and [a page](nowhere.md) and $\\alpha$\n")
+    (tmp_path / "index.md").write_text(
+        "# A\n\n{py:func}`fedmf.nowhere` and [a page](nowhere.md) and $\\alpha$\n"
+    )
     done = build(tmp_path, tmp_path / "html")
     assert done.returncode != 0
     assert "fedmf.nowhere" in done.stderr
     assert "nowhere.md" in done.stderr
     kernel = "---\nfile_format: mystnb\nkernelspec:\n  name: python3\n---\n\n"
-    (tmp_path / "index.md").write_text(f"{kernel}# A\n\n```{{code-cell}} ipython3\nassert 1 == 2\n```\n")
+    (tmp_path / "index.md").write_text(
+        f"{kernel}# A\n\n```{{code-cell}} ipython3\nassert 1 == 2\n```\n"
+    )
     done = build(tmp_path, tmp_path / "html")
     assert done.returncode != 0
     assert "assert 1 == 2" in done.stderr
 
 
 def looked_at(folder):
-    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    done = subprocess.run([PYTHON, BROWSER, folder], capture_output=True, text=True, env=environment)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")
+    }
+    done = subprocess.run(
+        [PYTHON, BROWSER, folder], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-needs_a_browser = pytest.mark.skipif(not HAS_BROWSER, reason="no Chromium on this machine: apt-get install chromium")
+needs_a_browser = pytest.mark.skipif(
+    not HAS_BROWSER, reason="no Chromium on this machine: apt-get install chromium"
+)
 
 
 @needs_a_browser
@@ -137,7 +164,10 @@ def test_pages_in_a_browser(site):
         ("<script>console.error('no')</script>", "console: no"),
         ('<img src="http://localhost:9/a.png">', "asks http://localhost:9/a.png"),
         ('<div style="width: 500px">wide</div>', "scrolls sideways by"),
-        ('<div style="background: #111"><p style="color: #333">dim</p></div>', "hard to read in the dark: P"),
+        (
+            '<div style="background: #111"><p style="color: #333">dim</p></div>',
+            "hard to read in the dark: P",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_page_is_seen(tmp_path, body, complaint):

@@ -1,4 +1,6 @@
-"""CIFAR-10: the stand-in, its way through ours and other people's loaders, pickles that would run code, and something to learn."""
+"""CIFAR-10: the stand-in, its way through ours and other people's loaders, pickles that would run
+code, and something to learn.
+"""
 
 import io
 import pickle
@@ -22,7 +24,9 @@ def archive(tmp_path_factory):
 
 def members(archive):
     with tarfile.open(archive) as packed:
-        return {member.name: packed.extractfile(member).read() for member in packed if member.isfile()}
+        return {
+            member.name: packed.extractfile(member).read() for member in packed if member.isfile()
+        }
 
 
 def repacked(path, contents):
@@ -50,9 +54,15 @@ def test_what_is_written_is_read(archive):
 
 def test_same_seed_same_archive(archive, tmp_path):
     again = write_synthetic(tmp_path / "again", examples=100, test_examples=20, progress=False)
-    other = write_synthetic(tmp_path / "other", examples=100, test_examples=20, seed=1, progress=False)
+    other = write_synthetic(
+        tmp_path / "other", examples=100, test_examples=20, seed=1, progress=False
+    )
     assert again.read_bytes() == archive.read_bytes()
-    assert data.load_images(other).version != data.load_images(again).version == data.load_images(archive).version
+    assert (
+        data.load_images(other).version
+        != data.load_images(again).version
+        == data.load_images(archive).version
+    )
 
 
 @pytest.mark.parametrize("encoding", ["bytes", "latin1"])
@@ -82,7 +92,9 @@ def test_keras_reads_the_same(archive, tmp_path):
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_arrays_that_numpy_pickled_are_read(archive, tmp_path, protocol, order):
-    """numpy gives its arrays of bytes the same three names; Python 3 has another for bytes below protocol 3."""
+    """numpy gives its arrays of bytes the same three names; Python 3 has another for bytes below
+    protocol 3.
+    """
     contents = members(archive)
     name = f"{data.FOLDER}/test_batch"
     batch = pickle.loads(contents[name], encoding="bytes")
@@ -92,7 +104,9 @@ def test_arrays_that_numpy_pickled_are_read(archive, tmp_path, protocol, order):
         with pytest.raises(ValueError, match="it asks for _codecs.encode"):
             data.load_images(path)
     else:
-        np.testing.assert_array_equal(data.load_images(path).x_test, data.load_images(archive).x_test)
+        np.testing.assert_array_equal(
+            data.load_images(path).x_test, data.load_images(archive).x_test
+        )
 
 
 class _Evil:
@@ -117,8 +131,13 @@ class _Evil:
 )
 def test_pickles_cannot_run_code(archive, tmp_path, call, protocol, capsys):
     name = f"{data.FOLDER}/data_batch_3"
-    path = repacked(tmp_path / "evil", members(archive) | {name: pickle.dumps({b"data": _Evil(*call)}, protocol)})
-    with pytest.raises(ValueError, match=r"evil: data_batch_3 is not a pickle of images \(it asks for .*\): "):
+    path = repacked(
+        tmp_path / "evil",
+        members(archive) | {name: pickle.dumps({b"data": _Evil(*call)}, protocol)},
+    )
+    with pytest.raises(
+        ValueError, match=r"evil: data_batch_3 is not a pickle of images \(it asks for .*\): "
+    ):
         data.load_images(path)
     assert capsys.readouterr().out == ""
 
@@ -138,7 +157,11 @@ def batch(**changes):
         ("data_batch_1", batch(data=b"text"), "3,072 bytes an image"),
         ("data_batch_1", batch(labels=[0] * 9), "one label in 0..9 for each of 10"),
         ("data_batch_1", batch(labels=[0] * 9 + [10]), "one label in 0..9"),
-        ("test_batch", pickle.dumps({b"data": np.zeros((2, 3072), np.float32)}, 4), "is not a pickle of images"),
+        (
+            "test_batch",
+            pickle.dumps({b"data": np.zeros((2, 3072), np.float32)}, 4),
+            "is not a pickle of images",
+        ),
         ("batches.meta", _python_2_pickle({b"label_names": [b"cat"]}), "no ten label names"),
     ],
 )
@@ -156,9 +179,14 @@ def test_archives_of_another_kind(archive, tmp_path):
         "empty": (b"", "no whole .tar.gz archive"),
         "text": (b"hello", "no whole .tar.gz archive"),
         "short": (archive.read_bytes()[:100_000], "no whole .tar.gz archive"),
-        "other": (repacked(tmp_path / "o", {"cifar-100-python/train": b""}).read_bytes(), "has no batches.meta"),
+        "other": (
+            repacked(tmp_path / "o", {"cifar-100-python/train": b""}).read_bytes(),
+            "has no batches.meta",
+        ),
         "lacks": (
-            repacked(tmp_path / "l", {n: c for n, c in contents.items() if "4" not in n}).read_bytes(),
+            repacked(
+                tmp_path / "l", {n: c for n, c in contents.items() if "4" not in n}
+            ).read_bytes(),
             "has no data_batch_4",
         ),
     }
@@ -173,11 +201,15 @@ def test_archives_of_another_kind(archive, tmp_path):
 
 def test_nothing_is_downloaded(tmp_path, monkeypatch, archive):
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"cifar-10-batches-py\.tar\.gz.*fedmf data synth --task cifar10"):
+    with pytest.raises(
+        FileNotFoundError, match=r"cifar-10-batches-py\.tar\.gz.*fedmf data synth --task cifar10"
+    ):
         data.load_images()
     assert not list(tmp_path.iterdir())
     (tmp_path / ".keras" / "datasets").mkdir(parents=True)
-    (tmp_path / ".keras" / "datasets" / "cifar-10-batches-py.tar.gz").write_bytes(archive.read_bytes())
+    (tmp_path / ".keras" / "datasets" / "cifar-10-batches-py.tar.gz").write_bytes(
+        archive.read_bytes()
+    )
     assert len(data.load_images().x) == 100
 
 
@@ -205,7 +237,9 @@ def test_the_networks(kind, size):
 
     first, again, other = (build_model(seed, kind=kind) for seed in (5, 5, 6))
     assert first.count_params() == size
-    for left, right, third in zip(*(model.get_weights() for model in (first, again, other)), strict=True):
+    for left, right, third in zip(
+        *(model.get_weights() for model in (first, again, other)), strict=True
+    ):
         np.testing.assert_array_equal(left, right)
         assert left.ndim == 1 or not np.array_equal(left, third)
 
@@ -216,7 +250,9 @@ def test_there_is_something_to_learn(tmp_path):
 
     from fedmf.tasks.cifar10.model import build_model
 
-    images = data.load_images(write_synthetic(tmp_path / "file", examples=3000, test_examples=500, progress=False))
+    images = data.load_images(
+        write_synthetic(tmp_path / "file", examples=3000, test_examples=500, progress=False)
+    )
     model = build_model(0, kind="small")
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(tf.keras.optimizers.SGD(0.1), loss, ["accuracy"])
@@ -226,7 +262,9 @@ def test_there_is_something_to_learn(tmp_path):
 
 
 @TENSORFLOW
-@pytest.mark.parametrize(("validation", "sizes"), [("train", (90, 10, 20)), ("test", (100, 10, 10))])
+@pytest.mark.parametrize(
+    ("validation", "sizes"), [("train", (90, 10, 20)), ("test", (100, 10, 10))]
+)
 def test_the_task(archive, validation, sizes):
     from fedmf.tasks.cifar10 import Cifar10Options, cifar10
 
@@ -235,9 +273,13 @@ def test_the_task(archive, validation, sizes):
     splits = [task.split(name) for name in ("validation", "test")]
     assert (len(task.client_ids), *(len(y) for _, y in splits)) == sizes
     clients = [task.examples_of(client) for client in task.client_ids]
-    np.testing.assert_array_equal(np.concatenate([x for x, _ in clients]), data.scaled(images.x[: sizes[0]]))
+    np.testing.assert_array_equal(
+        np.concatenate([x for x, _ in clients]), data.scaled(images.x[: sizes[0]])
+    )
     np.testing.assert_array_equal(np.concatenate([y for _, y in clients]), images.y[: sizes[0]])
     everything = np.concatenate([images.x[sizes[0] :], images.x_test])
     found = np.concatenate([x for x, _ in splits])
-    assert sorted(x.tobytes() for x in found) == sorted(x.tobytes() for x in data.scaled(everything))
+    assert sorted(x.tobytes() for x in found) == sorted(
+        x.tobytes() for x in data.scaled(everything)
+    )
     assert len(cifar10(Cifar10Options(data=str(archive), max_clients=7)).client_ids) == 7

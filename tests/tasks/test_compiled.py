@@ -1,4 +1,6 @@
-"""The compiled epoch of the next-word model against SGD by automatic differentiation of the Keras model."""
+"""The compiled epoch of the next-word model against SGD by automatic differentiation of the Keras
+model.
+"""
 
 import concurrent.futures
 
@@ -20,7 +22,11 @@ def sgd(kind, sizes, weights, x, y, *, batch_size, rate):
     """Weights before less after, and the loss summed over examples."""
     vocabulary, width, units = sizes
     built = model.build_model(
-        0, vocabulary_size=vocabulary, sequence_length=x.shape[1], embedding_size=width, lstm_size=units
+        0,
+        vocabulary_size=vocabulary,
+        sequence_length=x.shape[1],
+        embedding_size=width,
+        lstm_size=units,
     )
     variables = built.trainable_variables
     for variable, weight in zip(variables, weights, strict=True):
@@ -38,7 +44,11 @@ def sgd(kind, sizes, weights, x, y, *, batch_size, rate):
 
 def compiled(kind, sizes, weights, x, y, *, batch_size, rate):
     epoch = compiled_epoch(
-        vocabulary_size=sizes[0], embedding_size=sizes[1], lstm_size=sizes[2], loss=kind, batch_size=batch_size
+        vocabulary_size=sizes[0],
+        embedding_size=sizes[1],
+        lstm_size=sizes[2],
+        loss=kind,
+        batch_size=batch_size,
     )()
     if epoch is None:
         pytest.skip("no C compiler")
@@ -71,16 +81,26 @@ def draw(seed, sizes, sentences, length, scale=0.5):
     kind="published", vocabulary=4, width=2, units=3, length=1, sentences=3, batch_size=2, seed=1
 )  # no step but the first, whose state is zero
 @hypothesis.example(
-    kind="published", vocabulary=30, width=5, units=7, length=12, sentences=40, batch_size=20, seed=2
+    kind="published",
+    vocabulary=30,
+    width=5,
+    units=7,
+    length=12,
+    sentences=40,
+    batch_size=20,
+    seed=2,
 )  # more positions than one block of the softmax holds
-def test_any_shape_trains_as_keras_does(kind, vocabulary, width, units, length, sentences, batch_size, seed):
+def test_any_shape_trains_as_keras_does(
+    kind, vocabulary, width, units, length, sentences, batch_size, seed
+):
     sizes = (vocabulary, width, units)
     weights, x, y = draw(seed, sizes, sentences, length)
     expected, loss = sgd(kind, sizes, weights, x, y, batch_size=batch_size, rate=0.3)
     update, found = compiled(kind, sizes, weights, x, y, batch_size=batch_size, rate=0.3)
     assert found == pytest.approx(loss, rel=1e-5, abs=1e-6)
     for one, other in zip(update, expected, strict=True):
-        # Keras's update is a difference of weights of size 1 and so has their rounding, 6e-8, for each of up to 21 batches.
+        # Keras's update is a difference of weights of size 1 and so has their rounding, 6e-8, for
+        # each of up to 21 batches.
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=3e-6)
 
 
@@ -93,13 +113,18 @@ def case():
 
 @pytest.mark.parametrize("kind", model.LOSSES)
 def test_a_wrong_gradient_is_seen(kind, case):
-    """Negative control: the comparison fails for another loss, another rate, another order and one sentence less."""
+    """Negative control: the comparison fails for another loss, another rate, another order and one
+    sentence less.
+    """
     sizes, weights, x, y = case
     expected, _ = sgd(kind, sizes, weights, x, y, batch_size=16, rate=0.3)
 
     def agrees(kind=kind, x=x, y=y, rate=0.3):
         update, _ = compiled(kind, sizes, weights, x, y, batch_size=16, rate=rate)
-        return [np.allclose(one, other, rtol=1e-4, atol=3e-6) for one, other in zip(update, expected, strict=True)]
+        return [
+            np.allclose(one, other, rtol=1e-4, atol=3e-6)
+            for one, other in zip(update, expected, strict=True)
+        ]
 
     assert all(agrees())
     wrong = [
@@ -123,7 +148,9 @@ def test_the_same_bits_again_and_on_another_thread(case):
 
 
 def test_a_client_that_diverges_says_so(case):
-    """An update that is not finite counts as zero, on both paths: it must not come back as a number."""
+    """An update that is not finite counts as zero, on both paths: it must not come back as a
+    number.
+    """
     sizes, weights, x, y = case
     weights = [w.copy() for w in weights]
     weights[2][1, 3] = np.nan
@@ -134,7 +161,10 @@ def test_a_client_that_diverges_says_so(case):
 
 def test_what_c_would_read_past_is_refused(case):
     sizes, weights, x, y = case
-    run = lambda weights=weights, x=x, y=y: compiled("masked", sizes, weights, x, y, batch_size=16, rate=0.3)  # noqa: E731
+
+    def run(weights=weights, x=x, y=y):
+        return compiled("masked", sizes, weights, x, y, batch_size=16, rate=0.3)
+
     outside = x.copy()
     outside[0, 0] = 11
     with pytest.raises(ValueError, match="ids of words must be in 0 .. 10: found 0 .. 11"):
@@ -165,15 +195,21 @@ def test_the_likeliest_word_may_be_any(likeliest, ahead):
     assert found == pytest.approx(loss, rel=1e-5)
     for one, other in zip(update[:-1], expected[:-1], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=3e-6)
-    np.testing.assert_allclose(update[-1], expected[-1], rtol=1e-4, atol=3e-5)  # a bias of 200 has roundings of 1.5e-5
+    np.testing.assert_allclose(
+        update[-1], expected[-1], rtol=1e-4, atol=3e-5
+    )  # a bias of 200 has roundings of 1.5e-5
 
 
 def test_extreme_numbers_match_tensorflow():
-    """The elementary functions far out, where exp overflows and gates are shut: a model of large weights."""
+    """The elementary functions far out, where exp overflows and gates are shut: a model of large
+    weights.
+    """
     sizes = (7, WIDTH, UNITS)
     weights, x, y = draw(5, sizes, 3, LENGTH, scale=30.0)
     expected, loss = sgd("published", sizes, weights, x, y, batch_size=16, rate=1e-3)
     update, found = compiled("published", sizes, weights, x, y, batch_size=16, rate=1e-3)
     assert found == pytest.approx(loss, rel=1e-5)
     for one, other in zip(update, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=2e-5)  # weights up to 100 have roundings of 8e-6
+        np.testing.assert_allclose(
+            one, other, rtol=1e-3, atol=2e-5
+        )  # weights up to 100 have roundings of 8e-6

@@ -1,4 +1,7 @@
-"""Opening data files: what is refused, in one sentence that names the file and the way out. No TensorFlow here."""
+"""Opening data files: what is refused, in one sentence that names the file and the way out.
+
+No TensorFlow here.
+"""
 
 import contextlib
 import pathlib
@@ -62,7 +65,9 @@ def test_no_database(tmp_path, name, content, error, words):
 def test_absent_from_tff_s_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for check in CHECKS:
-        with pytest.raises(FileNotFoundError, match=r"\.tff/stackoverflow\.sqlite.*fedmf data synth"):
+        with pytest.raises(
+            FileNotFoundError, match=r"\.tff/stackoverflow\.sqlite.*fedmf data synth"
+        ):
             check(None)
     assert not list(tmp_path.iterdir())  # nothing was downloaded or made
 
@@ -189,7 +194,14 @@ def test_names_with_odd_letters_are_opened_read_only(damaged, tmp_path):
 
 
 def test_a_file_that_is_not_ours_is_not_called_synthetic(damaged):
-    execute(damaged, "PRAGMA application_id = 0", "DELETE FROM client_metadata WHERE split_name = 'heldout'")
+    execute(
+        damaged,
+        "PRAGMA application_id = 0",
+        "DELETE FROM client_metadata WHERE split_name = 'heldout'",
+    )
     found = describe_file(damaged)
     assert found["origin"] == "StackOverflow file"
-    assert found["splits"]["heldout"] == {"clients": 0, "examples": 0}  # a split may be without clients
+    assert found["splits"]["heldout"] == {
+        "clients": 0,
+        "examples": 0,
+    }  # a split may be without clients

@@ -25,9 +25,17 @@ COMMANDS = [
 
 def write_posts(path):
     """A table of made-up sentences: 1700 authors, of whom 58% train."""
-    write_synthetic_corpus(path.with_suffix(".made"), clients=1700, vocabulary_size=4000, progress=False)
-    query = "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = 'train' ORDER BY rowid"
-    with sqlite3.connect(path.with_suffix(".made")) as connection, path.open("w", newline="") as file:
+    write_synthetic_corpus(
+        path.with_suffix(".made"), clients=1700, vocabulary_size=4000, progress=False
+    )
+    query = (
+        "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = 'train' ORDER "
+        "BY rowid"
+    )
+    with (
+        sqlite3.connect(path.with_suffix(".made")) as connection,
+        path.open("w", newline="") as file,
+    ):
         rows = csv.writer(file)
         rows.writerow(["author", "body"])
         for author, record in connection.execute(query):

@@ -1,4 +1,6 @@
-"""`fedmf data info`: each task's file is told by its content and described, anything else is one sentence."""
+"""`fedmf data info`: each task's file is told by its content and described, anything else is one
+sentence.
+"""
 
 import gzip
 import json
@@ -12,10 +14,17 @@ from fedmf.tasks.stackoverflow import write_synthetic_corpus
 
 def test_emnist(tmp_path):
     path = tmp_path / "file"  # the name says nothing
-    emnist.write_synthetic(path, clients=7, only_digits=False, examples_per_client=40, progress=False)
+    emnist.write_synthetic(
+        path, clients=7, only_digits=False, examples_per_client=40, progress=False
+    )
     found = json.loads(json.dumps(describe_file(path)))
     assert (found["task"], found["origin"]) == ("emnist", "synthetic stand-in")
-    assert list(found["splits"]) == ["digits_only_train", "digits_only_test", "all_train", "all_test"]
+    assert list(found["splits"]) == [
+        "digits_only_train",
+        "digits_only_test",
+        "all_train",
+        "all_test",
+    ]
     train = found["splits"]["all_train"]
     assert train["writers"] == train["sample"]["writers"] == 7
     assert train["images"] == sum(train["sample"]["labels"].values()) > 100
@@ -28,7 +37,10 @@ def test_cifar10(tmp_path):
     cifar10.write_synthetic(path, examples=50, test_examples=20, progress=False)
     found = json.loads(json.dumps(describe_file(path)))
     assert (found["task"], found["origin"]) == ("cifar10", "synthetic stand-in")
-    assert {name: part["images"] for name, part in found["splits"].items()} == {"training": 50, "test": 20}
+    assert {name: part["images"] for name, part in found["splits"].items()} == {
+        "training": 50,
+        "test": 20,
+    }
     assert sum(found["splits"]["training"]["labels"].values()) == 50
 
 
@@ -42,7 +54,9 @@ def test_other_files(tmp_path):
     text, packed = tmp_path / "posts.csv", tmp_path / "posts.gz"
     text.write_text("user,text\n")
     packed.write_bytes(gzip.compress(b"user,text\n"))
-    with pytest.raises(ValueError, match=r"posts\.csv is no data file of a task that ships: .* `fedmf data import`"):
+    with pytest.raises(
+        ValueError, match=r"posts\.csv is no data file of a task that ships: .* `fedmf data import`"
+    ):
         describe_file(text)
     with pytest.raises(ValueError, match=r"posts\.gz is no whole \.tar\.gz archive"):
         describe_file(packed)

@@ -1,4 +1,6 @@
-"""Federated EMNIST: the stand-in, its way through both loaders, refusals, and that there is something to learn."""
+"""Federated EMNIST: the stand-in, its way through both loaders, refusals, and that there is
+something to learn.
+"""
 
 import shutil
 import sqlite3
@@ -29,7 +31,10 @@ def letters_file(tmp_path_factory):
 def pooled(path, split, classes=10):
     """All images of a split."""
     file = data.open_file(path)
-    parts = [data.client_examples(file, split, name, classes=classes) for name in file.client_sizes(split)]
+    parts = [
+        data.client_examples(file, split, name, classes=classes)
+        for name in file.client_sizes(split)
+    ]
     return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
 
@@ -50,7 +55,9 @@ def test_what_is_written_is_read(digits_file):
     assert x.min() == 0  # ink
     assert x.max() == 1  # paper
     assert x.mean() > 0.7
-    np.testing.assert_array_equal(np.round(255 * x) / 255, x.astype(np.float64).round(12).astype(np.float32))
+    np.testing.assert_array_equal(
+        np.round(255 * x) / 255, x.astype(np.float64).round(12).astype(np.float32)
+    )
     np.testing.assert_array_equal(data.client_examples(file, "digits_only_train", "f0003_03", classes=10, limit=2)[0],
                                   data.client_examples(file, "digits_only_train", "f0003_03", classes=10)[0][:2])  # fmt: skip
 
@@ -65,7 +72,9 @@ def test_letters_stand_beside_the_digits_alone(letters_file):
 
 def test_writers_differ_and_do_not_depend_on_how_many_there_are(digits_file, tmp_path):
     few = write_synthetic(tmp_path / "few", clients=2, examples_per_client=60, progress=False)
-    other = write_synthetic(tmp_path / "other", clients=2, examples_per_client=60, seed=1, progress=False)
+    other = write_synthetic(
+        tmp_path / "other", clients=2, examples_per_client=60, seed=1, progress=False
+    )
     files = [data.open_file(path) for path in (digits_file, few, other)]
     for client in ("f0000_00", "f0001_01"):
         first, same, seed = (file.records("digits_only_train", client) for file in files)
@@ -73,7 +82,10 @@ def test_writers_differ_and_do_not_depend_on_how_many_there_are(digits_file, tmp
     assert len({file.version for file in files}) == 3
     copy = shutil.copy(few, tmp_path / "copy")
     assert data.open_file(copy).version == files[1].version
-    execute(copy, "UPDATE examples SET client_id = 'other' WHERE rowid = (SELECT MAX(rowid) FROM examples)")
+    execute(
+        copy,
+        "UPDATE examples SET client_id = 'other' WHERE rowid = (SELECT MAX(rowid) FROM examples)",
+    )
     assert data.open_file(copy).version != files[1].version
 
 
@@ -89,14 +101,18 @@ def test_an_example_survives_the_round_trip():
 def test_tff_reads_the_same(digits_file):
     from fedmf.federated.tff import tff
 
-    loaded = tff.simulation.datasets.emnist.load_data(only_digits=True, cache_dir=str(digits_file.parent))
+    loaded = tff.simulation.datasets.emnist.load_data(
+        only_digits=True, cache_dir=str(digits_file.parent)
+    )
     file = data.open_file(digits_file)
     for split, theirs in zip(("digits_only_train", "digits_only_test"), loaded, strict=True):
         assert theirs.client_ids == list(file.client_sizes(split))
         for client in theirs.client_ids[:3]:
             x, y = data.client_examples(file, split, client, classes=10)
             examples = list(theirs.create_tf_dataset_for_client(client).as_numpy_iterator())
-            np.testing.assert_array_equal(np.stack([example["pixels"] for example in examples]), x[..., 0])
+            np.testing.assert_array_equal(
+                np.stack([example["pixels"] for example in examples]), x[..., 0]
+            )
             np.testing.assert_array_equal([example["label"] for example in examples], y)
 
 
@@ -109,13 +125,17 @@ def test_tensorflow_writes_the_same_records():
         "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[3])),
         "pixels": tf.train.Feature(float_list=tf.train.FloatList(value=pixels)),
     }
-    theirs = tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString(deterministic=True)
+    theirs = tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString(
+        deterministic=True
+    )
     assert theirs == encode_example({"label": 3, "pixels": pixels})
 
 
 def test_nothing_is_downloaded(tmp_path, monkeypatch, digits_file):
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"\.tff/emnist_all\.sqlite.*fedmf data synth --task emnist"):
+    with pytest.raises(
+        FileNotFoundError, match=r"\.tff/emnist_all\.sqlite.*fedmf data synth --task emnist"
+    ):
         data.open_file()
     assert not list(tmp_path.iterdir())
     (tmp_path / ".tff").mkdir()
@@ -125,7 +145,8 @@ def test_nothing_is_downloaded(tmp_path, monkeypatch, digits_file):
 
 def test_a_split_that_is_not_there_is_named(digits_file):
     with pytest.raises(
-        ValueError, match=r"sqlite has no split 'all_train' \(but digits_only_test, digits_only_train\)"
+        ValueError,
+        match=r"sqlite has no split 'all_train' \(but digits_only_test, digits_only_train\)",
     ):
         data.open_file(digits_file).client_sizes("all_train")
 
@@ -175,7 +196,10 @@ def test_records_of_another_kind(digits_file, tmp_path, record, words):
     path = tmp_path / "file.sqlite"
     shutil.copy(digits_file, path)
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE examples SET serialized_example_proto = ? WHERE client_id = 'f0001_01'", (record,))
+        connection.execute(
+            "UPDATE examples SET serialized_example_proto = ? WHERE client_id = 'f0001_01'",
+            (record,),
+        )
     with pytest.raises(ValueError, match=words) as caught:
         data.client_examples(data.open_file(path), "digits_only_train", "f0001_01", classes=10)
     assert str(path) in str(caught.value)
@@ -221,7 +245,9 @@ def test_the_networks(kind, classes, size):
 
     first, again, other = (build_model(seed, classes=classes, kind=kind) for seed in (5, 5, 6))
     assert first.count_params() == size
-    for left, right, third in zip(*(model.get_weights() for model in (first, again, other)), strict=True):
+    for left, right, third in zip(
+        *(model.get_weights() for model in (first, again, other)), strict=True
+    ):
         np.testing.assert_array_equal(left, right)
         assert left.ndim == 1 or not np.array_equal(left, third)
 
@@ -234,7 +260,10 @@ def test_the_published_network_is_tff_s_without_dropout():
 
     from fedmf.tasks.emnist.model import build_model
 
-    ours, theirs = build_model(0, classes=62), emnist_models.create_conv_dropout_model(only_digits=False)
+    ours, theirs = (
+        build_model(0, classes=62),
+        emnist_models.create_conv_dropout_model(only_digits=False),
+    )
     theirs.set_weights(ours.get_weights())
     x = np.random.default_rng(0).random((3, 28, 28, 1), np.float32)
     np.testing.assert_allclose(tf.nn.softmax(ours(x)), theirs(x, training=False), rtol=1e-5)
@@ -259,7 +288,9 @@ def test_there_is_something_to_learn(tmp_path):
 def test_the_task(digits_file):
     from fedmf.tasks.emnist import EmnistOptions, emnist
 
-    task = emnist(EmnistOptions(data=str(digits_file), model="small", max_clients=10, max_examples=30))
+    task = emnist(
+        EmnistOptions(data=str(digits_file), model="small", max_clients=10, max_examples=30)
+    )
     assert len(task.client_ids) == 10
     assert task.headline == "accuracy"
     assert "stand-in" in task.description
@@ -269,5 +300,7 @@ def test_the_task(digits_file):
     assert task.build_model(0)(x).shape == (30, 10)
     halves = [task.split(name)[0] for name in ("validation", "test")]
     everything, _ = pooled(digits_file, "digits_only_test")
-    assert sorted(image.tobytes() for half in halves for image in half) == sorted(i.tobytes() for i in everything)
+    assert sorted(image.tobytes() for half in halves for image in half) == sorted(
+        i.tobytes() for i in everything
+    )
     assert min(map(len, halves)) > len(everything) / 4

@@ -31,11 +31,16 @@ except Exception as error:
 def options_of(name, corpus_file, folder):
     """Small data of a task that ships."""
     if name == "stackoverflow_nwp":
-        return {"data": str(corpus_file), "task_options": {"vocabulary_size": 100, "embedding_size": 8, "lstm_size": 6}}
+        return {
+            "data": str(corpus_file),
+            "task_options": {"vocabulary_size": 100, "embedding_size": 8, "lstm_size": 6},
+        }
     if name == "emnist":
         data = emnist.write_synthetic(folder / "emnist.sqlite", clients=4, progress=False)
     elif name == "cifar10":
-        data = cifar10.write_synthetic(folder / "shapes.tar.gz", examples=100, test_examples=20, progress=False)
+        data = cifar10.write_synthetic(
+            folder / "shapes.tar.gz", examples=100, test_examples=20, progress=False
+        )
     else:
         return {}
     return {"data": str(data), "task_options": {"model": "small"}}
@@ -45,7 +50,9 @@ def options_of(name, corpus_file, folder):
 def test_every_task_s_model_loads_where_fedmf_cannot_be_imported(corpus_file, tmp_path):
     expected = {}
     for name in tasks.TASKS:
-        config = TrainConfig(task=name, family="none", min_sep=1, **options_of(name, corpus_file, tmp_path))
+        config = TrainConfig(
+            task=name, family="none", min_sep=1, **options_of(name, corpus_file, tmp_path)
+        )
         task = tasks.task_from_config(config, progress=False)
         x, _ = take(task.split("test"), slice(5))
         model = task.build_model(3)
@@ -59,8 +66,12 @@ def test_every_task_s_model_loads_where_fedmf_cannot_be_imported(corpus_file, tm
         expected[name] = model(x, training=False).numpy()
         assert np.ptp(expected[name]) > 0.01
     command = [sys.executable, "-c", LOADS, json.dumps(list(expected))]
-    done = subprocess.run(command, cwd=tmp_path, check=True, timeout=300, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, check=True, timeout=300, capture_output=True, text=True
+    )
     assert "refused" in done.stdout  # what export_model is for
     for name, outputs in expected.items():
         for form in (f"{name}.keras", f"{name}_saved"):
-            np.testing.assert_allclose(np.load(tmp_path / f"{form}.npy"), outputs, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                np.load(tmp_path / f"{form}.npy"), outputs, rtol=1e-5, atol=1e-6
+            )

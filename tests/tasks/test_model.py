@@ -18,7 +18,9 @@ def batch():
     """Four sentences of at most five words over V = 7, the last one only padding the batch."""
     rng = np.random.default_rng(0)
     # pad 0, words 1..7, out-of-vocabulary 8, begin 9, end 10
-    labels = np.array([[3, 1, 8, 10, 0], [2, 2, 5, 7, 6], [8, 8, 1, 1, 10], [4, 10, 0, 0, 0]], np.int32)
+    labels = np.array(
+        [[3, 1, 8, 10, 0], [2, 2, 5, 7, 6], [8, 8, 1, 1, 10], [4, 10, 0, 0, 0]], np.int32
+    )
     logits = rng.normal(size=(4, 5, 11)).astype(np.float32)
     for row, column in ((0, 0), (0, 2), (0, 3), (0, 4), (1, 1), (1, 2), (2, 3), (2, 4), (3, 0)):
         logits[row, column, labels[row, column]] = 9.0  # predicted right, the others by chance
@@ -27,7 +29,10 @@ def batch():
 
 def cross_entropy(labels, logits):
     logits = logits.astype(np.float64)
-    return np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, labels[..., None].astype(int), -1)[..., 0]
+    return (
+        np.log(np.exp(logits).sum(-1))
+        - np.take_along_axis(logits, labels[..., None].astype(int), -1)[..., 0]
+    )
 
 
 def test_the_published_size():
@@ -50,22 +55,30 @@ def test_initial_weights_are_a_function_of_the_seed():
         np.testing.assert_array_equal(left, right)
     assert not np.array_equal(first[0], other[0])
     kernels = [weight for weight in first if weight.ndim == 2]
-    assert len({float(kernel.flat[0]) for kernel in kernels}) == len(kernels)  # no two layers share a seed
+    assert len({float(kernel.flat[0]) for kernel in kernels}) == len(
+        kernels
+    )  # no two layers share a seed
 
 
 def test_losses_match_numpy(batch):
     labels, logits, weights = batch
     entropy = cross_entropy(labels, logits)
-    assert float(model.make_loss("published")(labels, logits, weights)) == pytest.approx(entropy[:3].mean(), rel=1e-6)
+    assert float(model.make_loss("published")(labels, logits, weights)) == pytest.approx(
+        entropy[:3].mean(), rel=1e-6
+    )
     words = entropy[:3][labels[:3] != 0]
     assert len(words) == 14
-    assert float(model.make_loss("masked")(labels, logits, weights)) == pytest.approx(words.mean(), rel=1e-6)
+    assert float(model.make_loss("masked")(labels, logits, weights)) == pytest.approx(
+        words.mean(), rel=1e-6
+    )
 
 
 def test_the_published_loss_is_what_keras_gives_without_a_mask(batch):
     labels, logits, _ = batch
     keras = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits)
-    assert float(model.make_loss("published")(labels, logits, np.ones(4, np.float32))) == pytest.approx(float(keras))
+    assert float(
+        model.make_loss("published")(labels, logits, np.ones(4, np.float32))
+    ) == pytest.approx(float(keras))
 
 
 @pytest.mark.parametrize("kind", model.LOSSES)
@@ -94,14 +107,21 @@ def test_metrics_match_numpy(kind, batch):
         "accuracy_no_pad": kept != 0,
     }
     for name, mask in expected.items():
-        assert float(found[name].result()) == pytest.approx(right[mask].sum() / mask.sum(), rel=1e-12)
+        assert float(found[name].result()) == pytest.approx(
+            right[mask].sum() / mask.sum(), rel=1e-12
+        )
     assert [mask.sum() for mask in expected.values()] == [9, 11, 14]
-    assert float(found["loss"].result()) == pytest.approx(float(model.make_loss(kind)(*batch)), rel=1e-6)
+    assert float(found["loss"].result()) == pytest.approx(
+        float(model.make_loss(kind)(*batch)), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("length", [1, 2, 9])
 def test_the_lstm_is_keras_s(length):
-    ours, theirs = UnrolledLSTM(6, return_sequences=True), tf.keras.layers.LSTM(6, return_sequences=True)
+    ours, theirs = (
+        UnrolledLSTM(6, return_sequences=True),
+        tf.keras.layers.LSTM(6, return_sequences=True),
+    )
     inputs = tf.random.stateless_normal((4, length, 5), (1, 2))
     ours(inputs), theirs(inputs)
     rng = np.random.default_rng(3)

@@ -1,4 +1,6 @@
-"""Options of the tasks: they have help and are checked, and neither they nor the writers of stand-ins need TensorFlow."""
+"""Options of the tasks: they have help and are checked, and neither they nor the writers of
+stand-ins need TensorFlow.
+"""
 
 import dataclasses
 import subprocess
@@ -25,5 +27,7 @@ def test_every_option_has_help_and_a_check(options):
 
 def test_they_import_without_tensorflow():
     names = sorted({options.__module__.rpartition(".")[0] for options in OPTIONS})
-    result = subprocess.run([sys.executable, "-c", _PROGRAM, *names], capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, *names], capture_output=True, text=True, timeout=120
+    )
     assert result.returncode == 0, result.stderr

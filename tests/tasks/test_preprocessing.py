@@ -1,4 +1,7 @@
-"""Sentences to ids: the published recipe on small cases by hand, and its laws. No TensorFlow here."""
+"""Sentences to ids: the published recipe on small cases by hand, and its laws.
+
+No TensorFlow here.
+"""
 
 import numpy as np
 import pytest
@@ -51,7 +54,9 @@ def test_no_sentences():
 
 
 @given(
-    sentences=st.lists(st.lists(st.sampled_from([*WORDS, "dog", "é"]), max_size=9).map(" ".join), max_size=6),
+    sentences=st.lists(
+        st.lists(st.sampled_from([*WORDS, "dog", "é"]), max_size=9).map(" ".join), max_size=6
+    ),
     length=st.integers(1, 7),
 )
 def test_laws(sentences, length):
@@ -69,7 +74,9 @@ def test_laws(sentences, length):
         assert (row[:used] != PAD).all()
         assert (row[used + 1 :] == PAD).all()
         back = {1: "the", 2: "cat", 3: "sat"}
-        assert [back.get(i) for i in row[:used]] == [word if word in WORDS else None for word in words[:length]]
+        assert [back.get(i) for i in row[:used]] == [
+            word if word in WORDS else None for word in words[:length]
+        ]
 
 
 @pytest.mark.parametrize("words", [(*WORDS, "dog"), ("a", "a")])

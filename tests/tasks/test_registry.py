@@ -1,4 +1,6 @@
-"""A task is one folder and one line of the registry; a user's own folders named tasks and experiments are nobody's business."""
+"""A task is one folder and one line of the registry; a user's own folders named tasks and
+experiments are nobody's business.
+"""
 
 import importlib.metadata
 import json
@@ -59,9 +61,24 @@ def test_a_task_is_one_module_and_its_name(way, module, monkeypatch, capsys):
         monkeypatch.setitem(tasks.TASKS, "tiny", "tiny_task:tiny")
     elif way == "entry point":
         point = importlib.metadata.EntryPoint("tiny", "tiny_task:tiny", "fedmf.tasks")
-        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [point] * (group == "fedmf.tasks"))
+        monkeypatch.setattr(
+            importlib.metadata, "entry_points", lambda group: [point] * (group == "fedmf.tasks")
+        )
     train = ["train", "--out", "run", "--quiet", "--json"]
-    main([*train, "--task", name, "-o", "batch-size=3", "-o", "label=none", "--noise-seed", "1", *OPTIONS])
+    main(
+        [
+            *train,
+            "--task",
+            name,
+            "-o",
+            "batch-size=3",
+            "-o",
+            "label=none",
+            "--noise-seed",
+            "1",
+            *OPTIONS,
+        ]
+    )
     assert "validation accuracy" in json.loads(capsys.readouterr().out)
     run = Run.load("run")
     assert (run.config.task, run.config.task_options) == (name, {"batch_size": 3, "label": None})
@@ -71,7 +88,20 @@ def test_a_task_is_one_module_and_its_name(way, module, monkeypatch, capsys):
     capsys.readouterr()
     if way == "registry":
         vary = ["--vary", "task-option.batch-size=2,3", "--vary", "seed=0,1"]
-        main(["sweep", "--task", name, "--out", "sweep", "--noise-seed", "1", "--dry-run", *vary, *OPTIONS])
+        main(
+            [
+                "sweep",
+                "--task",
+                name,
+                "--out",
+                "sweep",
+                "--noise-seed",
+                "1",
+                "--dry-run",
+                *vary,
+                *OPTIONS,
+            ]
+        )
         assert "task_option.batch_size=3,seed=1" in capsys.readouterr().out
         main(["train", "--task", name, "--help"])
         assert "Sequences in a batch." in capsys.readouterr().out
@@ -86,7 +116,8 @@ def test_a_task_is_one_module_and_its_name(way, module, monkeypatch, capsys):
         ("tiny_task:nothing", "returns a dict"),
         (
             "dataclasses:replace",
-            "cannot be called (missing a required argument: 'obj'): give its first parameter a frozen",
+            "cannot be called (missing a required argument: 'obj'): give its first parameter a "
+            "frozen",
         ),
         ("tiny_task:nothing -o batch-size=3", "the task tiny_task:nothing has no options"),
         ("tiny_task:tiny --data corpus.sqlite", "reads no data"),
@@ -105,9 +136,13 @@ def test_a_task_that_cannot_be_is_one_sentence(arguments, said, module, capsys):
 
 
 def test_a_task_s_own_import_of_tensorflow_is_quiet(tmp_path):
-    """In a process of its own, without what an import in this process has set: TensorFlow is imported once."""
+    """In a process of its own, without what an import in this process has set: TensorFlow is
+    imported once.
+    """
     (tmp_path / "loud.py").write_text("import tensorflow\n")
-    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"
+    }
     program = "from fedmf.cli import main; main('train --task loud:absent --help'.split())"
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -125,19 +160,34 @@ def test_a_task_s_own_import_of_tensorflow_is_quiet(tmp_path):
 
 @pytest.mark.slow
 def test_folders_of_ones_own_named_tasks_and_experiments_are_left_alone(tmp_path):
-    """Packages of these names in the working folder shadowed ours, and killed train, demo and data synth."""
+    """Packages of these names in the working folder shadowed ours, and killed train, demo and data
+    synth.
+    """
     for name in ("tasks", "experiments"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise AssertionError('the user\\'s own package was imported')\n")
-    train = "train --data c.sqlite --out run --noise-seed 1 --quiet -o vocabulary-size=30 -o embedding-size=4 -o lstm-size=6"
+        (tmp_path / name / "__init__.py").write_text(
+            "raise AssertionError('the user\\'s own package was imported')\n"
+        )
+    train = (
+        "train --data c.sqlite --out run --noise-seed 1 --quiet -o vocabulary-size=30 -o "
+        "embedding-size=4 -o lstm-size=6"
+    )
     small = "-o validation-sentences=20 -o test-sentences=20 -o max-sentences=8 --evaluate-every 4"
-    commands = ["data synth --clients 20 --out c.sqlite --quiet", f"{train} {small} {' '.join(OPTIONS)}", "demo --help"]
-    # As `python -m` does it: the working folder comes first. All in one process, which imports TensorFlow once.
+    commands = [
+        "data synth --clients 20 --out c.sqlite --quiet",
+        f"{train} {small} {' '.join(OPTIONS)}",
+        "demo --help",
+    ]
+    # As `python -m` does it: the working folder comes first. All in one process, which imports
+    # TensorFlow once.
     program = (
-        "import sys; sys.path.insert(0, ''); from fedmf.cli import main\nfor line in sys.argv[1:]: main(line.split())"
+        "import sys; sys.path.insert(0, ''); from fedmf.cli import main\nfor line in sys.argv[1:]: "
+        "main(line.split())"
     )
     command = [sys.executable, "-c", program, *commands]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "result.json").exists()
     assert "fedmf demo" in done.stdout

@@ -7,7 +7,9 @@ import pytest
 
 from fedmf.tasks.regression import RegressionOptions, data
 
-MANY = RegressionOptions(clients=1, examples=10, features=4, decay=1.5, shift=0.6, evaluation_clients=20_000)
+MANY = RegressionOptions(
+    clients=1, examples=10, features=4, decay=1.5, shift=0.6, evaluation_clients=20_000
+)
 
 
 @pytest.fixture(scope="module")
@@ -17,13 +19,18 @@ def many():
 
 
 def test_the_features_have_the_spectrum(many):
-    """Entries of the mean over 20,000 independent clients are within six standard deviations of what they should be."""
+    """Entries of the mean over 20,000 independent clients are within six standard deviations of
+    what they should be.
+    """
     x = many[0].astype(np.float64).reshape(20_000, 10, 4)
     products = np.einsum("cei,cej->cij", x, x) / 10
     error = products.mean(0) - np.diag(np.arange(1.0, 5) ** -1.5)
     assert np.all(abs(error) < 6 * products.std(0) / np.sqrt(20_000))
     # The control: another decay is told apart.
-    assert np.any(abs(products.mean(0) - np.diag(np.arange(1.0, 5) ** -1.4)) > 6 * products.std(0) / np.sqrt(20_000))
+    assert np.any(
+        abs(products.mean(0) - np.diag(np.arange(1.0, 5) ** -1.4))
+        > 6 * products.std(0) / np.sqrt(20_000)
+    )
 
 
 def test_clients_have_means_of_their_own(many):
@@ -55,13 +62,17 @@ def test_clients_are_pure_and_splits_are_others():
     o = RegressionOptions(clients=30, evaluation_clients=3)
     more = dataclasses.replace(o, clients=40, decay=o.decay)
     for client in (0, 29, 30):
-        for left, right in zip(data.client_examples(o, client), data.client_examples(more, client), strict=True):
+        for left, right in zip(
+            data.client_examples(o, client), data.client_examples(more, client), strict=True
+        ):
             np.testing.assert_array_equal(left, right)
     splits = [data.split_examples(o, split)[0] for split in ("validation", "test")]
     rows = [row.tobytes() for client in range(30) for row in data.client_examples(o, client)[0]]
     rows += [row.tobytes() for split in splits for row in split]
     assert len(set(rows)) == len(rows) == (30 + 3 + 3) * 20
-    assert not np.array_equal(splits[0], data.split_examples(dataclasses.replace(o, seed=1), "validation")[0])
+    assert not np.array_equal(
+        splits[0], data.split_examples(dataclasses.replace(o, seed=1), "validation")[0]
+    )
 
 
 def test_the_version_is_the_data_s():

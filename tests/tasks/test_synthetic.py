@@ -1,4 +1,7 @@
-"""The synthetic corpus: same format, same seed same rows, whole file or none. No TensorFlow here."""
+"""The synthetic corpus: same format, same seed same rows, whole file or none.
+
+No TensorFlow here.
+"""
 
 import collections
 import contextlib
@@ -19,13 +22,22 @@ from fedmf.tasks import example_proto
 from fedmf.tasks.stackoverflow import describe_file, language, write_synthetic_corpus
 
 
-def rows(path, query="SELECT split_name, client_id, serialized_example_proto FROM examples ORDER BY rowid"):
+def rows(
+    path,
+    query="SELECT split_name, client_id, serialized_example_proto FROM examples ORDER BY rowid",
+):
     with sqlite3.connect(path) as connection:
         return connection.execute(query).fetchall()
 
 
 def write(path, **changes):
-    arguments = {"clients": 5, "seed": 1, "sentences_per_client": 8, "vocabulary_size": 400, "progress": False}
+    arguments = {
+        "clients": 5,
+        "seed": 1,
+        "sentences_per_client": 8,
+        "vocabulary_size": 400,
+        "progress": False,
+    }
     return write_synthetic_corpus(path, **(arguments | changes))
 
 
@@ -40,8 +52,16 @@ def test_tables_and_columns_are_those_of_the_real_file(corpus_file):
             "WHERE client_id = '1' and split_name ='train'"
         ).fetchall()
     assert columns == {
-        "examples": [("split_name", "TEXT"), ("client_id", "TEXT"), ("serialized_example_proto", "BLOB")],
-        "client_metadata": [("client_id", "TEXT"), ("split_name", "TEXT"), ("num_examples", "INTEGER")],
+        "examples": [
+            ("split_name", "TEXT"),
+            ("client_id", "TEXT"),
+            ("serialized_example_proto", "BLOB"),
+        ],
+        "client_metadata": [
+            ("client_id", "TEXT"),
+            ("split_name", "TEXT"),
+            ("num_examples", "INTEGER"),
+        ],
     }
     assert "USING INDEX" in plan[0][3]  # otherwise every client costs a scan of the whole file
 
@@ -65,7 +85,10 @@ def test_records_hold_the_six_features(corpus_file):
 def test_metadata_counts_the_examples(corpus_file):
     counted = collections.Counter((client, split) for split, client, _ in rows(corpus_file))
     stated = {
-        row[:2]: row[2] for row in rows(corpus_file, "SELECT client_id, split_name, num_examples FROM client_metadata")
+        row[:2]: row[2]
+        for row in rows(
+            corpus_file, "SELECT client_id, split_name, num_examples FROM client_metadata"
+        )
     }
     assert stated == counted
     sizes = collections.Counter(split for _, split in stated)
@@ -75,7 +98,10 @@ def test_metadata_counts_the_examples(corpus_file):
 def test_test_users_are_mostly_train_users_and_heldout_users_are_neither(corpus_file):
     users = {
         split: {
-            row[0] for row in rows(corpus_file, f"SELECT client_id FROM client_metadata WHERE split_name = '{split}'")
+            row[0]
+            for row in rows(
+                corpus_file, f"SELECT client_id FROM client_metadata WHERE split_name = '{split}'"
+            )
         }
         for split in ("train", "heldout", "test")
     }
@@ -84,7 +110,9 @@ def test_test_users_are_mostly_train_users_and_heldout_users_are_neither(corpus_
 
 
 def test_same_seed_same_rows_other_seed_other_rows(tmp_path):
-    first, again, other = (write(tmp_path / name, seed=seed) for name, seed in (("a", 3), ("b", 3), ("c", 4)))
+    first, again, other = (
+        write(tmp_path / name, seed=seed) for name, seed in (("a", 3), ("b", 3), ("c", 4))
+    )
     assert rows(first) == rows(again)
     assert rows(first) != rows(other)
 
@@ -92,7 +120,8 @@ def test_same_seed_same_rows_other_seed_other_rows(tmp_path):
 def test_a_user_does_not_depend_on_how_many_others_there_are(tmp_path):
     few, many = write(tmp_path / "few", clients=2), write(tmp_path / "many", clients=30)
     client = (
-        "SELECT serialized_example_proto FROM examples WHERE client_id = '2' AND split_name = 'train' ORDER BY rowid"
+        "SELECT serialized_example_proto FROM examples WHERE client_id = '2' AND split_name = "
+        "'train' ORDER BY rowid"
     )
     assert rows(few, client) == rows(many, client) != []
 
@@ -120,7 +149,9 @@ def test_words_follow_a_zipf_like_law_and_users_differ(tmp_path):
     assert np.median(distance) > 0.3  # total variation between two users' content words
 
 
-@pytest.mark.parametrize(("vocabulary_size", "topics"), [(400, 8), (401, 3), (1_000, 1), (12_345, 16)])
+@pytest.mark.parametrize(
+    ("vocabulary_size", "topics"), [(400, 8), (401, 3), (1_000, 1), (12_345, 16)]
+)
 def test_the_language_has_exactly_the_words_asked_for(vocabulary_size, topics):
     made = language.make_language(vocabulary_size, topics)
     assert len(made.words) == len(set(made.words)) == vocabulary_size
@@ -202,7 +233,10 @@ def test_a_killed_writer_leaves_no_half_file_and_the_next_one_cleans_up(tmp_path
     writer = subprocess.Popen([sys.executable, "-c", code])
     try:
         deadline = time.monotonic() + 60
-        while not any(part.stat().st_size > 100_000 for part in tmp_path.iterdir()) and time.monotonic() < deadline:
+        while (
+            not any(part.stat().st_size > 100_000 for part in tmp_path.iterdir())
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.02)
         assert [part.name for part in tmp_path.iterdir()] == [f".file.{writer.pid}.partial"]
         assert write(tmp_path / "other").exists()  # another file's writer does not touch it
@@ -221,7 +255,12 @@ def test_writing_and_describing_need_no_tensorflow(tmp_path):
         f"path = w({str(tmp_path / 'file')!r}, clients=3, seed=1, progress=False)\n"
         "print(describe_file(path)['splits']['train']['clients'])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "3\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "3\n"
+    )
 
 
 def test_description(corpus_file):

@@ -29,7 +29,10 @@ def plain_sentences(path, split):
     """client -> sentences, by plain SQL: what every loader must find."""
     result = {}
     with sqlite3.connect(path) as connection:
-        query = "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? ORDER BY rowid"
+        query = (
+            "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? ORDER "
+            "BY rowid"
+        )
         for client, record in connection.execute(query, (split,)):
             result.setdefault(client, []).append(example_proto.decode_example(record)["tokens"])
     return result
@@ -37,7 +40,10 @@ def plain_sentences(path, split):
 
 def test_our_records_are_tensorflow_s(corpus_file):
     with sqlite3.connect(corpus_file) as connection:
-        records = [row[0] for row in connection.execute("SELECT serialized_example_proto FROM examples LIMIT 50")]
+        records = [
+            row[0]
+            for row in connection.execute("SELECT serialized_example_proto FROM examples LIMIT 50")
+        ]
     for record in records:
         example = tf.train.Example.FromString(record)
         ours = example_proto.decode_example(record)
@@ -63,7 +69,9 @@ def test_tff_s_load_data_reads_the_corpus_from_a_cache_folder(corpus_file):
 @pytest.mark.parametrize("split", data.SPLITS)
 def test_the_corpus_reads_what_is_in_the_file(corpus_file, split):
     corpus, expected = data.open_corpus(corpus_file), plain_sentences(corpus_file, split)
-    assert corpus.client_ids(split) == sorted(expected) == list(data.client_sizes(corpus_file, split))
+    assert (
+        corpus.client_ids(split) == sorted(expected) == list(data.client_sizes(corpus_file, split))
+    )
     for client in corpus.client_ids(split):
         assert corpus.sentences(split, client, 1_000).tolist() == expected[client]
         assert corpus.sentences(split, client, 3).tolist() == expected[client][:3]
@@ -71,7 +79,9 @@ def test_the_corpus_reads_what_is_in_the_file(corpus_file, split):
 
 
 def test_client_examples_are_the_preprocessed_first_sentences(corpus_file):
-    task = stackoverflow_task(corpus_file, max_sentences=7, validation_sentences=10, sequence_length=12, **SMALL)
+    task = stackoverflow_task(
+        corpus_file, max_sentences=7, validation_sentences=10, sequence_length=12, **SMALL
+    )
     words = load_vocabulary(corpus_file, 200, published=False, progress=False).words
     expected = plain_sentences(corpus_file, "train")
     assert list(task.client_ids) == sorted(expected)
@@ -175,7 +185,9 @@ def test_another_vocabulary_is_other_data(corpus_file, tmp_path, published):
 def test_the_same_data_elsewhere_are_the_same(corpus_file, tmp_path, task):
     for name in (corpus_file.name, "renamed.sqlite"):
         path = pathlib.Path(shutil.copy(corpus_file, tmp_path / name))
-        assert _task_summary(stackoverflow_task(path, validation_sentences=100, **SMALL)) == _task_summary(task)
+        assert _task_summary(
+            stackoverflow_task(path, validation_sentences=100, **SMALL)
+        ) == _task_summary(task)
 
 
 def test_unknown_names(task):
@@ -200,12 +212,17 @@ def test_bad_arguments_are_named(corpus_file, changes, error, message):
 
 @pytest.mark.slow
 def test_training_pays_and_more_training_pays_more(tmp_path):
-    """Always the most frequent word is right 6% of the time, the best guess from the last word 26%, the model 40%."""
+    """Always the most frequent word is right 6% of the time, the best guess from the last word 26%,
+    the model 40%.
+    """
     path = tmp_path / "corpus.sqlite"
     write_synthetic_corpus(path, clients=250, seed=11, vocabulary_size=600, progress=False)
     sizes = {"vocabulary_size": 400, "embedding_size": 32, "lstm_size": 64, "max_sentences": 64}
     task = stackoverflow_task(path, validation_sentences=800, progress=False, **sizes)
-    x, y = (np.concatenate(part) for part in zip(*map(task.client_examples, task.client_ids), strict=True))
+    x, y = (
+        np.concatenate(part)
+        for part in zip(*map(task.client_examples, task.client_ids), strict=True)
+    )
     labels = task.evaluation_examples("validation")[1]
     words = (labels >= 1) & (labels <= 400)
     most_frequent = np.bincount(y[(y >= 1) & (y <= 400)]).argmax()
@@ -218,7 +235,11 @@ def test_training_pays_and_more_training_pays_more(tmp_path):
         with tf.GradientTape() as tape:
             loss = task.loss(y, model(x), tf.ones(64))
         adam.apply_gradients(
-            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+            zip(
+                tape.gradient(loss, model.trainable_variables),
+                model.trainable_variables,
+                strict=True,
+            )
         )
 
     def accuracy():

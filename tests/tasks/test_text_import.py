@@ -1,4 +1,6 @@
-"""Text of one's own as a data file: what becomes of rows, users and sentences, and what a failure leaves."""
+"""Text of one's own as a data file: what becomes of rows, users and sentences, and what a failure
+leaves.
+"""
 
 import json
 import os
@@ -23,9 +25,13 @@ def read_back(path):
     """(split, user) -> sentences in the order of the file."""
     found = {}
     with sqlite3.connect(path) as connection:
-        query = "SELECT split_name, client_id, serialized_example_proto FROM examples ORDER BY rowid"
+        query = (
+            "SELECT split_name, client_id, serialized_example_proto FROM examples ORDER BY rowid"
+        )
         for split, user, record in connection.execute(query):
-            found.setdefault((split, user), []).append(example_proto.decode_example(record)["tokens"].decode())
+            found.setdefault((split, user), []).append(
+                example_proto.decode_example(record)["tokens"].decode()
+            )
     return found
 
 
@@ -83,9 +89,14 @@ def test_the_three_formats_give_the_same_file(tmp_path):
     rows = [*crowd(), ("ann", 'Said "no".\nTwice, äöü'), ("7", "a, b")]
     paths = [write_csv(tmp_path / "a.csv", rows), tmp_path / "b.jsonl", tmp_path / "c.parquet"]
     paths[1].write_text(
-        "".join(json.dumps({"x": [1], "text": t, "user": 7 if u == "7" else u}) + "\n" for u, t in rows)
+        "".join(
+            json.dumps({"x": [1], "text": t, "user": 7 if u == "7" else u}) + "\n" for u, t in rows
+        )
     )
-    write_parquet(paths[2], f"SELECT \"user\", text FROM read_csv('{paths[0]}', header = true, all_varchar = true)")
+    write_parquet(
+        paths[2],
+        f"SELECT \"user\", text FROM read_csv('{paths[0]}', header = true, all_varchar = true)",
+    )
     made = []
     for path in paths:
         summary, out = run(path, path.with_suffix(".sqlite"))
@@ -106,17 +117,24 @@ def test_the_file_is_what_tffs_loader_and_ours_expect(table):
         records = connection.execute("SELECT serialized_example_proto FROM examples").fetchall()
     # Those that TFF's parser asks for.
     assert all(
-        sorted(example_proto.decode_example(record)) == ["creation_date", "score", "tags", "title", "tokens", "type"]
+        sorted(example_proto.decode_example(record))
+        == ["creation_date", "score", "tags", "title", "tokens", "type"]
         for (record,) in records
     )
-    stated = {(split, user): n for split in data.SPLITS for user, n in data.client_sizes(out, split).items()}
+    stated = {
+        (split, user): n
+        for split in data.SPLITS
+        for user, n in data.client_sizes(out, split).items()
+    }
     assert stated == {key: len(sentences) for key, sentences in read_back(out).items()}
 
 
 def test_rows_of_one_user_come_together_in_their_order(tmp_path):
     rows = [(f"u{i % 50}", f"number {i}") for i in range(5_000)]
     _, out = run(write_csv(tmp_path / "rows.csv", rows))
-    assert by_user(out) == {f"u{u}": [f"number {i}" for i in range(u, 5_000, 50)] for u in range(50)}
+    assert by_user(out) == {
+        f"u{u}": [f"number {i}" for i in range(u, 5_000, 50)] for u in range(50)
+    }
 
 
 def test_rows_without_user_or_text_are_counted_and_left_out(tmp_path):
@@ -127,10 +145,16 @@ def test_rows_without_user_or_text_are_counted_and_left_out(tmp_path):
     summary, out = run(path)
     assert (summary.rows, summary.rows_without_user, summary.rows_without_text) == (26, 3, 2)
     assert sum(summary.users.values()) == 21
-    assert by_user(out).keys() & {"", "ann", "bob", "eve"} == {"eve"}  # a user with one row is a user
+    assert by_user(out).keys() & {"", "ann", "bob", "eve"} == {
+        "eve"
+    }  # a user with one row is a user
     without_text = [{"user": "crowd1", "text": None}, {"user": "a", "text": {}}]
     without_user = [{"user": None, "text": "x"}, {"text": "x"}, {"user": ["a"], "text": "x"}]
-    lines = [*({"user": user, "text": text} for user, text in crowd()), *without_text, *without_user]
+    lines = [
+        *({"user": user, "text": text} for user, text in crowd()),
+        *without_text,
+        *without_user,
+    ]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary, _ = run(path, overwrite=True)
@@ -150,7 +174,10 @@ def test_line_ends_of_several_kinds(tmp_path):
     path = tmp_path / "rows.csv"
     rows = [f"{user},{text}" for user, text in crowd()]
     path.write_bytes(
-        "".join(f"{row}{end}" for row, end in zip(["user,text", *rows], ["\n", "\r\n"] * 99, strict=False)).encode()
+        "".join(
+            f"{row}{end}"
+            for row, end in zip(["user,text", *rows], ["\n", "\r\n"] * 99, strict=False)
+        ).encode()
     )
     assert run(path)[0].rows == len(rows)
 
@@ -159,7 +186,8 @@ def test_ids_that_look_alike_are_one_user(tmp_path):
     same = ["Zoe\u0308 B", "Zo\u00eb B", " Zo\u00eb\u00a0B", "Zo\u200b\u00eb B"]
     summary, out = run(
         write_csv(
-            tmp_path / "rows.csv", [*crowd(), *((user, "hi") for user in same), ("zo\u00eb B", "hi"), (" tim", "hi")]
+            tmp_path / "rows.csv",
+            [*crowd(), *((user, "hi") for user in same), ("zo\u00eb B", "hi"), (" tim", "hi")],
         )
     )
     assert summary.lookalike_users == 1
@@ -176,9 +204,13 @@ def test_users_are_split_by_a_keyed_hash(tmp_path):
     splits = [options.split_of(user) for user in users]
     for split, share in (("heldout", 0.1), ("test", 0.3), ("train", 0.6)):
         assert abs(splits.count(split) / 20_000 - share) < 6 * (share * (1 - share) / 20_000) ** 0.5
-    assert [ImportOptions(heldout_users=0.1, test_users=0.3, seed=1).split_of(user) for user in users] != splits
+    assert [
+        ImportOptions(heldout_users=0.1, test_users=0.3, seed=1).split_of(user) for user in users
+    ] != splits
     _, out = run(
-        write_csv(tmp_path / "rows.csv", [(user, "hi") for user in users[:300]]), heldout_users=0.1, test_users=0.3
+        write_csv(tmp_path / "rows.csv", [(user, "hi") for user in users[:300]]),
+        heldout_users=0.1,
+        test_users=0.3,
     )
     assert read_back(out).keys() == {*zip(splits[:300], users[:300], strict=True)}
 
@@ -192,7 +224,8 @@ def test_users_are_split_by_a_keyed_hash(tmp_path):
         ("empty.csv", b"", ["is empty"]),
         ("blank.csv", b"\n\n", ["is empty"]),
         ("header.csv", b"user,text\n", ["no row with a user and a text"]),
-        ("nobody.csv", b"user,text\n,\n,x\nann,\n", ["no row with a user and a text among its 3 rows"]),
+        ("nobody.csv", b"user,text\n,\n,x\nann,\n", ["no row with a user and a text among its 3 "
+                                                     "rows"]),
         ("columns.csv", b"author,body\nann,hi\n", ["no column 'user' among 'author', 'body'", "user_column"]),
         ("columns.jsonl", b'{"user": 1, "body": "x"}\n', ["no column 'text' among 'body', 'user'", "text_column"]),
         ("twice.csv", b"user,text,text\nann,hi,hi\n", ["several columns 'text'"]),
@@ -251,11 +284,19 @@ def test_names_that_are_patterns_or_sql(tmp_path):
     summary, _ = run(path, text_column='a "text" / ~1\'s')
     assert summary.rows == 20
     path = tmp_path / "it's.jsonl"
-    path.write_text("".join(json.dumps({"user": user, 'a "text" / ~1\'s': text}) + "\n" for user, text in crowd()))
-    assert run(path, overwrite=True, text_column='a "text" / ~1\'s')[0].sentences == summary.sentences
+    path.write_text(
+        "".join(
+            json.dumps({"user": user, 'a "text" / ~1\'s': text}) + "\n" for user, text in crowd()
+        )
+    )
+    assert (
+        run(path, overwrite=True, text_column='a "text" / ~1\'s')[0].sentences == summary.sentences
+    )
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, OSError(28, "No space left on device")])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, MemoryError, OSError(28, "No space left on device")]
+)
 def test_a_failure_on_the_way_leaves_nothing(table, monkeypatch, error):
     done = []
 
@@ -277,17 +318,23 @@ def rows_of(path, count):
         file.write("user,text\n")
         for i in range(count):
             file.write(
-                f'{i % 997},"Hello there, this is text number {i}. How are you? I am fine, thanks for asking me."\n'
+                f'{i % 997},"Hello there, this is text number {i}. How are you? I am fine, thanks '
+                'for asking me."\n'
             )
     return path
 
 
-IMPORT = "import sys; from fedmf.tasks.stackoverflow import import_text; import_text(sys.argv[1], sys.argv[2], progress=False)"
+IMPORT = (
+    "import sys; from fedmf.tasks.stackoverflow import import_text; import_text(sys.argv[1], "
+    "sys.argv[2], progress=False)"
+)
 
 
 def start(path, out):
     """An import in another process, on its way into the database."""
-    process = subprocess.Popen([sys.executable, "-c", IMPORT, str(path), str(out)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", IMPORT, str(path), str(out)], stderr=subprocess.DEVNULL
+    )
     partial = out.with_name(f".{out.name}.{process.pid}.partial")
     deadline = time.monotonic() + 120
     while not (partial.exists() and partial.stat().st_size > 100_000):
@@ -346,9 +393,15 @@ def test_the_command(table):
     out = table.with_name("corpus.sqlite")
     printed = fedmf("data", "import", table, "--out", out, "--quiet").stdout
     assert "users.train" in printed
-    again = json.loads(fedmf("data", "import", table, "--out", out, "--overwrite", "--quiet", "--json").stdout)
+    again = json.loads(
+        fedmf("data", "import", table, "--out", out, "--overwrite", "--quiet", "--json").stdout
+    )
     assert again["path"] == str(out)
-    assert again["users"]["train"] + again["users"]["heldout"] + again["users"]["test"] == again["rows"] == 20
+    assert (
+        again["users"]["train"] + again["users"]["heldout"] + again["users"]["test"]
+        == again["rows"]
+        == 20
+    )
     refused("data", "import", table, "--out", out, words=["corpus.sqlite", "--overwrite"])
     refused(
         "data",
@@ -361,7 +414,15 @@ def test_the_command(table):
         "--quiet",
         words=["'body'", "--text-column"],
     )
-    refused("train", "--data", table, "--out", table.with_name("run"), *TRAIN, words=["posts.csv", "fedmf data import"])
+    refused(
+        "train",
+        "--data",
+        table,
+        "--out",
+        table.with_name("run"),
+        *TRAIN,
+        words=["posts.csv", "fedmf data import"],
+    )
 
 
 @pytest.mark.tensorflow
@@ -369,8 +430,16 @@ def test_a_corpus_of_ones_own_trains(tmp_path):
     rows = [(f"author {i}", "The cat sat on the mat. So it goes!\nWhy not?") for i in range(40)]
     out = tmp_path / "corpus.sqlite"
     fedmf("data", "import", write_csv(tmp_path / "posts.csv", rows), "--out", out, "--quiet")
-    few = ["2" if before == "--rounds" else word for before, word in zip(["", *TRAIN], TRAIN, strict=False)]
+    few = [
+        "2" if before == "--rounds" else word
+        for before, word in zip(["", *TRAIN], TRAIN, strict=False)
+    ]
     fedmf("train", "--data", out, "--out", tmp_path / "run", *few)
-    rounds = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["round"], row["clients"], row["examples"]) for row in rounds] == [(0, 4, 12), (1, 4, 12)]
+    rounds = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [(row["round"], row["clients"], row["examples"]) for row in rounds] == [
+        (0, 4, 12),
+        (1, 4, 12),
+    ]
     assert "imported text" in (tmp_path / "run" / "plan.json").read_text()

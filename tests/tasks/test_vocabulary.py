@@ -1,4 +1,7 @@
-"""Words by the number of train users who use them, and the cache beside the data file. No TensorFlow here."""
+"""Words by the number of train users who use them, and the cache beside the data file.
+
+No TensorFlow here.
+"""
 
 import collections
 import os
@@ -24,10 +27,16 @@ def tiny(tmp_path):
         ("test", "3"): ["e a", "e"],
     }
     with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)")
-        connection.execute("CREATE TABLE client_metadata (client_id TEXT, split_name TEXT, num_examples INTEGER)")
+        connection.execute(
+            "CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)"
+        )
+        connection.execute(
+            "CREATE TABLE client_metadata (client_id TEXT, split_name TEXT, num_examples INTEGER)"
+        )
         for (split, client), texts in sentences.items():
-            connection.execute("INSERT INTO client_metadata VALUES (?, ?, ?)", (client, split, len(texts)))
+            connection.execute(
+                "INSERT INTO client_metadata VALUES (?, ?, ?)", (client, split, len(texts))
+            )
             for text in texts:
                 record = example_proto.encode_example({"tokens": text.encode()})
                 connection.execute("INSERT INTO examples VALUES (?, ?, ?)", (split, client, record))
@@ -71,7 +80,9 @@ def test_the_count_is_kept_until_the_file_changes(tiny, monkeypatch):
     assert load(tiny).words == ("a", "b", "c", "d")
 
 
-@pytest.mark.parametrize("content", ["", "# something else\na 1\n", "\x00\xff", "{stamp}\nbroken line here\n"])
+@pytest.mark.parametrize(
+    "content", ["", "# something else\na 1\n", "\x00\xff", "{stamp}\nbroken line here\n"]
+)
 def test_a_damaged_cache_is_counted_anew(tiny, content):
     first = load(tiny)
     cache = tiny.with_name("tiny.sqlite.word_count")
@@ -112,7 +123,18 @@ def test_the_version_is_of_the_words_in_their_order():
         return vocabulary.Vocabulary(words, source).version
 
     assert version("a", "b", "c") == version("a", "b", "c", source="there")
-    assert len({version("a", "b", "c"), version("c", "b", "a"), version("a", "b"), version("ab", "c"), version()}) == 5
+    assert (
+        len(
+            {
+                version("a", "b", "c"),
+                version("c", "b", "a"),
+                version("a", "b"),
+                version("ab", "c"),
+                version(),
+            }
+        )
+        == 5
+    )
 
 
 def test_bad_word_count_file(tiny):

@@ -43,7 +43,8 @@ def _read(master):
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "width"), [(24, 80, 79), (24, 120, 119), (24, 0, 100), (0, 80, 100), (0, 0, 100)]
+    ("rows", "columns", "width"),
+    [(24, 80, 79), (24, 120, 119), (24, 0, 100), (0, 80, 100), (0, 0, 100)],
 )
 def test_a_terminal_of_any_size_shows_rounds_speed_and_time_left(rows, columns, width):
     lines = drawn(rows, columns)

@@ -1,4 +1,6 @@
-"""The clip norm that follows a quantile, from round to round: `fedmf.privacy.quantile_clipping` on tensors."""
+"""The clip norm that follows a quantile, from round to round: `fedmf.privacy.quantile_clipping` on
+tensors.
+"""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +16,8 @@ class ClipState(NamedTuple):
       norm: float64 (), zeta of the coming round.
       last: float64 (), zeta of the last round.
       bits: float32 (), what was released of the last round's sum of bits.
-      within: float32 (), the sum since the last change of zeta of the released parts of clients within it.
+      within: float32 (), the sum since the last change of zeta of the released parts of clients
+        within it.
     """
 
     norm: Any
@@ -29,12 +32,15 @@ def initial_clip(clip_norm: float) -> ClipState:
     return ClipState(norm, norm, zero, zero)
 
 
-def clip_after(clipping: QuantileClipping, first: float, state: ClipState, bits: Any, part: Any, t: Any) -> ClipState:
+def clip_after(
+    clipping: QuantileClipping, first: float, state: ClipState, bits: Any, part: Any, t: Any
+) -> ClipState:
     """State after round t.
 
     Args:
       clipping: of the plan.
-      first: the clip norm of round 0, which no later one is a million times as large or as small as.
+      first: the clip norm of round 0, which no later one is a million times as large or as small
+        as.
       state: before.
       bits: float32 (), the released sum of b_i - 1/2.
       part: float32 (), `bits` divided by the fixed number of clients.

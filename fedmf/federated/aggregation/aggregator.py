@@ -1,4 +1,6 @@
-"""`dp_aggregator`: the plan as a tff.aggregators.UnweightedAggregationFactory, for any TFF process that takes one."""
+"""`dp_aggregator`: the plan as a tff.aggregators.UnweightedAggregationFactory, for any TFF process
+that takes one.
+"""
 
 import copy
 import reprlib
@@ -17,14 +19,19 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
 
 
-def mean_query(plan: Plan, record_specs: Any, *, clients_per_round: int, **options: Any) -> MatrixFactorizationQuery:
-    """The query whose result is (sum of clipped updates + noise) / clients_per_round; both execution paths run exactly this."""
+def mean_query(
+    plan: Plan, record_specs: Any, *, clients_per_round: int, **options: Any
+) -> MatrixFactorizationQuery:
+    """The query whose result is (sum of clipped updates + noise) / clients_per_round; both
+    execution paths run exactly this.
+    """
     check_clients_per_round(plan, clients_per_round)
     return MatrixFactorizationQuery(plan, record_specs, divisor=clients_per_round, **options)
 
 
 def clipping_query(record_specs: Any) -> MatrixFactorizationQuery:
-    """A query that knows no noise: under the parameters of `mean_query` it zeroes, clips and counts as that does.
+    """A query that knows no noise: under the parameters of `mean_query` it zeroes, clips and counts
+    as that does.
 
     It is what a machine needs that trains clients.
     """
@@ -39,11 +46,16 @@ def clipping_query(record_specs: Any) -> MatrixFactorizationQuery:
 
 
 def check_clients_per_round(plan: Plan, clients_per_round: Any) -> None:
-    """Raises unless clients_per_round is a positive int and the simulated cohort of the plan, if it has one."""
-    checks.integer("clients_per_round", clients_per_round, low=1, hint="it is the fixed divisor of the mean")
+    """Raises unless clients_per_round is a positive int and the simulated cohort of the plan, if it
+    has one.
+    """
+    checks.integer(
+        "clients_per_round", clients_per_round, low=1, hint="it is the fixed divisor of the mean"
+    )
     if plan.simulated_cohort not in (None, clients_per_round):
         raise ValueError(
-            f"clients_per_round={clients_per_round} but the plan simulates {plan.simulated_cohort} clients a round "
+            f"clients_per_round={clients_per_round} but the plan simulates {plan.simulated_cohort} "
+            "clients a round "
             f"for {plan.claimed_cohort}: use clients_per_round={plan.simulated_cohort}"
         )
 
@@ -53,7 +65,9 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
 
     def __init__(self, plan: Plan, noise_seed: int | str, secure_sum: bool, **options: Any) -> None:
         if not isinstance(plan, Plan):
-            raise TypeError(f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate")
+            raise TypeError(
+                f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate"
+            )
         check_clients_per_round(plan, options["clients_per_round"])
         check_zeroing_norm(options["zeroing_norm"])
         self._plan, self._options, self._secure_sum = plan, options, secure_sum
@@ -61,7 +75,8 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         self._seeds = RunSeeds(noise_seed)
 
     def with_scaling(self, scaling: Scaling | None) -> "MatrixFactorizationAggregator":
-        """This factory with updates that are clipped in a scaled space; the scales travel to the clients with each round's broadcast.
+        """This factory with updates that are clipped in a scaled space; the scales travel to the
+        clients with each round's broadcast.
 
         For a server optimizer such as Adam; the guarantee is the same.
         """
@@ -70,15 +85,18 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         return factory
 
     def create(self, value_type: Any, *weight_type: Any) -> tff.templates.AggregationProcess:
-        """The aggregation process for updates of `value_type`, a TFF tensor or structure of float tensors.
+        """The aggregation process for updates of `value_type`, a TFF tensor or structure of float
+        tensors.
 
-        The first process of this factory and its copies has the noise of noise_seed, each later one noise of its own: two parts of a model
-        that shared their noise would give away the difference of their updates.
+        The first process of this factory and its copies has the noise of noise_seed, each later one
+        noise of its own: two parts of a model that shared their noise would give away the
+        difference of their updates.
 
-        Each process spends the plan's guarantee. Two processes for two parts of one model release two sums of the same clients: together
-        they cost what a plan of noise_multiplier / sqrt(2) does (p parts: sqrt(p)), as one mechanism on updates of norm sqrt(2) clip_norm.
-        Divide the plan's clip_norm by sqrt(p), or aggregate all parts as one structure, which is clipped as one vector and costs the plan
-        once.
+        Each process spends the plan's guarantee. Two processes for two parts of one model release
+        two sums of the same clients: together they cost what a plan of noise_multiplier / sqrt(2)
+        does (p parts: sqrt(p)), as one mechanism on updates of norm sqrt(2) clip_norm. Divide the
+        plan's clip_norm by sqrt(p), or aggregate all parts as one structure, which is clipped as
+        one vector and costs the plan once.
 
         Raises:
           TypeError: with the type of weights, as FedSGD and the weighted processes call it.
@@ -86,9 +104,12 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         if weight_type:
             raise TypeError(
                 "dp_aggregator takes no weights, and this process gives its clients some: pass "
-                "tff.aggregators.as_weighted_aggregator(dp_aggregator(...)), with which all clients weigh the same"
+                "tff.aggregators.as_weighted_aggregator(dp_aggregator(...)), with which all "
+                "clients weigh the same"
             )
-        specs = tff.types.structure_from_tensor_type_tree(lambda t: tf.TensorSpec(t.shape, t.dtype), value_type)
+        specs = tff.types.structure_from_tensor_type_tree(
+            lambda t: tf.TensorSpec(t.shape, t.dtype), value_type
+        )
         sums = SecureSampleSum(self._plan.clip_norm) if self._secure_sum else None
         query = mean_query(self._plan, specs, noise_seed=self._seeds.next(), **self._options)
         query = query.with_scaling(self._scaling)
@@ -101,7 +122,8 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
 # NAME." before they call anything of ours.
 MatrixFactorizationAggregator.__name__ = (
     "dp_aggregator, which takes no weights: pass "
-    "tff.aggregators.as_weighted_aggregator(dp_aggregator(...)), with which all clients weigh the same"
+    "tff.aggregators.as_weighted_aggregator(dp_aggregator(...)), with which all clients weigh the "
+    "same"
 )
 
 
@@ -117,35 +139,42 @@ def dp_aggregator(
 ) -> MatrixFactorizationAggregator:
     """Zeroing, clipping, sum, correlated noise, division by the fixed clients_per_round.
 
-    The guarantee is of one process that aggregates the whole update. Processes for p parts of a model cost together what a plan of
-    noise_multiplier / sqrt(p) does; see `MatrixFactorizationAggregator.create`.
+    The guarantee is of one process that aggregates the whole update. Processes for p parts of a
+    model cost together what a plan of noise_multiplier / sqrt(p) does; see
+    `MatrixFactorizationAggregator.create`.
 
     A round's metrics are output.measurements["dp_query_metrics"], in TFF's learning processes
     output.metrics["aggregator"]["dp_query_metrics"]; see `MatrixFactorizationQuery.derive_metrics`.
 
     Args:
-      plan: what to run; from `fedmf.calibrate`. Its clip_norm is fixed for the whole run, unless it has
-        quantile_clipping.
-      clients_per_round: the divisor, whoever shows up: a data-dependent divisor is not covered by the guarantee. More clients than
-        this are all summed, each for at most clip_norm as ever: the mean is then larger, the guarantee the same, and the metric
-        `clients` says how many there were. With no clients the result is noise / clients_per_round.
-      noise_seed: "os" draws a seed from the operating system whenever a process is initialised. Or a non-negative int, secret in
-        a real deployment and never used for two runs: the first process of the factory has its noise when it is first
-        initialised; each later process, and each later call of `initialize`, has noise of its own. The state holds the key: keep
-        it secret. `HostNoise.for_state` makes a `HostNoise` for it.
-      zeroing_norm: updates whose l-infinity norm exceeds it count as zero (multi-epoch paper, Sec. 5: 100); None for no limit. NaN
-        and infinities always count as zero.
-      noise_strategy: "recurrent", in the graph, or "precomputed", a row handed in each round by a `HostNoise`; None is the former.
-      secure_sum: sum with tff.aggregators.SecureSumFactory, on integers of 32 bits. Updates are clipped so much lower (5e-7 of
-        clip_norm at 4 million parameters) that rounding to them cannot lift one over clip_norm. TFF's default runtime has no
-        secure sum and fails with "Cannot embed a federated value": call
-        tff.backends.test.set_sync_test_cpp_execution_context() before anything runs, which adds the integers in the open.
+      plan: what to run; from `fedmf.calibrate`. Its clip_norm is fixed for the whole run, unless it
+        has quantile_clipping.
+      clients_per_round: the divisor, whoever shows up: a data-dependent divisor is not covered by
+        the guarantee. More clients than this are all summed, each for at most clip_norm as ever:
+        the mean is then larger, the guarantee the same, and the metric `clients` says how many
+        there were. With no clients the result is noise / clients_per_round.
+      noise_seed: "os" draws a seed from the operating system whenever a process is initialised. Or
+        a non-negative int, secret in a real deployment and never used for two runs: the first
+        process of the factory has its noise when it is first initialised; each later process, and
+        each later call of `initialize`, has noise of its own. The state holds the key: keep it
+        secret. `HostNoise.for_state` makes a `HostNoise` for it.
+      zeroing_norm: updates whose l-infinity norm exceeds it count as zero (multi-epoch paper, Sec.
+        5: 100); None for no limit. NaN and infinities always count as zero.
+      noise_strategy: "recurrent", in the graph, or "precomputed", a row handed in each round by a
+        `HostNoise`; None is the former.
+      secure_sum: sum with tff.aggregators.SecureSumFactory, on integers of 32 bits. Updates are
+        clipped so much lower (5e-7 of clip_norm at 4 million parameters) that rounding to them
+        cannot lift one over clip_norm. TFF's default runtime has no secure sum and fails with
+        "Cannot embed a federated value": call
+        tff.backends.test.set_sync_test_cpp_execution_context() before anything runs, which adds the
+        integers in the open.
       count_metrics: as of `MatrixFactorizationQuery`: exact counts, NOT covered by the guarantee.
 
     Returns:
-      A factory for tff.learning.algorithms.build_unweighted_fed_avg(model_aggregator=...), FedProx, FedSGD or a process of your own.
-      Its `with_scaling` makes one for adaptive server optimizers.
-      `federated.check_process` refuses a built process that aggregates anything else of the clients, as Mime does.
+      A factory for tff.learning.algorithms.build_unweighted_fed_avg(model_aggregator=...), FedProx,
+      FedSGD or a process of your own. Its `with_scaling` makes one for adaptive server optimizers.
+      `federated.check_process` refuses a built process that aggregates anything else of the
+      clients, as Mime does.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.

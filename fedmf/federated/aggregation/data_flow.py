@@ -32,10 +32,12 @@ class Origin(NamedTuple):
     """Something that a tensor depends on.
 
     Attributes:
-      kind: "client", data of the client itself; "record" or "count", of a clipped sample; "secured",
-        of a sample in a secure sum; "aggregate", of clients, without noise; "state", of the process
-        before the round; "secret", of the noise's state after it; "release", with noise.
-      key: which one: the path of a state, the index of an aggregate or a release, the call that clipped.
+      kind: "client", data of the client itself; "record" or "count", of a clipped sample;
+        "secured", of a sample in a secure sum; "aggregate", of clients, without noise; "state", of
+        the process before the round; "secret", of the noise's state after it; "release", with
+        noise.
+      key: which one: the path of a state, the index of an aggregate or a release, the call that
+        clipped.
     """
 
     kind: str
@@ -50,7 +52,8 @@ class Leaf:
     """A tensor.
 
     Attributes:
-      name: of the tensor that it equals, such as ("state", path); None where it was computed from others.
+      name: of the tensor that it equals, such as ("state", path); None where it was computed from
+        others.
       origins: what it depends on.
     """
 
@@ -119,7 +122,8 @@ class RoundFlow:
       process: built.
 
     Attributes:
-      output: a leaf, or tff.structure.Struct of them, in the structure of what process.next returns.
+      output: a leaf, or tff.structure.Struct of them, in the structure of what process.next
+        returns.
       aggregates, releases: of this round, in their order.
 
     Raises:
@@ -160,7 +164,9 @@ class RoundFlow:
                 return self._value(block.source, known)[block.as_index()]
             case building_blocks.Struct():
                 parts = tff.structure.iter_elements(block)
-                return tff.structure.Struct([(name, self._value(part, known)) for name, part in parts])
+                return tff.structure.Struct(
+                    [(name, self._value(part, known)) for name, part in parts]
+                )
             case building_blocks.Block():
                 inside = dict(known)
                 for name, part in block.locals:
@@ -172,7 +178,8 @@ class RoundFlow:
             case building_blocks.Lambda():
                 origins = origins_of(known[name] for name in _names(block.result) if name in known)
                 return _Function(
-                    lambda value: self._value(block.result, known | {block.parameter_name: value}), origins
+                    lambda value: self._value(block.result, known | {block.parameter_name: value}),
+                    origins,
                 )
             case building_blocks.Intrinsic():
                 return _Function(lambda value: self._intrinsic(block, value))
@@ -218,17 +225,23 @@ class _Graph:
         if value is not None:
             self._bind(code.parameter, value)
         operations = self._graph.get_operations()
-        variables = any(tensor.dtype == tf.resource for each in operations for tensor in each.outputs)
+        variables = any(
+            tensor.dtype == tf.resource for each in operations for tensor in each.outputs
+        )
         # They may carry anything from any input to any output.
         self._through_variables = origins_of(self._inputs.values()) if variables else None
-        self._marks = {operation.name: mark for operation in operations if (mark := read(operation.name))}
+        self._marks = {
+            operation.name: mark for operation in operations if (mark := read(operation.name))
+        }
         self._returned: dict[str, dict[str, Leaf]] = {}
 
     def value(self, kind: Any, binding: Any) -> Any:
         """The result, of this type and at these tensors of the graph."""
         if binding.HasField("struct"):
             pairs = zip(tff.structure.iter_elements(kind), binding.struct.element, strict=True)
-            return tff.structure.Struct([(name, self.value(part, bound)) for (name, part), bound in pairs])
+            return tff.structure.Struct(
+                [(name, self.value(part, bound)) for (name, part), bound in pairs]
+            )
         if self._through_variables is not None:
             return Leaf(origins=self._through_variables)
         return self._leaf(self._operation(binding))
@@ -281,8 +294,15 @@ class _Graph:
 
     def _marked(self, call: str, *roles: str) -> dict[Mark, Any]:
         """The operations with a mark of this call and one of these roles, by number."""
-        marks = {mark: name for name, mark in self._marks.items() if mark.call == call and mark.role in roles}
-        return {mark: self._graph.get_operation_by_name(marks[mark]) for mark in sorted(marks, key=_number)}
+        marks = {
+            mark: name
+            for name, mark in self._marks.items()
+            if mark.call == call and mark.role in roles
+        }
+        return {
+            mark: self._graph.get_operation_by_name(marks[mark])
+            for mark in sorted(marks, key=_number)
+        }
 
     def _params(self, call: str, plan: str) -> dict[str, Leaf]:
         """What `derive_sample_params` returns."""
@@ -300,17 +320,24 @@ class _Graph:
                 "process clips by other parameters than its query's: give preprocess_record what "
                 "derive_sample_params of the same query returns, unchanged"
             )
-        record = self._origins([part for operation in sample.values() for part in _before(operation)], given.values())
+        record = self._origins(
+            [part for operation in sample.values() for part in _before(operation)], given.values()
+        )
         if found := self._flow.aggregate_in(record):
             raise ValueError(
-                f"process clips updates that depend on a {found.operation} of {found.type} from the "
+                f"process clips updates that depend on a {found.operation} of {found.type} from "
+                "the "
                 "clients in the same round, without noise: let an update depend on its own client "
                 "and on past releases only"
             )
         made = f"{self._number}/{call}"
-        self._flow.clippings[made] = Clipping(plan, len(sample), self._origins(given.values()), record)
+        self._flow.clippings[made] = Clipping(
+            plan, len(sample), self._origins(given.values()), record
+        )
         return {
-            operation.name: Leaf(("sample", made, mark.number), frozenset({Origin(mark.role, made)}))
+            operation.name: Leaf(
+                ("sample", made, mark.number), frozenset({Origin(mark.role, made)})
+            )
             for mark, operation in sample.items()
         }
 
@@ -327,14 +354,20 @@ class _Graph:
     def _whole(self, call: str, plan: str) -> dict[str, Leaf]:
         """What a secure sum returns."""
         parts = self._marked(call, "record", "count")
-        origins = self._origins([part for operation in parts.values() for part in _before(operation)])
+        origins = self._origins(
+            [part for operation in parts.values() for part in _before(operation)]
+        )
         aggregates = frozenset(origin for origin in origins if origin.kind == "aggregate")
         [*made] = origins - aggregates
         operations = {self._flow.aggregates[origin.key].operation for origin in aggregates}
-        if [origin.kind for origin in made] != ["secured"] or operations != {"federated_secure_sum_bitwidth"}:
+        if [origin.kind for origin in made] != ["secured"] or operations != {
+            "federated_secure_sum_bitwidth"
+        }:
             return {operation.name: Leaf(origins=origins) for operation in parts.values()}
         return {
-            operation.name: Leaf(("sum", made[0].key, mark.number), aggregates | {Origin(mark.role, made[0].key)})
+            operation.name: Leaf(
+                ("sum", made[0].key, mark.number), aggregates | {Origin(mark.role, made[0].key)}
+            )
             for mark, operation in parts.items()
         }
 
@@ -344,10 +377,15 @@ class _Graph:
         made = total[0].name[1] if total and total[0].name else None
         clipping = self._flow.clippings.get(made or "")
         expected = [("sum", made, number) for number in range(len(total))]
-        if clipping is None or len(total) != clipping.size or [leaf.name for leaf in total] != expected:
+        if (
+            clipping is None
+            or len(total) != clipping.size
+            or [leaf.name for leaf in total] != expected
+        ):
             raise ValueError(
                 "process adds its noise to something else than the federated_sum of its clipped "
-                "updates: let nothing stand between clipping and the one sum, as dp_aggregator(...) "
+                "updates: let nothing stand between clipping and the one sum, as "
+                "dp_aggregator(...) "
                 "and DifferentiallyPrivateFactory(query) do"
             )
         state = [self._leaf(operation) for operation in self._marked(call, "state").values()]
@@ -364,10 +402,18 @@ class _Graph:
         roles = [mark.role for mark in after]
         self._flow.releases.append(Release(number, clipping, kept, paths, roles))
         release = frozenset({Origin("release", number)})
-        origins = {"public": release, "secret": frozenset({Origin("secret", number)}), "count": counts}
+        origins = {
+            "public": release,
+            "secret": frozenset({Origin("secret", number)}),
+            "count": counts,
+        }
         return {
-            operation.name: Leaf(("next", number, mark.number), origins[mark.role]) for mark, operation in after.items()
-        } | {operation.name: Leaf(origins=release) for operation in self._marked(call, "result").values()}
+            operation.name: Leaf(("next", number, mark.number), origins[mark.role])
+            for mark, operation in after.items()
+        } | {
+            operation.name: Leaf(origins=release)
+            for operation in self._marked(call, "result").values()
+        }
 
 
 def origins_of(values: Iterable[Any]) -> Origins:
@@ -387,19 +433,25 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
         yield path, value
 
 
-def _structure(kind: Any, leaf: Callable[[Path, Any], Leaf], path: Path = (), place: Any = None) -> Any:
+def _structure(
+    kind: Any, leaf: Callable[[Path, Any], Leaf], path: Path = (), place: Any = None
+) -> Any:
     """What is of this type: `leaf(path, placement)` for every tensor and sequence in it."""
     if isinstance(kind, tff.FederatedType):
         return _structure(kind.member, leaf, path, kind.placement)
     if isinstance(kind, tff.StructType):
         parts = enumerate(tff.structure.iter_elements(kind))
-        return tff.structure.Struct([(name, _structure(part, leaf, (*path, n), place)) for n, (name, part) in parts])
+        return tff.structure.Struct(
+            [(name, _structure(part, leaf, (*path, n), place)) for n, (name, part) in parts]
+        )
     return leaf(path, place)
 
 
 def _each(value: Any, change: Callable[[Leaf], Leaf]) -> Any:
     if isinstance(value, tff.structure.Struct):
-        return tff.structure.Struct([(name, _each(part, change)) for name, part in tff.structure.iter_elements(value)])
+        return tff.structure.Struct(
+            [(name, _each(part, change)) for name, part in tff.structure.iter_elements(value)]
+        )
     return change(value)
 
 

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 import tensorflow as tf
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-_NAME = re.compile(r"((?:.*/)?fedmf\.(params|clip|noise|parts|whole)\.([0-9a-f]*)(?:_\d+)?)/([a-z]+)\.(\d+)")
+_NAME = re.compile(
+    r"((?:.*/)?fedmf\.(params|clip|noise|parts|whole)\.([0-9a-f]*)(?:_\d+)?)/([a-z]+)\.(\d+)"
+)
 
 
 # Roles of what a call takes; all others are of what it returns.
@@ -24,7 +26,8 @@ class Mark(NamedTuple):
 
     Attributes:
       call: the name scope of the call that made it.
-      kind: "params", "clip" or "noise", of the query's methods, or "parts" or "whole", of a secure sum.
+      kind: "params", "clip" or "noise", of the query's methods, or "parts" or "whole", of a secure
+        sum.
       plan: that of the query's noise, hexadecimal; nothing for a secure sum.
       role: what the tensor is.
       number: of the tensor in the structure of the method's argument or result.
@@ -122,7 +125,8 @@ def _in_graphs(method: Method, call: Callable[..., Any]) -> Method:
     def either(*arguments: Any, **named: Any) -> Any:
         return (method if tf.executing_eagerly() else call)(*arguments, **named)
 
-    # AutoGraph would take two seconds to convert code in which no Python statement depends on a tensor.
+    # AutoGraph would take two seconds to convert code in which no Python statement depends on a
+    # tensor.
     return cast(Method, tf.autograph.experimental.do_not_convert(either))
 
 

@@ -29,7 +29,9 @@ _LEAST_CLIP_NORM = 1e-20
 
 
 class SampleParams(NamedTuple):
-    """What clients need: clip_norm (of the round) and zeroing_norm, float64; the scales of the leaves, empty without a `Scaling`."""
+    """What clients need: clip_norm (of the round) and zeroing_norm, float64; the scales of the
+    leaves, empty without a `Scaling`.
+    """
 
     clip_norm: Any
     zeroing_norm: Any
@@ -40,8 +42,10 @@ class QuerySample(NamedTuple):
     """A clipped record, or a sum of some.
 
     Attributes:
-      record: structure of the record, in float64: a sum in float32 would lose what one client sends beside what many others do.
-      clients, clipped, zeroed: int32 (); how many records this is the sum of, how many of them were clipped, and how many zeroed.
+      record: structure of the record, in float64: a sum in float32 would lose what one client sends
+        beside what many others do.
+      clients, clipped, zeroed: int32 (); how many records this is the sum of, how many of them were
+        clipped, and how many zeroed.
     """
 
     record: Any
@@ -58,8 +62,8 @@ class QueryState(NamedTuple):
       clients, clipped, zeroed: int32 (), the counts of the last round; see `QuerySample`.
       scaling: `ScalingState`; empty without a `Scaling`.
       clip: `ClipState`; empty for one clip norm.
-      records: uint64 (), mark of how records are zeroed, clipped and scaled: a round that is done again with other records under the same
-        noise gives both away.
+      records: uint64 (), mark of how records are zeroed, clipped and scaled: a round that is done
+        again with other records under the same noise gives both away.
     """
 
     noise: NoiseState
@@ -74,67 +78,86 @@ class QueryState(NamedTuple):
 def check_zeroing_norm(zeroing_norm: Any) -> float:
     """The norm as a positive float; infinity for None, no limit."""
     hint = (
-        "use a positive number such as 100, or None for no limit (a limit that adapts to the updates would let one client's update "
+        "use a positive number such as 100, or None for no limit (a limit that adapts to the "
+        "updates would let one client's update "
         "change another's, which the guarantee does not cover)"
     )
     return math.inf if zeroing_norm is None else checks.positive("zeroing_norm", zeroing_norm, hint)
 
 
 def _check_specs(record_specs: Any) -> Any:
-    """The specs as tf.TensorSpec, all of fully defined shape and of float dtype, with at least one entry between them."""
+    """The specs as tf.TensorSpec, all of fully defined shape and of float dtype, with at least one
+    entry between them.
+    """
     for leaf in tf.nest.flatten(record_specs):
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            raise TypeError(f"record_specs has a leaf {leaf!r}: use tf.TensorSpec, or anything with shape and dtype")
+            raise TypeError(
+                f"record_specs has a leaf {leaf!r}: use tf.TensorSpec, or anything with shape and "
+                "dtype"
+            )
     specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), record_specs)
     for leaf in tf.nest.flatten(specs):
         if not leaf.shape.is_fully_defined() or leaf.dtype not in _RECORD_DTYPES:
             raise TypeError(
-                f"record_specs has a leaf {leaf}: use float16, bfloat16, float32 or float64 tensors of fully defined shape"
+                f"record_specs has a leaf {leaf}: use float16, bfloat16, float32 or float64 "
+                "tensors of fully defined shape"
             )
     if not sum(leaf.shape.num_elements() for leaf in tf.nest.flatten(specs)):
-        raise ValueError(f"record_specs={record_specs!r} has no entries: there is nothing to add noise to")
+        raise ValueError(
+            f"record_specs={record_specs!r} has no entries: there is nothing to add noise to"
+        )
     return specs
 
 
 def _in_dtype(leaf: Any, spec: tf.TensorSpec) -> Any:
-    """The leaf of a record as a tensor of the spec's dtype; half precision widens, and numbers that are no tensor yet are converted."""
+    """The leaf of a record as a tensor of the spec's dtype; half precision widens, and numbers that
+    are no tensor yet are converted.
+    """
     if not tf.is_tensor(leaf) and np.asarray(leaf).dtype.kind in "fiub":
         return tf.convert_to_tensor(leaf, spec.dtype)
     leaf = tf.convert_to_tensor(leaf)
-    if leaf.dtype != spec.dtype and not (leaf.dtype.is_floating and leaf.dtype.size < spec.dtype.size):
+    if leaf.dtype != spec.dtype and not (
+        leaf.dtype.is_floating and leaf.dtype.size < spec.dtype.size
+    ):
         raise TypeError(
-            f"the record has a leaf of dtype {leaf.dtype.name} where the query was made for {spec.dtype.name}: cast it, or make the query "
+            f"the record has a leaf of dtype {leaf.dtype.name} where the query was made for "
+            f"{spec.dtype.name}: cast it, or make the query "
             "for that"
         )
     return tf.cast(leaf, spec.dtype)
 
 
 class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
-    """Sum of clipped records plus row t of N Z in round t (Denisov et al. 2022, Sec. 2; banded paper, Alg. 1).
+    """Sum of clipped records plus row t of N Z in round t (Denisov et al. 2022, Sec. 2; banded
+    paper, Alg. 1).
 
-    Pure: every call is a function of its arguments, so it runs in TFF's aggregators, in tf.function and eagerly alike. State is the
-    noise's (its key, the round number and a few rows) and three counts of the last round.
+    Pure: every call is a function of its arguments, so it runs in TFF's aggregators, in tf.function
+    and eagerly alike. State is the noise's (its key, the round number and a few rows) and three
+    counts of the last round.
 
-    The guarantee is about one client at a time: each record counts once and for at most clip_norm in the sum, however many records a
-    round has. With no record at all the result is the noise.
+    The guarantee is about one client at a time: each record counts once and for at most clip_norm
+    in the sum, however many records a round has. With no record at all the result is the noise.
 
-    Records are clipped in float32 (float64 leaves in float64), summed and noised in float64, and rounded to float32, from there to
-    half precision where the leaf has it. The guarantee is that of the mechanism on real numbers, as in all the papers;
-    docs/randomness.md says what rounding adds.
+    Records are clipped in float32 (float64 leaves in float64), summed and noised in float64, and
+    rounded to float32, from there to half precision where the leaf has it. The guarantee is that of
+    the mechanism on real numbers, as in all the papers; docs/randomness.md says what rounding adds.
 
     Args:
       plan: what to run; the only source of the noise scale.
-      record_specs: structure of tf.TensorSpec (or anything with shape and dtype) of one record: float16, bfloat16, float32 or
-        float64 leaves; some may be empty or scalars.
-      noise_seed: non-negative int, secret in a real deployment: the first initial state has the noise of this seed, each later one
-        noise of its own, in a graph each later call. "os" draws a seed from the operating system for every initial state, in a graph for
-        every call, which nobody knows and only the state holds.
-      zeroing_norm: a record with an entry larger than this in absolute value counts as zero (papers: 100); None for no limit. A
-        record with a NaN or an infinity always counts as zero.
-      noise_strategy: "recurrent", in the graph, or "precomputed", a row handed in each round by a `HostNoise`; None is the former.
+      record_specs: structure of tf.TensorSpec (or anything with shape and dtype) of one record:
+        float16, bfloat16, float32 or float64 leaves; some may be empty or scalars.
+      noise_seed: non-negative int, secret in a real deployment: the first initial state has the
+        noise of this seed, each later one noise of its own, in a graph each later call. "os" draws
+        a seed from the operating system for every initial state, in a graph for every call, which
+        nobody knows and only the state holds.
+      zeroing_norm: a record with an entry larger than this in absolute value counts as zero
+        (papers: 100); None for no limit. A record with a NaN or an infinity always counts as zero.
+      noise_strategy: "recurrent", in the graph, or "precomputed", a row handed in each round by a
+        `HostNoise`; None is the former.
       divisor: the result is divided by this fixed number.
-      count_metrics: report the counts of the last round in the metrics. They are exact functions of the clients' data and NOT
-        covered by the guarantee: in a real deployment pass False, or keep the metrics as secret as the updates.
+      count_metrics: report the counts of the last round in the metrics. They are exact functions of
+        the clients' data and NOT covered by the guarantee: in a real deployment pass False, or keep
+        the metrics as secret as the updates.
 
     Attributes:
       plan, divisor: as given.
@@ -171,29 +194,37 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         count_metrics: bool = True,
     ) -> None:
         if not isinstance(plan, Plan):
-            raise TypeError(f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate")
+            raise TypeError(
+                f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate"
+            )
         self.plan = plan
         self._specs = _check_specs(record_specs)
         self._flat_specs = tf.nest.flatten(self._specs)
         self._sizes = [leaf.shape.num_elements() for leaf in self._flat_specs]
         self._zeroing_norm = check_zeroing_norm(zeroing_norm)
-        self.divisor = checks.positive("divisor", divisor, "use the fixed number of records of a round, or 1")
+        self.divisor = checks.positive(
+            "divisor", divisor, "use the fixed number of records of a round, or 1"
+        )
         if plan.simulated_cohort is not None and self.divisor not in (1, plan.simulated_cohort):
             raise ValueError(
-                f"divisor={divisor:g} but the plan simulates {plan.simulated_cohort} records a round for {plan.claimed_cohort}, and its "
-                f"noise is for a sum of that many: use {plan.simulated_cohort} records a round, or a plan that does not simulate"
+                f"divisor={divisor:g} but the plan simulates {plan.simulated_cohort} records a "
+                f"round for {plan.claimed_cohort}, and its "
+                f"noise is for a sum of that many: use {plan.simulated_cohort} records a round, or "
+                "a plan that does not simulate"
             )
         self._count_metrics = bool(count_metrics)
         self._adaptive = plan.quantile_clipping
         if self._adaptive is not None and self.divisor == 1:
             raise ValueError(
-                "quantile_clipping needs the fixed number of records of a round, to know which part of them is clipped: give it as "
+                "quantile_clipping needs the fixed number of records of a round, to know which "
+                "part of them is clipped: give it as "
                 "divisor, or use a plan of one clip norm"
             )
         least = _LEAST_CLIP_NORM if self._adaptive is None else _LEAST_CLIP_NORM * MOST_CHANGE
         if plan.clip_norm < least:
             raise ValueError(
-                f"plan.clip_norm={plan.clip_norm:g} is below {least:g}, near the end of float32's range: rescale the updates, "
+                f"plan.clip_norm={plan.clip_norm:g} is below {least:g}, near the end of float32's "
+                "range: rescale the updates, "
                 "and clip_norm with them"
             )
         self._clip_norm = plan.clip_norm
@@ -212,20 +243,27 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         )
 
     def with_entry_rounding(self, entry_rounding: float) -> "MatrixFactorizationQuery":
-        """This query for a sum that adds up to `entry_rounding` to an entry: it clips to clip_norm - sqrt(entries) entry_rounding."""
+        """This query for a sum that adds up to `entry_rounding` to an entry: it clips to clip_norm
+        - sqrt(entries) entry_rounding.
+        """
         if self._adaptive is not None:
             raise ValueError(
-                "quantile_clipping does not go with secure_sum=True, whose range is fixed: leave one of them out"
+                "quantile_clipping does not go with secure_sum=True, whose range is fixed: leave "
+                "one of them out"
             )
         query = copy.copy(self)
         query._entry_rounding = entry_rounding
         query._clip_norm = self.plan.clip_norm - math.sqrt(sum(self._sizes)) * entry_rounding
         if not 0 < query._clip_norm <= self.plan.clip_norm:
-            raise ValueError(f"entry_rounding={entry_rounding} leaves nothing of clip_norm={self.plan.clip_norm}")
+            raise ValueError(
+                f"entry_rounding={entry_rounding} leaves nothing of clip_norm={self.plan.clip_norm}"
+            )
         return query
 
     def with_scaling(self, scaling: Scaling | None) -> "MatrixFactorizationQuery":
-        """This query with records scaled before they are zeroed and clipped, and the result scaled back; the guarantee is the same."""
+        """This query with records scaled before they are zeroed and clipped, and the result scaled
+        back; the guarantee is the same.
+        """
         query = copy.copy(self)
         query._scaling = scaling
         if scaling is not None and scaling.debiased:
@@ -233,7 +271,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return query
 
     def initial_global_state(self) -> QueryState:
-        """State before round 0 of another run, whose noise no other state of this query or its copies has.
+        """State before round 0 of another run, whose noise no other state of this query or its
+        copies has.
 
         In a graph that is built once, all calls begin one run, unless noise_seed="os".
         """
@@ -245,8 +284,12 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
 
     @marks.params
     def derive_sample_params(self, global_state: QueryState) -> SampleParams:
-        """Constants of the plan, and what past results decide of clip norm and scales: nothing else about the noise leaves the server."""
-        clip_norm, zeroing_norm = (tf.constant(norm, tf.float64) for norm in (self._clip_norm, self._zeroing_norm))
+        """Constants of the plan, and what past results decide of clip norm and scales: nothing else
+        about the noise leaves the server.
+        """
+        clip_norm, zeroing_norm = (
+            tf.constant(norm, tf.float64) for norm in (self._clip_norm, self._zeroing_norm)
+        )
         return SampleParams(
             clip_norm if self._adaptive is None else global_state.clip.norm,
             zeroing_norm,
@@ -263,11 +306,15 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         self._check_shapes("template", template)
         zeros = [tf.zeros(leaf.shape, tf.float64) for leaf in self._flat_specs]
         zero = tf.constant(0, tf.int32)
-        return QuerySample(tf.nest.pack_sequence_as(template, zeros), clients=zero, clipped=zero, zeroed=zero)
+        return QuerySample(
+            tf.nest.pack_sequence_as(template, zeros), clients=zero, clipped=zero, zeroed=zero
+        )
 
     @marks.clip
     def preprocess_record(self, params: SampleParams, record: Any) -> QuerySample:
-        """Zeroing, then clipping to clip_norm in L2 over all leaves together. The result's norm never exceeds clip_norm.
+        """Zeroing, then clipping to clip_norm in L2 over all leaves together.
+
+        The result's norm never exceeds clip_norm.
 
         Raises:
           ValueError: the record is of other shapes than record_specs.
@@ -292,41 +339,60 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return QuerySample(wide, clients=one, clipped=clipped.clipped, zeroed=clipped.zeroed)
 
     @marks.noise
-    def get_noised_result(self, sample_state: QuerySample, global_state: QueryState) -> tuple[Any, QueryState, Any]:
-        """(sum + this round's noise) / divisor, in the dtypes of record_specs, and the state for the next round.
+    def get_noised_result(
+        self, sample_state: QuerySample, global_state: QueryState
+    ) -> tuple[Any, QueryState, Any]:
+        """(sum + this round's noise) / divisor, in the dtypes of record_specs, and the state for
+        the next round.
 
-        The event of a single round is Unsupported on purpose: rounds are correlated and do not compose; `plan.event` is the event of
-        the whole run.
+        The event of a single round is Unsupported on purpose: rounds are correlated and do not
+        compose; `plan.event` is the event of the whole run.
 
         Raises:
-          ValueError: inside a tf.function, with a state captured as a constant: every call would add the same noise. One that an
-            operation made of such a constant is not recognised.
+          ValueError: inside a tf.function, with a state captured as a constant: every call would
+            add the same noise. One that an operation made of such a constant is not recognised.
           tf.errors.InvalidArgumentError: when executed past the last round.
         """
         noise = NoiseState(*global_state.noise)
         if not tf.executing_eagerly() and not _is_read_in_graph(noise.next_round):
             raise ValueError(
-                "the state is a constant of this tf.function, so that every call would add the same noise, which protects nothing: pass "
+                "the state is a constant of this tf.function, so that every call would add the "
+                "same noise, which protects nothing: pass "
                 "the state as an argument"
             )
         if bool(global_state.scaling) != (self._scaling is not None):
-            raise ValueError("the state was made with another scaling than here: make the aggregator as it was then")
-        t, clip, stddev = noise.next_round, global_state.clip, tf.constant(self.plan.stddev, tf.float32)
+            raise ValueError(
+                "the state was made with another scaling than here: make the aggregator as it was "
+                "then"
+            )
+        t, clip, stddev = (
+            noise.next_round,
+            global_state.clip,
+            tf.constant(self.plan.stddev, tf.float32),
+        )
         row, noise = self._noise.next(noise)
         row = self._checked(row, global_state)
         if self._adaptive is not None:
-            # What is released is (sum / clip.norm + noise) and the centred bits; the former is multiplied by clip.norm again.
+            # What is released is (sum / clip.norm + noise) and the centred bits; the former is
+            # multiplied by clip.norm again.
             stddev *= tf.cast(clip.norm / self.plan.clip_norm, tf.float32)
-            bits = tf.cast(sample_state.clients, tf.float32) / 2 - tf.cast(sample_state.clipped, tf.float32)
+            bits = tf.cast(sample_state.clients, tf.float32) / 2 - tf.cast(
+                sample_state.clipped, tf.float32
+            )
             bits += tf.constant(self.plan.bit_stddev, tf.float32) * row[-1]
-            clip = clip_after(self._adaptive, self.plan.clip_norm, clip, bits, bits / self.divisor, t)
+            clip = clip_after(
+                self._adaptive, self.plan.clip_norm, clip, bits, bits / self.divisor, t
+            )
             row = row[:-1]
         row = row * stddev
         parts = tf.split(row, self._sizes)
         means = []
-        for leaf, part, spec in zip(tf.nest.flatten(sample_state.record), parts, self._flat_specs, strict=True):
+        for leaf, part, spec in zip(
+            tf.nest.flatten(sample_state.record), parts, self._flat_specs, strict=True
+        ):
             noisy = (leaf + tf.cast(tf.reshape(part, spec.shape), tf.float64)) / self.divisor
-            # The noise has no digits below float32's: those of the sum below them go here, where the result is rounded once.
+            # The noise has no digits below float32's: those of the sum below them go here, where
+            # the result is rounded once.
             means.append(tf.cast(noisy, tf.float32))
         scaling = global_state.scaling
         if self._scaling is not None:
@@ -334,23 +400,35 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             norms = tf.constant(self._row_norms / self.divisor, tf.float32)
             deviation = norms[tf.minimum(t, len(self._row_norms) - 1)] * stddev
             scaling = self._scaling.after(scaling, means, t, deviation)
-        means = [tf.cast(mean, spec.dtype) for mean, spec in zip(means, self._flat_specs, strict=True)]
+        means = [
+            tf.cast(mean, spec.dtype) for mean, spec in zip(means, self._flat_specs, strict=True)
+        ]
         result = tf.nest.pack_sequence_as(sample_state.record, means)
         state = QueryState(
-            noise, sample_state.clients, sample_state.clipped, sample_state.zeroed, scaling, clip, global_state.records
+            noise,
+            sample_state.clients,
+            sample_state.clipped,
+            sample_state.zeroed,
+            scaling,
+            clip,
+            global_state.records,
         )
         return result, state, dp_accounting.UnsupportedDpEvent()
 
     def derive_metrics(self, global_state: QueryState) -> "collections.OrderedDict[str, Any]":
-        """rounds_done and noise_stddev (of Z), which are public, and what the last round's records were like.
+        """rounds_done and noise_stddev (of Z), which are public, and what the last round's records
+        were like.
 
-        With a `Scaling` there is scale_drift, rho of the last round; where the clip norm adapts, clip_norm. Both are as public.
+        With a `Scaling` there is scale_drift, rho of the last round; where the clip norm adapts,
+        clip_norm. Both are as public.
 
-        clients (records summed), clip_fraction (part of them that was clipped) and zeroed (how many were) are exact functions of the
-        clients' data and not covered by the guarantee; count_metrics=False leaves them out.
+        clients (records summed), clip_fraction (part of them that was clipped) and zeroed (how many
+        were) are exact functions of the clients' data and not covered by the guarantee;
+        count_metrics=False leaves them out.
         """
         metrics = collections.OrderedDict(
-            rounds_done=global_state.noise.next_round, noise_stddev=tf.constant(self.plan.stddev, tf.float32)
+            rounds_done=global_state.noise.next_round,
+            noise_stddev=tf.constant(self.plan.stddev, tf.float32),
         )
         if self._adaptive is not None:
             metrics["clip_norm"] = tf.cast(global_state.clip.last, tf.float32)
@@ -360,7 +438,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         if self._count_metrics:
             clients = tf.cast(global_state.clients, tf.float32)
             metrics["clients"] = global_state.clients
-            metrics["clip_fraction"] = tf.math.divide_no_nan(tf.cast(global_state.clipped, tf.float32), clients)
+            metrics["clip_fraction"] = tf.math.divide_no_nan(
+                tf.cast(global_state.clipped, tf.float32), clients
+            )
             metrics["zeroed"] = global_state.zeroed
         return metrics
 
@@ -377,8 +457,10 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         """
         ours = tf.equal(state.records, self._records_mark())
         message = (
-            f"the state was made with another zeroing_norm, scaling, secure_sum or divisor than here (zeroing_norm={self._zeroing_norm:g}, "
-            f"scaling={self._scaling}, divisor={self.divisor:g}), with which its noise could come again under other updates: make the "
+            "the state was made with another zeroing_norm, scaling, secure_sum or divisor than "
+            f"here (zeroing_norm={self._zeroing_norm:g}, "
+            f"scaling={self._scaling}, divisor={self.divisor:g}), with which its noise could come "
+            "again under other updates: make the "
             "aggregator as it was then"
         )
         check = tf.debugging.assert_equal(ours, True, message=message)
@@ -387,18 +469,24 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
 
     def _check_shapes(self, name: str, structure: Any) -> None:
         leaves = tf.nest.flatten(structure)
-        shapes = [tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf)) for leaf in leaves]
+        shapes = [
+            tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf))
+            for leaf in leaves
+        ]
         specs = self._flat_specs
         if len(shapes) != len(specs) or not all(
             shape.is_compatible_with(spec.shape) for shape, spec in zip(shapes, specs, strict=True)
         ):
             raise ValueError(
-                f"the {name} has leaves of shapes {shapes}, not those that the query was made for: {self._specs}"
+                f"the {name} has leaves of shapes {shapes}, not those that the query was made for: "
+                f"{self._specs}"
             )
 
 
 def _is_read_in_graph(value: Any) -> bool:
-    """Whether a value in a graph being built is one of its tensors or a variable, and not a constant from outside it."""
+    """Whether a value in a graph being built is one of its tensors or a variable, and not a
+    constant from outside it.
+    """
     if isinstance(value, tf.Variable):
         return True
     return isinstance(value, tf.Tensor) and not isinstance(value, tf.__internal__.EagerTensor)

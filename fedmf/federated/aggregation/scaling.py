@@ -1,9 +1,12 @@
-"""Scale then privatise: updates are clipped in a space that is scaled by what was released of each coordinate before.
+"""Scale then privatise: updates are clipped in a space that is scaled by what was released of each
+coordinate before.
 
-In round t each entry of an update is multiplied by its entry of s_t, the update is clipped to the clip norm, the sum gets its row of N Z,
-and the server divides by s_t (Ganesh, McMahan and Thakurta 2025, arXiv 2507.01129, Alg. 8). s_t is a function of rounds before t as they
-were released. So round t of what is privatised is an adaptively chosen vector of norm at most clip_norm, which Denisov et al. 2022,
-Theorem 2.1, allows, and all that follows is post-processing. docs/adaptive.md has the proof.
+In round t each entry of an update is multiplied by its entry of s_t, the update is clipped to the
+clip norm, the sum gets its row of N Z, and the server divides by s_t (Ganesh, McMahan and Thakurta
+2025, arXiv 2507.01129, Alg. 8). s_t is a function of rounds before t as they were released. So
+round t of what is privatised is an adaptively chosen vector of norm at most clip_norm, which
+Denisov et al. 2022, Theorem 2.1, allows, and all that follows is post-processing. docs/adaptive.md
+has the proof.
 """
 
 import dataclasses
@@ -15,7 +18,8 @@ import tensorflow as tf
 from fedmf import checks
 
 RULES = ("adam", "adagrad", "yogi")
-# float32 holds the ratio of two numbers between the first and the second, and the squares below the second.
+# float32 holds the ratio of two numbers between the first and the second, and the squares below the
+# second.
 _LEAST_EPSILON, _LARGEST_ROOT = 1e-12, 1e12
 
 
@@ -23,7 +27,8 @@ class ScalingState(NamedTuple):
     """State of the scales between rounds; a function of what was released.
 
     Attributes:
-      moment: list of float32 tensors in the record's shapes, the second moment v; less what noise had in it, where that is subtracted.
+      moment: list of float32 tensors in the record's shapes, the second moment v; less what noise
+        had in it, where that is subtracted.
       scales: the same, s of the coming round.
       drifts: float32 (2,), rho of the last round and of the coming one.
     """
@@ -35,7 +40,8 @@ class ScalingState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """How s_t follows from past releases: s_t = (rms(v) + epsilon) / (sqrt(v) + epsilon), entry by entry.
+    """How s_t follows from past releases: s_t = (rms(v) + epsilon) / (sqrt(v) + epsilon), entry by
+    entry.
 
     v is the second moment of an adaptive optimizer: with g the mean that was released,
 
@@ -43,22 +49,25 @@ class Scaling:
         adagrad   v <- v + g^2
         yogi      v <- v + (1 - decay) sign(g^2 - v) g^2
 
-    from v = 0. With `debiased` g^2 is g^2 - Var: what the round's noise has in it on average is subtracted, a public number for each
-    coordinate (DP-AdamBC; Tang, Shpilevskiy and Lecuyer 2023, arXiv 2312.14334). v may then be negative, and is held to 0 when scales
-    are made; single squares are not, which would leave them with a bias again.
+    from v = 0. With `debiased` g^2 is g^2 - Var: what the round's noise has in it on average is
+    subtracted, a public number for each coordinate (DP-AdamBC; Tang, Shpilevskiy and Lecuyer 2023,
+    arXiv 2312.14334). v may then be negative, and is held to 0 when scales are made; single squares
+    are not, which would leave them with a bias again.
 
-    The paper's scale is 1 / (sqrt(v) + epsilon). Ours is that times one number for all coordinates. It makes s_0 = 1 and keeps
-    the units of clip_norm: updates whose entries are as large as v says keep about their norm. 0 < s_t < infinity always.
+    The paper's scale is 1 / (sqrt(v) + epsilon). Ours is that times one number for all coordinates.
+    It makes s_0 = 1 and keeps the units of clip_norm: updates whose entries are as large as v says
+    keep about their norm. 0 < s_t < infinity always.
 
-    N Z cancels from round to round only as far as s_t stays. rho_t = max abs(log(s_t / s_(t-1))) says how far it does not; a slow `decay`
-    and a larger `every` keep it small.
+    N Z cancels from round to round only as far as s_t stays. rho_t = max abs(log(s_t / s_(t-1)))
+    says how far it does not; a slow `decay` and a larger `every` keep it small.
 
     Attributes:
       rule: "adam", "adagrad" or "yogi".
       epsilon: at least 1e-12; the larger, the closer all scales are to 1.
       decay: beta_2 of adam and yogi, in [0, 1).
       every: rounds between changes of s_t; v moves in every round.
-      debiased: subtract the noise's variance; of adam and adagrad, whose v is linear in the squares.
+      debiased: subtract the noise's variance; of adam and adagrad, whose v is linear in the
+        squares.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -79,35 +88,54 @@ class Scaling:
         checks.one_of("rule", self.rule, RULES)
         hint = "use a number such as 1e-3 that is small beside the entries of a mean update"
         if not _LEAST_EPSILON <= checks.positive("epsilon", self.epsilon, hint) <= _LARGEST_ROOT:
-            raise ValueError(f"epsilon={self.epsilon} must be between {_LEAST_EPSILON} and {_LARGEST_ROOT:g}: {hint}")
+            raise ValueError(
+                f"epsilon={self.epsilon} must be between {_LEAST_EPSILON} and {_LARGEST_ROOT:g}: "
+                f"{hint}"
+            )
         checks.positive("decay", self.decay, "use a number such as 0.999", below=1, zero=True)
         checks.integer("every", self.every, low=1, hint="use 1 to change the scales in every round")
         if self.debiased and self.rule == "yogi":
             raise ValueError(
-                "debiased=True with rule='yogi': its v is no mean of squares, from which the noise's variance could be subtracted; use "
+                "debiased=True with rule='yogi': its v is no mean of squares, from which the "
+                "noise's variance could be subtracted; use "
                 "adam or adagrad, or leave it out"
             )
 
     def initial_state(self, specs: Sequence[Any]) -> ScalingState:
         """State before round 0: all scales are 1."""
-        zeros, ones = ([make(spec.shape, tf.float32) for spec in specs] for make in (tf.zeros, tf.ones))
+        zeros, ones = (
+            [make(spec.shape, tf.float32) for spec in specs] for make in (tf.zeros, tf.ones)
+        )
         return ScalingState(zeros, ones, tf.zeros([2]))
 
-    def after(self, state: ScalingState, mean: Sequence[Any], t: Any, deviation: Any = 0.0) -> ScalingState:
+    def after(
+        self, state: ScalingState, mean: Sequence[Any], t: Any, deviation: Any = 0.0
+    ) -> ScalingState:
         """State after round t, in which `mean` was released: noisy, and in the units of updates.
 
         Args:
           state: before.
           mean: list of float32 tensors.
           t: the round.
-          deviation: float32 (), standard deviation of the noise of an entry of the mean while it was scaled; for `debiased`.
+          deviation: float32 (), standard deviation of the noise of an entry of the mean while it
+            was scaled; for `debiased`.
         """
         squares = [_square(g) for g in mean]
         if self.debiased:
-            squares = [square - _square(deviation / s) for square, s in zip(squares, state.scales, strict=True)]
+            squares = [
+                square - _square(deviation / s)
+                for square, s in zip(squares, state.scales, strict=True)
+            ]
         moment = [self._moved(v, square) for v, square in zip(state.moment, squares, strict=True)]
-        scales = tf.cond(tf.equal((t + 1) % self.every, 0), lambda: self._scales(moment), lambda: list(state.scales))
-        moved = [_largest(tf.abs(tf.math.log(s / old))) for s, old in zip(scales, state.scales, strict=True)]
+        scales = tf.cond(
+            tf.equal((t + 1) % self.every, 0),
+            lambda: self._scales(moment),
+            lambda: list(state.scales),
+        )
+        moved = [
+            _largest(tf.abs(tf.math.log(s / old)))
+            for s, old in zip(scales, state.scales, strict=True)
+        ]
         return ScalingState(moment, scales, tf.stack([state.drifts[1], tf.reduce_max(moved)]))
 
     def _moved(self, v: Any, square: Any) -> Any:

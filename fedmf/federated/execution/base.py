@@ -20,25 +20,31 @@ class RunOptions:
     """How this machine trains: all of it leaves the model as it is, to float32 rounding.
 
     Attributes:
-      noise_strategy: how the host makes the noise, as `HostNoise` names it; None chooses. A resume may name another one.
-      noise_memory: bytes that the noise may take in memory, and is in a memory map in private/ beyond; None for a quarter of the
-        machine's memory.
-      threads: limit on the threads of this process and of the TFF worker it starts; None for one on each processor. docs/cluster.md
-        says what it limits.
-      cluster: with execution="fast", the address of a Ray cluster whose workers train the clients: "local", "auto", "host:port" or
-        "ray://host:port"; docs/cluster.md.
-      worker_task: makes the run's task on a worker of the cluster, which then reads its clients' examples itself; None to send them. Pure,
-        as the task's functions are: a lost worker's clients are read again by another.
-      client_work: with execution="fast", "compiled" trains clients by the task's `compiled_epoch`, "autodiff" by its Keras model; None
-        takes the former where there is one.
-      test: evaluate on the test split at the end; without it result.json has no test metrics, as befits runs that tune.
+      noise_strategy: how the host makes the noise, as `HostNoise` names it; None chooses. A resume
+        may name another one.
+      noise_memory: bytes that the noise may take in memory, and is in a memory map in private/
+        beyond; None for a quarter of the machine's memory.
+      threads: limit on the threads of this process and of the TFF worker it starts; None for one on
+        each processor. docs/cluster.md says what it limits.
+      cluster: with execution="fast", the address of a Ray cluster whose workers train the clients:
+        "local", "auto", "host:port" or "ray://host:port"; docs/cluster.md.
+      worker_task: makes the run's task on a worker of the cluster, which then reads its clients'
+        examples itself; None to send them. Pure, as the task's functions are: a lost worker's
+        clients are read again by another.
+      client_work: with execution="fast", "compiled" trains clients by the task's `compiled_epoch`,
+        "autodiff" by its Keras model; None takes the former where there is one.
+      test: evaluate on the test split at the end; without it result.json has no test metrics, as
+        befits runs that tune.
       progress: show a progress bar with rounds, clients/s, time left and the latest metrics.
       tensorboard: write the metrics of every round to RUN/tensorboard, for TensorBoard.
-      stop_after: rounds after which the run stops, checkpointed and without a result, to go on with at a resume; None for all.
-      stop_at_epsilon: the run ends, with a result, before the round with which the plan's epsilon would pass this; it follows from the
-        plan alone, before training. The folder keeps it: a resume may repeat it or leave it out, and is refused with another.
-      stop_on_divergence: the run stops with `DivergedRun`, checkpointed and without a result, where it would warn of a divergence. Training
-        losses decide that, which the guarantee does not cover; its rounds have the guarantee of all rounds of the plan.
+      stop_after: rounds after which the run stops, checkpointed and without a result, to go on with
+        at a resume; None for all.
+      stop_at_epsilon: the run ends, with a result, before the round with which the plan's epsilon
+        would pass this; it follows from the plan alone, before training. The folder keeps it: a
+        resume may repeat it or leave it out, and is refused with another.
+      stop_on_divergence: the run stops with `DivergedRun`, checkpointed and without a result, where
+        it would warn of a divergence. Training losses decide that, which the guarantee does not
+        cover; its rounds have the guarantee of all rounds of the plan.
       on_start: called before the first round of this process; errors before that are of the inputs.
       on_round: called with t after round t; an exception it raises stops the run like a crash.
     """
@@ -60,21 +66,29 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if self.threads is not None:
-            checks.integer("threads", self.threads, low=1, hint="use None for one on each processor")
+            checks.integer(
+                "threads", self.threads, low=1, hint="use None for one on each processor"
+            )
         if self.stop_after is not None:
-            checks.integer("stop_after", self.stop_after, low=1, hint="use a number of rounds, or None for all")
+            checks.integer(
+                "stop_after", self.stop_after, low=1, hint="use a number of rounds, or None for all"
+            )
         if self.stop_at_epsilon is not None:
             checks.positive(
-                "stop_at_epsilon", self.stop_at_epsilon, "use a privacy loss such as 8.0, or None for all rounds"
+                "stop_at_epsilon",
+                self.stop_at_epsilon,
+                "use a privacy loss such as 8.0, or None for all rounds",
             )
         if self.client_work is not None:
             checks.one_of("client_work", self.client_work, CLIENT_WORK)
 
 
 class Execution(abc.ABC):
-    """init / next over an opaque state; `leaves` and `from_leaves` carry it through a checkpoint bit for bit.
+    """init / next over an opaque state; `leaves` and `from_leaves` carry it through a checkpoint
+    bit for bit.
 
-    The noise is made by the host and handed into the state. Any round may be asked for; rounds in order are fast.
+    The noise is made by the host and handed into the state. Any round may be asked for; rounds in
+    order are fast.
     """
 
     noise: HostNoise
@@ -85,16 +99,21 @@ class Execution(abc.ABC):
         """State before round 0."""
 
     @abc.abstractmethod
-    def next(self, state: Any, cohort: Sequence[Any], canaries: Sequence[int] = ()) -> tuple[Any, dict[str, float]]:
-        """One round on the epochs of the cohort's clients, and with those of the run's canaries that take part.
+    def next(
+        self, state: Any, cohort: Sequence[Any], canaries: Sequence[int] = ()
+    ) -> tuple[Any, dict[str, float]]:
+        """One round on the epochs of the cohort's clients, and with those of the run's canaries
+        that take part.
 
         Where a cluster's workers read the examples, clients are `ClientRound`.
 
         Returns:
-          The new state and {"examples", "train_loss", "not_finite"} with the query's {"clip_fraction", "zeroed", "noise_stddev"}; with
-          scaled updates {"scale_drift"}, with a clip norm that adapts {"clip_norm"}. train_loss is the mean of the batches' losses before
-          each step, an example a vote, without the model's own losses. not_finite counts the clients whose examples are not finite: they
-          are among the zeroed, and not among the examples.
+          The new state and {"examples", "train_loss", "not_finite"} with the query's
+          {"clip_fraction", "zeroed", "noise_stddev"}; with scaled updates {"scale_drift"}, with a
+          clip norm that adapts {"clip_norm"}. train_loss is the mean of the batches' losses before
+          each step, an example a vote, without the model's own losses. not_finite counts the
+          clients whose examples are not finite: they are among the zeroed, and not among the
+          examples.
         """
 
     @abc.abstractmethod
@@ -102,7 +121,9 @@ class Execution(abc.ABC):
         """The global model's trainable weights."""
 
     def canary_evidence(self, state: Any) -> dict[str, np.ndarray]:
-        """What the state shows of the run's canaries, as in `fedmf.audits.canaries.CanaryEvidence`; empty without canaries."""
+        """What the state shows of the run's canaries, as in `fedmf.audits.canaries.CanaryEvidence`;
+        empty without canaries.
+        """
         return {}
 
     def leaves(self, state: Any) -> list[np.ndarray]:
@@ -119,14 +140,17 @@ class Execution(abc.ABC):
         expected = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in tf.nest.flatten(template)]
         if expected != [(leaf.shape, leaf.dtype) for leaf in leaves]:
             raise ValueError(
-                "the checkpoint's state does not fit this model and mechanism: resume with the version that wrote it"
+                "the checkpoint's state does not fit this model and mechanism: resume with the "
+                "version that wrote it"
             )
         return tf.nest.pack_sequence_as(template, list(leaves))
 
 
 def query_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The query's metrics in a row of metrics.jsonl."""
-    adaptive = {name: float(metrics[name]) for name in ("scale_drift", "clip_norm") if name in metrics}
+    adaptive = {
+        name: float(metrics[name]) for name in ("scale_drift", "clip_norm") if name in metrics
+    }
     return adaptive | {
         "clip_fraction": float(metrics["clip_fraction"]),
         "zeroed": int(metrics["zeroed"]),

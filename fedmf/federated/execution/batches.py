@@ -1,4 +1,7 @@
-"""Where the batches of clients begin and end, and in which order they are trained on. A batch holds nothing but a client's examples."""
+"""Where the batches of clients begin and end, and in which order they are trained on.
+
+A batch holds nothing but a client's examples.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +13,8 @@ from fedmf.federated.examples import Epochs, count
 
 
 class Batches(NamedTuple):
-    """Batches of clients whose examples lie end to end, epoch after epoch and client after client; int32 (batches,) each.
+    """Batches of clients whose examples lie end to end, epoch after epoch and client after client;
+    int32 (batches,) each.
 
     Attributes:
       client: whose it is.
@@ -28,13 +32,15 @@ class Batches(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Batches in the order in which clients side by side train on them: those of a step have equally many rows, each of another client.
+    """Batches in the order in which clients side by side train on them: those of a step have
+    equally many rows, each of another client.
 
     Attributes:
       client, start: int32 (batches,), as of `Batches`.
       end: int32 (steps,), how many batches are over with each step.
       size: int32 (steps,), the rows of each of its batches.
-      first: int32 (), in so many steps clients train on their first batch; each client's others come later.
+      first: int32 (), in so many steps clients train on their first batch; each client's others
+        come later.
     """
 
     client: np.ndarray
@@ -45,7 +51,9 @@ class Steps(NamedTuple):
 
 
 def end_to_end(clients: Sequence[Epochs]) -> list[np.ndarray]:
-    """The leaves of inputs and labels of all clients, at least one with an epoch; the first axis counts rows."""
+    """The leaves of inputs and labels of all clients, at least one with an epoch; the first axis
+    counts rows.
+    """
     epochs = (tf.nest.flatten(epoch) for epochs in clients for epoch in epochs)
     return [np.concatenate(arrays) for arrays in zip(*epochs, strict=True)]
 
@@ -70,7 +78,8 @@ def batches(clients: Sequence[Epochs], size: int) -> Batches:
 
 
 def steps(batches: Batches) -> Steps:
-    """The batches side by side in few steps: each epoch's whole ones by their number, then its last ones by their rows.
+    """The batches side by side in few steps: each epoch's whole ones by their number, then its last
+    ones by their rows.
 
     >>> three, one = ((np.zeros(n), np.zeros(n)) for n in (3, 1))
     >>> found = steps(batches([[three, three], [one]], 2))

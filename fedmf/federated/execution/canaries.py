@@ -1,4 +1,6 @@
-"""Canaries of a run: clients with known random directions, each in or out by a secret coin (`fedmf.audits.canaries`)."""
+"""Canaries of a run: clients with known random directions, each in or out by a secret coin
+(`fedmf.audits.canaries`).
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,7 +12,8 @@ import tensorflow as tf
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery, SampleParams
 from fedmf.federated.aggregation.scaling import scaled, unscaled
 
-# Entries of a direction that are not 0. Two directions of d entries then meet as rarely as dense ones: <c_i, c_j> has variance 1 / d.
+# Entries of a direction that are not 0. Two directions of d entries then meet as rarely as dense
+# ones: <c_i, c_j> has variance 1 / d.
 _ENTRIES = 4096
 # A canary sends so much more than it may: clipping is part of the audit.
 _TIMES_THE_CLIP_NORM = 10.0
@@ -22,10 +25,12 @@ def largest_entry(clip_norm: float, size: int) -> float:
 
 
 class Canaries:
-    """Directions and coins, made from the secret noise seed: neither is ever stored with the model's size.
+    """Directions and coins, made from the secret noise seed: neither is ever stored with the
+    model's size.
 
-    A direction has the value +-1/sqrt(s) in s random entries. An in-canary's update is ten times the clip norm along it, an out-canary's is
-    zero; both pass the query like any client's. Where updates are scaled, the canary's is along its direction once it is scaled.
+    A direction has the value +-1/sqrt(s) in s random entries. An in-canary's update is ten times
+    the clip norm along it, an out-canary's is zero; both pass the query like any client's. Where
+    updates are scaled, the canary's is along its direction once it is scaled.
 
     Args:
       count: of the canaries.
@@ -37,8 +42,12 @@ class Canaries:
       included: bool (count,), the coins.
     """
 
-    def __init__(self, count: int, query: MatrixFactorizationQuery, specs: Sequence[Any], noise_seed: int) -> None:
-        secret = int.from_bytes(hashlib.sha256(f"fedmf canaries {noise_seed}".encode()).digest()[:16], "big")
+    def __init__(
+        self, count: int, query: MatrixFactorizationQuery, specs: Sequence[Any], noise_seed: int
+    ) -> None:
+        secret = int.from_bytes(
+            hashlib.sha256(f"fedmf canaries {noise_seed}".encode()).digest()[:16], "big"
+        )
         self._query, self._specs = query, list(specs)
         self._sizes = [spec.shape.num_elements() for spec in specs]
         size = sum(self._sizes)
@@ -54,23 +63,33 @@ class Canaries:
         self._add = tf.function(self._accumulate)
 
     def add(self, total: Any, canaries: Sequence[int], params: SampleParams) -> Any:
-        """Adds the clipped updates of these canaries, in or out, to the query's sample state `total`; `params` are the round's."""
+        """Adds the clipped updates of these canaries, in or out, to the query's sample state
+        `total`; `params` are the round's.
+        """
         for canary in canaries:
             if self._query.plan.quantile_clipping is not None and not self.included[canary]:
                 continue  # a client that is out has no bit either
             length = _TIMES_THE_CLIP_NORM * float(params.clip_norm) * self.included[canary]
-            total = self._add(params, total, self._places[canary][:, None], np.float32(length) * self._signs[canary])
+            total = self._add(
+                params,
+                total,
+                self._places[canary][:, None],
+                np.float32(length) * self._signs[canary],
+            )
         return total
 
     def _accumulate(self, params: SampleParams, total: Any, places: Any, values: Any) -> Any:
         parts = tf.split(tf.scatter_nd(places, values, [sum(self._sizes)]), self._sizes)
         update = [
-            tf.cast(tf.reshape(part, spec.shape), spec.dtype) for part, spec in zip(parts, self._specs, strict=True)
+            tf.cast(tf.reshape(part, spec.shape), spec.dtype)
+            for part, spec in zip(parts, self._specs, strict=True)
         ]
         return self._query.accumulate_record(params, total, unscaled(update, params.scales))
 
     def released(self, mean: Sequence[Any], params: SampleParams) -> np.ndarray:
-        """Products of each direction with a round's mean as it was released, scaled and in units of plan.clip_norm, float64 (count,)."""
+        """Products of each direction with a round's mean as it was released, scaled and in units of
+        plan.clip_norm, float64 (count,).
+        """
         factor = self._query.plan.clip_norm / float(params.clip_norm)
         return factor * self.projections(scaled(mean, params.scales))
 

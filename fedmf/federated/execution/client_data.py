@@ -1,4 +1,6 @@
-"""What a client trains on in a round: its examples in the order of each epoch, or where a worker finds them."""
+"""What a client trains on in a round: its examples in the order of each epoch, or where a worker
+finds them.
+"""
 
 from typing import NamedTuple
 
@@ -17,7 +19,10 @@ class ClientRound(NamedTuple):
 
 
 def client_epochs(task: Task, config: TrainConfig, t: int, client: int) -> Epochs:
-    """What the client trains on in round t: a pure function of (config.seed, t, client). No epoch where its examples are not finite."""
+    """What the client trains on in round t: a pure function of (config.seed, t, client).
+
+    No epoch where its examples are not finite.
+    """
     try:
         examples = task.examples_of(task.client_ids[client])
     except NotFinite:

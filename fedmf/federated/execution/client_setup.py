@@ -1,4 +1,7 @@
-"""What client work is made of, on this machine or on a worker of a cluster. It holds no noise, no seed of it, and no examples."""
+"""What client work is made of, on this machine or on a worker of a cluster.
+
+It holds no noise, no seed of it, and no examples.
+"""
 
 import dataclasses
 
@@ -11,11 +14,13 @@ from fedmf.federated.training.optimizers import scaling_of
 from fedmf.runs.config import TrainConfig
 
 _NOT_COMPILED = (
-    "client_work='compiled': task {!r} has no compiled epoch that runs here (it needs a C compiler, and one epoch of plain SGD): use "
+    "client_work='compiled': task {!r} has no compiled epoch that runs here (it needs a C "
+    "compiler, and one epoch of plain SGD): use "
     "client_work='autodiff'"
 )
 _SLOW = (
-    "the compiled epoch of {} does not run here, so its Keras model trains, about half as fast: install a C compiler, or name one in "
+    "the compiled epoch of {} does not run here, so its Keras model trains, about half as fast: "
+    "install a C compiler, or name one in "
     "FEDMF_CC"
 )
 
@@ -35,12 +40,16 @@ class ClientSetup:
     kind: str
 
     def work(self, threads: int | None) -> ClientWork:
-        """The client work, with as many clients side by side where it is compiled; None for one on each processor.
+        """The client work, with as many clients side by side where it is compiled; None for one on
+        each processor.
 
         Raises:
           ValueError: the compiled epoch does not run here.
         """
-        specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.task.build_model(self.config.seed).trainable_variables]
+        specs = [
+            tf.TensorSpec(v.shape, v.dtype)
+            for v in self.task.build_model(self.config.seed).trainable_variables
+        ]
         query = clipping_query(specs).with_scaling(scaling_of(self.config))
         if self.kind == "autodiff":
             return AutodiffClients(self.task, self.config, query, specs)
@@ -51,12 +60,15 @@ class ClientSetup:
 
 
 def compiled_epoch(task: Task, config: TrainConfig) -> CompiledEpoch | None:
-    """The task's compiled epoch; None where it has none for this client work, or none that runs here."""
+    """The task's compiled epoch; None where it has none for this client work, or none that runs
+    here.
+    """
     return task.compiled_epoch() if task.compiled_epoch is not None and _is_plain(config) else None
 
 
 def client_kind(task: Task, config: TrainConfig, wanted: str | None) -> tuple[str, str]:
-    """The kind of client work: the compiled one where it runs, unless another is wanted; and why it is slow, a sentence or nothing.
+    """The kind of client work: the compiled one where it runs, unless another is wanted; and why it
+    is slow, a sentence or nothing.
 
     Raises:
       ValueError: "compiled" is wanted and does not run here.

@@ -1,4 +1,6 @@
-"""Client work of the fast execution: a local epoch for each client, whose clipped updates are summed group by group."""
+"""Client work of the fast execution: a local epoch for each client, whose clipped updates are
+summed group by group.
+"""
 
 import abc
 import collections
@@ -24,11 +26,13 @@ from fedmf.federated.training.optimizers import client_optimizer
 from fedmf.runs.config import TrainConfig
 from fedmf.terminal import interrupts
 
-# Examples times parameters of clients that train one after the other: some tenths of a second on one core.
+# Examples times parameters of clients that train one after the other: some tenths of a second on
+# one core.
 GROUP_PRODUCTS = 10**8
 # The same of clients side by side, which bounds their weights and inputs: 128 MiB.
 SIDE_BY_SIDE_PRODUCTS = 2**25
-# Up to here a step costs its dispatch and not its arithmetic. Larger models are slower with filters and kernels for each client.
+# Up to here a step costs its dispatch and not its arithmetic. Larger models are slower with filters
+# and kernels for each client.
 SMALL_MODEL = 10_000  # parameters
 
 
@@ -65,11 +69,14 @@ def cores() -> int:
 class AutodiffClients(ClientWork):
     """For any Keras model: a tf.function that trains a group of clients and adds their updates.
 
-    A group is as many clients as are worth a call: of small models a call costs more than its arithmetic. Clients of one gradient each
-    (privacy of single examples) and those of small models train side by side, others one after the other.
+    A group is as many clients as are worth a call: of small models a call costs more than its
+    arithmetic. Clients of one gradient each (privacy of single examples) and those of small models
+    train side by side, others one after the other.
     """
 
-    def __init__(self, task: Task, config: TrainConfig, query: MatrixFactorizationQuery, specs: Sequence[Any]) -> None:
+    def __init__(
+        self, task: Task, config: TrainConfig, query: MatrixFactorizationQuery, specs: Sequence[Any]
+    ) -> None:
         self._batch_size, self._query, self._loss = task.batch_size, query, batch_loss(task)
         self._optimizer = client_optimizer(config)
         self._specs, self._structure = list(specs), task.spec
@@ -85,18 +92,25 @@ class AutodiffClients(ClientWork):
             return [sent, _specs_of(query.initial_sample_state()), *examples]
 
         numbers, number = tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)
-        self._in_turn = tf.function(self._train_in_turn, input_signature=[*signature(None), numbers, numbers])
+        self._in_turn = tf.function(
+            self._train_in_turn, input_signature=[*signature(None), numbers, numbers]
+        )
         self._single = tf.function(self._train_single, input_signature=signature(None, 1))
         order = Steps(client=numbers, start=numbers, end=numbers, size=numbers, first=number)
-        self._side_by_side = tf.function(self._train_side_by_side, input_signature=[*signature(None), order, number])
+        self._side_by_side = tf.function(
+            self._train_side_by_side, input_signature=[*signature(None), order, number]
+        )
         self._small = self._parameters <= SMALL_MODEL
         self._can_side_by_side = False
         if self._small or self._batch_size == 1:
-            # Models that cannot be built in a graph, or whose operations have no vectorised form that is safe, train in turn.
+            # Models that cannot be built in a graph, or whose operations have no vectorised form
+            # that is safe, train in turn.
             with contextlib.suppress(Exception), _quiet_tensorflow():
                 self._stateless = stateless_model(task, config.seed)
                 sent, _, *batch = signature(None)
-                apart = tf.function(self._loss_and_gradients, input_signature=[sent.weights, *batch])
+                apart = tf.function(
+                    self._loss_and_gradients, input_signature=[sent.weights, *batch]
+                )
                 check_apart(apart)
                 self._check_same(apart)
                 (self._side_by_side if self._small else self._single).get_concrete_function()
@@ -105,8 +119,8 @@ class AutodiffClients(ClientWork):
     def _check_same(self, apart: Any) -> None:
         """Checks that the stateless model computes what the model does, whatever weights it has.
 
-        A tensor that a model makes of its weights when it is built is that of the first weights in Keras, and would be that of a client's
-        own here.
+        A tensor that a model makes of its weights when it is built is that of the first weights in
+        Keras, and would be that of a client's own here.
 
         Raises:
           ValueError: it does not, on made-up examples.
@@ -115,7 +129,9 @@ class AutodiffClients(ClientWork):
 
         def made_up(whole: int, spec: Any) -> Any:
             values = rng.normal(size=(min(2, self._batch_size), *spec.shape[1:]))
-            return tf.cast(values if spec.dtype.is_floating else np.full_like(values, whole), spec.dtype)
+            return tf.cast(
+                values if spec.dtype.is_floating else np.full_like(values, whole), spec.dtype
+            )
 
         # 0 is padding, which a model may leave out, but every label has it.
         x, y = (
@@ -134,7 +150,9 @@ class AutodiffClients(ClientWork):
             ours, keras = (np.asarray(tf.convert_to_tensor(value)) for value in (ours, keras))
             scale = np.nanmax(np.abs(keras), initial=1e-6)
             if not np.allclose(ours, keras, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
-                raise ValueError("the stateless model is another function of the weights than the model")
+                raise ValueError(
+                    "the stateless model is another function of the weights than the model"
+                )
 
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
         """See `ClientWork.sums`."""
@@ -144,7 +162,9 @@ class AutodiffClients(ClientWork):
             yield group_sum(group, total, loss)
 
     def _add(self, sent: Broadcast, total: Any, cohort: Sequence[Epochs]) -> tuple[Any, float]:
-        single = self._batch_size == 1 and all(len(epochs) == 1 and count(epochs[0]) == 1 for epochs in cohort)
+        single = self._batch_size == 1 and all(
+            len(epochs) == 1 and count(epochs[0]) == 1 for epochs in cohort
+        )
         side_by_side = self._can_side_by_side and (single or self._small)
         loss = 0.0
         for group in _groups(cohort, self._parameters, side_by_side):
@@ -154,16 +174,24 @@ class AutodiffClients(ClientWork):
                 leaves = [leaf[:, np.newaxis] for leaf in leaves]
             examples = tf.nest.pack_sequence_as(self._structure, leaves)
             if not side_by_side:
-                ends = np.searchsorted(found.client, np.arange(len(group)), side="right").astype(np.int32)
-                total, losses = self._in_turn(sent, total, *examples, found.start + found.size, ends)
+                ends = np.searchsorted(found.client, np.arange(len(group)), side="right").astype(
+                    np.int32
+                )
+                total, losses = self._in_turn(
+                    sent, total, *examples, found.start + found.size, ends
+                )
             elif self._small:
-                total, losses = self._side_by_side(sent, total, *examples, steps(found), np.int32(len(group)))
+                total, losses = self._side_by_side(
+                    sent, total, *examples, steps(found), np.int32(len(group))
+                )
             else:
                 total, losses = self._single(sent, total, *examples)
             loss += float(losses)
         return total, loss
 
-    def _train_in_turn(self, sent: Broadcast, total: Any, xs: Any, ys: Any, row_ends: Any, ends: Any) -> Any:
+    def _train_in_turn(
+        self, sent: Broadcast, total: Any, xs: Any, ys: Any, row_ends: Any, ends: Any
+    ) -> Any:
         """Trains one client after the other. Adds the clipped updates to `total`.
 
         Args:
@@ -188,8 +216,13 @@ class AutodiffClients(ClientWork):
                 with tf.GradientTape() as tape:
                     loss = self._loss(y, self._model(x, training=True))
                     total_loss = minimised(loss, self._model.losses)
-                gradients = [tf.convert_to_tensor(gradient) for gradient in _gradients(tape, total_loss, variables)]
-                state, after = self._optimizer.next(state, [variable.read_value() for variable in variables], gradients)
+                gradients = [
+                    tf.convert_to_tensor(gradient)
+                    for gradient in _gradients(tape, total_loss, variables)
+                ]
+                state, after = self._optimizer.next(
+                    state, [variable.read_value() for variable in variables], gradients
+                )
                 for variable, weight in zip(variables, after, strict=True):
                     variable.assign(weight)
                 loss_sum += loss * tf.cast(row_ends[batch] - row, tf.float32)
@@ -201,7 +234,9 @@ class AutodiffClients(ClientWork):
         return total, loss_sum
 
     def _loss_and_gradients(self, weights: Any, x: Any, y: Any) -> Any:
-        """The loss of a batch under one client's weights, and the gradients of all that is minimised, as the tape gives them."""
+        """The loss of a batch under one client's weights, and the gradients of all that is
+        minimised, as the tape gives them.
+        """
         with tf.GradientTape() as tape:
             tape.watch(weights)
             outputs, own = self._stateless(weights, x)
@@ -210,7 +245,9 @@ class AutodiffClients(ClientWork):
         return loss, _gradients(tape, total_loss, weights)
 
     def _train_single(self, sent: Broadcast, total: Any, xs: Any, ys: Any) -> Any:
-        """`_train_in_turn` with the gradients of all clients at once; client c has the one batch xs[c], ys[c]."""
+        """`_train_in_turn` with the gradients of all clients at once; client c has the one batch
+        xs[c], ys[c].
+        """
         weights, params = sent
 
         def of_one(batch: Any) -> Any:
@@ -220,18 +257,26 @@ class AutodiffClients(ClientWork):
         losses, gradients = tf.vectorized_map(of_one, (xs, ys))
         state = self._optimizer.initialize(self._specs)
         for c in tf.range(tf.shape(losses)[0]):
-            _, after = self._optimizer.next(state, list(weights), [gradient[c] for gradient in gradients])
+            _, after = self._optimizer.next(
+                state, list(weights), [gradient[c] for gradient in gradients]
+            )
             update = [w - v for v, w in zip(after, weights, strict=True)]
             total = self._query.accumulate_record(params, total, update)
         return total, tf.reduce_sum(losses)
 
-    def _train_side_by_side(self, sent: Broadcast, total: Any, xs: Any, ys: Any, order: Steps, clients: Any) -> Any:
-        """`_train_in_turn` with many clients' steps at once, in this order; `clients` is their number."""
+    def _train_side_by_side(
+        self, sent: Broadcast, total: Any, xs: Any, ys: Any, order: Steps, clients: Any
+    ) -> Any:
+        """`_train_in_turn` with many clients' steps at once, in this order; `clients` is their
+        number.
+        """
         broadcast, params = sent
 
         def step(weights: Any, state: Any, x: Any, y: Any) -> Any:
             loss, gradients = self._loss_and_gradients(weights, x, y)
-            after = self._optimizer.next(state, weights, [dense_rows(gradient) for gradient in gradients])
+            after = self._optimizer.next(
+                state, weights, [dense_rows(gradient) for gradient in gradients]
+            )
             # TensorFlow does not vectorise what is returned as it came in.
             return tf.nest.map_structure(tf.identity, after), loss
 
@@ -239,13 +284,21 @@ class AutodiffClients(ClientWork):
             """The clients of step s, and their batches."""
             those = slice(tf.where(s > 0, order.end[s - 1], 0), order.end[s])
             rows = order.start[those][:, tf.newaxis] + tf.range(order.size[s])
-            return order.client[those][:, tf.newaxis], tf.nest.map_structure(lambda a: tf.gather(a, rows), (xs, ys))
+            return order.client[those][:, tf.newaxis], tf.nest.map_structure(
+                lambda a: tf.gather(a, rows), (xs, ys)
+            )
 
         def written(held: Any, those: Any, values: Any) -> Any:
-            return tf.nest.map_structure(lambda h, v: tf.tensor_scatter_nd_update(h, those, v), held, values)
+            return tf.nest.map_structure(
+                lambda h, v: tf.tensor_scatter_nd_update(h, those, v), held, values
+            )
 
-        start = tf.nest.map_structure(tf.convert_to_tensor, (self._optimizer.initialize(self._specs), list(broadcast)))
-        held = tf.nest.map_structure(lambda leaf: tf.repeat(leaf[tf.newaxis], clients, axis=0), start)
+        start = tf.nest.map_structure(
+            tf.convert_to_tensor, (self._optimizer.initialize(self._specs), list(broadcast))
+        )
+        held = tf.nest.map_structure(
+            lambda leaf: tf.repeat(leaf[tf.newaxis], clients, axis=0), start
+        )
         loss_sum = tf.constant(0.0)
         for s in tf.range(order.first):  # all with the same weights, which is faster
             those, batch = members(s)
@@ -254,8 +307,12 @@ class AutodiffClients(ClientWork):
             loss_sum += tf.reduce_sum(losses) * tf.cast(order.size[s], tf.float32)
         for s in tf.range(order.first, tf.shape(order.end)[0]):
             those, batch = members(s)
-            before = tf.nest.map_structure(lambda leaf, those=those: tf.gather_nd(leaf, those), held)
-            after, losses = tf.vectorized_map(lambda each: step(each[0][1], each[0][0], *each[1]), (before, batch))
+            before = tf.nest.map_structure(
+                lambda leaf, those=those: tf.gather_nd(leaf, those), held
+            )
+            after, losses = tf.vectorized_map(
+                lambda each: step(each[0][1], each[0][0], *each[1]), (before, batch)
+            )
             held = written(held, those, after)
             loss_sum += tf.reduce_sum(losses) * tf.cast(order.size[s], tf.float32)
         for c in tf.range(clients):
@@ -266,7 +323,9 @@ class AutodiffClients(ClientWork):
 
 @contextlib.contextmanager
 def _quiet_tensorflow() -> Iterator[None]:
-    """TensorFlow logs a stack for every operation that has no vectorised form; such a model trains in turn."""
+    """TensorFlow logs a stack for every operation that has no vectorised form; such a model trains
+    in turn.
+    """
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel("CRITICAL")
@@ -280,8 +339,13 @@ def _gradients(tape: Any, loss: Any, weights: Any) -> Any:
     return tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
 
-def _groups(cohort: Sequence[Epochs], parameters: int, side_by_side: bool) -> Iterator[list[Epochs]]:
-    """The cohort in groups of at most so many examples, or of one client. Side by side all clients take as much room as the largest."""
+def _groups(
+    cohort: Sequence[Epochs], parameters: int, side_by_side: bool
+) -> Iterator[list[Epochs]]:
+    """The cohort in groups of at most so many examples, or of one client.
+
+    Side by side all clients take as much room as the largest.
+    """
     limit = (SIDE_BY_SIDE_PRODUCTS if side_by_side else GROUP_PRODUCTS) // parameters
     group: list[Epochs] = []
     sizes: list[int] = []
@@ -298,7 +362,9 @@ def _groups(cohort: Sequence[Epochs], parameters: int, side_by_side: bool) -> It
 
 
 class CompiledClients(ClientWork):
-    """For a task with a `compiled_epoch`: clients train side by side, each on one thread; updates are added in the cohort's order."""
+    """For a task with a `compiled_epoch`: clients train side by side, each on one thread; updates
+    are added in the cohort's order.
+    """
 
     def __init__(
         self,
@@ -332,7 +398,9 @@ class CompiledClients(ClientWork):
                     while free and (epochs := next(clients, None)) is not None:
                         x, y = (np.ascontiguousarray(part) for part in epochs[0])
                         update = free.pop()
-                        job = self._pool.submit(self._epoch, weights, x, y, self._rate, update.arrays)
+                        job = self._pool.submit(
+                            self._epoch, weights, x, y, self._rate, update.arrays
+                        )
                         waiting.append((job, update))
                     job, update = waiting.popleft()
                     loss += job.result()
@@ -350,8 +418,12 @@ class _Update:
 
     def __init__(self, specs: Sequence[Any]) -> None:
         # TensorFlow shares memory that begins on a cache line.
-        self.arrays = [aligned_buffer(spec.shape.num_elements()).reshape(spec.shape) for spec in specs]
-        self.tensors = [tf.experimental.dlpack.from_dlpack(array.__dlpack__()) for array in self.arrays]
+        self.arrays = [
+            aligned_buffer(spec.shape.num_elements()).reshape(spec.shape) for spec in specs
+        ]
+        self.tensors = [
+            tf.experimental.dlpack.from_dlpack(array.__dlpack__()) for array in self.arrays
+        ]
 
 
 def aligned_buffer(floats: int) -> np.ndarray:
@@ -368,7 +440,10 @@ def trained(group: Sequence[Epochs]) -> list[Epochs]:
 
 
 def group_sum(group: Sequence[Epochs], total: QuerySample, loss: float) -> GroupSum:
-    """The group's sum, of the sum and the loss of its clients whose examples are finite. The others count as zeroed."""
+    """The group's sum, of the sum and the loss of its clients whose examples are finite.
+
+    The others count as zeroed.
+    """
     zeroed = len(group) - len(trained(group))
     total = total._replace(clients=total.clients + zeroed, zeroed=total.zeroed + zeroed)
     examples = sum(count(epoch) for epochs in group for epoch in epochs)

@@ -1,7 +1,9 @@
-"""Client work on a Ray cluster: groups of the cohort are tasks of Ray, and their sums come back in the order of the groups.
+"""Client work on a Ray cluster: groups of the cohort are tasks of Ray, and their sums come back in
+the order of the groups.
 
-Noise, controller, ledger and checkpoints stay in this process, the driver. A worker gets weights, examples and what `ClientSetup` holds.
-Ray does the work of a lost worker again, on any other; it is a pure function, so that the second time gives the same bits.
+Noise, controller, ledger and checkpoints stay in this process, the driver. A worker gets weights,
+examples and what `ClientSetup` holds. Ray does the work of a lost worker again, on any other; it is
+a pure function, so that the second time gives the same bits.
 """
 
 import collections
@@ -33,16 +35,21 @@ from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.task import Task
 from fedmf.terminal import interrupts
 
-_ADDRESS = re.compile(r"local|auto|(ray://)?[^\s/@,:]+:[1-9][0-9]{0,4}|(ray://)?\[[0-9a-fA-F:.]+\]:[1-9][0-9]{0,4}")
+_ADDRESS = re.compile(
+    r"local|auto|(ray://)?[^\s/@,:]+:[1-9][0-9]{0,4}|(ray://)?\[[0-9a-fA-F:.]+\]:[1-9][0-9]{0,4}"
+)
 _CONNECT_SECONDS = 5.0
-# Characters of a folder of temporary files in which the names of Ray's sockets, of 107 at most, have room.
+# Characters of a folder of temporary files in which the names of Ray's sockets, of 107 at most,
+# have room.
 _LONGEST_FOLDER = 30
 # So long a run waits for workers when there are none.
 WAIT_SECONDS = 120.0
 _LOOK_SECONDS = 2.0
-# Groups under way for each processor of the cluster: one in work, and some that wait for their turn.
+# Groups under way for each processor of the cluster: one in work, and some that wait for their
+# turn.
 _GROUPS_AHEAD = 3
-# What a worker holds of the model's size: weights, variables, gradients, update, sum, and the optimizer's state.
+# What a worker holds of the model's size: weights, variables, gradients, update, sum, and the
+# optimizer's state.
 _MODEL_COPIES = 8
 
 
@@ -57,14 +64,19 @@ def versions() -> dict[str, str]:
 
 
 def check_address(address: Any, execution: str) -> None:
-    """Raises unless `address` is None, or the address of a cluster and the execution is the one for clusters."""
+    """Raises unless `address` is None, or the address of a cluster and the execution is the one for
+    clusters.
+    """
     if address is None:
         return
     if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
-        raise ValueError(f"cluster={address!r} is no address: give local, auto, host:port or ray://host:port")
+        raise ValueError(
+            f"cluster={address!r} is no address: give local, auto, host:port or ray://host:port"
+        )
     if execution != "fast":
         raise ValueError(
-            f"cluster={address!r} does not go with execution={execution}, which trains in TFF's own process: leave one of them out"
+            f"cluster={address!r} does not go with execution={execution}, which trains in TFF's "
+            "own process: leave one of them out"
         )
 
 
@@ -73,7 +85,8 @@ def connected(address: str | None, cpus: int | None) -> Iterator["Cluster | None
     """The cluster at an address for the block; None for no address.
 
     Args:
-      address: "local" for one on this machine that ends with the block, "auto" for the one that runs here, "host:port" or "ray://host:port".
+      address: "local" for one on this machine that ends with the block, "auto" for the one that
+        runs here, "host:port" or "ray://host:port".
       cpus: processors of a local one; None for all.
 
     Raises:
@@ -88,14 +101,18 @@ def connected(address: str | None, cpus: int | None) -> Iterator["Cluster | None
     try:
         import ray
     except ImportError:
-        raise ImportError(f"cluster={address!r} needs Ray, which is not installed: pip install 'fedmf[ray]'") from None
+        raise ImportError(
+            f"cluster={address!r} needs Ray, which is not installed: pip install 'fedmf[ray]'"
+        ) from None
     ours = not ray.is_initialized()  # a program may have connected itself
     if ours:
         _connect(ray, address, cpus)
     try:
         cluster = Cluster(ray, address)
         if not cluster.cpus():
-            raise WorkersLost(f"cluster={address!r} has no processors: start Ray there by `ray start --num-cpus`")
+            raise WorkersLost(
+                f"cluster={address!r} has no processors: start Ray there by `ray start --num-cpus`"
+            )
         yield cluster
     finally:
         if ours:
@@ -128,7 +145,9 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
     finally:
         os.umask(mask)
         with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGTERM, handler)  # Ray's own would end this process before it has saved
+            signal.signal(
+                signal.SIGTERM, handler
+            )  # Ray's own would end this process before it has saved
 
 
 def _check_listens(address: str) -> None:
@@ -140,7 +159,8 @@ def _check_listens(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
     except OSError as error:
         raise WorkersLost(
-            f"cluster={address!r}: nothing answers there ({error.strerror or error}): start Ray with `ray start --head --port {port}`"
+            f"cluster={address!r}: nothing answers there ({error.strerror or error}): start Ray "
+            f"with `ray start --head --port {port}`"
         ) from error
 
 
@@ -156,9 +176,14 @@ class Cluster:
 
     def most_cpus(self) -> int:
         """The processors of its largest machine."""
-        return max((int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes() if node["Alive"]), default=0)
+        return max(
+            (int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes() if node["Alive"]),
+            default=0,
+        )
 
-    def clients(self, setup: ClientSetup, worker_task: Callable[[], Task] | None) -> "ClusterClients":
+    def clients(
+        self, setup: ClientSetup, worker_task: Callable[[], Task] | None
+    ) -> "ClusterClients":
         """The client work of a run on the cluster's workers; see `RunOptions.worker_task`."""
         return ClusterClients(self, setup, worker_task)
 
@@ -167,7 +192,8 @@ class Cluster:
         return self._ray.put(value)
 
     def function(self, target: str, cpus: int = 1) -> Callable[..., Any]:
-        """A function of the cluster: package.module:function on a worker, done again as often as workers are lost in it.
+        """A function of the cluster: package.module:function on a worker, done again as often as
+        workers are lost in it.
 
         A call returns a reference. A worker of other `versions` raises RuntimeError.
         """
@@ -192,15 +218,24 @@ class Cluster:
 
     def least_memory(self) -> tuple[str, float]:
         """The machine with the least memory for each of its processors, and the bytes of that."""
-        nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        nodes = [
+            node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")
+        ]
         return min(
-            ((n["NodeManagerAddress"], n["Resources"].get("memory", np.inf) / n["Resources"]["CPU"]) for n in nodes),
+            (
+                (
+                    n["NodeManagerAddress"],
+                    n["Resources"].get("memory", np.inf) / n["Resources"]["CPU"],
+                )
+                for n in nodes
+            ),
             key=lambda pair: pair[1],
             default=("", np.inf),
         )
 
     def in_order(self, function: Any, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        """Yields what the calls of a cluster's function return, in their order; some are under way ahead of it.
+        """Yields what the calls of a cluster's function return, in their order; some are under way
+        ahead of it.
 
         Raises:
           WorkersLost: there was no worker for WAIT_SECONDS.
@@ -233,11 +268,15 @@ class Cluster:
                 continue
             if empty_since is None:
                 empty_since = looked
-                text = f"fedmf: no worker is left in cluster {self.address}: waiting {WAIT_SECONDS:g} s for one"
+                text = (
+                    f"fedmf: no worker is left in cluster {self.address}: waiting {WAIT_SECONDS:g} "
+                    "s for one"
+                )
                 tqdm.tqdm.write(text, file=sys.stderr)
             if looked - empty_since >= WAIT_SECONDS:
                 raise WorkersLost(
-                    f"no worker is left in cluster {self.address}: add machines to it, then go on with resume=True"
+                    f"no worker is left in cluster {self.address}: add machines to it, then go on "
+                    "with resume=True"
                 )
         return self.value(reference)
 
@@ -248,13 +287,16 @@ class ClusterClients(ClientWork):
     Args:
       cluster: connected.
       setup: of the run.
-      worker_task: makes the run's task on a worker, which then reads the examples itself; None to send them.
+      worker_task: makes the run's task on a worker, which then reads the examples itself; None to
+        send them.
 
     Raises:
       TypeError: the task cannot be sent.
     """
 
-    def __init__(self, cluster: Cluster, setup: ClientSetup, worker_task: Callable[[], Task] | None) -> None:
+    def __init__(
+        self, cluster: Cluster, setup: ClientSetup, worker_task: Callable[[], Task] | None
+    ) -> None:
         from ray import cloudpickle
 
         light = dataclasses.replace(setup, task=setup.task.without_examples())
@@ -262,13 +304,16 @@ class ClusterClients(ClientWork):
             pickled = cloudpickle.dumps((light, worker_task))
         except Exception as error:
             raise TypeError(
-                f"task {setup.task.name!r} cannot be sent to workers ({type(error).__name__}: {error}): let its functions use nothing "
+                f"task {setup.task.name!r} cannot be sent to workers ({type(error).__name__}: "
+                f"{error}): let its functions use nothing "
                 "that is open here, such as files, connections or locks"
             ) from error
         self._cluster, self._setup = cluster, cluster.put(pickled)
         self._train = cluster.function("fedmf.federated.execution.cluster_worker:train")
 
-    def sums(self, sent: Broadcast, groups: Iterable[Sequence[Epochs | ClientRound]]) -> Iterator[GroupSum]:
+    def sums(
+        self, sent: Broadcast, groups: Iterable[Sequence[Epochs | ClientRound]]
+    ) -> Iterator[GroupSum]:
         """See `ClientWork.sums`."""
         sent = tf.nest.map_structure(np.asarray, sent)
         model, model_bytes = self._cluster.put(sent), sum(w.nbytes for w in sent.weights)
@@ -279,8 +324,10 @@ class ClusterClients(ClientWork):
                 needed = _MODEL_COPIES * model_bytes + sum(map(_bytes, group))
                 if needed > memory:
                     raise ValueError(
-                        f"cluster={self._cluster.address!r}: a group of {len(group)} clients takes some {needed / 1e9:.2g} GB and machine "
-                        f"{machine} has {memory / 1e9:.2g} for each processor: give it more memory, or Ray fewer processors there"
+                        f"cluster={self._cluster.address!r}: a group of {len(group)} clients takes "
+                        f"some {needed / 1e9:.2g} GB and machine "
+                        f"{machine} has {memory / 1e9:.2g} for each processor: give it more "
+                        "memory, or Ray fewer processors there"
                     )
                 yield self._setup, model, number, group
 
@@ -288,11 +335,17 @@ class ClusterClients(ClientWork):
 
 
 def _bytes(client: Epochs | ClientRound) -> int:
-    return 0 if isinstance(client, ClientRound) else sum(leaf.nbytes for leaf in tf.nest.flatten(client))
+    return (
+        0
+        if isinstance(client, ClientRound)
+        else sum(leaf.nbytes for leaf in tf.nest.flatten(client))
+    )
 
 
 def _on_worker() -> Callable[..., Any]:
-    """The body of a call, which travels as code: a worker without our package, or with another version, must be able to say so."""
+    """The body of a call, which travels as code: a worker without our package, or with another
+    version, must be able to say so.
+    """
 
     def fedmf_call(expected: dict[str, str], target: str, *arguments: Any) -> Any:
         import importlib.metadata
@@ -306,10 +359,14 @@ def _on_worker() -> Callable[..., Any]:
             except importlib.metadata.PackageNotFoundError:
                 here[name] = "none"
         wrong = [
-            f"{name} {here[name]} and not {version}" for name, version in expected.items() if here[name] != version
+            f"{name} {here[name]} and not {version}"
+            for name, version in expected.items()
+            if here[name] != version
         ]
         if wrong:
-            raise RuntimeError(f"worker {platform.node()} has {', '.join(wrong)}: install the same there")
+            raise RuntimeError(
+                f"worker {platform.node()} has {', '.join(wrong)}: install the same there"
+            )
         return pkgutil.resolve_name(target)(*arguments)
 
     return fedmf_call

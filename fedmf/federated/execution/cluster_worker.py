@@ -26,13 +26,16 @@ def _on_one_thread() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _begun(pickled: bytes) -> tuple[ClientSetup, ClientWork, Task]:
-    """What the groups of a run share: its setup, the traced client work, and the task that has the examples."""
+    """What the groups of a run share: its setup, the traced client work, and the task that has the
+    examples.
+    """
     setup, worker_task = pickle.loads(pickled)
     _on_one_thread()
     task = setup.task if worker_task is None else worker_task()
     if task.data_version != setup.task.data_version:
         raise ValueError(
-            f"worker {platform.node()} has other data than the run (version {task.data_version!r} and not {setup.task.data_version!r}): "
+            f"worker {platform.node()} has other data than the run (version {task.data_version!r} "
+            f"and not {setup.task.data_version!r}): "
             "copy the same file there"
         )
     return setup, setup.work(1), task
@@ -49,7 +52,8 @@ def train(pickled: bytes, sent: Broadcast, number: int, group: Sequence[Any]) ->
     """
     setup, work, task = _begun(bytes(pickled))
     clients = [
-        client_epochs(task, setup.config, *client) if isinstance(client, ClientRound) else client for client in group
+        client_epochs(task, setup.config, *client) if isinstance(client, ClientRound) else client
+        for client in group
     ]
     [part] = work.sums(sent, [clients])
     total = tf.nest.map_structure(lambda tensor: tensor.numpy(), part.total)

@@ -1,6 +1,8 @@
-"""The cohort in groups of clients, whose clipped updates are summed one by one before the groups' sums are.
+"""The cohort in groups of clients, whose clipped updates are summed one by one before the groups'
+sums are.
 
-Groups are a function of the run and not of who computes them: a run has the same bits on one machine and on any number of workers.
+Groups are a function of the run and not of who computes them: a run has the same bits on one
+machine and on any number of workers.
 """
 
 import itertools
@@ -11,10 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 T = TypeVar("T")
-# Clients of a group at least (from 8 a round on), and groups of a round at most: a group costs a sum of the model's size, in memory and on
-# the network.
+# Clients of a group at least (from 8 a round on), and groups of a round at most: a group costs a
+# sum of the model's size, in memory and on the network.
 LEAST_CLIENTS, MOST_GROUPS = 4, 64
-# Clients times examples of a batch times parameters, at least: of small models many clients cost no more than a call.
+# Clients times examples of a batch times parameters, at least: of small models many clients cost no
+# more than a call.
 LEAST_PRODUCTS = 2**25
 
 
@@ -39,7 +42,8 @@ class GroupSum(NamedTuple):
 
 
 def group_size(cohort_size: int, batch_size: int, parameters: int) -> int:
-    """Clients of a group, for the planned cohort, the task's batches and the model's trainable parameters.
+    """Clients of a group, for the planned cohort, the task's batches and the model's trainable
+    parameters.
 
     The number of groups is even where it can be, so that two workers end together.
 
@@ -59,11 +63,13 @@ def in_groups(clients: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (clients[start : start + size] for start in range(0, len(clients), size))
 
 
-def checked(parts: Iterable[GroupSum], sizes: Sequence[int], *, zero: Any, clip_norm: float) -> Iterator[GroupSum]:
+def checked(
+    parts: Iterable[GroupSum], sizes: Sequence[int], *, zero: Any, clip_norm: float
+) -> Iterator[GroupSum]:
     """Yields the result of each group if it can be the sum of so many clipped updates.
 
-    This finds a machine that computes wrongly, and a result that is lost, doubled or damaged. It does
-    not resist forgery: a wrong sum within the bounds passes.
+    This finds a machine that computes wrongly, and a result that is lost, doubled or damaged. It
+    does not resist forgery: a wrong sum within the bounds passes.
 
     Args:
       parts: the results of the groups of a round, in order.
@@ -79,8 +85,10 @@ def checked(parts: Iterable[GroupSum], sizes: Sequence[int], *, zero: Any, clip_
         if fault:
             worker = f", of worker {part.worker!r}," if getattr(part, "worker", "") else ""
             raise ValueError(
-                f"group {number} of {len(sizes)}{worker} did not return the sum of its clipped updates: "
-                f"{fault}; the round was not done, so find out what is wrong there, then resume the run"
+                f"group {number} of {len(sizes)}{worker} did not return the sum of its clipped "
+                "updates: "
+                f"{fault}; the round was not done, so find out what is wrong there, then resume "
+                "the run"
             )
         yield part
 
@@ -112,11 +120,12 @@ def _fault(part: Any, number: int, clients: int | None, zero: Any, clip_norm: fl
 
 
 def largest_norm(clients: int, clip_norm: float, entries: int) -> float:
-    """The largest norm that is computed of a float64 sum of so many updates, each of clip_norm at most.
+    """The largest norm that is computed of a float64 sum of so many updates, each of clip_norm at
+    most.
 
     Proof, with u = 2^-53. An addition moves each entry of the sum by a factor of 1 + u at most, so
     ||S_k|| <= (||S_(k-1)|| + clip_norm) (1 + u), and ||S_n|| <= n clip_norm (1 + u)^n. The sum of d
-    squares is off by a factor of (1 + u)^(d + 1) at most, in any order, and its root by (1 + u) more.
-    The rest is for terms of second order, and for the rounding of this bound.
+    squares is off by a factor of (1 + u)^(d + 1) at most, in any order, and its root by (1 + u)
+    more. The rest is for terms of second order, and for the rounding of this bound.
     """
     return clients * clip_norm * (1 + 2.0**-53 * (clients + entries / 2 + 8))

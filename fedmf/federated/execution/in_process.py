@@ -1,4 +1,6 @@
-"""Rounds of our own loop: client work outside TFF's executor, here or on a cluster, and the mean by the same DPQuery as in TFF."""
+"""Rounds of our own loop: client work outside TFF's executor, here or on a cluster, and the mean by
+the same DPQuery as in TFF.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -52,8 +54,14 @@ class FastExecution(Execution):
         self._specs = [tf.TensorSpec(w.shape, w.dtype) for w in self._initial]
         self.client_work, self.slow = client_kind(task, config, options.client_work)
         setup = ClientSetup(task=task, config=config, kind=self.client_work)
-        self._clients = setup.work(options.threads) if cluster is None else cluster.clients(setup, options.worker_task)
-        self._group_size = group_size(config.cohort_size, task.batch_size, sum(w.size for w in self._initial))
+        self._clients = (
+            setup.work(options.threads)
+            if cluster is None
+            else cluster.clients(setup, options.worker_task)
+        )
+        self._group_size = group_size(
+            config.cohort_size, task.batch_size, sum(w.size for w in self._initial)
+        )
         self._query = mean_query(
             plan,
             self._specs,
@@ -67,17 +75,32 @@ class FastExecution(Execution):
         self._optimizer = server_optimizer(config)
         self._server = tf.function(self._server_work)
         self._rounds, self._cohort_size = config.rounds, config.cohort_size
-        self._canaries = Canaries(config.canaries, self._query, self._specs, noise_seed) if config.canaries else None
+        self._canaries = (
+            Canaries(config.canaries, self._query, self._specs, noise_seed)
+            if config.canaries
+            else None
+        )
 
     def init(self) -> Any:
-        """Weights, optimiser state, query state; with canaries the releases so far along their directions, float64 (rounds, canaries)."""
+        """Weights, optimiser state, query state; with canaries the releases so far along their
+        directions, float64 (rounds, canaries).
+        """
         weights = [tf.constant(w) for w in self._initial]
-        # TFF's adaptive optimizers begin with Python numbers, and go on with tensors of other dtypes.
-        optimizer_state = tf.nest.map_structure(tf.convert_to_tensor, self._optimizer.initialize(self._specs))
+        # TFF's adaptive optimizers begin with Python numbers, and go on with tensors of other
+        # dtypes.
+        optimizer_state = tf.nest.map_structure(
+            tf.convert_to_tensor, self._optimizer.initialize(self._specs)
+        )
         state = weights, optimizer_state, self._query_state
-        return state if self._canaries is None else (*state, np.zeros((self._rounds, len(self._canaries.included))))
+        return (
+            state
+            if self._canaries is None
+            else (*state, np.zeros((self._rounds, len(self._canaries.included))))
+        )
 
-    def next(self, state: Any, cohort: Sequence[Epochs], canaries: Sequence[int] = ()) -> tuple[Any, dict[str, float]]:
+    def next(
+        self, state: Any, cohort: Sequence[Epochs], canaries: Sequence[int] = ()
+    ) -> tuple[Any, dict[str, float]]:
         """See `Execution.next`."""
         weights, optimizer_state, query_state, *releases = self.noise.hand_in(state)
         total, loss, examples, not_finite = self._query.initial_sample_state(), 0.0, 0, 0
@@ -86,15 +109,25 @@ class FastExecution(Execution):
         sizes = [len(group) for group in in_groups(range(len(cohort)), self._group_size)]
         for part in checked(parts, sizes, zero=total, clip_norm=float(sent.params.clip_norm)):
             total = self._add(total, part.total)
-            loss, examples, not_finite = loss + part.loss, examples + part.examples, not_finite + part.not_finite
+            loss, examples, not_finite = (
+                loss + part.loss,
+                examples + part.examples,
+                not_finite + part.not_finite,
+            )
         if self._canaries is not None:
             total = self._canaries.add(total, canaries, sent.params)
         *state, mean = self._server(weights, optimizer_state, query_state, total)
         if self._canaries is not None:
             seen = np.array(releases[0])
-            seen[int(query_state.noise.next_round)] = self._cohort_size * self._canaries.released(mean, sent.params)
+            seen[int(query_state.noise.next_round)] = self._cohort_size * self._canaries.released(
+                mean, sent.params
+            )
             state.append(seen)
-        row = {"examples": examples, "train_loss": loss / examples if examples else 0.0, "not_finite": not_finite}
+        row = {
+            "examples": examples,
+            "train_loss": loss / examples if examples else 0.0,
+            "not_finite": not_finite,
+        }
         return tuple(state), row | query_metrics(self._query.derive_metrics(state[2]))
 
     def _server_work(self, weights: Any, optimizer_state: Any, query_state: Any, total: Any) -> Any:
@@ -106,8 +139,15 @@ class FastExecution(Execution):
         """See `Execution.canary_evidence`."""
         if self._canaries is None:
             return {}
-        start, end = self._canaries.projections(self._initial), self._canaries.projections(self.weights(state))
-        return {"included": self._canaries.included, "releases": np.asarray(state[3]), "model": start - end}
+        start, end = (
+            self._canaries.projections(self._initial),
+            self._canaries.projections(self.weights(state)),
+        )
+        return {
+            "included": self._canaries.included,
+            "releases": np.asarray(state[3]),
+            "model": start - end,
+        }
 
     def weights(self, state: Any) -> list[np.ndarray]:
         """See `Execution.weights`."""

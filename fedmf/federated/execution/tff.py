@@ -32,7 +32,13 @@ class TffExecution(Execution):
     """
 
     def __init__(
-        self, task: Task, plan: Plan, config: TrainConfig, noise: HostNoise, noise_seed: int, worker: TffWorker
+        self,
+        task: Task,
+        plan: Plan,
+        config: TrainConfig,
+        noise: HostNoise,
+        noise_seed: int,
+        worker: TffWorker,
     ) -> None:
         self._task, self.noise, self._worker = task, noise, worker
         self._initial = [v.numpy() for v in task.build_model(config.seed).trainable_variables]
@@ -55,24 +61,39 @@ class TffExecution(Execution):
         """TFF's state with our initial weights, the same as the fast path's."""
         if self._state is None:
             model = tff.learning.models.ModelWeights(trainable=self._initial, non_trainable=[])
-            self._state = self._worker.run(lambda: self._process.set_model_weights(self._process.initialize(), model))
+            self._state = self._worker.run(
+                lambda: self._process.set_model_weights(self._process.initialize(), model)
+            )
         return self._state
 
-    def next(self, state: Any, cohort: Sequence[Epochs], canaries: Sequence[int] = ()) -> tuple[Any, dict[str, float]]:
+    def next(
+        self, state: Any, cohort: Sequence[Epochs], canaries: Sequence[int] = ()
+    ) -> tuple[Any, dict[str, float]]:
         """See `Execution.next`. There are no canaries: TFF does not hand out what it releases."""
         state, data = self.noise.hand_in(state), [self._dataset(epochs) for epochs in cohort]
         output = self._worker.run(lambda: self._process.next(state, data))
         train = output.metrics["client_work"]["train"]
         examples, not_finite = int(train["num_examples"]), sum(not epochs for epochs in cohort)
-        zeroed = not_finite + int(train["zeroed"])  # whose updates are zero before the query sees them
-        row = {"examples": examples, "train_loss": float(train["loss"]) if examples else 0.0, "not_finite": not_finite}
+        zeroed = not_finite + int(
+            train["zeroed"]
+        )  # whose updates are zero before the query sees them
+        row = {
+            "examples": examples,
+            "train_loss": float(train["loss"]) if examples else 0.0,
+            "not_finite": not_finite,
+        }
         row |= query_metrics(output.metrics["aggregator"]["dp_query_metrics"])
         return output.state, row | {"zeroed": row["zeroed"] + zeroed}
 
     def _dataset(self, epochs: Epochs) -> tf.data.Dataset:
-        none = tf.nest.map_structure(lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), self._task.spec)
+        none = tf.nest.map_structure(
+            lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), self._task.spec
+        )
         leaves = (tuple(tf.nest.flatten(epoch)) for epoch in epochs or [none])
-        batches = (tf.data.Dataset.from_tensor_slices(epoch).batch(self._task.batch_size) for epoch in leaves)
+        batches = (
+            tf.data.Dataset.from_tensor_slices(epoch).batch(self._task.batch_size)
+            for epoch in leaves
+        )
         return functools.reduce(tf.data.Dataset.concatenate, batches)
 
     def weights(self, state: Any) -> list[np.ndarray]:
@@ -82,19 +103,26 @@ class TffExecution(Execution):
 
 
 def tff_model(task: Task, seed: int, spec: Any) -> tff.learning.models.VariableModel:
-    """The task's model and loss as a TFF model; `spec` is the task's, which cannot be read while TFF traces."""
+    """The task's model and loss as a TFF model; `spec` is the task's, which cannot be read while
+    TFF traces.
+    """
     return _TrainedModel(task.build_model(seed), batch_loss(task), spec)
 
 
 class _TrainedModel(tff.learning.models.VariableModel):
-    """A model and its loss; the metrics are the loss, the number of examples, and whether TFF zeroed the client's update.
+    """A model and its loss; the metrics are the loss, the number of examples, and whether TFF
+    zeroed the client's update.
 
-    A batch is the tuple of the leaves of inputs and labels: TFF's own structures have an order, which a dict's keys do not.
+    A batch is the tuple of the leaves of inputs and labels: TFF's own structures have an order,
+    which a dict's keys do not.
     """
 
     def __init__(self, model: Any, loss: BatchLoss, spec: Any) -> None:
         self._model, self._loss, self._spec = model, loss, spec
-        self._loss_sum, self._examples = tf.Variable(0.0, trainable=False), tf.Variable(0, trainable=False)
+        self._loss_sum, self._examples = (
+            tf.Variable(0.0, trainable=False),
+            tf.Variable(0, trainable=False),
+        )
         self._zeroed = tf.Variable(0, trainable=False)
 
     @property
@@ -107,7 +135,12 @@ class _TrainedModel(tff.learning.models.VariableModel):
 
     @property
     def local_variables(self) -> Any:
-        return [self._loss_sum, self._examples, self._zeroed, *getattr(self._model, "local_variables", ())]
+        return [
+            self._loss_sum,
+            self._examples,
+            self._zeroed,
+            *getattr(self._model, "local_variables", ()),
+        ]
 
     @property
     def input_spec(self) -> Any:
@@ -129,10 +162,15 @@ class _TrainedModel(tff.learning.models.VariableModel):
     def report_local_unfinalized_metrics(self) -> Any:
         total, examples = self._loss_sum.read_value(), self._examples.read_value()
         loss = [total, tf.cast(examples, tf.float32)]
-        return collections.OrderedDict(loss=loss, num_examples=examples, zeroed=self._zeroed.read_value())
+        return collections.OrderedDict(
+            loss=loss, num_examples=examples, zeroed=self._zeroed.read_value()
+        )
 
     def metric_finalizers(self) -> Any:
-        ratio, same = tf.function(lambda sums: sums[0] / sums[1]), tf.function(lambda number: number)
+        ratio, same = (
+            tf.function(lambda sums: sums[0] / sums[1]),
+            tf.function(lambda number: number),
+        )
         return collections.OrderedDict(loss=ratio, num_examples=same, zeroed=same)
 
     @tf.function

@@ -1,7 +1,8 @@
 """TFF's C++ worker as a child process that ends with this one, and the computations of a run on it.
 
-TFF 0.87 leaves its worker alive when the interpreter ends. The worker holds standard output, so that a pipe behind the program never ends.
-Its own context asks a lost worker again forever, and answers no Ctrl-C while it waits.
+TFF 0.87 leaves its worker alive when the interpreter ends. The worker holds standard output, so
+that a pipe behind the program never ends. Its own context asks a lost worker again forever, and
+answers no Ctrl-C while it waits.
 """
 
 import atexit
@@ -34,9 +35,11 @@ _CHANNEL = [
     ("grpc.enable_http_proxy", 0),
 ]
 _START_SECONDS = 60.0
-# prctl(PR_SET_PDEATHSIG, SIGKILL): Linux ends the worker when this process is gone, also by kill -9. It survives the exec.
+# prctl(PR_SET_PDEATHSIG, SIGKILL): Linux ends the worker when this process is gone, also by kill
+# -9. It survives the exec.
 _DIE_WITH_PARENT = (
-    "import ctypes, os, sys; getattr(ctypes.CDLL(None), 'prctl', id)(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
+    "import ctypes, os, sys; getattr(ctypes.CDLL(None), 'prctl', id)(1, 9); os.execv(sys.argv[1], "
+    "sys.argv[1:])"
 )
 
 
@@ -53,9 +56,13 @@ def start_worker(threads: int | None = None) -> tuple[subprocess.Popen[bytes], s
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     limit = [] if threads is None else [f"--max_concurrent_computation_calls={threads}"]
-    die_with_parent = [sys.executable, "-S", "-c", _DIE_WITH_PARENT] if sys.platform == "linux" else []
+    die_with_parent = (
+        [sys.executable, "-S", "-c", _DIE_WITH_PARENT] if sys.platform == "linux" else []
+    )
     # In a session of its own: a Ctrl-C is for the run, which ends the worker when it has saved.
-    process = subprocess.Popen([*die_with_parent, str(_WORKER), f"--port={port}", *limit], start_new_session=True)
+    process = subprocess.Popen(
+        [*die_with_parent, str(_WORKER), f"--port={port}", *limit], start_new_session=True
+    )
     return process, f"localhost:{port}"
 
 
@@ -77,11 +84,14 @@ class TffWorker:
             grpc.channel_ready_future(self._channel).result(timeout=_START_SECONDS)
         except grpc.FutureTimeoutError:
             self.close()
-            raise ChildProcessError(f"TFF's worker did not start within {_START_SECONDS:g} s") from None
+            raise ChildProcessError(
+                f"TFF's worker did not start within {_START_SECONDS:g} s"
+            ) from None
         stub = tff.framework.RemoteExecutorGrpcStub(self._channel)
 
         def executor(cardinalities: Any) -> Any:
-            # TFF's default keeps twenty values of the model's size in the worker before it drops them.
+            # TFF's default keeps twenty values of the model's size in the worker before it drops
+            # them.
             remote = tff.framework.RemoteExecutor(stub, dispose_batch_size=1)
             remote.set_cardinalities({tff.CLIENTS: 0} | cardinalities)
             return remote
@@ -98,13 +108,16 @@ class TffWorker:
 
         Raises:
           ChildProcessError: the worker has ended.
-          KeyboardInterrupt: as `interrupts.check` does; the worker has ended then too. Errors of the job itself pass through.
+          KeyboardInterrupt: as `interrupts.check` does; the worker has ended then too. Errors of
+            the job itself pass through.
         """
         done: list[tuple[T | None, BaseException | None]] = []
 
         def work() -> None:
             try:
-                with tff.framework.get_context_stack().install(self._context):  # contexts are each thread's own
+                with tff.framework.get_context_stack().install(
+                    self._context
+                ):  # contexts are each thread's own
                     done.append((job(), None))
             except BaseException as error:
                 done.append((None, error))
@@ -118,7 +131,8 @@ class TffWorker:
                 interrupts.check()
                 if self._process.poll() is not None and thread.is_alive():
                     raise ChildProcessError(
-                        "TFF's worker process has ended (was there enough memory?): go on with resume=True"
+                        "TFF's worker process has ended (was there enough memory?): go on with "
+                        "resume=True"
                     )
         except BaseException:
             self.close()
@@ -174,6 +188,7 @@ def end_workers() -> None:
     for pid in worker_processes():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    # TFF's handle of its worker is dropped while its destructor still finds the modules that it needs.
+    # TFF's handle of its worker is dropped while its destructor still finds the modules that it
+    # needs.
     tff.framework.set_default_context(_Ended())
     gc.collect()

@@ -12,11 +12,13 @@ _OF_TENSORFLOW = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 @contextlib.contextmanager
 def limited_threads(threads: int | None) -> Iterator[None]:
-    """Inside, this process and the TFF workers that it starts compute with at most `threads` threads each; None changes nothing.
+    """Inside, this process and the TFF workers that it starts compute with at most `threads`
+    threads each; None changes nothing.
 
-    Limited are TensorFlow's operations (in this process for good: TensorFlow decides that once), TensorFlow in workers started inside,
-    and the linear algebra behind numpy and scipy where the package threadpoolctl is installed. Threads that wait, such as those of gRPC,
-    are not counted. Clients that train side by side are limited by the executions themselves.
+    Limited are TensorFlow's operations (in this process for good: TensorFlow decides that once),
+    TensorFlow in workers started inside, and the linear algebra behind numpy and scipy where the
+    package threadpoolctl is installed. Threads that wait, such as those of gRPC, are not counted.
+    Clients that train side by side are limited by the executions themselves.
 
     Raises:
       ValueError: TensorFlow has already started with another number.
@@ -29,12 +31,16 @@ def limited_threads(threads: int | None) -> Iterator[None]:
         return
     try:
         config = tf.config.threading
-        if (threads, threads) != (config.get_intra_op_parallelism_threads(), config.get_inter_op_parallelism_threads()):
+        if (threads, threads) != (
+            config.get_intra_op_parallelism_threads(),
+            config.get_inter_op_parallelism_threads(),
+        ):
             config.set_intra_op_parallelism_threads(threads)
             config.set_inter_op_parallelism_threads(threads)
     except RuntimeError as error:
         raise ValueError(
-            f"threads={threads}: TensorFlow has already started in this process with another number: train in a new process, "
+            f"threads={threads}: TensorFlow has already started in this process with another "
+            "number: train in a new process, "
             "or leave threads out"
         ) from error
     saved = {name: os.environ.get(name) for name in _OF_TENSORFLOW}

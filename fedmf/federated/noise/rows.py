@@ -22,7 +22,8 @@ from fedmf.server.state import NoiseState, state_mark
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseRows:
-    """The rows of N Z one after the other, as a pure (state -> row, state) step that traces into any TensorFlow graph.
+    """The rows of N Z one after the other, as a pure (state -> row, state) step that traces into
+    any TensorFlow graph.
 
     Attributes:
       stream: the mechanism's stream.
@@ -33,7 +34,8 @@ class NoiseRows:
       state_rows: rows of model size kept between rounds.
 
     Raises:
-      ValueError: a strategy that is none, or that cannot make this noise; noise that float32 does not hold.
+      ValueError: a strategy that is none, or that cannot make this noise; noise that float32 does
+        not hold.
     """
 
     stream: NoiseStream
@@ -46,7 +48,11 @@ class NoiseRows:
 
     def __post_init__(self) -> None:
         chosen = choose_graph_strategy(self.stream, self.size, self.strategy)
-        for name, value in (("strategy", chosen.name), ("state_rows", chosen.width), ("_form", chosen.form)):
+        for name, value in (
+            ("strategy", chosen.name),
+            ("state_rows", chosen.width),
+            ("_form", chosen.form),
+        ):
             object.__setattr__(self, name, value)
 
     def initial_state(self, key: Any) -> NoiseState:
@@ -60,38 +66,53 @@ class NoiseRows:
         )
 
     def next(self, state: NoiseState) -> tuple[Any, NoiseState]:
-        """Row `state.next_round` of N Z at unit standard deviation, float32 (size,), and the state after it.
+        """Row `state.next_round` of N Z at unit standard deviation, float32 (size,), and the state
+        after it.
 
         Raises:
-          tf.errors.InvalidArgumentError: when executed past the last round, in either strategy; with a state of another plan or
-            strategy; or with no row handed in, or one of another round. In round 0 that makes the row NaN. XLA drops these checks
-            (jit_compile=True): there the row is NaN.
+          tf.errors.InvalidArgumentError: when executed past the last round, in either strategy;
+            with a state of another plan or strategy; or with no row handed in, or one of another
+            round. In round 0 that makes the row NaN. XLA drops these checks (jit_compile=True):
+            there the row is NaN.
         """
         in_time = state.next_round < self.stream.rounds
         ours = tf.equal(state.mechanism, self._mark_of_state())
         handed_in = tf.equal(state.made_for, state.next_round) | (self.strategy != "precomputed")
-        # TFF asks for a result of the initial state when it initialises, to learn its type: that one is NaN, no error.
+        # TFF asks for a result of the initial state when it initialises, to learn its type: that
+        # one is NaN, no error.
         messages = {
-            f"the noise was planned for rounds={self.stream.rounds}: fit and calibrate a longer mechanism to train on": in_time,
-            "the state's noise is that of another mechanism, noise scale, clip norm, model size or noise_strategy, with which noise "
+            f"the noise was planned for rounds={self.stream.rounds}: fit and calibrate a "
+            "longer mechanism to train on": in_time,
+            "the state's noise is that of another mechanism, noise scale, clip norm, model size or "
+            "noise_strategy, with which noise "
             "could come again that was seen: make the aggregator as it was when the state was made "
             f"(here noise_strategy={self.strategy!r}, {self.state_rows} rows)": ours,
-            "no noise was handed in for this round: call process.next(noise.hand_in(state), ...) with a HostNoise": handed_in
+            "no noise was handed in for this round: call "
+            "process.next(noise.hand_in(state), ...) with a HostNoise": handed_in
             | tf.equal(state.next_round, 0),
         }
-        asserts = [tf.debugging.assert_equal(holds, True, message=text) for text, holds in messages.items()]
+        asserts = [
+            tf.debugging.assert_equal(holds, True, message=text) for text, holds in messages.items()
+        ]
         with tf.control_dependencies([check for check in asserts if check is not None]):
             t = tf.identity(state.next_round)
-        row, rows = (state.rows[0], state.rows) if self._form is None else self._recur(self._form, state, t)
+        row, rows = (
+            (state.rows[0], state.rows) if self._form is None else self._recur(self._form, state, t)
+        )
         row = tf.where(in_time & ours & handed_in, row, float("nan"))
         return row, state._replace(next_round=t + 1, made_for=tf.constant(-1, tf.int32), rows=rows)
 
     def _mark_of_state(self) -> Any:
-        return tf.constant(state_mark(self.mark, str(self.strategy), self.state_rows, self.size), tf.uint64)
+        return tf.constant(
+            state_mark(self.mark, str(self.strategy), self.state_rows, self.size), tf.uint64
+        )
 
     def _recur(self, form: BlockForm, state: NoiseState, t: Any) -> tuple[Any, Any]:
         table = self._table(form)
-        M, z = tf.constant(table, tf.float32)[tf.minimum(t, len(table) - 1)], self.source(state.key, self.size)(t)
+        M, z = (
+            tf.constant(table, tf.float32)[tf.minimum(t, len(table) - 1)],
+            self.source(state.key, self.size)(t),
+        )
         if not form.rolling:
             out = tf.matmul(M, tf.concat([z[None], state.rows], axis=0))
             return out[0], out[1:]
@@ -103,7 +124,9 @@ class NoiseRows:
         return row, tf.concat([row[None], state.rows[:-1]], axis=0)
 
     def _table(self, form: BlockForm) -> np.ndarray:
-        """M_t, (rounds, 1 + width, 1 + width), or its first row where the state is rolling; without the last rounds if all have one M."""
+        """M_t, (rounds, 1 + width, 1 + width), or its first row where the state is rolling; without
+        the last rounds if all have one M.
+        """
         matrices = [form.matrix(t)[: 1 if form.rolling else None] for t in range(form.rounds)]
         while len(matrices) > 1 and np.array_equal(matrices[-1], matrices[-2]):
             del matrices[-1]

@@ -1,4 +1,6 @@
-"""The Gaussian source inside TensorFlow graphs, which have no AES. docs/randomness.md says what it is good for, and what not."""
+"""The Gaussian source inside TensorFlow graphs, which have no AES. docs/randomness.md says what it
+is good for, and what not.
+"""
 
 import itertools
 import math
@@ -18,13 +20,16 @@ LARGEST = (2 * 65 * math.log(2)) ** 0.5  # of all draws
 
 
 def source_of_key(key: Any, size: int) -> Draw:
-    """draw(i) -> row i of Z at unit standard deviation, float32 (size,): independent over i and entries, a pure function of (key, i).
+    """draw(i) -> row i of Z at unit standard deviation, float32 (size,): independent over i and
+    entries, a pure function of (key, i).
 
-    Box-Muller on the 64-bit words of Philox4x32-10: entries 2p and 2p + 1 are those of words 2p and 2p + 1 at key K and counter
-    (p, S + i), where key begins with K and S. A radius has all 64 bits, and so a tail to 9.4.
+    Box-Muller on the 64-bit words of Philox4x32-10: entries 2p and 2p + 1 are those of words 2p and
+    2p + 1 at key K and counter (p, S + i), where key begins with K and S. A radius has all 64 bits,
+    and so a tail to 9.4.
 
     Args:
-      key: uint64 (4,), an array or a tensor; from `noise_key`. The last two words are not used here.
+      key: uint64 (4,), an array or a tensor; from `noise_key`. The last two words are not used
+        here.
       size: number of coordinates.
     """
     key, pairs = tf.convert_to_tensor(key, tf.uint64), -(-size // 2)
@@ -52,11 +57,13 @@ def box_muller(words: Any) -> Any:
 
 
 class RunSeeds:
-    """The noise seeds of the runs that one object begins, a different one for each; its copies share them.
+    """The noise seeds of the runs that one object begins, a different one for each; its copies
+    share them.
 
     Args:
-      noise_seed: as of `check_noise_seed`. Of an int the first run has that seed, and each later one a seed derived from it.
-        A graph's first call has the seed of the run for which the graph was built; its later calls are runs with keys of their own.
+      noise_seed: as of `check_noise_seed`. Of an int the first run has that seed, and each later
+        one a seed derived from it. A graph's first call has the seed of the run for which the graph
+        was built; its later calls are runs with keys of their own.
     """
 
     def __init__(self, noise_seed: int | str) -> None:
@@ -74,16 +81,22 @@ class RunSeeds:
         if self._noise_seed is None:
             return RunSeeds, ("os",)
         raise TypeError(
-            "a query or factory with a noise_seed of your own is not pickled: its copies would begin runs with the same noise; make it "
+            "a query or factory with a noise_seed of your own is not pickled: its copies would "
+            "begin runs with the same noise; make it "
             'where it is used, or use noise_seed="os"'
         )
 
     def next(self) -> int | str:
         """The seed of the next run, or "os"."""
-        return "os" if self._noise_seed is None else seed_of_run(self._noise_seed, next(self._begun))
+        return (
+            "os" if self._noise_seed is None else seed_of_run(self._noise_seed, next(self._begun))
+        )
 
     def next_key(self) -> Any:
-        """The key of the next run, uint64 (4,). Each call of a graph that is being built begins another run."""
+        """The key of the next run, uint64 (4,).
+
+        Each call of a graph that is being built begins another run.
+        """
         seed = self.next()
         key = tf.constant(noise_key(check_noise_seed(seed)), tf.uint64)
         if tf.executing_eagerly():
@@ -92,28 +105,40 @@ class RunSeeds:
 
 
 def _key_of_this_call(key: Any) -> Any:
-    """A key that differs from call to call of the graph that is being built, and is as secret as `key`.
+    """A key that differs from call to call of the graph that is being built, and is as secret as
+    `key`.
 
-    Secrecy is from `key`. Calls are told apart by the clock and by a number that TensorFlow draws from the system.
+    Secrecy is from `key`. Calls are told apart by the clock and by a number that TensorFlow draws
+    from the system.
     """
     call = tf.bitcast(tf.stack([tf.bitcast(tf.timestamp(), tf.int64), _drawn()]), tf.uint64)
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[4], key=key[:1], counter=tf.bitwise.bitwise_xor(key[1:3], call), alg=_PHILOX, dtype=tf.uint64
+        shape=[4],
+        key=key[:1],
+        counter=tf.bitwise.bitwise_xor(key[1:3], call),
+        alg=_PHILOX,
+        dtype=tf.uint64,
     )
 
 
 def _key_once(key: Any) -> Any:
     """`key` in one call of the graph that is being built, and a `_key_of_this_call` in every other.
 
-    Each call leaves a file of its own, then counts the files: of calls side by side at most one finds its own alone. Files
-    are what TFF's runtime keeps from call to call; it makes variables anew.
+    Each call leaves a file of its own, then counts the files: of calls side by side at most one
+    finds its own alone. Files are what TFF's runtime keeps from call to call; it makes variables
+    anew.
     """
     folder = tempfile.TemporaryDirectory(prefix="fedmf-runs-")
     _FOLDERS.append(folder)
     mark = tf.strings.as_string(_drawn())
-    with tf.control_dependencies([tf.io.write_file(tf.strings.join([folder.name, "/", mark]), mark)]):
-        # The pattern depends on the mark: a constant one could be looked up before the file is there.
-        begun = tf.io.matching_files(tf.strings.join([folder.name, "/*", tf.strings.substr(mark, 0, 0)]))
+    with tf.control_dependencies(
+        [tf.io.write_file(tf.strings.join([folder.name, "/", mark]), mark)]
+    ):
+        # The pattern depends on the mark: a constant one could be looked up before the file is
+        # there.
+        begun = tf.io.matching_files(
+            tf.strings.join([folder.name, "/*", tf.strings.substr(mark, 0, 0)])
+        )
     return tf.where(tf.equal(tf.size(begun), 1), key, _key_of_this_call(key))
 
 

@@ -1,4 +1,6 @@
-"""Whether a metric is defined on the examples that it has seen: Keras gives 0 for the AUC of one class, and for a mean of nothing."""
+"""Whether a metric is defined on the examples that it has seen: Keras gives 0 for the AUC of one
+class, and for a mean of nothing.
+"""
 
 from typing import Any
 
@@ -21,8 +23,9 @@ _ROUNDING = 1e-6
 def is_defined(metric: Any) -> bool:
     """Whether the value of a tf.keras.metrics.Metric follows from what it has counted.
 
-    False for NaN; for what is read off a curve, of examples of one class; for precision, recall and F scores that divide 0 by 0; for R2, of
-    labels that are all equal; and for a mean, also of a subclass, over nothing.
+    False for NaN; for what is read off a curve, of examples of one class; for precision, recall and
+    F scores that divide 0 by 0; for R2, of labels that are all equal; and for a mean, also of a
+    subclass, over nothing.
     """
     if np.isnan(float(metric.result())):
         return False
@@ -37,9 +40,13 @@ def is_defined(metric: Any) -> bool:
     if isinstance(metric, _keras.Recall):
         return bool(np.all(_sum(metric, "true_positives", "false_negatives") > 0))
     if isinstance(metric, _keras.FBetaScore):
-        return bool(np.sum(_sum(metric, "true_positives", "false_positives", "false_negatives")) > 0)
+        return bool(
+            np.sum(_sum(metric, "true_positives", "false_positives", "false_negatives")) > 0
+        )
     if isinstance(metric, _keras.R2Score):
-        squares, total, examples = (np.asarray(v) for v in (metric.squared_sum, metric.sum, metric.count))
+        squares, total, examples = (
+            np.asarray(v) for v in (metric.squared_sum, metric.sum, metric.count)
+        )
         return bool(np.all(squares - total**2 / examples > _ROUNDING * squares))
     return not isinstance(metric, _keras.Mean) or float(metric.count) > 0
 

@@ -1,4 +1,6 @@
-"""A run that diverges, told from its training losses, and the server learning rate that its noise allows."""
+"""A run that diverges, told from its training losses, and the server learning rate that its noise
+allows.
+"""
 
 import math
 
@@ -6,13 +8,14 @@ from fedmf.privacy.learning_rate import on_grid, predicted_learning_rate
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 
-# The loss of a cohort of a few clients goes up and down: the start is the worst of some rounds, and one round above it says nothing.
+# The loss of a cohort of a few clients goes up and down: the start is the worst of some rounds, and
+# one round above it says nothing.
 START_ROUNDS = 5
 ROUNDS_ABOVE_START = 20
 # Of the server in the runs that the rule of `fedmf plan learning-rate` was found from.
 RULE_MOMENTUM = 0.95
-# The demo's rates, which were tuned for a small model, are 3 to 4 times the rule's. With 8 times it 20 rounds of 20 clients ended above the
-# loss of the untrained model.
+# The demo's rates, which were tuned for a small model, are 3 to 4 times the rule's. With 8 times it
+# 20 rounds of 20 clients ended above the loss of the untrained model.
 FACTOR = 5.0
 _RULE = "the rule of `fedmf plan learning-rate` takes for this noise and momentum"
 
@@ -24,8 +27,9 @@ class DivergedRun(RuntimeError):
 class DivergenceWatch:
     """Follows a run's training losses, and says once when it diverges.
 
-    A run diverges if its loss is not finite, or was above all losses of its first 5 rounds for 20 rounds in a row. Rounds without examples
-    do not count. A resumed run is watched rightly if it is shown the rounds before, too.
+    A run diverges if its loss is not finite, or was above all losses of its first 5 rounds for 20
+    rounds in a row. Rounds without examples do not count. A resumed run is watched rightly if it is
+    shown the rounds before, too.
 
     Args:
       server_learning_rate: peak of the run's schedule.
@@ -39,11 +43,15 @@ class DivergenceWatch:
         self._told = False
 
     def observe(self, t: int, train_loss: float, examples: int) -> str | None:
-        """A sentence for the user if the run is seen to diverge in round `t`, and was not before; else None."""
+        """A sentence for the user if the run is seen to diverge in round `t`, and was not before;
+        else None.
+        """
         if self._told or not examples:
             return None
         if not math.isfinite(train_loss):
-            return self._tell(f"the training loss of round {t} is {train_loss}", "client_learning_rate, or ")
+            return self._tell(
+                f"the training loss of round {t} is {train_loss}", "client_learning_rate, or "
+            )
         if len(self._first) < START_ROUNDS:
             self._first.append(train_loss)
             return None
@@ -52,7 +60,8 @@ class DivergenceWatch:
         if self._above < ROUNDS_ABOVE_START:
             return None
         return self._tell(
-            f"the run diverges: in round {t} its training loss is {train_loss:.3g}, and for {ROUNDS_ABOVE_START} rounds it was above "
+            f"the run diverges: in round {t} its training loss is {train_loss:.3g}, and for "
+            f"{ROUNDS_ABOVE_START} rounds it was above "
             f"{start:.3g}, the worst of the first {START_ROUNDS}"
         )
 
@@ -62,17 +71,21 @@ class DivergenceWatch:
         if rate is not None and rate < self.server_learning_rate:
             hint = f", such as {rate:.2g}, which {_RULE}"
         return (
-            f"{what}: start again with a smaller {other}server_learning_rate than {self.server_learning_rate:g}{hint}"
+            f"{what}: start again with a smaller {other}server_learning_rate than "
+            f"{self.server_learning_rate:g}{hint}"
         )
 
 
 def rate_for_noise(plan: Plan, config: TrainConfig, rmse: float) -> float | None:
-    """What `fedmf plan learning-rate` prints for a run, at its momentum; None without noise, and for other server optimizers than sgd.
+    """What `fedmf plan learning-rate` prints for a run, at its momentum; None without noise, and
+    for other server optimizers than sgd.
 
-    A momentum m multiplies the sum of updates by 1 / (1 - m), so that at a smaller one a larger rate leaves as much noise in the model.
+    A momentum m multiplies the sum of updates by 1 / (1 - m), so that at a smaller one a larger
+    rate leaves as much noise in the model.
 
     Args:
-      rmse: of the plan's mechanism on prefix sums, as `fedmf.rmse` gives it, for a long tree in a minute.
+      rmse: of the plan's mechanism on prefix sums, as `fedmf.rmse` gives it, for a long tree in a
+        minute.
     """
     if not plan.noise_multiplier or config.server_optimizer != "sgd":
         return None
@@ -86,6 +99,8 @@ def rate_warning(rate: float | None, config: TrainConfig) -> str | None:
     if rate is None or config.server_learning_rate <= FACTOR * rate:
         return None
     return (
-        f"server_learning_rate={config.server_learning_rate:g} is {config.server_learning_rate / rate:.0f} times the {rate:.2g} that "
-        f"{_RULE}: the run may diverge. The rule is that of next-word prediction; for another task it is where a search begins"
+        f"server_learning_rate={config.server_learning_rate:g} is "
+        f"{config.server_learning_rate / rate:.0f} times the {rate:.2g} that "
+        f"{_RULE}: the run may diverge. The rule is that of next-word prediction; for another task "
+        "it is where a search begins"
     )

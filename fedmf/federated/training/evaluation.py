@@ -11,18 +11,25 @@ from fedmf.federated.tff_models import Outputs, TffModel
 from fedmf.federated.training.defined import is_defined
 from fedmf.runs.config import TrainConfig
 
-# Larger outputs the C library gets from the system each time, page by page: a fifth of the time with 256 examples of 20 words among 10,000.
+# Larger outputs the C library gets from the system each time, page by page: a fifth of the time
+# with 256 examples of 20 words among 10,000.
 MAX_BATCH_EXAMPLES, MAX_OUTPUT_BYTES = 256, 2**25
 
 
 def update_metric(metric: tf.keras.metrics.Metric, labels: Any, outputs: Any) -> None:
     """Counts a batch as `Model.evaluate` does: without what is masked in the outputs.
 
-    A label for each example and a model with one output: without an axis that such labels lack, Keras's metrics would take one mean of the
-    batch, and a short batch would count as much as any other.
+    A label for each example and a model with one output: without an axis that such labels lack,
+    Keras's metrics would take one mean of the batch, and a short batch would count as much as any
+    other.
     """
     mask = keras_mask(outputs)
-    if tf.is_tensor(labels) and tf.is_tensor(outputs) and labels.shape.rank == 1 and outputs.shape[1:] == [1]:
+    if (
+        tf.is_tensor(labels)
+        and tf.is_tensor(outputs)
+        and labels.shape.rank == 1
+        and outputs.shape[1:] == [1]
+    ):
         labels = labels[:, tf.newaxis]
     metric.update_state(labels, outputs, **({} if mask is None else {"sample_weight": mask}))
 
@@ -33,7 +40,9 @@ class Evaluator:
     def __init__(self, task: Task, config: TrainConfig) -> None:
         self._task, self._loss = task, batch_loss(task)
         self._model = task.build_model(config.seed)
-        self._own = self._model if isinstance(self._model, TffModel) else None  # with metrics of its own
+        self._own = (
+            self._model if isinstance(self._model, TffModel) else None
+        )  # with metrics of its own
         self._metrics = [] if task.metrics is None else list(task.metrics())
         # Float64: float32 stands still at 16 million counted words.
         self._mean_loss = tf.keras.metrics.Mean("loss", tf.float64)
@@ -46,7 +55,9 @@ class Evaluator:
         outputs = self._model(x, training=False)
         for metric in self._metrics:
             if metric is self._mean_loss:
-                metric.update_state(self._loss(y, outputs), sample_weight=tf.shape(tf.nest.flatten(x)[0])[0])
+                metric.update_state(
+                    self._loss(y, outputs), sample_weight=tf.shape(tf.nest.flatten(x)[0])[0]
+                )
             else:
                 update_metric(metric, y, outputs)
 
@@ -65,7 +76,10 @@ class Evaluator:
         return self.on(weights, self._task.split(split))
 
     def is_defined(self, name: str) -> bool:
-        """Whether the metric of this name is defined on the examples of the last evaluation. Of a TFF model's own nothing is known."""
+        """Whether the metric of this name is defined on the examples of the last evaluation.
+
+        Of a TFF model's own nothing is known.
+        """
         return all(is_defined(metric) for metric in self._metrics if metric.name == name)
 
     def on(self, weights: list[Any], examples: Examples) -> dict[str, float]:

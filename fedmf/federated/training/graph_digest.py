@@ -1,4 +1,6 @@
-"""The digest of a traced tf.function: what it computes, whatever its nodes are called and in which process it was traced."""
+"""The digest of a traced tf.function: what it computes, whatever its nodes are called and in which
+process it was traced.
+"""
 
 import hashlib
 import itertools
@@ -19,7 +21,8 @@ _VALUES = (tf.int64, tf.string, tf.int32, tf.float32, tf.float64, tf.bool)
 def graph_digest(traced: Any, trained: Sequence[tf.Variable]) -> str:
     """SHA-256, hexadecimal, of the operations from the arguments to the outputs and effects.
 
-    Values of all that is captured count: of variables and tensors, and the entries of lookup tables. Of trained variables their places do.
+    Values of all that is captured count: of variables and tensors, and the entries of lookup
+    tables. Of trained variables their places do.
 
     Args:
       traced: a ConcreteFunction.
@@ -34,7 +37,9 @@ def graph_digest(traced: Any, trained: Sequence[tf.Variable]) -> str:
         where, variable = place.get(id(outside)), handles.get(id(outside))
         value = outside if variable is None else variable
         given[inside.op.name] = _contents(value) if where is None else f"trained {where}"
-    roots = [tensor.name for tensor in graph.outputs] + [f"^{operation.name}" for operation in graph.control_outputs]
+    roots = [tensor.name for tensor in graph.outputs] + [
+        f"^{operation.name}" for operation in graph.control_outputs
+    ]
     return _Digests(functions).of_graph(definition.node, given, roots)
 
 
@@ -46,7 +51,11 @@ def _contents(captured: Any) -> str:
     """What a captured variable, tensor or lookup table holds."""
     if captured.dtype not in (tf.resource, tf.variant):
         array = np.asarray(captured)
-        return _sha(str(array.dtype), array.shape, array.tolist() if array.dtype == object else array.tobytes())
+        return _sha(
+            str(array.dtype),
+            array.shape,
+            array.tolist() if array.dtype == object else array.tobytes(),
+        )
     for keys, values in itertools.product(_KEYS, _VALUES):
         try:  # an export of other types would end the process
             tf.raw_ops.LookupTableFindV2(
@@ -91,10 +100,14 @@ class _Digests:
         return _sha(*_in_order(roots, known))
 
     def _of_node(self, node: Any, inputs: Sequence[Any]) -> str:
-        attributes = sorted(name for name in node.attr if not name.startswith("_") and name not in _NAMES)
+        attributes = sorted(
+            name for name in node.attr if not name.startswith("_") and name not in _NAMES
+        )
         if node.op in _SAYS:
             attributes = []
-        return _sha(node.op, [(name, self._of_attribute(node.attr[name])) for name in attributes], *inputs)
+        return _sha(
+            node.op, [(name, self._of_attribute(node.attr[name])) for name in attributes], *inputs
+        )
 
     def _of_attribute(self, value: Any) -> Any:
         if value.HasField("func"):
@@ -106,7 +119,10 @@ class _Digests:
     def _of_function(self, name: str) -> str:
         if name not in self._known:
             function = self._functions[name]
-            given = {argument.name: f"argument {i}" for i, argument in enumerate(function.signature.input_arg)}
+            given = {
+                argument.name: f"argument {i}"
+                for i, argument in enumerate(function.signature.input_arg)
+            }
             returned = [function.ret[output.name] for output in function.signature.output_arg]
             effects = [f"^{node}" for node in function.control_ret.values()]
             self._known[name] = self.of_graph(function.node_def, given, [*returned, *effects])
@@ -118,7 +134,13 @@ def _node_of(end: str) -> str:
 
 
 def _in_order(ends: Iterable[str], known: Mapping[str, str]) -> list[Any]:
-    """(output, digest of its node) for each end, and the digests of the nodes that only have to have run, which have no order."""
+    """(output, digest of its node) for each end, and the digests of the nodes that only have to
+    have run, which have no order.
+    """
     ends = list(ends)
-    data = [(end.partition(":")[2], known.get(_node_of(end), "")) for end in ends if not end.startswith("^")]
+    data = [
+        (end.partition(":")[2], known.get(_node_of(end), ""))
+        for end in ends
+        if not end.startswith("^")
+    ]
     return [data, sorted(known.get(_node_of(end), "") for end in ends if end.startswith("^"))]

@@ -1,7 +1,9 @@
-"""What a run is of besides config and plan: model and loss, clients, and the examples of the first cohort.
+"""What a run is of besides config and plan: model and loss, clients, and the examples of the first
+cohort.
 
-A resume does rounds again with the same noise. With other updates the difference of the two releases would be free of it. So all that the
-updates follow from is in private/identity.json before round 0, and is compared whenever the run goes on.
+A resume does rounds again with the same noise. With other updates the difference of the two
+releases would be free of it. So all that the updates follow from is in private/identity.json before
+round 0, and is compared whenever the run goes on.
 """
 
 import warnings
@@ -17,7 +19,8 @@ from fedmf.federated.task import Task
 _DIFFERS = {
     "batch_size": "batch_size={now} (the run has {kept})",
     "model": "another model or loss, which do not compute what the run's did",
-    "initial_weights": "another initial model: build_model must give the same weights for the same seed",
+    "initial_weights": "another initial model: build_model must give the same weights for the "
+    "same seed",
     "client_ids": "other client_ids, or in another order",
 }
 
@@ -31,11 +34,12 @@ def task_identity(
       task: of the run.
       model: what `check_model` gives.
       controller: of the run, before its first round.
-      resumed: read the clients in another order than the run did, which examples must not depend on.
+      resumed: read the clients in another order than the run did, which examples must not depend
+        on.
 
     Returns:
-      "model" and "initial_weights", hexadecimal; "batch_size"; "client_ids", hexadecimal; "first_cohort", a digest of the examples of each
-      of `first_clients`.
+      "model" and "initial_weights", hexadecimal; "batch_size"; "client_ids", hexadecimal;
+      "first_cohort", a digest of the examples of each of `first_clients`.
 
     Raises:
       ValueError: a client's examples are others when they are read again.
@@ -46,8 +50,10 @@ def task_identity(
     for client in clients:
         if first[client] != again[client]:
             raise ValueError(
-                f"client {client!r} of task {task.name!r} has other examples when they are read again, and a resume would put the same "
-                "noise on other updates: client_examples and preprocess must be pure, so leave out shuffles (fedmf shuffles), or seed them "
+                f"client {client!r} of task {task.name!r} has other examples when they are read "
+                "again, and a resume would put the same "
+                "noise on other updates: client_examples and preprocess must be pure, so leave out "
+                "shuffles (fedmf shuffles), or seed them "
                 "and what else is random by the client"
             )
     return {
@@ -73,7 +79,9 @@ def first_clients(task: Task, controller: ParticipationController) -> list[str]:
     return clients or list(task.client_ids[: controller.cohort_size])
 
 
-def difference(kept: Mapping[str, Any], now: Mapping[str, Any], clients: Sequence[str]) -> str | None:
+def difference(
+    kept: Mapping[str, Any], now: Mapping[str, Any], clients: Sequence[str]
+) -> str | None:
     """How what a run goes on with is not what it was begun with; None if it is.
 
     Args:
@@ -86,9 +94,13 @@ def difference(kept: Mapping[str, Any], now: Mapping[str, Any], clients: Sequenc
     if kept.get("first_cohort") == now["first_cohort"]:
         return None
     examples = zip(clients, kept.get("first_cohort") or (), now["first_cohort"], strict=False)
-    changed = next((repr(client) for client, before, after in examples if before != after), "of the first cohort")
+    changed = next(
+        (repr(client) for client, before, after in examples if before != after),
+        "of the first cohort",
+    )
     return (
-        f"on other data: client {changed} has other examples than when the run was begun (they must be the same in every process, also "
+        f"on other data: client {changed} has other examples than when the run was begun (they "
+        "must be the same in every process, also "
         "where a set is put in an order or a generator is seeded)"
     )
 

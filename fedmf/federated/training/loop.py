@@ -1,4 +1,6 @@
-"""The training loop: cohort, client work, noisy mean, server step, metrics, checkpoint; and again from where it stopped."""
+"""The training loop: cohort, client work, noisy mean, server step, metrics, checkpoint; and again
+from where it stopped.
+"""
 
 import pathlib
 import sys
@@ -19,7 +21,12 @@ from fedmf.federated.execution.cluster import Cluster, WorkersLost, check_addres
 from fedmf.federated.execution.tff_worker import TffWorker, tff_worker
 from fedmf.federated.execution.threads import limited_threads
 from fedmf.federated.task import Task
-from fedmf.federated.training.divergence import DivergedRun, DivergenceWatch, rate_for_noise, rate_warning
+from fedmf.federated.training.divergence import (
+    DivergedRun,
+    DivergenceWatch,
+    rate_for_noise,
+    rate_warning,
+)
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.initial_model import starting_task
 from fedmf.federated.training.model_check import check_model, misfit_reason
@@ -35,7 +42,8 @@ from fedmf.runs.folder import Run, RunFolder
 from fedmf.terminal import interrupts, progress_bar
 
 _ALL_ZEROED = (
-    "every client of a round was zeroed, and the model got noise alone: no update is finite, or none has all entries within "
+    "every client of a round was zeroed, and the model got noise alone: no update is finite, or "
+    "none has all entries within "
     "zeroing_norm={}; raise it, or lower client_learning_rate"
 )
 
@@ -56,15 +64,17 @@ def train(
 ) -> TrainedRun:
     """Trains `task` as `config` says, and leaves a run folder behind.
 
-    The same config, noise seed, threads and software give the same metrics and weights, bit for bit, interrupted or not.
+    The same config, noise seed, threads and software give the same metrics and weights, bit for
+    bit, interrupted or not.
 
     Args:
       task: one of fedmf.tasks, or your own.
       config: everything but the noise seed.
       folder: the run's folder; new without `resume`, an existing run's with it.
-      noise_seed: a non-negative int, or "os" for one from the operating system; kept in private/. Needed for a new run that adds
-        noise; without noise None is "os".
-      plan: a plan of your own in place of the one `config` describes; must have its rounds and participation.
+      noise_seed: a non-negative int, or "os" for one from the operating system; kept in private/.
+        Needed for a new run that adds noise; without noise None is "os".
+      plan: a plan of your own in place of the one `config` describes; must have its rounds and
+        participation.
       resume: go on from the newest checkpoint.
       options: of `RunOptions`, such as threads=2 or progress=False.
 
@@ -72,11 +82,14 @@ def train(
       The finished run, with its metrics, weights and model.
 
     Raises:
-      TypeError, ValueError: before anything is trained, for inputs that cannot give the guarantee asked for, a folder that holds another
-        run, a damaged checkpoint.
-      InterruptedRun: after Ctrl-C, once the last complete round is safely on disk. A second Ctrl-C stops at once.
-      WorkersLost: the cluster does not answer at the start, or has no worker left; the run can be resumed.
-      DivergedRun: the run diverged, and `stop_on_divergence` is among the options; the run can be resumed without it.
+      TypeError, ValueError: before anything is trained, for inputs that cannot give the guarantee
+        asked for, a folder that holds another run, a damaged checkpoint.
+      InterruptedRun: after Ctrl-C, once the last complete round is safely on disk. A second Ctrl-C
+        stops at once.
+      WorkersLost: the cluster does not answer at the start, or has no worker left; the run can be
+        resumed.
+      DivergedRun: the run diverged, and `stop_on_divergence` is among the options; the run can be
+        resumed without it.
     """
     machine = RunOptions(**options)
     check_address(machine.cluster, config.execution)
@@ -101,9 +114,17 @@ def train(
 class _Training:
     """A run under way: `state` is that after `done` rounds."""
 
-    def __init__(self, setup: RunSetup, options: RunOptions, place: Cluster | TffWorker | None) -> None:
+    def __init__(
+        self, setup: RunSetup, options: RunOptions, place: Cluster | TffWorker | None
+    ) -> None:
         task, config, folder = setup.task, setup.config, setup.folder
-        self.task, self.config, self.folder, self.plan, self.options = task, config, folder, setup.plan, options
+        self.task, self.config, self.folder, self.plan, self.options = (
+            task,
+            config,
+            folder,
+            setup.plan,
+            options,
+        )
         self.execution = build_execution(
             task,
             setup.plan,
@@ -119,12 +140,18 @@ class _Training:
             self.state, self.done = self.execution.init(), 0
         else:
             self.controller.go_on_from(checkpoint.ledger)
-            self.state, self.done = self.execution.from_leaves(checkpoint.state), checkpoint.rounds_done
+            self.state, self.done = (
+                self.execution.from_leaves(checkpoint.state),
+                checkpoint.rounds_done,
+            )
         self.saved = self.done
-        self.last = max(setup.rounds(), folder.rounds_ever_done())  # what was released must be in the guarantee
+        self.last = max(
+            setup.rounds(), folder.rounds_ever_done()
+        )  # what was released must be in the guarantee
         if (ended := Run.load(folder.path).ended_after) is not None:
             raise ValueError(
-                f"{folder.path} has ended after {ended} rounds, as its stop_at_epsilon said, and states their guarantee: it does not go "
+                f"{folder.path} has ended after {ended} rounds, as its stop_at_epsilon said, and "
+                "states their guarantee: it does not go "
                 "on; start a new folder for more rounds"
             )
         self.end = min(self.last, options.stop_after or self.last)
@@ -150,7 +177,9 @@ class _Training:
             total=config.rounds, initial=self.done, unit="round", desc=config.family, disable=hidden
         )
         points = (
-            scalars(folder.path / "tensorboard", rows) if self.options.tensorboard else nullcontext(lambda row: None)
+            scalars(folder.path / "tensorboard", rows)
+            if self.options.tensorboard
+            else nullcontext(lambda row: None)
         )
         if self.options.on_start is not None:
             self.options.on_start()
@@ -169,7 +198,10 @@ class _Training:
                     interrupts.check()
         except (KeyboardInterrupt, WorkersLost, DivergedRun) as stop:
             self._stop(stop)
-        except (TypeError, ValueError):  # a client's examples do not do: the rounds before are worth keeping
+        except (
+            TypeError,
+            ValueError,
+        ):  # a client's examples do not do: the rounds before are worth keeping
             if self.done > self.saved:
                 self._save()
             raise
@@ -194,12 +226,16 @@ class _Training:
         row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
         if len(cohort) and metrics.get("zeroed") == len(cohort):
             warnings.warn(_ALL_ZEROED.format(config.zeroing_norm), stacklevel=4)
-        if (diverged := self.divergence.observe(t, metrics["train_loss"], int(metrics["examples"]))) is not None:
+        if (
+            diverged := self.divergence.observe(t, metrics["train_loss"], int(metrics["examples"]))
+        ) is not None:
             self.diverged = diverged
             if not self.options.stop_on_divergence:
                 warnings.warn(diverged, stacklevel=4)
         if (t + 1) % config.evaluate_every == 0 or t + 1 == self.last:
-            row["validation"] = self.validation = self.evaluator(self.execution.weights(state), "validation")
+            row["validation"] = self.validation = self.evaluator(
+                self.execution.weights(state), "validation"
+            )
         self._record(row, time.perf_counter() - began)
         self.state, self.done = state, t + 1
         if self.done % config.checkpoint_every == 0 or self.done == self.last:
@@ -216,18 +252,28 @@ class _Training:
             try:
                 self.task.examples_of(client_id)
             except NotFinite as error:
-                warnings.warn(f"round {t}: {error}; its update is zeroed, now and whenever it takes part", stacklevel=5)
+                warnings.warn(
+                    f"round {t}: {error}; its update is zeroed, now and whenever it takes part",
+                    stacklevel=5,
+                )
                 return
 
     def _watch(self, run: Run) -> None:
-        """Begins to watch for divergence; warns before round 0 of a rate that the noise hardly allows."""
+        """Begins to watch for divergence; warns before round 0 of a rate that the noise hardly
+        allows.
+        """
         config = self.config
         rate = rate_for_noise(self.plan, config, run.plan["rmse"])
         if not self.done and (sentence := rate_warning(rate, config)):
             warnings.warn(sentence, stacklevel=4)
-        self.divergence = DivergenceWatch(server_learning_rate=config.server_learning_rate, rate_for_noise=rate)
+        self.divergence = DivergenceWatch(
+            server_learning_rate=config.server_learning_rate, rate_for_noise=rate
+        )
         for row in run.metrics:
-            self.diverged = self.divergence.observe(row["round"], row["train_loss"], row["examples"]) or self.diverged
+            self.diverged = (
+                self.divergence.observe(row["round"], row["train_loss"], row["examples"])
+                or self.diverged
+            )
 
     def _check_divergence(self) -> None:
         if self.diverged and self.options.stop_on_divergence:
@@ -235,10 +281,16 @@ class _Training:
 
     def _client(self, t: int, client: int) -> Epochs | ClientRound:
         on_workers = self.options.cluster is not None and self.options.worker_task is not None
-        return ClientRound(t, client) if on_workers else client_epochs(self.task, self.config, t, client)
+        return (
+            ClientRound(t, client)
+            if on_workers
+            else client_epochs(self.task, self.config, t, client)
+        )
 
     def _misfit(self, t: int, cohort: np.ndarray) -> ValueError | None:
-        """The error of a round in which a client's examples do not fit the model, such as a label that it has no output for."""
+        """The error of a round in which a client's examples do not fit the model, such as a label
+        that it has no output for.
+        """
         weights = self.execution.weights(self.state)
         for client_id in (self.task.client_ids[int(client)] for client in cohort):
             try:
@@ -248,8 +300,10 @@ class _Training:
                 continue
             except tf.errors.InvalidArgumentError as error:
                 return ValueError(
-                    f"round {t} cannot train client {client_id!r} of task {self.task.name!r}: {misfit_reason(error)}; make the model's "
-                    f"outputs and all labels fit, and start a new run ({self.done} rounds are saved in {self.folder.path})"
+                    f"round {t} cannot train client {client_id!r} of task {self.task.name!r}: "
+                    f"{misfit_reason(error)}; make the model's "
+                    f"outputs and all labels fit, and start a new run ({self.done} rounds are "
+                    f"saved in {self.folder.path})"
                 )
         return None
 
@@ -257,7 +311,10 @@ class _Training:
         self.metric_row(row)
         self.point(row)
         self.timing_row({"round": row["round"], "seconds": round(seconds, 4)})
-        latest = {"clients/s": f"{row['clients'] / seconds:.1f}", "loss": f"{row['train_loss']:.3f}"}
+        latest = {
+            "clients/s": f"{row['clients'] / seconds:.1f}",
+            "loss": f"{row['train_loss']:.3f}",
+        }
         headline = self.task.headline
         if self.validation:
             latest[headline] = f"{self.validation[headline]:.4f}"
@@ -287,7 +344,8 @@ class _Training:
         if isinstance(stop, DivergedRun):
             self.folder.mark_diverged(self.done)
             raise DivergedRun(
-                f"{stop}; {done} are saved in {self.folder.path}, and go on with resume=True and without stop_on_divergence"
+                f"{stop}; {done} are saved in {self.folder.path}, and go on with resume=True and "
+                "without stop_on_divergence"
             ) from None
         raise InterruptedRun(
             f"interrupted after {done}, all saved in {self.folder.path}: go on with resume=True"
@@ -298,7 +356,10 @@ class _Training:
         noise.show_progress()
         strategy = noise.strategy
         if strategy.disk:
-            print(f"noise: {strategy.reason}, {strategy.disk / 1e9:.1f} GB in {private}", file=sys.stderr)
+            print(
+                f"noise: {strategy.reason}, {strategy.disk / 1e9:.1f} GB in {private}",
+                file=sys.stderr,
+            )
         if self.execution.slow:
             print(f"clients: {self.execution.slow}", file=sys.stderr)
 
@@ -322,7 +383,9 @@ class _Training:
             "population": self.controller.population,
             "cohort_size": self.controller.cohort_size,
             **audit.observed.summary(),
-            "histogram": {str(count): clients for count, clients in audit.observed.histogram.items()},
+            "histogram": {
+                str(count): clients for count, clients in audit.observed.histogram.items()
+            },
         } | audit.spending()
         self.folder.write_json(
             "result",

@@ -22,10 +22,11 @@ _FORBIDDEN = (
     (
         r"Assign|Resource(Scatter|StridedSliceAssign|Apply)|Scatter(Nd)?(Add|Sub|Update)$|LookupTable(Insert|Import|Remove)|Queue(En|De)queue",
         "writes a variable or a table",
-        "leave out layers that keep something from batch to batch (BatchNormalization, stateful=True)",
+        "leave out layers that keep something from batch to batch (BatchNormalization, "
+        "stateful=True)",
     ),
-    # Draws from a generator that goes on from call to call; tf.random.stateless_... is not among them. TensorFlow does not count pooling
-    # and glimpses among the operations with a state.
+    # Draws from a generator that goes on from call to call; tf.random.stateless_... is not among
+    # them. TensorFlow does not count pooling and glimpses among the operations with a state.
     (
         r"Random|Multinomial|Parameterized|TruncatedNormal|Stateful(?!PartitionedCall)|Rng|NonDeterministic|.*CandidateSampler|Fractional"
         r"|ExtractGlimpse|Timestamp",
@@ -35,7 +36,8 @@ _FORBIDDEN = (
     # Python inside a graph could do either.
     (r"(Eager)?PyFunc", "calls Python", "write it in TensorFlow"),
 )
-# All that TensorFlow marks as having a state or an effect, and that keeps nothing from call to call. Others are refused, known or not.
+# All that TensorFlow marks as having a state or an effect, and that keeps nothing from call to
+# call. Others are refused, known or not.
 _KEEPS_NOTHING = re.compile(
     r"ReadVariableOp|ResourceGather(Nd)?|VariableShape|LookupTable(Find|Size)V2|If|While|Case|StatefulPartitionedCall|DeviceIndex|Assert"
     r"|CheckNumerics(V2)?|PrintV2|StatelessRandomGetAlg|CudnnRNN(Backprop)?(V[23])?"
@@ -51,16 +53,17 @@ _OF_FIT = ("train_step", "compute_loss")
 def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
     """Looks at every operation of the task's model and loss in training, forwards and backwards.
 
-    A written variable or table would carry a client's data into the next client's update without being clipped: the sensitivity would
-    not be the plan's. After random draws a resumed run would repeat its noise on other updates, whose difference is free of it. Python
-    may do both.
+    A written variable or table would carry a client's data into the next client's update without
+    being clipped: the sensitivity would not be the plan's. After random draws a resumed run would
+    repeat its noise on other updates, whose difference is free of it. Python may do both.
 
     Returns:
-      Digests, hexadecimal: "model", of what model and loss compute in training; "initial_weights", of those that are trained.
+      Digests, hexadecimal: "model", of what model and loss compute in training; "initial_weights",
+        of those that are trained.
 
     Raises:
-      ValueError: for such an operation, for trained weights or computations in other than float32, and for weights that are not trained
-        in a model for TFF, whose state does not hold them.
+      ValueError: for such an operation, for trained weights or computations in other than float32,
+        and for weights that are not trained in a model for TFF, whose state does not hold them.
     """
     model = task.build_model(config.seed)
     _check_dtypes(task, model)
@@ -80,13 +83,15 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
         traced = traced_step.get_concrete_function(*task.spec)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"model or loss of task {task.name!r} do not take a batch {task.spec} of its examples: make them fit "
+            f"model or loss of task {task.name!r} do not take a batch {task.spec} of its examples: "
+            "make them fit "
             f"({str(error).strip().splitlines()[-1].strip()})"
         ) from error
     shape = traced.structured_outputs[0].shape
     if shape.rank != 0:
         raise ValueError(
-            f"loss of task {task.name!r} gives the shape {shape} where a scalar is needed: {_way_to_a_scalar(task)}"
+            f"loss of task {task.name!r} gives the shape {shape} where a scalar is needed: "
+            f"{_way_to_a_scalar(task)}"
         )
     # Before the model's first batch, which may write local variables.
     digests = {
@@ -98,7 +103,8 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
         traced_step(*tf.nest.map_structure(tf.constant, first))
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(
-            f"model or loss of task {task.name!r} fail on its validation split: make outputs and labels fit "
+            f"model or loss of task {task.name!r} fail on its validation split: make outputs and "
+            "labels fit "
             f"({misfit_reason(error)})"
         ) from error
     _check_metrics(task, model, first)
@@ -112,7 +118,8 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
         matching = sorted(operation for operation in found if re.match(pattern, operation))
         if matching:
             raise ValueError(
-                f"build_model of task {task.name!r} gives a model that {does} in training ({', '.join(matching)}), so that the "
+                f"build_model of task {task.name!r} gives a model that {does} in training "
+                f"({', '.join(matching)}), so that the "
                 f"guarantee would not hold: {instead}"
             )
     if not isinstance(model, TffModel):
@@ -122,7 +129,8 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
     fixed = [variable.name for variable in model.non_trainable_variables]
     if fixed and config.execution != "fast":
         raise ValueError(
-            f"build_model of task {task.name!r} gives a model with weights that are not trained ({', '.join(fixed)}), which "
+            f"build_model of task {task.name!r} gives a model with weights that are not trained "
+            f"({', '.join(fixed)}), which "
             f"execution={config.execution!r} does not take: use execution='fast'"
         )
     return digests
@@ -147,72 +155,104 @@ def misfit_reason(error: tf.errors.InvalidArgumentError) -> str:
 
 
 def _check_dtypes(task: Task, model: Any) -> None:
-    """Refuses what clipped float32 updates do not hold, and float16, in which small gradients are zero."""
+    """Refuses what clipped float32 updates do not hold, and float16, in which small gradients are
+    zero.
+    """
     layers = () if isinstance(model, TffModel) else model._flatten_layers()
-    half = [f"{layer.name} computes in float16" for layer in layers if layer.compute_dtype == "float16"]
-    others = [f"{v.name} is {v.dtype.name}" for v in model.trainable_variables if v.dtype != tf.float32]
+    half = [
+        f"{layer.name} computes in float16" for layer in layers if layer.compute_dtype == "float16"
+    ]
+    others = [
+        f"{v.name} is {v.dtype.name}" for v in model.trainable_variables if v.dtype != tf.float32
+    ]
     if half or others:
         raise ValueError(
-            f"build_model of task {task.name!r} gives a model that is not all float32 ({', '.join(others or half)}): build it with "
+            f"build_model of task {task.name!r} gives a model that is not all float32 "
+            f"({', '.join(others or half)}): build it with "
             "float32 weights, under the Keras policy float32 or mixed_bfloat16"
         )
-    own = [name for name in _OF_FIT if getattr(type(model), name, None) is not getattr(tf.keras.Model, name)]
+    own = [
+        name
+        for name in _OF_FIT
+        if getattr(type(model), name, None) is not getattr(tf.keras.Model, name)
+    ]
     if own and not isinstance(model, TffModel):
         raise ValueError(
-            f"build_model of task {task.name!r} gives a model with a {' and a '.join(own)} of its own, which fedmf does not call: put what "
+            f"build_model of task {task.name!r} gives a model with a {' and a '.join(own)} of its "
+            "own, which fedmf does not call: put what "
             "it minimises into the task's loss, or into add_loss"
         )
-    bound = [v.name for v in model.trainable_variables if getattr(v, "constraint", None) is not None]
+    bound = [
+        v.name for v in model.trainable_variables if getattr(v, "constraint", None) is not None
+    ]
     if bound:
         raise ValueError(
-            f"build_model of task {task.name!r} gives a model with constraints on weights ({', '.join(bound)}), which nobody applies "
+            f"build_model of task {task.name!r} gives a model with constraints on weights "
+            f"({', '.join(bound)}), which nobody applies "
             "between a client's steps: leave them out, or use a regulariser"
         )
     if not model.trainable_variables:
         raise ValueError(
-            f"build_model of task {task.name!r} gives a model of which nothing is trained: leave a layer trainable"
+            f"build_model of task {task.name!r} gives a model of which nothing is trained: leave a "
+            "layer trainable"
         )
 
 
 def _check_inputs(task: Task, model: Any) -> None:
-    """Refuses examples of which Keras would drop a part without a word, such as 0.7 for an input of whole numbers."""
+    """Refuses examples of which Keras would drop a part without a word, such as 0.7 for an input of
+    whole numbers.
+    """
     taken = tf.nest.flatten(getattr(model, "input", ()))
     given = tf.nest.flatten(task.spec[0])
     for spec, tensor in zip(given, taken, strict=True) if len(given) == len(taken) else ():
-        fractions = spec.dtype.is_floating and not (tensor.dtype.is_floating or tensor.dtype.is_complex)
+        fractions = spec.dtype.is_floating and not (
+            tensor.dtype.is_floating or tensor.dtype.is_complex
+        )
         if fractions or (spec.dtype.is_complex and not tensor.dtype.is_complex):
             raise TypeError(
-                f"the examples of task {task.name!r} are {spec.dtype.name} where its model takes {tensor.dtype.name} ({tensor.name}), "
+                f"the examples of task {task.name!r} are {spec.dtype.name} where its model takes "
+                f"{tensor.dtype.name} ({tensor.name}), "
                 "which would drop a part of each number: convert one of them"
             )
 
 
 def _check_outside(task: Task, model: Any, used: Any) -> None:
-    """Refuses a variable that is no weight: a program may change it between rounds, and a resume would not know its value."""
-    # By handle: mixed precision wraps each variable that the model lists, and the graph has the wrapped one.
+    """Refuses a variable that is no weight: a program may change it between rounds, and a resume
+    would not know its value.
+    """
+    # By handle: mixed precision wraps each variable that the model lists, and the graph has the
+    # wrapped one.
     weights = {id(variable.handle) for variable in model.variables}
     outside = [variable.name for variable in used if id(variable.handle) not in weights]
     if outside:
         raise ValueError(
-            f"model or loss of task {task.name!r} read a variable that is no weight of the model ({', '.join(outside)}), which may change "
+            f"model or loss of task {task.name!r} read a variable that is no weight of the model "
+            f"({', '.join(outside)}), which may change "
             "while a run goes on: make it a number, or a weight that is not trained"
         )
 
 
 def _check_captures(task: Task, model: Any, loss: BatchLoss) -> None:
-    """Refuses a loss that uses a tensor or a variable from outside, which the graphs that TFF builds cannot hold."""
+    """Refuses a loss that uses a tensor or a variable from outside, which the graphs that TFF
+    builds cannot hold.
+    """
     x, y = task.spec
-    outputs = tf.function(lambda x: model(x, training=True)).get_concrete_function(x).structured_outputs
+    outputs = (
+        tf.function(lambda x: model(x, training=True)).get_concrete_function(x).structured_outputs
+    )
     specs = tf.nest.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), outputs)
     if tf.function(loss).get_concrete_function(y, specs).captured_inputs:
         raise ValueError(
-            f"loss of task {task.name!r} uses a tensor or a variable that was made outside of it, which execution='tff' does not take: "
+            f"loss of task {task.name!r} uses a tensor or a variable that was made outside of it, "
+            "which execution='tff' does not take: "
             "make it a numpy array or a number, or use execution='fast'"
         )
 
 
 def _check_metrics(task: Task, model: Any, examples: Examples) -> None:
-    """Refuses metrics that do not take the outputs, that are no single numbers, or of which two have one name."""
+    """Refuses metrics that do not take the outputs, that are no single numbers, or of which two
+    have one name.
+    """
     if task.metrics is None:
         return
     _ = task.headline  # refuses what is no metric
@@ -221,28 +261,35 @@ def _check_metrics(task: Task, model: Any, examples: Examples) -> None:
     names = [metric.name for metric in metrics]
     for metric in metrics:
         if names.count(metric.name) > 1:
-            raise ValueError(f"metric {metric.name!r} of task {task.name!r} is there twice: name one otherwise")
+            raise ValueError(
+                f"metric {metric.name!r} of task {task.name!r} is there twice: name one otherwise"
+            )
         try:
             update_metric(metric, y, model(x, training=False))
             shape = np.asarray(metric.result()).shape
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             raise ValueError(
-                f"metric {metric.name!r} of task {task.name!r} fails on its validation split: make it fit outputs and labels "
+                f"metric {metric.name!r} of task {task.name!r} fails on its validation split: make "
+                "it fit outputs and labels "
                 f"({str(error).strip().splitlines()[-1].strip()})"
             ) from error
         if shape:
             raise ValueError(
-                f"metric {metric.name!r} of task {task.name!r} has a result of shape {shape}: give one number"
+                f"metric {metric.name!r} of task {task.name!r} has a result of shape {shape}: give "
+                "one number"
             )
 
 
 def _check_local_variables(task: Task, model: TffModel, used: Any) -> None:
-    """Refuses a TFF model that changes a weight, or keeps numbers in a variable that it does not list: nothing sets it back."""
+    """Refuses a TFF model that changes a weight, or keeps numbers in a variable that it does not
+    list: nothing sets it back.
+    """
     weights = [*model.trainable_variables, *model.non_trainable_variables]
     listed = {id(variable.handle) for variable in (*weights, *model.local_variables)}
     hidden = [variable.name for variable in used if id(variable.handle) not in listed]
     if hidden:
         raise ValueError(
-            f"build_model of task {task.name!r} gives a {model.kind} that uses the variables {', '.join(hidden)} and lists them neither as "
+            f"build_model of task {task.name!r} gives a {model.kind} that uses the variables "
+            f"{', '.join(hidden)} and lists them neither as "
             "weights nor as local_variables: list them"
         )

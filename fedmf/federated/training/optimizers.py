@@ -1,4 +1,6 @@
-"""Optimizers of clients and server, as tff.learning optimizers; and SGD with momentum under a schedule, which TFF has not."""
+"""Optimizers of clients and server, as tff.learning optimizers; and SGD with momentum under a
+schedule, which TFF has not.
+"""
 
 import collections
 from typing import Any
@@ -14,7 +16,8 @@ from fedmf.runs.config import SCALED, TrainConfig
 class ScheduledSGDM(tff.learning.optimizers.Optimizer):
     """Momentum v <- momentum * v + g; w <- w - learning_rates[t] * v in round t.
 
-    The FedSGDM server step of the banded paper's App. I; data-independent, hence post-processing of the privatised updates.
+    The FedSGDM server step of the banded paper's App. I; data-independent, hence post-processing of
+    the privatised updates.
 
     Args:
       learning_rates: float (rounds,), positive; see `fedmf.WarmupCooldown`.
@@ -34,8 +37,16 @@ class ScheduledSGDM(tff.learning.optimizers.Optimizer):
 
     def __init__(self, learning_rates: Any, *, momentum: float = 0.95) -> None:
         rates = np.asarray(learning_rates, np.float64)
-        if rates.ndim != 1 or not len(rates) or not np.all(np.isfinite(rates)) or not np.all(rates > 0):
-            raise ValueError(f"learning_rates={learning_rates!r} must be one finite positive rate for every round")
+        if (
+            rates.ndim != 1
+            or not len(rates)
+            or not np.all(np.isfinite(rates))
+            or not np.all(rates > 0)
+        ):
+            raise ValueError(
+                f"learning_rates={learning_rates!r} must be one finite positive rate for every "
+                "round"
+            )
         if not (np.isfinite(momentum) and 0 <= momentum < 1):
             raise ValueError(f"momentum={momentum!r} must be in [0, 1)")
         self._rates = rates
@@ -53,12 +64,17 @@ class ScheduledSGDM(tff.learning.optimizers.Optimizer):
         velocity = tf.nest.map_structure(
             lambda v, g: tf.cast(self._momentum, v.dtype) * v + g, state["velocity"], gradients
         )
-        weights = tf.nest.map_structure(lambda w, v: w - tf.cast(rate, w.dtype) * v, weights, velocity)
+        weights = tf.nest.map_structure(
+            lambda w, v: w - tf.cast(rate, w.dtype) * v, weights, velocity
+        )
         return collections.OrderedDict(round=state["round"] + 1, velocity=velocity), weights
 
 
 def server_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:
-    """The server's optimizer at the config's schedule. It sees privatised updates only: whichever it is, the guarantee is the same."""
+    """The server's optimizer at the config's schedule.
+
+    It sees privatised updates only: whichever it is, the guarantee is the same.
+    """
     rates = config.server_schedule().learning_rates()
     rule = config.server_optimizer.removeprefix(SCALED)
     if rule == "sgd":
@@ -73,19 +89,24 @@ def server_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:
 
 
 def scaling_of(config: TrainConfig) -> Scaling | None:
-    """How updates are scaled before they are clipped, for the server's optimizer; None for one that takes the mean as it is."""
+    """How updates are scaled before they are clipped, for the server's optimizer; None for one that
+    takes the mean as it is.
+    """
     if not config.server_optimizer.startswith(SCALED):
         return None
     rule = config.server_optimizer.removeprefix(SCALED)
     debiased = config.scale_moment == "debiased"
-    return Scaling(rule=rule, epsilon=config.server_epsilon, every=config.scale_every, debiased=debiased)
+    return Scaling(
+        rule=rule, epsilon=config.server_epsilon, every=config.scale_every, debiased=debiased
+    )
 
 
 class Proximal(tff.learning.optimizers.Optimizer):
-    """An optimizer with FedProx's term: gradient + strength * (weights - weights before the first step).
+    """An optimizer with FedProx's term: gradient + strength * (weights - weights before the first
+    step).
 
-    Li et al., Federated Optimization in Heterogeneous Networks, Eq. 2. TFF 0.87's build_unweighted_fed_prox adds the term with the other
-    sign, which drives clients apart.
+    Li et al., Federated Optimization in Heterogeneous Networks, Eq. 2. TFF 0.87's
+    build_unweighted_fed_prox adds the term with the other sign, which drives clients apart.
 
     >>> optimizer = Proximal(tff.learning.optimizers.build_sgdm(0.5), 0.1)
     >>> weights = [tf.constant([1.0])]
@@ -102,11 +123,15 @@ class Proximal(tff.learning.optimizers.Optimizer):
     def initialize(self, specs: Any) -> Any:
         """The inner state; the first weights are not known yet."""
         start = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), specs)
-        return collections.OrderedDict(begun=tf.constant(False), start=start, inner=self._optimizer.initialize(specs))
+        return collections.OrderedDict(
+            begun=tf.constant(False), start=start, inner=self._optimizer.initialize(specs)
+        )
 
     def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
         """One step; pure."""
-        start = tf.nest.map_structure(lambda s, w: tf.where(state["begun"], s, w), state["start"], weights)
+        start = tf.nest.map_structure(
+            lambda s, w: tf.where(state["begun"], s, w), state["start"], weights
+        )
         gradients = tf.nest.map_structure(
             lambda g, w, s: tf.convert_to_tensor(g) + tf.cast(self._strength, w.dtype) * (w - s),
             gradients,
@@ -120,7 +145,9 @@ class Proximal(tff.learning.optimizers.Optimizer):
 def client_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:
     """The clients' optimizer, which begins anew with every client and round."""
     if config.client_optimizer == "sgd":
-        optimizer = tff.learning.optimizers.build_sgdm(config.client_learning_rate, config.client_momentum or None)
+        optimizer = tff.learning.optimizers.build_sgdm(
+            config.client_learning_rate, config.client_momentum or None
+        )
     else:
         optimizer = _ADAPTIVE[config.client_optimizer](config.client_learning_rate)
     return Proximal(optimizer, config.proximal_strength) if config.proximal_strength else optimizer

@@ -1,4 +1,6 @@
-"""`RunSetup`, what a run is before round 0, made anew or from its folder; refuses what cannot give the guarantee."""
+"""`RunSetup`, what a run is before round 0, made anew or from its folder; refuses what cannot give
+the guarantee.
+"""
 
 import contextlib
 import dataclasses
@@ -58,30 +60,36 @@ class RunSetup:
         """Rounds after which the run is finished: all, or those within `stop_at_epsilon`.
 
         Raises:
-          ValueError: an epsilon that the first round passes already, or whose rounds do not follow from the plan; with canaries.
+          ValueError: an epsilon that the first round passes already, or whose rounds do not follow
+            from the plan; with canaries.
         """
         if self.stop_at_epsilon is None:
             return self.config.rounds
         if self.config.canaries:
             raise ValueError(
-                f"stop_at_epsilon={self.stop_at_epsilon} with canaries={self.config.canaries}, which audit all rounds of a plan: leave "
+                f"stop_at_epsilon={self.stop_at_epsilon} with canaries={self.config.canaries}, "
+                "which audit all rounds of a plan: leave "
                 "one of them out"
             )
         return rounds_within(self.plan, self.stop_at_epsilon, argument="stop_at_epsilon")
 
     def check(self, options: RunOptions) -> None:
-        """Refuses cohorts that cannot be drawn, too many canaries, and noise for which there is no room or that float32 does not hold."""
+        """Refuses cohorts that cannot be drawn, too many canaries, and noise for which there is no
+        room or that float32 does not hold.
+        """
         self.controller()
         self.rounds()
         size, canaries = parameters(self.task, self.config), self.config.canaries
         if size < 10 * canaries:
             raise ValueError(
-                f"canaries={canaries} disturb each other in a model of {size} parameters: use at most {size // 10}"
+                f"canaries={canaries} disturb each other in a model of {size} parameters: use at "
+                f"most {size // 10}"
             )
         entry, limit = largest_entry(self.plan.clip_norm, size), self.config.zeroing_norm
         if canaries and limit is not None and entry > limit:
             raise ValueError(
-                f"canaries={canaries} have entries of {entry:.3g}, and zeroing_norm={limit} would zero them, so that nothing is audited: "
+                f"canaries={canaries} have entries of {entry:.3g}, and zeroing_norm={limit} would "
+                "zero them, so that nothing is audited: "
                 "raise zeroing_norm, or lower clip_norm"
             )
         choose_host_strategy(
@@ -93,12 +101,16 @@ class RunSetup:
         )
 
     def write(self) -> None:
-        """Writes everything that is known before round 0; config.json last, because it makes the folder a run."""
+        """Writes everything that is known before round 0; config.json last, because it makes the
+        folder a run.
+        """
         folder, plan = RunFolder.create(self.folder.path), self.plan
         plan.mechanism.save(folder.path / "mechanism.npz")
         workload = self.config.workload()
         if self.config.initial_model is not None:
-            folder.write_weights("initial_model", self.task.build_model(self.config.seed).get_weights())
+            folder.write_weights(
+                "initial_model", self.task.build_model(self.config.seed).get_weights()
+            )
         folder.write_json(
             "plan",
             plan.summary()
@@ -140,7 +152,9 @@ def new_run(
     Raises:
       TypeError, ValueError: for whatever would stop it before the first round.
     """
-    seed = check_noise_seed("os" if noise_seed is None and not _adds_noise(config, plan) else noise_seed)
+    seed = check_noise_seed(
+        "os" if noise_seed is None and not _adds_noise(config, plan) else noise_seed
+    )
     if config.sampling is None:
         controller_of(task, config)  # refuses an impossible participation before a long fit
     _ = task.headline  # refuses what cannot be evaluated
@@ -163,7 +177,9 @@ def new_run(
         identity={},
     )
     setup.check(options)
-    return dataclasses.replace(setup, identity=task_identity(task, model, setup.controller(), resumed=False))
+    return dataclasses.replace(
+        setup, identity=task_identity(task, model, setup.controller(), resumed=False)
+    )
 
 
 def _adds_noise(config: TrainConfig, plan: Plan | None) -> bool:
@@ -173,10 +189,13 @@ def _adds_noise(config: TrainConfig, plan: Plan | None) -> bool:
 def controller_of(
     task: Task, config: TrainConfig, plan: Plan | None = None, noise_seed: int = 0
 ) -> ParticipationController:
-    """The controller of a run. With sampling it is seeded by the secret seed: amplification needs a sample that nobody knows.
+    """The controller of a run.
+
+    With sampling it is seeded by the secret seed: amplification needs a sample that nobody knows.
 
     Raises:
-      ValueError: the task has another number of clients than the sampling, or what the controller refuses.
+      ValueError: the task has another number of clients than the sampling, or what the controller
+        refuses.
     """
     sampling = None if plan is None else plan.sampling
     budget = None if plan is None else config.budget(plan.mechanism)
@@ -186,12 +205,15 @@ def controller_of(
         if population != sampling.population:
             canaries = f" and the run {config.canaries} canaries" if config.canaries else ""
             raise ValueError(
-                f"population={sampling.population} but the data has {len(task.client_ids)} clients{canaries}: set population to "
+                f"population={sampling.population} but the data has {len(task.client_ids)} "
+                f"clients{canaries}: set population to "
                 f"{population}, on which the amplification depends"
             )
         sampling = sampling.resized(cohort_size=config.cohort_size)
         participation = sampling.participation(config.rounds)
-        seed = int.from_bytes(hashlib.sha256(f"fedmf cohorts {noise_seed}".encode()).digest()[:16], "big")
+        seed = int.from_bytes(
+            hashlib.sha256(f"fedmf cohorts {noise_seed}".encode()).digest()[:16], "big"
+        )
     return ParticipationController(
         participation,
         population=population,
@@ -207,37 +229,44 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
     """Refuses a plan for another run than the config's.
 
     Raises:
-      TypeError, ValueError: saying where they differ, or that float32 cannot hold the noise's scale.
+      TypeError, ValueError: saying where they differ, or that float32 cannot hold the noise's
+        scale.
     """
     if not isinstance(plan, Plan):
         raise TypeError(
-            f"plan={reprlib.repr(plan)} must be a fedmf.Plan, or None for the one that the config describes"
+            f"plan={reprlib.repr(plan)} must be a fedmf.Plan, or None for the one that the config "
+            "describes"
         )
     _ = plan.stddev  # refuses what float32 cannot hold
     wanted = config.sampling_scheme()
     if plan.sampling != (None if wanted is None else wanted.for_mechanism(plan.mechanism)):
         raise ValueError(
-            f"plan has sampling={plan.sampling} but the config asks for {wanted}: calibrate the plan for the run"
+            f"plan has sampling={plan.sampling} but the config asks for {wanted}: calibrate the "
+            "plan for the run"
         )
     budget = config.budget(plan.mechanism)
     kept = config.participation() if budget is None else budget.participation
     if plan.sampling is None and plan.participation != kept:
         raise ValueError(
-            f"plan is for {plan.participation} but the config trains {kept}: calibrate the plan for the run"
+            f"plan is for {plan.participation} but the config trains {kept}: calibrate the plan "
+            "for the run"
         )
     if plan.simulated_cohort not in (None, config.cohort_size):
         raise ValueError(
-            f"plan simulates simulated_cohort={plan.simulated_cohort} clients a round but the config trains cohort_size="
+            f"plan simulates simulated_cohort={plan.simulated_cohort} clients a round but the "
+            "config trains cohort_size="
             f"{config.cohort_size}: make them agree"
         )
     adaptive = config.quantile_clipping()
     if plan.quantile_clipping != adaptive:
         raise ValueError(
-            f"plan has quantile_clipping={plan.quantile_clipping} but the config asks for {adaptive}: make them agree"
+            f"plan has quantile_clipping={plan.quantile_clipping} but the config asks for "
+            f"{adaptive}: make them agree"
         )
     if plan.clip_norm != config.clip_norm or plan.claimed_cohort != config.claimed_cohort:
         raise ValueError(
-            f"plan has clip_norm={plan.clip_norm} and claimed_cohort={plan.claimed_cohort} but the config clip_norm={config.clip_norm} "
+            f"plan has clip_norm={plan.clip_norm} and claimed_cohort={plan.claimed_cohort} but the "
+            f"config clip_norm={config.clip_norm} "
             f"and claimed_cohort={config.claimed_cohort}: make them agree"
         )
 
@@ -266,7 +295,9 @@ def reopen_run(
     model: Mapping[str, str],
     stop_at_epsilon: float | None,
 ) -> RunSetup:
-    """The setup with which a run goes on. Resumed rounds repeat their noise: on other data the difference of the two releases would be
+    """The setup with which a run goes on.
+
+    Resumed rounds repeat their noise: on other data the difference of the two releases would be
     free of it.
 
     Args:
@@ -275,34 +306,44 @@ def reopen_run(
       stop_at_epsilon: None for that of the run.
 
     Raises:
-      ValueError: the run was begun with another config, plan, mechanism, model or end, or on other data.
+      ValueError: the run was begun with another config, plan, mechanism, model or end, or on other
+        data.
     """
     run = Run.load(folder.path)
     cannot = f"cannot resume {folder.path}"
     # Where the data lie may change; what they are is compared below.
-    changes = _changes(dataclasses.asdict(config) | {"data": None}, dataclasses.asdict(run.config) | {"data": None})
+    changes = _changes(
+        dataclasses.asdict(config) | {"data": None}, dataclasses.asdict(run.config) | {"data": None}
+    )
     if changes:
         why = ""
         if config.rounds > run.config.rounds:
             why = (
-                ": whether to go on is decided by what was released, which a guarantee allows only within noise that was made for all "
-                "rounds beforehand; plan the most rounds that you may want and end earlier (stop_after, stop_at_epsilon)"
+                ": whether to go on is decided by what was released, which a guarantee allows only "
+                "within noise that was made for all "
+                "rounds beforehand; plan the most rounds that you may want and end earlier "
+                "(stop_after, stop_at_epsilon)"
             )
-        raise ValueError(f"{cannot} with another config: {changes}{why}; start a new folder for that")
+        raise ValueError(
+            f"{cannot} with another config: {changes}{why}; start a new folder for that"
+        )
     recorded = run.plan["task"]
     if recorded != _task_summary(task):
         changes = _changes(_task_summary(task), recorded if isinstance(recorded, dict) else {})
         raise ValueError(
-            f"{cannot} on other data: {changes or 'its plan.json describes more'}; start a new folder for that"
+            f"{cannot} on other data: {changes or 'its plan.json describes more'}; start a new "
+            "folder for that"
         )
     if run.plan.get("initial_model") != folder.initial_model_digest():
         raise ValueError(
-            f"{cannot} from another model: its initial_model.npz is missing or changed; put back the run's own, or start a new folder"
+            f"{cannot} from another model: its initial_model.npz is missing or changed; put back "
+            "the run's own, or start a new folder"
         )
     stored = load_mechanism(folder.path / "mechanism.npz")
     if stored.rounds != config.rounds:
         raise ValueError(
-            f"{cannot}: its mechanism.npz has {stored.rounds} rounds where its config.json has {config.rounds}; put back the "
+            f"{cannot}: its mechanism.npz has {stored.rounds} rounds where its config.json has "
+            f"{config.rounds}; put back the "
             "mechanism.npz that the run was begun with"
         )
     plan_given = plan is not None
@@ -311,14 +352,16 @@ def reopen_run(
     other = any(run.plan[key] != value for key, value in plan.summary().items())
     if other or mechanism_digest(plan.mechanism) != mechanism_digest(stored):
         raise ValueError(
-            f"{cannot} with another plan: its plan.json or mechanism.npz differs; start a new folder for that"
+            f"{cannot} with another plan: its plan.json or mechanism.npz differs; start a new "
+            "folder for that"
         )
     seed = _stored_seed(folder.path / "private" / "noise_seed")
     kept = folder.identity()
     declared = kept.get("stop_at_epsilon")
     if stop_at_epsilon not in (None, declared):
         raise ValueError(
-            f"{cannot} with stop_at_epsilon={stop_at_epsilon}, which was {declared} when the run was begun: when to end must not depend on "
+            f"{cannot} with stop_at_epsilon={stop_at_epsilon}, which was {declared} when the run "
+            "was begun: when to end must not depend on "
             "what was released; leave it out, or start a new folder"
         )
     setup = RunSetup(
@@ -344,12 +387,21 @@ def _check_task(setup: RunSetup, model: Mapping[str, str]) -> None:
     reason = difference(setup.identity, now, first_clients(task, setup.controller()))
     if reason is not None:
         versions = Run.load(folder.path).plan["versions"]
-        software = "" if versions == installed_versions() else f" (it was begun with {versions}, which may differ)"
-        raise ValueError(f"cannot resume {folder.path} {reason}; take the run's own{software}, or start a new folder")
+        software = (
+            ""
+            if versions == installed_versions()
+            else f" (it was begun with {versions}, which may differ)"
+        )
+        raise ValueError(
+            f"cannot resume {folder.path} {reason}; take the run's own{software}, or start a new "
+            "folder"
+        )
     if not task.data_version:
         warnings.warn(
-            f"task {task.name!r} has no data_version: only the first cohort's examples are known to be those that the run was begun on, "
-            "and on others the guarantee does not hold; set Task.data_version to a text that changes with the data",
+            f"task {task.name!r} has no data_version: only the first cohort's examples are known "
+            "to be those that the run was begun on, "
+            "and on others the guarantee does not hold; set Task.data_version to a text that "
+            "changes with the data",
             stacklevel=4,
         )
 
@@ -358,7 +410,8 @@ def _stored_seed(path: pathlib.Path) -> int:
     """The noise seed that the run was begun with.
 
     Raises:
-      ValueError: it is missing or damaged. The message quotes nothing of the file, and no other error is its context.
+      ValueError: it is missing or damaged. The message quotes nothing of the file, and no other
+        error is its context.
     """
     wrong = "is damaged: it must hold one whole number"
     try:
@@ -371,7 +424,9 @@ def _stored_seed(path: pathlib.Path) -> int:
         wrong = f"cannot be read ({error.strerror})"
     except ValueError:  # bytes that are no text, or more digits than Python reads
         pass
-    # Outside the except clauses: an error caught there would be this one's context, and may quote the seed.
+    # Outside the except clauses: an error caught there would be this one's context, and may quote
+    # the seed.
     raise ValueError(
-        f"the noise seed {path} {wrong}; without it the noise cannot be made again: put the run's own back, or start a new folder"
+        f"the noise seed {path} {wrong}; without it the noise cannot be made again: put the run's "
+        "own back, or start a new folder"
     )

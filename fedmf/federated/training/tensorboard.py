@@ -16,9 +16,11 @@ Row = Mapping[str, Any]
 
 @contextlib.contextmanager
 def scalars(folder: pathlib.Path, rows: Sequence[Row]) -> Iterator[Callable[[Row], None]]:
-    """Writes a scalar for each number of a row, at the row's round; yields the function that writes one more row.
+    """Writes a scalar for each number of a row, at the row's round; yields the function that writes
+    one more row.
 
-    Event files can only grow, and a resume does rounds again: earlier ones are removed, and `rows` are written first.
+    Event files can only grow, and a resume does rounds again: earlier ones are removed, and `rows`
+    are written first.
 
     Args:
       folder: made if it is not there, readable by its owner alone, as metrics.jsonl is.

@@ -1,4 +1,6 @@
-"""`TrainedRun`: what people do with a run: its model in Keras, its metrics on a split and on every client, its file."""
+"""`TrainedRun`: what people do with a run: its model in Keras, its metrics on a split and on every
+client, its file.
+"""
 
 import dataclasses
 import math
@@ -25,7 +27,8 @@ _DECILES = np.arange(1, 10) / 10
 class TrainedRun(Run):
     """A run with its task. Of an unfinished run the weights are those of its newest checkpoint.
 
-    Metrics are exact functions of the data that they are measured on; the run's guarantee covers the model, not them.
+    Metrics are exact functions of the data that they are measured on; the run's guarantee covers
+    the model, not them.
 
     Attributes:
       task: of the run; see `of`.
@@ -38,7 +41,8 @@ class TrainedRun(Run):
         """The run with its task.
 
         Raises:
-          ValueError: the task's model has other weights than the initial model that the run started from.
+          ValueError: the task's model has other weights than the initial model that the run started
+            from.
         """
         initial = RunFolder(run.path).initial_weights()
         values = {field.name: getattr(run, field.name) for field in dataclasses.fields(Run)}
@@ -54,22 +58,30 @@ class TrainedRun(Run):
         shapes = [tuple(v.shape) for v in self._initial_model().trainable_variables]
         checkpoint = None if self.result is not None else RunFolder(self.path).load_checkpoint()
         if self.result is None and checkpoint is None:
-            raise ValueError(f"run {self.path} has no model yet: it is saved with the first checkpoint")
+            raise ValueError(
+                f"run {self.path} has no model yet: it is saved with the first checkpoint"
+            )
         # A state begins with the model's weights, as `Execution.leaves` says.
         weights = super().weights if checkpoint is None else list(checkpoint.state[: len(shapes)])
         if [weight.shape for weight in weights] != shapes:
             raise ValueError(
-                f"the weights of run {self.path} have the shapes {[weight.shape for weight in weights]} and the model of task "
+                f"the weights of run {self.path} have the shapes "
+                f"{[weight.shape for weight in weights]} and the model of task "
                 f"{self.task.name!r} has {shapes}: take the task that the run was trained on"
             )
         return weights
 
     def saved_rounds(self) -> int:
         """The rounds that the weights were trained for."""
-        return RunFolder(self.path).saved_rounds() if self.result is None else self.ended_after or self.config.rounds
+        return (
+            RunFolder(self.path).saved_rounds()
+            if self.result is None
+            else self.ended_after or self.config.rounds
+        )
 
     def model(self) -> Any:
-        """A tf.keras.Model with the run's weights, which Keras saves and loads without the task's code.
+        """A tf.keras.Model with the run's weights, which Keras saves and loads without the task's
+        code.
 
         Raises:
           ValueError: as `weights` does, or the task has a model of TFF.
@@ -77,13 +89,16 @@ class TrainedRun(Run):
         model = self._trained()
         if isinstance(model, TffModel):
             raise ValueError(
-                f"task {self.task.name!r} has a {model.kind} of TFF, which Keras cannot save: take the weights, {self.path}/model.npz or "
+                f"task {self.task.name!r} has a {model.kind} of TFF, which Keras cannot save: take "
+                f"the weights, {self.path}/model.npz or "
                 "`run.weights`, in the order of its trainable variables"
             )
         return model if self.task.export_model is None else self.task.export_model(model)
 
     def starting_weights(self) -> list[np.ndarray]:
-        """All weights of the model, those that are not trained too, as tf.keras.Model.get_weights gives them."""
+        """All weights of the model, those that are not trained too, as tf.keras.Model.get_weights
+        gives them.
+        """
         weights: list[np.ndarray] = self._trained().get_weights()
         return weights
 
@@ -103,12 +118,12 @@ class TrainedRun(Run):
     def evaluate_clients(self, *, progress: bool = False) -> dict[str, Any]:
         """The headline metric on the training examples of each client by itself.
 
-        Clients on whose examples it is not defined are left out: where these or it are NaN, an AUC where all are of one class, an accuracy
-        that leaves out all labels.
+        Clients on whose examples it is not defined are left out: where these or it are NaN, an AUC
+        where all are of one class, an accuracy that leaves out all labels.
 
         Returns:
-          {"clients": that the metric is over, "clients_without_examples": int, "clients_undefined": int, those left out as above, "mean":
-          float, "deciles": the 10%, 20% ... 90% quantiles}.
+          {"clients": that the metric is over, "clients_without_examples": int, "clients_undefined":
+          int, those left out as above, "mean": float, "deciles": the 10%, 20% ... 90% quantiles}.
 
         Raises:
           ValueError: it is defined on no client's examples.
@@ -116,7 +131,9 @@ class TrainedRun(Run):
         evaluator, weights = Evaluator(self.task, self.config), self.weights
         headline, clients = self.task.headline, self.task.client_ids
         values, undefined = [], 0
-        with progress_bar.bar(total=len(clients), unit="client", desc="evaluating", disable=not progress) as bar:
+        with progress_bar.bar(
+            total=len(clients), unit="client", desc="evaluating", disable=not progress
+        ) as bar:
             for client_id in clients:
                 bar.update()
                 try:
@@ -132,7 +149,8 @@ class TrainedRun(Run):
                         values.append(value)
         if not values:
             raise ValueError(
-                f"{headline} of task {self.task.name!r} is not defined on any client's examples ({undefined} of {len(clients)} clients "
+                f"{headline} of task {self.task.name!r} is not defined on any client's examples "
+                f"({undefined} of {len(clients)} clients "
                 "have some): choose another headline_metric"
             )
         return {
@@ -147,7 +165,8 @@ class TrainedRun(Run):
         """Saves `model`, whole or not at all, and returns it.
 
         Args:
-          path: FILE.keras, which is replaced; or a folder without a suffix, new or empty, for a SavedModel.
+          path: FILE.keras, which is replaced; or a folder without a suffix, new or empty, for a
+            SavedModel.
 
         Raises:
           ValueError: another suffix, a folder that holds files, or as `weights` does.

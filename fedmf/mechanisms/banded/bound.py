@@ -8,7 +8,8 @@ from fedmf.mechanisms.banded.recursion import NoiseRecursion, blocks_of, lower_i
 
 # Corrections of the dual point, and steps of conjugate gradients for each.
 _MAX_CORRECTIONS, _MAX_STEPS = 5, 60
-# Shares of the gap aimed at that may be left to the residual of conjugate gradients, first and then.
+# Shares of the gap aimed at that may be left to the residual of conjugate gradients, first and
+# then.
 _RESIDUALS = (0.3, 0.1)
 # A gap this many times the one aimed at is not worth a second correction.
 _MAX_GAP_RATIO = 30.0
@@ -17,9 +18,11 @@ Blocks = tuple[np.ndarray, np.ndarray]
 
 
 class SymmetricBand:
-    """Symmetric matrices of n rounds with `bands` bands on either side, as blocks of `length` rounds.
+    """Symmetric matrices of n rounds with `bands` bands on either side, as blocks of `length`
+    rounds.
 
-    A matrix is a pair (diagonal blocks, blocks below them); rounds that fill up the last block are 0.
+    A matrix is a pair (diagonal blocks, blocks below them); rounds that fill up the last block are
+    0.
     """
 
     def __init__(self, n: int, bands: int, length: int) -> None:
@@ -38,7 +41,9 @@ class SymmetricBand:
             below[-1, last:] = 0.0
         return diagonal, below
 
-    def inner(self, left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]) -> float:
+    def inner(
+        self, left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]
+    ) -> float:
         """tr(left right)."""
         return float(np.vdot(left[0], right[0]) + 2.0 * np.vdot(left[1], right[1]))
 
@@ -68,27 +73,30 @@ def banded_bound(
     classes: np.ndarray,
     tolerance: float,
 ) -> float:
-    """A lower bound on tr(A^T A X^-1) over all X with at most as many bands whose classes have traces of at most 1.
+    """A lower bound on tr(A^T A X^-1) over all X with at most as many bands whose classes have
+    traces of at most 1.
 
-    Let X = C^T C, M = X^-1 A^T A X^-1 (minus the gradient of the loss along X) and Y = A X^-1 (I - D) for any symmetric
-    D. Then ||A X'^(-1/2) - Y X'^(1/2)||_F^2 >= 0 bounds every feasible X':
+    Let X = C^T C, M = X^-1 A^T A X^-1 (minus the gradient of the loss along X) and Y = A X^-1 (I -
+    D) for any symmetric D. Then ||A X'^(-1/2) - Y X'^(1/2)||_F^2 >= 0 bounds every feasible X':
 
         tr(A^T A X'^-1) >= 2 tr(A Y^T) - tr(Y^T Y X') >= 2 a - S,      a = loss - tr(D M X),
         Y^T Y = U = (I - D) M (I - D),                                 S >= tr(U X') for all feasible X',
 
-    and Y scaled for the best bound gives a^2 / S. Since |X'_ij| <= (X'_ii + X'_jj) / 2, S may be the sum over classes of
-    the largest U_ii + sum_(j != i) |U_ij|, j inside the band. At the optimum M is diagonal inside the band and constant
-    on each class. Near it a small D with as many bands makes U so: D M + M D = M + D M D there, a linear equation solved
-    by conjugate gradients, and again with the new right side. The gap of the bound is then tr(D M D X), of second order
-    in the distance from the optimum. All of this needs M within three times its band only: O(n bands^2) work.
+    and Y scaled for the best bound gives a^2 / S. Since |X'_ij| <= (X'_ii + X'_jj) / 2, S may be
+    the sum over classes of the largest U_ii + sum_(j != i) |U_ij|, j inside the band. At the
+    optimum M is diagonal inside the band and constant on each class. Near it a small D with as many
+    bands makes U so: D M + M D = M + D M D there, a linear equation solved by conjugate gradients,
+    and again with the new right side. The gap of the bound is then tr(D M D X), of second order in
+    the distance from the optimum. All of this needs M within three times its band only: O(n
+    bands^2) work.
 
     Args:
       columns: C by columns, (n, bands).
       inverse: P = A^-1 by columns, (n, p).
       recursion: that of R = C P.
       loss: ||A C^-1||_F^2.
-      classes: (n,) labels from 0: rounds with the same one share a budget of X_ii that sums to 1. Equal norms: each
-        round has its own.
+      classes: (n,) labels from 0: rounds with the same one share a budget of X_ii that sums to 1.
+        Equal norms: each round has its own.
       tolerance: relative gap beyond which a sharper bound is of no use.
 
     Returns:
@@ -123,13 +131,18 @@ def banded_bound(
         bound = a * a / S if a > 0.0 and np.isfinite(S) else -np.inf
         worth_going_on = bound > best and loss - bound < 0.9 * (loss - best)
         best = max(best, bound)
-        if not worth_going_on or not tolerance * best < loss - best < _MAX_GAP_RATIO * tolerance * best:
+        if (
+            not worth_going_on
+            or not tolerance * best < loss - best < _MAX_GAP_RATIO * tolerance * best
+        ):
             break
     return best
 
 
 def _negative_gradient(C: Blocks, P: Blocks, gradient: list[np.ndarray]) -> list[np.ndarray]:
-    """Blocks of M up to three below the diagonal, from C M = T: T = -1/2 of the gradient along C, that along R times P^T."""
+    """Blocks of M up to three below the diagonal, from C M = T: T = -1/2 of the gradient along C,
+    that along R times P^T.
+    """
     inverses = np.stack([lower_inverse(block) for block in C[0]])
     T = []
     for here, further in itertools.pairwise(gradient):
@@ -149,12 +162,17 @@ def _negative_gradient(C: Blocks, P: Blocks, gradient: list[np.ndarray]) -> list
 
 
 def _solve(
-    band: SymmetricBand, M: list[np.ndarray], start: Blocks, right: Blocks, classes: np.ndarray, enough: float
+    band: SymmetricBand,
+    M: list[np.ndarray],
+    start: Blocks,
+    right: Blocks,
+    classes: np.ndarray,
+    enough: float,
 ) -> Blocks:
     """D with D M + M D = right, where it matters, by preconditioned conjugate gradients.
 
-    The operator is self-adjoint and positive definite on the matrices that `_unwanted` keeps: tr(D (D M + M D)) =
-    2 tr(D M D). Stops when the magnitudes of the residual sum to `enough`.
+    The operator is self-adjoint and positive definite on the matrices that `_unwanted` keeps: tr(D
+    (D M + M D)) = 2 tr(D M D). Stops when the magnitudes of the residual sum to `enough`.
     """
     scales = np.zeros(band.count * band.length)
     scales[: band.n] = band.main(M[0])
@@ -176,7 +194,11 @@ def _solve(
             break
         z = _unwanted(band, (residual[0] / weights[0], residual[1] / weights[1]), classes)
         now = band.inner(residual, z)
-        direction = z if direction is None else (z[0] + now / before * direction[0], z[1] + now / before * direction[1])
+        direction = (
+            z
+            if direction is None
+            else (z[0] + now / before * direction[0], z[1] + now / before * direction[1])
+        )
         image = apply(direction)
         curvature = band.inner(direction, image)
         if not curvature > 0.0:
@@ -191,7 +213,9 @@ def _solve(
 
 def _symmetric_part(products: dict[int, np.ndarray]) -> Blocks:
     """M D + D M on and right below the diagonal, from the blocks of M D."""
-    return products[0] + products[0].transpose(0, 2, 1), products[1][:-1] + products[-1][1:].transpose(0, 2, 1)
+    return products[0] + products[0].transpose(0, 2, 1), products[1][:-1] + products[-1][
+        1:
+    ].transpose(0, 2, 1)
 
 
 def _sandwich(D: Blocks, MD: dict[int, np.ndarray]) -> Blocks:
@@ -235,7 +259,9 @@ def block_product(S: list[np.ndarray], D: tuple[np.ndarray, np.ndarray], i: int)
         if first >= last:
             continue
         q = i - j
-        left = S[q][first + j : last + j] if q >= 0 else S[-q][first + i : last + i].transpose(0, 2, 1)
+        left = (
+            S[q][first + j : last + j] if q >= 0 else S[-q][first + i : last + i].transpose(0, 2, 1)
+        )
         right = D[j][first:last] if j >= 0 else D[1][first - 1 : last - 1].transpose(0, 2, 1)
         product[first:last] += left @ right
     return product

@@ -1,4 +1,7 @@
-"""The best banded encoder, by L-BFGS with a dual certificate (banded paper, Problem 2 and App. B)."""
+"""The best banded encoder, by L-BFGS with a dual certificate (banded paper, Problem 2 and App.
+
+B).
+"""
 
 import contextlib
 import time
@@ -18,10 +21,12 @@ from fedmf.mechanisms.toeplitz.fit_problem import ToeplitzProblem, power_series
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
-# A certificate costs as much as tens of steps. It is computed where the last quarter of the steps lowered the loss by
-# less than a share of the tolerance, and at twice as many steps as the last one; the first between these two steps.
+# A certificate costs as much as tens of steps. It is computed where the last quarter of the steps
+# lowered the loss by less than a share of the tolerance, and at twice as many steps as the last
+# one; the first between these two steps.
 _SLOW, _CHECK_GROWTH, _FIRST_CHECK, _LATEST_FIRST_CHECK = 0.03, 2.0, 8, 64
-# Unit of the logarithms of norms among the variables: L-BFGS took 122, 70, 177 steps with 0.1, 0.3, 1 (516 rounds).
+# Unit of the logarithms of norms among the variables: L-BFGS took 122, 70, 177 steps with 0.1, 0.3,
+# 1 (516 rounds).
 _NORM_UNIT = 0.3
 # Of the start: the most steps, and the relative decrease in a step below which it is good enough.
 _MAX_START_STEPS, _START_DECREASE = 60, 1e-4
@@ -37,18 +42,20 @@ def fit_banded(
 ) -> BandedMechanism:
     """Minimises ||A C^-1||_F^2 over lower-triangular C with `bands` bands.
 
-    equal_norms=True: over columns of norm 1 (banded paper, Sec. 4, Problem 2), whatever the participation; with bands <=
-    min_sep the sensitivity is then sqrt(max_participations).
+    equal_norms=True: over columns of norm 1 (banded paper, Sec. 4, Problem 2), whatever the
+    participation; with bands <= min_sep the sensitivity is then sqrt(max_participations).
 
-    equal_norms=False: over C of sensitivity 1 under (k, b)-participation, that is "fixed_epoch" with the min_sep b and
-    the max_participations k of `participation` (App. B): with bands <= b, Prop. B.1 (which states the squared
-    sensitivity) makes this the constraint that the squared column norms of the rounds i, i + b, i + 2b, ... sum to at
-    most 1. Under "min_sep" the matrix is the same, as in the paper; its sensitivity there is larger than 1. For a
-    single participation, and k = 1, this is the problem with equal norms.
+    equal_norms=False: over C of sensitivity 1 under (k, b)-participation, that is "fixed_epoch"
+    with the min_sep b and the max_participations k of `participation` (App. B): with bands <= b,
+    Prop. B.1 (which states the squared sensitivity) makes this the constraint that the squared
+    column norms of the rounds i, i + b, i + 2b, ... sum to at most 1. Under "min_sep" the matrix is
+    the same, as in the paper; its sensitivity there is larger than 1. For a single participation,
+    and k = 1, this is the problem with equal norms.
 
-    With X = C^T C both problems are convex, so that L-BFGS cannot end in a poor local optimum. The variables are the
-    ratios of the entries of each column of C to its diagonal entry, and the logarithms of the column norms; every step
-    is feasible. A workload with `inverse_diagonals` costs O(n bands^2) a step, any other O(n^2 bands).
+    With X = C^T C both problems are convex, so that L-BFGS cannot end in a poor local optimum. The
+    variables are the ratios of the entries of each column of C to its diagonal entry, and the
+    logarithms of the column norms; every step is feasible. A workload with `inverse_diagonals`
+    costs O(n bands^2) a step, any other O(n^2 bands).
 
     Args:
       workload, participation: as `fedmf.fit`.
@@ -57,8 +64,8 @@ def fit_banded(
       equal_norms: see above.
 
     Raises:
-      TypeError, ValueError: as `fedmf.fit`; equal_norms=False with bands > min_sep, or with fewer participations than
-        fit into the rounds.
+      TypeError, ValueError: as `fedmf.fit`; equal_norms=False with bands > min_sep, or with fewer
+        participations than fit into the rounds.
     """
     bands = checks.integer(
         "bands",
@@ -67,8 +74,11 @@ def fit_banded(
         high=workload.rounds,
         hint="it counts diagonals of the encoder, best at most min_sep",
     )
-    # Mostly the vectors that L-BFGS keeps. Measured: 59 arrays; 20 fewer where they are so large that this matters.
-    checks.fits_in_memory(f"the fit of family='banded' with bands={bands}", (workload.rounds, bands), copies=40)
+    # Mostly the vectors that L-BFGS keeps. Measured: 59 arrays; 20 fewer where they are so large
+    # that this matters.
+    checks.fits_in_memory(
+        f"the fit of family='banded' with bands={bands}", (workload.rounds, bands), copies=40
+    )
     began = time.perf_counter()
     under = None if equal_norms else _epochs(participation, bands)
 
@@ -92,7 +102,9 @@ def _descend(
     began: float,
 ) -> BandedMechanism:
     """The fit with one way to compute losses; ArithmeticError where that is not precise."""
-    columns = _Columns(toeplitz_start(workload, bands), workload.rounds, None if under is None else under.min_sep)
+    columns = _Columns(
+        toeplitz_start(workload, bands), workload.rounds, None if under is None else under.min_sep
+    )
     x = np.zeros(columns.size)
     with np.errstate(all="ignore"):
         value, gradient = loss.evaluate(columns.of(x))
@@ -101,7 +113,8 @@ def _descend(
         x = columns.better_norms(gradient)
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-        # Scaled to start at n, the order at which L-BFGS's first, unit-length step is a sensible one.
+        # Scaled to start at n, the order at which L-BFGS's first, unit-length step is a sensible
+        # one.
         with np.errstate(all="ignore"):
             value, gradient = loss.evaluate(columns.of(x))
             return value / unit, columns.pull_back(x, gradient) / unit
@@ -111,7 +124,9 @@ def _descend(
     def certified(x: np.ndarray, iterations: int) -> Certificate:
         value, bound = loss.bound(columns.of(x), columns.classes, stopping.tolerance)
         if certificate is not None:
-            bound = max(bound, certificate.lower_bound)  # bounds hold for every encoder of the family
+            bound = max(
+                bound, certificate.lower_bound
+            )  # bounds hold for every encoder of the family
         return certify(value, bound, iterations, time.perf_counter() - began, participation=under)
 
     iterations, certified_at, interrupted = 0, 0, False
@@ -126,7 +141,9 @@ def _descend(
                 certified_at, gap = iterations, certificate.gap
             if stopping.progress is not None:
                 stopping.progress(iterations, value * unit, gap)
-            if (gap is not None and gap <= stopping.tolerance) or iterations >= stopping.max_iterations:
+            if (
+                gap is not None and gap <= stopping.tolerance
+            ) or iterations >= stopping.max_iterations:
                 break
     except KeyboardInterrupt:  # what was reached is kept; a second one goes through
         raise_if_interruptible()
@@ -134,11 +151,18 @@ def _descend(
     if interrupted and certificate is not None:
         # Another bound would take long. The last one holds for the last step too.
         seconds = time.perf_counter() - began
-        certificate = certify(value * unit, certificate.lower_bound, iterations, seconds, participation=under)
+        certificate = certify(
+            value * unit, certificate.lower_bound, iterations, seconds, participation=under
+        )
     elif certificate is None or certified_at != iterations:
         certificate = certified(x, iterations)
     if certificate.gap > stopping.tolerance:
-        stopping.warn("banded", iterations=certificate.iterations, gap=certificate.gap, interrupted=interrupted)
+        stopping.warn(
+            "banded",
+            iterations=certificate.iterations,
+            gap=certificate.gap,
+            interrupted=interrupted,
+        )
     return BandedMechanism(diagonals=rows_of_columns(columns.of(x)), certificate=certificate)
 
 
@@ -148,33 +172,42 @@ def _worth_certifying(values: list[float], certified_at: int, tolerance: float) 
     if steps < max(_FIRST_CHECK, int(np.ceil(1.15 * certified_at))):
         return False
     slow = values[steps - steps // 4] - values[-1] <= _SLOW * tolerance * values[-1]
-    return slow or (certified_at > 0 and steps >= _CHECK_GROWTH * certified_at) or steps == _LATEST_FIRST_CHECK
+    return (
+        slow
+        or (certified_at > 0 and steps >= _CHECK_GROWTH * certified_at)
+        or steps == _LATEST_FIRST_CHECK
+    )
 
 
 def _epochs(participation: Participation, bands: int) -> Participation | None:
-    """The (k, b)-participation that a fit without equal norms is for; None where equal norms are the optimum."""
+    """The (k, b)-participation that a fit without equal norms is for; None where equal norms are
+    the optimum.
+    """
     n, b, k = participation.rounds, participation.min_sep, participation.max_participations
     if k == 1:
         return None
     if bands > b:
         raise ValueError(
-            f"bands={bands} is above min_sep={b}, and equal_norms=False knows the sensitivity of at most min_sep bands "
+            f"bands={bands} is above min_sep={b}, and equal_norms=False knows the sensitivity of "
+            "at most min_sep bands "
             f"only (banded paper, Prop. B.1): pass bands <= {b}, or equal_norms=True"
         )
     if k < -(-n // b):
         raise ValueError(
-            f"max_participations={k} is less than the {-(-n // b)} that fit into rounds={n} at min_sep={b}, which "
+            f"max_participations={k} is less than the {-(-n // b)} that fit into rounds={n} at "
+            f"min_sep={b}, which "
             f"equal_norms=False is for: leave max_participations out, or pass equal_norms=True"
         )
     return Participation(rounds=n, schema="fixed_epoch", min_sep=b, max_participations=k)
 
 
 def toeplitz_start(workload: Workload, bands: int) -> np.ndarray:
-    """Coefficients c of a Toeplitz C, float64 (bands,), c[0] = 1, that is good for `workload` with columns of one norm.
+    """Coefficients c of a Toeplitz C, float64 (bands,), c[0] = 1, that is good for `workload` with
+    columns of one norm.
 
-    Of a workload with banded inverse a typical row of that is taken for all rounds, and the coefficients minimise
-    |c|^2 ||A C^-1||_F^2. Otherwise, and where such a workload grows without bound, they are those of (1 - x)^(-1/2),
-    the square root of the prefix sums.
+    Of a workload with banded inverse a typical row of that is taken for all rounds, and the
+    coefficients minimise |c|^2 ||A C^-1||_F^2. Otherwise, and where such a workload grows without
+    bound, they are those of (1 - x)^(-1/2), the square root of the prefix sums.
 
     >>> from fedmf.workloads import identity
     >>> bool(abs(toeplitz_start(identity(8), 2)[1]) < 1e-3)
@@ -186,7 +219,9 @@ def toeplitz_start(workload: Workload, bands: int) -> np.ndarray:
         return c
     n, p = rows.shape
     typical = np.median(rows[p - 1 :] / rows[p - 1 :, :1], axis=0)
-    problem = ToeplitzProblem(typical, Participation(rounds=n, schema="single"), bands, "mean", decreasing=False)
+    problem = ToeplitzProblem(
+        typical, Participation(rounds=n, schema="single"), bands, "mean", decreasing=False
+    )
     if np.isfinite(problem.log_loss(c[1:])[0]):
         before = np.inf
         for step, (free, value) in enumerate(minimise(problem.log_loss, c[1:])):
@@ -198,16 +233,19 @@ def toeplitz_start(workload: Workload, bands: int) -> np.ndarray:
 
 
 class _Columns:
-    """Encoders as functions of free variables: x holds (n, bands - 1), then (n,) norms if those may differ; it starts at 0.
+    """Encoders as functions of free variables: x holds (n, bands - 1), then (n,) norms if those may
+    differ; it starts at 0.
 
-    Column j of C is norm[j] (1, ratios[j]) / |(1, ratios[j])|. The ratios move away from those of a Toeplitz start with
-    coefficients c; entry [t, m - 1] of x L^T moves C[t, t - m]. L L^T has the entries of the Toeplitz matrix of |c(z)|,
-    a preconditioner: the Hessian of the loss along C is roughly (B^T B) x (C^T C)^-1, and half of its second factor's
-    inverse, taken from the start, halves the steps (512 rounds, 85 bands, prefix sums: from 55 to 30; all of it, or the
-    first factor's, is worse).
+    Column j of C is norm[j] (1, ratios[j]) / |(1, ratios[j])|. The ratios move away from those of a
+    Toeplitz start with coefficients c; entry [t, m - 1] of x L^T moves C[t, t - m]. L L^T has the
+    entries of the Toeplitz matrix of |c(z)|, a preconditioner: the Hessian of the loss along C is
+    roughly (B^T B) x (C^T C)^-1, and half of its second factor's inverse, taken from the start,
+    halves the steps (512 rounds, 85 bands, prefix sums: from 55 to 30; all of it, or the first
+    factor's, is worse).
 
-    With equal norms norm[j] = 1 and each round is a class of its own; otherwise norm[j] = exp(_NORM_UNIT x[j]), scaled
-    so that the squares in each class i, i + min_sep, i + 2 min_sep, ... sum to 1.
+    With equal norms norm[j] = 1 and each round is a class of its own; otherwise norm[j] =
+    exp(_NORM_UNIT x[j]), scaled so that the squares in each class i, i + min_sep, i + 2 min_sep,
+    ... sum to 1.
     """
 
     def __init__(self, coefficients: np.ndarray, n: int, min_sep: int | None) -> None:
@@ -221,7 +259,8 @@ class _Columns:
         self.mixing = np.linalg.cholesky(scipy.linalg.toeplitz(kernel / kernel[:1]))
 
     def better_norms(self, gradient: np.ndarray) -> np.ndarray:
-        """The start with the norms that would be best if what column j adds to the loss went as norm[j]^-2: one band.
+        """The start with the norms that would be best if what column j adds to the loss went as
+        norm[j]^-2: one band.
 
         `gradient` is that of the loss along the columns of the start, x = 0.
         """
@@ -257,7 +296,9 @@ class _Columns:
     def _unit(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Columns of norm 1, and what they were divided by."""
         by_rows, view = self._rows()
-        np.matmul(x[: self.ratios].reshape(self.n, self.bands - 1), self.mixing.T, out=by_rows[: self.n])
+        np.matmul(
+            x[: self.ratios].reshape(self.n, self.bands - 1), self.mixing.T, out=by_rows[: self.n]
+        )
         columns = self.base.copy()
         columns[:, 1:] += view
         lengths = np.sqrt(np.einsum("ij,ij->i", columns, columns))
@@ -272,7 +313,9 @@ class _Columns:
         return np.sqrt(squares / np.bincount(self.classes, squares)[self.classes])
 
     def _rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Zeros by rows, [t, m - 1] for C[t, t - m], and a view of them by columns, [j, o - 1] for C[j + o, j]."""
+        """Zeros by rows, [t, m - 1] for C[t, t - m], and a view of them by columns, [j, o - 1] for
+        C[j + o, j].
+        """
         width = self.bands - 1
         by_rows = np.zeros((self.n + self.bands, width))
         step = by_rows.itemsize

@@ -1,4 +1,6 @@
-"""The loss of a banded encoder, its gradient along the band, and its dual bound: by structure, or for any workload."""
+"""The loss of a banded encoder, its gradient along the band, and its dual bound: by structure, or
+for any workload.
+"""
 
 import numpy as np
 import scipy.linalg
@@ -21,7 +23,8 @@ class ImpreciseRecursion(ArithmeticError):
 
 
 class StructuredLoss:
-    """||A C^-1||_F^2 for C by columns, columns[j, o] = C[j + o, j], (n, bands), and for an A with banded inverse.
+    """||A C^-1||_F^2 for C by columns, columns[j, o] = C[j + o, j], (n, bands), and for an A with
+    banded inverse.
 
     O(n bands^2) work and O(n bands) memory, by the recursion over the noise process.
     """
@@ -43,10 +46,14 @@ class StructuredLoss:
             gradient[j:, :upto] += along_R[: self.n - j, j : j + upto] * self.inverse[j:, j, None]
         return float(recursion.squared_errors().sum()), clear_outside(gradient)
 
-    def bound(self, columns: np.ndarray, classes: np.ndarray, tolerance: float) -> tuple[float, float]:
-        """The loss and a lower bound on that of every C whose classes have squared column norms that sum to at most 1.
+    def bound(
+        self, columns: np.ndarray, classes: np.ndarray, tolerance: float
+    ) -> tuple[float, float]:
+        """The loss and a lower bound on that of every C whose classes have squared column norms
+        that sum to at most 1.
 
-        A bound within the relative `tolerance` need not be made sharper. ImpreciseRecursion where digits are lost.
+        A bound within the relative `tolerance` need not be made sharper. ImpreciseRecursion where
+        digits are lost.
         """
         with np.errstate(all="ignore"):
             recursion = NoiseRecursion(self._product(columns))
@@ -55,8 +62,9 @@ class StructuredLoss:
             raise ImpreciseRecursion
         loss = float(squares.sum())
         bound = banded_bound(columns, self.inverse_columns, recursion, loss, classes, tolerance)
-        # Far from the optimum that can be useless. The main diagonal of A C^-1 alone, with entries A_ii / C_ii and C_ii
-        # at most the norm of column i, bounds the loss by the squares of the classes' sums of |A_ii|.
+        # Far from the optimum that can be useless. The main diagonal of A C^-1 alone, with entries
+        # A_ii / C_ii and C_ii at most the norm of column i, bounds the loss by the squares of the
+        # classes' sums of |A_ii|.
         diagonal = np.bincount(classes, 1.0 / np.abs(self.inverse[:, 0]))
         return loss, max(bound, float(diagonal @ diagonal))
 
@@ -70,7 +78,9 @@ class StructuredLoss:
 
 
 class DenseLoss:
-    """The same for any A: C still has blocks on its diagonal and right below it only, and an evaluation costs O(n^2 bands)."""
+    """The same for any A: C still has blocks on its diagonal and right below it only, and an
+    evaluation costs O(n^2 bands).
+    """
 
     def __init__(self, A: np.ndarray, bands: int) -> None:
         self.A, self.n, self.bands = A, A.shape[0], bands
@@ -82,8 +92,9 @@ class DenseLoss:
         C, band = self._with_band_view()
         band[:] = columns
         B = self._decoder(C)
-        # d||B||^2 = -2 <B, B dC C^-1>: the gradient with respect to C is -2 B^T W^T with W = C^-1 B^T. Its entries
-        # inside the band need W on and right of the diagonal blocks only, solved from the first block of rows on.
+        # d||B||^2 = -2 <B, B dC C^-1>: the gradient with respect to C is -2 B^T W^T with W = C^-1
+        # B^T. Its entries inside the band need W on and right of the diagonal blocks only, solved
+        # from the first block of rows on.
         G, gradient = self._with_band_view()
         before, W_before = self.blocks[0], np.empty((0, 0))
         for block in self.blocks:
@@ -98,12 +109,15 @@ class DenseLoss:
             W_before, before = W, block
         return float(np.einsum("ij,ij->", B, B)), clear_outside(-2.0 * gradient)
 
-    def bound(self, columns: np.ndarray, classes: np.ndarray, tolerance: float) -> tuple[float, float]:
+    def bound(
+        self, columns: np.ndarray, classes: np.ndarray, tolerance: float
+    ) -> tuple[float, float]:
         """As in StructuredLoss; O(n^3).
 
-        At the optimum M = X^-1 A^T A X^-1 vanishes inside the band, off the diagonal, and its diagonal is constant on
-        each class: there the derivative of the loss along X, -M, is zero along every feasible direction. U is M made
-        so; tr(U X) <= the sum of its constants for every feasible X.
+        At the optimum M = X^-1 A^T A X^-1 vanishes inside the band, off the diagonal, and its
+        diagonal is constant on each class: there the derivative of the loss along X, -M, is zero
+        along every feasible direction. U is M made so; tr(U X) <= the sum of its constants for
+        every feasible X.
         """
         C, band = self._with_band_view()
         band[:] = columns
@@ -116,12 +130,15 @@ class DenseLoss:
         diagonal = np.diag(means[classes])
         within = np.tri(self.n, k=self.bands - 1, dtype=bool)
         M[within & within.T] = 0.0
-        # Far from the optimum U can be indefinite: then keep as much of its outer part as leaves it positive definite.
+        # Far from the optimum U can be indefinite: then keep as much of its outer part as leaves it
+        # positive definite.
         for share in (1.0, 0.9, 0.5, 0.0):
             bound = dual_bound(self.A, diagonal + share * M)
             if bound is not None:
                 return loss, bound * float(np.trace(diagonal)) / float(means.sum())
-        raise ValueError("workload is too ill-conditioned to certify a fit in float64: rescale its rows")
+        raise ValueError(
+            "workload is too ill-conditioned to certify a fit in float64: rescale its rows"
+        )
 
     def _decoder(self, C: np.ndarray) -> np.ndarray:
         """B = A C^-1, lower-triangular: B C = A, solved from the last block of columns back."""
@@ -138,23 +155,30 @@ class DenseLoss:
         return B
 
     def _with_band_view(self) -> tuple[np.ndarray, np.ndarray]:
-        """A zero (n, n) matrix in Fortran order, and a view of its band: [j, o] is [j + o, j], or padding."""
-        padded = np.zeros((self.n, self.n + self.bands))  # row j holds column j, so that the view's rows are contiguous
+        """A zero (n, n) matrix in Fortran order, and a view of its band: [j, o] is [j + o, j], or
+        padding.
+        """
+        padded = np.zeros(
+            (self.n, self.n + self.bands)
+        )  # row j holds column j, so that the view's rows are contiguous
         across, along = padded.strides
-        view = np.lib.stride_tricks.as_strided(padded, (self.n, self.bands), (across + along, along))
+        view = np.lib.stride_tricks.as_strided(
+            padded, (self.n, self.bands), (across + along, along)
+        )
         return padded.T[: self.n], view
 
 
 def dual_bound(A: np.ndarray, U: np.ndarray) -> float | None:
-    """A lower bound on tr(A^T A X^-1) over positive-definite X with tr(U X) = tr(U); None for an indefinite U.
+    """A lower bound on tr(A^T A X^-1) over positive-definite X with tr(U X) = tr(U); None for an
+    indefinite U.
 
-    For any such X, tr(A^T A X^-1) + tr(U X) >= 2 tr((A U A^T)^(1/2)), whose right side is the minimum of the left
-    over all positive-definite X. With tr(U X) = tr(U) this bounds the loss by 2 T - tr(U), T = tr((A U A^T)^(1/2)). U
-    may be scaled freely, and the best scale, (T / tr U)^2, gives T^2 / tr(U). For diagonal U this is Denisov et al.
-    2022, Eq. 8.
+    For any such X, tr(A^T A X^-1) + tr(U X) >= 2 tr((A U A^T)^(1/2)), whose right side is the
+    minimum of the left over all positive-definite X. With tr(U X) = tr(U) this bounds the loss by 2
+    T - tr(U), T = tr((A U A^T)^(1/2)). U may be scaled freely, and the best scale, (T / tr U)^2,
+    gives T^2 / tr(U). For diagonal U this is Denisov et al. 2022, Eq. 8.
 
-    tr(U X) = tr(U) for every X with unit diagonal if U is diagonal; and for every such X with `bands` bands if U is
-    zero at 0 < |i - j| < bands.
+    tr(U X) = tr(U) for every X with unit diagonal if U is diagonal; and for every such X with
+    `bands` bands if U is zero at 0 < |i - j| < bands.
 
     Args:
       A: workload, (n, n).
@@ -163,8 +187,8 @@ def dual_bound(A: np.ndarray, U: np.ndarray) -> float | None:
     factor, info = scipy.linalg.lapack.dpotrf(U, lower=True, clean=True)
     if info != 0:
         return None
-    # T is the sum of singular values of A U^(1/2); from the eigenvalues of A U A^T half the digits of the small ones
-    # would be lost.
+    # T is the sum of singular values of A U^(1/2); from the eigenvalues of A U A^T half the digits
+    # of the small ones would be lost.
     T = float(scipy.linalg.svdvals(A @ factor, overwrite_a=True, check_finite=False).sum())
     return T * T / float(np.trace(U))
 

@@ -19,15 +19,17 @@ class BandedMechanism(Mechanism):
                                               | c10  c11        |      two bands, three rounds
                                               |      c21  c22   |
 
-    With bands <= min_sep, columns of one client do not overlap and the sensitivity is that of k separate releases
-    (Thm. 2): sqrt(k) times the column norm, if all columns have the same.
+    With bands <= min_sep, columns of one client do not overlap and the sensitivity is that of k
+    separate releases (Thm. 2): sqrt(k) times the column norm, if all columns have the same.
 
     Attributes:
-      diagonals: float64 (rounds, bands), column j holds the j-th diagonal below the main one, shifted down by j rows;
-        diagonals[t, j] with t < j lies outside C and is 0; diagonals[:, 0] is positive. Kept as a read-only copy.
+      diagonals: float64 (rounds, bands), column j holds the j-th diagonal below the main one,
+        shifted down by j rows; diagonals[t, j] with t < j lies outside C and is 0; diagonals[:, 0]
+        is positive. Kept as a read-only copy.
 
     Raises:
-      TypeError, ValueError: diagonals is of another kind or shape, not finite, or breaks what is said above.
+      TypeError, ValueError: diagonals is of another kind or shape, not finite, or breaks what is
+        said above.
 
     >>> mechanism = BandedMechanism(diagonals=[[1.0, 0.0], [1.0, 0.5], [1.0, 0.5]])
     >>> mechanism.noising()
@@ -41,7 +43,9 @@ class BandedMechanism(Mechanism):
     diagonals: np.ndarray
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "diagonals", checks.frozen(check_recurrence("diagonals", self.diagonals)))
+        object.__setattr__(
+            self, "diagonals", checks.frozen(check_recurrence("diagonals", self.diagonals))
+        )
         super().__post_init__()
 
     @property
@@ -70,7 +74,9 @@ class BandedMechanism(Mechanism):
 
 
 def diagonals_of(C: np.ndarray, bands: int) -> np.ndarray:
-    """The (n, bands) diagonals of a lower-triangular (n, n) matrix: [t, j] is C[t, t - j], 0 where t < j."""
+    """The (n, bands) diagonals of a lower-triangular (n, n) matrix: [t, j] is C[t, t - j], 0 where
+    t < j.
+    """
     diagonals = np.zeros((C.shape[0], bands))
     for j in range(bands):
         diagonals[j:, j] = np.diagonal(C, -j)

@@ -1,13 +1,14 @@
-"""Block recursion over the noise process: errors of banded encoders, and their gradient, without a dense matrix.
+"""Block recursion over the noise process: errors of banded encoders, and their gradient, without a
+dense matrix.
 
-With A^-1 = P of p bands and C of b bands, R = C P has at most b + p - 1 bands and A N = A C^-1 = R^-1: the error y of the
-queries solves R y = z. Cut the rounds into blocks of at least b + p - 2; then R has blocks D_t on its diagonal and E_t
-left of it only, and y is a block autoregression,
+With A^-1 = P of p bands and C of b bands, R = C P has at most b + p - 1 bands and A N = A C^-1 =
+R^-1: the error y of the queries solves R y = z. Cut the rounds into blocks of at least b + p - 2;
+then R has blocks D_t on its diagonal and E_t left of it only, and y is a block autoregression,
 
     D_t y_t + E_t y_(t-1) = z_t,        Sigma_t = Cov(y_t) = D_t^-1 (I + E_t Sigma_(t-1) E_t^T) D_t^-T.
 
-The diagonal of Sigma_t holds the squared errors of the rounds of block t at unit noise: O(n (b + p)^2) work for all of
-them, of which only two products a block are sequential.
+The diagonal of Sigma_t holds the squared errors of the rounds of block t at unit noise: O(n (b +
+p)^2) work for all of them, of which only two products a block are sequential.
 
 Banded matrices are given by columns here: columns[j, o] = M[j + o, j], 0 where j + o >= n.
 """
@@ -47,7 +48,8 @@ def rows_of_columns(columns: np.ndarray) -> np.ndarray:
 
 
 def blocks_of(columns: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The blocks D (count, length, length) and E (count - 1, length, length), E[t] left of D[t + 1]; transposed views.
+    """The blocks D (count, length, length) and E (count - 1, length, length), E[t] left of D[t +
+    1]; transposed views.
 
     The last block is filled up by the identity.
     """
@@ -66,7 +68,9 @@ def _band(slabs: np.ndarray, bands: int) -> np.ndarray:
     """The view [t, i, o] of entry (i + o, i) in slabs of blocks."""
     count, length, _ = slabs.shape
     block, row, entry = slabs.strides
-    return np.lib.stride_tricks.as_strided(slabs, (count, length, bands), (block, row + entry, entry))
+    return np.lib.stride_tricks.as_strided(
+        slabs, (count, length, bands), (block, row + entry, entry)
+    )
 
 
 def columns_of_blocks(blocks: list[np.ndarray], n: int, bands: int) -> np.ndarray:
@@ -83,10 +87,12 @@ def columns_of_blocks(blocks: list[np.ndarray], n: int, bands: int) -> np.ndarra
 
 
 def squared_rows_by_solving(rows: np.ndarray, inverse: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """The squared norms of some rows of A C^-1, for C and P = A^-1 by rows, (n, bands) and (n, p); `which` are increasing.
+    """The squared norms of some rows of A C^-1, for C and P = A^-1 by rows, (n, bands) and (n, p);
+    `which` are increasing.
 
-    Two triangular solves for each. The recursion below computes the covariance of errors y, of which R = C P takes differences: where
-    they are small beside y, as where a learning rate rises again after it fell, it loses twice the digits that a solve loses.
+    Two triangular solves for each. The recursion below computes the covariance of errors y, of
+    which R = C P takes differences: where they are small beside y, as where a learning rate rises
+    again after it fell, it loses twice the digits that a solve loses.
 
     >>> prefix = np.array([[1.0, 0.0], [1.0, -1.0], [1.0, -1.0]])
     >>> squared_rows_by_solving(np.ones((3, 1)), prefix, np.array([0, 2]))
@@ -96,12 +102,16 @@ def squared_rows_by_solving(rows: np.ndarray, inverse: np.ndarray, which: np.nda
     solved = np.zeros((n, len(which)))
     solved[which, np.arange(len(which))] = 1.0
     for triangular in (inverse[:n], rows[:n]):
-        solved, _ = scipy.linalg.lapack.dtbtrs(columns_of_rows(triangular).T, solved, uplo="L", trans="T")
+        solved, _ = scipy.linalg.lapack.dtbtrs(
+            columns_of_rows(triangular).T, solved, uplo="L", trans="T"
+        )
     return np.asarray(np.einsum("ij,ij->j", solved, solved))
 
 
 def is_precise(squares: np.ndarray, rows: np.ndarray, inverse: np.ndarray) -> bool:
-    """Whether these squared norms of the rows of A C^-1 are right to 1e-6 in a sample of the rounds; arguments as above."""
+    """Whether these squared norms of the rows of A C^-1 are right to 1e-6 in a sample of the
+    rounds; arguments as above.
+    """
     sample = np.unique(np.linspace(0, len(squares) - 1, _SAMPLED_ROUNDS).round().astype(np.int64))
     solved = squared_rows_by_solving(rows, inverse, sample)
     # Written so that a NaN is imprecise.
@@ -112,8 +122,8 @@ class NoiseRecursion:
     """The covariances Sigma_t for an R given by columns, and the adjoint recursion.
 
     Attributes:
-      covariances: Sigma, (blocks, length, length); inverses: D_t^-1, likewise; transfers: D_t^-1 E_t from the second
-        block on.
+      covariances: Sigma, (blocks, length, length); inverses: D_t^-1, likewise; transfers: D_t^-1
+        E_t from the second block on.
 
     >>> R_columns = np.array([[1.0, -1.0], [1.0, -1.0], [1.0, 0.0]])  # of the inverse of prefix sums
     >>> NoiseRecursion(R_columns).squared_errors()
@@ -123,7 +133,9 @@ class NoiseRecursion:
     def __init__(self, columns: np.ndarray) -> None:
         self.rounds, bands = columns.shape
         length = min(self.rounds, max(bands - 1, _MIN_BLOCK_ROUNDS))
-        checks.fits_in_memory("the recursion over a banded encoder", (self.rounds, length), copies=6)
+        checks.fits_in_memory(
+            "the recursion over a banded encoder", (self.rounds, length), copies=6
+        )
         D, E = blocks_of(columns, length)
         self.inverses = np.stack([lower_inverse(block) for block in D])
         self.transfers = self.inverses[1:] @ E
@@ -136,10 +148,12 @@ class NoiseRecursion:
         return np.einsum("tii->ti", self.covariances).reshape(-1)[: self.rounds]
 
     def gradient(self, reach: int = 1) -> list[np.ndarray]:
-        """Blocks of the derivative of ||R^-1||_F^2 along R, -2 R^-T R^-1 R^-T: those `q` below the diagonal, q = 0..reach.
+        """Blocks of the derivative of ||R^-1||_F^2 along R, -2 R^-T R^-1 R^-T: those `q` below the
+        diagonal, q = 0..reach.
 
-        Each is (blocks - q, length, length), the first two are for D and E. lam[t], the derivative along Sigma_t of the
-        errors of all rounds from block t on, runs backwards: lam[t] = I + F_(t+1)^T lam[t+1] F_(t+1), F_t = D_t^-1 E_t.
+        Each is (blocks - q, length, length), the first two are for D and E. lam[t], the derivative
+        along Sigma_t of the errors of all rounds from block t on, runs backwards: lam[t] = I +
+        F_(t+1)^T lam[t+1] F_(t+1), F_t = D_t^-1 E_t.
         """
         weights = np.zeros(self.inverses.shape[0] * self.inverses.shape[1])
         weights[: self.rounds] = 1.0  # and none on the rounds that fill up the last block

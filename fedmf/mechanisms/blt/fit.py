@@ -14,14 +14,16 @@ from fedmf.mechanisms.toeplitz.fit import OBJECTIVES, certified, toeplitz_invers
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
-# Step of the complex-step derivative: f(x + i h) = f(x) + i h f'(x) to all digits, since h^2 is lost in rounding.
+# Step of the complex-step derivative: f(x + i h) = f(x) + i h f'(x) to all digits, since h^2 is
+# lost in rounding.
 _STEP = 1e-30
-# Poles and zeros are at 1 / (1 + exp(u)) for increasing u: this far from both ends, and so far apart.
+# Poles and zeros are at 1 / (1 + exp(u)) for increasing u: this far from both ends, and so far
+# apart.
 _LEAST_LOG_GAP, _MAX_LOG_GAP = -7.0, 4.0
 # Poles of a workload closer than this are not told apart by partial fractions.
 _POLE_GAP = 1e-4
-# Of sums over time: rounds that are taken one by one, and the nodes that stand for each later panel, twice as long as the
-# one before.
+# Of sums over time: rounds that are taken one by one, and the nodes that stand for each later
+# panel, twice as long as the one before.
 _ONE_BY_ONE, _NODES = 64, 24
 
 
@@ -33,22 +35,29 @@ def fit_blt(
     buffers: int = 4,
     objective: str = "mean",
 ) -> BLTMechanism:
-    """The buffered linear Toeplitz encoder with the smallest loss ("mean") or largest error ("max").
+    """The buffered linear Toeplitz encoder with the smallest loss ("mean") or largest error
+    ("max").
 
-    The variables are the poles and zeros of c(x) on the real line, alternating, so that every step is a valid
-    `BLTMechanism` whose sensitivity is known exactly under every participation. Sensitivity and error are sums over
-    time of products of exponentials, added up on a grid of a few hundred rounds whatever `rounds` is (`time_grid`).
-    Single and several participations as in McMahan, Xu and Zhang 2024; the largest error as in Dvijotham et al. 2024.
+    The variables are the poles and zeros of c(x) on the real line, alternating, so that every step
+    is a valid `BLTMechanism` whose sensitivity is known exactly under every participation.
+    Sensitivity and error are sums over time of products of exponentials, added up on a grid of a
+    few hundred rounds whatever `rounds` is (`time_grid`). Single and several participations as in
+    McMahan, Xu and Zhang 2024; the largest error as in Dvijotham et al. 2024.
 
-    buffers: d, what a round of noise costs in model sizes; fewer are used where rounds - 1 coefficients need no more.
-    A descent ends when ten steps together lower the loss by less than the share tolerance. The problem is not convex;
-    under several participations there are two descents, and the better end is taken. Other arguments and errors as `fedmf.fit`.
+    buffers: d, what a round of noise costs in model sizes; fewer are used where rounds - 1
+    coefficients need no more. A descent ends when ten steps together lower the loss by less than
+    the share tolerance. The problem is not convex; under several participations there are two
+    descents, and the better end is taken. Other arguments and errors as `fedmf.fit`.
     """
-    buffers = checks.integer("buffers", buffers, low=1, high=32, hint="a round of noise costs that many model sizes")
+    buffers = checks.integer(
+        "buffers", buffers, low=1, high=32, hint="a round of noise costs that many model sizes"
+    )
     checks.one_of("objective", objective, OBJECTIVES)
     n = workload.rounds
     # n - 1 coefficients are free, and d poles and d zeros are 2 d numbers.
-    problem = _Problem(toeplitz_inverse(workload), participation, min(buffers, max(1, n // 2)), objective)
+    problem = _Problem(
+        toeplitz_inverse(workload), participation, min(buffers, max(1, n // 2)), objective
+    )
     first, *others = problem.starts()
     best = descend(problem.log_loss, first, stopping, problem.bounds())
     for start in others:
@@ -63,7 +72,9 @@ def fit_blt(
 
 
 def _positions(variables: np.ndarray) -> np.ndarray:
-    """The u of decays[0], inverse_decays[0], decays[1], ...: the first, and the logarithms of the steps up, (..., 2 d)."""
+    """The u of decays[0], inverse_decays[0], decays[1], ...: the first, and the logarithms of the
+    steps up, (..., 2 d).
+    """
     steps = np.concatenate([variables[..., :1], np.exp(variables[..., 1:])], axis=-1)
     return np.asarray(np.cumsum(steps, axis=-1))
 
@@ -71,27 +82,36 @@ def _positions(variables: np.ndarray) -> np.ndarray:
 class _Problem:
     """Logarithm of squared sensitivity times squared error, and its gradient by complex steps.
 
-    Everything is a composition of analytic functions, run for all variables at once: row v of an array is perturbed in
-    variable v. Complex log1p and expm1 are written out, since numpy's lose the digits that matter here.
+    Everything is a composition of analytic functions, run for all variables at once: row v of an
+    array is perturbed in variable v. Complex log1p and expm1 are written out, since numpy's lose
+    the digits that matter here.
     """
 
-    def __init__(self, inverse: np.ndarray, participation: Participation, buffers: int, objective: str) -> None:
-        self.n, self.b, self.k = participation.rounds, participation.min_sep, participation.max_participations
+    def __init__(
+        self, inverse: np.ndarray, participation: Participation, buffers: int, objective: str
+    ) -> None:
+        self.n, self.b, self.k = (
+            participation.rounds,
+            participation.min_sep,
+            participation.max_participations,
+        )
         self.d, self.inverse = buffers, inverse
         self.poles = _workload_poles(inverse)
         if self.poles is None:
             self.rounds, weights = np.arange(float(self.n)), np.ones(self.n)
         else:
             self.rounds, weights = time_grid(self.n)
-        # Round t of the noise is in n - t rounds' totals, in sum, and once in the last round's, which is the largest.
+        # Round t of the noise is in n - t rounds' totals, in sum, and once in the last round's,
+        # which is the largest.
         self.weights = weights * (self.n - self.rounds) if objective == "mean" else weights
         self.windows, self.window_weights = time_grid(self.k - 1)
 
     def starts(self) -> list[np.ndarray]:
-        """Poles and zeros evenly spread in u, from near 1 - 1 / horizon down, as for a square root (Newman 1964).
+        """Poles and zeros evenly spread in u, from near 1 - 1 / horizon down, as for a square root
+        (Newman 1964).
 
-        Under several participations there are two kinds of optima, which remember for about min_sep rounds or for a
-        tenth of them, and neither is always the better one: both are tried.
+        Under several participations there are two kinds of optima, which remember for about min_sep
+        rounds or for a tenth of them, and neither is always the better one: both are tried.
         """
         if self.k == 1:
             return [self.spread(max(self.n, 4.0), 1.5)]
@@ -105,21 +125,27 @@ class _Problem:
 
     def bounds(self) -> list[tuple[float | None, float | None]]:
         """A range within which float64 tells neighbours apart."""
-        return [(-float(np.log(1e4 * self.n + 1e4)), 10.0), *[(_LEAST_LOG_GAP, _MAX_LOG_GAP)] * (2 * self.d - 1)]
+        return [
+            (-float(np.log(1e4 * self.n + 1e4)), 10.0),
+            *[(_LEAST_LOG_GAP, _MAX_LOG_GAP)] * (2 * self.d - 1),
+        ]
 
     def log_loss(self, variables: np.ndarray) -> tuple[float, np.ndarray]:
         size = len(variables)
         u = _positions(variables + 1j * _STEP * np.eye(size))
         with np.errstate(all="ignore"):
             poles, zeros = u[:, 0::2], u[:, 1::2]
-            value = np.log(self._squared_sensitivity(poles, zeros)) + np.log(self._squared_error(poles, zeros))
+            value = np.log(self._squared_sensitivity(poles, zeros)) + np.log(
+                self._squared_error(poles, zeros)
+            )
         return float(value[0].real), value.imag / _STEP
 
     def _squared_sensitivity(self, poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
         """Of the rounds 0, b, 2 b, ...: the squared norm of the sum of their columns, (size,).
 
-        In round s b + r, 0 < r < b, the columns sum up to sum over i of P_i(s) decays[i]^(r - 1), with P_i(s) =
-        scales[i] (1 - decays[i]^(b (s + 1))) / (1 - decays[i]^b); in round s b to 1 + sum of decays[i]^(b - 1) P_i(s-1).
+        In round s b + r, 0 < r < b, the columns sum up to sum over i of P_i(s) decays[i]^(r - 1),
+        with P_i(s) = scales[i] (1 - decays[i]^(b (s + 1))) / (1 - decays[i]^b); in round s b to 1 +
+        sum of decays[i]^(b - 1) P_i(s-1).
         """
         log, scale = _log_decay(poles), _residues(poles, zeros)
         pair = log[:, :, None] + log[:, None, :]
@@ -131,7 +157,9 @@ class _Problem:
             before = scale[:, None, :] * _expm1(self.b * s[:, None] * log[:, None, :]) / whole
             first = 1.0 + (before * np.exp((self.b - 1) * log)[:, None, :]).sum(axis=2)
             later = _expm1((length - 1) * pair) / _expm1(pair)
-            return np.asarray(first * first + np.einsum("vsi,vij,vsj->vs", sums, later, sums, optimize=True))
+            return np.asarray(
+                first * first + np.einsum("vsi,vij,vsj->vs", sums, later, sums, optimize=True)
+            )
 
         last = np.array([self.k - 1.0])
         squared = window(last, self.n - (self.k - 1) * self.b)[:, 0]
@@ -147,7 +175,9 @@ class _Problem:
             import scipy.signal
 
             lags = np.maximum(t - 1.0, 0.0)
-            noise = np.stack([-(s @ np.exp(lags * row[:, None])) for s, row in zip(scale, log, strict=True)])
+            noise = np.stack(
+                [-(s @ np.exp(lags * row[:, None])) for s, row in zip(scale, log, strict=True)]
+            )
             noise[:, 0] = 1.0
             column = scipy.signal.lfilter([1.0], self.inverse, noise, axis=1)
             return np.asarray((column * column) @ self.weights)
@@ -159,12 +189,13 @@ class _Problem:
 
 
 def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Times and weights, both (m,), with sum over t = 0..count-1 of f(t) = sum of weights * f(times).
+    """Times and weights, both (m,), with sum over t = 0..count-1 of f(t) = sum of weights *
+    f(times).
 
-    The first rounds are taken one by one. Later ones are cut into panels [T, 2 T), each summed through the polynomial of
-    degree 23 in its Chebyshev points: exact for those, and to about 1e-13 of the whole sum for exponentials of any
-    decay, since what falls by more than e^-30 over a panel has long fallen before it. m is about 64 + 24 log2(count /
-    64).
+    The first rounds are taken one by one. Later ones are cut into panels [T, 2 T), each summed
+    through the polynomial of degree 23 in its Chebyshev points: exact for those, and to about 1e-13
+    of the whole sum for exponentials of any decay, since what falls by more than e^-30 over a panel
+    has long fallen before it. m is about 64 + 24 log2(count / 64).
 
     >>> times, weights = time_grid(10_000)
     >>> len(times) < 300, bool(abs(weights @ 0.99**times - (1 - 0.99**10_000) / 0.01) < 1e-9)
@@ -185,8 +216,8 @@ def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
         angles = (np.arange(_NODES) + 0.5) * np.pi / _NODES
         middle, half = begin + (length - 1) / 2, (length - 1) / 2
         times.append(middle + half * np.cos(angles))
-        # Sums of the Chebyshev polynomials over the panel's rounds, spread over the nodes by their discrete
-        # orthogonality.
+        # Sums of the Chebyshev polynomials over the panel's rounds, spread over the nodes by their
+        # discrete orthogonality.
         every = np.arccos((np.arange(length) - half) / half)
         sums = np.array([np.cos(degree * every).sum() for degree in range(_NODES)])
         sums[1:] *= 2.0
@@ -195,7 +226,8 @@ def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _workload_poles(inverse: np.ndarray) -> list[tuple[float, float]] | None:
-    """The (pole, share) with a(x) = sum of share / (1 - pole x), if there are some, real, in (0, 1] and apart; otherwise None.
+    """The (pole, share) with a(x) = sum of share / (1 - pole x), if there are some, real, in (0, 1]
+    and apart; otherwise None.
 
     >>> _workload_poles(np.array([1.0, -1.5, 0.5]))
     [(1.0, 2.0), (0.5, -1.0)]
@@ -208,7 +240,10 @@ def _workload_poles(inverse: np.ndarray) -> list[tuple[float, float]] | None:
     poles = np.where(np.abs(poles - 1.0) < 1e-12, 1.0, poles)
     if poles[0] > 1.0 or poles[-1] <= 0.0 or (len(poles) > 1 and -np.diff(poles).max() < _POLE_GAP):
         return None
-    shares = [np.prod(1.0 / (1.0 - np.delete(poles, j) / pole)) / trimmed[0] for j, pole in enumerate(poles)]
+    shares = [
+        np.prod(1.0 / (1.0 - np.delete(poles, j) / pole)) / trimmed[0]
+        for j, pole in enumerate(poles)
+    ]
     return [(round(float(p), 15), round(float(s), 13)) for p, s in zip(poles, shares, strict=True)]
 
 
@@ -240,7 +275,8 @@ def _residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
 def _divided_powers(log_pole: float, log: np.ndarray, t: np.ndarray) -> np.ndarray:
     """(pole^t - z^t) / (pole - z) for every z = exp(log), (size, len(t), d).
 
-    Written as M^t (1 - (m / M)^t) / (M - m) with M the larger of the two, which loses no digits when they are close.
+    Written as M^t (1 - (m / M)^t) / (M - m) with M the larger of the two, which loses no digits
+    when they are close.
     """
     larger = np.where(log.real > log_pole, log, log_pole)[:, None, :]
     smaller = np.where(log.real > log_pole, log_pole, log)[:, None, :]

@@ -1,4 +1,6 @@
-"""Buffered linear Toeplitz encoders: noise correlated over all rounds from a handful of running sums."""
+"""Buffered linear Toeplitz encoders: noise correlated over all rounds from a handful of running
+sums.
+"""
 
 import dataclasses
 from typing import ClassVar, final
@@ -18,20 +20,21 @@ MAX_SUM_OF_SCALES = 1e3
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class BLTMechanism(Mechanism):
-    """A Toeplitz C whose generating function is rational, so that d buffers make the noise (BLT slides; Dvijotham,
-    McMahan, Pillutla, Steinke and Thakurta 2024; McMahan, Xu and Zhang 2024).
+    """A Toeplitz C whose generating function is rational, so that d buffers make the noise (BLT
+    slides; Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024; McMahan, Xu and Zhang 2024).
 
         c(x) = product over i of (1 - inverse_decays[i] x) / (1 - decays[i] x)
 
         C:  c_0 = 1,  c_t =   sum over i of scales[i] decays[i]^(t - 1)
         N:  n_0 = 1,  n_t = - sum over i of inverse_scales[i] inverse_decays[i]^(t - 1)
 
-    The inverse 1 / c(x) swaps zeros and poles, so N is made of as many buffers as C: a round of noise costs d model
-    sizes, in time and in memory.
+    The inverse 1 / c(x) swaps zeros and poles, so N is made of as many buffers as C: a round of
+    noise costs d model sizes, in time and in memory.
 
-    Fits make zeros and poles that alternate: 1 > decays[0] > inverse_decays[0] > decays[1] > ... All scales then are
-    positive (partial fractions: each is a product of ratios of positive differences). Where they sum to at most 1, c is
-    decreasing, the case in which the sensitivity is known exactly: see `fedmf.sensitivity`, which bounds all others.
+    Fits make zeros and poles that alternate: 1 > decays[0] > inverse_decays[0] > decays[1] > ...
+    All scales then are positive (partial fractions: each is a product of ratios of positive
+    differences). Where they sum to at most 1, c is decreasing, the case in which the sensitivity is
+    known exactly: see `fedmf.sensitivity`, which bounds all others.
 
     Attributes:
       rounds: n, a positive int.
@@ -39,7 +42,8 @@ class BLTMechanism(Mechanism):
       inverse_decays: float64 (d,), different, in [-1, 1].
 
     Raises:
-      TypeError, ValueError: an argument is of another kind or shape, not finite, or breaks what is said above.
+      TypeError, ValueError: an argument is of another kind or shape, not finite, or breaks what is
+        said above.
 
     >>> mechanism = BLTMechanism(rounds=3, decays=[0.8], inverse_decays=[0.3])
     >>> mechanism.scales, mechanism.toeplitz_coefficients()
@@ -55,25 +59,31 @@ class BLTMechanism(Mechanism):
     def __post_init__(self) -> None:
         self._set_rounds()
         for name in ("decays", "inverse_decays"):
-            object.__setattr__(self, name, checks.frozen(checks.array(name, getattr(self, name), ndim=1)))
+            object.__setattr__(
+                self, name, checks.frozen(checks.array(name, getattr(self, name), ndim=1))
+            )
         if self.decays.shape != self.inverse_decays.shape:
             raise ValueError(
-                f"decays has length {len(self.decays)} and inverse_decays {len(self.inverse_decays)}: pass one of each a "
+                f"decays has length {len(self.decays)} and inverse_decays "
+                f"{len(self.inverse_decays)}: pass one of each a "
                 "buffer"
             )
         for name in ("decays", "inverse_decays"):
             values = getattr(self, name)
             if np.abs(values).max() > 1.0 or len(np.unique(values)) < len(values):
                 raise ValueError(
-                    f"{name}={values} must be different numbers from -1 to 1: larger ones grow without end, and equal ones "
+                    f"{name}={values} must be different numbers from -1 to 1: larger ones grow "
+                    "without end, and equal ones "
                     "are no partial fractions"
                 )
         with np.errstate(all="ignore"):  # a quotient of neighbours of 0 may overflow
             largest = float(np.max([np.abs(self.scales).sum(), np.abs(self.inverse_scales).sum()]))
         if not largest <= MAX_SUM_OF_SCALES:  # also where it is no number
             raise ValueError(
-                f"decays={self.decays} and inverse_decays={self.inverse_decays} give scales that sum to {largest:.3g} and "
-                "cancel, which float32 does not hold: pass values that are further apart, or that alternate"
+                f"decays={self.decays} and inverse_decays={self.inverse_decays} give scales that "
+                f"sum to {largest:.3g} and "
+                "cancel, which float32 does not hold: pass values that are further apart, or that "
+                "alternate"
             )
         super().__post_init__()
 
@@ -101,10 +111,14 @@ class BLTMechanism(Mechanism):
         return lower_toeplitz(self.noising_coefficients(), self.rounds)
 
     def stream(self) -> NoiseStream:
-        """x_t = z_t - sum of inverse_scales * S(t), where S(t) = inverse_decays * S(t - 1) + z_{t-1}."""
+        """x_t = z_t - sum of inverse_scales * S(t), where S(t) = inverse_decays * S(t - 1) +
+        z_{t-1}.
+        """
         n, d = self.rounds, self.buffers
         read = np.tile(-self.inverse_scales, (n, 1))
-        buffers = Buffers(window=np.ones((n, 1)), read=read, write=np.ones((n, d)), decay=self.inverse_decays)
+        buffers = Buffers(
+            window=np.ones((n, 1)), read=read, write=np.ones((n, d)), decay=self.inverse_decays
+        )
         return NoiseStream(rounds=n, sources=n, buffers=buffers)
 
     def toeplitz_coefficients(self) -> np.ndarray:
@@ -117,10 +131,11 @@ class BLTMechanism(Mechanism):
 
 
 def residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-    """The r_i with product of (1 - zeros x) / (1 - poles x) = 1 + x sum of r_i / (1 - poles[i] x), (d,).
+    """The r_i with product of (1 - zeros x) / (1 - poles x) = 1 + x sum of r_i / (1 - poles[i] x),
+    (d,).
 
-    r_i = (poles[i] - zeros[i]) * product over j != i of (poles[i] - zeros[j]) / (poles[i] - poles[j]): products of
-    differences only, so that no digits are lost however close the poles are.
+    r_i = (poles[i] - zeros[i]) * product over j != i of (poles[i] - zeros[j]) / (poles[i] -
+    poles[j]): products of differences only, so that no digits are lost however close the poles are.
 
     >>> residues(np.array([0.8]), np.array([0.3]))
     array([0.5])
@@ -132,7 +147,9 @@ def residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
 
 
 def exponentials(first: float, scales: np.ndarray, decays: np.ndarray, n: int) -> np.ndarray:
-    """The sequence `first`, sum(scales), sum(scales * decays), sum(scales * decays^2), ..., float64 (n,)."""
+    """The sequence `first`, sum(scales), sum(scales * decays), sum(scales * decays^2), ..., float64
+    (n,).
+    """
     sequence = np.zeros(n)
     lags = np.arange(n - 1)
     for scale, decay in zip(scales, decays, strict=True):

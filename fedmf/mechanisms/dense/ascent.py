@@ -10,8 +10,8 @@ from fedmf.mechanisms.dense.dual import PairsDual
 from fedmf.mechanisms.fitting.lbfgs import minimise
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 
-# A feasible encoder costs as much as one to thirty steps. It is made where the bound has nearly stopped rising and, in any case,
-# after this many times as many steps as the last time.
+# A feasible encoder costs as much as one to thirty steps. It is made where the bound has nearly
+# stopped rising and, in any case, after this many times as many steps as the last time.
 _FIRST_CHECK, _CHECK_GROWTH = 10, 1.5
 # Turns that are worth making before L-BFGS, which is best near the optimum.
 _TURNS = 3
@@ -35,7 +35,8 @@ class Ascent:
         self.variables: Blocks = dual.start()
         self.iterations, self.interrupted = 0, False
         self._reached = self.variables
-        # The best diagonal X: feasible from the start, and the optimum where every round is of one class.
+        # The best diagonal X: feasible from the start, and the optimum where every round is of one
+        # class.
         diagonal = dual.scaled(np.diag(np.sqrt(np.diagonal(dual.gram))))
         self._compare(lower_factor(dual.classes.in_time_order(diagonal)))
         self._latest_bound, self._checked_at, self._small_rise = 0.0, 0, stopping.tolerance
@@ -60,26 +61,37 @@ class Ascent:
             yield
             self._reached = self.dual.turn(self._reached, of_factor)
         yield from self._quasi_newton()
-        # A line search found no better point. If rounding in the resolvents was why, eigendecompositions go on.
+        # A line search found no better point. If rounding in the resolvents was why,
+        # eigendecompositions go on.
         if self.dual.resolvents is not None:
             self.dual.resolvents = None
             yield from self._quasi_newton()
 
     def _quasi_newton(self) -> Iterator[None]:
-        # In units in which one turn, H -> (budget / T) X H, is a step of about unit length down the gradient of -log bound.
+        # In units in which one turn, H -> (budget / T) X H, is a step of about unit length down the
+        # gradient of -log bound.
         gradient = self.dual.evaluate(self._reached)[1]
-        unit = self.dual.factored(self._reached)[1] / 2.0 * np.sqrt(sum(float(np.vdot(g, g)) for g in gradient))
+        unit = (
+            self.dual.factored(self._reached)[1]
+            / 2.0
+            * np.sqrt(sum(float(np.vdot(g, g)) for g in gradient))
+        )
         shapes = [block.shape for block in self._reached]
         ends = np.cumsum([block.size for block in self._reached])[:-1]
 
         def blocks(x: np.ndarray) -> Blocks:
-            return [part.reshape(shape) * unit for part, shape in zip(np.split(x, ends), shapes, strict=True)]
+            return [
+                part.reshape(shape) * unit
+                for part, shape in zip(np.split(x, ends), shapes, strict=True)
+            ]
 
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient, _ = self.dual.evaluate(blocks(x))
             return value, np.concatenate([part.ravel() for part in gradient]) * unit
 
-        for x, _ in minimise(objective, np.concatenate([block.ravel() for block in self._reached]) / unit):
+        for x, _ in minimise(
+            objective, np.concatenate([block.ravel() for block in self._reached]) / unit
+        ):
             self._reached = blocks(x)
             yield
 
@@ -96,10 +108,14 @@ class Ascent:
         ):
             gap = self._check()
             # Bound and loss close in at about the same rate.
-            self._small_rise = min(self._small_rise, rise) * min(1.0, self.stopping.tolerance / max(gap, 1e-300))
+            self._small_rise = min(self._small_rise, rise) * min(
+                1.0, self.stopping.tolerance / max(gap, 1e-300)
+            )
         if self.stopping.progress is not None:
             self.stopping.progress(self.iterations, self.loss, gap)
-        return self.iterations >= self.stopping.max_iterations or (gap is not None and gap <= self.stopping.tolerance)
+        return self.iterations >= self.stopping.max_iterations or (
+            gap is not None and gap <= self.stopping.tolerance
+        )
 
     def _check(self) -> float:
         """Makes feasible encoders from the last evaluation; the gap of the best so far."""
@@ -126,8 +142,9 @@ def decoder(A: np.ndarray, C: np.ndarray) -> np.ndarray:
 def lower_factor(X: np.ndarray) -> np.ndarray | None:
     """The lower-triangular C with C^T C = X; None for an indefinite X.
 
-    An ordinary Cholesky factor L has L L^T = X, and its rows would have the norms that the columns must have. Flipping X,
-    factorising, transposing and flipping back gives the factor on the other side (banded paper, Prop. 4.1).
+    An ordinary Cholesky factor L has L L^T = X, and its rows would have the norms that the columns
+    must have. Flipping X, factorising, transposing and flipping back gives the factor on the other
+    side (banded paper, Prop. 4.1).
     """
     factor, info = scipy.linalg.lapack.dpotrf(X[::-1, ::-1], lower=True, clean=True)
     return np.ascontiguousarray(factor.T[::-1, ::-1]) if info == 0 else None

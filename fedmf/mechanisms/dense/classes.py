@@ -1,10 +1,13 @@
-"""Rounds in the order of their clients: the classes i, i + b, i + 2b, ... and matrices that are zero across them."""
+"""Rounds in the order of their clients: the classes i, i + b, i + 2b, ... and matrices that are
+zero across them.
+"""
 
 from typing import NamedTuple
 
 import numpy as np
 
-# A matrix that is zero across classes: for each group its diagonal blocks, float64 (classes, size, size).
+# A matrix that is zero across classes: for each group its diagonal blocks, float64 (classes, size,
+# size).
 Blocks = list[np.ndarray]
 
 
@@ -17,7 +20,8 @@ class Group(NamedTuple):
 
 
 class Classes:
-    """The b classes of n rounds, whose sizes are ceil(n / b) and, where b does not divide n, one less.
+    """The b classes of n rounds, whose sizes are ceil(n / b) and, where b does not divide n, one
+    less.
 
     Attributes:
       order: (n,) the rounds in class order: all of class 0, then all of class 1, ...
@@ -36,7 +40,10 @@ class Classes:
         self.count, self.largest = b, -(-n // b)
         larger = n - (self.largest - 1) * b
         split = larger * self.largest
-        groups = [Group(slice(0, split), larger, self.largest), Group(slice(split, n), b - larger, self.largest - 1)]
+        groups = [
+            Group(slice(0, split), larger, self.largest),
+            Group(slice(split, n), b - larger, self.largest - 1),
+        ]
         self.groups = [group for group in groups if group.classes]
 
     def apply(self, blocks: Blocks, M: np.ndarray) -> np.ndarray:
@@ -46,7 +53,9 @@ class Classes:
             if size == 1:
                 np.multiply(block[:, :, 0], M[rows], out=product[rows])
             else:
-                product[rows] = (block @ M[rows].reshape(classes, size, -1)).reshape(classes * size, -1)
+                product[rows] = (block @ M[rows].reshape(classes, size, -1)).reshape(
+                    classes * size, -1
+                )
         return product
 
     def congruence(self, blocks: Blocks, M: np.ndarray) -> np.ndarray:
@@ -86,7 +95,9 @@ class Classes:
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Sums over each class of values in class order: (n,) -> (b,)."""
-        return np.concatenate([values[rows].reshape(classes, size).sum(1) for rows, classes, size in self.groups])
+        return np.concatenate(
+            [values[rows].reshape(classes, size).sum(1) for rows, classes, size in self.groups]
+        )
 
     def spread(self, values: np.ndarray) -> np.ndarray:
         """One value a class -> one a round, in class order: (b,) -> (n,)."""

@@ -1,29 +1,34 @@
-"""The dual of the dense problem under (k, b)-participation: lower bounds, their gradients and feasible gram matrices.
+"""The dual of the dense problem under (k, b)-participation: lower bounds, their gradients and
+feasible gram matrices.
 
-Multi-epoch paper, Sec. 3. Rounds i, i + b, i + 2b, ... are one class: a client takes part in rounds of one class only.
-U below is zero across classes, positive definite, and factored as U = H H^T with H zero across classes too.
+Multi-epoch paper, Sec. 3. Rounds i, i + b, i + 2b, ... are one class: a client takes part in rounds
+of one class only. U below is zero across classes, positive definite, and factored as U = H H^T with
+H zero across classes too.
 
-For every positive-definite X: tr(A^T A X^-1) + tr(U X) >= 2 T with T = tr((H^T A^T A H)^(1/2)), with equality at
-X(U) = H^-T (H^T A^T A H)^(1/2) H^-1 (their Thm. 3.1, Eq. 7, and Eq. 33). If every feasible X has tr(U X) <= budget(U),
-the loss of all of them is at least 2 T - budget, and, as U may be scaled freely, at least T^2 / budget.
+For every positive-definite X: tr(A^T A X^-1) + tr(U X) >= 2 T with T = tr((H^T A^T A H)^(1/2)),
+with equality at X(U) = H^-T (H^T A^T A H)^(1/2) H^-1 (their Thm. 3.1, Eq. 7, and Eq. 33). If every
+feasible X has tr(U X) <= budget(U), the loss of all of them is at least 2 T - budget, and, as U may
+be scaled freely, at least T^2 / budget.
 
-What budget holds, and why no more general U does better, for a class of size k (C of sensitivity 1):
+What budget holds, and why no more general U does better, for a class of size k (C of sensitivity
+1):
 
-- "pairs" (their Eq. 36: X_ij >= 0 in each class, sum over the class <= 1). Multipliers v of the sum and W >= 0 of the signs
-  give U_c = v 1 1^T - W: a constant diagonal v, entries <= v, and budget v. A positive-definite matrix of diagonal v has all
-  |U_ij| <= v, so that every such U_c with a constant diagonal is allowed. That is also the dual of "X_ij = 0 within
-  classes, trace of each class <= 1": an optimal X has orthogonal columns on every client's rounds. And it bounds EVERY
-  encoder, whatever its signs, under vector contributions: a client who contributes the rows of a Cholesky factor of
-  U_c / v, of norm 1 each, shows tr(U_c X_c) <= v sens^2 = v.
-- equal column norms d <= 1 / k with the same orthogonality: any positive-definite U_c, budget tr(U) / k. Encoders of equal norms
-  that are not orthogonal on the pairs need not obey this bound.
+- "pairs" (their Eq. 36: X_ij >= 0 in each class, sum over the class <= 1). Multipliers v of the sum
+  and W >= 0 of the signs give U_c = v 1 1^T - W: a constant diagonal v, entries <= v, and budget v.
+  A positive-definite matrix of diagonal v has all |U_ij| <= v, so that every such U_c with a
+  constant diagonal is allowed. That is also the dual of "X_ij = 0 within classes, trace of each
+  class <= 1": an optimal X has orthogonal columns on every client's rounds. And it bounds EVERY
+  encoder, whatever its signs, under vector contributions: a client who contributes the rows of a
+  Cholesky factor of U_c / v, of norm 1 each, shows tr(U_c X_c) <= v sens^2 = v.
+- equal column norms d <= 1 / k with the same orthogonality: any positive-definite U_c, budget tr(U)
+  / k. Encoders of equal norms that are not orthogonal on the pairs need not obey this bound.
 
-T is the nuclear norm of A H, the largest tr(Q A H) over orthogonal Q. Maximising over Q and H in turn never lowers the
-bound; for given Q the best H is in closed form, and one turn is H_c <- X_c H_c with rows then scaled to norm sqrt(v),
-sqrt(v) = the sum of their norms before ("pairs"); H_c <- k X_c H_c (equal norms).
-For one participation this is v_i <- v_i X_ii^2, a step twice as long in log v as that of Denisov et al. 2022, Thm. 3.2,
-v_i <- v_i X_ii, and T^2 / budget is their Eq. 8 at its best scale. A few turns start L-BFGS on H, whose gradient is the
-difference of a turn.
+T is the nuclear norm of A H, the largest tr(Q A H) over orthogonal Q. Maximising over Q and H in
+turn never lowers the bound; for given Q the best H is in closed form, and one turn is H_c <- X_c
+H_c with rows then scaled to norm sqrt(v), sqrt(v) = the sum of their norms before ("pairs"); H_c <-
+k X_c H_c (equal norms). For one participation this is v_i <- v_i X_ii^2, a step twice as long in
+log v as that of Denisov et al. 2022, Thm. 3.2, v_i <- v_i X_ii, and T^2 / budget is their Eq. 8 at
+its best scale. A few turns start L-BFGS on H, whose gradient is the difference of a turn.
 """
 
 from collections.abc import Iterator
@@ -40,15 +45,17 @@ _SMALLEST_EIGENVALUE = 20 * np.finfo(float).eps
 
 
 class PairsDual:
-    """The bound T^2 / budget for all encoders as a smooth function of free variables, and the feasible X next to it.
+    """The bound T^2 / budget for all encoders as a smooth function of free variables, and the
+    feasible X next to it.
 
-    U has a constant diagonal in each class. The variables are rows of any norm: H_c has them scaled to norm sqrt(v_c), v_c
-    being the mean of their squared norms.
+    U has a constant diagonal in each class. The variables are rows of any norm: H_c has them scaled
+    to norm sqrt(v_c), v_c being the mean of their squared norms.
 
     Attributes:
       A: the workload with its columns in class order.
       gram: A^T A, likewise.
-      resolvents: what evaluates the bound without an eigendecomposition, to about 1e-7 or better; None: nothing does.
+      resolvents: what evaluates the bound without an eigendecomposition, to about 1e-7 or better;
+        None: nothing does.
       bound: T^2 / budget at the variables last evaluated.
       factor: H there.
     """
@@ -66,8 +73,8 @@ class PairsDual:
     def start(self) -> Blocks:
         """First variables, good ones if an X that is nearly diagonal is.
 
-        Of diagonal X, the best has X_ii proportional, in each class, to sqrt((A^T A)_ii). U(X) = X^-1 A^T A X^-1 then has
-        these correlations within classes.
+        Of diagonal X, the best has X_ii proportional, in each class, to sqrt((A^T A)_ii). U(X) =
+        X^-1 A^T A X^-1 then has these correlations within classes.
         """
         blocks = []
         for gram in self.classes.blocks(self.gram):
@@ -75,7 +82,9 @@ class PairsDual:
             correlations = gram * scale[:, :, None] * scale[:, None, :]
             try:
                 blocks.append(np.linalg.cholesky(correlations))
-            except np.linalg.LinAlgError:  # columns of A that are parallel to rounding: start at diagonal U instead
+            except (
+                np.linalg.LinAlgError
+            ):  # columns of A that are parallel to rounding: start at diagonal U instead
                 blocks.append(np.broadcast_to(np.eye(gram.shape[1]), gram.shape).copy())
         return self._scaled(blocks, self.classes.sums(np.sqrt(np.diagonal(self.gram))))
 
@@ -90,7 +99,9 @@ class PairsDual:
         return H, float(sum(level.sum() for level in v))
 
     def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
-        """The derivatives of T and of the budget with respect to the variables, given G = dT / dH = X_c H_c."""
+        """The derivatives of T and of the budget with respect to the variables, given G = dT / dH =
+        X_c H_c.
+        """
         of_T, of_budget = [], []
         for block, g in zip(variables, G, strict=True):
             norms = np.linalg.norm(block, axis=2)
@@ -110,7 +121,9 @@ class PairsDual:
         return self._scaled(units, np.concatenate([norm.sum(axis=1) for norm in norms]))
 
     def scaled(self, X: np.ndarray) -> np.ndarray:
-        """X with its rows and columns scaled to sensitivity 1, if X is feasible but for its scale: each class has trace 1."""
+        """X with its rows and columns scaled to sensitivity 1, if X is feasible but for its scale:
+        each class has trace 1.
+        """
         scale = 1.0 / np.sqrt(self.classes.spread(self.classes.sums(np.diagonal(X))))
         return X * scale[:, None] * scale
 
@@ -119,7 +132,9 @@ class PairsDual:
         return [unit * root[:, None, None] for unit, root in zip(units, of_groups, strict=True)]
 
     def evaluate(self, variables: Blocks) -> tuple[float, Blocks, Blocks]:
-        """-log of the bound, its gradient, and dT / dH: by `resolvents` or one n x n eigendecomposition."""
+        """-log of the bound, its gradient, and dT / dH: by `resolvents` or one n x n
+        eigendecomposition.
+        """
         self.factor, self._budget = self.factored(variables)
         if self.resolvents is None:
             self._eigen = self._decomposed()
@@ -138,7 +153,9 @@ class PairsDual:
         return -float(np.log(self.bound)), of_loss, G
 
     def gram_matrix(self) -> np.ndarray:
-        """X(U) at the last evaluation, in class order; sets `bound` to the value from the eigendecomposition."""
+        """X(U) at the last evaluation, in class order; sets `bound` to the value from the
+        eigendecomposition.
+        """
         roots, V = self._decomposed() if self._eigen is None else self._eigen
         self._eigen = None
         self.bound = float(roots.sum()) ** 2 / self._budget
@@ -146,11 +163,13 @@ class PairsDual:
         return (X + X.T) / 2
 
     def candidates(self, X: np.ndarray) -> Iterator[np.ndarray]:
-        """Feasible matrices of sensitivity 1 near X, in class order, of which the first may be indefinite.
+        """Feasible matrices of sensitivity 1 near X, in class order, of which the first may be
+        indefinite.
 
-        Where rounds of one class must be orthogonal: once with their entries set to 0, which is near X to second order of the
-        loss but may be indefinite; and once by a congruence J^T X J with J_c = D (D^-1 X_c D^-1)^(-1/2) D^-1, D^2 the diagonal
-        of X_c, the nearest to 1 of those that make the class's columns of C D^-1 orthonormal, which never is.
+        Where rounds of one class must be orthogonal: once with their entries set to 0, which is
+        near X to second order of the loss but may be indefinite; and once by a congruence J^T X J
+        with J_c = D (D^-1 X_c D^-1)^(-1/2) D^-1, D^2 the diagonal of X_c, the nearest to 1 of those
+        that make the class's columns of C D^-1 orthonormal, which never is.
         """
         if not np.diagonal(X).min() > 0.0:  # lost in rounding
             return
@@ -164,7 +183,9 @@ class PairsDual:
                 norms = np.sqrt(np.einsum("cii->ci", block))
                 eigenvalues, V = np.linalg.eigh(block / norms[:, :, None] / norms[:, None, :])
                 floor = np.finfo(float).eps * block.shape[1]
-                root = (V / np.sqrt(np.maximum(eigenvalues, floor))[:, None, :]) @ V.transpose(0, 2, 1)
+                root = (V / np.sqrt(np.maximum(eigenvalues, floor))[:, None, :]) @ V.transpose(
+                    0, 2, 1
+                )
                 J.append(norms[:, :, None] * root / norms[:, None, :])
             turned = self.classes.congruence(J, X)
             self.classes.clear_pairs(turned)
@@ -175,12 +196,15 @@ class PairsDual:
         eigenvalues, V = np.linalg.eigh(self.classes.congruence(transposed(self.factor), self.gram))
         if eigenvalues[0] > _SMALLEST_EIGENVALUE * eigenvalues[-1]:
             return np.sqrt(eigenvalues), V
-        # A badly scaled workload: singular values keep twice as many digits, and cost some times more.
+        # A badly scaled workload: singular values keep twice as many digits, and cost some times
+        # more.
         _, roots, Vt = np.linalg.svd(self.classes.apply(transposed(self.factor), self.A.T).T)
         return roots, Vt.T
 
     def proven(self, variables: Blocks) -> float:
-        """T^2 / budget with T to full accuracy: from eigenvalues of H^T A^T A H half the digits of the small ones are lost."""
+        """T^2 / budget with T to full accuracy: from eigenvalues of H^T A^T A H half the digits of
+        the small ones are lost.
+        """
         H, budget = self.factored(variables)
         AH = self.classes.apply(transposed(H), self.A.T).T
         T = float(scipy.linalg.svdvals(AH, overwrite_a=True, check_finite=False).sum())
@@ -188,14 +212,17 @@ class PairsDual:
 
 
 class EqualNormsDual(PairsDual):
-    """The bound for encoders of equal column norms, orthogonal within classes, over all U zero across them.
+    """The bound for encoders of equal column norms, orthogonal within classes, over all U zero
+    across them.
 
     The variables are H.
     """
 
     def factored(self, variables: Blocks) -> tuple[Blocks, float]:
         """See PairsDual."""
-        return variables, float(sum(np.square(block).sum() for block in variables)) / self.classes.largest
+        return variables, float(
+            sum(np.square(block).sum() for block in variables)
+        ) / self.classes.largest
 
     def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
         """See PairsDual."""

@@ -25,16 +25,18 @@ def fit_dense(
     *,
     equal_norms: bool = False,
 ) -> DenseMechanism:
-    """Minimises ||A C^-1||_F^2 over all C of sensitivity 1 (multi-epoch paper, Eq. 6 and 36; Denisov et al. 2022, Eq. 4).
+    """Minimises ||A C^-1||_F^2 over all C of sensitivity 1 (multi-epoch paper, Eq. 6 and 36;
+    Denisov et al. 2022, Eq. 4).
 
-    The sensitivity is that of the (k, b)-participation: "fixed_epoch" with every round of a class, k = ceil(rounds / b).
-    Under "min_sep" the same matrix is returned, as in the banded paper, Table 2, last rows; its sensitivity there is
-    larger (`fedmf.sensitivity`), and the certificate speaks of the (k, b)-participation. "every_round" is b = 1.
+    The sensitivity is that of the (k, b)-participation: "fixed_epoch" with every round of a class,
+    k = ceil(rounds / b). Under "min_sep" the same matrix is returned, as in the banded paper, Table
+    2, last rows; its sensitivity there is larger (`fedmf.sensitivity`), and the certificate speaks
+    of the (k, b)-participation. "every_round" is b = 1.
 
     Args:
       workload, participation: as `fedmf.fit`; one round a client, or as many as fit.
-      equal_norms: columns of equal norm, orthogonal on the rounds of each client (banded paper, Table 2, last row). The bound
-        is for such encoders.
+      equal_norms: columns of equal norm, orthogonal on the rounds of each client (banded paper,
+        Table 2, last row). The bound is for such encoders.
       stopping: tolerance is the relative optimality gap to reach.
 
     Raises:
@@ -60,15 +62,24 @@ def fit_dense(
     single = epochs.max_participations == 1
     # Its sensitivity is 1 up to rounding.
     C = ascent.encoder / (
-        np.linalg.norm(ascent.encoder, axis=0) if single else sensitivity(ascent.encoder, epochs).value
+        np.linalg.norm(ascent.encoder, axis=0)
+        if single
+        else sensitivity(ascent.encoder, epochs).value
     )
     loss = float(np.square(decoder(A, C)).sum())
     certificate = dataclasses.replace(
-        certify(loss, dual.proven(ascent.variables), ascent.iterations, time.perf_counter() - began),
+        certify(
+            loss, dual.proven(ascent.variables), ascent.iterations, time.perf_counter() - began
+        ),
         participation=None if single else epochs,
     )
     if certificate.gap > stopping.tolerance:
-        stopping.warn("dense", iterations=ascent.iterations, gap=certificate.gap, interrupted=ascent.interrupted)
+        stopping.warn(
+            "dense",
+            iterations=ascent.iterations,
+            gap=certificate.gap,
+            interrupted=ascent.interrupted,
+        )
     return DenseMechanism(matrix=C, certificate=certificate)
 
 
@@ -79,8 +90,10 @@ def _epochs(participation: Participation) -> Participation:
         b = n
     elif k < -(-n // b):
         raise ValueError(
-            f"max_participations={k} is below ceil(rounds / min_sep)={-(-n // b)}, which family='dense' has no optimum for: "
-            f"leave max_participations out of the fit and calibrate the mechanism under yours, or use family='banded'"
+            f"max_participations={k} is below ceil(rounds / min_sep)={-(-n // b)}, which "
+            "family='dense' has no optimum for: "
+            "leave max_participations out of the fit and calibrate the mechanism under yours, or "
+            "use family='banded'"
         )
     return Participation(rounds=n, schema="fixed_epoch", min_sep=b)
 

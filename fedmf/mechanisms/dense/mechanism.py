@@ -16,10 +16,12 @@ class DenseMechanism(Mechanism):
     """A square lower-triangular C without band structure, N = C^-1 (Denisov et al. 2022, Sec. 3).
 
     Attributes:
-      matrix: C, float64 (rounds, rounds), lower-triangular with a positive diagonal. Kept as a read-only copy.
+      matrix: C, float64 (rounds, rounds), lower-triangular with a positive diagonal. Kept as a
+        read-only copy.
 
     Raises:
-      TypeError, ValueError: matrix is of another kind or shape, not finite, or breaks what is said above.
+      TypeError, ValueError: matrix is of another kind or shape, not finite, or breaks what is said
+        above.
 
     >>> DenseMechanism(matrix=[[2.0, 0.0], [1.0, 1.0]]).noising()
     array([[ 0.5,  0. ],
@@ -36,7 +38,8 @@ class DenseMechanism(Mechanism):
         if diagonal.min() <= 0.0:
             t = int(np.argmin(diagonal))
             raise ValueError(
-                f"matrix[{t}, {t}]={diagonal[t]} is not positive: give C a positive diagonal (flipping the sign of "
+                f"matrix[{t}, {t}]={diagonal[t]} is not positive: give C a positive diagonal "
+                "(flipping the sign of "
                 "a row of C changes neither its sensitivity nor its error)"
             )
         object.__setattr__(self, "matrix", checks.frozen(matrix))
@@ -52,5 +55,7 @@ class DenseMechanism(Mechanism):
         return self.matrix.copy()
 
     def noising(self) -> np.ndarray:
-        """N = C^-1, float64 (rounds, rounds), lower-triangular; ValueError if float64 has too few digits for it."""
+        """N = C^-1, float64 (rounds, rounds), lower-triangular; ValueError if float64 has too few
+        digits for it.
+        """
         return check_left_inverse(lower_inverse(self.matrix), self.matrix)

@@ -1,16 +1,19 @@
-"""The dense dual's bound and gradient for workloads with a banded inverse, without any n x n matrix.
+"""The dense dual's bound and gradient for workloads with a banded inverse, without any n x n
+matrix.
 
-With K = A^-1 of p bands and P = K K^T, S = (H^T A^T A H)^(1/2) is the inverse square root of H^-1 P H^-T, and a rational
-function that is near x^(-1/2) on its spectrum gives, for U = H H^T,
+With K = A^-1 of p bands and P = K K^T, S = (H^T A^T A H)^(1/2) is the inverse square root of H^-1 P
+H^-T, and a rational function that is near x^(-1/2) on its spectrum gives, for U = H H^T,
 
     S = sum_j w_j H^T R_j H,    X(U) = H^-T S H^-1 = sum_j w_j R_j,    R_j = (P + s_j U)^-1    (shifts s_j, weights w_j > 0).
 
-P couples rounds less than p apart, U rounds of one class. Taken from both ends of a period, 0, b - 1, 1, b - 2, ..., classes
-that P couples are at most 2 (p - 1) places apart: P + s U is block tridiagonal, and the blocks of R_j within classes follow from
-a recursion over blocks. With q poles this costs O(q n (p k)^2), k rounds a class, against O(n^3).
+P couples rounds less than p apart, U rounds of one class. Taken from both ends of a period, 0, b -
+1, 1, b - 2, ..., classes that P couples are at most 2 (p - 1) places apart: P + s U is block
+tridiagonal, and the blocks of R_j within classes follow from a recursion over blocks. With q poles
+this costs O(q n (p k)^2), k rounds a class, against O(n^3).
 
-The poles are those of Hale, Higham and Trefethen, "Computing A^alpha, log(A), and related matrix functions by contour
-integrals", SIAM J. Numer. Anal. 46 (2008), Sec. 5 (method 3), whose error falls like exp(-2 pi^2 q / (log(condition) + 3)).
+The poles are those of Hale, Higham and Trefethen, "Computing A^alpha, log(A), and related matrix
+functions by contour integrals", SIAM J. Numer. Anal. 46 (2008), Sec. 5 (method 3), whose error
+falls like exp(-2 pi^2 q / (log(condition) + 3)).
 """
 
 import itertools
@@ -19,7 +22,8 @@ import numpy as np
 
 from fedmf.mechanisms.dense.classes import Blocks, Classes, inverted, transposed
 
-# Relative accuracy of the rational function: far below any tolerance, so that line searches see a smooth function.
+# Relative accuracy of the rational function: far below any tolerance, so that line searches see a
+# smooth function.
 _ACCURACY = 1e-11
 # Blocks smaller than this cost more in calls than they save in arithmetic.
 _MIN_BLOCK_ROUNDS = 8
@@ -38,11 +42,16 @@ class Resolvents:
         couplings = np.zeros((p, n))
         for d in range(p):
             for j in range(p - d):
-                couplings[d, : n - d] += inverse_diagonals[: n - d, j] * inverse_diagonals[d:, j + d]
+                couplings[d, : n - d] += (
+                    inverse_diagonals[: n - d, j] * inverse_diagonals[d:, j + d]
+                )
         ends = np.arange(classes.count)
         folded = np.where(ends % 2 == 0, ends // 2, classes.count - 1 - ends // 2)
         self._chunks = [folded[i : i + chunk] for i in range(0, classes.count, chunk)]
-        rounds = [np.concatenate([np.arange(c, n, classes.count) for c in chunk]) for chunk in self._chunks]
+        rounds = [
+            np.concatenate([np.arange(c, n, classes.count) for c in chunk])
+            for chunk in self._chunks
+        ]
 
         def coupling(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
             apart = np.abs(rows[:, None] - columns)
@@ -116,7 +125,8 @@ class Resolvents:
 
 
 def inverse_root(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Shifts s and weights w, all positive, with sum_j w_j / (x + s_j) near x^(-1/2) on [low, high].
+    """Shifts s and weights w, all positive, with sum_j w_j / (x + s_j) near x^(-1/2) on [low,
+    high].
 
     >>> shifts, weights = inverse_root(1e-4, 10.0)
     >>> float(abs((weights / (0.25 + shifts)).sum() - 2.0)) < 1e-10
@@ -126,11 +136,13 @@ def inverse_root(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
     from scipy import special
 
     ratio = min(low / high, 0.5)
-    # Half the poles, in s below sqrt(low high): there the elliptic functions of a parameter near 1 are accurate. The others are
-    # their mirror images, u -> K - u.
+    # Half the poles, in s below sqrt(low high): there the elliptic functions of a parameter near 1
+    # are accurate. The others are their mirror images, u -> K - u.
     half = int(np.ceil(-np.log(_ACCURACY) * (3.0 - np.log(ratio)) / (4.0 * np.pi**2)))
     K = special.ellipkm1(ratio)
     sn, cn, dn, _ = special.ellipj((np.arange(half) + 0.5) * K / (2 * half), 1.0 - ratio)
     shifts = low * np.square(sn / cn)
     slopes = np.concatenate([dn / np.square(cn), dn / np.square(sn) / np.sqrt(ratio)])
-    return np.concatenate([shifts, low * (low / ratio) / shifts]), K * np.sqrt(low) / (np.pi * half) * slopes
+    return np.concatenate([shifts, low * (low / ratio) / shifts]), K * np.sqrt(low) / (
+        np.pi * half
+    ) * slopes

@@ -22,21 +22,30 @@ MIN_SECONDS = 0.1
 
 
 def folder(choice: bool | str | os.PathLike[str]) -> pathlib.Path | None:
-    """The folder of `fit(..., cache=choice)`: for True $FEDMF_CACHE, or else fedmf in the user's cache folder.
+    """The folder of `fit(..., cache=choice)`: for True $FEDMF_CACHE, or else fedmf in the user's
+    cache folder.
 
     None for False, and for True where $FEDMF_CACHE is set to nothing.
     """
     if isinstance(choice, str | os.PathLike):
         return pathlib.Path(choice)
     if not isinstance(choice, bool):
-        raise TypeError(f"cache={choice!r} is a {type(choice).__name__}: pass True, False or the path of a folder")
+        raise TypeError(
+            f"cache={choice!r} is a {type(choice).__name__}: pass True, False or the path of a "
+            "folder"
+        )
     return cache_folder() if choice else None
 
 
 def cached_path(
-    cache: pathlib.Path, workload: Workload, participation: Participation, family: str, options: dict[str, Any]
+    cache: pathlib.Path,
+    workload: Workload,
+    participation: Participation,
+    family: str,
+    options: dict[str, Any],
 ) -> pathlib.Path:
-    """The file of one fit: its name is a hash of everything that decides the outcome, this code included.
+    """The file of one fit: its name is a hash of everything that decides the outcome, this code
+    included.
 
     The workload counts by its numbers, not by its name.
     """
@@ -57,7 +66,9 @@ def cached_path(
 
 
 def read(path: pathlib.Path, *, family: str, rounds: int) -> Mechanism | None:
-    """The mechanism in `path`; None where there is none, or the file is damaged, or holds another family or number of rounds."""
+    """The mechanism in `path`; None where there is none, or the file is damaged, or holds another
+    family or number of rounds.
+    """
     try:
         mechanism = load_mechanism(path)
     except (OSError, ValueError):
@@ -66,13 +77,16 @@ def read(path: pathlib.Path, *, family: str, rounds: int) -> Mechanism | None:
 
 
 def write(path: pathlib.Path, mechanism: Mechanism) -> None:
-    """Writes the mechanism, whole or not at all: of two processes that fit the same, one file remains and either is right."""
+    """Writes the mechanism, whole or not at all: of two processes that fit the same, one file
+    remains and either is right.
+    """
     try:
         make_folder(path.parent)
         mechanism.save(path)
     except OSError as error:
         warnings.warn(
-            f"the fit could not be stored in the folder {str(path.parent)!r} ({error}): set FEDMF_CACHE to another",
+            f"the fit could not be stored in the folder {str(path.parent)!r} ({error}): set "
+            "FEDMF_CACHE to another",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -80,9 +94,13 @@ def write(path: pathlib.Path, mechanism: Mechanism) -> None:
 
 @functools.cache
 def _code() -> str:
-    """A digest of the sources that a fit depends on: another version of fedmf never reads this version's fits."""
+    """A digest of the sources that a fit depends on: another version of fedmf never reads this
+    version's fits.
+    """
     package = pathlib.Path(__file__).parents[2]
     digest = hashlib.sha256()
     for source in sorted(path for pattern in _SOURCES for path in package.glob(pattern)):
-        digest.update(str(source.relative_to(package)).encode() + b"\0" + source.read_bytes() + b"\0")
+        digest.update(
+            str(source.relative_to(package)).encode() + b"\0" + source.read_bytes() + b"\0"
+        )
     return digest.hexdigest()

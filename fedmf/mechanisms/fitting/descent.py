@@ -1,4 +1,6 @@
-"""The descent of fits that have few variables: L-BFGS on the logarithm of a loss, until it no longer pays."""
+"""The descent of fits that have few variables: L-BFGS on the logarithm of a loss, until it no
+longer pays.
+"""
 
 import dataclasses
 import time
@@ -14,7 +16,9 @@ _WINDOW_STEPS = 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Descent:
-    """Where a descent ended: the best point, its loss, the steps and the seconds taken, and why it ended."""
+    """Where a descent ended: the best point, its loss, the steps and the seconds taken, and why it
+    ended.
+    """
 
     point: np.ndarray
     loss: float
@@ -39,12 +43,14 @@ def descend(
     stopping: Stopping,
     bounds: Sequence[tuple[float | None, float | None]] | None = None,
 ) -> Descent:
-    """Lowers exp(log_loss) from `start` within `bounds`, and keeps the best point, also when Ctrl-C ends it.
+    """Lowers exp(log_loss) from `start` within `bounds`, and keeps the best point, also when Ctrl-C
+    ends it.
 
     Args:
       log_loss: point (v,) -> logarithm of the loss and its gradient (v,).
       start: (v,); v = 0 is converged at once.
-      stopping: the descent has converged when ten steps together lower the loss by less than the share tolerance.
+      stopping: the descent has converged when ten steps together lower the loss by less than the
+        share tolerance.
       bounds: a pair for each variable, None where it has none.
 
     >>> descent = descend(lambda x: (float(x @ x), 2 * x), np.ones(2), Stopping(tolerance=1e-9, max_iterations=99))
@@ -58,7 +64,12 @@ def descend(
     best_point, best, iterations = start, log_loss(start)[0], 0
     if not len(start):
         return Descent(
-            point=start, loss=float(np.exp(best)), iterations=0, seconds=0.0, converged=True, interrupted=False
+            point=start,
+            loss=float(np.exp(best)),
+            iterations=0,
+            seconds=0.0,
+            converged=True,
+            interrupted=False,
         )
     losses = [best]
 
@@ -66,7 +77,9 @@ def descend(
         nonlocal best_point, best
         value, gradient = log_loss(point)
         if not np.isfinite(value):
-            return 1e10, np.zeros_like(point)  # outside of what float64 can tell: the line search steps back
+            return 1e10, np.zeros_like(
+                point
+            )  # outside of what float64 can tell: the line search steps back
         if value < best:
             best_point, best = point.copy(), value
         return value, gradient
@@ -77,7 +90,10 @@ def descend(
         losses.append(best)
         if stopping.progress is not None:
             stopping.progress(iterations, float(np.exp(best)), None)
-        if len(losses) > _WINDOW_STEPS and losses[-1 - _WINDOW_STEPS] - losses[-1] < stopping.tolerance:
+        if (
+            len(losses) > _WINDOW_STEPS
+            and losses[-1 - _WINDOW_STEPS] - losses[-1] < stopping.tolerance
+        ):
             raise _Finished
 
     converged, interrupted = True, False
@@ -89,7 +105,13 @@ def descend(
             method="L-BFGS-B",
             bounds=bounds,
             callback=step,
-            options={"maxiter": stopping.max_iterations, "maxfun": 10**9, "maxcor": 20, "ftol": 0.0, "gtol": 0.0},
+            options={
+                "maxiter": stopping.max_iterations,
+                "maxfun": 10**9,
+                "maxcor": 20,
+                "ftol": 0.0,
+                "gtol": 0.0,
+            },
         )
         converged = iterations < stopping.max_iterations  # otherwise no lower point on the line
     except _Finished:

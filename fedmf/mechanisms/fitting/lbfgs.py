@@ -1,4 +1,6 @@
-"""Limited-memory BFGS as an iterator of steps, so that the caller decides when to stop and keeps the last one."""
+"""Limited-memory BFGS as an iterator of steps, so that the caller decides when to stop and keeps
+the last one.
+"""
 
 import collections
 from collections.abc import Callable, Iterator
@@ -11,15 +13,17 @@ Function = Callable[[np.ndarray], tuple[float, np.ndarray]]
 # Armijo's condition: the share of the predicted decrease that a step must keep.
 _DECREASE = 1e-4
 _MIN_STEP = 1e-12
-# Vectors kept, and the number of variables beyond which only half as many fit comfortably in memory.
+# Vectors kept, and the number of variables beyond which only half as many fit comfortably in
+# memory.
 _MEMORY, _MAX_VARIABLES = 20, 1_500_000
 
 
 def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray, float]]:
-    """Yields (x, value) after each step downhill from `start`; ends where rounding leaves no way down.
+    """Yields (x, value) after each step downhill from `start`; ends where rounding leaves no way
+    down.
 
-    Values strictly decrease. A `function` may return an infinite value or NaN where it is not defined: the step is
-    shortened.
+    Values strictly decrease. A `function` may return an infinite value or NaN where it is not
+    defined: the step is shortened.
 
     Args:
       function: x (size,) -> value and gradient (size,).
@@ -32,7 +36,9 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
     x = start
     value, gradient = function(x)
     memory = _MEMORY if x.size <= _MAX_VARIABLES else _MEMORY // 2
-    pairs: collections.deque[tuple[np.ndarray, np.ndarray, float]] = collections.deque(maxlen=memory)
+    pairs: collections.deque[tuple[np.ndarray, np.ndarray, float]] = collections.deque(
+        maxlen=memory
+    )
     while True:
         direction = _two_loops(gradient, pairs)
         slope = -float(direction @ gradient)
@@ -44,7 +50,8 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
             value_ahead, gradient_ahead = function(ahead)
             if value_ahead < value and value_ahead <= value + _DECREASE * length * slope:
                 break
-            # The minimum of the parabola through the known values, clipped; NaN and infinity shorten tenfold.
+            # The minimum of the parabola through the known values, clipped; NaN and infinity
+            # shorten tenfold.
             excess = value_ahead - value - length * slope
             parabola = -length * slope / (2.0 * excess) if 0.0 < excess < np.inf else 0.1
             length *= min(max(parabola, 0.1), 0.5)
@@ -63,8 +70,12 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
         yield x, value
 
 
-def _two_loops(gradient: np.ndarray, pairs: collections.deque[tuple[np.ndarray, np.ndarray, float]]) -> np.ndarray:
-    """The inverse Hessian of the pairs times the gradient (Nocedal and Wright, Alg. 7.4); unit length without pairs."""
+def _two_loops(
+    gradient: np.ndarray, pairs: collections.deque[tuple[np.ndarray, np.ndarray, float]]
+) -> np.ndarray:
+    """The inverse Hessian of the pairs times the gradient (Nocedal and Wright, Alg. 7.4); unit
+    length without pairs.
+    """
     axpy = scipy.linalg.blas.daxpy  # in place, without temporaries
     q = gradient.copy()
     if not pairs:

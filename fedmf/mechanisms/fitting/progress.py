@@ -15,14 +15,20 @@ Progress = Callable[[int, float, float | None], None]
 # Whether the running fit has ended above its tolerance: the cache does not store such an answer.
 stopped_short: contextvars.ContextVar[bool] = contextvars.ContextVar("stopped_short", default=False)
 # Whether Ctrl-C has ended a fit, whose answer is then the best so far.
-interrupted_fit: contextvars.ContextVar[bool] = contextvars.ContextVar("interrupted_fit", default=False)
+interrupted_fit: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "interrupted_fit", default=False
+)
 # Whether Ctrl-C ends a fit with KeyboardInterrupt, in place of the answer it has reached.
-_interruptible: contextvars.ContextVar[bool] = contextvars.ContextVar("interruptible", default=False)
+_interruptible: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "interruptible", default=False
+)
 
 
 @contextlib.contextmanager
 def interruptible_fits() -> Iterator[None]:
-    """Inside, Ctrl-C ends a fit with KeyboardInterrupt: for work that must not go on with an unfinished fit."""
+    """Inside, Ctrl-C ends a fit with KeyboardInterrupt: for work that must not go on with an
+    unfinished fit.
+    """
     token = _interruptible.set(True)
     try:
         yield
@@ -31,7 +37,9 @@ def interruptible_fits() -> Iterator[None]:
 
 
 def raise_if_interruptible() -> None:
-    """Raises the KeyboardInterrupt again inside `interruptible_fits`; elsewhere the fit returns the best so far."""
+    """Raises the KeyboardInterrupt again inside `interruptible_fits`; elsewhere the fit returns the
+    best so far.
+    """
     if _interruptible.get():
         raise
 
@@ -52,11 +60,14 @@ class Stopping:
 
     def __post_init__(self) -> None:
         checks.positive("tolerance", self.tolerance, "choose a small positive number such as 1e-3")
-        checks.integer("max_iterations", self.max_iterations, low=1, hint="pass a positive int such as 1000")
+        checks.integer(
+            "max_iterations", self.max_iterations, low=1, hint="pass a positive int such as 1000"
+        )
         if self.progress is not None and not callable(self.progress):
             kind = type(self.progress).__name__
             raise TypeError(
-                f"progress={self.progress!r} is a {kind}: pass a function of (iteration, loss, gap), or None"
+                f"progress={self.progress!r} is a {kind}: pass a function of (iteration, loss, "
+                "gap), or None"
             )
 
     def after(self, steps: int, *, tolerance: float | None = None) -> "Stopping":
@@ -65,13 +76,23 @@ class Stopping:
         return Stopping(
             tolerance=self.tolerance if tolerance is None else tolerance,
             max_iterations=self.max_iterations - steps,
-            progress=None if progress is None else lambda step, loss, gap: progress(steps + step, loss, gap),
+            progress=None
+            if progress is None
+            else lambda step, loss, gap: progress(steps + step, loss, gap),
         )
 
     def warn(
-        self, family: str, *, iterations: int, gap: float | None, interrupted: bool = False, stacklevel: int = 4
+        self,
+        family: str,
+        *,
+        iterations: int,
+        gap: float | None,
+        interrupted: bool = False,
+        stacklevel: int = 4,
     ) -> None:
-        """Warns, at the caller of `fedmf.fit`, that a fit ended above its tolerance; gap is None where nothing certifies it."""
+        """Warns, at the caller of `fedmf.fit`, that a fit ended above its tolerance; gap is None
+        where nothing certifies it.
+        """
         stopped_short.set(True)
         if interrupted:
             interrupted_fit.set(True)
@@ -82,7 +103,8 @@ class Stopping:
         )
         reached = "before it converged to" if gap is None else f"at a gap of {gap:.2g}, above"
         warnings.warn(
-            f"the {family} fit {'was interrupted' if interrupted else 'stopped'} after {iterations} steps {reached} "
+            f"the {family} fit {'was interrupted' if interrupted else 'stopped'} after "
+            f"{iterations} steps {reached} "
             f"tolerance={self.tolerance:g}: {hint}",
             RuntimeWarning,
             stacklevel=stacklevel,
@@ -91,7 +113,8 @@ class Stopping:
 
 @contextlib.contextmanager
 def shown(label: str, enabled: bool) -> Iterator[Progress | None]:
-    """Yields a `progress` for `fit` that draws a line with steps, loss and certified gap; None where not enabled.
+    """Yields a `progress` for `fit` that draws a line with steps, loss and certified gap; None
+    where not enabled.
 
     >>> with shown("banded", enabled=False) as progress:
     ...     print(progress)

@@ -21,9 +21,11 @@ from fedmf.workloads import Workload
 
 # Gap of the optimum that is approximated: well below what the approximation costs.
 _OPTIMUM = Stopping(tolerance=1e-4, max_iterations=1000)
-# Penalty on the squares of L and R (Denisov et al. 2022, App. H, where the diagonal of B is near 1).
+# Penalty on the squares of L and R (Denisov et al. 2022, App. H, where the diagonal of B is near
+# 1).
 _PENALTY = 1e-6
-# The loss of an iterate costs as much as several sweeps: it is computed at sweep 1 and then at growing intervals.
+# The loss of an iterate costs as much as several sweeps: it is computed at sweep 1 and then at
+# growing intervals.
 _CHECK_GROWTH = 1.3
 # Beyond this many rounds, the few singular vectors of the start come from an iteration.
 _MAX_ROUNDS_DECOMPOSED = 512
@@ -37,19 +39,22 @@ def fit_low_rank(
     bands: int | None = None,
     rank: int | None = None,
 ) -> LowRankMechanism:
-    """The first `bands` diagonals of the optimal B, and below them the best L R^T that alternating least squares finds.
+    """The first `bands` diagonals of the optimal B, and below them the best L R^T that alternating
+    least squares finds.
 
-    The optimum that is approximated is that of a single participation, whatever `participation` is: the optimum for
-    several has an edge at every epoch. Denisov et al. stop when the squared difference of the two B stops falling; the
-    sweep with the smallest loss, which is an earlier one, is kept here. The certificate holds the loss against the dual
-    bound over all encoders, under a single participation; a gap above tolerance is what so few bands and so small a rank
+    The optimum that is approximated is that of a single participation, whatever `participation` is:
+    the optimum for several has an edge at every epoch. Denisov et al. stop when the squared
+    difference of the two B stops falling; the sweep with the smallest loss, which is an earlier
+    one, is kept here. The certificate holds the loss against the dual bound over all encoders,
+    under a single participation; a gap above tolerance is what so few bands and so small a rank
     cost, and no reason to warn.
 
     Args:
       workload, participation: as `fedmf.fit`.
       bands: h, in 1..rounds; None as in Denisov's Table 2, half of log2(rounds), rounded up.
       rank: r, in 1..rounds; None: the other half, rounded down.
-      stopping: tolerance is the certified gap at which to stop, max_iterations the most sweeps after those of the dense fit.
+      stopping: tolerance is the certified gap at which to stop, max_iterations the most sweeps
+        after those of the dense fit.
 
     Raises:
       TypeError, ValueError: an option of the wrong kind or out of range.
@@ -57,12 +62,24 @@ def fit_low_rank(
     n = workload.rounds
     levels = max((n - 1).bit_length(), 2)
     hint = "the stream costs a row of model size for each, a handful is enough"
-    h = min(-(-levels // 2), n) if bands is None else checks.integer("bands", bands, low=1, high=n, hint=hint)
-    r = min(levels // 2, n) if rank is None else checks.integer("rank", rank, low=1, high=n, hint=hint)
+    h = (
+        min(-(-levels // 2), n)
+        if bands is None
+        else checks.integer("bands", bands, low=1, high=n, hint=hint)
+    )
+    r = (
+        min(levels // 2, n)
+        if rank is None
+        else checks.integer("rank", rank, low=1, high=n, hint=hint)
+    )
     began = time.perf_counter()
-    checks.fits_in_memory("the fit of family='low_rank'", (n, n), copies=11)  # that of its dense fit
+    checks.fits_in_memory(
+        "the fit of family='low_rank'", (n, n), copies=11
+    )  # that of its dense fit
     A = workload.matrix
-    dual = PairsDual(workload, Classes(n, n))  # as `fit_dense`, which does not tell of a Ctrl-C after its tolerance
+    dual = PairsDual(
+        workload, Classes(n, n)
+    )  # as `fit_dense`, which does not tell of a Ctrl-C after its tolerance
     optimum = Ascent(dual, A, dataclasses.replace(_OPTIMUM, progress=stopping.progress))
     optimum.run()
     lower_bound, steps = dual.proven(optimum.variables), optimum.iterations
@@ -114,8 +131,8 @@ class _Approximation:
         self.below = np.tril(B, -h)
         self.near = B - self.below
         self.diagonals = diagonals_of(B, h)
-        # L R^T is of the order of B: so its squared error is of the second order in B's scale, and |L|^2 + |R|^2 of the
-        # first. The penalty follows, so that the unit of A does not matter.
+        # L R^T is of the order of B: so its squared error is of the second order in B's scale, and
+        # |L|^2 + |R|^2 of the first. The penalty follows, so that the unit of A does not matter.
         self.penalty = _PENALTY * float(np.abs(self.diagonals[:, 0]).mean()) * np.eye(r)
         self.left, self.right = self._start(r)
 
@@ -141,7 +158,9 @@ class _Approximation:
         n, r = factor.shape
         grams = np.zeros((n, r, r))
         grams[self.h :] = np.cumsum(factor[:, :, None] * factor[:, None, :], axis=0)[: n - self.h]
-        solved: np.ndarray = np.linalg.solve(grams + self.penalty, (targets @ factor)[:, :, None])[:, :, 0]
+        solved: np.ndarray = np.linalg.solve(grams + self.penalty, (targets @ factor)[:, :, None])[
+            :, :, 0
+        ]
         return solved
 
     def iterate(self) -> _Iterate:

@@ -1,4 +1,6 @@
-"""A banded plus low-rank decoder: nearly the optimum's error, at the cost of a few rows of noise a round."""
+"""A banded plus low-rank decoder: nearly the optimum's error, at the cost of a few rows of noise a
+round.
+"""
 
 import dataclasses
 from typing import ClassVar, final
@@ -14,25 +16,29 @@ from fedmf.noise.stream import NoiseStream, banded_matrix, check_left_inverse, l
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LowRankMechanism(Mechanism):
-    """The decoder B = D + (L R^T below D) of Denisov et al. 2022, App. H, for a workload A: N = A^-1 B, C = B^-1 A.
+    """The decoder B = D + (L R^T below D) of Denisov et al. 2022, App.
+
+    H, for a workload A: N = A^-1 B, C = B^-1 A.
 
         B[t, s] = D[t, s]     for t - s < h           | d        |
                   L[t] . R[s] for t - s >= h          | d d      |     h = 2
                                                       | x d d    |     x: of rank r
                                                       | x x d d  |
 
-    A round costs h + r rows of model size for prefix sums (their Algorithm 3), and p - 1 more where A^-1 has p bands
-    instead of prefix sums' two; where A^-1 is dense, so is the stream.
+    A round costs h + r rows of model size for prefix sums (their Algorithm 3), and p - 1 more where
+    A^-1 has p bands instead of prefix sums' two; where A^-1 is dense, so is the stream.
 
     Attributes:
-      diagonals: D by rows, float64 (rounds, h), [t, j] = B[t, t - j], 0 where t < j; diagonals[:, 0] has the signs of
-        A's diagonal, so that N's is positive.
+      diagonals: D by rows, float64 (rounds, h), [t, j] = B[t, t - j], 0 where t < j; diagonals[:,
+        0] has the signs of A's diagonal, so that N's is positive.
       left: L, float64 (rounds, r).
       right: R, float64 (rounds, r).
-      inverse_workload: A^-1 by rows, float64 (rounds, p), in the same way, as `Workload.inverse_diagonals` has it.
+      inverse_workload: A^-1 by rows, float64 (rounds, p), in the same way, as
+        `Workload.inverse_diagonals` has it.
 
     Raises:
-      TypeError, ValueError: an array is of another kind or shape, not finite, or breaks what is said above.
+      TypeError, ValueError: an array is of another kind or shape, not finite, or breaks what is
+        said above.
 
     >>> mechanism = LowRankMechanism(
     ...     diagonals=[[1.0], [1.0], [1.0]], left=[[0.0], [0.5], [0.25]], right=[[1.0], [2.0], [0.0]],
@@ -52,23 +58,33 @@ class LowRankMechanism(Mechanism):
     inverse_workload: np.ndarray
 
     def __post_init__(self) -> None:
-        arrays = {name: checks.banded_rows(name, getattr(self, name)) for name in ("diagonals", "inverse_workload")}
-        arrays |= {name: checks.array(name, getattr(self, name), ndim=2) for name in ("left", "right")}
+        arrays = {
+            name: checks.banded_rows(name, getattr(self, name))
+            for name in ("diagonals", "inverse_workload")
+        }
+        arrays |= {
+            name: checks.array(name, getattr(self, name), ndim=2) for name in ("left", "right")
+        }
         self._set(**arrays)
         for name, array in arrays.items():
             if len(array) != self.rounds:
                 raise ValueError(
-                    f"{name} has {len(array)} rows and diagonals has {self.rounds}: pass one for each round"
+                    f"{name} has {len(array)} rows and diagonals has {self.rounds}: pass one for "
+                    "each round"
                 )
         positive = self.diagonals[:, 0] * self.inverse_workload[:, 0] > 0.0
         if not positive.all():
             t = int(np.argmin(positive))
             raise ValueError(
-                f"diagonals[{t}, 0]={self.diagonals[t, 0]} and inverse_workload[{t}, 0]={self.inverse_workload[t, 0]} "
+                f"diagonals[{t}, 0]={self.diagonals[t, 0]} and inverse_workload[{t}, "
+                f"0]={self.inverse_workload[t, 0]} "
                 f"give N no positive diagonal: choose the sign of A[{t}, {t}] for both"
             )
         if self.left.shape != self.right.shape:
-            raise ValueError(f"left has shape {self.left.shape} and right has {self.right.shape}: pass the same rank")
+            raise ValueError(
+                f"left has shape {self.left.shape} and right has {self.right.shape}: pass the same "
+                "rank"
+            )
         super().__post_init__()
 
     @property
@@ -82,7 +98,9 @@ class LowRankMechanism(Mechanism):
         return int(self.left.shape[1])
 
     def encoder(self) -> np.ndarray:
-        """C = B^-1 A = N^-1, float64 (rounds, rounds), lower-triangular; ValueError if float64 has too few digits for it."""
+        """C = B^-1 A = N^-1, float64 (rounds, rounds), lower-triangular; ValueError if float64 has
+        too few digits for it.
+        """
         N = self.noising()
         C = lower_inverse(N)
         check_left_inverse(N, C)
@@ -99,14 +117,18 @@ class LowRankMechanism(Mechanism):
         return checks.banded_times(P, B)
 
     def stream(self) -> NoiseStream:
-        """Alg. 3 of Denisov et al. 2022, App. H, with A^-1 applied: h + p - 1 rows and r running sums."""
+        """Alg. 3 of Denisov et al. 2022, App.
+
+        H, with A^-1 applied: h + p - 1 rows and r running sums.
+        """
         n, h = self.diagonals.shape
         P = self.inverse_workload
         w = min(h + P.shape[1] - 1, n)
         if w + self.rank >= n:
             return NoiseStream(rounds=n, sources=n, contraction=self.noising())
-        # The first w diagonals of N = P B need the first w of B. Further down, row t of N is P's combination of rows of
-        # L R^T alone, and the sums of R[s] z_s over s <= t - w serve all of them.
+        # The first w diagonals of N = P B need the first w of B. Further down, row t of N is P's
+        # combination of rows of L R^T alone, and the sums of R[s] z_s over s <= t - w serve all of
+        # them.
         near = np.zeros((n, w))
         near[:, :h] = self.diagonals
         for i in range(h, w):

@@ -1,11 +1,14 @@
-"""What a Toeplitz encoder costs as a function of its coefficients, for fits; and powers of series, where these start."""
+"""What a Toeplitz encoder costs as a function of its coefficients, for fits; and powers of series,
+where these start.
+"""
 
 import numpy as np
 
 from fedmf.mechanisms.toeplitz.mechanism import inverse_series
 from fedmf.participation.schema import Participation
 
-# The first rounds are followed until the response is within this share of the constant it settles at.
+# The first rounds are followed until the response is within this share of the constant it settles
+# at.
 _SETTLED = 1e-7
 # A response that grows so much beyond its first rounds is unstable.
 _UNSTABLE = 1e12
@@ -14,8 +17,8 @@ _UNSTABLE = 1e12
 def power_series(polynomial: np.ndarray, exponent: float, count: int) -> np.ndarray:
     """The first `count` coefficients of p(x)^exponent, divided by p(0)^exponent; float64 (count,).
 
-    f = p^e solves p f' = e p' f, whose coefficients obey t p_0 f_t = sum over j of (e j - (t - j)) p_j f_(t-j) (J. C. P.
-    Miller's recurrence).
+    f = p^e solves p f' = e p' f, whose coefficients obey t p_0 f_t = sum over j of (e j - (t - j))
+    p_j f_(t-j) (J. C. P. Miller's recurrence).
 
     >>> power_series(np.array([1.0, -1.0]), -0.5, 4)
     array([1.    , 0.5   , 0.375 , 0.3125])
@@ -27,25 +30,34 @@ def power_series(polynomial: np.ndarray, exponent: float, count: int) -> np.ndar
         return np.concatenate([[1.0], np.cumprod(ratios)])
     f, terms = [1.0], list(enumerate(p.tolist()))[1:]
     for t in range(1, count):
-        f.append(sum((exponent * j - (t - j)) * weight * f[t - j] for j, weight in terms if j <= t) / t)
+        f.append(
+            sum((exponent * j - (t - j)) * weight * f[t - j] for j, weight in terms if j <= t) / t
+        )
     return np.array(f)
 
 
 class ToeplitzProblem:
     """Squared sensitivity times squared error, as a function of what is free in c.
 
-    The loss does not change with the scale of c. The variables are the steps down, c_t - c_(t+1) >= 0, if `decreasing`;
-    otherwise c_1, c_2, ... with c_0 = 1.
+    The loss does not change with the scale of c. The variables are the steps down, c_t - c_(t+1) >=
+    0, if `decreasing`; otherwise c_1, c_2, ... with c_0 = 1.
     """
 
     def __init__(
-        self, inverse: np.ndarray, participation: Participation, bands: int, objective: str, decreasing: bool
+        self,
+        inverse: np.ndarray,
+        participation: Participation,
+        bands: int,
+        objective: str,
+        decreasing: bool,
     ) -> None:
         n, self.bands, self.inverse = participation.rounds, bands, inverse
         self.n, self.b, self.k = n, participation.min_sep, participation.max_participations
-        # Whether columns of one client have rows in common: then only a decreasing c has a known sensitivity.
+        # Whether columns of one client have rows in common: then only a decreasing c has a known
+        # sensitivity.
         self.overlapping, self.decreasing = self.k > 1 and bands > self.b, decreasing
-        # Round t of the noise is in n - t rounds' totals, in sum, and once in the last round's, which is the largest.
+        # Round t of the noise is in n - t rounds' totals, in sum, and once in the last round's,
+        # which is the largest.
         self.weights = np.arange(n, 0, -1.0) if objective == "mean" else np.ones(n)
         self.horizon = min(n, 16 * (bands + len(inverse)))
 
@@ -69,7 +81,9 @@ class ToeplitzProblem:
         c, scale = self.coefficients(point)
         if not np.isfinite(c).all():
             return np.inf, point
-        with np.errstate(all="ignore"):  # a far step can overflow; the descent steps back from what is not finite
+        with np.errstate(
+            all="ignore"
+        ):  # a far step can overflow; the descent steps back from what is not finite
             squared, of_squared = self.squared_sensitivity(c)
             error, of_error = self._squared_error(c)
             gradient = of_squared / squared + of_error / error
@@ -80,7 +94,11 @@ class ToeplitzProblem:
         """As in `fedmf.sensitivity`, and its gradient."""
         n, b, k = self.n, self.b, self.k
         if not self.overlapping:  # each coefficient in as many columns as have a row for it
-            times = np.minimum(k, -(-(n - np.arange(self.bands)) // b)) if k > 1 else np.ones(self.bands)
+            times = (
+                np.minimum(k, -(-(n - np.arange(self.bands)) // b))
+                if k > 1
+                else np.ones(self.bands)
+            )
             return float(times @ (c * c)), 2.0 * times * c
         length = min(n, (k - 1) * b + self.bands)
         rows = np.zeros((-(-length // b), b))
@@ -99,8 +117,8 @@ class ToeplitzProblem:
     def _squared_error(self, c: np.ndarray) -> tuple[float, np.ndarray]:
         """The weighted sum of e_t^2 for A N = e(x) = a(x) / c(x), and its gradient.
 
-        e settles: at a constant for prefix sums and momentum. It is followed until it has, and held from there on, so
-        that a million rounds cost no more than the first thousands.
+        e settles: at a constant for prefix sums and momentum. It is followed until it has, and held
+        from there on, so that a million rounds cost no more than the first thousands.
         """
         import scipy.signal
 
@@ -111,7 +129,9 @@ class ToeplitzProblem:
             if not np.abs(e).max() <= _UNSTABLE * np.abs(e[: self.bands]).max():
                 return np.inf, c  # a zero of c inside the unit circle: N grows without end
             last = e[-max(T // 4, 1) :]
-            settled = np.abs(last - e[-1]).max() <= _SETTLED * max(np.abs(e[-1]), _SETTLED * np.abs(e).max())
+            settled = np.abs(last - e[-1]).max() <= _SETTLED * max(
+                np.abs(e[-1]), _SETTLED * np.abs(e).max()
+            )
             if settled or self.n == T:
                 break
             self.horizon = min(2 * T, self.n)

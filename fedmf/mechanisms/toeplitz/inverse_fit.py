@@ -1,4 +1,6 @@
-"""Banded inverses optimised for a workload: the few coefficients of N = C^-1 (BandInvMF, Kalinin, McKenna, Upadhyay and Lampert 2025)."""
+"""Banded inverses optimised for a workload: the few coefficients of N = C^-1 (BandInvMF, Kalinin,
+McKenna, Upadhyay and Lampert 2025).
+"""
 
 import numpy as np
 
@@ -8,14 +10,20 @@ from fedmf.mechanisms.toeplitz.fit_problem import ToeplitzProblem
 from fedmf.mechanisms.toeplitz.mechanism import inverse_series
 from fedmf.participation.schema import Participation
 
-# Descents, each from where the one before ended: the loss has kinks, at which the memory of a descent misleads it.
+# Descents, each from where the one before ended: the loss has kinks, at which the memory of a
+# descent misleads it.
 _DESCENTS = 3
 
 
 def optimized_inverse(
-    inverse: np.ndarray, participation: Participation, start: np.ndarray, objective: str, stopping: Stopping
+    inverse: np.ndarray,
+    participation: Participation,
+    start: np.ndarray,
+    objective: str,
+    stopping: Stopping,
 ) -> tuple[np.ndarray, Descent]:
-    """The window r of N with r_0 = 1 and the smallest loss or largest error, as many entries as `start`, and how the descent ended.
+    """The window r of N with r_0 = 1 and the smallest loss or largest error, as many entries as
+    `start`, and how the descent ended.
 
     Args:
       inverse: the coefficients of 1 / a(x), a(x) the workload.
@@ -36,19 +44,28 @@ def optimized_inverse(
 class InverseProblem:
     """Squared sensitivity times squared error, as a function of r_1, r_2, ... with r_0 = 1.
 
-    c(x) = 1 / r(x) need not stay non-negative and non-increasing. Under several participations what counts is then the sensitivity of the
-    smallest non-increasing sequence above |c|, as `fedmf.sensitivity` takes it: an upper bound.
+    c(x) = 1 / r(x) need not stay non-negative and non-increasing. Under several participations what
+    counts is then the sensitivity of the smallest non-increasing sequence above |c|, as
+    `fedmf.sensitivity` takes it: an upper bound.
     """
 
     def __init__(self, inverse: np.ndarray, participation: Participation, objective: str) -> None:
-        self.n, self.inverse, self.repeats = participation.rounds, inverse, participation.max_participations > 1
+        self.n, self.inverse, self.repeats = (
+            participation.rounds,
+            inverse,
+            participation.max_participations > 1,
+        )
         # Sensitivities of a C of all bands, and the weights of the rounds' errors.
-        self.of_encoder = ToeplitzProblem(inverse, participation, self.n, objective, decreasing=True)
+        self.of_encoder = ToeplitzProblem(
+            inverse, participation, self.n, objective, decreasing=True
+        )
 
     def log_loss(self, point: np.ndarray) -> tuple[float, np.ndarray]:
         """The logarithm of the loss and its gradient; infinite where C grows beyond float64."""
         r = np.concatenate([[1.0], point])
-        with np.errstate(all="ignore"):  # a far step can overflow; the descent steps back from what is not finite
+        with np.errstate(
+            all="ignore"
+        ):  # a far step can overflow; the descent steps back from what is not finite
             c = inverse_series(r, self.n)
             squared, of_squared = self._squared_sensitivity(c)
             error, of_error = self._squared_error(r)

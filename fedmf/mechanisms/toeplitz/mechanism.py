@@ -10,7 +10,8 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream, check_left_inverse
 
-# Multiplications up to which a series is divided term by term, which is the most accurate way; beyond it by FFT.
+# Multiplications up to which a series is divided term by term, which is the most accurate way;
+# beyond it by FFT.
 _MAX_DIRECT_MULTIPLICATIONS = 10**9
 
 
@@ -19,22 +20,25 @@ _MAX_DIRECT_MULTIPLICATIONS = 10**9
 class ToeplitzMechanism(Mechanism):
     """C[t, j] = c[t - j], so that N = C^-1 is Toeplitz as well (BLT slides: "Toeplitz mechanism").
 
-    With generating functions, c(x) = sum of c_t x^t, the two are inverse to each other: n(x) = 1 / c(x). One of them is
-    given, and its length decides what a round of noise costs:
+    With generating functions, c(x) = sum of c_t x^t, the two are inverse to each other: n(x) = 1 /
+    c(x). One of them is given, and its length decides what a round of noise costs:
 
-    - coefficients: C is banded, c[0..bands-1] given. With fewer bands than rounds the noise is a recurrence that keeps
-      bands - 1 rows; with all bands it takes a row of N.
-    - noising_window: N is banded, n[0..window-1] given, so that each round mixes the last `window` draws only, and C has
-      all bands (the banded inverse square root of Kalinin, McKenna, Upadhyay and Lampert 2025).
+    - coefficients: C is banded, c[0..bands-1] given. With fewer bands than rounds the noise is a
+      recurrence that keeps bands - 1 rows; with all bands it takes a row of N.
+    - noising_window: N is banded, n[0..window-1] given, so that each round mixes the last `window`
+      draws only, and C has all bands (the banded inverse square root of Kalinin, McKenna, Upadhyay
+      and Lampert 2025).
 
     Attributes:
       rounds: n, a positive int.
-      coefficients: c, float64 (bands,), bands in 1..rounds, c[0] positive; or None. Kept as a read-only copy.
-      noising_window: the first column of N, float64 (window,), window in 1..rounds, its first positive; or None.
+      coefficients: c, float64 (bands,), bands in 1..rounds, c[0] positive; or None. Kept as a
+        read-only copy.
+      noising_window: the first column of N, float64 (window,), window in 1..rounds, its first
+        positive; or None.
 
     Raises:
-      TypeError, ValueError: both or none are given, or an argument is of another kind or shape, not finite, or breaks
-        what is said above.
+      TypeError, ValueError: both or none are given, or an argument is of another kind or shape, not
+        finite, or breaks what is said above.
 
     >>> ToeplitzMechanism(rounds=3, coefficients=[1.0, 0.5]).noising()
     array([[ 1.  ,  0.  ,  0.  ],
@@ -55,16 +59,22 @@ class ToeplitzMechanism(Mechanism):
     def __post_init__(self) -> None:
         self._set_rounds()
         if (self.coefficients is None) == (self.noising_window is None):
-            raise ValueError("coefficients and noising_window are both given or both missing: pass exactly one of them")
+            raise ValueError(
+                "coefficients and noising_window are both given or both missing: pass exactly one "
+                "of them"
+            )
         for name in ("coefficients", "noising_window"):
             if getattr(self, name) is not None:
                 column = checks.array(name, getattr(self, name), ndim=1)
                 if len(column) > self.rounds:
                     raise ValueError(
-                        f"{name} has length {len(column)}: rounds={self.rounds} have at most as many, drop the others"
+                        f"{name} has length {len(column)}: rounds={self.rounds} have at most as "
+                        "many, drop the others"
                     )
                 if column[0] <= 0.0:
-                    raise ValueError(f"{name}[0]={column[0]} is on the main diagonal: make it positive")
+                    raise ValueError(
+                        f"{name}[0]={column[0]} is on the main diagonal: make it positive"
+                    )
                 self._set(**{name: column})
         super().__post_init__()
 
@@ -78,11 +88,17 @@ class ToeplitzMechanism(Mechanism):
         return lower_toeplitz(self.toeplitz_coefficients(), self.rounds)
 
     def noising(self) -> np.ndarray:
-        """N = C^-1, float64 (rounds, rounds), lower-triangular; ValueError if float64 has too few digits for it."""
-        return check_left_inverse(lower_toeplitz(self.noising_coefficients(), self.rounds), self.encoder())
+        """N = C^-1, float64 (rounds, rounds), lower-triangular; ValueError if float64 has too few
+        digits for it.
+        """
+        return check_left_inverse(
+            lower_toeplitz(self.noising_coefficients(), self.rounds), self.encoder()
+        )
 
     def stream(self) -> NoiseStream:
-        """C's rows as a recurrence where C is banded, N's last draws where N is, otherwise the rows of N."""
+        """C's rows as a recurrence where C is banded, N's last draws where N is, otherwise the rows
+        of N.
+        """
         n = self.rounds
         if self.noising_window is not None:
             window = _banded_rows(self.noising_window, n)
@@ -113,7 +129,8 @@ class ToeplitzMechanism(Mechanism):
 
 
 def lower_toeplitz(column: np.ndarray, n: int) -> np.ndarray:
-    """The (n, n) lower-triangular Toeplitz matrix whose first column begins with `column`, (at most n,).
+    """The (n, n) lower-triangular Toeplitz matrix whose first column begins with `column`, (at most
+    n,).
 
     >>> lower_toeplitz(np.array([1.0, 2.0]), 3)
     array([[1., 0., 0.],
@@ -128,7 +145,8 @@ def lower_toeplitz(column: np.ndarray, n: int) -> np.ndarray:
 
 
 def inverse_series(series: np.ndarray, n: int) -> np.ndarray:
-    """The first n coefficients of 1 / p(x), for p(x) given by its coefficients, p(0) not 0; float64 (n,).
+    """The first n coefficients of 1 / p(x), for p(x) given by its coefficients, p(0) not 0; float64
+    (n,).
 
     >>> inverse_series(np.array([1.0, -1.0]), 4)
     array([1., 1., 1., 1.])
@@ -140,8 +158,8 @@ def inverse_series(series: np.ndarray, n: int) -> np.ndarray:
         impulse = np.zeros(n)
         impulse[0] = 1.0
         return np.asarray(scipy.signal.lfilter([1.0], series, impulse))
-    # Newton's iteration q <- q (2 - p q), which doubles the number of right coefficients each time. Every product is an
-    # FFT: its errors are absolute, about 1e-16 of the largest coefficient.
+    # Newton's iteration q <- q (2 - p q), which doubles the number of right coefficients each time.
+    # Every product is an FFT: its errors are absolute, about 1e-16 of the largest coefficient.
     inverse, known = np.array([1.0 / series[0]]), 1
     while known < n:
         known = min(2 * known, n)

@@ -1,4 +1,6 @@
-"""Sampling schemes, whose randomness amplifies a guarantee: one class each, which answers for itself (`base.Sampling`)."""
+"""Sampling schemes, whose randomness amplifies a guarantee: one class each, which answers for
+itself (`base.Sampling`).
+"""
 
 from fedmf.privacy.sampling.base import SCHEMES, Sampling, scheme_from, scheme_from_facts, takes
 from fedmf.privacy.sampling.cyclic import CyclicFixedSize, CyclicPoisson

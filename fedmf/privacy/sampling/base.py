@@ -1,6 +1,8 @@
-"""What a sampling scheme answers for itself: which clients it draws, what that guarantees, and how a statement describes it.
+"""What a sampling scheme answers for itself: which clients it draws, what that guarantees, and how
+a statement describes it.
 
-A scheme is one class. Calibration, controller, audits, statements, configs and the command line ask it and know no scheme by name.
+A scheme is one class. Calibration, controller, audits, statements, configs and the command line ask
+it and know no scheme by name.
 """
 
 import abc
@@ -32,18 +34,21 @@ SCHEMES: "dict[str, tuple[type[Sampling], Mapping[str, Any]]]" = {}
 class Sampling(abc.ABC):
     """How a server draws the clients of each round, where that amplifies the guarantee.
 
-    A scheme is a frozen, keyword-only dataclass. `class Mine(Sampling, names={"mine": {}})` registers it as `--sampling mine`; a second
-    name may fix fields. Configs and command lines give it population, cohort_size and partitions, where they have them: a scheme whose
-    fields are others overrides `configured`, `command_options` and `resized`.
+    A scheme is a frozen, keyword-only dataclass. `class Mine(Sampling, names={"mine": {}})`
+    registers it as `--sampling mine`; a second name may fix fields. Configs and command lines give
+    it population, cohort_size and partitions, where they have them: a scheme whose fields are
+    others overrides `configured`, `command_options` and `resized`.
 
     `noise` is everywhere the standard deviation of Z for unit clip norm.
 
     Attributes:
       population: clients that can be drawn.
       cohort_size: clients of a round, on average; the divisor of the mean.
-      independent: clients are drawn independently of each other, so that cohorts vary in size and clients that are away are not replaced.
+      independent: clients are drawn independently of each other, so that cohorts vary in size and
+        clients that are away are not replaced.
       min_delta: the least delta at which `epsilon` is finite.
-      simulated: `epsilon` is simulated, which takes minutes and fails with a stated probability; `expected_epsilon` takes seconds.
+      simulated: `epsilon` is simulated, which takes minutes and fails with a stated probability;
+        `expected_epsilon` takes seconds.
     """
 
     independent: ClassVar[bool] = False
@@ -58,7 +63,9 @@ class Sampling(abc.ABC):
         @property
         def cohort_size(self) -> int: ...  # noqa: D102
 
-    def __init_subclass__(cls, *, names: Mapping[str, Mapping[str, Any]] | None = None, **options: Any) -> None:
+    def __init_subclass__(
+        cls, *, names: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
+    ) -> None:
         super().__init_subclass__(**options)
         SCHEMES.update({name: (cls, fixed) for name, fixed in (names or {}).items()})
 
@@ -69,31 +76,50 @@ class Sampling(abc.ABC):
         Raises:
           ValueError: a setting that the scheme has no field for, or a field without a setting.
         """
-        fields = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(cls)}
+        fields = {
+            field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(cls)
+        }
         chosen = {field: value for field, value in settings.items() if value is not None}
         for field, value in chosen.items():
             if field not in fields:
-                raise ValueError(f"{field}={value} does not belong to sampling={name}: leave it out")
+                raise ValueError(
+                    f"{field}={value} does not belong to sampling={name}: leave it out"
+                )
         missing = [field for field, required in fields.items() if required and field not in chosen]
         if missing:
-            raise ValueError(f"sampling={name} needs {' and '.join(f'{field}=None' for field in missing)} to be given")
+            raise ValueError(
+                f"sampling={name} needs {' and '.join(f'{field}=None' for field in missing)} to be "
+                "given"
+            )
         return cls(**chosen)
 
     @property
     def command_options(self) -> dict[str, Any]:
         """Command-line options, without dashes, that `scheme_from` turns into this scheme."""
         for name, (kind, fixed) in SCHEMES.items():
-            if kind is type(self) and all(getattr(self, field) == value for field, value in fixed.items()):
-                others = {field: value for field, value in dataclasses.asdict(self).items() if field not in fixed}
-                return {"sampling": name} | {f.replace("_", "-"): v for f, v in others.items() if v is not None}
-        raise LookupError(f"{type(self).__name__} has no name: pass names= where the class is defined")
+            if kind is type(self) and all(
+                getattr(self, field) == value for field, value in fixed.items()
+            ):
+                others = {
+                    field: value
+                    for field, value in dataclasses.asdict(self).items()
+                    if field not in fixed
+                }
+                return {"sampling": name} | {
+                    f.replace("_", "-"): v for f, v in others.items() if v is not None
+                }
+        raise LookupError(
+            f"{type(self).__name__} has no name: pass names= where the class is defined"
+        )
 
     def resized(self, **sizes: int) -> Self:
         """The scheme with another population or cohort_size."""
         return dataclasses.replace(self, **sizes)
 
     def facts(self, rounds: int) -> dict[str, Any]:
-        """What the scheme is, for a summary, in plain JSON types: its class and fields, and what follows from them."""
+        """What the scheme is, for a summary, in plain JSON types: its class and fields, and what
+        follows from them.
+        """
         return {"scheme": type(self).__name__, **dataclasses.asdict(self)}
 
     @abc.abstractmethod
@@ -110,14 +136,20 @@ class Sampling(abc.ABC):
 
     @abc.abstractmethod
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """An upper bound on epsilon for the zero-out relation; infinite where no amplification is proven."""
+        """An upper bound on epsilon for the zero-out relation; infinite where no amplification is
+        proven.
+        """
 
     def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """What a search for the noise asks in place of `epsilon`, where that takes long; the outcome is held against `epsilon`."""
+        """What a search for the noise asks in place of `epsilon`, where that takes long; the
+        outcome is held against `epsilon`.
+        """
         return self.epsilon(mechanism, noise, delta)
 
     def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
-        """Sentences for the privacy statement on what `epsilon` rests on at this delta; empty where `statement` says all."""
+        """Sentences for the privacy statement on what `epsilon` rests on at this delta; empty where
+        `statement` says all.
+        """
         return ""
 
     def event(self, mechanism: Mechanism, noise: float) -> "dp_accounting.DpEvent | None":
@@ -134,12 +166,15 @@ class Sampling(abc.ABC):
         """Which clients each round draws: a pure function of (seed, round)."""
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """What in a record of participation is not as drawn, one sentence each; at most `FALSE_POSITIVE_RATE` of true records have any.
+        """What in a record of participation is not as drawn, one sentence each; at most
+        `FALSE_POSITIVE_RATE` of true records have any.
 
         Too few participations contradict nothing: clients that were drawn may drop out.
         """
         if observed.clients > self.population:
-            return [f"{observed.clients} clients took part where the population is {self.population}"]
+            return [
+                f"{observed.clients} clients took part where the population is {self.population}"
+            ]
         return []
 
     @abc.abstractmethod

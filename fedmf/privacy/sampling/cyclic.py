@@ -1,8 +1,11 @@
-"""Cyclic sampling of a banded mechanism (banded paper, Sec. 5 and App. F): Poisson samples, and subsets of fixed size.
+"""Cyclic sampling of a banded mechanism (banded paper, Sec. 5 and App.
 
-The population is split into b parts D_0 .. D_(b-1), whatever the data, and round t draws from part t mod b only. With an encoder of at
-most b bands no row of C x depends on two rounds of one client. A run is then ceil(n / b) adaptive queries on one part, each of
-sensitivity max_i ||C e_i|| (Thm. 4). The schemes differ in how a round draws from its part.
+F): Poisson samples, and subsets of fixed size.
+
+The population is split into b parts D_0 .. D_(b-1), whatever the data, and round t draws from part
+t mod b only. With an encoder of at most b bands no row of C x depends on two rounds of one client.
+A run is then ceil(n / b) adaptive queries on one part, each of sensitivity max_i ||C e_i|| (Thm.
+4). The schemes differ in how a round draws from its part.
 """
 
 import abc
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
 
 
 REPLACES = (
-    "speaks of replacing one client by another, of which zeroing out is a case: the other one contributes zero. Two clients differ by at "
+    "speaks of replacing one client by another, of which zeroing out is a case: the other one "
+    "contributes zero. Two clients differ by at "
     "most twice the clip norm, so that it is given half the noise multiplier."
 )
 
@@ -52,10 +56,14 @@ class Cyclic(Sampling):
 
     def __post_init__(self) -> None:
         m = checks.integer("population", self.population, low=1, hint="use the number of clients")
-        B = checks.integer("cohort_size", self.cohort_size, low=1, hint="use the number of clients a round")
+        B = checks.integer(
+            "cohort_size", self.cohort_size, low=1, hint="use the number of clients a round"
+        )
         b = self.partitions
         if b is not None:
-            b = checks.integer("partitions", b, low=1, hint="use the number of bands, or leave it out")
+            b = checks.integer(
+                "partitions", b, low=1, hint="use the number of bands, or leave it out"
+            )
         for name, value in (("population", m), ("cohort_size", B), ("partitions", b)):
             object.__setattr__(self, name, value)
         part = m // (b or 1)
@@ -65,15 +73,19 @@ class Cyclic(Sampling):
                 (m // B, f"use a mechanism of at most {m // B} bands"),
             ]
             raise ValueError(
-                f"cohort_size={B} exceeds a part of population={m} in {b or 1} partitions, which has {part} clients: "
-                f"{''.join(f'{way}, or ' for most, way in ways if most)}raise the population to {B * (b or 1)}"
+                f"cohort_size={B} exceeds a part of population={m} in {b or 1} partitions, which "
+                f"has {part} clients: "
+                f"{''.join(f'{way}, or ' for most, way in ways if most)}raise the population to "
+                f"{B * (b or 1)}"
             )
 
     @property
     def parts(self) -> int:
         """b, once it is known."""
         if self.partitions is None:
-            raise ValueError("partitions=None: a plan sets it to the mechanism's bands; or pass partitions")
+            raise ValueError(
+                "partitions=None: a plan sets it to the mechanism's bands; or pass partitions"
+            )
         return self.partitions
 
     def for_mechanism(self, mechanism: Mechanism) -> Self:
@@ -83,7 +95,8 @@ class Cyclic(Sampling):
             return dataclasses.replace(self, partitions=bands)
         if self.partitions < bands:
             raise ValueError(
-                f"sampling has partitions={self.partitions} but the mechanism has {bands} bands, and two rounds of one client would meet "
+                f"sampling has partitions={self.partitions} but the mechanism has {bands} bands, "
+                "and two rounds of one client would meet "
                 "in a row of C x: leave partitions out, or fit a mechanism of fewer bands"
             )
         return self
@@ -94,7 +107,8 @@ class Cyclic(Sampling):
 
     def _in_words(self) -> str:
         return (
-            f"The population of {self.population} clients is split into {self.parts} parts, whatever their data, and round t "
+            f"The population of {self.population} clients is split into {self.parts} parts, "
+            "whatever their data, and round t "
             f"draws from part t mod {self.parts} only"
         )
 
@@ -108,14 +122,17 @@ def proven_bands(mechanism: Mechanism) -> int:
     n = mechanism.rounds
     if C.shape != (n, n) or np.triu(C, 1).any():
         raise ValueError(
-            f"family={mechanism.family} has no square lower-triangular encoder, which amplification by sampling needs: use banded, "
+            f"family={mechanism.family} has no square lower-triangular encoder, which "
+            "amplification by sampling needs: use banded, "
             "identity, toeplitz or dense, or leave sampling out"
         )
     return int((np.subtract.outer(np.arange(n), np.arange(n))[C != 0]).max(initial=0)) + 1
 
 
 class _RoundByRound(Cyclic):
-    """Schemes whose rounds draw independently of each other: a client is drawn in each of its rounds with one probability."""
+    """Schemes whose rounds draw independently of each other: a client is drawn in each of its
+    rounds with one probability.
+    """
 
     @property
     @abc.abstractmethod
@@ -148,20 +165,25 @@ class _RoundByRound(Cyclic):
         """The contradiction of one of at most three counts, given an upper bound on its chance."""
         if chance >= FALSE_POSITIVE_RATE / 3:
             return []
-        given = f"which sampling with probability {self.probability:.6g} gives with probability at most"
+        given = (
+            f"which sampling with probability {self.probability:.6g} gives with probability at most"
+        )
         return [f"{words}, {given} {max(chance, 1e-300):.2g}"]
 
     def _accounting(self, mechanism: Mechanism, noise: float) -> str:
         return (
-            f"of the run as {self.compositions(mechanism.rounds)} adaptive queries on one of {self.parts} parts of the population "
-            "(Choquette-Choo et al. 2023, Theorem 4), each a Gaussian mechanism with noise multiplier "
+            f"of the run as {self.compositions(mechanism.rounds)} adaptive queries on one of "
+            f"{self.parts} parts of the population "
+            "(Choquette-Choo et al. 2023, Theorem 4), each a Gaussian mechanism with noise "
+            "multiplier "
             f"{down(noise / column_norm(mechanism))}"
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CyclicPoisson(_RoundByRound, names={"poisson": {}}):
-    """Every client of the round's part takes part with probability q, independently (banded paper, Alg. 6 and Cor. F.1).
+    """Every client of the round's part takes part with probability q, independently (banded paper,
+    Alg. 6 and Cor. F.1).
 
     Cohorts vary in size; the divisor of the mean stays cohort_size.
 
@@ -176,7 +198,8 @@ class CyclicPoisson(_RoundByRound, names={"poisson": {}}):
     def probability(self) -> float:
         """q = cohort_size * partitions / population (Example F.1, where n and m are swapped).
 
-        The same for all clients, whatever the sizes of parts that cannot be equal: the guarantee asks for no more.
+        The same for all clients, whatever the sizes of parts that cannot be equal: the guarantee
+        asks for no more.
         """
         return self.cohort_size * self.parts / self.population
 
@@ -197,28 +220,41 @@ class CyclicPoisson(_RoundByRound, names={"poisson": {}}):
     def draws(self, seed: int) -> Draws:
         """Independent clients of the round's part."""
         q = self.probability
-        return PartitionDraws(population=self.population, partitions=self.parts, seed=seed, probability=q)
+        return PartitionDraws(
+            population=self.population, partitions=self.parts, seed=seed, probability=q
+        )
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Those of all such schemes, too large a round, and too many participations; the largest part bounds them all."""
+        """Those of all such schemes, too large a round, and too many participations; the largest
+        part bounds them all.
+        """
         part, largest = -(-self.population // self.parts), int(observed.cohort_sizes.max())
         total = observed.participations
         return (
             super().contradictions(observed, rounds)
-            + self._far_tail(f"a round has {largest} clients", observed.rounds * self._chance(largest, part))
-            + self._far_tail(f"there are {total} participations", self._chance(total, part * observed.rounds))
+            + self._far_tail(
+                f"a round has {largest} clients", observed.rounds * self._chance(largest, part)
+            )
+            + self._far_tail(
+                f"there are {total} participations", self._chance(total, part * observed.rounds)
+            )
         )
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
         return {
-            "adjacency": "The accountant of the sampled queries speaks of adding or removing a client. That is the same here: clients are "
-            "drawn independently, with a probability and a part of the population that depend on no other client, and the divisor is "
-            "fixed, so that zeroing a client out and removing it give the same two distributions of the output.",
-            "accounting": "Privacy loss distributions (the library dp-accounting) for (epsilon, delta), "
+            "adjacency": "The accountant of the sampled queries speaks of adding or removing a "
+            "client. That is the same here: clients are "
+            "drawn independently, with a probability and a part of the population that depend on "
+            "no other client, and the divisor is "
+            "fixed, so that zeroing a client out and removing it give the same two distributions "
+            "of the output.",
+            "accounting": "Privacy loss distributions (the library dp-accounting) for (epsilon, "
+            "delta), "
             f"{self._accounting(mechanism, noise)} on a Poisson sample with probability "
             f"{self.probability:.12g} (Corollary F.1)",
-            "drawing": f"{self._in_words()}: each client with probability {self.probability:.12g}, independently of all others and of "
+            "drawing": f"{self._in_words()}: each client with probability {self.probability:.12g}, "
+            "independently of all others and of "
             "other rounds.",
             # With a known number the sample is one of fixed size.
             "secret": ", and so does how many are in any round",
@@ -227,7 +263,8 @@ class CyclicPoisson(_RoundByRound, names={"poisson": {}}):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CyclicFixedSize(_RoundByRound, names={"fixed_size": {}}):
-    """A uniform subset of exactly cohort_size clients of the round's part, drawn anew each round (banded paper, Alg. 2).
+    """A uniform subset of exactly cohort_size clients of the round's part, drawn anew each round
+    (banded paper, Alg. 2).
 
     >>> CyclicFixedSize(population=1000, cohort_size=10, partitions=3).probability  # 10 of 333
     0.03003003003003003
@@ -248,7 +285,9 @@ class CyclicFixedSize(_RoundByRound, names={"fixed_size": {}}):
         import dp_accounting
 
         one = dp_accounting.GaussianDpEvent(noise / column_norm(mechanism) / 2)
-        sampled = dp_accounting.SampledWithoutReplacementDpEvent(self.population // self.parts, self.cohort_size, one)
+        sampled = dp_accounting.SampledWithoutReplacementDpEvent(
+            self.population // self.parts, self.cohort_size, one
+        )
         return dp_accounting.SelfComposedDpEvent(sampled, self.compositions(mechanism.rounds))
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
@@ -263,20 +302,26 @@ class CyclicFixedSize(_RoundByRound, names={"fixed_size": {}}):
     def draws(self, seed: int) -> Draws:
         """Uniform subsets of the round's part."""
         size = self.cohort_size
-        return PartitionDraws(population=self.population, partitions=self.parts, seed=seed, size=size)
+        return PartitionDraws(
+            population=self.population, partitions=self.parts, seed=seed, size=size
+        )
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
         """Those of all schemes, and a round with more clients than are drawn."""
-        return super().contradictions(observed, rounds) + too_large_cohort(observed, self.cohort_size)
+        return super().contradictions(observed, rounds) + too_large_cohort(
+            observed, self.cohort_size
+        )
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
         return {
             "adjacency": f"The accountant of the sampled queries {REPLACES}",
             "accounting": "Renyi differential privacy for (epsilon, delta), "
-            f"{self._accounting(mechanism, noise)} on a sample of fixed size without replacement (Wang, Balle and Kasiviswanathan 2019, "
+            f"{self._accounting(mechanism, noise)} on a sample of fixed size without replacement "
+            "(Wang, Balle and Kasiviswanathan 2019, "
             "Theorem 27)",
-            "drawing": f"{self._in_words()}: a uniform subset of {self.cohort_size} clients, independently of other rounds.",
+            "drawing": f"{self._in_words()}: a uniform subset of {self.cohort_size} clients, "
+            "independently of other rounds.",
             "secret": "",
         }
 
@@ -284,4 +329,6 @@ class CyclicFixedSize(_RoundByRound, names={"fixed_size": {}}):
 def too_large_cohort(observed: ParticipationStats, cohort_size: int) -> list[str]:
     """The contradiction of a scheme that draws exactly `cohort_size` clients a round."""
     largest = int(observed.cohort_sizes.max())
-    return [f"a round has {largest} clients where {cohort_size} were to be drawn"] * (largest > cohort_size)
+    return [f"a round has {largest} clients where {cohort_size} were to be drawn"] * (
+        largest > cohort_size
+    )

@@ -1,4 +1,7 @@
-"""Which clients a round draws: some of a part, the next in an order, or whose place it is. Pure functions of (seed, round)."""
+"""Which clients a round draws: some of a part, the next in an order, or whose place it is.
+
+Pure functions of (seed, round).
+"""
 
 import abc
 import dataclasses
@@ -6,7 +9,8 @@ import functools
 
 import numpy as np
 
-# Words that separate the uses of one seed; 2 is taken by the order of a client's examples (federated/training).
+# Words that separate the uses of one seed; 2 is taken by the order of a client's examples
+# (federated/training).
 _ORDER, _DRAW = 0, 1
 
 
@@ -29,14 +33,18 @@ class Draws(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartitionDraws(Draws):
-    """Draws from the partition D_0 .. D_(partitions - 1) of banded Alg. 6: client c is in part c mod partitions, round t has part t mod it.
+    """Draws from the partition D_0 ..
+
+    D_(partitions - 1) of banded Alg. 6: client c is in part c mod partitions, round t has part t
+    mod it.
 
     Attributes:
       population: clients 0 .. population - 1.
       partitions: number of parts.
       seed: of the draws.
       size: clients of a round, a uniform subset (banded paper, Alg. 2); or None.
-      probability: with which each client of the part comes, independently (banded paper, Cor. F.1), where size is None.
+      probability: with which each client of the part comes, independently (banded paper, Cor. F.1),
+        where size is None.
 
     >>> draws = PartitionDraws(population=7, partitions=3, seed=1, size=3)
     >>> sorted(draws.clients(0).tolist()), draws.can_draw(4, np.array([0, 1]))
@@ -53,9 +61,14 @@ class PartitionDraws(Draws):
         """The clients that round t draws, int64, unsorted."""
         rng, part = draw_generator(self.seed, t), t % self.partitions
         members = -(-(self.population - part) // self.partitions)
-        # The number of clients that come independently is binomial, and given it every subset of that size is equally likely.
+        # The number of clients that come independently is binomial, and given it every subset of
+        # that size is equally likely.
         size = int(rng.binomial(members, self.probability)) if self.size is None else self.size
-        return rng.choice(members, size, replace=False, shuffle=False).astype(np.int64) * self.partitions + part
+        return (
+            rng.choice(members, size, replace=False, shuffle=False).astype(np.int64)
+            * self.partitions
+            + part
+        )
 
     def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Which of the clients belong to the part of round t, bool."""
@@ -78,7 +91,9 @@ class BinDraws(Draws):
     @functools.cached_property
     def _bin(self) -> np.ndarray:
         rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
-        return rng.integers(self.bins, size=self.population, dtype=np.min_scalar_type(self.bins - 1))
+        return rng.integers(
+            self.bins, size=self.population, dtype=np.min_scalar_type(self.bins - 1)
+        )
 
     def clients(self, t: int) -> np.ndarray:
         """The clients of the round's bin, int64."""
@@ -91,7 +106,8 @@ class BinDraws(Draws):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MinSepDraws(Draws):
-    """Every client's coin of every round; it counts for clients that rest no more, which the controller knows from the ledger.
+    """Every client's coin of every round; it counts for clients that rest no more, which the
+    controller knows from the ledger.
 
     Attributes:
       population, min_sep, probability, warm: of the scheme.
@@ -106,7 +122,9 @@ class MinSepDraws(Draws):
 
     @functools.cached_property
     def _rest(self) -> np.ndarray:
-        """Rounds before a client may come for the first time: s >= 1 with probability p / (1 + (b - 1) p) each, else 0."""
+        """Rounds before a client may come for the first time: s >= 1 with probability p / (1 + (b -
+        1) p) each, else 0.
+        """
         b, p = self.min_sep, self.probability
         rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
         place = rng.random(self.population) * (1 + (b - 1) * p)
@@ -129,7 +147,9 @@ class MinSepDraws(Draws):
 
 
 class EpochOrder(Draws):
-    """A random order of the population dealt out in batches: round t takes batch t mod `epoch`. Takes four bytes a client.
+    """A random order of the population dealt out in batches: round t takes batch t mod `epoch`.
+
+    Takes four bytes a client.
 
     Args:
       population: clients; those beyond epoch * cohort_size in the order are never drawn.
@@ -139,7 +159,12 @@ class EpochOrder(Draws):
     """
 
     def __init__(self, *, population: int, cohort_size: int, epoch: int, seed: int) -> None:
-        self.population, self.cohort_size, self.epoch, self.seed = population, cohort_size, epoch, seed
+        self.population, self.cohort_size, self.epoch, self.seed = (
+            population,
+            cohort_size,
+            epoch,
+            seed,
+        )
         self._order: np.ndarray | None = None
 
     def clients(self, t: int) -> np.ndarray:
@@ -156,7 +181,8 @@ class EpochOrder(Draws):
 
 
 class EpochPlaces(Draws):
-    """Each epoch every client draws its round anew, independently: one of those congruent to it modulo `partitions`.
+    """Each epoch every client draws its round anew, independently: one of those congruent to it
+    modulo `partitions`.
 
     Takes a byte a client where there are at most 256 such rounds, two for up to 65,536.
 
@@ -172,7 +198,12 @@ class EpochPlaces(Draws):
     """
 
     def __init__(self, *, population: int, epoch: int, partitions: int, seed: int) -> None:
-        self.population, self.epoch, self.partitions, self.seed = population, epoch, partitions, seed
+        self.population, self.epoch, self.partitions, self.seed = (
+            population,
+            epoch,
+            partitions,
+            seed,
+        )
         self._drawn: dict[int, tuple[int, np.ndarray]] = {}
 
     def clients(self, t: int) -> np.ndarray:
@@ -187,7 +218,9 @@ class EpochPlaces(Draws):
     def _places(self, number: int, part: int) -> np.ndarray:
         """Of the clients of the part in that epoch."""
         if self._drawn.get(part, (-1,))[0] != number:
-            rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER, number, part, 1]))
+            rng = np.random.default_rng(
+                np.random.SeedSequence([self.seed, _ORDER, number, part, 1])
+            )
             positions = self.epoch // self.partitions
             members = -(-(self.population - part) // self.partitions)
             kind = np.min_scalar_type(positions - 1)
@@ -196,7 +229,9 @@ class EpochPlaces(Draws):
 
 
 def _random_places(rng: np.random.Generator, population: int, places: int) -> np.ndarray:
-    """A uniform sequence of `places` different clients, in the smallest unsigned integers that hold them."""
+    """A uniform sequence of `places` different clients, in the smallest unsigned integers that hold
+    them.
+    """
     kind = np.min_scalar_type(population - 1)
     if places <= population // 50:
         return rng.choice(population, places, replace=False).astype(kind)

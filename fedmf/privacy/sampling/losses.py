@@ -9,13 +9,20 @@ import numpy as np
 from fedmf.mechanisms.base import Mechanism
 from fedmf.privacy.monte_carlo import Losses, digest_of
 from fedmf.privacy.sampling.cyclic import proven_bands
-from fedmf.privacy.sampling.pattern_weights import MAX_EXPONENT, affordable, binomial, largest_log_factor
+from fedmf.privacy.sampling.pattern_weights import (
+    MAX_EXPONENT,
+    affordable,
+    binomial,
+    largest_log_factor,
+)
 
 
 class BinLosses(Losses):
-    """Losses of balls in bins: P = (1/b) sum_j N(m_j, sigma^2 I) (Choquette-Choo et al. 2024, arXiv:2410.06266).
+    """Losses of balls in bins: P = (1/b) sum_j N(m_j, sigma^2 I) (Choquette-Choo et al. 2024,
+    arXiv:2410.06266).
 
-    Only u_j = <m_j, y> counts, which is Gaussian in b dimensions with covariance sigma^2 G, G = (<m_j, m_k>).
+    Only u_j = <m_j, y> counts, which is Gaussian in b dimensions with covariance sigma^2 G, G =
+    (<m_j, m_k>).
 
     Args:
       gram: G / sigma^2, float64 (b, b).
@@ -23,17 +30,24 @@ class BinLosses(Losses):
 
     def __init__(self, gram: np.ndarray) -> None:
         self.gram, self.bins = gram, len(gram)
-        # Of the correlations, since the root of G itself would lose small bins beside large ones. A bin without a round is 0. G is singular
-        # there: a Cholesky factor would fail, and a banded one would lose the corner of G.
+        # Of the correlations, since the root of G itself would lose small bins beside large ones. A
+        # bin without a round is 0. G is singular there: a Cholesky factor would fail, and a banded
+        # one would lose the corner of G.
         norms = np.sqrt(np.diagonal(gram))
         values, vectors = np.linalg.eigh(gram / np.outer(*[np.where(norms > 0, norms, 1.0)] * 2))
         self.root = norms[:, None] * vectors * np.sqrt(np.maximum(values, 0))
         if (np.abs(self.root @ self.root.T - gram) > 1e-8 * np.outer(norms, norms)).any():
-            raise ValueError("the Gram matrix of the bins has no square root in float64: rescale the encoder")
+            raise ValueError(
+                "the Gram matrix of the bins has no square root in float64: rescale the encoder"
+            )
         self.digest, self.work = digest_of("bins", gram), 2.0 * self.bins
 
-    def sample(self, order: int, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The first bin is uniform; each other falls into bin k with a probability in proportion to exp(sum of G[., k] of those before)."""
+    def sample(
+        self, order: int, size: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The first bin is uniform; each other falls into bin k with a probability in proportion to
+        exp(sum of G[., k] of those before).
+        """
         u, log_factor = np.zeros((size, self.bins)), np.zeros(size)
         for i in range(order):
             if i == 0:
@@ -56,14 +70,17 @@ class BinLosses(Losses):
         return np.log(np.exp(inner, out=inner).mean(axis=1)) + largest
 
     def log_factor_bound(self, order: int) -> float:
-        """T is the product of mean_k exp(sum of i rows of G) for i < K; by Hölder's inequality i times one row is the largest."""
+        """T is the product of mean_k exp(sum of i rows of G) for i < K; by Hölder's inequality i
+        times one row is the largest.
+        """
         if (order - 1) * self.gram.max() > MAX_EXPONENT:
             return math.inf
         return sum(math.log(np.exp(i * self.gram).mean(axis=1).max()) for i in range(1, order))
 
 
 class MinSepLosses(Losses):
-    """Losses of b-min-sep sampling for an encoder of at most b bands (Dong et al. 2026, arXiv:2602.09338).
+    """Losses of b-min-sep sampling for an encoder of at most b bands (Dong et al. 2026,
+    arXiv:2602.09338).
 
     With c_i the columns of C and L_i = 0 for i >= n, the log-likelihood ratio follows (Eq. 2)
 
@@ -93,13 +110,16 @@ class MinSepLosses(Losses):
         self.blocks = _blocks(columns)
         self.bounds: dict[int, tuple[float, float]] = {}
 
-    def sample(self, order: int, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Round after round, m of those e patterns that may take part do, with a probability in proportion to
+    def sample(
+        self, order: int, size: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Round after round, m of those e patterns that may take part do, with a probability in
+        proportion to
 
             binomial(e, p)(m) exp(m (m - 1) / 2 |c_t|^2 / sigma^2 + m h + m a).
 
-        h is the sum of <c_t, c_s> / sigma^2 over earlier rounds s, times how many took part in s. The advance a makes up for what those m
-        will add to h of the others.
+        h is the sum of <c_t, c_s> / sigma^2 over earlier rounds s, times how many took part in s.
+        The advance a makes up for what those m will add to h of the others.
         """
         n, K = self.rounds, order
         normals = rng.standard_normal((n, size))
@@ -164,13 +184,18 @@ class MinSepLosses(Losses):
     def _weights(self, K: int, t: int, advance: float) -> np.ndarray:
         """[m, e]: weight of m of e, before h."""
         m = np.arange(K + 1)
-        return binomial(K, self.p) * np.exp(m * (m - 1) / 2 * self.products[0, t] + advance * m)[:, None]
+        return (
+            binomial(K, self.p)
+            * np.exp(m * (m - 1) / 2 * self.products[0, t] + advance * m)[:, None]
+        )
 
     def loss(self, inner: np.ndarray) -> np.ndarray:
-        """L of <c_t, y> / sigma^2, float64 (rounds, size), which it overwrites; by the recursion, in ratios and not in their logs.
+        """L of <c_t, y> / sigma^2, float64 (rounds, size), which it overwrites; by the recursion,
+        in ratios and not in their logs.
 
-        A ratio may overflow: L is infinite then. It cannot come back to below exp(300), or be lost by underflow, but for a chance of about
-        exp(-385): the mean of each ratio under Q is 1, and that of its inverse under P.
+        A ratio may overflow: L is infinite then. It cannot come back to below exp(300), or be lost
+        by underflow, but for a chance of about exp(-385): the mean of each ratio under Q is 1, and
+        that of its inverse under P.
         """
         n, size = inner.shape
         ratio = np.ones((n + self.b, size))
@@ -181,7 +206,9 @@ class MinSepLosses(Losses):
             np.multiply(ratio[t + 1], 1 - self.p, out=ratio[t])
             ratio[t] += term
         if self.warm:
-            return np.log((ratio[0] + self.p * ratio[1 : self.b].sum(axis=0)) / (1 + (self.b - 1) * self.p))
+            return np.log(
+                (ratio[0] + self.p * ratio[1 : self.b].sum(axis=0)) / (1 + (self.b - 1) * self.p)
+            )
         return np.log(ratio[0])
 
     def log_factor_bound(self, order: int) -> float:
@@ -189,26 +216,37 @@ class MinSepLosses(Losses):
         return self._best(order)[0] + (1e-6 if order > 1 else 0.0)  # for rounding
 
     def _best(self, K: int) -> tuple[float, float]:
-        """(log of the bound on T, the advance a): the largest T where that can be computed, and else the bound of `_bound`."""
+        """(log of the bound on T, the advance a): the largest T where that can be computed, and
+        else the bound of `_bound`.
+        """
         if K not in self.bounds:
             found = self._searched(K)
             no_overflow = K * K * self.products.max() <= MAX_EXPONENT
             if min(K, self.b) > 1 and no_overflow and affordable(self.rounds, self.b, K):
                 found = min(found, self._largest(K))
-            self.bounds[K] = found  # at once: another thread that saw the first would draw with its advance
+            self.bounds[K] = (
+                found  # at once: another thread that saw the first would draw with its advance
+            )
         return self.bounds[K]
 
     def _largest(self, K: int) -> tuple[float, float]:
-        """(log of the largest T, the advance). It is a convex function of the advance, which is chosen for some of the rounds."""
+        """(log of the largest T, the advance).
+
+        It is a convex function of the advance, which is chosen for some of the rounds.
+        """
         from scipy import optimize
 
         settings: dict[str, Any] = {"warm": self.warm, "order": K}
-        some = self.products[:, np.linspace(0, self.rounds - 1, min(self.rounds, max(64, 2 * self.b)), dtype=int)]
+        some = self.products[
+            :, np.linspace(0, self.rounds - 1, min(self.rounds, max(64, 2 * self.b)), dtype=int)
+        ]
         advance = optimize.minimize_scalar(
             lambda a: largest_log_factor(some, self.b, self.p, advance=a, blocks=8, **settings),
             bounds=(-1.0, 1.0), method="bounded", options={"xatol": 0.01},
         ).x  # fmt: skip
-        return largest_log_factor(self.products, self.b, self.p, advance=float(advance), **settings), float(advance)
+        return largest_log_factor(
+            self.products, self.b, self.p, advance=float(advance), **settings
+        ), float(advance)
 
     def _searched(self, K: int) -> tuple[float, float]:
         if K == 1:
@@ -228,18 +266,21 @@ class MinSepLosses(Losses):
     def _bound(self, K: int, advance: float, largest: np.ndarray) -> tuple[float, float]:
         """(log of an upper bound on T, sum of the credits d_1, d_2, ..) for the advance a.
 
-        T is the product over rounds of z(e, h), the sum of the weights, times exp(-a) for each participation. Of the patterns, s took part
-        in the last b - 1 rounds: e <= K - s, and z grows with e and h. Given s, log z is convex in h. So log z less a linear credit is
-        largest where all s took part in the same round, j rounds ago, with h = s X_j. Credits d_j with
-        log z(K - s, s X_j) <= log z(K, 0) + s d_j for all s and j therefore give
-        log T <= n log z(K, 0) + the credits of all participations - a times their number.
+        T is the product over rounds of z(e, h), the sum of the weights, times exp(-a) for each
+        participation. Of the patterns, s took part in the last b - 1 rounds: e <= K - s, and z
+        grows with e and h. Given s, log z is convex in h. So log z less a linear credit is largest
+        where all s took part in the same round, j rounds ago, with h = s X_j. Credits d_j with log
+        z(K - s, s X_j) <= log z(K, 0) + s d_j for all s and j therefore give log T <= n log z(K, 0)
+        + the credits of all participations - a times their number.
         """
         from scipy import special
 
         n, b = self.rounds, self.b
         m, s = np.arange(K + 1), np.arange(K + 1)
         with np.errstate(divide="ignore"):
-            log_weights = np.log(binomial(K, self.p)) + (m * (m - 1) / 2 * largest[0] + advance * m)[:, None]
+            log_weights = (
+                np.log(binomial(K, self.p)) + (m * (m - 1) / 2 * largest[0] + advance * m)[:, None]
+            )
         ages = np.zeros(b)  # X_1, X_2, .., and 0 beyond the bands
         ages[1 : self.bands] = largest[1:]
         exponents = m[:, None, None] * s[None, :, None] * ages[None, None, 1:]

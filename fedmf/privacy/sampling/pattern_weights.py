@@ -1,13 +1,15 @@
-"""The largest weight of K patterns of b-min-sep sampling that are drawn together, by dynamic programming over how long each has rested.
+"""The largest weight of K patterns of b-min-sep sampling that are drawn together, by dynamic
+programming over how long each has rested.
 
-`MinSepLosses.sample` draws the patterns round after round. The factor T of what it drew is a product over rounds of z(e, h), the sum of
-the weights of the numbers m that may take part, times exp(-a) for each participation:
+`MinSepLosses.sample` draws the patterns round after round. The factor T of what it drew is a
+product over rounds of z(e, h), the sum of the weights of the numbers m that may take part, times
+exp(-a) for each participation:
 
     z(e, h) = sum over m of binomial(e, p)(m) exp(m (m - 1) / 2 |c_t|^2 / sigma^2 + m h + m a).
 
-e, how many may take part, and h, a sum over those that rest, follow from the patterns' ages: the rounds since each last took part, b
-standing for b or more. So the largest log T up to round t is a function of the ages then, and that of the next round is the largest over
-who takes part.
+e, how many may take part, and h, a sum over those that rest, follow from the patterns' ages: the
+rounds since each last took part, b standing for b or more. So the largest log T up to round t is a
+function of the ages then, and that of the next round is the largest over who takes part.
 """
 
 import functools
@@ -30,15 +32,25 @@ def binomial(K: int, p: float) -> np.ndarray:
 
 
 def affordable(rounds: int, min_sep: int, order: int) -> bool:
-    """Whether `largest_log_factor` takes seconds at most, with some eight trials of an advance on fewer rounds."""
+    """Whether `largest_log_factor` takes seconds at most, with some eight trials of an advance on
+    fewer rounds.
+    """
     steps = rounds + 8 * max(64, 2 * min_sep) + 20 * 64  # a z of a block costs ten steps and more
     return order <= _MOST_ORDER and (order + 1) * steps * float(min_sep) ** order <= _MOST_WORK
 
 
 def largest_log_factor(
-    products: np.ndarray, min_sep: int, probability: float, *, warm: bool, order: int, advance: float, blocks: int = 64
+    products: np.ndarray,
+    min_sep: int,
+    probability: float,
+    *,
+    warm: bool,
+    order: int,
+    advance: float,
+    blocks: int = 64,
 ) -> float:
-    """An upper bound on log T, and log T itself for some patterns where there are at most `blocks` rounds.
+    """An upper bound on log T, and log T itself for some patterns where there are at most `blocks`
+    rounds.
 
     Args:
       products: <c_t, c_(t-d)> / sigma^2, float64 (bands, rounds), [d, t], none negative.

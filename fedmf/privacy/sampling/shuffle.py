@@ -1,4 +1,6 @@
-"""One round an epoch for every client: in batches of one random order, or in places drawn anew (banded paper, Cor. F.2)."""
+"""One round an epoch for every client: in batches of one random order, or in places drawn anew
+(banded paper, Cor. F.2).
+"""
 
 import dataclasses
 import math
@@ -16,18 +18,24 @@ from fedmf.privacy.sampling.draws import Draws, EpochOrder, EpochPlaces
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicShuffle(Cyclic, names={"shuffle": {"reshuffle": False}, "reshuffle": {"reshuffle": True}}):
-    """Every client once an epoch of floor(population / cohort_size) rounds, which `partitions` must divide.
+class CyclicShuffle(
+    Cyclic, names={"shuffle": {"reshuffle": False}, "reshuffle": {"reshuffle": True}}
+):
+    """Every client once an epoch of floor(population / cohort_size) rounds, which `partitions` must
+    divide.
 
-    - Without `reshuffle`: a random order of the population, dealt out in batches of cohort_size, the same order every epoch. Clients left
-      over are never drawn. No amplification is claimed.
-    - With it: every epoch each client draws one of its `positions` rounds, the ones congruent to it modulo `partitions`, independently of
-      all others. Cohorts vary in size, population / epoch on average.
+    - Without `reshuffle`: a random order of the population, dealt out in batches of cohort_size,
+      the same order every epoch. Clients left over are never drawn. No amplification is claimed.
+    - With it: every epoch each client draws one of its `positions` rounds, the ones congruent to it
+      modulo `partitions`, independently of all others. Cohorts vary in size, population / epoch on
+      average.
 
-    With `reshuffle` the guarantee is that of random allocation (`fedmf.privacy.random_allocation`). A client's rounds are multiples of
-    partitions >= bands apart, in epochs as in the next one. What it adds in round i lies in rows i .. i + bands - 1 of C x, which no other
-    of its rounds reaches and which end before its next one. So a run is, for each epoch, one of `positions` adaptive Gaussian queries,
-    query i of sensitivity ||C e_i||: conditioned on the others, whose places say nothing of this client's. dp_accounting has no such event.
+    With `reshuffle` the guarantee is that of random allocation (`fedmf.privacy.random_allocation`).
+    A client's rounds are multiples of partitions >= bands apart, in epochs as in the next one. What
+    it adds in round i lies in rows i .. i + bands - 1 of C x, which no other of its rounds reaches
+    and which end before its next one. So a run is, for each epoch, one of `positions` adaptive
+    Gaussian queries, query i of sensitivity ||C e_i||: conditioned on the others, whose places say
+    nothing of this client's. dp_accounting has no such event.
 
     Attributes:
       reshuffle: draw places anew each epoch; False keeps one order for the whole run.
@@ -47,8 +55,10 @@ class CyclicShuffle(Cyclic, names={"shuffle": {"reshuffle": False}, "reshuffle":
             raise TypeError(f"reshuffle={self.reshuffle!r} must be True or False")
         if self.partitions is not None and self.epoch % self.partitions:
             raise ValueError(
-                f"partitions={self.partitions} does not divide an epoch of {self.epoch} rounds (population={self.population} // "
-                f"cohort_size={self.cohort_size}): use a mechanism whose bands divide {self.epoch}, or pass such partitions"
+                f"partitions={self.partitions} does not divide an epoch of {self.epoch} rounds "
+                f"(population={self.population} // "
+                f"cohort_size={self.cohort_size}): use a mechanism whose bands divide "
+                f"{self.epoch}, or pass such partitions"
             )
 
     @property
@@ -78,18 +88,30 @@ class CyclicShuffle(Cyclic, names={"shuffle": {"reshuffle": False}, "reshuffle":
     def facts(self, rounds: int) -> dict[str, Any]:
         """Class, fields, and the numbers of rounds and epochs."""
         more = {"epoch": self.epoch, "epochs": self.epochs(rounds)}
-        return super().facts(rounds) | more | ({"positions": self.positions} if self.partitions is not None else {})
+        return (
+            super().facts(rounds)
+            | more
+            | ({"positions": self.positions} if self.partitions is not None else {})
+        )
 
     def participation(self, rounds: int) -> Participation:
-        """One round an epoch: exactly an epoch apart in one order, at least `partitions` apart in new ones."""
+        """One round an epoch: exactly an epoch apart in one order, at least `partitions` apart in
+        new ones.
+        """
         if not self.reshuffle:
-            return Participation(rounds=rounds, schema="fixed_epoch", min_sep=min(self.epoch, rounds))
+            return Participation(
+                rounds=rounds, schema="fixed_epoch", min_sep=min(self.epoch, rounds)
+            )
         least = min(self.parts, rounds)
         most = min(self.epochs(rounds), -(-rounds // least))
-        return Participation(rounds=rounds, schema="min_sep", min_sep=least, max_participations=most)
+        return Participation(
+            rounds=rounds, schema="min_sep", min_sep=least, max_participations=most
+        )
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """That of random allocation, with `reshuffle`; infinite for batches of fixed size (docs/accounting.md)."""
+        """That of random allocation, with `reshuffle`; infinite for batches of fixed size
+        (docs/accounting.md).
+        """
         if not self.reshuffle:
             return math.inf
         sigma, epochs = noise / column_norm(mechanism), self.epochs(mechanism.rounds)
@@ -98,8 +120,12 @@ class CyclicShuffle(Cyclic, names={"shuffle": {"reshuffle": False}, "reshuffle":
     def draws(self, seed: int) -> Draws:
         """The batches of the order, or the places of every epoch."""
         if self.reshuffle:
-            return EpochPlaces(population=self.population, epoch=self.epoch, partitions=self.parts, seed=seed)
-        return EpochOrder(population=self.population, cohort_size=self.cohort_size, epoch=self.epoch, seed=seed)
+            return EpochPlaces(
+                population=self.population, epoch=self.epoch, partitions=self.parts, seed=seed
+            )
+        return EpochOrder(
+            population=self.population, cohort_size=self.cohort_size, epoch=self.epoch, seed=seed
+        )
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
         """Those of all schemes, too large cohorts, and clients outside their part."""
@@ -111,14 +137,16 @@ class CyclicShuffle(Cyclic, names={"shuffle": {"reshuffle": False}, "reshuffle":
         off = sum(count for gap, count in observed.separations.items() if gap % self.parts)
         if off:
             found.append(
-                f"{off} separations of two rounds of one client are no multiples of {self.parts}, so that those clients left their "
+                f"{off} separations of two rounds of one client are no multiples of {self.parts}, "
+                "so that those clients left their "
                 "part of the population"
             )
         part, largest = -(-self.population // self.parts), int(observed.cohort_sizes.max())
         chance = observed.rounds * float(stats.binom.sf(largest - 1, part, self.probability))
         if chance < FALSE_POSITIVE_RATE:
             found.append(
-                f"a round has {largest} clients, which one of {self.positions} places drawn by {part} clients gives with probability at "
+                f"a round has {largest} clients, which one of {self.positions} places drawn by "
+                f"{part} clients gives with probability at "
                 f"most {max(chance, 1e-300):.2g}"
             )
         return found
@@ -129,18 +157,25 @@ class CyclicShuffle(Cyclic, names={"shuffle": {"reshuffle": False}, "reshuffle":
             return {
                 "adjacency": "",
                 "accounting": "No amplification is claimed for batches of fixed size",
-                "drawing": f"{self._in_words()}: batches of {self.cohort_size} clients in one random order for all epochs of "
+                "drawing": f"{self._in_words()}: batches of {self.cohort_size} clients in one "
+                "random order for all epochs of "
                 f"{self.epoch} rounds.",
                 "secret": "",
             }
         return {
-            "adjacency": "The accountant of random allocation speaks of zeroing a client out: the places of other clients are drawn "
+            "adjacency": "The accountant of random allocation speaks of zeroing a client out: the "
+            "places of other clients are drawn "
             "independently of its own, and the divisor is fixed.",
-            "accounting": "Random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284) for (epsilon, delta), for a client's place "
-            f"among {self.positions} rounds of an epoch (Choquette-Choo et al. 2023, Corollary F.2, with places drawn independently), "
-            f"{self.epochs(mechanism.rounds)} epochs composed, each query a Gaussian mechanism with noise multiplier "
-            f"{down(noise / column_norm(mechanism))}; computed without simulation and rounded to the safe side",
-            "drawing": f"{self._in_words()}: in every epoch of {self.epoch} rounds each client draws one of its {self.positions}, "
+            "accounting": "Random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284) for "
+            "(epsilon, delta), for a client's place "
+            f"among {self.positions} rounds of an epoch (Choquette-Choo et al. 2023, Corollary "
+            "F.2, with places drawn independently), "
+            f"{self.epochs(mechanism.rounds)} epochs composed, each query a Gaussian mechanism "
+            "with noise multiplier "
+            f"{down(noise / column_norm(mechanism))}; computed without simulation and rounded to "
+            "the safe side",
+            "drawing": f"{self._in_words()}: in every epoch of {self.epoch} rounds each client "
+            f"draws one of its {self.positions}, "
             "uniformly and independently of all others and of other epochs.",
             # Given how many others are in each round, a number tells the client's place.
             "secret": ", and so does how many are in any round",

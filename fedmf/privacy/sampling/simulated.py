@@ -1,4 +1,7 @@
-"""Schemes whose epsilon is simulated: balls in bins, and b-min-sep sampling. Near exact where the encoder has no negative entry."""
+"""Schemes whose epsilon is simulated: balls in bins, and b-min-sep sampling.
+
+Near exact where the encoder has no negative entry.
+"""
 
 import abc
 import dataclasses
@@ -32,7 +35,9 @@ from fedmf.privacy.sampling.losses import BinLosses, MinSepLosses, bin_gram, col
 
 
 class Simulated(Sampling):
-    """What schemes with simulated privacy losses have in common: clients are drawn independently of each other."""
+    """What schemes with simulated privacy losses have in common: clients are drawn independently of
+    each other.
+    """
 
     independent: ClassVar[bool] = True
     simulated: ClassVar[bool] = True
@@ -43,39 +48,65 @@ class Simulated(Sampling):
         """The privacy losses of one client."""
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """By simulation: an upper bound but for a chance of `FAILURE` over our own coins, and never above the unamplified epsilon."""
+        """By simulation: an upper bound but for a chance of `FAILURE` over our own coins, and never
+        above the unamplified epsilon.
+        """
         found = self._simulated(mechanism, noise, delta).epsilon if noise > 0 else math.inf
-        return found if math.isfinite(found) else gaussian_epsilon(self._multiplier(mechanism, noise), delta)
+        return (
+            found
+            if math.isfinite(found)
+            else gaussian_epsilon(self._multiplier(mechanism, noise), delta)
+        )
 
     def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """About `epsilon`, in seconds, by random numbers that are independent of those of `epsilon`."""
+        """About `epsilon`, in seconds, by random numbers that are independent of those of
+        `epsilon`.
+        """
         if noise == 0:
             return math.inf
         most = exact_gaussian_epsilon(self._multiplier(mechanism, noise), delta)
         return min(most, expected_epsilon(self.losses(mechanism, noise), delta, most))
 
     def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
-        """Sentences: how many samples, both the bound and the estimate, and the chance that the bound is wrong."""
+        """Sentences: how many samples, both the bound and the estimate, and the chance that the
+        bound is wrong.
+        """
         if noise == 0:
             return ""
         found = self._simulated(mechanism, noise, delta)
-        bound, estimate = (up(value if math.isfinite(value) else None) for value in (found.epsilon, found.estimate))
-        times = f"{found.wanted:.2g} samples for removing, {found.wanted / max(1, found.samples[0]):.2g} times the minutes of these"
+        bound, estimate = (
+            up(value if math.isfinite(value) else None) for value in (found.epsilon, found.estimate)
+        )
+        times = (
+            f"{found.wanted:.2g} samples for removing, "
+            f"{found.wanted / max(1, found.samples[0]):.2g} times the minutes of these"
+        )
         if found.epsilon == 0 and not found.samples[0]:
             return f"No simulation was needed: delta = {delta} is reached at epsilon = 0."
         if not math.isfinite(found.epsilon):
             return (
-                f"The simulation shows nothing at delta = {delta}, and the Gaussian mechanism without amplification is what is stated."
-                + (f" A bound would take {times}." if found.wanted > 1.5 * found.samples[0] > 0 else "")
+                f"The simulation shows nothing at delta = {delta}, and the Gaussian mechanism "
+                "without amplification is what is stated."
+                + (
+                    f" A bound would take {times}."
+                    if found.wanted > 1.5 * found.samples[0] > 0
+                    else ""
+                )
             )
         more = (
-            f" A margin of a few percent of delta would take {times}." if found.wanted > 1.5 * found.samples[0] else ""
+            f" A margin of a few percent of delta would take {times}."
+            if found.wanted > 1.5 * found.samples[0]
+            else ""
         )
         return (
-            f"It is a Monte-Carlo bound from {found.samples[0]} samples for removing and {found.samples[1]} for adding a client. The "
-            f"bound at delta = {delta} is epsilon = {bound}, and the point estimate is {estimate}. The bound is wrong with probability at "
-            f"most {FAILURE:g}, over the coins of the simulation and not of the run; after calibration, which may try {MAX_ATTEMPTS} "
-            f"times, so many times that; after a choice among several calibrations, the sum of theirs.{more}"
+            f"It is a Monte-Carlo bound from {found.samples[0]} samples for removing and "
+            f"{found.samples[1]} for adding a client. The "
+            f"bound at delta = {delta} is epsilon = {bound}, and the point estimate is {estimate}. "
+            "The bound is wrong with probability at "
+            f"most {FAILURE:g}, over the coins of the simulation and not of the run; after "
+            f"calibration, which may try {MAX_ATTEMPTS} "
+            "times, so many times that; after a choice among several calibrations, the sum of "
+            f"theirs.{more}"
         )
 
     def _simulated(self, mechanism: Mechanism, noise: float, delta: float) -> SimulatedEpsilon:
@@ -92,30 +123,39 @@ class Simulated(Sampling):
         least = float((mechanism.encoder() if rows is None else rows).min())
         if least < 0:
             raise ValueError(
-                f"the {mechanism.family} encoder has a negative entry, {least:.3g}, and for those no pair of distributions is proven to be "
-                f"the worst for {type(self).__name__} (Choquette-Choo et al. 2024, Lemma 3.2): use banded, toeplitz or blt"
+                f"the {mechanism.family} encoder has a negative entry, {least:.3g}, and for those "
+                "no pair of distributions is proven to be "
+                f"the worst for {type(self).__name__} (Choquette-Choo et al. 2024, Lemma 3.2): use "
+                "banded, toeplitz or blt"
             )
 
     def _accounting(self, pair: str, mechanism: Mechanism, noise: float) -> str:
         return (
-            f"Simulated privacy losses for (epsilon, delta), of {pair} (Choquette-Choo et al. 2024, arXiv:2410.06266, Lemma 3.2) with "
-            f"noise multiplier {down(noise / column_norm(mechanism))} for the largest column: by importance sampling with bounded weights "
-            "and an empirical Bernstein inequality for removing a client, and by Ehrhard's inequality for adding one"
+            f"Simulated privacy losses for (epsilon, delta), of {pair} (Choquette-Choo et al. "
+            "2024, arXiv:2410.06266, Lemma 3.2) with "
+            f"noise multiplier {down(noise / column_norm(mechanism))} for the largest column: by "
+            "importance sampling with bounded weights "
+            "and an empirical Bernstein inequality for removing a client, and by Ehrhard's "
+            "inequality for adding one"
         )
 
 
 ADJACENCY = (
-    "The pair of distributions is that of adding or removing a client. That is the same here: clients are drawn independently "
-    "of each other and the divisor is fixed, so that zeroing a client out and removing it give the same two distributions of the output."
+    "The pair of distributions is that of adding or removing a client. That is the same here: "
+    "clients are drawn independently "
+    "of each other and the divisor is fixed, so that zeroing a client out and removing it give the "
+    "same two distributions of the output."
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BallsInBins(Simulated, names={"balls-in-bins": {}}):
-    """Every client draws one of `bins` residues once and takes part in rounds i, i + bins, i + 2 bins, .. (arXiv:2410.06266).
+    """Every client draws one of `bins` residues once and takes part in rounds i, i + bins, i + 2
+    bins, .. (arXiv:2410.06266).
 
-    For any lower-triangular encoder without negative entries. Cohorts vary in size; the divisor of the mean stays cohort_size. Where no
-    two bins meet in a row of C x and all have one norm, as with the identity, epsilon is that of random allocation and not simulated.
+    For any lower-triangular encoder without negative entries. Cohorts vary in size; the divisor of
+    the mean stays cohort_size. Where no two bins meet in a row of C x and all have one norm, as
+    with the identity, epsilon is that of random allocation and not simulated.
 
     Attributes:
       population: clients that can be drawn.
@@ -131,7 +171,9 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
 
     def __post_init__(self) -> None:
         m = checks.integer("population", self.population, low=1, hint="use the number of clients")
-        hint = f"use at most the population={m}, and population / cohort_size for cohorts of that size"
+        hint = (
+            f"use at most the population={m}, and population / cohort_size for cohorts of that size"
+        )
         b = checks.integer("bins", self.bins, low=1, high=m, hint=hint)
         object.__setattr__(self, "population", m)
         object.__setattr__(self, "bins", b)
@@ -160,18 +202,25 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
         scheme = cls(population=population, bins=bins)
         if scheme.cohort_size != cohort_size:
             raise ValueError(
-                f"cohort_size={cohort_size} is not that of population={population} in {bins} bins: use {scheme.cohort_size}"
+                f"cohort_size={cohort_size} is not that of population={population} in {bins} bins: "
+                f"use {scheme.cohort_size}"
             )
         return scheme
 
     @property
     def command_options(self) -> dict[str, Any]:
         """Command-line options, without dashes, that `scheme_from` turns into this scheme."""
-        sizes = {"population": self.population, "cohort-size": self.cohort_size, "partitions": self.bins}
+        sizes = {
+            "population": self.population,
+            "cohort-size": self.cohort_size,
+            "partitions": self.bins,
+        }
         return {"sampling": "balls-in-bins", **sizes}
 
     def resized(self, **sizes: int) -> Self:
-        """The scheme of another population or cohort_size, in as many bins as give cohorts of that size."""
+        """The scheme of another population or cohort_size, in as many bins as give cohorts of that
+        size.
+        """
         wanted = {"population": self.population, "cohort_size": self.cohort_size} | sizes
         if wanted["cohort_size"] == self.cohort_size and wanted["population"] == self.population:
             return self
@@ -205,10 +254,16 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
 
     def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
         """Nothing where epsilon is not simulated."""
-        return super().evidence(mechanism, noise, delta) if self._orthogonal_norm(mechanism) is None else ""
+        return (
+            super().evidence(mechanism, noise, delta)
+            if self._orthogonal_norm(mechanism) is None
+            else ""
+        )
 
     def _orthogonal_norm(self, mechanism: Mechanism) -> float | None:
-        """The norm of the bins' sums of columns, if they are orthogonal and of one norm: then each is a Gaussian release of its own."""
+        """The norm of the bins' sums of columns, if they are orthogonal and of one norm: then each
+        is a Gaussian release of its own.
+        """
         gram = bin_gram(mechanism, self.bins)
         squares = np.diagonal(gram)
         alike = np.count_nonzero(gram) == self.bins and squares.max() <= squares.min() * (1 + 1e-9)
@@ -222,9 +277,13 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
         """Those of all schemes, and a round with more clients than chance gives."""
         found, largest = super().contradictions(observed, rounds), int(observed.cohort_sizes.max())
         # Rounds of one bin have the same clients.
-        chance = min(self.bins, observed.rounds) * _binomial_tail(largest, self.population, 1 / self.bins)
+        chance = min(self.bins, observed.rounds) * _binomial_tail(
+            largest, self.population, 1 / self.bins
+        )
         if chance < FALSE_POSITIVE_RATE:
-            given = f"which {self.bins} bins give with probability at most {max(chance, 1e-300):.2g}"
+            given = (
+                f"which {self.bins} bins give with probability at most {max(chance, 1e-300):.2g}"
+            )
             found.append(f"a round has {largest} clients, {given}")
         return found
 
@@ -232,32 +291,41 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
         """Sentences for the privacy statement."""
         norm = self._orthogonal_norm(mechanism)
         if norm is None:
-            accounting = self._accounting(f"a mixture of {self.bins} Gaussians, one for each bin", mechanism, noise)
+            accounting = self._accounting(
+                f"a mixture of {self.bins} Gaussians, one for each bin", mechanism, noise
+            )
         else:
             accounting = (
-                f"Random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284) for (epsilon, delta), among {self.bins} Gaussian "
+                "Random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284) for (epsilon, "
+                f"delta), among {self.bins} Gaussian "
                 f"releases with noise multiplier {down(noise / norm)}"
             )
         return {
             "adjacency": ADJACENCY,
             "accounting": accounting,
-            "drawing": f"Each of {self.population} clients draws one of {self.bins} bins once, uniformly and independently of all "
+            "drawing": f"Each of {self.population} clients draws one of {self.bins} bins once, "
+            "uniformly and independently of all "
             f"others, and round t is that of bin t mod {self.bins}.",
             "secret": ", and so does how many are in any round",
         }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MinSepPoisson(Simulated, names={"min-sep-poisson": {"warm": True}, "min-sep-poisson-cold": {"warm": False}}):
-    """A client that took part in none of the last min_sep - 1 rounds takes part with probability p (arXiv:2602.09338, b-min-sep sampling).
+class MinSepPoisson(
+    Simulated, names={"min-sep-poisson": {"warm": True}, "min-sep-poisson-cold": {"warm": False}}
+):
+    """A client that took part in none of the last min_sep - 1 rounds takes part with probability p
+    (arXiv:2602.09338, b-min-sep sampling).
 
-    For encoders of at most min_sep bands without negative entries. Cohorts vary in size; the divisor of the mean stays cohort_size.
+    For encoders of at most min_sep bands without negative entries. Cohorts vary in size; the
+    divisor of the mean stays cohort_size.
 
     Attributes:
       population: clients that can be drawn.
       cohort_size: clients of a round on average; with a cold start, what the average tends to.
       min_sep: b; None until a Plan sets it to the mechanism's bands.
-      warm: each client starts in the stationary state, so that all rounds expect the same cohort; else all may come in round 0.
+      warm: each client starts in the stationary state, so that all rounds expect the same cohort;
+        else all may come in round 0.
 
     >>> scheme = MinSepPoisson(population=1000, cohort_size=50, min_sep=4)
     >>> round(scheme.probability, 6), scheme.participation(10).max_participations
@@ -271,7 +339,9 @@ class MinSepPoisson(Simulated, names={"min-sep-poisson": {"warm": True}, "min-se
 
     def __post_init__(self) -> None:
         m = checks.integer("population", self.population, low=1, hint="use the number of clients")
-        B = checks.integer("cohort_size", self.cohort_size, low=1, hint="use the number of clients a round")
+        B = checks.integer(
+            "cohort_size", self.cohort_size, low=1, hint="use the number of clients a round"
+        )
         b = self.min_sep
         if b is not None:
             b = checks.integer("min_sep", b, low=1, hint="use the number of bands, or leave it out")
@@ -281,15 +351,19 @@ class MinSepPoisson(Simulated, names={"min-sep-poisson": {"warm": True}, "min-se
             object.__setattr__(self, name, value)
         if B * (b or 1) > m:
             raise ValueError(
-                f"cohort_size={B} * min_sep={b or 1} exceeds population={m}, and clients that rest cannot come: "
-                f"lower cohort_size to at most {m // (b or 1)}, min_sep to at most {m // B}, or raise the population to {B * (b or 1)}"
+                f"cohort_size={B} * min_sep={b or 1} exceeds population={m}, and clients that rest "
+                "cannot come: "
+                f"lower cohort_size to at most {m // (b or 1)}, min_sep to at most {m // B}, or "
+                f"raise the population to {B * (b or 1)}"
             )
 
     @property
     def separation(self) -> int:
         """b, once it is known."""
         if self.min_sep is None:
-            raise ValueError("min_sep=None: a plan sets it to the mechanism's bands; or pass min_sep")
+            raise ValueError(
+                "min_sep=None: a plan sets it to the mechanism's bands; or pass min_sep"
+            )
         return self.min_sep
 
     @property
@@ -308,7 +382,8 @@ class MinSepPoisson(Simulated, names={"min-sep-poisson": {"warm": True}, "min-se
         """`partitions` is no field: min_sep takes its place."""
         if settings.get("partitions") is not None:
             raise ValueError(
-                f"partitions={settings['partitions']} does not belong to sampling={name}: give min_sep, or leave it out for the bands"
+                f"partitions={settings['partitions']} does not belong to sampling={name}: give "
+                "min_sep, or leave it out for the bands"
             )
         return super().configured(name, settings)
 
@@ -320,8 +395,10 @@ class MinSepPoisson(Simulated, names={"min-sep-poisson": {"warm": True}, "min-se
             return dataclasses.replace(self, min_sep=bands)
         if self.min_sep < bands:
             raise ValueError(
-                f"sampling has min_sep={self.min_sep} but the mechanism has {bands} bands, and two rounds of one client would meet in a "
-                "row of C x: use BallsInBins, which needs no bands, or fit a mechanism of fewer bands, or leave min_sep out"
+                f"sampling has min_sep={self.min_sep} but the mechanism has {bands} bands, and two "
+                "rounds of one client would meet in a "
+                "row of C x: use BallsInBins, which needs no bands, or fit a mechanism of fewer "
+                "bands, or leave min_sep out"
             )
         return self
 
@@ -336,17 +413,26 @@ class MinSepPoisson(Simulated, names={"min-sep-poisson": {"warm": True}, "min-se
     def draws(self, seed: int) -> Draws:
         """Independent coins, of which the controller leaves out those of clients that rest."""
         return MinSepDraws(
-            population=self.population, min_sep=self.separation, probability=self.probability, seed=seed, warm=self.warm
+            population=self.population,
+            min_sep=self.separation,
+            probability=self.probability,
+            seed=seed,
+            warm=self.warm,
         )
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Those of all schemes, and counts that chance hardly gives; a separation below min_sep breaks the participation.
+        """Those of all schemes, and counts that chance hardly gives; a separation below min_sep
+        breaks the participation.
 
-        A client that takes part k times has k - 1 rests behind it, and so at most rounds - (k - 1) (min_sep - 1) draws for it. Without
-        rests every count would be larger still.
+        A client that takes part k times has k - 1 rests behind it, and so at most rounds - (k - 1)
+        (min_sep - 1) draws for it. Without rests every count would be larger still.
         """
         found, m, p = super().contradictions(observed, rounds), self.population, self.probability
-        largest, most, total = int(observed.cohort_sizes.max()), observed.max_participations, observed.participations
+        largest, most, total = (
+            int(observed.cohort_sizes.max()),
+            observed.max_participations,
+            observed.participations,
+        )
         draws = max(most, rounds - (most - 1) * (self.separation - 1))
         for words, chance in (
             (f"a round has {largest} clients", observed.rounds * _binomial_tail(largest, m, p)),
@@ -355,23 +441,29 @@ class MinSepPoisson(Simulated, names={"min-sep-poisson": {"warm": True}, "min-se
         ):
             if chance < FALSE_POSITIVE_RATE / 3:
                 given = (
-                    f"which sampling with probability {p:.6g} gives with probability at most {max(chance, 1e-300):.2g}"
+                    f"which sampling with probability {p:.6g} gives with probability at most "
+                    f"{max(chance, 1e-300):.2g}"
                 )
                 found.append(f"{words}, {given}")
         return found
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
-        start = "began in the stationary state of that rule" if self.warm else "could come in round 0"
+        start = (
+            "began in the stationary state of that rule" if self.warm else "could come in round 0"
+        )
         return {
             "adjacency": ADJACENCY,
             "accounting": self._accounting(
-                "the recursion over rounds of b-min-sep sampling (Dong et al. 2026, arXiv:2602.09338, Eq. 2)",
+                "the recursion over rounds of b-min-sep sampling (Dong et al. 2026, "
+                "arXiv:2602.09338, Eq. 2)",
                 mechanism,
                 noise,
             ),
-            "drawing": f"Each of {self.population} clients rests {self.separation - 1} rounds after a round in which it was drawn, is "
-            f"then drawn with probability {self.probability:.12g} in each round, independently of all others, and {start}.",
+            "drawing": f"Each of {self.population} clients rests {self.separation - 1} rounds "
+            "after a round in which it was drawn, is "
+            f"then drawn with probability {self.probability:.12g} in each round, independently of "
+            f"all others, and {start}.",
             "secret": ", and so does how many are in any round",
         }
 
@@ -393,5 +485,7 @@ def _bin_losses(mechanism: Mechanism, bins: int, noise: float) -> BinLosses:
 
 
 @functools.lru_cache(maxsize=8)
-def _min_sep_losses(mechanism: Mechanism, min_sep: int, probability: float, warm: bool, noise: float) -> MinSepLosses:
+def _min_sep_losses(
+    mechanism: Mechanism, min_sep: int, probability: float, warm: bool, noise: float
+) -> MinSepLosses:
     return MinSepLosses(columns_of(mechanism) / noise, min_sep, probability, warm)

@@ -19,30 +19,40 @@ COMPILER_VARIABLE = "FEDMF_CC"
 
 
 def compiler() -> str | None:
-    """The C compiler: $FEDMF_CC, or else the first of cc, gcc and clang that there is; None for none, or FEDMF_CC set to nothing."""
+    """The C compiler: $FEDMF_CC, or else the first of cc, gcc and clang that there is; None for
+    none, or FEDMF_CC set to nothing.
+    """
     if COMPILER_VARIABLE in os.environ:
-        return shutil.which(os.environ[COMPILER_VARIABLE]) if os.environ[COMPILER_VARIABLE] else None
+        return (
+            shutil.which(os.environ[COMPILER_VARIABLE]) if os.environ[COMPILER_VARIABLE] else None
+        )
     return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 
 
 @functools.cache
 def library(source: pathlib.Path) -> ctypes.CDLL | None:
-    """The library of one C file and the headers beside it, for this processor; None where it does not compile.
+    """The library of one C file and the headers beside it, for this processor; None where it does
+    not compile.
 
-    It is kept in the cache folder, in a file of its own for each source, compiler and processor. Without a cache folder that can be
-    written, it is compiled into a temporary one. Calls of its functions run without Python's lock.
+    It is kept in the cache folder, in a file of its own for each source, compiler and processor.
+    Without a cache folder that can be written, it is compiled into a temporary one. Calls of its
+    functions run without Python's lock.
     """
     cc = compiler()
     if cc is None or os.name != "posix":
         return None
     parts = [path.read_bytes() for path in [source, *sorted(source.parent.glob("*.h"))]]
     version = subprocess.run([cc, "--version"], capture_output=True, check=False).stdout
-    digest = hashlib.sha256(b"\0".join([*parts, version, " ".join(_FLAGS).encode(), _processor()])).hexdigest()[:24]
+    digest = hashlib.sha256(
+        b"\0".join([*parts, version, " ".join(_FLAGS).encode(), _processor()])
+    ).hexdigest()[:24]
     name, folder = f"{source.stem}-{digest}.so", cache_folder()
     if folder is not None:
         try:
             make_folder(folder)
-            return _load(folder / name if (folder / name).exists() else _compile(cc, source, folder / name))
+            return _load(
+                folder / name if (folder / name).exists() else _compile(cc, source, folder / name)
+            )
         except OSError:  # a home that is not writable, or not executable
             pass
     with tempfile.TemporaryDirectory() as temporary:
@@ -59,7 +69,9 @@ def _processor() -> bytes:
 
 def _compile(cc: str, source: pathlib.Path, path: pathlib.Path) -> pathlib.Path | None:
     """Writes `path` whole or not at all. None if the compiler fails."""
-    native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64", "ppc64le") else "-march=native"
+    native = (
+        "-mcpu=native" if platform.machine() in ("aarch64", "arm64", "ppc64le") else "-march=native"
+    )
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
         output = pathlib.Path(temporary) / path.name
         for options in ([native], []):
@@ -78,12 +90,14 @@ def pointer(array: np.ndarray, dtype: type = np.float32, *, written: bool = Fals
     """The address of a contiguous array, for C.
 
     Raises:
-      TypeError, ValueError: another dtype, not contiguous, or not to be written into; C would read past its end.
+      TypeError, ValueError: another dtype, not contiguous, or not to be written into; C would read
+        past its end.
     """
     if array.dtype != dtype:
         raise TypeError(f"the array is {array.dtype}, the compiled code takes {np.dtype(dtype)}")
     if not array.flags.c_contiguous or (written and not array.flags.writeable):
         raise ValueError(
-            f"the array {array.shape} must be C-contiguous{' and writeable' * written} for the compiled code"
+            f"the array {array.shape} must be C-contiguous{' and writeable' * written} for the "
+            "compiled code"
         )
     return int(array.ctypes.data)

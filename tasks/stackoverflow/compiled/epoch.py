@@ -35,13 +35,16 @@ def _functions() -> ctypes.CDLL | None:
 def compiled_epoch(
     *, vocabulary_size: int, embedding_size: int, lstm_size: int, loss: str, batch_size: int
 ) -> Callable[[], CompiledEpoch | None]:
-    """The `Task.compiled_epoch` of a task with `model.build_model` of these sizes and `model.make_loss(loss)`.
+    """The `Task.compiled_epoch` of a task with `model.build_model` of these sizes and
+    `model.make_loss(loss)`.
 
-    The sum of the loss and the update agree with the Keras model's to float32 rounding, not to the bit. Without a C compiler there is no
-    such epoch.
+    The sum of the loss and the update agree with the Keras model's to float32 rounding, not to the
+    bit. Without a C compiler there is no such epoch.
     """
     sizes = (vocabulary_size + 4, embedding_size, lstm_size)
-    return functools.partial(_where_it_runs, _Epoch(sizes=sizes, batch_size=batch_size, masked=loss == "masked"))
+    return functools.partial(
+        _where_it_runs, _Epoch(sizes=sizes, batch_size=batch_size, masked=loss == "masked")
+    )
 
 
 def _where_it_runs(epoch: "_Epoch") -> CompiledEpoch | None:
@@ -69,12 +72,17 @@ class _Epoch:
         assert functions is not None
         for name, arrays in (("weights", weights), ("update", update)):
             if [array.shape for array in arrays] != shapes:
-                raise ValueError(f"{name} must have the shapes {shapes}: found {[array.shape for array in arrays]}")
+                raise ValueError(
+                    f"{name} must have the shapes {shapes}: found "
+                    f"{[array.shape for array in arrays]}"
+                )
         if x.shape != y.shape:
             raise ValueError(f"x and y must have one shape: found {x.shape} and {y.shape}")
         for ids in (x, y):
             if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < classes:
-                raise ValueError(f"ids of words must be in 0 .. {classes - 1}: found {ids.min()} .. {ids.max()}")
+                raise ValueError(
+                    f"ids of words must be in 0 .. {classes - 1}: found {ids.min()} .. {ids.max()}"
+                )
         all_sizes = (*self.sizes, x.shape[1], self.batch_size)
         arena = _arena(int(functions.next_word_arena(*all_sizes)))
         return float(

@@ -1,4 +1,6 @@
-"""A clip norm that follows a quantile: what is released, how well it tracks, and that both streams tell no more than is claimed."""
+"""A clip norm that follows a quantile: what is released, how well it tracks, and that both streams
+tell no more than is claimed.
+"""
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ ROUNDS, SIZE, CLIENTS = 6, 5, 4
 
 def query_of(clipping, size=SIZE, **changes):
     plan = plan_of(MECHANISMS["banded"](ROUNDS), quantile_clipping=clipping, **changes)
-    return mean_query(plan, [tf.TensorSpec([size])], clients_per_round=CLIENTS, noise_seed=3, zeroing_norm=None)
+    return mean_query(
+        plan, [tf.TensorSpec([size])], clients_per_round=CLIENTS, noise_seed=3, zeroing_norm=None
+    )
 
 
 @pytest.mark.parametrize("every", [1, 2])
@@ -31,7 +35,9 @@ def test_what_is_released_by_brute_force(every):
     plan, state = query.plan, query.initial_global_state()
     noise, zeta, within = noise_of_sums(plan, SIZE + 1, 3), plan.clip_norm, []
     for t in range(ROUNDS):
-        updates = np.random.default_rng([7, t]).normal(size=(CLIENTS, SIZE)) * np.array([[0.05], [0.2], [0.5], [2.0]])
+        updates = np.random.default_rng([7, t]).normal(size=(CLIENTS, SIZE)) * np.array(
+            [[0.05], [0.2], [0.5], [2.0]]
+        )
         sample, params = query.initial_sample_state(), query.derive_sample_params(state)
         assert float(params.clip_norm) == pytest.approx(zeta, rel=1e-5)
         for update in updates:
@@ -45,7 +51,9 @@ def test_what_is_released_by_brute_force(every):
         assert float(state.clip.bits) == pytest.approx(bits, rel=1e-4, abs=1e-5)
         metrics = query.derive_metrics(state)
         assert float(metrics["clip_norm"]) == pytest.approx(zeta, rel=1e-5)
-        assert float(metrics["noise_stddev"]) == pytest.approx(plan.stddev * zeta / plan.clip_norm, rel=1e-5)
+        assert float(metrics["noise_stddev"]) == pytest.approx(
+            plan.stddev * zeta / plan.clip_norm, rel=1e-5
+        )
         within.append(bits / CLIENTS + 0.5)
         if (t + 1) % every == 0:
             zeta *= np.exp(-0.8 * (np.clip(np.mean(within), 0, 1) - 0.7))
@@ -55,8 +63,11 @@ def test_what_is_released_by_brute_force(every):
 
 @pytest.mark.parametrize("first", [0.05, 20.0])
 def test_a_lognormal_is_tracked_to_its_median(first):
-    """Within 5% after 150 rounds. The clients' part has a standard deviation of 0.0022 over five rounds of 10,000 clients, and the bits'
-    noise less. Each step takes 0.4 of the distance, so that the logarithm of zeta is within 0.003 of its place: 5% is sixteen times that.
+    """Within 5% after 150 rounds.
+
+    The clients' part has a standard deviation of 0.0022 over five rounds of 10,000 clients, and the
+    bits' noise less. Each step takes 0.4 of the distance, so that the logarithm of zeta is within
+    0.003 of its place: 5% is sixteen times that.
     """
     rounds, clients = 150, 10_000
     once = Participation(rounds=rounds, schema="single")
@@ -68,7 +79,9 @@ def test_a_lognormal_is_tracked_to_its_median(first):
         delta=1e-6,
         quantile_clipping=QuantileClipping(quantile=0.5, every=5, learning_rate=1.0),
     )
-    query = mean_query(plan, [tf.TensorSpec([1])], clients_per_round=clients, noise_seed=8, zeroing_norm=None)
+    query = mean_query(
+        plan, [tf.TensorSpec([1])], clients_per_round=clients, noise_seed=8, zeroing_norm=None
+    )
     step = tf.function(lambda sample, state: query.get_noised_result(sample, state)[1])
     state, rng = query.initial_global_state(), np.random.default_rng(4)
     for _ in range(rounds):
@@ -79,7 +92,8 @@ def test_a_lognormal_is_tracked_to_its_median(first):
 
 
 def joint_game(clipping, sent, *, departure):
-    """The worst client of the plan, in both streams: the likelihood ratio of releases with it and without it, over runs of the query.
+    """The worst client of the plan, in both streams: the likelihood ratio of releases with it and
+    without it, over runs of the query.
 
     Args:
       sent: the norm of the client's update over the clip norm of the round.
@@ -87,7 +101,9 @@ def joint_game(clipping, sent, *, departure):
     """
     query = query_of(clipping, 1)
     plan, case = query.plan, worst_case(query.plan)
-    trials = trials_that_see(lambda trials: missed_by_game(trials, departure * case.snr, 1 / plan.noise_multiplier))
+    trials = trials_that_see(
+        lambda trials: missed_by_game(trials, departure * case.snr, 1 / plan.noise_multiplier)
+    )
     present = np.random.default_rng(6).permutation(trials) < trials // 2
     sign = 1.0 if sent <= 1 else -1.0  # of the bit
 
@@ -108,10 +124,13 @@ def joint_game(clipping, sent, *, departure):
 
     keys = np.array([noise_key(1000 + i) for i in range(trials)])
     rows = tf.function(
-        lambda keys, present: tf.map_fn(trial, (keys, present), fn_output_signature=tf.float32, parallel_iterations=4)
+        lambda keys, present: tf.map_fn(
+            trial, (keys, present), fn_output_signature=tf.float32, parallel_iterations=4
+        )
     )(tf.constant(keys), tf.constant(present))
     y = rows.numpy().reshape(trials, ROUNDS, 2).astype(np.float64)
-    # Whitened, either stream has a signal along one direction; their likelihood ratio weighs them by their means.
+    # Whitened, either stream has a signal along one direction; their likelihood ratio weighs them
+    # by their means.
     E = np.linalg.inv(causal_factor(plan.mechanism.noising()))
     stddevs = np.array([plan.stddev / plan.clip_norm, plan.bit_stddev])
     # The bit is of one sign in every round, and the update that of u.
@@ -131,14 +150,20 @@ def test_both_streams_together_tell_as_much_as_the_plan_claims(sent):
 
 
 def test_a_bit_that_is_not_centred_is_caught(monkeypatch):
-    """Negative control: the count of clients within the clip norm, 0 or 1 a client. At a share of 1/2 its signal is 1.5 / sqrt(2.0) and
-    more times what is claimed."""
+    """Negative control: the count of clients within the clip norm, 0 or 1 a client.
+
+    At a share of 1/2 its signal is 1.5 / sqrt(2.0) and more times what is claimed.
+    """
     honest = queries.MatrixFactorizationQuery.get_noised_result
 
     def uncentred(self, sample, state):
         # sum of b = clients / 2 - clipped of twice the clients that are not clipped.
         return honest(
-            self, sample._replace(clients=2 * (sample.clients - sample.clipped), clipped=0 * sample.clipped), state
+            self,
+            sample._replace(
+                clients=2 * (sample.clients - sample.clipped), clipped=0 * sample.clipped
+            ),
+            state,
         )
 
     monkeypatch.setattr(queries.MatrixFactorizationQuery, "get_noised_result", uncentred)

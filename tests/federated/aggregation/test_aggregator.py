@@ -17,7 +17,9 @@ from tests.mechanisms.registry import MECHANISMS
 
 pytestmark = pytest.mark.tensorflow
 
-TYPE = tff.to_type(collections.OrderedDict(w=tff.TensorType(np.float32, [2, 3]), b=tff.TensorType(np.float32, [])))
+TYPE = tff.to_type(
+    collections.OrderedDict(w=tff.TensorType(np.float32, [2, 3]), b=tff.TensorType(np.float32, []))
+)
 ZERO = collections.OrderedDict(w=np.zeros([2, 3], np.float32), b=np.float32(0))
 SIZE = 7
 PLAN = plan_of(IdentityMechanism(rounds=4))
@@ -25,7 +27,9 @@ ADAPTIVE = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(0.1, 0.5, 0
 
 
 def process_of(plan, value_type=TYPE, *, clients_per_round=1, noise_seed=2, **options):
-    factory = federated.dp_aggregator(plan, clients_per_round=clients_per_round, noise_seed=noise_seed, **options)
+    factory = federated.dp_aggregator(
+        plan, clients_per_round=clients_per_round, noise_seed=noise_seed, **options
+    )
     return factory.create(value_type)
 
 
@@ -44,30 +48,44 @@ def run(process, rounds, updates=(ZERO, ZERO), state=None):
 
 
 def test_zero_updates_come_out_as_the_plans_noise_also_after_a_restore():
-    """Row for row. The query and its rows are held to it over all mechanisms, in test_audit.py and noise/test_rows.py."""
+    """Row for row. The query and its rows are held to it over all mechanisms, in test_audit.py and
+    noise/test_rows.py.
+    """
     rounds, clients = 35, 4
     plan = plan_of(MECHANISMS["tree full"](rounds))
     make = lambda: process_of(plan, clients_per_round=clients)  # noqa: E731
     first, state = run(make(), 33)
     rest, _ = run(make(), 2, state=tf.nest.map_structure(np.array, state))
     expected = noise_of_sums(plan, SIZE, seed=2) / clients
-    np.testing.assert_allclose(np.concatenate([first, rest]), expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        np.concatenate([first, rest]), expected, rtol=0, atol=1e-6 * np.abs(expected).max()
+    )
 
 
 def test_as_a_weighted_factory_every_client_has_the_same_weight():
     factory = federated.dp_aggregator(
-        plan_of(IdentityMechanism(rounds=2), noise_multiplier=0.0), clients_per_round=2, noise_seed=2
+        plan_of(IdentityMechanism(rounds=2), noise_multiplier=0.0),
+        clients_per_round=2,
+        noise_seed=2,
     )
     process = tff.aggregators.as_weighted_aggregator(factory).create(TYPE, tff.to_type(np.float32))
-    updates = [collections.OrderedDict(w=np.full([2, 3], x, np.float32), b=np.float32(0)) for x in (0.01, 0.05)]
+    updates = [
+        collections.OrderedDict(w=np.full([2, 3], x, np.float32), b=np.float32(0))
+        for x in (0.01, 0.05)
+    ]
     found = process.next(process.initialize(), updates, [np.float32(1), np.float32(100)]).result
     np.testing.assert_allclose(found["w"], np.full([2, 3], 0.03), rtol=1e-6)
 
 
 def test_clips_zeroes_sums_and_divides_by_the_fixed_number():
-    process = process_of(plan_of(IdentityMechanism(rounds=2), noise_multiplier=0.0), clients_per_round=10)
+    process = process_of(
+        plan_of(IdentityMechanism(rounds=2), noise_multiplier=0.0), clients_per_round=10
+    )
     values = (0.25, 3.0, 99.0, 101.0, np.nan, -np.inf)
-    updates = [collections.OrderedDict(w=np.zeros([2, 3], np.float32), b=np.float32(value)) for value in values]
+    updates = [
+        collections.OrderedDict(w=np.zeros([2, 3], np.float32), b=np.float32(value))
+        for value in values
+    ]
     result = process.next(process.initialize(), updates).result
     assert not result["w"].any()
     assert result["b"] == pytest.approx((0.25 + 0.5 + 0.5) / 10, rel=3e-6)
@@ -120,7 +138,8 @@ def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state
     others = [each.create(TYPE) for each in copies]
     noises = [first, *(run(process, 2)[0] for process in others)]
     assert all(not np.isclose(a, b).any() for a, b in itertools.combinations(noises, 2))
-    # Negative control: the first process of another factory has the noise of the seed, where that is a number.
+    # Negative control: the first process of another factory has the noise of the seed, where that
+    # is a number.
     assert np.array_equal(run(make().create(TYPE), 2)[0], first) == (noise_seed != "os")
     # The process itself, initialised again, has noise of its own, each time.
     again = [run(one, 2)[0] for _ in range(2)]

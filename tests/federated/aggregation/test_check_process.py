@@ -28,15 +28,28 @@ def ours(clip=None, **options):
         lambda: fed_avg(ours()),
         lambda: fed_avg(ours(secure_sum=True)),
         lambda: fed_avg(ours(noise_strategy="precomputed", count_metrics=False)),
-        lambda: fed_avg(ours(clip=fedmf.QuantileClipping()).with_scaling(federated.Scaling(rule="adam"))),
-        lambda: BUILD.build_unweighted_fed_prox(model_fn, 0.1, SGD(0.1), SGD(1.0), model_aggregator=ours()),
+        lambda: fed_avg(
+            ours(clip=fedmf.QuantileClipping()).with_scaling(federated.Scaling(rule="adam"))
+        ),
+        lambda: BUILD.build_unweighted_fed_prox(
+            model_fn, 0.1, SGD(0.1), SGD(1.0), model_aggregator=ours()
+        ),
         lambda: BUILD.build_fed_sgd(
             model_fn, SGD(0.1), model_aggregator=tff.aggregators.as_weighted_aggregator(ours())
         ),
         lambda: fed_avg(tff.aggregators.clipping_factory(3.0, ours())),
         lambda: fed_avg(tff.learning.add_debug_measurements(ours())),
     ],
-    ids=["fed_avg", "secure", "precomputed", "adaptive", "fed_prox", "fed_sgd", "fixed clipping around", "debugged"],
+    ids=[
+        "fed_avg",
+        "secure",
+        "precomputed",
+        "adaptive",
+        "fed_prox",
+        "fed_sgd",
+        "fixed clipping around",
+        "debugged",
+    ],
 )
 def test_processes_whose_only_aggregation_is_ours_pass(process):
     roles = [aggregation.role for aggregation in federated.check_process(process())]
@@ -47,7 +60,10 @@ def test_processes_whose_only_aggregation_is_ours_pass(process):
 def test_the_list_names_what_is_summed():
     metrics, private = federated.check_process(fed_avg(ours()))
     assert (private.operation, private.role) == ("federated_sum", "private")
-    assert private.type == "{<record=<float64[2,1],float64[1]>,clients=int32,clipped=int32,zeroed=int32>}@CLIENTS"
+    assert (
+        private.type
+        == "{<record=<float64[2,1],float64[1]>,clients=int32,clipped=int32,zeroed=int32>}@CLIENTS"
+    )
     assert (metrics.operation, metrics.role) == ("federated_sum", "metrics")
     assert "num_examples=<int64>" in metrics.type
 
@@ -57,18 +73,27 @@ def test_the_list_names_what_is_summed():
     [
         lambda: BUILD.build_fed_sgd(model_fn, SGD(0.1), model_aggregator=ours()),
         lambda: BUILD.build_weighted_fed_avg(model_fn, SGD(0.1), SGD(1.0), model_aggregator=ours()),
-        lambda: BUILD.build_weighted_fed_prox(model_fn, 0.1, SGD(0.1), SGD(1.0), model_aggregator=ours()),
+        lambda: BUILD.build_weighted_fed_prox(
+            model_fn, 0.1, SGD(0.1), SGD(1.0), model_aggregator=ours()
+        ),
     ],
     ids=["fed_sgd", "fed_avg", "fed_prox"],
 )
 def test_processes_with_weights_say_how_to_pass_it(build):
-    with pytest.raises(TypeError, match=r"pass tff.aggregators.as_weighted_aggregator\(dp_aggregator\(...\)\)"):
+    with pytest.raises(
+        TypeError, match=r"pass tff.aggregators.as_weighted_aggregator\(dp_aggregator\(...\)\)"
+    ):
         build()
 
 
 def test_mime_is_refused():
-    process = BUILD.build_unweighted_mime_lite(model_fn, SGD(0.1, momentum=0.9), SGD(1.0), model_aggregator=ours())
-    with pytest.raises(ValueError, match=r"process has a federated_sum of \{<float32\[2,1\],float32\[1\]>\}@CLIENTS"):
+    process = BUILD.build_unweighted_mime_lite(
+        model_fn, SGD(0.1, momentum=0.9), SGD(1.0), model_aggregator=ours()
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"process has a federated_sum of \{<float32\[2,1\],float32\[1\]>\}@CLIENTS",
+    ):
         federated.check_process(process)
 
 
@@ -76,7 +101,11 @@ def test_two_releases_of_one_round_are_refused():
     """Each is clipped and noised, but both together have twice the rho that the plan states."""
     factory = ours()
     process = BUILD.build_unweighted_mime_lite(
-        model_fn, SGD(0.1, momentum=0.9), SGD(1.0), model_aggregator=factory, full_gradient_aggregator=factory
+        model_fn,
+        SGD(0.1, momentum=0.9),
+        SGD(1.0),
+        model_aggregator=factory,
+        full_gradient_aggregator=factory,
     )
     with pytest.raises(ValueError, match="process releases 2 clipped and noised sums"):
         federated.check_process(process)
@@ -93,7 +122,12 @@ QUANTILE = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(0.1, 0.5, 0
         lambda: tff.aggregators.UnweightedMeanFactory(value_sum_factory=ours()),
         lambda: tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(1.0, 2.0, 1.0),
     ],
-    ids=["clip norm of the clients", "zeroing norm of the clients", "mean over those that came", "other noise"],
+    ids=[
+        "clip norm of the clients",
+        "zeroing norm of the clients",
+        "mean over those that came",
+        "other noise",
+    ],
 )
 def test_what_is_put_around_ours_or_in_its_place_is_refused(factory):
     with pytest.raises(ValueError, match=EXACT):
@@ -106,7 +140,8 @@ def test_without_our_aggregator_there_is_nothing_to_check():
     with pytest.raises(TypeError, match="process=3"):
         federated.check_process(3)
     local = tff.templates.IterativeProcess(
-        tff.tensorflow.computation(lambda: 0), tff.tensorflow.computation(lambda s, x: (s, x), np.int32, np.float32)
+        tff.tensorflow.computation(lambda: 0),
+        tff.tensorflow.computation(lambda s, x: (s, x), np.int32, np.float32),
     )
     with pytest.raises(ValueError, match="no aggregation of fedmf"):
         federated.check_process(local)

@@ -18,7 +18,9 @@ TINY = float(np.finfo(np.float32).tiny)
 
 
 def exact(leaves):
-    """All entries as Python floats, which hold every value of every dtype; by numpy, for which subnormal numbers are numbers."""
+    """All entries as Python floats, which hold every value of every dtype; by numpy, for which
+    subnormal numbers are numbers.
+    """
     return [x for leaf in leaves for x in leaf.numpy().astype(np.float64).ravel().tolist()]
 
 
@@ -34,11 +36,28 @@ def norm(values):
 def clip():
     """zero_and_clip in a graph, as TFF and tf.function run it; one trace for each structure."""
     function = tf.function(lambda record, c, z: zero_and_clip(record, clip_norm=c, zeroing_norm=z))
-    return lambda record, c, z: function(record, tf.constant(c, tf.float64), tf.constant(z, tf.float64))
+    return lambda record, c, z: function(
+        record, tf.constant(c, tf.float64), tf.constant(z, tf.float64)
+    )
 
 
-# 70 numbers whose binary exponents lie anywhere between two ends, and a few ends of ranges among them.
-SPECIAL = [0.0, -0.0, 1.0, TINY, TINY / 4, 1e-45, 3.4e38, -1.7e308, 65504.0, 6e-8, math.inf, -math.inf, math.nan]
+# 70 numbers whose binary exponents lie anywhere between two ends, and a few ends of ranges among
+# them.
+SPECIAL = [
+    0.0,
+    -0.0,
+    1.0,
+    TINY,
+    TINY / 4,
+    1e-45,
+    3.4e38,
+    -1.7e308,
+    65504.0,
+    6e-8,
+    math.inf,
+    -math.inf,
+    math.nan,
+]
 
 
 @st.composite
@@ -46,7 +65,9 @@ def numbers(draw):
     low, high = sorted([draw(st.integers(-1074, 1022)), draw(st.integers(-160, 140))])
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     values = rng.uniform(-2, 2, 70) * 2.0 ** rng.integers(low, high, 70, endpoint=True)
-    for position, value in draw(st.dictionaries(st.integers(0, 69), st.sampled_from(SPECIAL), max_size=3)).items():
+    for position, value in draw(
+        st.dictionaries(st.integers(0, 69), st.sampled_from(SPECIAL), max_size=3)
+    ).items():
         values[position] = value
     return values
 
@@ -63,7 +84,9 @@ MIXED = [
 @pytest.mark.parametrize("scale", [1e-30, 0.1, 1.0, 30.0, 1e30])
 def test_compiled_by_xla_the_bound_is_the_same(scale):
     """XLA has no kernel for TensorFlow's own norm on CPU, and may add in another order."""
-    compiled = tf.function(lambda x: zero_and_clip([x], clip_norm=1.0, zeroing_norm=100.0), jit_compile=True)
+    compiled = tf.function(
+        lambda x: zero_and_clip([x], clip_norm=1.0, zeroing_norm=100.0), jit_compile=True
+    )
     x = scale * np.random.default_rng(1).uniform(-1, 1, 10_007).astype(np.float32)
     out = compiled(tf.constant(x))
     assert norm(exact(out.record)) <= 1
@@ -84,15 +107,22 @@ def test_compiled_by_xla_the_bound_is_the_same(scale):
 @example(values=[-0.0] * 70, dtypes=("float32", "float64"), clip_norm=1e-15, limit=math.inf)
 @example(values=[1.7e308] * 70, dtypes=("float64", "float64"), clip_norm=1.0, limit=math.inf)
 @example(values=[3.4e38] * 70, dtypes=("float32", "float64"), clip_norm=1.0, limit=math.inf)
-@example(values=[1.0] * 69 + [math.nan], dtypes=("float16", "bfloat16"), clip_norm=1.0, limit=math.inf)
+@example(
+    values=[1.0] * 69 + [math.nan], dtypes=("float16", "bfloat16"), clip_norm=1.0, limit=math.inf
+)
 def test_no_record_is_longer_than_the_clip_norm(clip, values, dtypes, clip_norm, limit):
     values = np.array(values)
-    # 66 and 4: whole chunks, a rest, and a leaf that is only a rest; beside them a scalar and an empty leaf.
+    # 66 and 4: whole chunks, a rest, and a leaf that is only a rest; beside them a scalar and an
+    # empty leaf.
     leaves = [
         tf.cast(tf.constant(values[:66].reshape(11, 6)), dtypes[0]),
         tf.cast(tf.constant(values[66:69]), dtypes[1]),
     ]
-    given_record = {"a": leaves[0], "b": [leaves[1], tf.zeros([2, 0], dtypes[1])], "c": tf.cast(values[69], dtypes[0])}
+    given_record = {
+        "a": leaves[0],
+        "b": [leaves[1], tf.zeros([2, 0], dtypes[1])],
+        "c": tf.cast(values[69], dtypes[0]),
+    }
     out = clip(given_record, clip_norm, limit)
     before, after = exact(tf.nest.flatten(given_record)), exact(tf.nest.flatten(out.record))
     size = max(abs(x) for x in before)
@@ -108,7 +138,8 @@ def test_no_record_is_longer_than_the_clip_norm(clip, values, dtypes, clip_norm,
         assert after == [0.0] * len(after)
         assert clipped == 0
     elif norm(before) <= clip_norm * (1 - 2 * ROUNDING_MARGIN):
-        # Unchanged to the bit, but that TensorFlow may take numbers below float32's normal range for 0.
+        # Unchanged to the bit, but that TensorFlow may take numbers below float32's normal range
+        # for 0.
         assert clipped == 0
         assert all(a == b or (a == 0 and abs(b) < TINY) for a, b in zip(after, before, strict=True))
     elif norm(before) > clip_norm:
@@ -136,7 +167,9 @@ def test_without_the_margin_rounding_lifts_records_over_the_clip_norm(monkeypatc
             exact(
                 [
                     zero_and_clip(
-                        [tf.constant(rng.standard_normal(99), tf.float32)], clip_norm=1.0, zeroing_norm=1e9
+                        [tf.constant(rng.standard_normal(99), tf.float32)],
+                        clip_norm=1.0,
+                        zeroing_norm=1e9,
                     ).record[0]
                 ]
             )

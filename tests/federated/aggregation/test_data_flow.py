@@ -1,4 +1,6 @@
-"""Processes of few lines: a sum of clipped updates with noise, and something beside it, before it or behind it."""
+"""Processes of few lines: a sum of clipped updates with noise, and something beside it, before it
+or behind it.
+"""
 
 import collections
 
@@ -32,19 +34,25 @@ def count_of_clients():
 
 
 def in_order(first, second, *more):
-    return tff.federated_zip(collections.OrderedDict(zip("abcd", (first, second, *more), strict=False)))
+    return tff.federated_zip(
+        collections.OrderedDict(zip("abcd", (first, second, *more), strict=False))
+    )
 
 
 def output(state, result, measurements=None):
     nothing = tff.federated_value((), tff.SERVER)
-    return tff.templates.MeasuredProcessOutput(state, result, nothing if measurements is None else measurements)
+    return tff.templates.MeasuredProcessOutput(
+        state, result, nothing if measurements is None else measurements
+    )
 
 
 class Parts:
     """The query's methods as TFF computations."""
 
     def __init__(self, plan=PLAN):
-        self.query = query = federated.MatrixFactorizationQuery(plan, tf.TensorSpec([3], tf.float32), noise_seed=1)
+        self.query = query = federated.MatrixFactorizationQuery(
+            plan, tf.TensorSpec([3], tf.float32), noise_seed=1
+        )
         computation = tff.tensorflow.computation
         self.initial = computation(query.initial_global_state)
         self.state = self.initial.type_signature.result
@@ -53,10 +61,14 @@ class Parts:
         self.clip = computation(query.preprocess_record, kind, RECORD)
         self.sample = self.clip.type_signature.result
         self.noise = computation(query.get_noised_result, self.sample, self.state)
-        self.initialize = tff.federated_computation(lambda: tff.federated_eval(self.initial, tff.SERVER))
+        self.initialize = tff.federated_computation(
+            lambda: tff.federated_eval(self.initial, tff.SERVER)
+        )
 
     def clipped(self, state, updates):
-        return tff.federated_map(self.clip, (tff.federated_broadcast(tff.federated_map(self.params, state)), updates))
+        return tff.federated_map(
+            self.clip, (tff.federated_broadcast(tff.federated_map(self.params, state)), updates)
+        )
 
     def noised(self, total, state):
         """(next state, result)."""
@@ -64,9 +76,13 @@ class Parts:
         return after, result
 
     def on_samples(self, change):
-        return lambda samples: tff.federated_map(tff.tensorflow.computation(change, self.sample), samples)
+        return lambda samples: tff.federated_map(
+            tff.tensorflow.computation(change, self.sample), samples
+        )
 
-    def one_round(self, state, updates, between=lambda samples: samples, behind=lambda total: total):
+    def one_round(
+        self, state, updates, between=lambda samples: samples, behind=lambda total: total
+    ):
         """(next state, result, sum), with something between clipping and sum, or behind the sum."""
         total = behind(tff.federated_sum(between(self.clipped(state, updates))))
         return *self.noised(total, state), total
@@ -78,7 +94,10 @@ def parts():
 
 
 def by_hand(body, initialize, kind=tff.templates.MeasuredProcess):
-    return kind(initialize, tff.federated_computation(body, initialize.type_signature.result, at_clients(RECORD)))
+    return kind(
+        initialize,
+        tff.federated_computation(body, initialize.type_signature.result, at_clients(RECORD)),
+    )
 
 
 def computed(function, *values):
@@ -110,7 +129,9 @@ def _constant_params(parts):
     query = parts.query
 
     def clip(update):
-        return query.preprocess_record(query.derive_sample_params(query.initial_global_state()), update)
+        return query.preprocess_record(
+            query.derive_sample_params(query.initial_global_state()), update
+        )
 
     def one_round(state, updates):
         samples = tff.federated_map(tff.tensorflow.computation(clip, RECORD), updates)
@@ -136,7 +157,9 @@ def _model_in_the_state(parts):
 def _sums_part_by_part(parts):
     def one_round(state, updates):
         sample = parts.clipped(state, updates)
-        sums = tuple(map(tff.federated_sum, (sample.record, sample.clients, sample.clipped, sample.zeroed)))
+        sums = tuple(
+            map(tff.federated_sum, (sample.record, sample.clients, sample.clipped, sample.zeroed))
+        )
         return output(*parts.noised(sample_of(*sums), state))
 
     return by_hand(one_round, parts.initialize)
@@ -145,7 +168,9 @@ def _sums_part_by_part(parts):
 def _exact_metrics(parts):
     def one_round(state, updates):
         after, result, total = parts.one_round(state, updates)
-        return output(after, result, in_order(count_of_clients(), tff.federated_mean(updates), total.clipped))
+        return output(
+            after, result, in_order(count_of_clients(), tff.federated_mean(updates), total.clipped)
+        )
 
     return by_hand(one_round, parts.initialize)
 
@@ -174,11 +199,13 @@ def _around(process):
         _sums_part_by_part,
         _exact_metrics,
         _state_and_result,
-        lambda parts: _around(federated.dp_aggregator(PLAN, clients_per_round=2, noise_seed=1).create(RECORD)),
-        lambda parts: tff.aggregators.DifferentiallyPrivateFactory(parts.query).create(RECORD),
-        lambda parts: tff.aggregators.DifferentiallyPrivateFactory(tfp.NormalizedQuery(parts.query, 7.0)).create(
-            RECORD
+        lambda parts: _around(
+            federated.dp_aggregator(PLAN, clients_per_round=2, noise_seed=1).create(RECORD)
         ),
+        lambda parts: tff.aggregators.DifferentiallyPrivateFactory(parts.query).create(RECORD),
+        lambda parts: tff.aggregators.DifferentiallyPrivateFactory(
+            tfp.NormalizedQuery(parts.query, 7.0)
+        ).create(RECORD),
     ],
 )
 def test_other_ways_to_the_one_noised_sum_pass(build, parts):
@@ -189,7 +216,9 @@ REFUSED = []
 
 
 def refused(match):
-    """For a function of the query's parts, the query's state and the clients' updates that returns what a process's next does."""
+    """For a function of the query's parts, the query's state and the clients' updates that returns
+    what a process's next does.
+    """
 
     def keep(one_round):
         REFUSED.append(pytest.param(one_round, match, id=one_round.__name__))
@@ -210,7 +239,9 @@ def largest(parts, state, updates):
 
 @refused(NOT_THE_SUM)
 def sum_by_another_operation(parts, state, updates):
-    add = tff.tensorflow.computation(lambda a, b: tf.nest.map_structure(tf.add, a, b), parts.sample, parts.sample)
+    add = tff.tensorflow.computation(
+        lambda a, b: tf.nest.map_structure(tf.add, a, b), parts.sample, parts.sample
+    )
     same = tff.tensorflow.computation(lambda a: a, parts.sample)
     zero = tff.tensorflow.computation(lambda: parts.query.initial_sample_state())()
     total = tff.federated_aggregate(parts.clipped(state, updates), zero, add, add, same)
@@ -220,7 +251,9 @@ def sum_by_another_operation(parts, state, updates):
 @refused(NOT_THE_SUM)
 def forged_sample(parts, state, updates):
     def forge(update):
-        return QuerySample(tf.cast(update, tf.float64), tf.constant(1), tf.constant(0), tf.constant(0))
+        return QuerySample(
+            tf.cast(update, tf.float64), tf.constant(1), tf.constant(0), tf.constant(0)
+        )
 
     forged = tff.federated_map(tff.tensorflow.computation(forge, RECORD), updates)
     return output(*parts.noised(tff.federated_sum(forged), state))
@@ -246,14 +279,18 @@ def times_100_in_the_graph_of_clipping(parts, state, updates):
 
 @refused(NOT_THE_SUM)
 def two_samples_of_a_client(parts, state, updates):
-    add = tff.tensorflow.computation(lambda a, b: tf.nest.map_structure(tf.add, a, b), parts.sample, parts.sample)
+    add = tff.tensorflow.computation(
+        lambda a, b: tf.nest.map_structure(tf.add, a, b), parts.sample, parts.sample
+    )
     samples = tff.federated_map(add, (parts.clipped(state, updates), parts.clipped(state, updates)))
     return output(*parts.noised(tff.federated_sum(samples), state))
 
 
 @refused(NOT_THE_SUM)
 def sum_divided_by_who_came(parts, state, updates):
-    behind = parts.on_samples(lambda s: s._replace(record=s.record / tf.cast(s.clients, s.record.dtype)))
+    behind = parts.on_samples(
+        lambda s: s._replace(record=s.record / tf.cast(s.clients, s.record.dtype))
+    )
     return output(*parts.one_round(state, updates, behind=behind)[:2])
 
 
@@ -328,7 +365,10 @@ def secure_sum_beside_the_noise(parts, state, updates):
 @refused(EXACT)
 def metrics_by_name_in_the_result(parts, state, updates):
     after, result, total = parts.one_round(state, updates)
-    return output(after, collections.OrderedDict(model=result, metrics=total.record, measurements=total.clients))
+    return output(
+        after,
+        collections.OrderedDict(model=result, metrics=total.record, measurements=total.clients),
+    )
 
 
 @refused("measures its clipped updates, or their sum, without noise")
@@ -365,7 +405,9 @@ def mean_subtracted_before_clipping(parts, state, updates):
 
 @refused("clips updates that depend on a federated_sum")
 def clipped_after_the_sum(parts, state, updates):
-    total = tff.federated_map(parts.clip, (tff.federated_map(parts.params, state), tff.federated_sum(updates)))
+    total = tff.federated_map(
+        parts.clip, (tff.federated_map(parts.params, state), tff.federated_sum(updates))
+    )
     return output(*parts.noised(total, state))
 
 
@@ -373,8 +415,12 @@ def clipped_after_the_sum(parts, state, updates):
 def twice_the_clip_norm(parts, state, updates):
     kind = parts.params.type_signature.result
     double = tff.tensorflow.computation(lambda p: p._replace(clip_norm=2 * p.clip_norm), kind)
-    params = tff.federated_broadcast(tff.federated_map(double, tff.federated_map(parts.params, state)))
-    return output(*parts.noised(tff.federated_sum(tff.federated_map(parts.clip, (params, updates))), state))
+    params = tff.federated_broadcast(
+        tff.federated_map(double, tff.federated_map(parts.params, state))
+    )
+    return output(
+        *parts.noised(tff.federated_sum(tff.federated_map(parts.clip, (params, updates))), state)
+    )
 
 
 @refused(ANOTHER_STATE)
@@ -412,8 +458,14 @@ def test_it_is_refused(one_round, match, parts):
 @pytest.mark.parametrize(
     ("body", "match"),
     [
-        (lambda after, result, total, updates: (after, {"metrics": tff.federated_mean(updates)}), EXACT),
-        (lambda after, result, total, updates: (after, result, updates), "returns values of single clients"),
+        (
+            lambda after, result, total, updates: (after, {"metrics": tff.federated_mean(updates)}),
+            EXACT,
+        ),
+        (
+            lambda after, result, total, updates: (after, result, updates),
+            "returns values of single clients",
+        ),
     ],
     ids=["metrics by name", "the clients' values"],
 )
@@ -456,10 +508,16 @@ class Inner(tff.aggregators.UnweightedAggregationFactory):
 
     def create(self, value_type):
         def on(change, value):
-            return value if change is None else tff.federated_map(tff.tensorflow.computation(change, value_type), value)
+            return (
+                value
+                if change is None
+                else tff.federated_map(tff.tensorflow.computation(change, value_type), value)
+            )
 
         def zeros():
-            return tff.types.structure_from_tensor_type_tree(lambda t: tf.zeros(t.shape, t.dtype), value_type)
+            return tff.types.structure_from_tensor_type_tree(
+                lambda t: tf.zeros(t.shape, t.dtype), value_type
+            )
 
         @tff.federated_computation
         def initialize():
@@ -483,7 +541,13 @@ class Inner(tff.aggregators.UnweightedAggregationFactory):
         (Inner(before=lambda s: s._replace(record=tf.round(8 * s.record) / 8)), NOT_THE_SUM),
         (Inner(after=lambda s: s._replace(record=s.record / tf.norm(s.record))), NOT_THE_SUM),
     ],
-    ids=["keeps the sum", "measures the sum", "multiplies", "quantises", "divides by what the data say"],
+    ids=[
+        "keeps the sum",
+        "measures the sum",
+        "multiplies",
+        "quantises",
+        "divides by what the data say",
+    ],
 )
 def test_a_sum_within_the_factory_that_does_more_is_refused(inner, match, parts):
     factory = tff.aggregators.DifferentiallyPrivateFactory(parts.query, inner)
@@ -493,4 +557,7 @@ def test_a_sum_within_the_factory_that_does_more_is_refused(inner, match, parts)
 
 def test_a_sum_within_the_factory_that_does_no_more_passes(parts):
     factory = tff.aggregators.DifferentiallyPrivateFactory(parts.query, Inner())
-    assert [found.role for found in federated.check_process(factory.create(RECORD))] == ["private", "metrics"]
+    assert [found.role for found in federated.check_process(factory.create(RECORD))] == [
+        "private",
+        "metrics",
+    ]

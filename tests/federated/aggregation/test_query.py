@@ -19,7 +19,9 @@ ROUNDS = 5
 def make_query(specs=None, *, noise_multiplier=1.0, zeroing_norm=100.0, noise_seed=1, **options):
     specs = {"a": tf.TensorSpec([2, 3]), "b": tf.TensorSpec([])} if specs is None else specs
     plan = plan_of(MECHANISMS["banded"](ROUNDS), clip_norm=1.0, noise_multiplier=noise_multiplier)
-    return federated.MatrixFactorizationQuery(plan, specs, noise_seed=noise_seed, zeroing_norm=zeroing_norm, **options)
+    return federated.MatrixFactorizationQuery(
+        plan, specs, noise_seed=noise_seed, zeroing_norm=zeroing_norm, **options
+    )
 
 
 def preprocess(query, record):
@@ -35,7 +37,9 @@ def add_up(query, records):
 
 
 def flat(record):
-    return np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in tf.nest.flatten(record)] or [np.zeros(0)])
+    return np.concatenate(
+        [np.ravel(leaf).astype(np.float64) for leaf in tf.nest.flatten(record)] or [np.zeros(0)]
+    )
 
 
 def rows(query, size, seed=1):
@@ -43,20 +47,29 @@ def rows(query, size, seed=1):
 
 
 def operations(mechanism, strategy):
-    """How often each operation is in the graph of a round's result, functions that it calls included."""
+    """How often each operation is in the graph of a round's result, functions that it calls
+    included.
+    """
     query = federated.MatrixFactorizationQuery(
         plan_of(mechanism), tf.TensorSpec([7]), noise_seed=1, noise_strategy=strategy
     )
     states = query.initial_sample_state(), query.initial_global_state()
-    result = tf.function(lambda *states: query.get_noised_result(*states)[:2]).get_concrete_function(*states)
+    result = tf.function(
+        lambda *states: query.get_noised_result(*states)[:2]
+    ).get_concrete_function(*states)
     graph = result.graph.as_graph_def()
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    nodes = [
+        *graph.node,
+        *(node for function in graph.library.function for node in function.node_def),
+    ]
     return collections.Counter(node.op for node in nodes)
 
 
 @pytest.mark.parametrize(("strategy", "same"), [("precomputed", True), ("recurrent", False)])
 def test_a_row_that_is_handed_in_costs_every_mechanism_the_same(strategy, same):
-    """What one mechanism adds to a round in TFF then all of them add; benchmarks/aggregator.py measures one."""
+    """What one mechanism adds to a round in TFF then all of them add; benchmarks/aggregator.py
+    measures one.
+    """
     one, other = (operations(MECHANISMS[name](12), strategy) for name in ("identity", "banded"))
     assert (one == other) == same
 
@@ -68,7 +81,8 @@ def test_zeroing_comes_before_clipping(zeroing_norm, length):
     assert np.linalg.norm(flat(clipped)) == pytest.approx(length, rel=2e-6)
 
 
-# TensorFlow Privacy's expectations of a query: its documentation of DPQuery, the tests of its own queries, and its wrappers.
+# TensorFlow Privacy's expectations of a query: its documentation of DPQuery, the tests of its own
+# queries, and its wrappers.
 
 STRUCTURES = {
     "tensor": tf.TensorSpec([3]),
@@ -76,29 +90,44 @@ STRUCTURES = {
     "list": [tf.TensorSpec([3]), tf.TensorSpec([])],
     "nested": (
         tf.TensorSpec([0]),
-        collections.OrderedDict(x=[tf.TensorSpec([2, 2], tf.float64)], y=tf.TensorSpec([3], tf.bfloat16)),
+        collections.OrderedDict(
+            x=[tf.TensorSpec([2, 2], tf.float64)], y=tf.TensorSpec([3], tf.bfloat16)
+        ),
     ),
 }
 
 
 def filled(specs, value):
-    return tf.nest.map_structure(lambda spec: tf.cast(tf.fill(spec.shape, value), spec.dtype), specs)
+    return tf.nest.map_structure(
+        lambda spec: tf.cast(tf.fill(spec.shape, value), spec.dtype), specs
+    )
 
 
-@pytest.mark.parametrize(("kind", "in_graph"), [*((kind, False) for kind in STRUCTURES), ("nested", True)])
+@pytest.mark.parametrize(
+    ("kind", "in_graph"), [*((kind, False) for kind in STRUCTURES), ("nested", True)]
+)
 def test_a_sample_is_summed_and_noised_as_tensorflow_privacy_does_it(kind, in_graph):
     specs = STRUCTURES[kind]
     query = make_query(specs)
     size = flat(filled(specs, 0.0)).size
-    one_round = lambda state: test_utils.run_query(query, [filled(specs, v) for v in (0.25, -0.125, 7.0)], state)  # noqa: E731
+
+    def one_round(state):
+        return test_utils.run_query(query, [filled(specs, v) for v in (0.25, -0.125, 7.0)], state)
+
     one_round = tf.function(one_round) if in_graph else one_round
     state = query.initial_global_state()
     for t in range(ROUNDS):
         result, state = one_round(state)
-        tf.nest.map_structure(lambda leaf, spec: leaf.shape.assert_is_compatible_with(spec.shape), result, specs)
-        assert [leaf.dtype for leaf in tf.nest.flatten(result)] == [leaf.dtype for leaf in tf.nest.flatten(specs)]
+        tf.nest.map_structure(
+            lambda leaf, spec: leaf.shape.assert_is_compatible_with(spec.shape), result, specs
+        )
+        assert [leaf.dtype for leaf in tf.nest.flatten(result)] == [
+            leaf.dtype for leaf in tf.nest.flatten(specs)
+        ]
         length = np.sqrt(size)
-        expected = min(0.25, 1 / length) - min(0.125, 1 / length) + 1 / length + rows(query, size)[t]
+        expected = (
+            min(0.25, 1 / length) - min(0.125, 1 / length) + 1 / length + rows(query, size)[t]
+        )
         half = 2.0**-8 if any(leaf.dtype == tf.bfloat16 for leaf in tf.nest.flatten(specs)) else 0
         np.testing.assert_allclose(flat(result), expected, rtol=half, atol=1e-5)
     with pytest.raises(tf.errors.InvalidArgumentError, match="planned for rounds=5"):
@@ -113,9 +142,16 @@ def test_sample_states_merge_and_take_templates(specs):
     merged = query.merge_sample_states(add_up(query, records[:1]), add_up(query, records[1:]))
     tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), merged, whole)
     assert (int(whole.clients), int(whole.zeroed)) == (3, 1)
-    for template in (specs, filled(specs, 1.0), tf.nest.map_structure(lambda spec: np.zeros(spec.shape), specs)):
+    for template in (
+        specs,
+        filled(specs, 1.0),
+        tf.nest.map_structure(lambda spec: np.zeros(spec.shape), specs),
+    ):
         tf.nest.map_structure(
-            lambda a, b: (np.testing.assert_array_equal(a, b), a.dtype == b.dtype or pytest.fail("dtype")),
+            lambda a, b: (
+                np.testing.assert_array_equal(a, b),
+                a.dtype == b.dtype or pytest.fail("dtype"),
+            ),
             query.initial_sample_state(template),
             query.initial_sample_state(),
         )
@@ -128,7 +164,9 @@ def test_the_global_state_is_a_structure_of_tensors_and_params_hold_nothing_of_i
     assert type(again) is type(state)
     _, after, event = query.get_noised_result(query.initial_sample_state(), again)
     tf.nest.map_structure(lambda a, b: a.shape.assert_is_compatible_with(b.shape), after, state)
-    assert [leaf.dtype for leaf in tf.nest.flatten(after)] == [leaf.dtype for leaf in tf.nest.flatten(state)]
+    assert [leaf.dtype for leaf in tf.nest.flatten(after)] == [
+        leaf.dtype for leaf in tf.nest.flatten(state)
+    ]
     clip_norm, zeroing_norm, scales = query.derive_sample_params(after)
     assert (float(clip_norm), float(zeroing_norm), scales) == (1.0, 100.0, ())
     # One event for the whole run; those of rounds do not compose.
@@ -146,13 +184,20 @@ def test_inside_a_normalized_query():
 
 def test_inside_a_nested_query():
     parts = collections.OrderedDict(
-        a=make_query(tf.TensorSpec([2]), noise_seed=1), b=make_query([tf.TensorSpec([])] * 2, noise_seed=2)
+        a=make_query(tf.TensorSpec([2]), noise_seed=1),
+        b=make_query([tf.TensorSpec([])] * 2, noise_seed=2),
     )
     nested = nested_query.NestedSumQuery(parts)
-    record = collections.OrderedDict(a=tf.constant([3.0, 4.0]), b=[tf.constant(0.1), tf.constant(0.2)])
+    record = collections.OrderedDict(
+        a=tf.constant([3.0, 4.0]), b=[tf.constant(0.1), tf.constant(0.2)]
+    )
     result, state = test_utils.run_query(nested, [record])
-    np.testing.assert_allclose(result["a"], np.array([0.6, 0.8]) + rows(parts["a"], 2, seed=1)[0], atol=1e-5)
-    np.testing.assert_allclose(result["b"], np.array([0.1, 0.2]) + rows(parts["b"], 2, seed=2)[0], atol=1e-5)
+    np.testing.assert_allclose(
+        result["a"], np.array([0.6, 0.8]) + rows(parts["a"], 2, seed=1)[0], atol=1e-5
+    )
+    np.testing.assert_allclose(
+        result["b"], np.array([0.1, 0.2]) + rows(parts["b"], 2, seed=2)[0], atol=1e-5
+    )
     assert int(nested.derive_metrics(state)["a/rounds_done"]) == 1
 
 
@@ -165,8 +210,12 @@ def test_metrics_are_those_of_the_last_round():
     query = make_query(tf.TensorSpec([2]))
     state = query.initial_global_state()
     for t, values in enumerate(([0.1, 5.0, 5.0, np.inf], [], [101.0, 0.0])):
-        _, state, _ = query.get_noised_result(add_up(query, [tf.constant([v, 0.0]) for v in values]), state)
-        metrics = {name: value.numpy().item() for name, value in query.derive_metrics(state).items()}
+        _, state, _ = query.get_noised_result(
+            add_up(query, [tf.constant([v, 0.0]) for v in values]), state
+        )
+        metrics = {
+            name: value.numpy().item() for name, value in query.derive_metrics(state).items()
+        }
         assert metrics == {
             "rounds_done": t + 1,
             "noise_stddev": pytest.approx(query.plan.stddev),
@@ -174,7 +223,10 @@ def test_metrics_are_those_of_the_last_round():
             "clip_fraction": (0.5, 0.0, 0.0)[t],
             "zeroed": (1, 0, 1)[t],
         }
-    assert set(make_query(count_metrics=False).derive_metrics(state)) == {"rounds_done", "noise_stddev"}
+    assert set(make_query(count_metrics=False).derive_metrics(state)) == {
+        "rounds_done",
+        "noise_stddev",
+    }
 
 
 @pytest.mark.parametrize("clients", [0, 1, 40])
@@ -183,7 +235,9 @@ def test_the_divisor_is_fixed_whoever_takes_part(clients):
     state = query.initial_global_state()
     sample = add_up(query, [tf.constant([0.25, 0.0])] * clients)
     result, _, _ = query.get_noised_result(sample, state)
-    np.testing.assert_allclose(result, (np.array([0.25 * clients, 0]) + rows(query, 2)[0]) / 10, atol=1e-6)
+    np.testing.assert_allclose(
+        result, (np.array([0.25 * clients, 0]) + rows(query, 2)[0]) / 10, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
@@ -201,7 +255,9 @@ def test_half_precision_is_rounded_once_after_the_sum(dtype):
 
 
 def test_one_client_beside_many_moves_the_sum_by_what_it_sends():
-    """In float32 it decides how the sums after it are rounded, and moves them by several times as much."""
+    """In float32 it decides how the sums after it are rounded, and moves them by several times as
+    much.
+    """
     query = make_query(tf.TensorSpec([1]), noise_multiplier=0.0)
     many = add_up(query, [tf.constant([1.0])])
     for _ in range(14):
@@ -209,7 +265,9 @@ def test_one_client_beside_many_moves_the_sum_by_what_it_sends():
     one, rest = 1e-3, [2.0**-10] * 64  # half a step of float32 at 2^14
     sums, control = [], []
     for sent in ([one, *rest], rest):
-        total = query.merge_sample_states(many, add_up(query, [tf.constant([value]) for value in sent[:1]]))
+        total = query.merge_sample_states(
+            many, add_up(query, [tf.constant([value]) for value in sent[:1]])
+        )
         single = np.float32(2**14) + np.float32(sent[0])
         for value in sent[1:]:
             total = query.merge_sample_states(total, add_up(query, [tf.constant([value])]))
@@ -231,7 +289,9 @@ def test_entries_may_be_rounded_by_as_much_as_is_said():
     )
     assert lower <= 1 < upper
     for wrong in (0.9, -1e-9):
-        with pytest.raises(ValueError, match=f"entry_rounding={wrong} leaves nothing of clip_norm=1.0"):
+        with pytest.raises(
+            ValueError, match=f"entry_rounding={wrong} leaves nothing of clip_norm=1.0"
+        ):
             query.with_entry_rounding(wrong)
 
 
@@ -273,13 +333,18 @@ def test_records_of_other_shapes_are_refused():
 
 def test_entries_of_other_dtypes_are_refused():
     records = {dtype.name: tf.ones([2], dtype) for dtype in (tf.float64, tf.complex64, tf.int32)}
-    for kind, record in (records | {"complex128": np.array([1j, 0.0]), "string": np.array(["1", "2"])}).items():
-        with pytest.raises(TypeError, match=f"a leaf of dtype {kind} where the query was made for float32"):
+    for kind, record in (
+        records | {"complex128": np.array([1j, 0.0]), "string": np.array(["1", "2"])}
+    ).items():
+        with pytest.raises(
+            TypeError, match=f"a leaf of dtype {kind} where the query was made for float32"
+        ):
             preprocess(make_query(tf.TensorSpec([2])), record)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "wider"), [(tf.float16, tf.float32), (tf.bfloat16, tf.float32), (tf.float32, tf.float64)]
+    ("dtype", "wider"),
+    [(tf.float16, tf.float32), (tf.bfloat16, tf.float32), (tf.float32, tf.float64)],
 )
 def test_what_fits_into_the_dtype_of_the_specs_is_widened(dtype, wider):
     record = tf.constant([0.5, 0.25], dtype)
@@ -307,18 +372,30 @@ SIMULATING = BANDED.simulating(simulated=10, claimed=1000)
         ({"record_specs": [tf.TensorSpec([0])]}, ValueError, "has no entries"),
         ({"divisor": 0}, ValueError, "divisor=0"),
         ({"plan": plan_of(BANDED.mechanism, clip_norm=1e-21)}, ValueError, "plan.clip_norm=1e-21"),
-        ({"plan": SIMULATING, "divisor": 11}, ValueError, "divisor=11 but the plan simulates 10 records .* for 1000"),
-        ({"plan": SIMULATING, "divisor": 1000}, ValueError, "divisor=1000 but the plan simulates 10 records"),
+        (
+            {"plan": SIMULATING, "divisor": 11},
+            ValueError,
+            "divisor=11 but the plan simulates 10 records .* for 1000",
+        ),
+        (
+            {"plan": SIMULATING, "divisor": 1000},
+            ValueError,
+            "divisor=1000 but the plan simulates 10 records",
+        ),
     ],
 )
 def test_refusals_name_the_argument(change, error, words):
     arguments = {"plan": BANDED, "record_specs": tf.TensorSpec([2]), "noise_seed": 1} | change
     with pytest.raises(error, match=words):
-        federated.MatrixFactorizationQuery(arguments.pop("plan"), arguments.pop("record_specs"), **arguments)
+        federated.MatrixFactorizationQuery(
+            arguments.pop("plan"), arguments.pop("record_specs"), **arguments
+        )
 
 
 def test_nothing_of_a_float64_sum_is_finer_than_the_noise():
-    """Noise in float32 has no digits of its own below its rounding: those of the sum would come out bare."""
+    """Noise in float32 has no digits of its own below its rounding: those of the sum would come out
+    bare.
+    """
     specs = tf.TensorSpec([4], tf.float64)
     others = np.array([0.1, 0.2, 0.3, 0.4])
 

@@ -1,4 +1,6 @@
-"""Scale then privatise: what is privatised never exceeds the clip norm, and the scales know nothing but what was released."""
+"""Scale then privatise: what is privatised never exceeds the clip norm, and the scales know nothing
+but what was released.
+"""
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ SPECS = [tf.TensorSpec([SIZE])]
 
 def query_of(scaling, size=SIZE, **changes):
     plan = plan_of(MECHANISMS["banded"](ROUNDS), **changes)
-    query = mean_query(plan, [tf.TensorSpec([size])], clients_per_round=CLIENTS, noise_seed=3, zeroing_norm=None)
+    query = mean_query(
+        plan, [tf.TensorSpec([size])], clients_per_round=CLIENTS, noise_seed=3, zeroing_norm=None
+    )
     return query.with_scaling(scaling)
 
 
@@ -46,7 +50,11 @@ def played(query, updates_of, rounds=ROUNDS):
 
 
 def random_updates(t, spread=1.0):
-    return np.random.default_rng([7, t]).normal(size=(CLIENTS, SIZE)) * spread * np.array([10, 1, 1, 0.1, 0.01])
+    return (
+        np.random.default_rng([7, t]).normal(size=(CLIENTS, SIZE))
+        * spread
+        * np.array([10, 1, 1, 0.1, 0.01])
+    )
 
 
 def scales_of(rule, released, every, deviations=np.zeros(ROUNDS)):  # noqa: B008
@@ -78,13 +86,17 @@ def test_scales_follow_from_what_was_released_and_sums_from_them(rule, every):
     for t, noise in enumerate(noise_of_sums(query.plan, SIZE, 3)):
         u = random_updates(t) * expected[t]
         u *= np.minimum(1, clip / np.linalg.norm(u, axis=1))[:, None]
-        np.testing.assert_allclose(released[t], (u.sum(axis=0) + noise) / CLIENTS / expected[t], rtol=2e-3, atol=1e-5)
+        np.testing.assert_allclose(
+            released[t], (u.sum(axis=0) + noise) / CLIENTS / expected[t], rtol=2e-3, atol=1e-5
+        )
     drift = float(query.derive_metrics(state)["scale_drift"])
     assert drift == pytest.approx(np.abs(np.log(expected[-2] / expected[-3])).max(), rel=1e-3)
     assert np.ptp(np.log(scales[-1])) > 0.5
 
 
-@pytest.mark.parametrize(("rule", "clipping"), [("adam", QuantileClipping(every=1, share=0.5)), ("adagrad", None)])
+@pytest.mark.parametrize(
+    ("rule", "clipping"), [("adam", QuantileClipping(every=1, share=0.5)), ("adagrad", None)]
+)
 @every_form
 def test_the_variance_that_is_subtracted_is_that_of_the_rows_of_the_noise(build, rule, clipping):
     """The oracle is the matrix N, the plan's standard deviation and the clip norm of each round."""
@@ -97,7 +109,13 @@ def test_the_variance_that_is_subtracted_is_that_of_the_rows_of_the_noise(build,
         row, scale, state = one_round(query, state, random_updates(t, 0.03))
         released.append(row)
         scales.append(scale)
-    deviations = np.linalg.norm(plan.mechanism.noising(), axis=1) * plan.stddev / CLIENTS * np.array(norms) / norms[0]
+    deviations = (
+        np.linalg.norm(plan.mechanism.noising(), axis=1)
+        * plan.stddev
+        / CLIENTS
+        * np.array(norms)
+        / norms[0]
+    )
     expected, least = scales_of(rule, np.array(released), 1, deviations)
     np.testing.assert_allclose(scales, expected[:-1], rtol=2e-3)
     assert least < 0, "v is never held to 0"
@@ -108,9 +126,11 @@ def test_the_variance_that_is_subtracted_is_that_of_the_rows_of_the_noise(build,
 
 @pytest.mark.parametrize("rule", ["adam", "adagrad"])
 def test_without_updates_the_debiased_moment_is_0_on_average(rule, monkeypatch):
-    """Coordinates are samples of sum_t a_t (n_t^2 - Var n_t), n the noise of the rounds: a quadratic form of mean 0 and variance
-    2 |D S D|^2, where D^2 = diag(a) and S is the covariance of n. Their mean is normal to first order (its skewness is below 0.05).
-    There are enough to see a bias of 3% of what noise adds to v. The scales stay at 1: see docs/adaptive.md for those that move.
+    """Coordinates are samples of sum_t a_t (n_t^2 - Var n_t), n the noise of the rounds: a
+    quadratic form of mean 0 and variance 2 |D S D|^2, where D^2 = diag(a) and S is the covariance
+    of n. Their mean is normal to first order (its skewness is below 0.05). There are enough to see
+    a bias of 3% of what noise adds to v. The scales stay at 1: see docs/adaptive.md for those that
+    move.
     """
     plan = query_of(None).plan
     weights = 0.1 * 0.9 ** np.arange(ROUNDS)[::-1] if rule == "adam" else np.ones(ROUNDS)
@@ -118,7 +138,9 @@ def test_without_updates_the_debiased_moment_is_0_on_average(rule, monkeypatch):
     S = np.sqrt(weights)[:, None] * N @ N.T * np.sqrt(weights)
     biased, spread = np.trace(S), np.sqrt(2 * np.square(S).sum())
     limit = scipy.stats.norm.isf(FALSE_POSITIVE_RATE / 2) * spread
-    size = trials_that_see(lambda d: scipy.stats.norm.sf((0.03 * biased * np.sqrt(d) - limit) / spread))
+    size = trials_that_see(
+        lambda d: scipy.stats.norm.sf((0.03 * biased * np.sqrt(d) - limit) / spread)
+    )
 
     def mean_of_moment(**options):
         query = query_of(Scaling(rule=rule, decay=0.9, every=ROUNDS + 1, **options), size)
@@ -129,22 +151,30 @@ def test_without_updates_the_debiased_moment_is_0_on_average(rule, monkeypatch):
 
     limit /= np.sqrt(size)
     assert abs(mean_of_moment(debiased=True)) < limit
-    # Negative controls: as it is, with each square held to 0, and with the variance of independent noise of the same sum.
+    # Negative controls: as it is, with each square held to 0, and with the variance of independent
+    # noise of the same sum.
     assert abs(mean_of_moment() - biased) < limit
     assert biased > 30 * limit
     with monkeypatch.context() as patch:
         honest = Scaling._moved
-        patch.setattr(Scaling, "_moved", lambda self, v, square: honest(self, v, tf.maximum(square, 0.0)))
+        patch.setattr(
+            Scaling, "_moved", lambda self, v, square: honest(self, v, tf.maximum(square, 0.0))
+        )
         assert mean_of_moment(debiased=True) > limit
-    monkeypatch.setattr("fedmf.federated.aggregation.query.noise_row_norms", lambda mechanism: np.ones(ROUNDS))
+    monkeypatch.setattr(
+        "fedmf.federated.aggregation.query.noise_row_norms", lambda mechanism: np.ones(ROUNDS)
+    )
     assert abs(mean_of_moment(debiased=True)) > limit
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["adam", "adagrad"])
 def test_scales_that_move_leave_little_of_the_bias(rule):
-    """They follow the noise, and with it that of later rounds. The mean over coordinates of what noise alone leaves in v, in parts of
-    what it would have added: 0.046 with Adam and -0.034 with Adagrad when this was written, with a standard error below 0.006.
+    """They follow the noise, and with it that of later rounds.
+
+    The mean over coordinates of what noise alone leaves in v, in parts of what it would have added:
+    0.046 with Adam and -0.034 with Adagrad when this was written, with a standard error below
+    0.006.
     """
     rounds, size = 128, 20_000
     plan = plan_of(MECHANISMS["toeplitz, square root"](rounds))
@@ -154,7 +184,10 @@ def test_scales_that_move_leave_little_of_the_bias(rule):
     keep, gain = (0.999, 0.001) if rule == "adam" else (1.0, 1.0)
     state, added = query.initial_global_state(), np.zeros(size)
     for deviation in deviations:
-        added = keep * added + gain * (deviation / query.derive_sample_params(state).scales[0].numpy()) ** 2
+        added = (
+            keep * added
+            + gain * (deviation / query.derive_sample_params(state).scales[0].numpy()) ** 2
+        )
         _, state, _ = query.get_noised_result(query.initial_sample_state(), state)
     assert float(state.scaling.drifts[0]) > 0.01
     assert abs(state.scaling.moment[0].numpy().mean() / added.mean()) < 0.1
@@ -163,7 +196,10 @@ def test_scales_that_move_leave_little_of_the_bias(rule):
 @pytest.mark.parametrize("debiased", [False, True])
 def test_no_scaled_update_exceeds_the_clip_norm_and_scales_are_finite_and_positive(debiased):
     """Outputs of any size, also those that no honest run has: the bound does not rest on them."""
-    rng, query = np.random.default_rng(5), query_of(Scaling(rule="adam", epsilon=1e-12, decay=0.0, debiased=debiased))
+    rng, query = (
+        np.random.default_rng(5),
+        query_of(Scaling(rule="adam", epsilon=1e-12, decay=0.0, debiased=debiased)),
+    )
     for exponent in (-45.0, -20.0, -3.0, 0.0, 12.0, 30.0, 38.0):
         seen = rng.normal(size=SIZE) * 10.0 ** rng.uniform(-10, 0, SIZE) * 10.0**exponent
         deviation = tf.constant(10.0 ** rng.uniform(-45, 38), tf.float32)
@@ -173,8 +209,12 @@ def test_no_scaled_update_exceeds_the_clip_norm_and_scales_are_finite_and_positi
         assert np.all((s > 0) & np.isfinite(s))
         params = query.derive_sample_params(query.initial_global_state()._replace(scaling=scaling))
         for size in (1e-30, 1e-3, 1.0, 1e6, 1e30, np.inf, np.nan):
-            sample = query.preprocess_record(params, [tf.constant(rng.normal(size=SIZE) * size, tf.float32)])
-            assert np.linalg.norm(sample.record[0].numpy().astype(np.float64)) <= query.plan.clip_norm
+            sample = query.preprocess_record(
+                params, [tf.constant(rng.normal(size=SIZE) * size, tf.float32)]
+            )
+            assert (
+                np.linalg.norm(sample.record[0].numpy().astype(np.float64)) <= query.plan.clip_norm
+            )
 
 
 def test_a_large_epsilon_is_the_plain_mean_bit_for_bit():
@@ -185,14 +225,18 @@ def test_a_large_epsilon_is_the_plain_mean_bit_for_bit():
 
 
 def test_a_state_of_another_scaling_is_refused():
-    """Rounds done again with other scales have the same noise: their difference would be free of it."""
+    """Rounds done again with other scales have the same noise: their difference would be free of
+    it.
+    """
     state = query_of(Scaling(rule="adam")).initial_global_state()
     others = [
-        Scaling(rule="adam", **{name: value}) for name, value in (("epsilon", 0.5), ("every", 2), ("debiased", True))
+        Scaling(rule="adam", **{name: value})
+        for name, value in (("epsilon", 0.5), ("every", 2), ("debiased", True))
     ]
     for other in (Scaling(rule="yogi"), *others):
         with pytest.raises(
-            tf.errors.InvalidArgumentError, match="another zeroing_norm, scaling, secure_sum or divisor"
+            tf.errors.InvalidArgumentError,
+            match="another zeroing_norm, scaling, secure_sum or divisor",
         ):
             one_round(query_of(other), state, random_updates(0))
 
@@ -219,13 +263,16 @@ class FromTheCurrentRound(Scaling):
 
 
 def game(scaling):
-    """The worst client sends far more than it may along a coordinate of its own in half of the trials: s of the likelihood ratio.
+    """The worst client sends far more than it may along a coordinate of its own in half of the
+    trials: s of the likelihood ratio.
 
-    The adversary knows the scales that follow from what was released before, and undoes them. Trials are enough to see a signal 1.2 times
-    that of the claim.
+    The adversary knows the scales that follow from what was released before, and undoes them.
+    Trials are enough to see a signal 1.2 times that of the claim.
     """
     claim = query_of(scaling).plan
-    trials = trials_that_see(lambda trials: missed_by_game(trials, 1.2 / 0.7, 1 / claim.noise_multiplier))
+    trials = trials_that_see(
+        lambda trials: missed_by_game(trials, 1.2 / 0.7, 1 / claim.noise_multiplier)
+    )
     query = query_of(scaling, trials)
     plan, case = query.plan, worst_case(query.plan)
     present = np.random.default_rng(2).permutation(trials) < trials // 2
@@ -235,8 +282,11 @@ def game(scaling):
         u = float(case.contributions[t])
 
         def summed(params, u=u):
-            # Updates along coordinates of their own: each is clipped by itself, and the sum has one of them in each entry.
-            one = query.preprocess_record(params, [tf.constant(3e3 * u * np.eye(1, trials)[0], tf.float32)])
+            # Updates along coordinates of their own: each is clipped by itself, and the sum has one
+            # of them in each entry.
+            one = query.preprocess_record(
+                params, [tf.constant(3e3 * u * np.eye(1, trials)[0], tf.float32)]
+            )
             entries = np.where(present, float(one.record[0][0]), 0.0)
             return query.initial_sample_state()._replace(record=[tf.constant(entries, tf.float64)])
 
@@ -265,11 +315,15 @@ def test_scales_from_the_current_round_are_caught():
 def test_half_precision_and_float64_records_are_scaled_in_the_precision_of_the_sum():
     specs = {"a": tf.TensorSpec([2], tf.float16), "b": tf.TensorSpec([], tf.float64)}
     plan = plan_of(MECHANISMS["identity"](2), noise_multiplier=0.0, clip_norm=1e3)
-    query = federated.MatrixFactorizationQuery(plan, specs, noise_seed=1).with_scaling(Scaling(rule="adagrad"))
+    query = federated.MatrixFactorizationQuery(plan, specs, noise_seed=1).with_scaling(
+        Scaling(rule="adagrad")
+    )
     state = query.initial_global_state()
     record = {"a": tf.constant([3.0, 0.5], tf.float16), "b": tf.constant(2.0, tf.float64)}
     for _ in range(2):
-        sample = query.accumulate_record(query.derive_sample_params(state), query.initial_sample_state(), record)
+        sample = query.accumulate_record(
+            query.derive_sample_params(state), query.initial_sample_state(), record
+        )
         result, state, _ = query.get_noised_result(sample, state)
         assert (result["a"].dtype, result["b"].dtype) == (tf.float16, tf.float64)
         np.testing.assert_allclose(result["a"].numpy().astype(float), [3.0, 0.5], rtol=1e-3)

@@ -16,8 +16,11 @@ _KEPT: list[object] = []
 
 @pytest.fixture(autouse=True, scope="module")
 def _runtime_with_secure_sums():
-    """TFF's default runtime has no secure sum at all; this one sums in the open, on the same integers."""
-    # Both are kept: a runtime that is dropped waits for its worker process to end, which may be never.
+    """TFF's default runtime has no secure sum at all; this one sums in the open, on the same
+    integers.
+    """
+    # Both are kept: a runtime that is dropped waits for its worker process to end, which may be
+    # never.
     before = tff.framework.get_context_stack().current
     tff.backends.test.set_sync_test_cpp_execution_context()
     _KEPT.extend([before, tff.framework.get_context_stack().current])
@@ -27,7 +30,9 @@ def _runtime_with_secure_sums():
 
 def rounds_of(value_type, rounds, *, secure_sum=True, **changes):
     plan = plan_of(MECHANISMS["banded"](3), **changes)
-    factory = federated.dp_aggregator(plan, clients_per_round=3, noise_seed=1, secure_sum=secure_sum)
+    factory = federated.dp_aggregator(
+        plan, clients_per_round=3, noise_seed=1, secure_sum=secure_sum
+    )
     process = factory.create(tff.to_type(value_type))
     state, outputs = process.initialize(), []
     for updates in rounds:
@@ -38,7 +43,9 @@ def rounds_of(value_type, rounds, *, secure_sum=True, **changes):
 
 def test_the_sum_and_the_metrics_are_those_of_the_open_sum():
     kind = collections.OrderedDict(
-        w=tff.TensorType(np.float16, [4]), b=tff.TensorType(np.float32, []), e=tff.TensorType(np.float32, [0])
+        w=tff.TensorType(np.float16, [4]),
+        b=tff.TensorType(np.float32, []),
+        e=tff.TensorType(np.float32, [0]),
     )
     rng = np.random.default_rng(0)
 
@@ -47,11 +54,15 @@ def test_the_sum_and_the_metrics_are_those_of_the_open_sum():
         return collections.OrderedDict(w=w, b=np.float32(scale), e=np.zeros(0, np.float32))
 
     rounds = [[update(0.1), update(9.0), update(np.inf)], [], [update(1e-4)]]
-    for secure, plain in zip(rounds_of(kind, rounds), rounds_of(kind, rounds, secure_sum=False), strict=True):
+    for secure, plain in zip(
+        rounds_of(kind, rounds), rounds_of(kind, rounds, secure_sum=False), strict=True
+    ):
         for name in kind:
             # A few steps of 2^-32 of the clip norm, and the rounding of the result itself.
             rtol = 2.0**-10 if name == "w" else 1e-6
-            np.testing.assert_allclose(secure.result[name], plain.result[name], rtol=rtol, atol=1e-8)
+            np.testing.assert_allclose(
+                secure.result[name], plain.result[name], rtol=rtol, atol=1e-8
+            )
         assert secure.measurements["dp_query_metrics"] == plain.measurements["dp_query_metrics"]
         assert secure.measurements["dp"]["records"]["secure_upper_clipped_count"] == 0
 

@@ -1,4 +1,6 @@
-"""A client's update is that of Keras's `train_on_batch` on its own examples, whatever model and loss, in every kind of client work."""
+"""A client's update is that of Keras's `train_on_batch` on its own examples, whatever model and
+loss, in every kind of client work.
+"""
 
 import numpy as np
 import pytest
@@ -53,7 +55,9 @@ class Tripled(losses.Loss):
 
 
 def dense(outputs=3, *middle):
-    return tf.keras.Sequential([tf.keras.Input((5,)), layers.Dense(4, "relu"), *middle, layers.Dense(outputs)])
+    return tf.keras.Sequential(
+        [tf.keras.Input((5,)), layers.Dense(4, "relu"), *middle, layers.Dense(outputs)]
+    )
 
 
 def pooled():
@@ -73,7 +77,9 @@ def sequences():
 
 def two_outputs():
     features = tf.keras.Input((5,))
-    return tf.keras.Model(features, {"q": layers.Dense(3)(features), "b": layers.Dense(3)(features)})
+    return tf.keras.Model(
+        features, {"q": layers.Dense(3)(features), "b": layers.Dense(3)(features)}
+    )
 
 
 def crossentropy(**options):
@@ -83,7 +89,12 @@ def crossentropy(**options):
 # Inputs, labels, model, loss.
 KINDS = {
     "masked pooling, sum": (WORDS, LABELS, pooled, lambda: crossentropy(reduction="sum")),
-    "masked sequences, a class ignored": (TABLE, NEXT, sequences, lambda: crossentropy(ignore_class=1)),
+    "masked sequences, a class ignored": (
+        TABLE,
+        NEXT,
+        sequences,
+        lambda: crossentropy(ignore_class=1),
+    ),
     "rows mixed, own losses": (FEATURES, LABELS, lambda: dense(3, BatchMean()), crossentropy),
     "own class": (FEATURES, FEATURES[:, 0].astype(np.float64), lambda: dense(1), Tripled),
     "two outputs": (FEATURES, {"q": LABELS, "b": (LABELS + 1) % 3}, two_outputs, crossentropy),
@@ -99,7 +110,13 @@ def task_of(x, y, model, loss, **changes):
 
 
 def settings(execution="fast"):
-    one_round = {"rounds": 1, "min_sep": 1, "family": "none", "noise_multiplier": None, "zeroing_norm": None}
+    one_round = {
+        "rounds": 1,
+        "min_sep": 1,
+        "family": "none",
+        "noise_multiplier": None,
+        "zeroing_norm": None,
+    }
     server = {"server_learning_rate": 1.0, "server_momentum": 0.0, "warmup": 0.0, "cooldown": 0.0}
     return config(
         execution,
@@ -135,7 +152,11 @@ def trained_by_keras(task, loss):
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if "sum" in kind or "own" in kind else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+    "kind",
+    [
+        kind if "sum" in kind or "own" in kind else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in KINDS
+    ],
 )
 def test_in_turn_and_side_by_side(kind, monkeypatch):
     *_, loss = KINDS[kind]
@@ -144,7 +165,14 @@ def test_in_turn_and_side_by_side(kind, monkeypatch):
     weights = [v.value() for v in task.build_model(3).trainable_variables]
     specs = [tf.TensorSpec(w.shape) for w in weights]
     plan = settings().plan(settings().fit(show_progress=False))
-    query = mean_query(plan, specs, clients_per_round=4, noise_seed=1, zeroing_norm=None, noise_strategy="precomputed")
+    query = mean_query(
+        plan,
+        specs,
+        clients_per_round=4,
+        noise_seed=1,
+        zeroing_norm=None,
+        noise_strategy="precomputed",
+    )
     sent = client_work.Broadcast(weights, query.derive_sample_params(query.initial_global_state()))
     for small in (0, 10_000):
         monkeypatch.setattr(client_work, "SMALL_MODEL", small)
@@ -169,12 +197,16 @@ def test_fast_and_tff_train_the_same():
     (x, y), *_ = cohort_of(task)[0]
     cohort, rows = [*cohort_of(task), [], [({"z": x["z"], "a": x["a"] * np.float32(1e38)}, y)]], []
     for name in ("fast", "tff"):
-        execution = build_execution(task, settings().plan(), settings(name), 9, options=RunOptions())
+        execution = build_execution(
+            task, settings().plan(), settings(name), 9, options=RunOptions()
+        )
         start = execution.init()
         _, row = execution.next(start, cohort[:-1])
         state, last = execution.next(start, cohort)
         assert last["zeroed"] == 2
-        for before, after, keras in zip(execution.weights(start), execution.weights(state), expected, strict=True):
+        for before, after, keras in zip(
+            execution.weights(start), execution.weights(state), expected, strict=True
+        ):
             np.testing.assert_allclose(before - after, keras / len(SIZES), atol=1e-6)
         rows.append(row)
     assert rows[0] == pytest.approx(rows[1], rel=1e-5)
@@ -190,7 +222,9 @@ def test_evaluation_is_that_of_keras(kind):
     task = task_of(*KINDS[kind], metrics=lambda: [made("accuracy")])
     model = task.build_model(3)
     model.compile(loss=loss(), metrics=[made("accuracy")])
-    expected = model.evaluate(*task.split("test"), batch_size=BATCH if kind == "own class" else 256, verbose=0)
+    expected = model.evaluate(
+        *task.split("test"), batch_size=BATCH if kind == "own class" else 256, verbose=0
+    )
     found = Evaluator(task, settings())([v.numpy() for v in model.trainable_variables], "test")
     assert found["accuracy"] == pytest.approx(expected[1])
     if not model.losses:  # which Keras adds to what it reports
@@ -198,12 +232,22 @@ def test_evaluation_is_that_of_keras(kind):
 
 
 def test_what_cannot_be_honoured_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"the shape \(None,\) where a scalar is needed: its reduction is 'none': use"):
-        check_model(task_of(FEATURES, LABELS, dense, lambda: crossentropy(reduction="none")), settings())
+    with pytest.raises(
+        ValueError,
+        match=r"the shape \(None,\) where a scalar is needed: its reduction is 'none': use",
+    ):
+        check_model(
+            task_of(FEATURES, LABELS, dense, lambda: crossentropy(reduction="none")), settings()
+        )
     for loss in (losses.sparse_categorical_crossentropy, losses.MeanSquaredError):
-        with pytest.raises(TypeError, match=r"loss of task 'as Keras' is .*: pass a tf\.keras\.losses\.Loss, such as"):
+        with pytest.raises(
+            TypeError,
+            match=r"loss of task 'as Keras' is .*: pass a tf\.keras\.losses\.Loss, such as",
+        ):
             task_of(FEATURES, LABELS, dense, lambda loss=loss: loss)
-    with pytest.raises(ValueError, match="labels and outputs of task 'as Keras' have other structures"):
+    with pytest.raises(
+        ValueError, match="labels and outputs of task 'as Keras' have other structures"
+    ):
         check_model(task_of(FEATURES, LABELS, two_outputs, crossentropy), settings())
 
 
@@ -248,7 +292,12 @@ def test_few_steps_have_all_batches_in_each_client_s_order():
         cohort = [[(np.zeros(n), np.zeros(n)) for n in epochs] for epochs in sizes]
         found = batches(cohort, 4)
         order = steps(found)
-        size, begin, seen, place = dict(zip(found.start, found.size, strict=True)), 0, [[] for _ in cohort], []
+        size, begin, seen, place = (
+            dict(zip(found.start, found.size, strict=True)),
+            0,
+            [[] for _ in cohort],
+            [],
+        )
         for end, rows in zip(order.end, order.size, strict=True):
             clients, starts = order.client[begin:end], order.start[begin:end]
             assert len(set(clients)) == len(clients) > 0
@@ -257,7 +306,9 @@ def test_few_steps_have_all_batches_in_each_client_s_order():
                 place.append((len(seen[client]) == 0, len(place)))
                 seen[client].append(start)
             begin = end
-        assert seen == [found.start[found.client == client].tolist() for client in range(len(cohort))]
+        assert seen == [
+            found.start[found.client == client].tolist() for client in range(len(cohort))
+        ]
         firsts = order.end[order.first - 1] if order.first else 0
         assert [first for first, _ in place] == [True] * firsts + [False] * (len(place) - firsts)
 

@@ -1,4 +1,6 @@
-"""Training on a Ray cluster: the same bits whoever computes, whoever is lost; nothing secret leaves; one sentence where it cannot go on."""
+"""Training on a Ray cluster: the same bits whoever computes, whoever is lost; nothing secret
+leaves; one sentence where it cannot go on.
+"""
 
 import contextlib
 import dataclasses
@@ -37,8 +39,12 @@ def _groups_of_two(monkeypatch):
 
 @pytest.fixture(scope="module")
 def machines():
-    """A cluster of a head that trains nobody and one other machine, and this process connected to it."""
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    """A cluster of a head that trains nobody and one other machine, and this process connected to
+    it.
+    """
+    started = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
     cluster._connect(ray, started.address, None)
     started.add_node(num_cpus=1)
     started.wait_for_nodes()
@@ -57,7 +63,9 @@ def nobody(machines):
 
 def train(folder, task=None, settings=None, **options):
     options = {"noise_seed": SEED, "progress": False, "cluster": "auto"} | options
-    return federated.train(task or small_task(), settings or config(cohort_size=6), folder=folder, **options)
+    return federated.train(
+        task or small_task(), settings or config(cohort_size=6), folder=folder, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +108,16 @@ def test_more_workers_give_the_bits_of_none(machines, alone, tmp_path):
 
 def test_scales_and_a_clip_norm_that_adapts_travel_to_the_workers(machines, tmp_path):
     settings = config(
-        cohort_size=6, server_optimizer="scaled-adam", server_learning_rate=0.1, clip_quantile=0.5, clip_every=2
+        cohort_size=6,
+        server_optimizer="scaled-adam",
+        server_learning_rate=0.1,
+        clip_quantile=0.5,
+        clip_every=2,
     )
-    runs = [train(tmp_path / str(place), settings=settings, noise_seed=4, cluster=place) for place in ("auto", None)]
+    runs = [
+        train(tmp_path / str(place), settings=settings, noise_seed=4, cluster=place)
+        for place in ("auto", None)
+    ]
     assert_same_bits(*runs)
     assert len(set(runs[0].table()["clip_norm"])) == 3
     assert max(runs[0].table()["scale_drift"]) > 0
@@ -112,7 +127,11 @@ def test_a_round_has_three_groups():
     """Else equal bits would say nothing about the order in which groups are added."""
     task = small_task()
     parameters = sum(int(np.prod(v.shape)) for v in task.build_model(3).trainable_variables)
-    assert [*groups.in_groups("abcdef", groups.group_size(6, task.batch_size, parameters))] == ["ab", "cd", "ef"]
+    assert [*groups.in_groups("abcdef", groups.group_size(6, task.batch_size, parameters))] == [
+        "ab",
+        "cd",
+        "ef",
+    ]
 
 
 def test_workers_that_die_in_their_work_change_no_bit(machines, alone, tmp_path):
@@ -177,7 +196,11 @@ def test_ctrl_c_ends_a_round_under_way(machines, alone, tmp_path):
 
 def test_nothing_secret_is_serialised(machines, tmp_path, monkeypatch):
     key, sent = noise_key(SEED), []
-    secrets = [key.tobytes(), *(pickle.dumps(int(part), 5)[-9:-1] for part in key), pickle.dumps(SEED, 5)[-10:-1]]
+    secrets = [
+        key.tobytes(),
+        *(pickle.dumps(int(part), 5)[-9:-1] for part in key),
+        pickle.dumps(SEED, 5)[-10:-1],
+    ]
     secrets += [str(SEED).encode(), hex(SEED)[2:].encode()]
     context = ray._private.worker.global_worker.get_serialization_context()
     serialize = type(context).serialize
@@ -206,8 +229,12 @@ def test_other_versions_are_refused_by_name(machines, tmp_path, monkeypatch):
 def test_workers_read_the_data_themselves(machines, alone, tmp_path, monkeypatch):
     asked = []
     task = small_task()
-    seen = dataclasses.replace(task, client_examples=lambda name: asked.append(name) or task.client_examples(name))
-    assert_same_bits(train(tmp_path / "run", task=seen, worker_task=small_task, on_start=asked.clear), alone)
+    seen = dataclasses.replace(
+        task, client_examples=lambda name: asked.append(name) or task.client_examples(name)
+    )
+    assert_same_bits(
+        train(tmp_path / "run", task=seen, worker_task=small_task, on_start=asked.clear), alone
+    )
     assert not asked
     other = functools.partial(dataclasses.replace, task, data_version="another")
     with pytest.raises(ValueError, match="has other data than the run"):
@@ -222,19 +249,30 @@ def test_a_group_larger_than_memory_is_refused(machines, tmp_path, monkeypatch):
 
 def test_a_task_that_cannot_be_sent_is_refused(machines, tmp_path):
     lock = threading.Lock()
-    task = dataclasses.replace(small_task(), build_model=lambda seed: lock and small_task().build_model(seed))
+    task = dataclasses.replace(
+        small_task(), build_model=lambda seed: lock and small_task().build_model(seed)
+    )
     with pytest.raises(TypeError, match="task 'small' cannot be sent to workers"):
         train(tmp_path / "run", task=task)
 
 
 def test_a_driver_that_is_killed_leaves_nobody_and_its_run_goes_on(alone, tmp_path):
-    command = [sys.executable, "-m", "tests.federated.run_small", str(tmp_path / "run"), "cluster", "3"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.federated.run_small",
+        str(tmp_path / "run"),
+        "cluster",
+        "3",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     pids = done.stdout.split("workers ")[1].split()
     assert len(pids) >= 3
     deadline = time.monotonic() + 30
-    while (left := [pid for pid in pids if pathlib.Path(f"/proc/{pid}/exe").exists()]) and time.monotonic() < deadline:
+    while (
+        left := [pid for pid in pids if pathlib.Path(f"/proc/{pid}/exe").exists()]
+    ) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left
     assert_same_bits(train(tmp_path / "run", noise_seed=None, resume=True, cluster=None), alone)
@@ -264,9 +302,13 @@ def test_interrupts_stay_ours_after_connecting(machines):
             assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_without_workers_it_waits_stops_and_resumes_elsewhere(machines, alone, tmp_path, monkeypatch, capfd):
+def test_without_workers_it_waits_stops_and_resumes_elsewhere(
+    machines, alone, tmp_path, monkeypatch, capfd
+):
     monkeypatch.setattr(cluster, "WAIT_SECONDS", 3.0)
-    settings = config(cohort_size=6, checkpoint_every=6)  # what is saved is saved because the workers were lost
+    settings = config(
+        cohort_size=6, checkpoint_every=6
+    )  # what is saved is saved because the workers were lost
 
     def leave(t):
         if t == 2:
@@ -290,7 +332,9 @@ def test_a_cluster_without_processors_is_refused(nobody, tmp_path):
 
 def test_what_ray_writes_is_its_owner_s(monkeypatch):
     masks = []
-    monkeypatch.setattr(ray, "init", lambda **options: masks.append(os.umask(0o077)))  # what it has to be already
+    monkeypatch.setattr(
+        ray, "init", lambda **options: masks.append(os.umask(0o077))
+    )  # what it has to be already
     before = os.umask(0o022)
     try:
         cluster._connect(ray, "local", 1)

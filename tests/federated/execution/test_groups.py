@@ -1,4 +1,6 @@
-"""What a group returns is taken for its sum only if it can be that; a worker that is wrong is named."""
+"""What a group returns is taken for its sum only if it can be that; a worker that is wrong is
+named.
+"""
 
 import pickle
 
@@ -27,14 +29,18 @@ def sum_of(updates):
     total = QUERY.initial_sample_state()
     for update in updates:
         total = QUERY.accumulate_record(params, total, update)
-    return GroupSum(tf.nest.map_structure(lambda tensor: tensor.numpy(), total), 1.0, 9, 0, 1, "node-7")
+    return GroupSum(
+        tf.nest.map_structure(lambda tensor: tensor.numpy(), total), 1.0, 9, 0, 1, "node-7"
+    )
 
 
 def check(part, clients=5, number=1):
     """The group 1 of two, whose group 0 is right."""
     first = sum_of(updates(2))._replace(group=0)
     parts = [first, part] if number == 1 else [first]
-    return list(checked(parts, [2, clients], zero=QUERY.initial_sample_state(), clip_norm=CLIP_NORM))[1]
+    return list(
+        checked(parts, [2, clients], zero=QUERY.initial_sample_state(), clip_norm=CLIP_NORM)
+    )[1]
 
 
 def updates(clients, scale=10.0):
@@ -45,7 +51,10 @@ def updates(clients, scale=10.0):
 
 @pytest.mark.parametrize("scale", [1e-9, 1e-3, 1.0, 10.0, 1e30])
 def test_clients_that_all_go_one_way_pass(scale):
-    """From the clip norm on their sum is as long as one can be, up to the margin of the clipping. At 1e30 they are zeroed."""
+    """From the clip norm on their sum is as long as one can be, up to the margin of the clipping.
+
+    At 1e30 they are zeroed.
+    """
     part = sum_of(updates(5, scale))
     assert check(part) is part
     if 1 <= scale < 100:
@@ -83,8 +92,14 @@ def with_entry(value):
         (lambda: with_entry(1e200), "norm is inf"),
         (lambda: with_entry(9.0), "norm is 9"),
         (lambda: record(lambda leaf: leaf * (1 + 1e-5)), "and at most 3.5 is possible"),
-        (lambda: record(lambda leaf: leaf.astype(np.float32)), r"array of float32 \(30, 7\) and not of float64"),
-        (lambda: record(lambda leaf: leaf[:-1]), r"array of float64 \(29, 7\) and not of float64 \(30, 7\)"),
+        (
+            lambda: record(lambda leaf: leaf.astype(np.float32)),
+            r"array of float32 \(30, 7\) and not of float64",
+        ),
+        (
+            lambda: record(lambda leaf: leaf[:-1]),
+            r"array of float64 \(29, 7\) and not of float64 \(30, 7\)",
+        ),
         (lambda: record(lambda leaf: leaf.T), r"array of float64 \(7, 30\)"),
         (lambda: record(lambda leaf: 0.0), r"array of float64 \(\)"),
         (lambda: forged(record=[sum_of(updates(5)).total.record[0]]), "another structure"),
@@ -97,15 +112,22 @@ def with_entry(value):
 def test_what_cannot_be_the_sum_is_refused(part, fault):
     part = part()
     named = ", of worker 'node-7'," if isinstance(part, GroupSum) else ""
-    with pytest.raises(ValueError, match=f"group 1 of 2{named} did not return the sum .*: .*{fault}"):
+    with pytest.raises(
+        ValueError, match=f"group 1 of 2{named} did not return the sum .*: .*{fault}"
+    ):
         check(part)
 
 
 def test_each_group_has_one_result():
-    parts, zero = [sum_of(updates(2))._replace(group=n) for n in range(3)], QUERY.initial_sample_state()
+    parts, zero = (
+        [sum_of(updates(2))._replace(group=n) for n in range(3)],
+        QUERY.initial_sample_state(),
+    )
     with pytest.raises(ValueError, match="group 1 of 2 did not return .*: the result is missing"):
         list(checked(parts[:1], [2, 2], zero=zero, clip_norm=CLIP_NORM))
-    with pytest.raises(ValueError, match="group 2 of 2, .*: there is one result more than there are groups"):
+    with pytest.raises(
+        ValueError, match="group 2 of 2, .*: there is one result more than there are groups"
+    ):
         list(checked(parts, [2, 2], zero=zero, clip_norm=CLIP_NORM))
 
 

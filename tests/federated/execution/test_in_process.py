@@ -1,4 +1,6 @@
-"""The fast execution with compiled client work: the same model as stock TFF, repeatable, resumable, and quick to stop."""
+"""The fast execution with compiled client work: the same model as stock TFF, repeatable, resumable,
+and quick to stop.
+"""
 
 import dataclasses
 import functools
@@ -21,17 +23,31 @@ pytestmark = pytest.mark.tensorflow
 
 from fedmf.tasks.stackoverflow import stackoverflow_task, write_synthetic_corpus  # noqa: E402
 
-SIZES = {"vocabulary_size": 30, "sequence_length": 5, "embedding_size": 6, "lstm_size": 10, "batch_size": 4}
+SIZES = {
+    "vocabulary_size": 30,
+    "sequence_length": 5,
+    "embedding_size": 6,
+    "lstm_size": 10,
+    "batch_size": 4,
+}
 
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
     """Loss -> task."""
     corpus = tmp_path_factory.mktemp("corpus") / "corpus.sqlite"
-    write_synthetic_corpus(corpus, clients=12, seed=0, sentences_per_client=9.0, vocabulary_size=259)
+    write_synthetic_corpus(
+        corpus, clients=12, seed=0, sentences_per_client=9.0, vocabulary_size=259
+    )
     made = {
         loss: stackoverflow_task(
-            corpus, **SIZES, loss=loss, validation_sentences=20, test_sentences=20, max_sentences=10, progress=False
+            corpus,
+            **SIZES,
+            loss=loss,
+            validation_sentences=20,
+            test_sentences=20,
+            max_sentences=10,
+            progress=False,
         )
         for loss in ("masked", "published")
     }
@@ -53,7 +69,9 @@ def run(task, settings, *, rounds=6, state=None, first=0, **options):
     rows = []
     for t in range(first, rounds):
         clients = [(3 * t + i) % len(task.client_ids) for i in range(4)]
-        state, row = execution.next(state, [[task.client_examples(task.client_ids[c])] for c in clients])
+        state, row = execution.next(
+            state, [[task.client_examples(task.client_ids[c])] for c in clients]
+        )
         rows.append(row)
     return execution.weights(state), rows, execution.leaves(state)
 
@@ -89,7 +107,9 @@ def execution_of(task, epoch, **options):
     """A fast execution whose clients train by `epoch`, and its first state."""
     settings = config()
     with_epoch = dataclasses.replace(task, compiled_epoch=lambda: epoch)
-    execution = build_execution(with_epoch, settings.plan(), settings, 9, options=RunOptions(**options))
+    execution = build_execution(
+        with_epoch, settings.plan(), settings, 9, options=RunOptions(**options)
+    )
     assert execution.client_work == "compiled"
     return execution, execution.init()
 
@@ -199,16 +219,25 @@ def test_so_many_clients_train_side_by_side(task, threads):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not pathlib.Path("/proc/self/statm").exists(), reason="Linux tells how much memory is in use")
+@pytest.mark.skipif(
+    not pathlib.Path("/proc/self/statm").exists(), reason="Linux tells how much memory is in use"
+)
 def test_memory_does_not_grow(task, tmp_path):
-    """Of `federated.train`, whatever other tests have taken before: what is in use, and not the peak."""
+    """Of `federated.train`, whatever other tests have taken before: what is in use, and not the
+    peak.
+    """
     in_use = []
 
     def look(t):
         if t in (99, 498):
-            in_use.append(int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+            in_use.append(
+                int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+                * os.sysconf("SC_PAGE_SIZE")
+            )
 
     settings = config(rounds=500, min_sep=3, checkpoint_every=50, evaluate_every=500)
-    federated.train(task, settings, folder=tmp_path / "run", noise_seed=9, progress=False, on_round=look)
+    federated.train(
+        task, settings, folder=tmp_path / "run", noise_seed=9, progress=False, on_round=look
+    )
     # 400 rounds of one leaked update of 4 KB a client would be 6 MB.
     assert in_use[1] - in_use[0] < 4 << 20

@@ -18,10 +18,25 @@ pytestmark = pytest.mark.tensorflow
 
 # Every optimizer on each side, FedProx, several epochs and a limit on batches.
 WORK = [
-    {"client_momentum": 0.5, "client_epochs": 2, "server_optimizer": "adam", "server_momentum": 0.9},
-    {"client_optimizer": "adam", "client_learning_rate": 0.05, "client_batches": 1, "server_optimizer": "yogi"},
+    {
+        "client_momentum": 0.5,
+        "client_epochs": 2,
+        "server_optimizer": "adam",
+        "server_momentum": 0.9,
+    },
+    {
+        "client_optimizer": "adam",
+        "client_learning_rate": 0.05,
+        "client_batches": 1,
+        "server_optimizer": "yogi",
+    },
     {"client_optimizer": "yogi", "client_learning_rate": 0.05, "server_optimizer": "adagrad"},
-    {"client_optimizer": "adagrad", "client_epochs": 3, "client_batches": 4, "proximal_strength": 0.5},
+    {
+        "client_optimizer": "adagrad",
+        "client_epochs": 3,
+        "client_batches": 4,
+        "proximal_strength": 0.5,
+    },
 ]
 
 
@@ -30,7 +45,9 @@ WORK = [
 def test_fast_and_tff_train_the_same_model(work, tmp_path, monkeypatch):
     def train(name, execution="fast"):
         settings = config(execution, rounds=4, **({"server_learning_rate": 0.1} | work))
-        return federated.train(small_task(), settings, folder=tmp_path / name, noise_seed=1, progress=False)
+        return federated.train(
+            small_task(), settings, folder=tmp_path / name, noise_seed=1, progress=False
+        )
 
     runs = [train("tff", "tff"), train("side by side")]
     monkeypatch.setattr(client_work, "SMALL_MODEL", 0)
@@ -51,7 +68,11 @@ def test_the_groups_that_clients_train_in_change_no_bit(tmp_path, monkeypatch):
     for products in (1, 2000, 10**8):
         monkeypatch.setattr(client_work, "GROUP_PRODUCTS", products)
         run = federated.train(
-            small_task(), config(client_epochs=2), folder=tmp_path / str(products), noise_seed=1, progress=False
+            small_task(),
+            config(client_epochs=2),
+            folder=tmp_path / str(products),
+            noise_seed=1,
+            progress=False,
         )
         weights.append([weight.tobytes() for _, weight in np.load(run.path / "model.npz").items()])
     assert weights[0] == weights[1] == weights[2]
@@ -71,7 +92,9 @@ def test_epochs_are_orders_of_all_examples_up_to_the_limit():
 
 def test_an_adaptive_server_follows_the_schedule_and_its_own_formula():
     """Adam of Kingma and Ba, Algorithm 1, with the rate of each round."""
-    settings = config(server_optimizer="adam", server_momentum=0.5, server_epsilon=0.1, server_learning_rate=2.0)
+    settings = config(
+        server_optimizer="adam", server_momentum=0.5, server_epsilon=0.1, server_learning_rate=2.0
+    )
     optimizer, rates = server_optimizer(settings), settings.server_schedule().learning_rates()
     assert len(set(rates)) > 1
     state, w = optimizer.initialize(tf.TensorSpec([1], tf.float32)), tf.constant([1.0])
@@ -87,7 +110,9 @@ def test_an_adaptive_server_follows_the_schedule_and_its_own_formula():
 
 
 def test_the_momentum_of_clients_belongs_to_sgd():
-    with pytest.raises(ValueError, match="client_momentum=0.5 belongs to client_optimizer=sgd, not to adam"):
+    with pytest.raises(
+        ValueError, match="client_momentum=0.5 belongs to client_optimizer=sgd, not to adam"
+    ):
         config(client_optimizer="adam", client_momentum=0.5)
 
 
@@ -95,7 +120,9 @@ def test_the_momentum_of_clients_belongs_to_sgd():
 def test_clients_of_one_example_train_side_by_side_the_same_model(examples, tmp_path, monkeypatch):
     """Example-level privacy: gradients in groups of two, and all at once, beside TFF's clients."""
     monkeypatch.setattr(client_work, "SMALL_MODEL", 0)
-    parameters = sum(v.shape.num_elements() for v in small_task().build_model(3).trainable_variables)
+    parameters = sum(
+        v.shape.num_elements() for v in small_task().build_model(3).trainable_variables
+    )
     monkeypatch.setattr(client_work, "SIDE_BY_SIDE_PRODUCTS", examples * parameters)
     task = small_task()
     x, y = task.split("validation")
@@ -124,7 +151,9 @@ def test_clients_of_one_example_train_side_by_side_the_same_model(examples, tmp_
         for execution in ("fast", "tff")
     ]
     assert len(calls) == 1  # a trace, in the fast execution; for several batches there would be two
-    ours, theirs = ([weight for _, weight in np.load(run.path / "model.npz").items()] for run in runs)
+    ours, theirs = (
+        [weight for _, weight in np.load(run.path / "model.npz").items()] for run in runs
+    )
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     for row, expected in zip(runs[0].metrics, runs[1].metrics, strict=True):

@@ -13,8 +13,8 @@ from tests.federated.run_small import config
 pytestmark = pytest.mark.tensorflow
 layers = tf.keras.layers
 
-# Clients of two examples of small whole numbers. A column names their segment: that of the second client is -1, which
-# tf.math.unsorted_segment_sum drops.
+# Clients of two examples of small whole numbers. A column names their segment: that of the second
+# client is -1, which tf.math.unsorted_segment_sum drops.
 COHORT = [
     [(np.array([[segment, a, b, 3], [segment, 3, 1, 4]], np.float32), np.array([0, 1], np.int64))]
     for segment, a, b in ((1, 0, 5), (-1, 7, 0), (0, 1, 2))
@@ -57,7 +57,14 @@ def clients(layer, small, monkeypatch):
     specs = [tf.TensorSpec(w.shape) for w in weights]
     settings = config()
     plan = settings.plan(settings.fit(show_progress=False))
-    query = mean_query(plan, specs, clients_per_round=4, noise_seed=1, zeroing_norm=None, noise_strategy="precomputed")
+    query = mean_query(
+        plan,
+        specs,
+        clients_per_round=4,
+        noise_seed=1,
+        zeroing_norm=None,
+        noise_strategy="precomputed",
+    )
     work = client_work.AutodiffClients(task, settings, query, specs)
 
     def summed(cohort):

@@ -24,7 +24,10 @@ CONVOLUTIONS = [
 @pytest.mark.parametrize("arguments", CONVOLUTIONS, ids=str)
 def test_gradients_of_convolutions_one_by_one(arguments):
     def build_model(seed):
-        layers = [tf.keras.Input((11, 8, 2)), tf.keras.layers.Conv2D(4, activation="tanh", **arguments)]
+        layers = [
+            tf.keras.Input((11, 8, 2)),
+            tf.keras.layers.Conv2D(4, activation="tanh", **arguments),
+        ]
         layers += [tf.keras.layers.Conv2D(2, 1), tf.keras.layers.Flatten()]
         tf.keras.utils.set_random_seed(seed)
         return tf.keras.Sequential(layers)
@@ -57,7 +60,9 @@ def test_a_constant_that_is_drawn_where_the_model_is_built_is_not_drawn_in_every
     def drawing(x):
         return x @ tf.random.normal([3, 2])
 
-    with pytest.raises(ValueError, match="RandomStandardNormal would draw other numbers in each call"):
+    with pytest.raises(
+        ValueError, match="RandomStandardNormal would draw other numbers in each call"
+    ):
         check_apart(tf.function(drawing, input_signature=[tf.TensorSpec([1, 3])]))
     fixed = tf.random.normal([3, 2])
     check_apart(tf.function(lambda x: x @ fixed, input_signature=[tf.TensorSpec([1, 3])]))

@@ -28,14 +28,21 @@ if sys.argv[2] == "kill -9":
 """
 
 
-@pytest.mark.parametrize(("worker", "end"), [("TFF's own", "exit"), ("ours", "exit"), ("ours", "kill -9")])
+@pytest.mark.parametrize(
+    ("worker", "end"), [("TFF's own", "exit"), ("ours", "exit"), ("ours", "kill -9")]
+)
 def test_no_worker_outlives_its_parent(worker, end):
     if end == "kill -9" and sys.platform != "linux":
         pytest.skip("only Linux ends a process with its parent")
     command = [sys.executable, "-c", PROGRAM, worker, end]
     # The worker holds the output: reading it ends when the worker does.
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=120, check=False
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=120,
+        check=False,
     )
     [pid] = done.stdout.split()
     deadline = time.monotonic() + 10

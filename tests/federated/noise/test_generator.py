@@ -1,4 +1,6 @@
-"""docs/randomness.md says what the graph's source computes: here it is written again from that description, in integers and float64."""
+"""docs/randomness.md says what the graph's source computes: here it is written again from that
+description, in integers and float64.
+"""
 
 import hashlib
 
@@ -33,7 +35,11 @@ def normals_of(first, second):
     signed = (second >> 40) - (2**24 if second >= 2**63 else 0)
     angle = (signed + 0.5) * np.pi / 2**23
     # Near 1 float64 holds the distance to 1, and not the number.
-    logarithm = np.log((first + 0.5) / 2**64) if first < 2**63 else np.log1p(-(2**64 - 1 - first + 0.5) / 2**64)
+    logarithm = (
+        np.log((first + 0.5) / 2**64)
+        if first < 2**63
+        else np.log1p(-(2**64 - 1 - first + 0.5) / 2**64)
+    )
     return np.sqrt(-2 * logarithm) * np.array([np.cos(angle), np.sin(angle)])
 
 
@@ -57,19 +63,30 @@ def test_the_source_is_what_the_document_says(seed):
         drawn = source_of_key(noise_key(seed), size)(row).numpy()
         for coordinate in (0, 1, 2, 3, 4, 5, 1023, 50_000, size - 1):
             # Near a right angle the cosine is small, and float32 angles are off by 2e-7.
-            assert drawn[coordinate] == pytest.approx(entry(seed, row, coordinate), rel=2e-6, abs=2e-6)
+            assert drawn[coordinate] == pytest.approx(
+                entry(seed, row, coordinate), rel=2e-6, abs=2e-6
+            )
 
 
 def test_neighbouring_counters_are_not_taken_for_one_another():
     drawn = source_of_key(noise_key(7), 16)(3).numpy()
-    assert all(abs(drawn[5] - entry(7, row, c)) > 1e-3 for row in range(6) for c in range(16) if (row, c) != (3, 5))
+    assert all(
+        abs(drawn[5] - entry(7, row, c)) > 1e-3
+        for row in range(6)
+        for c in range(16)
+        if (row, c) != (3, 5)
+    )
 
 
 def test_the_tail_is_there_and_nothing_is_zero():
     """Words from 0 to the last: radii from 9.5 down to that of the uniform nearest to 1."""
     rng = np.random.default_rng(0)
     low = [2**i - 1 for i in range(64)]
-    pairs = [(first, int(rng.integers(0, 2**64, dtype=np.uint64))) for i in low for first in (i, 2**64 - 1 - i)]
+    pairs = [
+        (first, int(rng.integers(0, 2**64, dtype=np.uint64)))
+        for i in low
+        for first in (i, 2**64 - 1 - i)
+    ]
     found = box_muller(tf.constant(pairs, tf.uint64)).numpy()
     exact = np.array([normals_of(*pair) for pair in pairs])
     np.testing.assert_allclose(np.hypot(*found.T), np.hypot(*exact.T), rtol=2e-6)

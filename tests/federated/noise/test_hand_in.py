@@ -22,12 +22,18 @@ SIZE, SEED = 37, 5
 
 class TestHandingIn:
     TYPE: ClassVar = tff.to_type(
-        collections.OrderedDict(w=tff.TensorType(np.float32, [5, 7]), b=tff.TensorType(np.float32, [2]))
+        collections.OrderedDict(
+            w=tff.TensorType(np.float32, [5, 7]), b=tff.TensorType(np.float32, [2])
+        )
     )
-    ZERO: ClassVar = collections.OrderedDict(w=np.zeros([5, 7], np.float32), b=np.zeros(2, np.float32))
+    ZERO: ClassVar = collections.OrderedDict(
+        w=np.zeros([5, 7], np.float32), b=np.zeros(2, np.float32)
+    )
 
     def process(self, plan, seed=SEED, strategy="precomputed"):
-        factory = federated.dp_aggregator(plan, clients_per_round=2, noise_seed=seed, noise_strategy=strategy)
+        factory = federated.dp_aggregator(
+            plan, clients_per_round=2, noise_seed=seed, noise_strategy=strategy
+        )
         return factory.create(self.TYPE)
 
     def test_in_a_tff_process(self):
@@ -38,9 +44,13 @@ class TestHandingIn:
         for t in range(5):
             output = process.next(noise.hand_in(state), [self.ZERO, self.ZERO])
             flat = np.concatenate([np.ravel(output.result["w"]), np.ravel(output.result["b"])])
-            sorted_by_name = np.concatenate([np.ravel(leaf) for leaf in tf.nest.flatten(output.result)])
+            sorted_by_name = np.concatenate(
+                [np.ravel(leaf) for leaf in tf.nest.flatten(output.result)]
+            )
             expected = noise.row(t) * np.float32(plan.stddev) / 2
-            assert any(np.allclose(found, expected, rtol=0, atol=1e-6) for found in (flat, sorted_by_name))
+            assert any(
+                np.allclose(found, expected, rtol=0, atol=1e-6) for found in (flat, sorted_by_name)
+            )
             if t == 3:
                 with pytest.raises(Exception, match="no noise was handed in"):
                     process.next(output.state, [self.ZERO])
@@ -53,7 +63,10 @@ class TestHandingIn:
         late = tree.map_structure(lambda leaf: leaf, state)
         late = noise.hand_in(late)
         late = tree.traverse(
-            lambda part: part._replace(next_round=np.int32(5)) if isinstance(part, NoiseState) else None, late
+            lambda part: (
+                part._replace(next_round=np.int32(5)) if isinstance(part, NoiseState) else None
+            ),
+            late,
         )
         with pytest.raises(ValueError, match="planned for rounds=5") as raised:
             noise.hand_in(late)
@@ -77,7 +90,10 @@ class TestHandingIn:
             noise.hand_in({"weights": [1.0]})
         with pytest.raises(ValueError, match="holds 2 NoiseStates"):
             noise.hand_in([state, state])
-        for mechanism in (banded(rounds=5, bands=3), banded(rounds=5, bands=2)):  # two rows in the state, and one
+        for mechanism in (
+            banded(rounds=5, bands=3),
+            banded(rounds=5, bands=2),
+        ):  # two rows in the state, and one
             plan = plan_of(mechanism)
             in_graph = self.process(plan, strategy="recurrent").initialize()
             with pytest.raises(ValueError, match="noise_strategy='precomputed'"):

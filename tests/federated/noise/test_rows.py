@@ -45,14 +45,18 @@ def causal(mechanism):
     if N.shape[0] == N.shape[1] and not np.triu(N, 1).any():
         return N
     with mpmath.workdps(40):
-        return np.array(mpmath.cholesky(mpmath.matrix(N) * mpmath.matrix(N).T).tolist(), dtype=np.float64)
+        return np.array(
+            mpmath.cholesky(mpmath.matrix(N) * mpmath.matrix(N).T).tolist(), dtype=np.float64
+        )
 
 
 @every_form
 @pytest.mark.parametrize("rounds", [1, 11])
 def test_basis_vectors_write_out_the_causal_noising_matrix(build, rounds):
     mechanism, basis = build(rounds), tf.eye(rounds)
-    rows = NoiseRows(stream=mechanism.stream(), size=rounds, source=lambda key, size: lambda i: basis[i])
+    rows = NoiseRows(
+        stream=mechanism.stream(), size=rounds, source=lambda key, size: lambda i: basis[i]
+    )
     np.testing.assert_allclose(rows_of(rows, rounds)[0], causal(mechanism), rtol=2e-6, atol=2e-6)
 
 
@@ -82,10 +86,16 @@ def test_a_row_is_handed_in_for_its_round_only():
     state = rows.initial_state(KEY)
     row, later = tf.function(rows.next)(state)  # as TFF does when it initialises
     assert np.isnan(row).all()
-    for wrong in (later, later._replace(made_for=tf.constant(0)), later._replace(made_for=tf.constant(2))):
+    for wrong in (
+        later,
+        later._replace(made_for=tf.constant(0)),
+        later._replace(made_for=tf.constant(2)),
+    ):
         with pytest.raises(tf.errors.InvalidArgumentError, match="no noise was handed in"):
             tf.function(rows.next)(wrong)
-    row, state = tf.function(rows.next)(state._replace(made_for=tf.constant(0), rows=tf.constant([[1.5, -2.5]])))
+    row, state = tf.function(rows.next)(
+        state._replace(made_for=tf.constant(0), rows=tf.constant([[1.5, -2.5]]))
+    )
     np.testing.assert_array_equal(row, [1.5, -2.5])
     with pytest.raises(tf.errors.InvalidArgumentError, match="no noise was handed in"):
         tf.function(rows.next)(state)
@@ -118,9 +128,13 @@ def test_rows_seeds_and_coordinates_are_independent_and_the_test_can_fail():
 
 def test_a_row_is_a_function_of_seed_and_index_alone():
     eager = source_of_key(noise_key(8), 1000)(7).numpy()
-    np.testing.assert_array_equal(tf.function(source_of_key(noise_key(8), 1000))(tf.constant(7)).numpy(), eager)
+    np.testing.assert_array_equal(
+        tf.function(source_of_key(noise_key(8), 1000))(tf.constant(7)).numpy(), eager
+    )
     # Eigen computes the last entries of an array one by one, to the last digit but one.
-    np.testing.assert_allclose(source_of_key(noise_key(8), 5000)(7).numpy()[:1000], eager, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        source_of_key(noise_key(8), 5000)(7).numpy()[:1000], eager, rtol=1e-6, atol=1e-7
+    )
 
 
 class TestSeedsOfRuns:
@@ -128,7 +142,8 @@ class TestSeedsOfRuns:
         for noise_seed in (3, "os"):
             seeds = RunSeeds(noise_seed)
             made = [
-                each.next_key().numpy().tobytes() for each in (seeds, copy.copy(seeds), copy.deepcopy(seeds), seeds)
+                each.next_key().numpy().tobytes()
+                for each in (seeds, copy.copy(seeds), copy.deepcopy(seeds), seeds)
             ]
             assert len(set(made)) == 4
         assert (
@@ -159,5 +174,8 @@ class TestSeedsOfRuns:
         for _ in range(10):
             begin = tf.function(RunSeeds(3).next_key).get_concrete_function()
             with concurrent.futures.ThreadPoolExecutor(8) as threads:
-                keys = [made.result().numpy().tobytes() for made in [threads.submit(begin) for _ in range(16)]]
+                keys = [
+                    made.result().numpy().tobytes()
+                    for made in [threads.submit(begin) for _ in range(16)]
+                ]
             assert len(set(keys)) == 16

@@ -1,4 +1,6 @@
-"""The state of the noise is gone on with as it was made, or not at all: what another reads in it may be noise that was released before."""
+"""The state of the noise is gone on with as it was made, or not at all: what another reads in it
+may be noise that was released before.
+"""
 
 import numpy as np
 import pytest
@@ -16,13 +18,23 @@ SIZE = 9
 
 
 def banded(rounds=40, bands=2, family="banded"):
-    return fit(prefix_sum(rounds), Participation(rounds=rounds, schema="single"), family=family, bands=bands)
+    return fit(
+        prefix_sum(rounds),
+        Participation(rounds=rounds, schema="single"),
+        family=family,
+        bands=bands,
+    )
 
 
 def query_of(mechanism=None, strategy=None, size=SIZE, zeroing_norm=None, divisor=1, **changes):
     plan = plan_of(banded() if mechanism is None else mechanism, **changes)
     return federated.MatrixFactorizationQuery(
-        plan, tf.TensorSpec([size]), noise_seed=1, noise_strategy=strategy, zeroing_norm=zeroing_norm, divisor=divisor
+        plan,
+        tf.TensorSpec([size]),
+        noise_seed=1,
+        noise_strategy=strategy,
+        zeroing_norm=zeroing_norm,
+        divisor=divisor,
     )
 
 
@@ -47,25 +59,35 @@ def marked(state, mark):
     ids=["strategy", "mechanism", "noise multiplier", "clip norm", "both, of one scale"],
 )
 def test_the_noise_of_another_does_not_go_on(change):
-    """A round that is done again with another scale gives the update away: r = x + s n and R = x + S n leave x = (S r - s R) / (S - s)."""
+    """A round that is done again with another scale gives the update away: r = x + s n and R = x +
+    S n leave x = (S r - s R) / (S - s).
+    """
     began, other = query_of(), query_of(**change)
     released, state = step_of(began)(began.initial_global_state())
     state = state._replace(noise=state.noise._replace(made_for=state.noise.next_round))
     assert state.noise.rows.shape == other.initial_global_state().noise.rows.shape
     for step in (step_of(other), step_of(other).python_function):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="of another mechanism, noise scale, clip norm, model"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError,
+            match="of another mechanism, noise scale, clip norm, model",
+        ):
             step(state)
-    # Negative control: with a mark of its own it would go on, with noise that was or will be released.
+    # Negative control: with a mark of its own it would go on, with noise that was or will be
+    # released.
     repeated, _ = step_of(other)(marked(state, other.initial_global_state().noise.mechanism))
     if "strategy" in change:
         np.testing.assert_allclose(repeated, released, rtol=1e-6)
     elif "mechanism" not in change:
         seen, _ = step_of(began)(state)
-        np.testing.assert_allclose(repeated, other.plan.stddev / began.plan.stddev * seen, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            repeated, other.plan.stddev / began.plan.stddev * seen, rtol=1e-5, atol=1e-6
+        )
     if "strategy" not in change:
         handed = query_of(**change, strategy="precomputed")
         with pytest.raises(ValueError, match="another plan"):
-            federated.HostNoise(began.plan, SIZE, noise_seed=1).hand_in(handed.initial_global_state())
+            federated.HostNoise(began.plan, SIZE, noise_seed=1).hand_in(
+                handed.initial_global_state()
+            )
 
 
 def test_records_that_are_made_in_another_way_do_not_meet_the_same_noise():
@@ -76,7 +98,8 @@ def test_records_that_are_made_in_another_way_do_not_meet_the_same_noise():
     for other in others:
         for step in (step_of(other), step_of(other).python_function):
             with pytest.raises(
-                tf.errors.InvalidArgumentError, match="another zeroing_norm, scaling, secure_sum or divisor"
+                tf.errors.InvalidArgumentError,
+                match="another zeroing_norm, scaling, secure_sum or divisor",
             ):
                 step(state)
         assert np.isnan(step_of(other, jit_compile=True)(state)[0]).all()
@@ -107,19 +130,25 @@ def test_the_same_plan_calibrated_by_another_processor_goes_on():
 
 
 @pytest.mark.parametrize("strategy", GRAPH_STRATEGIES)
-@pytest.mark.parametrize("mechanism", [banded(8, 4), TreeMechanism(rounds=8)], ids=["banded", "tree"])
+@pytest.mark.parametrize(
+    "mechanism", [banded(8, 4), TreeMechanism(rounds=8)], ids=["banded", "tree"]
+)
 def test_past_the_last_round_a_compiled_result_is_nan(strategy, mechanism):
     query = query_of(mechanism, strategy)
     state, step = query.initial_global_state(), step_of(query, jit_compile=True)
     for t in range(20):
-        noise = state.noise._replace(made_for=tf.constant(t), rows=state.noise.rows + 1.0 * (strategy == "precomputed"))
+        noise = state.noise._replace(
+            made_for=tf.constant(t), rows=state.noise.rows + 1.0 * (strategy == "precomputed")
+        )
         result, state = step(state._replace(noise=noise))
         assert np.isfinite(result).all() == (t < 8), t
         assert np.isnan(result).all() == (t >= 8), t
 
 
 def turned(svd, seed):
-    """Another decomposition of the same matrices: signs, and what equal singular values leave open, are decided at random."""
+    """Another decomposition of the same matrices: signs, and what equal singular values leave open,
+    are decided at random.
+    """
     rng = np.random.default_rng(seed)
 
     def other(*arguments, **options):
@@ -127,8 +156,13 @@ def turned(svd, seed):
         start = 0
         for end in range(1, len(values) + 1):
             if end == len(values) or values[end] < (1 - 1e-9) * values[start]:
-                turn = np.linalg.qr(rng.standard_normal((end - start, end - start)))[0] * rng.choice([-1.0, 1.0])
-                left[:, start:end], right[start:end] = left[:, start:end] @ turn.T, turn @ right[start:end]
+                turn = np.linalg.qr(rng.standard_normal((end - start, end - start)))[
+                    0
+                ] * rng.choice([-1.0, 1.0])
+                left[:, start:end], right[start:end] = (
+                    left[:, start:end] @ turn.T,
+                    turn @ right[start:end],
+                )
                 start = end
         return left, values, right
 
@@ -137,7 +171,9 @@ def turned(svd, seed):
 
 def echo(rounds):
     """Round t has the draw of round t - 8 once more: all singular values are equal."""
-    return NoiseStream(rounds=rounds, sources=rounds, contraction=np.eye(rounds) + np.eye(rounds, k=-8))
+    return NoiseStream(
+        rounds=rounds, sources=rounds, contraction=np.eye(rounds) + np.eye(rounds, k=-8)
+    )
 
 
 def tree(rounds):
@@ -146,7 +182,9 @@ def tree(rounds):
 
 @pytest.mark.parametrize(("rounds", "length"), [(64, 1), (100, 3), (200, 16)])
 @pytest.mark.parametrize("stream_of", [echo, tree])
-def test_what_a_state_means_does_not_depend_on_the_decomposition(rounds, length, stream_of, monkeypatch):
+def test_what_a_state_means_does_not_depend_on_the_decomposition(
+    rounds, length, stream_of, monkeypatch
+):
     stream = stream_of(rounds)
     form = block_form(stream, length=length)
     for seed in range(3):

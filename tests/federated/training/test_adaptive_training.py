@@ -1,4 +1,6 @@
-"""Runs whose updates are scaled for an adaptive server optimizer, or clipped to a norm that follows a quantile, or both."""
+"""Runs whose updates are scaled for an adaptive server optimizer, or clipped to a norm that follows
+a quantile, or both.
+"""
 
 import itertools
 
@@ -13,9 +15,18 @@ from tests.federated.small_task import small_task
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
-ADAM = {"server_optimizer": "scaled-adam", "server_epsilon": 0.01, "server_learning_rate": 0.1, "scale_every": 2}
+ADAM = {
+    "server_optimizer": "scaled-adam",
+    "server_epsilon": 0.01,
+    "server_learning_rate": 0.1,
+    "scale_every": 2,
+}
 QUANTILE = {"clip_quantile": 0.5, "clip_every": 2, "clip_norm": 0.2}
-WAYS = {"scaled": ADAM, "quantile": QUANTILE, "both": ADAM | QUANTILE | {"scale_moment": "debiased"}}
+WAYS = {
+    "scaled": ADAM,
+    "quantile": QUANTILE,
+    "both": ADAM | QUANTILE | {"scale_moment": "debiased"},
+}
 
 
 def train(folder, settings, **options):
@@ -44,7 +55,9 @@ def test_what_adapts_is_a_metric_of_each_round(runs):
 )
 def test_a_stopped_run_resumes_bit_for_bit(way, runs, tmp_path):
     settings = config(**way)
-    whole = runs["both"] if way is WAYS["both"] else train(tmp_path / "whole", settings, noise_seed=4)
+    whole = (
+        runs["both"] if way is WAYS["both"] else train(tmp_path / "whole", settings, noise_seed=4)
+    )
     train(tmp_path / "parts", settings, noise_seed=4, stop_after=3)
     parts = train(tmp_path / "parts", settings, resume=True)
     assert parts.metrics == whole.metrics
@@ -57,7 +70,10 @@ def test_the_statement_names_what_adapts_and_guarantees_the_same(runs, tmp_path)
     for name in ("statement.md", "final_statement.md"):
         texts = {way: " ".join((run.path / name).read_text().split()) for way, run in runs.items()}
         other = " ".join((plain.path / name).read_text().split())
-        for words, ways in {"optimizer scaled-adam": ("scaled", "both"), "0.5 quantile": ("quantile", "both")}.items():
+        for words, ways in {
+            "optimizer scaled-adam": ("scaled", "both"),
+            "0.5 quantile": ("quantile", "both"),
+        }.items():
             assert [way for way, text in texts.items() if words in text] == list(ways)
             assert words not in other
     for run in runs.values():
@@ -79,7 +95,9 @@ def test_stock_tff_trains_the_same_model(runs, tmp_path):
 
 @pytest.mark.parametrize("way", list(WAYS))
 def test_canaries_are_released_along_their_directions(way, tmp_path):
-    """Without noise the released sum along a canary that is in is its clip norm, and what others have along it."""
+    """Without noise the released sum along a canary that is in is its clip norm, and what others
+    have along it.
+    """
     settings = config(canaries=3, family="none", epsilon=None, noise_multiplier=None, **WAYS[way])
     made = train(tmp_path / "run", settings, noise_seed=1)
     with np.load(made.path / "private" / "canaries.npz") as arrays:
@@ -94,21 +112,28 @@ def test_the_moment_of_the_config_is_that_of_the_scales():
 
 
 def test_what_sets_the_scales_belongs_to_optimizers_that_have_them():
-    with pytest.raises(ValueError, match="scale_every=2 belongs to a scaled server_optimizer, not to adam"):
+    with pytest.raises(
+        ValueError, match="scale_every=2 belongs to a scaled server_optimizer, not to adam"
+    ):
         config(server_optimizer="adam", scale_every=2)
     for name in ("adam", "scaled-yogi"):
         with pytest.raises(
-            ValueError, match=f"scale_moment=debiased belongs to scaled-adam or scaled-adagrad, not to {name}"
+            ValueError,
+            match=f"scale_moment=debiased belongs to scaled-adam or scaled-adagrad, not to {name}",
         ):
             config(server_optimizer=name, scale_moment="debiased")
 
 
 def test_a_plan_of_another_clipping_is_refused(tmp_path):
     with pytest.raises(
-        ValueError, match=r"plan has quantile_clipping=QuantileClipping\(.* but the config asks for None"
+        ValueError,
+        match=r"plan has quantile_clipping=QuantileClipping\(.* but the config asks for None",
     ):
         train(tmp_path / "run", config(), plan=config(**QUANTILE).plan(), noise_seed=1)
     plan = config(**QUANTILE).plan()
     for name, other in {"clip_share": 0.1, "clip_every": 3, "clip_learning_rate": 0.5}.items():
-        with pytest.raises(ValueError, match=r"plan has quantile_clipping=.* but the config asks for QuantileClipping"):
+        with pytest.raises(
+            ValueError,
+            match=r"plan has quantile_clipping=.* but the config asks for QuantileClipping",
+        ):
             train(tmp_path / "run", config(**QUANTILE | {name: other}), plan=plan, noise_seed=1)

@@ -20,7 +20,9 @@ def test_a_run_keeps_to_its_budget_resumed_or_not(tmp_path):
     settings = dataclasses.replace(config(), schema="budget", availability="independent:0.6")
 
     def train(folder, **arguments):
-        return federated.train(small_task(), settings, folder=tmp_path / folder, progress=False, **arguments)
+        return federated.train(
+            small_task(), settings, folder=tmp_path / folder, progress=False, **arguments
+        )
 
     whole = train("whole", noise_seed=9)
     train("parts", noise_seed=9, stop_after=3)
@@ -42,4 +44,11 @@ def test_a_run_keeps_to_its_budget_resumed_or_not(tmp_path):
     apart = dataclasses.replace(settings, schema="min_sep").plan()
     assert audit.planned.stddev == pytest.approx(apart.stddev, rel=1e-11)
     with pytest.raises(ValueError, match="plan is for Participation.*min_sep.*calibrate the plan"):
-        federated.train(small_task(), settings, folder=tmp_path / "other", noise_seed=9, plan=apart, progress=False)
+        federated.train(
+            small_task(),
+            settings,
+            folder=tmp_path / "other",
+            noise_seed=9,
+            plan=apart,
+            progress=False,
+        )

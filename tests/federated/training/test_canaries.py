@@ -31,7 +31,9 @@ def wide_task():
     x, y = rng.standard_normal((CLIENTS, FEATURES)).astype(np.float32), rng.integers(0, 2, CLIENTS)
 
     def model():
-        return tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(FEATURES,), kernel_initializer="zeros")])
+        return tf.keras.Sequential(
+            [tf.keras.layers.Dense(2, input_shape=(FEATURES,), kernel_initializer="zeros")]
+        )
 
     return federated.Task.from_arrays(
         name="wide", x=x, y=y, client_ids=np.arange(CLIENTS), model=model, validation=(x, y), test=(x, y), batch_size=1,
@@ -50,7 +52,9 @@ def config(**changes):
 
 def train(folder, settings=None, **options):
     options = {"noise_seed": 9} | options
-    return federated.train(wide_task(), settings or config(), folder=folder, progress=False, **options)
+    return federated.train(
+        wide_task(), settings or config(), folder=folder, progress=False, **options
+    )
 
 
 def evidence(run):
@@ -60,7 +64,9 @@ def evidence(run):
 
 def took_part(run):
     rounds = np.zeros((run.config.rounds, run.config.canaries), bool)
-    for t, client in np.loadtxt(run.path / "participation.csv", delimiter=",", skiprows=1, dtype=int):
+    for t, client in np.loadtxt(
+        run.path / "participation.csv", delimiter=",", skiprows=1, dtype=int
+    ):
         if client >= CLIENTS:
             rounds[t, client - CLIENTS] = True
     return rounds
@@ -94,7 +100,9 @@ def test_canaries_are_clients_under_the_schema(run):
     assert rounds.sum(axis=0).max() == 2
     assert all(np.diff(np.flatnonzero(column)).min(initial=4) >= 4 for column in rounds.T)
     assert [row["clients"] for row in run.metrics] == [20] * 8
-    assert {row["examples"] for row in run.metrics} < set(range(20))  # canaries stand where clients would
+    assert {row["examples"] for row in run.metrics} < set(
+        range(20)
+    )  # canaries stand where clients would
     audit = audit_run(run)
     assert not audit.contradictions
     assert audit.observed.clients == CLIENTS + CANARIES
@@ -106,7 +114,9 @@ def test_canaries_are_clients_under_the_schema(run):
 
 
 def test_releases_hold_the_clipped_updates_of_those_who_are_in(tmp_path):
-    """Without noise and with clients that hardly move, a release along a direction is the clip norm or 0, but for other canaries."""
+    """Without noise and with clients that hardly move, a release along a direction is the clip norm
+    or 0, but for other canaries.
+    """
     run = train(tmp_path / "run", config(family="none", epsilon=None, client_learning_rate=1e-9))
     seen, rounds = evidence(run), took_part(run)
     expected = 0.5 * rounds * seen["included"]
@@ -161,10 +171,17 @@ def test_refusals(run, tmp_path):
     refused("audit", "canaries", run.path, "--confidence", "2", words=("--confidence 2",))
     with pytest.raises(ValueError, match="canaries=7 .* model of 63 parameters: use at most 6"):
         train_small(tmp_path / "small", run_small.config(canaries=7))
-    with pytest.raises(ValueError, match=r"entries of 1\.26, and zeroing_norm=1\.0 would zero them"):
+    with pytest.raises(
+        ValueError, match=r"entries of 1\.26, and zeroing_norm=1\.0 would zero them"
+    ):
         train_small(tmp_path / "small", run_small.config(canaries=6, zeroing_norm=1.0))
     sampled = dataclasses.replace(
-        config(cohort_size=5), sampling="poisson", population=CLIENTS, bands=2, min_sep=None, max_participations=None
+        config(cohort_size=5),
+        sampling="poisson",
+        population=CLIENTS,
+        bands=2,
+        min_sep=None,
+        max_participations=None,
     )
     with pytest.raises(ValueError, match="set population to 80"):
         controller_of(wide_task(), sampled, sampled.plan())

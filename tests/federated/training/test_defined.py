@@ -23,7 +23,9 @@ class Masked(metrics.Mean):
     """The share of right predictions where the label is 0."""
 
     def update_state(self, labels, outputs, sample_weight=None):
-        return super().update_state(tf.cast(outputs < 0.5, tf.float32), tf.cast(labels == 0, tf.float32))
+        return super().update_state(
+            tf.cast(outputs < 0.5, tf.float32), tf.cast(labels == 0, tf.float32)
+        )
 
 
 class Quotient(metrics.Metric):
@@ -61,7 +63,9 @@ def test_on_whom_a_metric_is_defined(metric, defined):
     found = set()
     for name, (labels, outputs) in CLIENTS.items():
         metric.reset_state()
-        metric.update_state(np.array(labels, np.float32)[:, None], np.array(outputs, np.float32)[:, None])
+        metric.update_state(
+            np.array(labels, np.float32)[:, None], np.array(outputs, np.float32)[:, None]
+        )
         if is_defined(metric):
             found.add(name)
     assert found == defined

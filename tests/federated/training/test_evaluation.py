@@ -41,7 +41,9 @@ def test_metrics_are_those_of_numpy(monkeypatch):
     log_softmax = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     found = evaluated(100, monkeypatch)[0]
     assert found["accuracy"] == pytest.approx((logits.argmax(-1) == y).mean())
-    assert found["loss"] == pytest.approx(-np.take_along_axis(log_softmax, y[..., None], -1).mean(), rel=1e-6)
+    assert found["loss"] == pytest.approx(
+        -np.take_along_axis(log_softmax, y[..., None], -1).mean(), rel=1e-6
+    )
 
 
 def test_a_metric_named_loss_takes_the_place_of_the_mean():
@@ -50,5 +52,7 @@ def test_a_metric_named_loss_takes_the_place_of_the_mean():
         metrics=lambda: [tf.keras.metrics.SparseCategoricalCrossentropy("loss", from_logits=True)],
         headline_metric="loss",
     )
-    found = evaluation.Evaluator(task, config())([v.numpy() for v in task.build_model(0).trainable_variables], "test")
+    found = evaluation.Evaluator(task, config())(
+        [v.numpy() for v in task.build_model(0).trainable_variables], "test"
+    )
     assert list(found) == ["loss"]

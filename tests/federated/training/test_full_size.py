@@ -1,4 +1,6 @@
-"""The papers' size, n = 2052, min_sep = 342, 4,050,748 parameters: a few rounds, and the memory they take."""
+"""The papers' size, n = 2052, min_sep = 342, 4,050,748 parameters: a few rounds, and the memory
+they take.
+"""
 
 import json
 import os
@@ -18,13 +20,19 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 
 def mechanism_file(folder, family, bands):
-    participation = fedmf.Participation(rounds=full_size.ROUNDS, schema="min_sep", min_sep=full_size.MIN_SEP)
+    participation = fedmf.Participation(
+        rounds=full_size.ROUNDS, schema="min_sep", min_sep=full_size.MIN_SEP
+    )
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", RuntimeWarning
         )  # far from the optimum, but of the full shape: cost is the subject here
         mechanism = fedmf.fit(
-            fedmf.prefix_sum(full_size.ROUNDS), participation, family=family, bands=bands, max_iterations=1
+            fedmf.prefix_sum(full_size.ROUNDS),
+            participation,
+            family=family,
+            bands=bands,
+            max_iterations=1,
         )
     path = folder / f"{family}_{bands}.npz"
     mechanism.save(path)
@@ -39,7 +47,8 @@ def full_bands(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def moderate_bands(tmp_path_factory):
-    """32 bands, whose noise takes the most memory of all that are chosen unasked (docs/noise_cost.md).
+    """32 bands, whose noise takes the most memory of all that are chosen unasked
+    (docs/noise_cost.md).
 
     The noise of 342 bands takes a quarter of the machine's memory, whatever the client work does.
     """
@@ -78,4 +87,19 @@ def test_two_rounds_without_a_compiler_in_under_3_gb(tmp_path, moderate_bands):
 
 @pytest.mark.skipif(compiler() is None, reason="no C compiler")
 def test_a_hundred_clients_in_under_3_gb(tmp_path, moderate_bands):
-    assert len(set(run(tmp_path / "run", "fast", 2, moderate_bands, under_gb=3, clients=100, sentences=64))) == 2
+    assert (
+        len(
+            set(
+                run(
+                    tmp_path / "run",
+                    "fast",
+                    2,
+                    moderate_bands,
+                    under_gb=3,
+                    clients=100,
+                    sentences=64,
+                )
+            )
+        )
+        == 2
+    )

@@ -1,4 +1,6 @@
-"""The digest of what a task trains: the same in every process, and another for everything that trains otherwise."""
+"""The digest of what a task trains: the same in every process, and another for everything that
+trains otherwise.
+"""
 
 import dataclasses
 import json
@@ -70,7 +72,9 @@ def weighted(scale):
 def of_table(value):
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, [0.0, 0.0])
     table.insert(tf.constant([1], tf.int64), tf.constant([[value, 1.0]]))
-    return lambda y, logits, real: tf.reduce_mean(table.lookup(tf.constant([1], tf.int64))) * tf.reduce_mean(logits)
+    return lambda y, logits, real: (
+        tf.reduce_mean(table.lookup(tf.constant([1], tf.int64))) * tf.reduce_mean(logits)
+    )
 
 
 def regularised(strength):
@@ -81,7 +85,9 @@ def regularised(strength):
 TASKS = {
     "small": small_task,
     "probabilities": lambda: with_loss(losses.SparseCategoricalCrossentropy(from_logits=False)),
-    "ignores a class": lambda: with_loss(losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)),
+    "ignores a class": lambda: with_loss(
+        losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    ),
     "weighted 1": lambda: with_loss(weighted(1.0)),
     "weighted 2": lambda: with_loss(weighted(2.0)),
     "table of rows": lambda: with_loss(of_table(2.0)),
@@ -91,15 +97,21 @@ TASKS = {
     "l2 .1": lambda: stacked(regularised(0.1)),
     "l2 .2": lambda: stacked(regularised(0.2)),
     "frozen": lambda: stacked(lambda: layers.Dense(4, trainable=False)),
-    "frozen, other values": lambda: stacked(lambda: layers.Dense(4, trainable=False), seed_of=lambda seed: seed + 1),
+    "frozen, other values": lambda: stacked(
+        lambda: layers.Dense(4, trainable=False), seed_of=lambda seed: seed + 1
+    ),
     "frozen elsewhere": lambda: stacked(lambda: layers.Dense(4), embedding=False),
     "lstm": lambda: stacked(lambda: layers.LSTM(4, return_sequences=True)),
     "backwards": lambda: stacked(lambda: layers.LSTM(4, return_sequences=True, go_backwards=True)),
     "subclassed": subclassed,
     "other words": lambda: subclassed("bcd"),
     **TFF_TASKS,
-    "linear": lambda: task_from_config(config(task="regression", task_options={"kind": "linear"}), progress=False),
-    "logistic": lambda: task_from_config(config(task="regression", task_options={"kind": "logistic"}), progress=False),
+    "linear": lambda: task_from_config(
+        config(task="regression", task_options={"kind": "linear"}), progress=False
+    ),
+    "logistic": lambda: task_from_config(
+        config(task="regression", task_options={"kind": "logistic"}), progress=False
+    ),
 }
 
 
@@ -139,6 +151,11 @@ def test_another_process_with_other_counters_and_another_hash_seed_has_the_same(
     )
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     out = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert json.loads(out.stdout.splitlines()[-1]) == here

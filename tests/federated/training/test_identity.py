@@ -1,4 +1,6 @@
-"""A run goes on only as what it was begun with: nothing else gets the noise of rounds that are done again."""
+"""A run goes on only as what it was begun with: nothing else gets the noise of rounds that are done
+again.
+"""
 
 import dataclasses
 import functools
@@ -65,22 +67,37 @@ def test_the_same_goes_on(begun, recwarn):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"loss": tf.keras.losses.SparseCategoricalCrossentropy(from_logits=False)}, "with another model or loss"),
+        (
+            {"loss": tf.keras.losses.SparseCategoricalCrossentropy(from_logits=False)},
+            "with another model or loss",
+        ),
         ({"batch_size": 3}, r"with batch_size=3 \(the run has 4\)"),
-        ({"build_model": seeded_by(1)}, "with another initial model: build_model must give the same weights"),
-        ({"client_ids": small_task().client_ids[::-1]}, "with other client_ids, or in another order"),
+        (
+            {"build_model": seeded_by(1)},
+            "with another initial model: build_model must give the same weights",
+        ),
+        (
+            {"client_ids": small_task().client_ids[::-1]},
+            "with other client_ids, or in another order",
+        ),
     ],
     ids=["loss", "batch size", "initial weights", "order of clients"],
 )
 def test_another_task_is_refused(begun, changes, said):
-    with pytest.raises(ValueError, match=rf"cannot resume .* {said}.*; take the run's own, or start a new folder"):
+    with pytest.raises(
+        ValueError, match=rf"cannot resume .* {said}.*; take the run's own, or start a new folder"
+    ):
         go_on(begun, dataclasses.replace(VERSIONED, **changes))
 
 
 def test_other_examples_of_one_client_are_refused(begun):
     client = first_clients(begun)[-1]
-    other = dataclasses.replace(VERSIONED, client_examples=examples_with(client, lambda x: (x + 1) % CLASSES))
-    with pytest.raises(ValueError, match=rf"on other data: client '{client}' has other examples than when .* begun"):
+    other = dataclasses.replace(
+        VERSIONED, client_examples=examples_with(client, lambda x: (x + 1) % CLASSES)
+    )
+    with pytest.raises(
+        ValueError, match=rf"on other data: client '{client}' has other examples than when .* begun"
+    ):
         go_on(begun, other)
 
 
@@ -88,18 +105,28 @@ def test_a_first_round_without_clients_binds_the_data_all_the_same(tmp_path):
     settings = next(
         settings
         for seed in range(99)
-        if not len(controller_of(VERSIONED, settings := config(cohort_size=1, dropout=0.5, seed=seed)).cohort(0))
+        if not len(
+            controller_of(
+                VERSIONED, settings := config(cohort_size=1, dropout=0.5, seed=seed)
+            ).cohort(0)
+        )
     )
     folder = begin(tmp_path / "run", settings=settings)
     go_on(folder, settings=settings)
-    other = dataclasses.replace(VERSIONED, client_examples=lambda name: small_task().client_examples("1"))
+    other = dataclasses.replace(
+        VERSIONED, client_examples=lambda name: small_task().client_examples("1")
+    )
     with pytest.raises(ValueError, match="on other data"):
         go_on(folder, other, settings)
 
 
 def test_other_initial_weights_do_not_matter_once_there_is_a_checkpoint(tmp_path):
-    federated.train(VERSIONED, config(), folder=tmp_path, noise_seed=9, progress=False, stop_after=1)
-    go_on(RunFolder.open(tmp_path), dataclasses.replace(VERSIONED, build_model=seeded_by(1)), config())
+    federated.train(
+        VERSIONED, config(), folder=tmp_path, noise_seed=9, progress=False, stop_after=1
+    )
+    go_on(
+        RunFolder.open(tmp_path), dataclasses.replace(VERSIONED, build_model=seeded_by(1)), config()
+    )
 
 
 def test_other_software_is_named(begun):
@@ -113,7 +140,8 @@ def test_other_software_is_named(begun):
             go_on(begun)
         begun.begin(SETTINGS, bound["run"] | {"model": "0"})
         with pytest.raises(
-            ValueError, match=r"another model or loss.*it was begun with .*'tensorflow': '1\..*may differ"
+            ValueError,
+            match=r"another model or loss.*it was begun with .*'tensorflow': '1\..*may differ",
         ):
             go_on(begun)
     finally:
@@ -122,7 +150,9 @@ def test_other_software_is_named(begun):
     assert json.loads(identity.read_text()) == bound
 
 
-@pytest.mark.parametrize("name", ["config.json", "plan.json", "mechanism.npz", "private/noise_seed"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "plan.json", "mechanism.npz", "private/noise_seed"]
+)
 def test_a_file_that_changed_is_refused_before_the_first_checkpoint(tmp_path, name):
     folder = begin(tmp_path / "run")
     path, settings = folder.path / name, SETTINGS
@@ -135,21 +165,31 @@ def test_a_file_that_changed_is_refused_before_the_first_checkpoint(tmp_path, na
         path.write_text(path.read_text().replace("arithmetic", "Arithmetic"))
     else:
         path.write_text("10\n")
-    said = f"{name} changed since the run was begun|its plan.json or mechanism.npz differs|on other data: description="
+    said = (
+        f"{name} changed since the run was begun|its plan.json or mechanism.npz differs|on other "
+        "data: description="
+    )
     with pytest.raises(ValueError, match=said):
         go_on(folder, settings=settings)
 
 
-@pytest.mark.parametrize("content", [None, "", "{}", '{"files": {}, "run": {}}', '["files", "run"]'])
+@pytest.mark.parametrize(
+    "content", [None, "", "{}", '{"files": {}, "run": {}}', '["files", "run"]']
+)
 def test_a_missing_or_damaged_identity_is_refused(tmp_path, content):
     folder = begin(tmp_path / "run")
     path = folder.path / "private" / "identity.json"
     path.unlink() if content is None else path.write_text(content)
-    with pytest.raises(ValueError, match=r"private/identity\.json is missing or damaged.* put back its own, or start"):
+    with pytest.raises(
+        ValueError,
+        match=r"private/identity\.json is missing or damaged.* put back its own, or start",
+    ):
         go_on(folder)
 
 
-@pytest.mark.parametrize("left_out", ["first_cohort", "batch_size", "model", "client_ids", "initial_weights"])
+@pytest.mark.parametrize(
+    "left_out", ["first_cohort", "batch_size", "model", "client_ids", "initial_weights"]
+)
 def test_an_identity_without_an_entry_is_refused(tmp_path, left_out):
     folder = begin(tmp_path / "run")
     kept = folder.identity()
@@ -170,33 +210,40 @@ def test_functions_that_are_not_pure_are_refused_before_anything_is_written(begu
         VERSIONED, client_examples=examples_with(client, lambda x: (x + next(reads)) % CLASSES)
     )
     with pytest.raises(
-        ValueError, match=f"client '{client}' of task 'small' has other examples when they are read again"
+        ValueError,
+        match=f"client '{client}' of task 'small' has other examples when they are read again",
     ):
         begin(tmp_path / "run", impure)
     assert not (tmp_path / "run").exists()
 
 
 def test_examples_that_depend_on_who_was_read_before_are_refused_at_the_resume(tmp_path):
-    """A generator that goes on from client to client, behind a cache: one process always sees the same."""
+    """A generator that goes on from client to client, behind a cache: one process always sees the
+    same.
+    """
 
     def task():
         rng = np.random.default_rng(0)
         reads = functools.cache(
             lambda name: tuple(
-                rng.integers(0, CLASSES, array.shape, np.int32) for array in VERSIONED.client_examples(name)
+                rng.integers(0, CLASSES, array.shape, np.int32)
+                for array in VERSIONED.client_examples(name)
             )
         )
         return dataclasses.replace(VERSIONED, client_examples=reads)
 
     folder = begin(tmp_path / "run", task())
-    with pytest.raises(ValueError, match="on other data: client 'client .* has other examples than when .* begun"):
+    with pytest.raises(
+        ValueError, match="on other data: client 'client .* has other examples than when .* begun"
+    ):
         go_on(folder, task())
 
 
 def test_a_task_without_a_version_of_its_data_warns(begun, tmp_path):
     folder = begin(tmp_path / "run", small_task())
     with pytest.warns(
-        UserWarning, match="task 'small' has no data_version: only the first cohort's examples are known"
+        UserWarning,
+        match="task 'small' has no data_version: only the first cohort's examples are known",
     ):
         go_on(folder, small_task())
 
@@ -204,8 +251,15 @@ def test_a_task_without_a_version_of_its_data_warns(begun, tmp_path):
 def test_the_end_is_declared_before_the_first_round(tmp_path):
     target = SETTINGS.plan().epsilon / 2
     folder = begin(tmp_path / "run", stop_at_epsilon=target)
-    assert go_on(folder).rounds() == go_on(folder, stop_at_epsilon=target).rounds() < SETTINGS.rounds
-    with pytest.raises(ValueError, match=rf"stop_at_epsilon={target / 2}, which was {target} when .* leave it out, or"):
+    assert (
+        go_on(folder).rounds() == go_on(folder, stop_at_epsilon=target).rounds() < SETTINGS.rounds
+    )
+    with pytest.raises(
+        ValueError,
+        match=rf"stop_at_epsilon={target / 2}, which was {target} when .* leave it out, or",
+    ):
         go_on(folder, stop_at_epsilon=target / 2)
-    with pytest.raises(ValueError, match=rf"stop_at_epsilon={target}, which was None when the run was begun"):
+    with pytest.raises(
+        ValueError, match=rf"stop_at_epsilon={target}, which was None when the run was begun"
+    ):
         go_on(begin(tmp_path / "other"), stop_at_epsilon=target)

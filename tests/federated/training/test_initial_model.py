@@ -16,7 +16,10 @@ from tests.federated.small_task import small_task  # noqa: E402
 
 def train(folder, settings, task=None, **arguments):
     return federated.train(
-        task or small_task(), settings, folder=folder, **{"noise_seed": 9, "progress": False} | arguments
+        task or small_task(),
+        settings,
+        folder=folder,
+        **{"noise_seed": 9, "progress": False} | arguments,
     )
 
 
@@ -64,7 +67,9 @@ def test_a_file_and_the_run_that_wrote_it_start_the_same_run(first, keras_file, 
 @pytest.mark.parametrize("execution", ["fast", "tff"])
 def test_the_first_round_starts_from_the_weights(first, tmp_path, execution):
     """Without noise, zeroed updates leave the model as it was."""
-    settings = config(execution, rounds=2, min_sep=1, family="none", noise_multiplier=None, zeroing_norm=1e-9)
+    settings = config(
+        execution, rounds=2, min_sep=1, family="none", noise_multiplier=None, zeroing_norm=1e-9
+    )
     with pytest.warns(UserWarning, match="zeroed"):
         run = train(tmp_path / "run", dataclasses.replace(settings, initial_model=str(first.path)))
     for weight, start in zip(run.weights, first.weights, strict=True):
@@ -106,7 +111,11 @@ def test_weights_that_are_not_trained_come_along(tmp_path):
     def build_model(seed, frozen=True):
         normal = tf.keras.initializers.RandomNormal(seed=seed)
         model = small_task().build_model(seed)
-        layers = [model.layers[0], tf.keras.layers.Dense(4, kernel_initializer=normal, name="frozen"), model.layers[1]]
+        layers = [
+            model.layers[0],
+            tf.keras.layers.Dense(4, kernel_initializer=normal, name="frozen"),
+            model.layers[1],
+        ]
         layers[1].trainable = not frozen
         return tf.keras.Sequential([tf.keras.Input((5,), dtype=tf.int32), *layers])
 
@@ -127,7 +136,8 @@ def test_what_does_not_fit_is_refused(first, tmp_path):
     infinite.set_weights([weight * np.inf for weight in infinite.get_weights()])
     infinite.save(tmp_path / "infinite.keras")
     for name, words in {
-        "other.keras": r"the weights have the shapes \[\(3, 2\), \(2,\)\] and the model of task 'small'",
+        "other.keras": r"the weights have the shapes \[\(3, 2\), \(2,\)\] and the model of task "
+        r"'small'",
         "text.keras": "Keras cannot load it",
         "infinite.keras": "not all finite",
         ".": "holds no run",

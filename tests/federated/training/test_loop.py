@@ -1,4 +1,6 @@
-"""The loop: reproducible, resumable, the same on both execution paths, and careful with what is on disk."""
+"""The loop: reproducible, resumable, the same on both execution paths, and careful with what is on
+disk.
+"""
 
 import dataclasses
 import json
@@ -39,11 +41,16 @@ def weights_of(run):
 
 def assert_same_run(one, other):
     assert (one.path / "metrics.jsonl").read_bytes() == (other.path / "metrics.jsonl").read_bytes()
-    assert (one.path / "participation.csv").read_bytes() == (other.path / "participation.csv").read_bytes()
+    assert (one.path / "participation.csv").read_bytes() == (
+        other.path / "participation.csv"
+    ).read_bytes()
     for a, b in zip(weights_of(one), weights_of(other), strict=True):
         np.testing.assert_array_equal(a, b)
     # Seconds, also those of the fit in plan.json, are of each run.
-    first, second = ({k: v for k, v in run.result.items() if k not in ("seconds", "sha256")} for run in (one, other))
+    first, second = (
+        {k: v for k, v in run.result.items() if k not in ("seconds", "sha256")}
+        for run in (one, other)
+    )
     assert first == second
 
 
@@ -53,7 +60,9 @@ def test_a_run_that_tunes_does_not_read_the_test_split(tmp_path):
         return small_task().evaluation_examples(split)
 
     task = dataclasses.replace(small_task(), evaluation_examples=validation_alone)
-    run = federated.train(task, config(), folder=tmp_path / "run", noise_seed=9, progress=False, test=False)
+    run = federated.train(
+        task, config(), folder=tmp_path / "run", noise_seed=9, progress=False, test=False
+    )
     assert run.result["test"] == {}
     assert run.result["validation"]
 
@@ -71,9 +80,18 @@ def crash_after(rounds, error=Crash):
 
 
 def process(folder, execution, kill_after):
-    command = [sys.executable, "-m", "tests.federated.run_small", str(folder), execution, str(kill_after)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.federated.run_small",
+        str(folder),
+        execution,
+        str(kill_after),
+    ]
     with open(f"{folder}.log", "ab") as log:
-        return subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=300, check=False)
+        return subprocess.run(
+            command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=300, check=False
+        )
 
 
 @pytest.mark.slow
@@ -89,18 +107,29 @@ def test_six_rounds_equal_three_kill_9_and_three_more(tmp_path, execution):
     resumed = train(tmp_path / "parts", config(execution), noise_seed=None, resume=True)
     assert_same_run(whole, resumed)
 
-    workers = next(line.split()[1:] for line in (tmp_path / "parts.log").read_text().splitlines() if "workers" in line)
+    workers = next(
+        line.split()[1:]
+        for line in (tmp_path / "parts.log").read_text().splitlines()
+        if "workers" in line
+    )
     assert bool(workers) == (execution == "tff")
     deadline = time.monotonic() + 30
-    while any(pathlib.Path(f"/proc/{pid}/exe").exists() for pid in workers) and time.monotonic() < deadline:
+    while (
+        any(pathlib.Path(f"/proc/{pid}/exe").exists() for pid in workers)
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.2)
-    assert not any(pathlib.Path(f"/proc/{pid}/exe").exists() for pid in workers), "a TFF worker outlived its parent"
+    assert not any(pathlib.Path(f"/proc/{pid}/exe").exists() for pid in workers), (
+        "a TFF worker outlived its parent"
+    )
 
 
 @pytest.mark.slow
 def test_both_paths_train_the_same_model(tmp_path):
     fast, tff = train(tmp_path / "fast"), train(tmp_path / "tff", config("tff"))
-    assert (fast.path / "participation.csv").read_bytes() == (tff.path / "participation.csv").read_bytes()
+    assert (fast.path / "participation.csv").read_bytes() == (
+        tff.path / "participation.csv"
+    ).read_bytes()
     initial = [v.numpy() for v in small_task().build_model(3).trainable_variables]
     for a, b, start in zip(weights_of(fast), weights_of(tff), initial, strict=True):
         assert np.abs(a - start).max() > 0.05
@@ -114,7 +143,9 @@ def test_learns_and_noise_hurts(tmp_path):
     settings = config(rounds=40, min_sep=3, family="none", noise_multiplier=None, evaluate_every=40)
     clean = train(tmp_path / "clean", settings)
     assert clean.result["test"]["accuracy"] > 0.95
-    noisy = train(tmp_path / "noisy", dataclasses.replace(settings, family="identity", noise_multiplier=30.0))
+    noisy = train(
+        tmp_path / "noisy", dataclasses.replace(settings, family="identity", noise_multiplier=30.0)
+    )
     assert noisy.result["test"]["accuracy"] < 0.6
 
 
@@ -149,13 +180,17 @@ def test_the_run_folder_says_what_was_run_and_keeps_the_seed_private(tmp_path):
 def test_seeds_change_what_they_say(tmp_path):
     base = train(tmp_path / "base")
     noise = train(tmp_path / "noise", noise_seed=10)
-    assert (base.path / "participation.csv").read_bytes() == (noise.path / "participation.csv").read_bytes()
+    assert (base.path / "participation.csv").read_bytes() == (
+        noise.path / "participation.csv"
+    ).read_bytes()
     assert not np.allclose(weights_of(base)[0], weights_of(noise)[0])
     drawn = train(tmp_path / "os", noise_seed="os")
     again = train(tmp_path / "os again", noise_seed="os")
     assert not np.allclose(weights_of(drawn)[0], weights_of(again)[0])
     other = train(tmp_path / "seed", config(seed=4))
-    assert (base.path / "participation.csv").read_bytes() != (other.path / "participation.csv").read_bytes()
+    assert (base.path / "participation.csv").read_bytes() != (
+        other.path / "participation.csv"
+    ).read_bytes()
 
 
 @pytest.mark.slow
@@ -203,7 +238,9 @@ def test_resume_refuses_another_config_and_touches_nothing(tmp_path):
     with pytest.raises(ValueError, match="another plan"):
         train(tmp_path / "run", noise_seed=None, resume=True, plan=plan)
     with pytest.raises(ValueError, match="on other data"):
-        federated.train(small_task(clients=14), config(), folder=tmp_path / "run", resume=True, progress=False)
+        federated.train(
+            small_task(clients=14), config(), folder=tmp_path / "run", resume=True, progress=False
+        )
     with pytest.raises(ValueError, match="already holds a run"):
         train(tmp_path / "run")
     with pytest.raises(ValueError, match="holds no run to resume"):
@@ -248,14 +285,22 @@ def test_nothing_is_made_for_a_run_that_cannot_start(tmp_path):
     with pytest.raises(TypeError, match="plan='x' must be a fedmf.Plan"):
         train(tmp_path / "run", plan="x")
     settings = config(claimed_cohort=40)
-    with pytest.raises(ValueError, match="simulated_cohort=5 clients a round but the config trains cohort_size=4"):
-        train(tmp_path / "run", settings, plan=dataclasses.replace(settings.plan(), simulated_cohort=5))
+    with pytest.raises(
+        ValueError, match="simulated_cohort=5 clients a round but the config trains cohort_size=4"
+    ):
+        train(
+            tmp_path / "run",
+            settings,
+            plan=dataclasses.replace(settings.plan(), simulated_cohort=5),
+        )
     with pytest.raises(ValueError, match="not possible|needs|memory"):
         train(tmp_path / "run", noise_memory=0)
     settings = config(rounds=40, min_sep=3)
     grows = BandedMechanism(diagonals=np.array([[1.0, 0.0]] + [[1.0, 2.0]] * 39))
     with pytest.raises(ValueError, match="too ill-conditioned for float32"):
-        train(tmp_path / "run", settings, plan=dataclasses.replace(settings.plan(), mechanism=grows))
+        train(
+            tmp_path / "run", settings, plan=dataclasses.replace(settings.plan(), mechanism=grows)
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -278,7 +323,9 @@ def test_resume_refuses_another_mechanism_that_looks_the_same(tmp_path):
     settings = config(family="banded", bands=2)
 
     def plan_of(a):
-        diagonals = np.stack([np.full(settings.rounds, a), np.full(settings.rounds, np.sqrt(1 - a * a))], axis=1)
+        diagonals = np.stack(
+            [np.full(settings.rounds, a), np.full(settings.rounds, np.sqrt(1 - a * a))], axis=1
+        )
         diagonals[0, 1], diagonals[-1, 0] = 0, 1  # columns of norm 1
         return dataclasses.replace(settings.plan(), mechanism=BandedMechanism(diagonals=diagonals))
 
@@ -313,7 +360,9 @@ def test_a_run_with_a_plan_of_its_own_goes_on_without_it_and_says_what_it_was(tm
     command = first_command(resumed)
     assert command.startswith("fedmf calibrate RUN/mechanism.npz --rounds 6 ")
     assert "--noise-multiplier 0.7" in command
-    assert first_command(train(tmp_path / "of the config")).startswith("fedmf train --config config.json")
+    assert first_command(train(tmp_path / "of the config")).startswith(
+        "fedmf train --config config.json"
+    )
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
@@ -325,10 +374,15 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path):
         "with RunFolder(sys.argv[1]).locked(): print('locked', flush=True), input()"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "run")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout.readline() == "locked\n"
         for arguments in ({"noise_seed": None, "resume": True}, {}):
-            with pytest.raises(ValueError, match=r"another process trains in .*run: wait for it, stop it and resume"):
+            with pytest.raises(
+                ValueError,
+                match=r"another process trains in .*run: wait for it, stop it and resume",
+            ):
                 train(tmp_path / "run", **arguments)
         assert snapshot(tmp_path / "run") == before
         other.kill()
@@ -345,21 +399,30 @@ def test_timings_are_apart_from_metrics(tmp_path):
     assert [row["round"] for row in run.timings] == list(range(6))
     assert all("seconds" not in row for row in run.metrics)
     assert json.loads((run.path / "result.json").read_text())["seconds"] > 0
-    assert sorted(os.listdir(run.path / "checkpoints")) == ["round-000005.ckpt", "round-000006.ckpt"]
+    assert sorted(os.listdir(run.path / "checkpoints")) == [
+        "round-000005.ckpt",
+        "round-000006.ckpt",
+    ]
 
 
 def test_a_log_file_gets_a_line_every_ten_seconds_and_not_every_round(tmp_path, capsys):
-    train(tmp_path / "run", config(rounds=60, checkpoint_every=60, evaluate_every=60), progress=True)
+    train(
+        tmp_path / "run", config(rounds=60, checkpoint_every=60, evaluate_every=60), progress=True
+    )
     lines = capsys.readouterr().err.split("\r")
     assert all(part in lines[-1] for part in ("60/60", "clients/s=", "loss="))
     assert len(lines) < 20
 
 
-DIVERGING = config(rounds=40, client_learning_rate=50.0, zeroing_norm=None, clip_norm=100.0, evaluate_every=40)
+DIVERGING = config(
+    rounds=40, client_learning_rate=50.0, zeroing_norm=None, clip_norm=100.0, evaluate_every=40
+)
 
 
 def test_a_run_that_diverges_says_so_once_also_after_a_resume(tmp_path):
-    """The watch's own rules are tested by themselves; here a rate of 50 drives the loss up, and the resumed rounds know of the first."""
+    """The watch's own rules are tested by themselves; here a rate of 50 drives the loss up, and the
+    resumed rounds know of the first.
+    """
     with pytest.raises(Crash):
         train(tmp_path, DIVERGING, on_round=crash_after(15))
     with pytest.warns(UserWarning, match="diverges|training loss of round") as caught:
@@ -369,11 +432,15 @@ def test_a_run_that_diverges_says_so_once_also_after_a_resume(tmp_path):
 
 def test_a_run_that_diverges_stops_if_it_is_told_to(tmp_path):
     """Saved, without a result, and at every resume again, until that is without the option."""
-    with pytest.raises(federated.DivergedRun, match="smaller.*server_learning_rate than 0.5") as stop:
+    with pytest.raises(
+        federated.DivergedRun, match="smaller.*server_learning_rate than 0.5"
+    ) as stop:
         train(tmp_path, DIVERGING, stop_on_divergence=True)
     rounds = len(fedmf.Run.load(tmp_path).metrics)
     assert 0 < rounds < 40
-    assert f"{rounds} of 40 rounds are saved in {tmp_path}, and go on with resume=True" in str(stop.value)
+    assert f"{rounds} of 40 rounds are saved in {tmp_path}, and go on with resume=True" in str(
+        stop.value
+    )
     assert RunFolder(tmp_path).saved_rounds() == rounds
     # The data decided on the end: what holds is the guarantee of all rounds.
     audit = audit_run(tmp_path)
@@ -388,13 +455,18 @@ def test_a_run_that_diverges_stops_if_it_is_told_to(tmp_path):
 def test_a_rate_that_the_noise_hardly_allows_is_warned_of_once(tmp_path):
     settings = config(server_learning_rate=50.0, server_momentum=0.95)
     with pytest.warns(
-        UserWarning, match=r"server_learning_rate=50 is \S+ times the 0\.\d+ that the rule of `fedmf plan"
+        UserWarning,
+        match=r"server_learning_rate=50 is \S+ times the 0\.\d+ that the rule of `fedmf plan",
     ):
         train(tmp_path, settings, stop_after=2)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*plan learning-rate")
         train(tmp_path, settings, resume=True, noise_seed=None)
-        train(tmp_path / "silent", dataclasses.replace(settings, family="none", noise_multiplier=None), noise_seed=None)
+        train(
+            tmp_path / "silent",
+            dataclasses.replace(settings, family="none", noise_multiplier=None),
+            noise_seed=None,
+        )
 
 
 def test_a_run_without_noise_needs_no_noise_seed(tmp_path):
@@ -409,4 +481,6 @@ def test_a_run_without_noise_needs_no_noise_seed(tmp_path):
         with pytest.raises(ValueError, match="noise_seed=None"):
             train(tmp_path / "noisy", settings, noise_seed=None, plan=plan)
     without = dataclasses.replace(given, noise_multiplier=0.0)
-    assert train(tmp_path / "given", config(), noise_seed=None, plan=without).plan["epsilon"] is None
+    assert (
+        train(tmp_path / "given", config(), noise_seed=None, plan=without).plan["epsilon"] is None
+    )

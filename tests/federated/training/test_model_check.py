@@ -1,4 +1,6 @@
-"""Models that would carry one client's data into another's update, or repeat noise on other updates, are refused before a run begins."""
+"""Models that would carry one client's data into another's update, or repeat noise on other
+updates, are refused before a run begins.
+"""
 
 import dataclasses
 
@@ -35,7 +37,9 @@ class Seen(layers.Layer):
 
     def call(self, x):
         before = self.table.lookup(tf.constant([0], tf.int64))
-        with tf.control_dependencies([self.table.insert(tf.constant([0], tf.int64), [tf.reduce_sum(x)])]):
+        with tf.control_dependencies(
+            [self.table.insert(tf.constant([0], tf.int64), [tf.reduce_sum(x)])]
+        ):
             return tf.ensure_shape(x + before, x.shape)
 
 
@@ -78,12 +82,19 @@ class Staged(layers.Layer):
 
 
 def sampled(x):
-    loss = tf.nn.sampled_softmax_loss(tf.ones([50, 4]), tf.ones([50]), tf.zeros([4, 1], tf.int64), x[:, 0], 5, 50)
+    loss = tf.nn.sampled_softmax_loss(
+        tf.ones([50, 4]), tf.ones([50]), tf.zeros([4, 1], tf.int64), x[:, 0], 5, 50
+    )
     return x + tf.reduce_mean(loss)
 
 
 def pooled(x):
-    return x + tf.nn.fractional_max_pool(x[..., None], [1.0, 1.2, 1.0, 1.0], pseudo_random=True)[0][:, :1, :, 0]
+    return (
+        x
+        + tf.nn.fractional_max_pool(x[..., None], [1.0, 1.2, 1.0, 1.0], pseudo_random=True)[0][
+            :, :1, :, 0
+        ]
+    )
 
 
 class FromGenerator(layers.Layer):
@@ -134,7 +145,10 @@ def task_with(*middle):
         (lambda: layers.Lambda(pooled), "draws random numbers"),
         (lambda: layers.Dropout(0.5), "draws random numbers"),
         (lambda: layers.Dropout(0.5, seed=3), "draws random numbers"),
-        (lambda: layers.LSTM(4, return_sequences=True, recurrent_dropout=0.5), "draws random numbers"),
+        (
+            lambda: layers.LSTM(4, return_sequences=True, recurrent_dropout=0.5),
+            "draws random numbers",
+        ),
         (lambda: layers.GaussianNoise(1.0), "draws random numbers"),
         (FromGenerator, "(draws random numbers|writes a variable)"),
         (lambda: layers.Lambda(called_back), "calls Python"),
@@ -142,9 +156,12 @@ def task_with(*middle):
 )
 def test_is_refused_before_there_is_a_folder(tmp_path, layer, said):
     with pytest.raises(
-        ValueError, match=rf"(?s)build_model of task 'small' .* {said}.* in training .*: (leave out|write)"
+        ValueError,
+        match=rf"(?s)build_model of task 'small' .* {said}.* in training .*: (leave out|write)",
     ):
-        federated.train(task_with(layer), config(), folder=tmp_path / "run", noise_seed=9, progress=False)
+        federated.train(
+            task_with(layer), config(), folder=tmp_path / "run", noise_seed=9, progress=False
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -181,7 +198,9 @@ class OwnStep(tf.keras.Sequential):
     [
         (lambda layer: OwnStep(layer), "a train_step of its own"),
         (
-            lambda layer: tf.keras.Sequential([*layer, layers.Dense(CLASSES, kernel_constraint="unit_norm")]),
+            lambda layer: tf.keras.Sequential(
+                [*layer, layers.Dense(CLASSES, kernel_constraint="unit_norm")]
+            ),
             "constraints",
         ),
     ],
@@ -190,12 +209,16 @@ class OwnStep(tf.keras.Sequential):
 def test_what_keras_fit_alone_does_is_refused(build, said):
     first = [layers.Embedding(CLASSES, CLASSES, batch_input_shape=[4, LENGTH])]
     with pytest.raises(ValueError, match=f"gives a model with {said}"):
-        check_model(dataclasses.replace(small_task(), build_model=lambda seed: build(first)), config())
+        check_model(
+            dataclasses.replace(small_task(), build_model=lambda seed: build(first)), config()
+        )
 
 
 def test_a_variable_that_may_change_between_rounds_is_refused():
     weight = tf.Variable(2.0)
-    annealed = dataclasses.replace(small_task(), loss=lambda y, logits, real: weight * tf.reduce_mean(logits))
+    annealed = dataclasses.replace(
+        small_task(), loss=lambda y, logits, real: weight * tf.reduce_mean(logits)
+    )
     with pytest.raises(ValueError, match="read a variable that is no weight of the model"):
         check_model(annealed, config())
 
@@ -203,19 +226,26 @@ def test_a_variable_that_may_change_between_rounds_is_refused():
 def test_weights_that_are_not_trained():
     frozen = task_with(lambda: layers.Dense(4, trainable=False))
     check_model(frozen, config())
-    with pytest.raises(ValueError, match=r"(?s)not trained \(dense.*/kernel.*execution='tff'.*use execution='fast'"):
+    with pytest.raises(
+        ValueError, match=r"(?s)not trained \(dense.*/kernel.*execution='tff'.*use execution='fast'"
+    ):
         check_model(frozen, config("tff"))
 
 
 def test_frozen_weights_train_reproducibly(tmp_path):
-    frozen = task_with(lambda: layers.Dense(4, trainable=False, kernel_initializer=tf.keras.initializers.Identity()))
+    frozen = task_with(
+        lambda: layers.Dense(
+            4, trainable=False, kernel_initializer=tf.keras.initializers.Identity()
+        )
+    )
     run = federated.train(frozen, config(), folder=tmp_path / "run", noise_seed=9, progress=False)
     assert run.result is not None
 
 
 def cast_to(dtype, policy=None):
     return task_with(
-        lambda: layers.Dense(4, dtype=policy or dtype), lambda: layers.Lambda(lambda x: tf.cast(x, "float32"))
+        lambda: layers.Dense(4, dtype=policy or dtype),
+        lambda: layers.Lambda(lambda x: tf.cast(x, "float32")),
     )
 
 
@@ -230,9 +260,13 @@ def cast_to(dtype, policy=None):
 )
 def test_weights_that_are_not_float32(tmp_path, dtype, said):
     with pytest.raises(
-        ValueError, match=rf"(?s)build_model of task 'small' .* not all float32 \({said}.*: build it with float32"
+        ValueError,
+        match=rf"(?s)build_model of task 'small' .* not all float32 \({said}.*: build it with "
+        r"float32",
     ):
-        federated.train(cast_to(dtype), config(), folder=tmp_path / "run", noise_seed=9, progress=False)
+        federated.train(
+            cast_to(dtype), config(), folder=tmp_path / "run", noise_seed=9, progress=False
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -254,7 +288,9 @@ class Counted(layers.Layer):
         return x * tf.cast(self.count, tf.float32)
 
 
-@pytest.mark.parametrize(("layer", "said"), [(Complex, "turn:0 is complex64"), (Counted, "count:0 is int32")])
+@pytest.mark.parametrize(
+    ("layer", "said"), [(Complex, "turn:0 is complex64"), (Counted, "count:0 is int32")]
+)
 def test_weights_that_are_no_floats(layer, said):
     with pytest.raises(ValueError, match=rf"not all float32 \(.*{said}"):
         check_model(task_with(layer), config())
@@ -264,10 +300,14 @@ def test_weights_that_are_no_floats(layer, said):
 def test_mixed_bfloat16_trains_the_same_model_in_both_executions(tmp_path):
     """Weights in float32, arithmetic in bfloat16 (8 bits)."""
     task = cast_to("float32")
-    task = dataclasses.replace(task, build_model=seeded(lambda: cast_to("float32", "mixed_bfloat16").build_model(0)))
+    task = dataclasses.replace(
+        task, build_model=seeded(lambda: cast_to("float32", "mixed_bfloat16").build_model(0))
+    )
     initial = task.build_model(3).get_weights()
     runs = [
-        federated.train(task, config(execution), folder=tmp_path / execution, noise_seed=9, progress=False)
+        federated.train(
+            task, config(execution), folder=tmp_path / execution, noise_seed=9, progress=False
+        )
         for execution in ("fast", "tff")
     ]
     for one, other, start in zip(*(run.weights for run in runs), initial, strict=True):
@@ -277,12 +317,18 @@ def test_mixed_bfloat16_trains_the_same_model_in_both_executions(tmp_path):
 
 def test_models_without_weights_to_train():
     def task(*stack):
-        return dataclasses.replace(small_task(), build_model=lambda seed: tf.keras.Sequential(list(stack)))
+        return dataclasses.replace(
+            small_task(), build_model=lambda seed: tf.keras.Sequential(list(stack))
+        )
 
-    with pytest.raises(ValueError, match=r"gives a model without weights: begin it with tf\.keras\.Input"):
+    with pytest.raises(
+        ValueError, match=r"gives a model without weights: begin it with tf\.keras\.Input"
+    ):
         check_model(task(layers.Dense(CLASSES)), config())
     with pytest.raises(ValueError, match="gives a model of which nothing is trained"):
-        check_model(task(layers.Embedding(CLASSES, CLASSES, input_length=LENGTH, trainable=False)), config())
+        check_model(
+            task(layers.Embedding(CLASSES, CLASSES, input_length=LENGTH, trainable=False)), config()
+        )
 
 
 def test_a_model_of_a_class_of_ones_own_has_no_inputs_to_compare(tmp_path):
@@ -302,6 +348,9 @@ def test_a_model_of_a_class_of_ones_own_has_no_inputs_to_compare(tmp_path):
     read = small_task().client_examples
     as_floats = {
         "client_examples": lambda name: (read(name)[0].astype("float32"), read(name)[1]),
-        "evaluation_examples": lambda split: (read(split, 40)[0].astype("float32"), read(split, 40)[1]),
+        "evaluation_examples": lambda split: (
+            read(split, 40)[0].astype("float32"),
+            read(split, 40)[1],
+        ),
     }
     check_model(dataclasses.replace(small_task(), build_model=build_model, **as_floats), config())

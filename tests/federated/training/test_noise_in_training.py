@@ -1,4 +1,6 @@
-"""The noise of a run: any strategy, also another one after a resume, and what the metrics say of it."""
+"""The noise of a run: any strategy, also another one after a resume, and what the metrics say of
+it.
+"""
 
 import itertools
 
@@ -45,9 +47,21 @@ def test_rows_on_disk_are_told_and_leave_nothing(tmp_path, capsys, whole):
     assert "noise:" not in capsys.readouterr().err
     # One byte less than the arrays for blocks of one round: 2 * 3 rows to work on, 2 to keep.
     memory = 4 * 8 * sum(w.size for w in whole) - 1
-    run = train(tmp_path / "run", config(min_sep=3), noise_strategy="recurrent", noise_memory=memory, progress=True)
-    assert "rows carry what the future needs of the past, in a private memory map" in capsys.readouterr().err
-    assert {path.name for path in (tmp_path / "run" / "private").iterdir()} == {"noise_seed", "identity.json"}
+    run = train(
+        tmp_path / "run",
+        config(min_sep=3),
+        noise_strategy="recurrent",
+        noise_memory=memory,
+        progress=True,
+    )
+    assert (
+        "rows carry what the future needs of the past, in a private memory map"
+        in capsys.readouterr().err
+    )
+    assert {path.name for path in (tmp_path / "run" / "private").iterdir()} == {
+        "noise_seed",
+        "identity.json",
+    }
     assert_close(weights_of(run), whole)
 
 
@@ -65,5 +79,7 @@ def test_the_metrics_say_what_was_clipped_and_how_much_noise_there_was(tmp_path,
         assert row["clip_fraction"] > 0.5
         assert row["zeroed"] == 0
         assert row["noise_stddev"] == pytest.approx(expected, rel=1e-6)
-    loose = train(tmp_path / "loose", config(execution, rounds=2, clip_norm=100.0, zeroing_norm=1e-9))
+    loose = train(
+        tmp_path / "loose", config(execution, rounds=2, clip_norm=100.0, zeroing_norm=1e-9)
+    )
     assert all(row["clip_fraction"] == 0 and row["zeroed"] > 0 for row in loose.metrics)

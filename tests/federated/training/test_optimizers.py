@@ -12,7 +12,8 @@ pytestmark = pytest.mark.tensorflow
 
 
 def test_equals_the_workload_of_the_same_schedule():
-    # Multi-epoch paper, Sec. 4: SGD with momentum and learning rates is multiplication by the momentum workload.
+    # Multi-epoch paper, Sec. 4: SGD with momentum and learning rates is multiplication by the
+    # momentum workload.
     rates = fedmf.WarmupCooldown(rounds=12, peak=0.7).learning_rates()
     optimizer = federated.ScheduledSGDM(rates, momentum=0.9)
     gradients = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
@@ -26,7 +27,10 @@ def test_equals_the_workload_of_the_same_schedule():
 
 
 def test_constant_rate_equals_tffs_own():
-    ours, theirs = federated.ScheduledSGDM(np.full(5, 0.3), momentum=0.5), tff.learning.optimizers.build_sgdm(0.3, 0.5)
+    ours, theirs = (
+        federated.ScheduledSGDM(np.full(5, 0.3), momentum=0.5),
+        tff.learning.optimizers.build_sgdm(0.3, 0.5),
+    )
     results = []
     for optimizer in (ours, theirs):
         weights, state = tf.ones([2]), optimizer.initialize(tf.TensorSpec([2]))

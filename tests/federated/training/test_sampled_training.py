@@ -26,13 +26,20 @@ def sampled(**changes):
         "cohort_size": 3,
         "min_sep": None,
     }
-    values |= {"schema": "min_sep", "max_participations": None, "epsilon": 20.0, "noise_multiplier": None}
+    values |= {
+        "schema": "min_sep",
+        "max_participations": None,
+        "epsilon": 20.0,
+        "noise_multiplier": None,
+    }
     return dataclasses.replace(config(), **(values | changes))
 
 
 @pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
 def test_poisson_run_keeps_to_its_parts_and_resumes_to_the_same(tmp_path, execution):
-    settings = sampled(execution=execution, availability="independent:0.8", dropout=0.2, checkpoint_every=2)
+    settings = sampled(
+        execution=execution, availability="independent:0.8", dropout=0.2, checkpoint_every=2
+    )
     whole = train(tmp_path / "whole", settings)
 
     with pytest.raises(Crash):
@@ -61,14 +68,21 @@ def test_a_min_sep_run_keeps_its_separation_and_resumes_to_the_same(tmp_path, mo
     for name in ("participation.csv", "selected.csv"):
         assert (whole.path / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
     rows = np.loadtxt(whole.path / "selected.csv", delimiter=",", skiprows=1, dtype=int)
-    assert min(np.diff(np.sort(rows[rows[:, 1] == client, 0])).min(initial=2) for client in np.unique(rows[:, 1])) >= 2
+    assert (
+        min(
+            np.diff(np.sort(rows[rows[:, 1] == client, 0])).min(initial=2)
+            for client in np.unique(rows[:, 1])
+        )
+        >= 2
+    )
     assert whole.plan["sampling"]["min_sep"] == 2
     assert whole.plan["epsilon"] <= 20 < whole.plan["sampling"]["unamplified_epsilon"]
     assert fedmf.audit_run(whole).contradictions == ()
 
 
 def test_a_round_without_clients_goes_on(tmp_path):
-    # One client expected in each of six rounds: about a third of the rounds are empty, with this seed at least one.
+    # One client expected in each of six rounds: about a third of the rounds are empty, with this
+    # seed at least one.
     settings = sampled(cohort_size=1)
     run = train(tmp_path / "run", settings)
     assert min(row["clients"] for row in run.metrics) == 0
@@ -98,8 +112,12 @@ def test_simulation_of_a_larger_cohort_draws_the_smaller_one(tmp_path):
 def test_wrong_populations_and_plans_are_refused(tmp_path):
     with pytest.raises(ValueError, match="population=24 but the data has 12 clients"):
         train(tmp_path / "run", sampled(population=24))
-    with pytest.raises(ValueError, match="plan has sampling=None but the config asks for CyclicPoisson"):
-        train(tmp_path / "run", sampled(), plan=dataclasses.replace(sampled().plan(), sampling=None))
+    with pytest.raises(
+        ValueError, match="plan has sampling=None but the config asks for CyclicPoisson"
+    ):
+        train(
+            tmp_path / "run", sampled(), plan=dataclasses.replace(sampled().plan(), sampling=None)
+        )
     assert not (tmp_path / "run").exists()
 
 

@@ -27,7 +27,9 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     target = (epsilons[rounds - 1] + epsilons[rounds]) / 2
 
     def train(folder, settings=settings, **arguments):
-        return federated.train(small_task(), settings, folder=tmp_path / folder, progress=False, **arguments)
+        return federated.train(
+            small_task(), settings, folder=tmp_path / folder, progress=False, **arguments
+        )
 
     run = train("run", noise_seed=9, stop_at_epsilon=target)
     assert run.ended_after == rounds == run.saved_rounds() == len(run.metrics)
@@ -39,7 +41,10 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     assert audit.epsilon <= audit.planned.epsilon <= target < plan.epsilon
     assert audit.contradictions == ()
     said = " ".join(audit.statement().split())
-    made_for = f"The noise was made for {settings.rounds} rounds, and this is about the first {rounds} of them"
+    made_for = (
+        f"The noise was made for {settings.rounds} rounds, and this is about the first {rounds} of "
+        "them"
+    )
     assert made_for in said
     assert made_for in " ".join((run.path / "final_statement.md").read_text().split())
     page = write_report([run], tmp_path / "report", title="ended").read_text()
@@ -50,8 +55,14 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     with pytest.raises(ValueError, match=rf"has ended after {rounds} rounds.*it does not go on"):
         train("parts", resume=True)
     with pytest.raises(ValueError, match="with canaries=2, which audit all rounds"):
-        train("canaries", dataclasses.replace(settings, canaries=2), noise_seed=9, stop_at_epsilon=target)
-    # What was released beyond a smaller number of rounds is not forgotten; and the record is that of a finished run.
+        train(
+            "canaries",
+            dataclasses.replace(settings, canaries=2),
+            noise_seed=9,
+            stop_at_epsilon=target,
+        )
+    # What was released beyond a smaller number of rounds is not forgotten; and the record is that
+    # of a finished run.
     result = json.loads((run.path / "result.json").read_text())
     (run.path / "result.json").write_text(json.dumps(result | {"ended_after": rounds - 1}))
     assert fedmf.audit_run(run.path).planned.participation.rounds == settings.rounds
@@ -61,9 +72,14 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     ledger.write_text("\n".join(ledger.read_text().splitlines()[:-1]) + "\n")
     with pytest.raises(ValueError, match="participation.csv changed after the run had finished"):
         fedmf.audit_run(run.path)
-    with pytest.raises(ValueError, match=rf"with stop_at_epsilon=.*, which was {target} when the run was begun"):
+    with pytest.raises(
+        ValueError, match=rf"with stop_at_epsilon=.*, which was {target} when the run was begun"
+    ):
         train("run", resume=True, stop_at_epsilon=epsilons[rounds - 2])
-    with pytest.raises(ValueError, match=rf"the run has {settings.rounds}\): whether to go on .* made for all rounds"):
+    with pytest.raises(
+        ValueError,
+        match=rf"the run has {settings.rounds}\): whether to go on .* made for all rounds",
+    ):
         train("run", dataclasses.replace(settings, rounds=settings.rounds + 2), resume=True)
     with pytest.raises(ValueError, match="is passed in round 0"):
         train("none", noise_seed=9, stop_at_epsilon=1e-3)
@@ -75,7 +91,9 @@ def test_rounds_that_a_crash_took_are_in_the_guarantee(tmp_path):
     settings = config(checkpoint_every=3)
 
     def train(**arguments):
-        return federated.train(small_task(), settings, folder=tmp_path / "run", progress=False, **arguments)
+        return federated.train(
+            small_task(), settings, folder=tmp_path / "run", progress=False, **arguments
+        )
 
     def crash(t=4):
         if t == 4:

@@ -17,19 +17,31 @@ def points(folder):
     for path in (folder / "tensorboard").glob("*"):
         for record in tf.data.TFRecordDataset(str(path)):
             event = tf.compat.v1.Event.FromString(record.numpy())
-            found += [(event.step, each.tag, float(tf.make_ndarray(each.tensor))) for each in event.summary.value]
+            found += [
+                (event.step, each.tag, float(tf.make_ndarray(each.tensor)))
+                for each in event.summary.value
+            ]
     return sorted(found)
 
 
 def expected(run):
     rows = [flat(row) for row in run.metrics]
-    named = [(row["round"], name, value) for row in rows for name, value in row.items() if name != "round"]
-    return sorted((t, name.replace("validation_", "validation/"), value) for t, name, value in named)
+    named = [
+        (row["round"], name, value)
+        for row in rows
+        for name, value in row.items()
+        if name != "round"
+    ]
+    return sorted(
+        (t, name.replace("validation_", "validation/"), value) for t, name, value in named
+    )
 
 
 def assert_same(found, wanted):
     assert [point[:2] for point in found] == [point[:2] for point in wanted]
-    assert [point[2] for point in found] == pytest.approx([point[2] for point in wanted], rel=1e-6)  # float32
+    assert [point[2] for point in found] == pytest.approx(
+        [point[2] for point in wanted], rel=1e-6
+    )  # float32
 
 
 def test_each_point_once_also_after_a_resume(tmp_path):
@@ -40,11 +52,15 @@ def test_each_point_once_also_after_a_resume(tmp_path):
     shared = {"folder": tmp_path / "run", "progress": False}
     settings = config(checkpoint_every=2)
     with pytest.raises(RuntimeError):
-        federated.train(small_task(), settings, noise_seed=9, on_round=stop, tensorboard=True, **shared)
+        federated.train(
+            small_task(), settings, noise_seed=9, on_round=stop, tensorboard=True, **shared
+        )
     assert {t for t, _, _ in points(tmp_path / "run")} == {0, 1, 2}
     run = federated.train(small_task(), settings, resume=True, tensorboard=True, **shared)
     assert_same(points(tmp_path / "run"), expected(run))
-    assert {"train_loss", "clip_fraction", "validation/accuracy"} <= {name for _, name, _ in points(tmp_path / "run")}
+    assert {"train_loss", "clip_fraction", "validation/accuracy"} <= {
+        name for _, name, _ in points(tmp_path / "run")
+    }
     assert (tmp_path / "run" / "tensorboard").stat().st_mode & 0o077 == 0
 
 

@@ -1,4 +1,6 @@
-"""Tasks whose model is a VariableModel or a FunctionalModel of TFF, with loss and metrics of its own."""
+"""Tasks whose model is a VariableModel or a FunctionalModel of TFF, with loss and metrics of its
+own.
+"""
 
 import collections
 import dataclasses
@@ -28,7 +30,10 @@ def accuracy():
 
 def from_keras(seed):
     return models.from_keras_model(
-        small_task().build_model(seed), loss=small_task().loss, metrics=[accuracy()], input_spec=spec()
+        small_task().build_model(seed),
+        loss=small_task().loss,
+        metrics=[accuracy()],
+        input_spec=spec(),
     )
 
 
@@ -60,10 +65,14 @@ class ByHand(models.VariableModel):
         return self.logits(batch_input)
 
     def report_local_unfinalized_metrics(self):
-        return collections.OrderedDict(accuracy=self.seen.read_value(), counts=self.seen.read_value())
+        return collections.OrderedDict(
+            accuracy=self.seen.read_value(), counts=self.seen.read_value()
+        )
 
     def metric_finalizers(self):
-        return collections.OrderedDict(accuracy=tf.function(lambda s: s[0] / s[1]), counts=tf.function(lambda s: s))
+        return collections.OrderedDict(
+            accuracy=tf.function(lambda s: s[0] / s[1]), counts=tf.function(lambda s: s)
+        )
 
     @tf.function
     def reset_metrics(self):
@@ -84,7 +93,9 @@ def functional(seed):
         initial_weights=((table, {"1 kernel": kernel, "2 bias": bias}), ()),
         predict_on_batch_fn=predict,
         loss_fn=loss,
-        metrics_fns=tff.learning.metrics.create_functional_metric_fns(collections.OrderedDict(accuracy=accuracy)),
+        metrics_fns=tff.learning.metrics.create_functional_metric_fns(
+            collections.OrderedDict(accuracy=accuracy)
+        ),
         input_spec=spec(),
     )
 
@@ -104,7 +115,11 @@ def functional_task():
     return task_of(made.__getitem__)
 
 
-TASKS = {"from_keras_model": lambda: task_of(from_keras), "by hand": by_hand, "functional": functional_task}
+TASKS = {
+    "from_keras_model": lambda: task_of(from_keras),
+    "by hand": by_hand,
+    "functional": functional_task,
+}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -114,7 +129,9 @@ def test_trains_the_model_that_keras_trains_in_both_executions(name, tmp_path):
 
     def trained(task, execution):
         folder = tmp_path / f"{task.loss is None} {execution}"
-        return federated.train(task, config(execution, **settings), folder=folder, noise_seed=1, progress=False)
+        return federated.train(
+            task, config(execution, **settings), folder=folder, noise_seed=1, progress=False
+        )
 
     expected = trained(small_task(), "fast")
     task = TASKS[name]()
@@ -127,13 +144,19 @@ def test_trains_the_model_that_keras_trains_in_both_executions(name, tmp_path):
             assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
         for split in ("validation", "test"):
             for metric in ("accuracy", "loss"):
-                assert run.result[split][metric] == pytest.approx(expected.result[split][metric], rel=1e-4)
+                assert run.result[split][metric] == pytest.approx(
+                    expected.result[split][metric], rel=1e-4
+                )
         assert run.plan["task"]["headline_metric"] == "accuracy"
-        assert run.evaluate_clients()["mean"] == pytest.approx(expected.evaluate_clients()["mean"], rel=1e-4)
+        assert run.evaluate_clients()["mean"] == pytest.approx(
+            expected.evaluate_clients()["mean"], rel=1e-4
+        )
 
 
 def test_clients_of_one_example_train_side_by_side(tmp_path, monkeypatch):
-    """Example-level privacy: no batch is filled, so that a FunctionalModel's gradients are taken at once."""
+    """Example-level privacy: no batch is filled, so that a FunctionalModel's gradients are taken at
+    once.
+    """
     calls, vectorized_map = [], tf.vectorized_map
 
     @tf.autograph.experimental.do_not_convert
@@ -146,11 +169,18 @@ def test_clients_of_one_example_train_side_by_side(tmp_path, monkeypatch):
     one_each = {
         "batch_size": 1,
         "client_ids": [str(i) for i in range(40)],
-        "client_examples": lambda name: (x[int(name) : int(name) + 1], y[int(name) : int(name) + 1]),
+        "client_examples": lambda name: (
+            x[int(name) : int(name) + 1],
+            y[int(name) : int(name) + 1],
+        ),
     }
     runs = [
         federated.train(
-            dataclasses.replace(task, **one_each), config(), folder=tmp_path / str(i), noise_seed=1, progress=False
+            dataclasses.replace(task, **one_each),
+            config(),
+            folder=tmp_path / str(i),
+            noise_seed=1,
+            progress=False,
         )
         for i, task in enumerate((functional_task(), small_task()))
     ]
@@ -163,7 +193,9 @@ def test_clients_of_one_example_train_side_by_side(tmp_path, monkeypatch):
 
 
 class Remembers(ByHand):
-    """A loss that depends on what was seen in earlier batches: a client's data in the next client's update."""
+    """A loss that depends on what was seen in earlier batches: a client's data in the next client's
+    update.
+    """
 
     def forward_pass(self, batch_input, training=True):
         output = super().forward_pass(batch_input, training)
@@ -175,10 +207,18 @@ def test_nothing_is_carried_from_client_to_client(tmp_path):
     start = small_task().build_model(3).get_weights()
 
     def sum_of(clients):
-        no_noise = {"rounds": 1, "min_sep": 1, "family": "none", "noise_multiplier": None, "clip_norm": 100.0}
+        no_noise = {
+            "rounds": 1,
+            "min_sep": 1,
+            "family": "none",
+            "noise_multiplier": None,
+            "clip_norm": 100.0,
+        }
         settings = config(cohort_size=len(clients), client_learning_rate=0.1, **no_noise)
         some = dataclasses.replace(by_hand(Remembers), client_ids=[f"client {i}" for i in clients])
-        run = federated.train(some, settings, folder=tmp_path / repr(clients), noise_seed=1, progress=False)
+        run = federated.train(
+            some, settings, folder=tmp_path / repr(clients), noise_seed=1, progress=False
+        )
         return [len(clients) * (w - s) for w, s in zip(run.weights, start, strict=True)]
 
     both, first, second = sum_of([3, 4]), sum_of([3]), sum_of([4])
@@ -194,7 +234,9 @@ class Hidden(Remembers):
 
 
 def test_a_variable_that_is_not_listed_is_refused():
-    with pytest.raises(ValueError, match="VariableModel that uses the variables seen:0 and lists them neither"):
+    with pytest.raises(
+        ValueError, match="VariableModel that uses the variables seen:0 and lists them neither"
+    ):
         check_model(by_hand(Hidden), config())
 
 
@@ -237,13 +279,21 @@ def test_what_does_not_fit_is_refused_in_a_sentence():
     both = dataclasses.replace(small_task(), build_model=from_keras)
     with pytest.raises(ValueError, match="brings its own: leave both out"):
         check_model(both, config())
-    with pytest.raises(ValueError, match=r"neither loss nor metrics, which a tf\.keras\.Model needs"):
+    with pytest.raises(
+        ValueError, match=r"neither loss nor metrics, which a tf\.keras\.Model needs"
+    ):
         check_model(task_of(small_task().build_model), config())
-    with pytest.raises(TypeError, match=r"gives a list: return a tf\.keras\.Model, or a VariableModel"):
+    with pytest.raises(
+        TypeError, match=r"gives a list: return a tf\.keras\.Model, or a VariableModel"
+    ):
         check_model(dataclasses.replace(small_task(), build_model=lambda seed: []), config())
 
 
 def test_a_functional_model_from_keras_is_refused():
-    made = models.functional_model_from_keras(small_task().build_model(3), small_task().loss, spec())
-    with pytest.raises(ValueError, match=r"(?s)functional_model_from_keras works in TFF's own computations only"):
+    made = models.functional_model_from_keras(
+        small_task().build_model(3), small_task().loss, spec()
+    )
+    with pytest.raises(
+        ValueError, match=r"(?s)functional_model_from_keras works in TFF's own computations only"
+    ):
         check_model(task_of(lambda seed: made), config())

@@ -29,7 +29,9 @@ def test_the_model_has_the_run_s_weights_and_metrics(run):
         np.testing.assert_array_equal(weight, variable.numpy())
     assert run.evaluate("test") == run.result["test"]
     x, y = small_task().split("test")
-    assert run.evaluate("test")["accuracy"] == pytest.approx((model(x).numpy().argmax(-1) == y).mean())
+    assert run.evaluate("test")["accuracy"] == pytest.approx(
+        (model(x).numpy().argmax(-1) == y).mean()
+    )
 
 
 def test_the_table_has_a_line_for_each_round(run):
@@ -72,7 +74,14 @@ def test_an_unfinished_run_has_the_weights_of_its_checkpoint(tmp_path, execution
 
     settings = config(execution, checkpoint_every=2)
     with pytest.raises(RuntimeError):
-        federated.train(small_task(), settings, folder=tmp_path / "run", noise_seed=9, progress=False, on_round=stop)
+        federated.train(
+            small_task(),
+            settings,
+            folder=tmp_path / "run",
+            noise_seed=9,
+            progress=False,
+            on_round=stop,
+        )
     part = federated.TrainedRun.of(fedmf.Run.load(tmp_path / "run"), small_task())
     assert part.saved_rounds() == 4
     # Validated after the same round.
@@ -85,11 +94,18 @@ def test_a_run_without_a_checkpoint_or_of_another_model_is_refused(run, tmp_path
 
     with pytest.raises(RuntimeError):
         federated.train(
-            small_task(), config(checkpoint_every=6), folder=tmp_path, noise_seed=9, progress=False, on_round=stop
+            small_task(),
+            config(checkpoint_every=6),
+            folder=tmp_path,
+            noise_seed=9,
+            progress=False,
+            on_round=stop,
         )
     with pytest.raises(ValueError, match="no model yet"):
         _ = federated.TrainedRun.of(fedmf.Run.load(tmp_path), small_task()).weights
-    other = dataclasses.replace(small_task(), build_model=lambda seed: tf.keras.Sequential([tf.keras.Input((5,))]))
+    other = dataclasses.replace(
+        small_task(), build_model=lambda seed: tf.keras.Sequential([tf.keras.Input((5,))])
+    )
     with pytest.raises(ValueError, match="take the task that the run was trained on"):
         federated.TrainedRun.of(run, other).model()
 
@@ -98,7 +114,9 @@ def test_export_replaces_a_file_and_refuses_a_full_folder(run, tmp_path):
     (tmp_path / "model.keras").write_text("old")
     run.export(tmp_path / "model.keras")
     x, _ = small_task().split("test")
-    np.testing.assert_array_equal(tf.keras.models.load_model(tmp_path / "model.keras")(x), run.model()(x))
+    np.testing.assert_array_equal(
+        tf.keras.models.load_model(tmp_path / "model.keras")(x), run.model()(x)
+    )
     (tmp_path / "empty").mkdir()
     run.export(tmp_path / "empty")
     np.testing.assert_array_equal(tf.keras.models.load_model(tmp_path / "empty")(x), run.model()(x))
@@ -115,5 +133,8 @@ def test_the_snippet_of_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(snippet, "docs/after_training.md", "exec"), {"__name__": "after_training"})
     statement = (tmp_path / "runs" / "tuned" / "final_statement.md").read_text()
-    said = "table.keras, which was trained before this run; for clients whose data it was trained on as well, the losses add up"
+    said = (
+        "table.keras, which was trained before this run; for clients whose data it was trained on "
+        "as well, the losses add up"
+    )
     assert said in " ".join(statement.split())

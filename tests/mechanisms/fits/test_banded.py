@@ -51,7 +51,9 @@ def feasible(n, bands, min_sep, rng):
     return columns / np.sqrt(squares)[:, None]
 
 
-SIZES = st.tuples(st.integers(1, 120), st.integers(1, 50), st.integers(1, 4), st.integers(0, 2**32 - 1))
+SIZES = st.tuples(
+    st.integers(1, 120), st.integers(1, 50), st.integers(1, 4), st.integers(0, 2**32 - 1)
+)
 
 
 @given(SIZES)
@@ -67,7 +69,9 @@ def test_structured_and_dense_losses_agree_with_the_definition(sizes):
     for problem in (structured_loss(workload, bands), DenseLoss(workload.matrix, bands)):
         found, gradient = problem.evaluate(columns)
         np.testing.assert_allclose(found, value, rtol=1e-9)
-        expected = columns_of_rows(np.stack([[G[t, t - o] if t >= o else 0.0 for o in range(bands)] for t in range(n)]))
+        expected = columns_of_rows(
+            np.stack([[G[t, t - o] if t >= o else 0.0 for o in range(bands)] for t in range(n)])
+        )
         np.testing.assert_allclose(gradient, expected, atol=1e-8 * np.abs(expected).max())
 
 
@@ -77,7 +81,9 @@ def test_gradient_of_the_free_variables(sizes, equal):
     n, bands, seed = sizes[0] % 12 + 1, min(sizes[1], sizes[0] % 12 + 1), sizes[3]
     rng = np.random.default_rng(seed)
     problem = structured_loss(random_structured(n, sizes[2], seed), bands)
-    columns = _Columns(np.append(1.0, rng.uniform(-0.5, 0.5, bands - 1) / bands), n, None if equal else bands)
+    columns = _Columns(
+        np.append(1.0, rng.uniform(-0.5, 0.5, bands - 1) / bands), n, None if equal else bands
+    )
     x = rng.uniform(-0.5, 0.5, columns.size)
     C = columns.of(x)
     sums = np.bincount(columns.classes, np.square(C).sum(axis=1))
@@ -87,7 +93,9 @@ def test_gradient_of_the_free_variables(sizes, equal):
         return
     direction = rng.standard_normal(x.size)
     step = 1e-6
-    ahead, behind = (problem.evaluate(columns.of(x + sign * step * direction))[0] for sign in (1.0, -1.0))
+    ahead, behind = (
+        problem.evaluate(columns.of(x + sign * step * direction))[0] for sign in (1.0, -1.0)
+    )
     scale = 1.0 + np.abs(slope).max() * np.linalg.norm(direction) + ahead
     assert abs(slope @ direction - (ahead - behind) / (2 * step)) <= 1e-6 * scale
 
@@ -114,9 +122,12 @@ def test_bounds_hold_for_every_feasible_encoder(sizes, equal, structured):
     ("n", "bands", "p"), [(90, 33, 2), (70, 7, 3), (48, 48, 2), (70, 33, 1), (97, 2, 2), (5, 2, 3)]
 )
 def test_structured_bound_against_its_dense_formula(n, bands, p):
-    # At the fit, the dual point solved densely, as a linear system with one unknown for each entry inside the band.
+    # At the fit, the dual point solved densely, as a linear system with one unknown for each entry
+    # inside the band.
     workload = momentum_sgd(n, 0.5) if p == 3 else prefix_sum(n) if p == 2 else identity(n)
-    columns = columns_of_rows(fit(workload, single(n), family="banded", bands=bands, tolerance=1e-2).diagonals)
+    columns = columns_of_rows(
+        fit(workload, single(n), family="banded", bands=bands, tolerance=1e-2).diagonals
+    )
     C, A = banded_matrix(rows_of_columns(columns)), workload.matrix
     X = C.T @ C
     M = np.linalg.inv(X) @ A.T @ A @ np.linalg.inv(X)
@@ -132,7 +143,9 @@ def test_structured_bound_against_its_dense_formula(n, bands, p):
     )
     value = np.sum((A @ np.linalg.inv(C)) ** 2)
     gap = 1.0 - expected / value
-    found, bound = structured_loss(workload, bands).bound(columns, np.arange(n), max(gap / 2.0, 1e-12))
+    found, bound = structured_loss(workload, bands).bound(
+        columns, np.arange(n), max(gap / 2.0, 1e-12)
+    )
     np.testing.assert_allclose(found, value, rtol=1e-10)
     assert bound <= value * (1.0 + 1e-12)
     np.testing.assert_allclose(bound, expected, rtol=0.2 * gap + 1e-12)
@@ -148,7 +161,10 @@ def test_rates_that_rise_again(floor, equal_norms):
     certificate = mechanism.certificate
     assert certificate.gap <= 1e-3
     under = single(n) if equal_norms else certificate.participation
-    defined = np.square((np.tri(n) * rates) @ mechanism.noising()).sum() * sensitivity(mechanism, under).value ** 2
+    defined = (
+        np.square((np.tri(n) * rates) @ mechanism.noising()).sum()
+        * sensitivity(mechanism, under).value ** 2
+    )
     np.testing.assert_allclose(certificate.loss, defined, rtol=1e-6)
     np.testing.assert_allclose(loss(mechanism, sgd(rates), under), defined, rtol=1e-6)
 
@@ -162,7 +178,9 @@ def test_momentum_with_restarts_keeps_the_structured_fit():
 @pytest.mark.parametrize("n", [128, 130])
 @pytest.mark.parametrize("equal_norms", [True, False])
 def test_workloads_reach_their_tolerance(n, equal_norms):
-    rates = np.concatenate([np.linspace(0.05, 1.0, 20), np.ones(n - 52), np.linspace(1.0, 0.05, 32)])
+    rates = np.concatenate(
+        [np.linspace(0.05, 1.0, 20), np.ones(n - 52), np.linspace(1.0, 0.05, 32)]
+    )
     participation = epochs(n, 16)
     workloads = [prefix_sum(n), momentum_sgd(n, 0.95, rates), sgd(rates), identity(n)]
     if not equal_norms:
@@ -172,7 +190,9 @@ def test_workloads_reach_their_tolerance(n, equal_norms):
     for workload in workloads:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            mechanism = fit(workload, participation, bands=12, equal_norms=equal_norms, tolerance=1e-4)
+            mechanism = fit(
+                workload, participation, bands=12, equal_norms=equal_norms, tolerance=1e-4
+            )
         certificate = mechanism.certificate
         assert certificate.gap <= 1e-4
         under = single(n) if equal_norms else certificate.participation
@@ -195,8 +215,12 @@ def test_without_equal_norms_against_an_independent_solver():
         C = banded_matrix(rows_of_columns(columns / np.sqrt(sums[np.arange(n) % b])[:, None]))
         return np.sum((workload.matrix @ np.linalg.inv(C)) ** 2)
 
-    best = minimize(value, np.append(np.ones(n), np.full(n - 1, 0.3)), method="BFGS", options={"gtol": 1e-8}).fun
-    certificate = fit(workload, epochs(n, b), bands=bands, equal_norms=False, tolerance=1e-8).certificate
+    best = minimize(
+        value, np.append(np.ones(n), np.full(n - 1, 0.3)), method="BFGS", options={"gtol": 1e-8}
+    ).fun
+    certificate = fit(
+        workload, epochs(n, b), bands=bands, equal_norms=False, tolerance=1e-8
+    ).certificate
     np.testing.assert_allclose(certificate.loss, best, rtol=1e-6)
     assert certificate.lower_bound <= best * (1.0 + 1e-9)
 
@@ -205,7 +229,8 @@ def test_dropping_equal_norms_helps_under_epochs_only():
     n, b = 96, 24
     for bands in (6, 24):
         even, free = (
-            fit(prefix_sum(n), epochs(n, b), bands=bands, equal_norms=e, tolerance=1e-5) for e in (True, False)
+            fit(prefix_sum(n), epochs(n, b), bands=bands, equal_norms=e, tolerance=1e-5)
+            for e in (True, False)
         )
         assert free.certificate.loss < 4.0 * even.certificate.lower_bound
         assert rmse(free, prefix_sum(n), epochs(n, b)) < rmse(even, prefix_sum(n), epochs(n, b))
@@ -220,23 +245,30 @@ def test_dropping_equal_norms_helps_under_epochs_only():
 def test_without_equal_norms_once_is_the_problem_with_them():
     once = Participation(rounds=20, schema="min_sep", min_sep=5, max_participations=1)
     for participation in (single(20), once):
-        even, free = (fit(prefix_sum(20), participation, bands=5, equal_norms=e) for e in (True, False))
+        even, free = (
+            fit(prefix_sum(20), participation, bands=5, equal_norms=e) for e in (True, False)
+        )
         assert np.array_equal(even.diagonals, free.diagonals)
         assert free.certificate.participation is None
 
 
 def test_refusals():
     fewer = Participation(rounds=12, schema="fixed_epoch", min_sep=4, max_participations=2)
-    with pytest.raises(ValueError, match=r"max_participations=2 is less than the 3 that fit.*leave"):
+    with pytest.raises(
+        ValueError, match=r"max_participations=2 is less than the 3 that fit.*leave"
+    ):
         fit(prefix_sum(12), fewer, bands=4, equal_norms=False)
     n = 1_000_000  # bands=min_sep by default, which is rounds here: it must not begin
-    with pytest.raises(ValueError, match=r"bands=1000000 would take .* GiB.*toeplitz or blt.*few bands"):
+    with pytest.raises(
+        ValueError, match=r"bands=1000000 would take .* GiB.*toeplitz or blt.*few bands"
+    ):
         fit(prefix_sum(n), single(n))
 
 
 def test_toeplitz_start():
     assert len(toeplitz_start(prefix_sum(60), 1)) == 1
-    # Without structure, or where the typical row's recurrence explodes: the square root of prefix sums.
+    # Without structure, or where the typical row's recurrence explodes: the square root of prefix
+    # sums.
     wild = Workload.from_inverse("wild", outside_cleared(np.tile([1.0, 900.0, 3.0], (200, 1))))
     for workload in (Workload("dense", np.tri(60)), wild):
         np.testing.assert_allclose(toeplitz_start(workload, 3), [1.0, 0.5, 0.375])
@@ -248,10 +280,18 @@ def test_toeplitz_start():
 def test_banded_table_2(bands, equal_norms):
     n, b = 2052, 342
     printed = BANDED_TABLE_2_BANDS[bands, equal_norms]
-    mechanism = fit(prefix_sum(n), epochs(n, b), bands=bands, equal_norms=equal_norms, tolerance=1e-3, cache=False)
+    mechanism = fit(
+        prefix_sum(n),
+        epochs(n, b),
+        bands=bands,
+        equal_norms=equal_norms,
+        tolerance=1e-3,
+        cache=False,
+    )
     assert mechanism.certificate.gap <= 1e-3
     once, under_epochs, apart = (
-        sensitivity(mechanism, participation) for participation in (single(n), epochs(n, b), separated(n, b))
+        sensitivity(mechanism, participation)
+        for participation in (single(n), epochs(n, b), separated(n, b))
     )
     assert once.exact
     assert under_epochs.exact

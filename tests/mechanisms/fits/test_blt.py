@@ -27,25 +27,37 @@ def test_sums_over_the_grid(count, rate):
         expected = np.sum(decay ** np.arange(count))
         np.testing.assert_allclose(weights @ decay**times, expected, rtol=1e-12)
         np.testing.assert_allclose(
-            weights @ (times * decay**times), np.arange(count) @ decay ** np.arange(count), rtol=1e-11
+            weights @ (times * decay**times),
+            np.arange(count) @ decay ** np.arange(count),
+            rtol=1e-11,
         )
-    # At most three panels, the first two and a short last one, have up to 64 rounds taken one by one.
+    # At most three panels, the first two and a short last one, have up to 64 rounds taken one by
+    # one.
     assert len(times) <= 192 + 24 * max(0.0, np.log2(max(count, 1) / 64))
 
 
 @pytest.mark.parametrize("make", WORKLOADS)
 @pytest.mark.parametrize("objective", ["mean", "max"])
-@pytest.mark.parametrize("participation", schemas(40) + schemas(300), ids=lambda p: f"{p.schema} {p.rounds}")
+@pytest.mark.parametrize(
+    "participation", schemas(40) + schemas(300), ids=lambda p: f"{p.schema} {p.rounds}"
+)
 def test_the_objective_is_the_error_and_has_its_gradient(make, objective, participation):
     workload = make(participation.rounds)
     problem = _Problem(toeplitz_inverse(workload), participation, 3, objective)
     point = problem.starts()[0] * (1.0 + 0.01 * np.random.default_rng(0).random(6))
     value, gradient = problem.log_loss(point)
     places = 1.0 / (1.0 + np.exp(_positions(point)))
-    mechanism = BLTMechanism(rounds=participation.rounds, decays=places[0::2], inverse_decays=places[1::2])
+    mechanism = BLTMechanism(
+        rounds=participation.rounds, decays=places[0::2], inverse_decays=places[1::2]
+    )
     measure = loss if objective == "mean" else lambda *of: max_error(*of) ** 2
-    np.testing.assert_allclose(np.exp(value), measure(mechanism, workload, participation), rtol=1e-10)
-    expected = [(problem.log_loss(point + e)[0] - problem.log_loss(point - e)[0]) / 2e-5 for e in 1e-5 * np.eye(6)]
+    np.testing.assert_allclose(
+        np.exp(value), measure(mechanism, workload, participation), rtol=1e-10
+    )
+    expected = [
+        (problem.log_loss(point + e)[0] - problem.log_loss(point - e)[0]) / 2e-5
+        for e in 1e-5 * np.eye(6)
+    ]
     np.testing.assert_allclose(gradient, expected, atol=1e-6)
 
 
@@ -64,9 +76,9 @@ def test_a_workload_without_simple_poles_is_fitted():
     workload = prefix_sum(n) @ prefix_sum(n)
     fitted = blt(workload, single(n))
     root = fit(workload, single(n), family="toeplitz", coefficients="sqrt")
-    assert max_error(blt(workload, single(n), objective="max"), workload, single(n)) < 1.05 * max_error(
-        root, workload, single(n)
-    )
+    assert max_error(
+        blt(workload, single(n), objective="max"), workload, single(n)
+    ) < 1.05 * max_error(root, workload, single(n))
     assert rmse(fitted, workload, single(n)) < rmse(root, workload, single(n))
 
 
@@ -75,11 +87,18 @@ def test_a_few_buffers_come_near_the_best_toeplitz_encoder(make):
     n = 256
     workload = make(n)
     for objective, measure in (("mean", rmse), ("max", max_error)):
-        best = measure(fit(workload, single(n), family="toeplitz", bands=n, objective=objective), workload, single(n))
+        best = measure(
+            fit(workload, single(n), family="toeplitz", bands=n, objective=objective),
+            workload,
+            single(n),
+        )
         errors = [
-            measure(blt(workload, single(n), buffers=d, objective=objective), workload, single(n)) for d in (1, 2, 4)
+            measure(blt(workload, single(n), buffers=d, objective=objective), workload, single(n))
+            for d in (1, 2, 4)
         ]
-        assert errors[2] <= errors[1] * (1.0 + 1e-6)  # equal at the tolerance of the fits, for momentum
+        assert errors[2] <= errors[1] * (
+            1.0 + 1e-6
+        )  # equal at the tolerance of the fits, for momentum
         assert errors[1] < errors[0]
         assert best * (1.0 - 1e-5) <= errors[-1] <= 1.003 * best
 
@@ -112,4 +131,6 @@ def test_a_million_rounds():
     mechanism = blt(momentum_sgd(n), participation, buffers=4)
     root = fit(momentum_sgd(n), participation, family="toeplitz", coefficients="sqrt", cache=False)
     assert sensitivity(mechanism, participation).exact
-    assert rmse(mechanism, momentum_sgd(n), participation) < 0.9 * rmse(root, momentum_sgd(n), participation)
+    assert rmse(mechanism, momentum_sgd(n), participation) < 0.9 * rmse(
+        root, momentum_sgd(n), participation
+    )

@@ -31,7 +31,9 @@ def steps_of(folder, workload=None, participation=SINGLE, **options):
     steps = []
     workload = prefix_sum(24) if workload is None else workload
     options = {"family": "banded", "bands": 4, "cache": folder, **options}
-    return fit(workload, participation, progress=lambda *step: steps.append(step), **options), len(steps)
+    return fit(workload, participation, progress=lambda *step: steps.append(step), **options), len(
+        steps
+    )
 
 
 def test_the_same_question_is_answered_from_disk(tmp_path):
@@ -50,7 +52,11 @@ def test_whatever_decides_a_fit_is_part_of_its_name(tmp_path):
         {"bands": 5},
         {"tolerance": 1e-4},
         {"participation": separated(24, 4)},
-        {"participation": Participation(rounds=24, schema="min_sep", min_sep=4, max_participations=2)},
+        {
+            "participation": Participation(
+                rounds=24, schema="min_sep", min_sep=4, max_participations=2
+            )
+        },
         {"workload": momentum_sgd(24, 0.9)},
         {"workload": momentum_sgd(24, 0.9, np.linspace(1.0, 0.5, 24))},
         {"workload": Workload("prefix_sum", np.tri(24))},
@@ -111,7 +117,9 @@ def test_where_fits_are_kept(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_costs_a_warning_only(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.warns(RuntimeWarning, match="could not be stored in the folder .* FEDMF_CACHE") as caught:
+    with pytest.warns(
+        RuntimeWarning, match="could not be stored in the folder .* FEDMF_CACHE"
+    ) as caught:
         mechanism, steps = steps_of(tmp_path / "file" / "below")
     assert caught[0].filename == __file__
     assert steps > 0
@@ -122,10 +130,14 @@ def test_two_processes_at_once(tmp_path):
     script = (
         "import sys, fedmf; from fedmf.mechanisms.fitting import cache; cache.MIN_SECONDS = 0.0\n"
         "p = fedmf.Participation(rounds=24, schema='single')\n"
-        "for bands in (2, 3, 4, 5, 6): print(fedmf.fit(fedmf.prefix_sum(24), p, bands=bands, cache=sys.argv[1]).bands)"
+        "for bands in (2, 3, 4, 5, 6): print(fedmf.fit(fedmf.prefix_sum(24), p, bands=bands, "
+        "cache=sys.argv[1]).bands)"
     )
     command = [sys.executable, "-W", "error", "-c", script, str(tmp_path)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
     for process in running:
         out, errors = process.communicate(timeout=120)
         assert (process.returncode, out.split()) == (0, ["2", "3", "4", "5", "6"]), errors
@@ -140,7 +152,12 @@ def test_the_code_of_a_fit_is_all_that_decides_it(tmp_path, monkeypatch):
     monkeypatch.setattr(fits, "__file__", str(copy / "mechanisms" / "fitting" / "cache.py"))
     digests = {fits._code.__wrapped__()}
     assert digests == {fits._code()}
-    for name in ("mechanisms/sensitivity.py", "participation/schema.py", "workloads.py", "mechanisms/dense/fit.py"):
+    for name in (
+        "mechanisms/sensitivity.py",
+        "participation/schema.py",
+        "workloads.py",
+        "mechanisms/dense/fit.py",
+    ):
         (copy / name).write_text((copy / name).read_text() + "# changed\n")
         digests.add(fits._code.__wrapped__())
     assert len(digests) == 5

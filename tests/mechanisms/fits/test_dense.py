@@ -1,4 +1,6 @@
-"""The dense fits: optima against independent solvers and printed figures, bounds against feasible encoders."""
+"""The dense fits: optima against independent solvers and printed figures, bounds against feasible
+encoders.
+"""
 
 import itertools
 
@@ -34,7 +36,9 @@ def random_variables(dual, rng):
 
 
 def independent_optimum(A, b, equal_norms=False):
-    """The smallest loss over triangular C that are orthogonal on each class, of class trace 1, by SLSQP on C's entries."""
+    """The smallest loss over triangular C that are orthogonal on each class, of class trace 1, by
+    SLSQP on C's entries.
+    """
     n = len(A)
     places = np.tril_indices(n)
     pairs = [(i, j) for i, j in itertools.combinations(range(n), 2) if (j - i) % b == 0]
@@ -46,7 +50,11 @@ def independent_optimum(A, b, equal_norms=False):
 
     def constraints(x):
         X = encoder(x).T @ encoder(x)
-        traces = np.diagonal(X) * -(-n // b) if equal_norms else [np.diagonal(X)[c::b].sum() for c in range(b)]
+        traces = (
+            np.diagonal(X) * -(-n // b)
+            if equal_norms
+            else [np.diagonal(X)[c::b].sum() for c in range(b)]
+        )
         return np.concatenate([[X[i, j] for i, j in pairs], np.asarray(traces) - 1.0])
 
     best = np.inf
@@ -65,10 +73,12 @@ def independent_optimum(A, b, equal_norms=False):
 
 
 @pytest.mark.parametrize(
-    ("workload", "smallest", "error"), [(prefix_sum(6), 0.0, 6.4609), (momentum_sgd(6), -0.015, 16.1313)]
+    ("workload", "smallest", "error"),
+    [(prefix_sum(6), 0.0, 6.4609), (momentum_sgd(6), -0.015, 16.1313)],
 )
 def test_multi_epoch_table_6(workload, smallest, error):
-    # App. I.3, n = 6, k = 3, b = 2, the rows of Eq. 36; FACTS.md has the errors to more digits. The others: experiments.
+    # App. I.3, n = 6, k = 3, b = 2, the rows of Eq. 36; FACTS.md has the errors to more digits. The
+    # others: experiments.
     mechanism = fit(workload, epochs(6, 2), family="dense", tolerance=1e-8)
     X = mechanism.encoder().T @ mechanism.encoder()
     t = np.arange(6)
@@ -83,14 +93,19 @@ def test_multi_epoch_table_6(workload, smallest, error):
 @pytest.mark.parametrize("equal_norms", [False, True])
 def test_optimum_is_that_of_an_independent_solver(n, b, equal_norms):
     workload = random_workload(n, n + b)
-    certificate = fit(workload, epochs(n, b), family="dense", equal_norms=equal_norms, tolerance=1e-9).certificate
-    np.testing.assert_allclose(certificate.loss, independent_optimum(workload.matrix, b, equal_norms), rtol=1e-6)
+    certificate = fit(
+        workload, epochs(n, b), family="dense", equal_norms=equal_norms, tolerance=1e-9
+    ).certificate
+    np.testing.assert_allclose(
+        certificate.loss, independent_optimum(workload.matrix, b, equal_norms), rtol=1e-6
+    )
 
 
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 7), data=st.data())
 @settings(deadline=None, max_examples=40)
 def test_no_encoder_beats_any_bound(seed, n, data):
-    # At multipliers far from the optimum, and against encoders of any signs under vector contributions.
+    # At multipliers far from the optimum, and against encoders of any signs under vector
+    # contributions.
     b = data.draw(st.integers(1, n))
     workload, rng = random_workload(n, seed), np.random.default_rng(seed)
     classes = Classes(n, b)
@@ -151,7 +166,9 @@ def test_a_turn_never_lowers_the_bound(kind, seed, n, data):
 
 
 @pytest.mark.parametrize("make", [prefix_sum, momentum_sgd])
-@pytest.mark.parametrize(("n", "b", "chunk"), [(40, 20, 4), (43, 20, 4), (41, 41, 5), (30, 6, 4), (12, 3, 4)])
+@pytest.mark.parametrize(
+    ("n", "b", "chunk"), [(40, 20, 4), (43, 20, 4), (41, 41, 5), (30, 6, 4), (12, 3, 4)]
+)
 def test_resolvents_match_the_eigendecomposition(make, n, b, chunk):
     workload, classes = make(n), Classes(n, b)
     dual = PairsDual(workload, classes)
@@ -175,18 +192,24 @@ def test_inverse_root(ratio):
 
 
 @pytest.mark.parametrize("equal_norms", [False, True])
-@pytest.mark.parametrize("workload", [prefix_sum(240), momentum_sgd(240, 0.8), Workload("plain", np.tri(240))])
+@pytest.mark.parametrize(
+    "workload", [prefix_sum(240), momentum_sgd(240, 0.8), Workload("plain", np.tri(240))]
+)
 @pytest.mark.parametrize("b", [40, 37])
 def test_reaches_its_tolerance_at_sensitivity_one(workload, b, equal_norms):
     participation = epochs(240, b)
-    mechanism = fit(workload, participation, family="dense", equal_norms=equal_norms, tolerance=1e-5)
+    mechanism = fit(
+        workload, participation, family="dense", equal_norms=equal_norms, tolerance=1e-5
+    )
     certificate = mechanism.certificate
     assert certificate.gap <= 1e-5
     assert certificate.participation == participation
     found = fedmf.sensitivity(mechanism, participation)
     assert found.exact
     np.testing.assert_allclose(found.value, 1.0, rtol=1e-12)
-    np.testing.assert_allclose(fedmf.loss(mechanism, workload, participation), certificate.loss, rtol=1e-10)
+    np.testing.assert_allclose(
+        fedmf.loss(mechanism, workload, participation), certificate.loss, rtol=1e-10
+    )
     if equal_norms:
         k = participation.max_participations
         np.testing.assert_allclose(np.linalg.norm(mechanism.encoder(), axis=0), k**-0.5, rtol=1e-12)
@@ -204,7 +227,9 @@ def test_min_sep_and_every_round():
     # Every round of one client: X is diagonal, X_ii proportional to the root of (A^T A)_ii = n - i.
     everywhere = fit(workload, Participation(rounds=n, schema="every_round"), family="dense")
     assert everywhere.certificate.gap <= 1e-9
-    np.testing.assert_allclose(everywhere.certificate.loss, np.sqrt(np.arange(1, n + 1)).sum() ** 2, rtol=1e-9)
+    np.testing.assert_allclose(
+        everywhere.certificate.loss, np.sqrt(np.arange(1, n + 1)).sum() ** 2, rtol=1e-9
+    )
 
 
 def test_one_participation_of_any_schema_is_single():
@@ -225,8 +250,8 @@ def test_one_participation_of_any_schema_is_single():
     [
         *[(b, 1e-4, 1e-6) for b in (48, 12, 1)],
         (1, 1e-8, 1e-6),
-        # A^T A spans the 16 decades that float64 has. Its rounding leaves a gap of 2.2e-7 to 2.3e-6, which depends on the
-        # processor's kernels and on the number of threads.
+        # A^T A spans the 16 decades that float64 has. Its rounding leaves a gap of 2.2e-7 to
+        # 2.3e-6, which depends on the processor's kernels and on the number of threads.
         *[(b, 1e-8, 1e-5) for b in (48, 12)],
     ],
 )
@@ -239,15 +264,20 @@ def test_badly_scaled_workloads(b, smallest, tolerance):
 @pytest.mark.slow
 @pytest.mark.parametrize("equal_norms", [False, True])
 def test_banded_table_2_rows_of_the_multi_epoch_matrices(equal_norms):
-    # Banded paper, Table 2, last rows: k = 1 sensitivity, min-sep sensitivity (Alg. 4), rmse relative to the best. The
-    # latter is 8.152, certified to 1e-4 by the first of the two. FACTS.md: the matrix of Table 4 has 1.1269.
+    # Banded paper, Table 2, last rows: k = 1 sensitivity, min-sep sensitivity (Alg. 4), rmse
+    # relative to the best. The latter is 8.152, certified to 1e-4 by the first of the two.
+    # FACTS.md: the matrix of Table 4 has 1.1269.
     n, workload = 2052, prefix_sum(2052)
-    mechanism = fit(workload, epochs(n, 342), family="dense", equal_norms=equal_norms, tolerance=1e-4)
+    mechanism = fit(
+        workload, epochs(n, 342), family="dense", equal_norms=equal_norms, tolerance=1e-4
+    )
     rmse = fedmf.rmse(mechanism, workload, epochs(n, 342))
     once = np.linalg.norm(mechanism.encoder(), axis=0).max()
     apart = fedmf.sensitivity(mechanism, separated(n, 342)).value
     found = (f"{once:.2f}", f"{apart:.2f}", f"{rmse / 8.152:.2f}", f"{rmse * apart / 8.152:.2f}")
-    assert found == (("0.41", "1.13", "1.01", "1.14") if equal_norms else ("0.50", "1.15", "1.00", "1.15"))
+    assert found == (
+        ("0.41", "1.13", "1.01", "1.14") if equal_norms else ("0.50", "1.15", "1.00", "1.15")
+    )
     assert mechanism.certificate.gap <= 1e-4
     if equal_norms:
         assert abs(apart - 1.1269) < 5e-4
@@ -255,6 +285,8 @@ def test_banded_table_2_rows_of_the_multi_epoch_matrices(equal_norms):
 
 @pytest.mark.slow
 def test_multi_epoch_table_1_at_full_size():
-    certificate = fit(prefix_sum(2000), epochs(2000, 100), family="dense", tolerance=2e-3).certificate
+    certificate = fit(
+        prefix_sum(2000), epochs(2000, 100), family="dense", tolerance=2e-3
+    ).certificate
     assert certificate.gap <= 2e-3
     assert f"{certificate.loss:.1e}" == "6.5e+05"

@@ -61,7 +61,11 @@ def test_families_come_in_the_papers_order():
     n = 64
     participation = separated(n, 16)
     online, full, identity, banded = (
-        rmse(fit(prefix_sum(n), participation, family=family, **options), prefix_sum(n), participation)
+        rmse(
+            fit(prefix_sum(n), participation, family=family, **options),
+            prefix_sum(n),
+            participation,
+        )
         for family, options in (
             ("tree", {"decoder": "online"}),
             ("tree", {"decoder": "full"}),
@@ -81,7 +85,9 @@ def test_no_feasible_encoder_beats_the_lower_bound(seed, n, data):
     dense = fit(workload, single(n), family="dense", tolerance=1e-4).certificate
     assert banded.lower_bound <= banded.loss
     assert dense.lower_bound <= dense.loss
-    assert dense.lower_bound <= banded.loss * (1.0 + 1e-12)  # banded encoders are feasible for the dense problem
+    assert dense.lower_bound <= banded.loss * (
+        1.0 + 1e-12
+    )  # banded encoders are feasible for the dense problem
     for _ in range(5):
         C = random_banded_unit_encoder(n, bands, rng)
         value = np.sum((workload.matrix @ np.linalg.inv(C)) ** 2)

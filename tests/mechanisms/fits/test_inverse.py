@@ -1,4 +1,6 @@
-"""Banded inverses: the closed ones against printed numbers, the optimised ones against them and against a search of their own."""
+"""Banded inverses: the closed ones against printed numbers, the optimised ones against them and
+against a search of their own.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,8 @@ from tests.mechanisms.schemas import separated, single
 from tests.oracles import attained_sensitivity
 
 EIGHT = Participation(rounds=512, schema="min_sep", min_sep=64, max_participations=8)
-# Banded inverse square roots, prefix sums, 512 rounds: sensitivity, rmse, largest error. Computed apart from this code.
+# Banded inverse square roots, prefix sums, 512 rounds: sensitivity, rmse, largest error. Computed
+# apart from this code.
 BISR = [
     (single(512), 2, (1.154701, 9.300538, 13.102163)),
     (single(512), 4, (1.273736, 6.513015, 9.104996)),
@@ -43,12 +46,17 @@ def inverse(participation, bands, **options):
 
 @pytest.mark.parametrize(("participation", "bands", "expected"), BISR)
 def test_values_of_closed_ones_and_the_optimised_better(participation, bands, expected):
-    closed = fit(prefix_sum(512), participation, family="toeplitz", coefficients="inverse_sqrt", bands=bands)
+    closed = fit(
+        prefix_sum(512), participation, family="toeplitz", coefficients="inverse_sqrt", bands=bands
+    )
     assert measures(closed, participation) == pytest.approx(expected, abs=1e-6)
     best = inverse(participation, bands)
     assert len(best.noising_window) == bands
     assert measures(best, participation)[1] < 0.9 * expected[1]
-    assert measures(inverse(participation, bands, objective="max"), participation)[2] < 0.9 * expected[2]
+    assert (
+        measures(inverse(participation, bands, objective="max"), participation)[2]
+        < 0.9 * expected[2]
+    )
 
 
 def test_values_of_one_coefficient_and_of_none():
@@ -70,7 +78,9 @@ def test_values_of_one_coefficient_and_of_none():
 )
 def test_closed_coefficients(momentum, expected):
     workload = prefix_sum(8) if momentum is None else momentum_sgd(8, momentum)
-    found = fit(workload, single(8), family="toeplitz", coefficients="inverse_sqrt", bands=len(expected))
+    found = fit(
+        workload, single(8), family="toeplitz", coefficients="inverse_sqrt", bands=len(expected)
+    )
     np.testing.assert_allclose(found.noising_window, expected, atol=1e-10)
 
 
@@ -78,16 +88,24 @@ def test_closed_coefficients(momentum, expected):
 @pytest.mark.parametrize(("objective", "place"), [("mean", 1), ("max", 2)])
 def test_one_free_coefficient_is_the_best_of_a_search(participation, objective, place):
     def error(r):
-        return measures(ToeplitzMechanism(rounds=512, noising_window=[1.0, r]), participation)[place]
+        return measures(ToeplitzMechanism(rounds=512, noising_window=[1.0, r]), participation)[
+            place
+        ]
 
-    best = scipy.optimize.minimize_scalar(error, bounds=(-0.999, -0.5), method="bounded", options={"xatol": 1e-7})
+    best = scipy.optimize.minimize_scalar(
+        error, bounds=(-0.999, -0.5), method="bounded", options={"xatol": 1e-7}
+    )
     found = measures(inverse(participation, 2, objective=objective), participation)[place]
     assert found == pytest.approx(best.fun, rel=1e-6)
 
 
-@pytest.mark.parametrize("participation", [single(24), separated(24, 6)], ids=["single", "separated"])
+@pytest.mark.parametrize(
+    "participation", [single(24), separated(24, 6)], ids=["single", "separated"]
+)
 @pytest.mark.parametrize("objective", ["mean", "max"])
-@pytest.mark.parametrize("point", [[-0.6, 0.15, -0.2], [0.4, -0.3, -0.1]], ids=["usual", "of both signs"])
+@pytest.mark.parametrize(
+    "point", [[-0.6, 0.15, -0.2], [0.4, -0.3, -0.1]], ids=["usual", "of both signs"]
+)
 def test_the_loss_is_what_is_accounted_and_its_gradient_right(participation, objective, point):
     workload = momentum_sgd(24, 0.5)
     problem = InverseProblem(workload.inverse_diagonals[-1], participation, objective)
@@ -102,13 +120,19 @@ def test_the_loss_is_what_is_accounted_and_its_gradient_right(participation, obj
     if sensitivity(mechanism, participation).exact:
         assert np.exp(value) == pytest.approx(error, rel=1e-9)
     steps = 1e-6 * np.eye(len(point))
-    differences = [(problem.log_loss(point + h)[0] - problem.log_loss(point - h)[0]) / 2e-6 for h in steps]
+    differences = [
+        (problem.log_loss(point + h)[0] - problem.log_loss(point - h)[0]) / 2e-6 for h in steps
+    ]
     np.testing.assert_allclose(gradient, differences, rtol=1e-5, atol=1e-7)
 
 
 def test_what_oscillates_is_bounded_from_above():
-    # 1 / (1 + 0.6 x) alternates: three columns of it nearly cancel, and contributions of both signs add them up.
-    mechanism, participation = ToeplitzMechanism(rounds=9, noising_window=[1.0, 0.6]), separated(9, 3)
+    # 1 / (1 + 0.6 x) alternates: three columns of it nearly cancel, and contributions of both signs
+    # add them up.
+    mechanism, participation = (
+        ToeplitzMechanism(rounds=9, noising_window=[1.0, 0.6]),
+        separated(9, 3),
+    )
     C = mechanism.encoder()
     attained = attained_sensitivity(C, participation, np.random.default_rng(0))
     claimed = sensitivity(mechanism, participation)
@@ -117,11 +141,15 @@ def test_what_oscillates_is_bounded_from_above():
     # Negative control: what the formula for decreasing coefficients would say of these.
     assert np.linalg.norm(C[:, [0, 3, 6]].sum(axis=1)) < 0.95 * attained
     problem = InverseProblem(np.array([1.0, -1.0]), participation, "mean")
-    assert problem._squared_sensitivity(mechanism.toeplitz_coefficients())[0] >= attained**2 * (1 - 1e-9)
+    assert problem._squared_sensitivity(mechanism.toeplitz_coefficients())[0] >= attained**2 * (
+        1 - 1e-9
+    )
 
 
 def test_the_start_is_the_inverse_square_root_and_one_band_is_independent_noise():
-    np.testing.assert_allclose(power_series(np.array([1.0, -1.0]), 0.5, 5), [1.0, -1 / 2, -1 / 8, -1 / 16, -5 / 128])
+    np.testing.assert_allclose(
+        power_series(np.array([1.0, -1.0]), 0.5, 5), [1.0, -1 / 2, -1 / 8, -1 / 16, -5 / 128]
+    )
     assert inverse(single(8), 1).noising_window.tolist() == [1.0]
 
 

@@ -1,4 +1,6 @@
-"""What every fit does, whatever the family: counts its steps, keeps the best so far, repeats itself, stops at Ctrl-C."""
+"""What every fit does, whatever the family: counts its steps, keeps the best so far, repeats
+itself, stops at Ctrl-C.
+"""
 
 import contextlib
 import signal
@@ -18,11 +20,20 @@ ROUNDS = 60
 ONCE = single(ROUNDS)
 EPOCHS = epochs(ROUNDS, 10)
 PLAIN = fedmf.Workload("plain", np.tri(ROUNDS))  # prefix sums whose structure nobody knows
-# The forms that the fits have: of the structure of the workload and without it, with the norms of columns equal and free.
+# The forms that the fits have: of the structure of the workload and without it, with the norms of
+# columns equal and free.
 FITS = {
-    "banded": (fedmf.prefix_sum(ROUNDS), ONCE, {"family": "banded", "bands": 20, "tolerance": 1e-8}),
+    "banded": (
+        fedmf.prefix_sum(ROUNDS),
+        ONCE,
+        {"family": "banded", "bands": 20, "tolerance": 1e-8},
+    ),
     "banded, plain": (PLAIN, ONCE, {"family": "banded", "bands": 20, "tolerance": 1e-8}),
-    "banded, free": (fedmf.prefix_sum(ROUNDS), EPOCHS, {"family": "banded", "equal_norms": False, "tolerance": 1e-7}),
+    "banded, free": (
+        fedmf.prefix_sum(ROUNDS),
+        EPOCHS,
+        {"family": "banded", "equal_norms": False, "tolerance": 1e-7},
+    ),
     "dense": (fedmf.prefix_sum(ROUNDS), EPOCHS, {"family": "dense", "tolerance": 1e-9}),
     "dense, plain": (PLAIN, EPOCHS, {"family": "dense", "tolerance": 1e-9}),
     "toeplitz": (fedmf.prefix_sum(ROUNDS), ONCE, {"family": "toeplitz", "bands": 50}),
@@ -51,11 +62,16 @@ def test_an_interrupted_fit_keeps_the_best_so_far(name, at):
         if step == at:
             ctrl_c()
 
-    with pytest.warns(RuntimeWarning, match=rf"{name.split(',')[0]} fit was interrupted after {at} step.*starts anew"):
+    with pytest.warns(
+        RuntimeWarning,
+        match=rf"{name.split(',')[0]} fit was interrupted after {at} step.*starts anew",
+    ):
         mechanism = fit(name, progress=interrupt)
     assert len(taken) == at
     workload, participation, _ = FITS[name]
-    np.testing.assert_allclose(fedmf.loss(mechanism, workload, participation), mechanism.certificate.loss, rtol=1e-9)
+    np.testing.assert_allclose(
+        fedmf.loss(mechanism, workload, participation), mechanism.certificate.loss, rtol=1e-9
+    )
     assert mechanism.certificate.gap > 1e-9
     if name != "low_rank":  # its first steps are those of the dense optimum that it approximates
         assert mechanism.certificate.loss <= min(taken) * (1.0 + 1e-9)
@@ -83,17 +99,23 @@ def test_a_fit_within_its_tolerance_warns_of_nothing_and_repeats_itself(name):
     assert np.array_equal(first.encoder(), second.encoder())
 
 
-@pytest.mark.parametrize("name", ["banded", "dense", "toeplitz", "blt", "low_rank", "identity", "tree"])
+@pytest.mark.parametrize(
+    "name", ["banded", "dense", "toeplitz", "blt", "low_rank", "identity", "tree"]
+)
 def test_one_round(name):
     for schema in ("single", "every_round"):
         once = fedmf.Participation(rounds=1, schema=schema)
         mechanism = fedmf.fit(fedmf.prefix_sum(1), once, family=name)
         assert np.array_equal(mechanism.encoder() @ mechanism.noising(), [[1.0]])
-        np.testing.assert_allclose(fedmf.loss(mechanism, fedmf.prefix_sum(1), once), 1.0, rtol=1e-12)
+        np.testing.assert_allclose(
+            fedmf.loss(mechanism, fedmf.prefix_sum(1), once), 1.0, rtol=1e-12
+        )
 
 
 class TestNobodyGoesOnWithHalfAnAnswer:
-    """Ctrl-C in a fit whose answer something goes on with, a run, a choice of bands, a table, ends that too."""
+    """Ctrl-C in a fit whose answer something goes on with, a run, a choice of bands, a table, ends
+    that too.
+    """
 
     @pytest.fixture(autouse=True)
     def _progress_interrupts(self, monkeypatch):
@@ -103,7 +125,9 @@ class TestNobodyGoesOnWithHalfAnAnswer:
 
         monkeypatch.setattr(config, "shown", shown)
         monkeypatch.setattr(table_cells, "shown", shown)
-        monkeypatch.setattr(bands, "fit", lambda *a, **options: fedmf.fit(*a, **options, progress=ctrl_c))
+        monkeypatch.setattr(
+            bands, "fit", lambda *a, **options: fedmf.fit(*a, **options, progress=ctrl_c)
+        )
 
     @pytest.mark.parametrize("name", FITS)
     def test_every_family(self, name):
@@ -123,7 +147,11 @@ class TestNobodyGoesOnWithHalfAnAnswer:
 
     def test_of_a_choice_of_bands(self):
         search = bands.BandSearch(
-            workload=fedmf.prefix_sum(ROUNDS), population=3200, cohort_size=20, epsilon=1.0, delta=1e-6
+            workload=fedmf.prefix_sum(ROUNDS),
+            population=3200,
+            cohort_size=20,
+            epsilon=1.0,
+            delta=1e-6,
         )
         for made in (lambda: search.banded(8), search.dense):
             with pytest.raises(KeyboardInterrupt):

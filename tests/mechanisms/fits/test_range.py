@@ -23,10 +23,14 @@ def test_the_candidate_with_the_least_worst_regret(family, options):
     errors = {}
     for fitted_for in RUNS:
         n = fitted_for.rounds
-        candidate = fedmf.fit(fedmf.prefix_sum(n), fitted_for, family=family, objective="max", **options)
+        candidate = fedmf.fit(
+            fedmf.prefix_sum(n), fitted_for, family=family, objective="max", **options
+        )
         for i, run in enumerate(RUNS):
             workload = fedmf.prefix_sum(run.rounds)
-            errors[fitted_for, i] = fedmf.max_error(for_rounds(candidate, run.rounds), workload, run)
+            errors[fitted_for, i] = fedmf.max_error(
+                for_rounds(candidate, run.rounds), workload, run
+            )
     least = [min(errors[other, i] for other in RUNS) for i in range(len(RUNS))]
     worst = {run: max(errors[run, i] / least[i] - 1 for i in range(len(RUNS))) for run in RUNS}
     assert found.worst_regret == pytest.approx(min(worst.values()), abs=1e-12)

@@ -43,16 +43,22 @@ def test_the_objective_is_the_error_and_has_its_gradient(make, objective, partic
     n, rng = 40, np.random.default_rng(0)
     workload = make(n)
     for bands, decreasing in ((1, True), (5, True), (40, True), (5, False), (40, False)):
-        problem = ToeplitzProblem(toeplitz_inverse(workload), participation, bands, objective, decreasing)
+        problem = ToeplitzProblem(
+            toeplitz_inverse(workload), participation, bands, objective, decreasing
+        )
         if not decreasing and problem.overlapping:
             continue
         point = problem.start() * (1.0 + 0.01 * rng.random(len(problem.start())))
         value, gradient = problem.log_loss(point)
         mechanism = ToeplitzMechanism(rounds=n, coefficients=problem.coefficients(point)[0])
         measure = loss if objective == "mean" else lambda *of: max_error(*of) ** 2
-        np.testing.assert_allclose(np.exp(value), measure(mechanism, workload, participation), rtol=1e-10)
+        np.testing.assert_allclose(
+            np.exp(value), measure(mechanism, workload, participation), rtol=1e-10
+        )
         step = 1e-6 * np.eye(len(point))
-        expected = [(problem.log_loss(point + e)[0] - problem.log_loss(point - e)[0]) / 2e-6 for e in step]
+        expected = [
+            (problem.log_loss(point + e)[0] - problem.log_loss(point - e)[0]) / 2e-6 for e in step
+        ]
         np.testing.assert_allclose(gradient, expected, atol=1e-6)
 
 
@@ -69,7 +75,9 @@ def test_the_optimum_is_that_of_another_solver(make, objective, participation):
         AN = workload.matrix @ np.linalg.inv(C)
         rows = np.square(AN).sum(axis=1)
         rounds = range(0, 8, participation.min_sep)
-        squared = sum(C[:, t] @ C[:, t] for t in rounds)  # four bands: columns four rounds apart are disjoint
+        squared = sum(
+            C[:, t] @ C[:, t] for t in rounds
+        )  # four bands: columns four rounds apart are disjoint
         return np.sqrt(squared * (rows.mean() if objective == "mean" else rows.max()))
 
     found = scipy.optimize.minimize(
@@ -85,12 +93,14 @@ def test_more_bands_help_and_beyond_min_sep_sensitivity_stays_exact():
     assert errors == sorted(errors, reverse=True)
     beyond = toeplitz(prefix_sum(n), participation, bands=30)
     assert sensitivity(beyond, participation).exact
-    # The steps down start from 10 bands' worth at least; the optimum has next to nothing beyond min_sep.
+    # The steps down start from 10 bands' worth at least; the optimum has next to nothing beyond
+    # min_sep.
     assert rmse(beyond, prefix_sum(n), participation) <= errors[-1] * 1.001
 
 
 def test_square_root_has_the_smallest_largest_error_of_all_toeplitz_encoders():
-    # BLT slides, "Toeplitz mechanism: optimal max error". Descents from elsewhere end there, and none below.
+    # BLT slides, "Toeplitz mechanism: optimal max error". Descents from elsewhere end there, and
+    # none below.
     n = 24
     root = toeplitz(prefix_sum(n), single(n), coefficients="sqrt")
     least = max_error(root, prefix_sum(n), single(n))
@@ -105,9 +115,10 @@ def test_square_root_has_the_smallest_largest_error_of_all_toeplitz_encoders():
 
 @pytest.mark.parametrize("power", [4, 8, 12, 16, pytest.param(20, marks=pytest.mark.slow)])
 def test_largest_errors_of_the_slides(power):
-    # BLT slides: log(n) / pi + constant for the optimal Toeplitz encoder. It is the standard deviation, sensitivity
-    # times error: both are the root of the sum of the squared coefficients binomial(2 t, t)^2 / 16^t ~ 1 / (pi t), whose
-    # sum is (log(n) + Euler's gamma + log(16)) / pi up to O(1 / n). Bands: grows like sqrt(n / bands).
+    # BLT slides: log(n) / pi + constant for the optimal Toeplitz encoder. It is the standard
+    # deviation, sensitivity times error: both are the root of the sum of the squared coefficients
+    # binomial(2 t, t)^2 / 16^t ~ 1 / (pi t), whose sum is (log(n) + Euler's gamma + log(16)) / pi
+    # up to O(1 / n). Bands: grows like sqrt(n / bands).
     constant = (np.euler_gamma + np.log(16.0)) / np.pi
     n = 2**power
     root = toeplitz(prefix_sum(n), single(n), coefficients="sqrt")
@@ -122,11 +133,16 @@ def test_closed_forms():
     root = fit(**options, coefficients="sqrt")
     np.testing.assert_allclose(root.encoder() @ root.encoder(), prefix_sum(n).matrix, atol=1e-12)
     assert fit(**options, coefficients="sqrt", bands=3).coefficients.tolist() == [1.0, 0.5, 0.375]
-    root_of_momentum = fit(momentum_sgd(n), single(n), family="toeplitz", coefficients="sqrt").encoder()
-    np.testing.assert_allclose(root_of_momentum @ root_of_momentum, momentum_sgd(n).matrix, atol=1e-10)
+    root_of_momentum = fit(
+        momentum_sgd(n), single(n), family="toeplitz", coefficients="sqrt"
+    ).encoder()
+    np.testing.assert_allclose(
+        root_of_momentum @ root_of_momentum, momentum_sgd(n).matrix, atol=1e-10
+    )
     assert np.array_equal(fit(**options, coefficients="nu", nu=0.0).coefficients, root.coefficients)
     damped = fit(**options, coefficients="nu", nu=0.1).noising_coefficients()
-    # (1 - 0.9 x)^(1/2): minus binomial(1/2, t) damped, of the order of t^(-3/2) 0.9^t / (2 sqrt(pi)).
+    # (1 - 0.9 x)^(1/2): minus binomial(1/2, t) damped, of the order of t^(-3/2) 0.9^t / (2
+    # sqrt(pi)).
     t = np.arange(1, n)
     np.testing.assert_allclose(damped[1:], root.noising_coefficients()[1:] * 0.9**t, atol=1e-15)
     assert abs(-damped[-1] * 11**1.5 / 0.9**11 * 2.0 * np.sqrt(np.pi) - 1.0) < 0.05
@@ -149,7 +165,9 @@ def test_bounds_of_every_factorization_of_prefix_sums(n):
 def test_certificates_are_given_where_a_bound_is_known():
     mechanism = toeplitz(prefix_sum(64), single(64), bands=64)
     certificate = mechanism.certificate
-    np.testing.assert_allclose(certificate.loss, loss(mechanism, prefix_sum(64), single(64)), rtol=1e-12)
+    np.testing.assert_allclose(
+        certificate.loss, loss(mechanism, prefix_sum(64), single(64)), rtol=1e-12
+    )
     np.testing.assert_allclose(certificate.lower_bound, prefix_sum_bound(64), rtol=1e-12)
     assert 0.0 < certificate.gap < 0.15
     for workload, participation, objective, words in (
@@ -167,7 +185,12 @@ def test_uneven_workloads_are_refused_with_the_way_out(coefficients):
     for workload in (momentum_sgd(8, 0.9, np.linspace(1.0, 0.5, 8)), Workload("dense", np.tri(8))):
         with pytest.raises(ValueError, match="without its learning rates"):
             toeplitz(workload, single(8), coefficients=coefficients)
-    assert toeplitz(momentum_sgd(8, 0.9, np.linspace(1.0, 0.5, 8)), single(8), coefficients="nu", nu=0.1).bands == 8
+    assert (
+        toeplitz(
+            momentum_sgd(8, 0.9, np.linspace(1.0, 0.5, 8)), single(8), coefficients="nu", nu=0.1
+        ).bands
+        == 8
+    )
 
 
 @pytest.mark.slow
@@ -179,5 +202,7 @@ def test_a_million_rounds(objective, measure):
             toeplitz(momentum_sgd(n), participation, bands=32, **options)
             for options in ({"objective": objective}, {"coefficients": "sqrt"})
         )
-        assert measure(better, momentum_sgd(n), participation) < measure(root, momentum_sgd(n), participation)
+        assert measure(better, momentum_sgd(n), participation) < measure(
+            root, momentum_sgd(n), participation
+        )
         assert sensitivity(better, participation).exact
