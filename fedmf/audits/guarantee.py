@@ -22,7 +22,8 @@ from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.describe import group_values, guarantee_values, statement_values
+from fedmf.privacy.plan import Plan, unamplified_epsilon
 from fedmf.privacy.rounding import finite
 from fedmf.privacy.statement import markdown
 
@@ -58,7 +59,7 @@ class Achieved:
     @property
     def epsilon(self) -> float:
         """At the plan's delta, whoever knows who was drawn."""
-        return self.plan.unamplified_epsilon
+        return unamplified_epsilon(self.plan)
 
     @property
     def rho(self) -> float:
@@ -190,9 +191,22 @@ class Audit:
             return None
         return min(self.planned.epsilon, self.epsilon)
 
-    def statement(self, **options: Any) -> str:
-        """The privacy statement of what was run, as Markdown; options of `statement_values`."""
-        return markdown(self.statement_values(**options))
+    def statement(
+        self,
+        *,
+        subject: str = "run",
+        cohort_size: int | None = None,
+        population: int | None = None,
+        pretraining: str | None = None,
+    ) -> str:
+        """The privacy statement of what was run, as Markdown; arguments of `statement_values`."""
+        values = self.statement_values(
+            subject=subject,
+            cohort_size=cohort_size,
+            population=population,
+            pretraining=pretraining,
+        )
+        return markdown(values)
 
     def statement_values(
         self,
@@ -200,7 +214,9 @@ class Audit:
         subject: str = "run",
         cohort_size: int | None = None,
         population: int | None = None,
-        **options: Any,
+        pretraining: str | None = None,
+        canaries: int = 0,
+        commands: Sequence[str] | None = None,
     ) -> dict[str, Any]:
         """The statement of what was planned, run and observed, in plain JSON types and at full
         precision.
@@ -211,16 +227,22 @@ class Audit:
         Args:
           subject: "run" of fedmf, or "log" of another system.
           cohort_size, population: of the run, where they are known.
-          **options: those of `Plan.statement_values`.
+          pretraining, canaries, commands: as of `fedmf.privacy.describe.statement_values`.
         """
-        values = self.planned.statement_values(population=population, **options)
+        values = statement_values(
+            self.planned,
+            population=population,
+            pretraining=pretraining,
+            canaries=canaries,
+            commands=commands,
+        )
         observed, log, sampling = self.observed, self.log, self.planned.sampling
         achieved = self._achieved_values()
         if achieved is not None:
             achieved["epsilon_if_sampled_as_planned"] = finite(self.amplified_epsilon)
         if self.contradictions and self.achieved is not None:
             values["group_privacy"] = (
-                [] if self.planned.claimed_cohort else self.achieved.plan.group_values()
+                [] if self.planned.simulation else group_values(self.achieved.plan)
             )
         if self.unrecorded is not None:
             values["unrecorded"] = self.unrecorded
@@ -263,7 +285,7 @@ class Audit:
         }
 
     def _achieved_values(self) -> dict[str, Any] | None:
-        if self.achieved is None or self.planned.claimed_cohort is not None:
+        if self.achieved is None or self.planned.simulation is not None:
             return None
         return self.achieved.values()
 
@@ -278,9 +300,9 @@ class Audit:
         """Planned and achieved in plain JSON types; an infinite epsilon is null, and so is all that
         a simulation achieves.
         """
-        p, planned = self.planned.participation, self.planned.guarantee_values()
+        p, planned = self.planned.participation, guarantee_values(self.planned)
         achieved = self._achieved_values() or {}
-        simulates, everyone = self.planned.claimed_cohort is not None, self.everyone
+        simulates, everyone = self.planned.simulation is not None, self.everyone
         if not simulates and self.achieved is None:
             achieved = {"sensitivity": 0.0, "epsilon": 0.0, "rho": 0.0}
         of_all = None if everyone is None or simulates else finite(everyone.epsilon)
@@ -307,7 +329,7 @@ class Audit:
             "contradictions": list(self.contradictions),
             "offenders": self._offender_values(),
             "not_in_the_record": self.unrecorded,
-            "claimed_cohort": self.planned.claimed_cohort,
+            "claimed_cohort": self.planned.simulation and self.planned.simulation.claimed,
             "epsilon_achieved_of_all_clients": of_all,
         }
 
@@ -442,7 +464,7 @@ def _audited(
     if not found:
         return Audit(planned=plan, observed=stats, achieved=None)
     worst, offenders = max(found, key=lambda sensitivity: sensitivity.value), None
-    if plan.claimed_cohort is not None:
+    if plan.simulation is not None:
         always = Participation(rounds=plan.participation.rounds, schema="every_round")
         worst = plan.sensitivity if broke is None else sensitivity(plan.mechanism, always)
     elif broke is not None:

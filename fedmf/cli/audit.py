@@ -19,9 +19,8 @@ from fedmf.cli.options import (
     Gigabytes,
     OutputFile,
     json_option,
-    plan_from,
+    plan_config,
     plan_options,
-    sampling_options,
     show,
 )
 
@@ -94,7 +93,6 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
 @click.argument("log_file", metavar="LOG", type=PATH)
 @click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
-@sampling_options
 @click.option(
     "--client-column", default="client", help="Column of clients: whole numbers or texts."
 )
@@ -125,6 +123,8 @@ def log(
     mechanism_file: pathlib.Path,
     statement: pathlib.Path | None,
     pretraining: str | None,
+    memory: int,
+    folder: pathlib.Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -142,29 +142,24 @@ def log(
         --client-column device --round-column t --first-round 1 --statement statement.md
     """
     from fedmf.audits.guarantee import audit_log
+    from fedmf.privacy.flat_config import OF_THE_FIT
 
-    reading = ("client_column", "round_column", "first_round", "rounds_run", "duplicates")
-    read = {name: options[name] for name in reading}
+    names = ("client_column", "round_column", "first_round", "rounds_run", "duplicates")
+    read = {name: options.pop(name) for name in names}
     with arguments_checked():
-        plan = plan_from(mechanism_file, options)
-        result = audit_log(
-            log_file, plan, memory=options["memory"], folder=options["folder"], **read
-        )
+        config = plan_config(mechanism_file, options)
+        plan = config.plan()
+        result = audit_log(log_file, plan, memory=memory, folder=folder, **read)
     if statement is not None:
+        flags = config.stating(plan).flags(leave_out=OF_THE_FIT)
         again = read | {"pretraining": pretraining, "statement": statement.name}
-        flags = [
+        flags += [
             f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
             for name, value in again.items()
             if value is not None
         ]
-        command = " ".join(
-            [
-                "fedmf audit log",
-                shlex.join([log_file.name, mechanism_file.name]),
-                *plan.command_options(),
-                *flags,
-            ]
-        )
+        files = shlex.join([log_file.name, mechanism_file.name])
+        command = " ".join(["fedmf audit log", files, *flags])
         _write(
             statement,
             result.statement_values(subject="log", pretraining=pretraining, commands=[command]),

@@ -20,6 +20,7 @@ from fedmf.audits.canaries import (
 )
 from fedmf.audits.noise import causal_factor
 from fedmf.privacy.gaussian import gaussian_epsilon
+from fedmf.privacy.plan import unamplified_epsilon
 from tests.power import FALSE_POSITIVE_RATE, counted, missed_by_count, trials_that_see
 
 ROUNDS, MIN_SEP, SIGNIFICANCE = 16, 4, 0.05
@@ -274,14 +275,14 @@ def test_what_is_claimed_of_whom():
     participation = fedmf.Participation(rounds=ROUNDS, schema="fixed_epoch", min_sep=4)
     mechanism = fedmf.fit(fedmf.prefix_sum(ROUNDS), participation, family="banded", bands=2)
     plan = fedmf.calibrate(mechanism, None, epsilon=4.0, delta=1e-6, sampling=scheme)
-    assert plan.epsilon < plan.unamplified_epsilon
+    assert plan.epsilon < unamplified_epsilon(plan)
     evidence = Departure().evidence(plan, 50, np.random.default_rng(5))
     evidence.rounds[:, 10:20] = False
     result = audit_canaries(plan, evidence)
     assert (result.canaries, result.took_part) == (50, 40)
     claims = {(bound.score, bound.assumes): bound.epsilon_claimed for bound in result.bounds}
     assert claims.pop(("final model", "nothing")) == plan.epsilon
-    assert set(claims.values()) == {plan.unamplified_epsilon}
+    assert set(claims.values()) == {unamplified_epsilon(plan)}
     assert len(claims) == 5
 
 

@@ -18,6 +18,7 @@ import fedmf
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
 from fedmf.privacy import monte_carlo
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
+from fedmf.privacy.describe import statement
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_delta, gaussian_epsilon
 from fedmf.privacy.monte_carlo import (
     PROOF,
@@ -27,6 +28,7 @@ from fedmf.privacy.monte_carlo import (
     add_sample,
     remove_sample,
 )
+from fedmf.privacy.plan import unamplified_epsilon, unit_noise
 from fedmf.privacy.random_allocation import random_allocation_epsilon
 from fedmf.privacy.sampling.losses import BinLosses, MinSepLosses
 from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_chi_square
@@ -379,11 +381,11 @@ class TestEpsilon:
             )
             assert (
                 plan.epsilon
-                == plan.sampling.expected_epsilon(mechanism, plan.unit_noise, 1e-6)
+                == plan.sampling.expected_epsilon(mechanism, unit_noise(plan), 1e-6)
                 == 0
             )
             assert "No simulation was needed" in plan.sampling.evidence(
-                mechanism, plan.unit_noise, 1e-6
+                mechanism, unit_noise(plan), 1e-6
             )
 
     @pytest.mark.parametrize(
@@ -437,9 +439,9 @@ class TestEpsilon:
         mechanism = banded(24, 0.8, 0.6)
         scheme = fedmf.MinSepPoisson(population=600, cohort_size=30)
         plan = fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-4, sampling=scheme)
-        assert 1.9 < plan.epsilon <= 2.0 < plan.unamplified_epsilon
+        assert 1.9 < plan.epsilon <= 2.0 < unamplified_epsilon(plan)
         assert plan.sampling.min_sep == 2
-        text = " ".join(plan.statement().split())
+        text = " ".join(statement(plan).split())
         for words in (
             "It is a Monte-Carlo bound from",
             "the point estimate is",
@@ -600,7 +602,7 @@ class TestDraws:
             delta=1e-6,
             sampling=fedmf.MinSepPoisson(population=4, cohort_size=4, min_sep=1),
         )
-        said = " ".join(plan.statement().split())
-        assert plan.epsilon == plan.unamplified_epsilon
+        said = " ".join(statement(plan).split())
+        assert plan.epsilon == unamplified_epsilon(plan)
         assert "without amplification is what is stated" in said
         assert "the point estimate is" not in said
