@@ -27,9 +27,8 @@ def mechanism_of(family: str, schema: str = "min_sep") -> Mechanism:
     participation = fedmf.Participation(rounds=ROUNDS, schema=schema, **SCHEMAS[schema])
     bands = {"bands": BANDS} if family in ("banded", "toeplitz") and schema != "every_round" else {}
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of fits that stop short: only the shape of the encoder counts here
+        # Of fits that stop short: only the shape of the encoder counts here
+        warnings.simplefilter("ignore")
         return fedmf.fit(
             fedmf.prefix_sum(ROUNDS), participation, family=family, cache=False, **bands
         )
@@ -90,9 +89,12 @@ def answer(family: str, scheme: str) -> tuple[str, str]:
     settings: dict[str, Any] = {"min_sep": None} if takes(scheme, "min_sep") else {}
     try:
         plan = fedmf.Plan(
-            mechanism=mechanism_of(family), noise_multiplier=1.0, clip_norm=1.0, delta=1e-5,
+            mechanism=mechanism_of(family),
+            noise_multiplier=1.0,
+            clip_norm=1.0,
+            delta=1e-5,
             sampling=scheme_from(scheme, **SIZES, **settings),
-        )  # fmt: skip
+        )
     except ValueError as refusal:
         return "refused", str(refusal)
     chosen = plan.sampling

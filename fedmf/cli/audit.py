@@ -35,9 +35,8 @@ class _RunByDefault(Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Puts `run` in front where no command is named."""
         named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
-        if (
-            not named and not ctx.resilient_parsing
-        ):  # completion asks with what is there before the word
+        # Completion asks with what is there before the word
+        if not named and not ctx.resilient_parsing:
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -136,9 +135,10 @@ def log(
 
     \b
     Example:
-      fedmf audit log log.csv banded.npz --rounds 256 --min-sep 64 --epsilon 8 fedmf audit log
-      log.parquet banded.npz --rounds 2052 --min-sep 400 --noise-multiplier 1.2 --clip-norm 0.5 \\
-        --client-column device --round-column t --first-round 1 --statement statement.md
+      fedmf audit log log.csv banded.npz --rounds 256 --min-sep 64 --epsilon 8
+      fedmf audit log log.parquet banded.npz --rounds 2052 --min-sep 400 --noise-multiplier 1.2 \\
+        --clip-norm 0.5 --client-column device --round-column t --first-round 1 \\
+        --statement statement.md
     """
     from fedmf.audits.guarantee import audit_log
 

@@ -65,10 +65,11 @@ def calibrate(
 
     \b
     Example:
-      fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --statement fedmf calibrate
-      banded.npz --rounds 256 --min-sep 64 --epsilon 8 --explain fedmf calibrate banded.npz --rounds
-      256 --min-sep 64 --epsilon 8 --table fedmf calibrate banded.npz --rounds 256 --epsilon 8
-      --sampling poisson --population 64000 --cohort-size 1000
+      fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --statement
+      fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --explain
+      fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --table
+      fedmf calibrate banded.npz --rounds 256 --epsilon 8 --sampling poisson --population 64000 \\
+        --cohort-size 1000
     """
     import fedmf
     from fedmf import checks
@@ -140,10 +141,11 @@ def calibrate(
         if table and as_json:
             summary["stops"] = stops
         if not as_json:
+            # Which the command line and the fit have said
             del (
                 summary["participation"],
                 summary["certificate"],
-            )  # which the command line and the fit have said
+            )
         show(summary, as_json)
     if stops and not as_json:
         click.echo(

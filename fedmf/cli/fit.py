@@ -104,18 +104,18 @@ def fit(
 
     \b
     Example:
-      fedmf fit --rounds 256 --min-sep 64 --family banded --out banded.npz --show fedmf fit --rounds
-      2000 --schema fixed_epoch --min-sep 100 --family tree --decoder full --out tree.npz fedmf fit
-      --rounds 2048 --schema single --matrices prefix_opt/size=2048 --out theirs.npz
+      fedmf fit --rounds 256 --min-sep 64 --family banded --out banded.npz --show
+      fedmf fit --rounds 2000 --schema fixed_epoch --min-sep 100 --family tree --decoder full \\
+        --out tree.npz
+      fedmf fit --rounds 2048 --schema single --matrices prefix_opt/size=2048 --out theirs.npz
     """
     import fedmf
     from fedmf.mechanisms.fitting.progress import interrupted_fit, shown
     from fedmf.terminal.interrupts import Interrupted
 
     if picture:
-        OutputFile(".png").convert(
-            out.with_suffix(".png"), None, click.get_current_context()
-        )  # before the fit
+        # Before the fit
+        OutputFile(".png").convert(out.with_suffix(".png"), None, click.get_current_context())
     interrupted_fit.set(False)
     limits = {
         name: options.pop(name) for name in ("rounds", "schema", "min_sep", "max_participations")
@@ -137,8 +137,8 @@ def fit(
             mechanism = fedmf.load_factorization(matrices)
             if mechanism.rounds != A.rounds:
                 raise ValueError(
-                    f"rounds={A.rounds} but the matrices have {mechanism.rounds} rounds: pass that "
-                    "number"
+                    f"rounds={A.rounds} but the matrices have {mechanism.rounds} "
+                    "rounds: pass that number"
                 )
         else:
             with shown(options["family"], not as_json) as progress:
@@ -169,8 +169,8 @@ def fit(
     show(values, as_json)
     if interrupted_fit.get():
         raise Interrupted(
-            f"interrupted: {out} holds the best mechanism so far; the same command would fit it "
-            "anew, to the end"
+            f"interrupted: {out} holds the best mechanism so far; the same command would "
+            "fit it anew, to the end"
         )
 
 
@@ -194,8 +194,8 @@ def _picture(
     small = mechanism.rounds <= MAX_PICTURED_ROUNDS
     path = out.with_suffix(".png")
     png = mechanism_picture(
-        f"{mechanism.family}, {mechanism.rounds:,} round{'s' * (mechanism.rounds != 1)}, "
-        f"{workload}",
+        f"{mechanism.family}, {mechanism.rounds:,} "
+        f"round{'s' * (mechanism.rounds != 1)}, {workload}",
         encoder=mechanism.encoder() / sensitivity if small else None,
         noising=mechanism.noising() * sensitivity if small else None,
         errors=errors,

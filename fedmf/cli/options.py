@@ -82,9 +82,8 @@ class OutputFile(click.ParamType[pathlib.Path]):
             self.fail(
                 f"{str(path)!r} does not end in {ends}: the suffix says what is written", param, ctx
             )
-        trial = path.with_name(
-            f".{path.name}.{secrets.token_hex(8)}.part"
-        )  # as `write_atomically` names it
+        # As `write_atomically` names it
+        trial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
         try:
             if path.is_dir():
                 self.fail(f"{str(path)!r} is a folder: name a file", param, ctx)
@@ -127,8 +126,9 @@ class _NoiseSeed(click.ParamType[int | str]):
             self.fail(
                 f"{value[:60]!r} must be a non-negative whole number of at most "
                 f"{_MAX_SEED_DIGITS} digits, or os to draw one",
-                param, ctx,
-            )  # fmt: skip
+                param,
+                ctx,
+            )
         return int(value)
 
 
@@ -229,8 +229,8 @@ sampling_options = together(
     click.option(
         "--partitions",
         type=COUNT,
-        help="With --sampling: parts of the population, drawn from in turn.  [default: the "
-        "mechanism's bands]",
+        help="With --sampling: parts of the population, drawn from in turn.  [default: "
+        "the mechanism's bands]",
     ),
 )
 simulation_options = together(
@@ -287,8 +287,8 @@ run_task_options = together(
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """One option for every field of TrainConfig; the command's keyword arguments are for
-    `chosen_options`.
+    """One option for every field of TrainConfig; the command's keyword arguments
+    are for `chosen_options`.
     """
     from fedmf.runs.config import TrainConfig
 
@@ -376,8 +376,8 @@ def config_values(path: pathlib.Path | None) -> dict[str, Any]:
         return {}
     if path.suffix not in (".toml", ".json"):  # else YAML would be refused as bad JSON
         raise ValueError(
-            f"config={str(path)!r} ends in neither .toml nor .json: name a TOML or JSON file of "
-            "options"
+            f"config={str(path)!r} ends in neither .toml nor .json: name a TOML "
+            "or JSON file of options"
         )
     return read_config_file(path)
 
@@ -390,8 +390,8 @@ def workload_from(
 
     if momentum is not None and name != "momentum_sgd":
         raise ValueError(
-            f"momentum={momentum} belongs to workload=momentum_sgd, not to workload={name}: leave "
-            "it out"
+            f"momentum={momentum} belongs to workload=momentum_sgd, not to "
+            f"workload={name}: leave it out"
         )
     scheduled = bool(warmup or cooldown)
     rates = fedmf.WarmupCooldown(
@@ -436,8 +436,8 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
     epsilon, noise_multiplier = target["epsilon"], target["noise_multiplier"]
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(
-            f"epsilon={epsilon} and noise_multiplier={noise_multiplier}: give exactly one, the "
-            "other follows"
+            f"epsilon={epsilon} and noise_multiplier={noise_multiplier}: give exactly "
+            "one, the other follows"
         )
     simulated, claimed = target.get("simulated"), target.get("claimed")
     if (simulated is None) != (claimed is None):
@@ -454,8 +454,8 @@ def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan"
     mechanism = fedmf.load_mechanism(mechanism_file)
     if limits["rounds"] != mechanism.rounds:
         raise ValueError(
-            f"mechanism has {mechanism.rounds} rounds but rounds={limits['rounds']}: fit it for "
-            "the rounds of the run"
+            f"mechanism has {mechanism.rounds} rounds but rounds={limits['rounds']}: fit it "
+            "for the rounds of the run"
         )
     if of_min_sep:
         participation = fedmf.Budget.of(
@@ -502,8 +502,8 @@ def sampling_from(target: Mapping[str, Any]) -> "Sampling | None":
 
 
 def status_line(label: str = "") -> Callable[[Any], None] | None:
-    """A function that shows how far a search is in one line of a terminal; None where there is no
-    terminal.
+    """A function that shows how far a search is in one line of a terminal;
+    None where there is no terminal.
     """
     if not sys.stderr.isatty():
         return None

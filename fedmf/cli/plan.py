@@ -51,8 +51,8 @@ def learning_rate(
     \b
     Example:
       fedmf plan learning-rate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --cohort-size 100
-      fedmf plan learning-rate banded.npz --rounds 256 --epsilon 8 --cohort-size 100 --sampling
-      poisson --population 100000
+      fedmf plan learning-rate banded.npz --rounds 256 --epsilon 8 --cohort-size 100 \\
+        --sampling poisson --population 100000
     """
     import fedmf
     from fedmf.privacy import learning_rate as rule
@@ -60,8 +60,8 @@ def learning_rate(
     with arguments_checked():
         if target["noise_multiplier"] == 0:
             raise ValueError(
-                "noise_multiplier=0: the rule is for runs with noise; without noise the rate is "
-                "bounded by stability"
+                "noise_multiplier=0: the rule is for runs with noise; without noise the rate "
+                "is bounded by stability"
             )
         planned = plan_from(
             mechanism_file, target | {"cohort_size": cohort_size if target["sampling"] else None}

@@ -45,11 +45,11 @@ class Plan:
     Attributes:
       mechanism: the noise's correlation.
       participation: what every client keeps to and the guarantee assumes; same number of rounds as
-        the mechanism. With sampling it is left out: the plan takes what clients keep to with the
-        scheme.
+        the mechanism. With sampling it is left out: the plan takes what clients keep
+        to with the scheme.
       noise_multiplier: stddev over sensitivity and clip_norm, of one GaussianDpEvent for the whole
-        run; 0 means no noise and no privacy (epsilon is infinite). Sampling amplifies what it
-        guarantees.
+        run; 0 means no noise and no privacy (epsilon is infinite).
+        Sampling amplifies what it guarantees.
       clip_norm: L2 bound on one client's update in one round; the first one with quantile_clipping.
       delta: in [1e-15, 1); at least 1e-10 with most sampling schemes.
       sampling: a scheme of `fedmf.privacy.sampling`, in as many partitions as the mechanism has
@@ -67,7 +67,10 @@ class Plan:
       >>> import fedmf
       >>> one_epoch = fedmf.Participation(rounds=8, schema="single")
       >>> mechanism = fedmf.fit(fedmf.prefix_sum(8), one_epoch, family="identity")
-      >>> plan = fedmf.Plan(mechanism=mechanism, participation=one_epoch, noise_multiplier=2.0, clip_norm=0.5, delta=1e-6)
+      >>> plan = fedmf.Plan(
+      ...     mechanism=mechanism, participation=one_epoch, noise_multiplier=2.0, clip_norm=0.5,
+      ...     delta=1e-6
+      ... )
       >>> plan.stddev, plan.rho
       (1.0, 0.125)
     """
@@ -88,8 +91,8 @@ class Plan:
         mechanism, scheme, p = self.mechanism, self.sampling, self.participation
         if not isinstance(mechanism, Mechanism):
             raise TypeError(
-                f"mechanism={mechanism!r} must be a Mechanism: make one with fedmf.fit or "
-                "load_mechanism"
+                f"mechanism={mechanism!r} must be a Mechanism: make one with "
+                "fedmf.fit or load_mechanism"
             )
         if scheme is not None:
             if not isinstance(scheme, Sampling):
@@ -127,8 +130,8 @@ class Plan:
         if (self.simulated_cohort, self.claimed_cohort) != (None, None):
             for name in ("simulated", "claimed"):
                 hint = (
-                    "use a number of clients a round, with plan.simulating(simulated=..., "
-                    "claimed=...)"
+                    "use a number of clients a round, with "
+                    "plan.simulating(simulated=..., claimed=...)"
                 )
                 cohort = getattr(self, f"{name}_cohort")
                 checked[f"{name}_cohort"] = checks.integer(name, cohort, low=1, hint=hint)
@@ -158,21 +161,19 @@ class Plan:
         if scheme is not None and self.delta < scheme.min_delta:
             raise ValueError(
                 f"delta={self.delta} is too small for amplification by sampling, accounted to "
-                f"{scheme.min_delta}: use that, or "
-                "leave sampling out"
+                f"{scheme.min_delta}: use that, or leave sampling out"
             )
         if simulated is None or claimed is None:
             return
         if scheme is not None and scheme.cohort_size != claimed:
             raise ValueError(
-                f"sampling has cohort_size={scheme.cohort_size} but claimed={claimed}: sample the "
-                "claimed cohort"
+                f"sampling has cohort_size={scheme.cohort_size} but claimed={claimed}: "
+                "sample the claimed cohort"
             )
         if simulated >= claimed:
             raise ValueError(
-                f"simulated={simulated} must be below claimed={claimed}: "
-                "a simulation stands for a larger cohort; to train the claimed cohort itself leave "
-                "both out"
+                f"simulated={simulated} must be below claimed={claimed}: a simulation stands for a "
+                "larger cohort; to train the claimed cohort itself leave both out"
             )
 
     @functools.cached_property
@@ -197,8 +198,8 @@ class Plan:
 
     @property
     def bit_stddev(self) -> float:
-        """Standard deviation of every entry of Z of the bits' stream, in clients; 0 without
-        quantile_clipping.
+        """Standard deviation of every entry of Z of the bits' stream, in clients;
+        0 without quantile_clipping.
         """
         adaptive = self.quantile_clipping
         multiplier = (
@@ -241,8 +242,8 @@ class Plan:
 
     @property
     def unit_noise(self) -> float:
-        """Standard deviation of Z for unit clip norm, of the claimed run: what sampling schemes
-        account.
+        """Standard deviation of Z for unit clip norm, of the claimed run:
+        what sampling schemes account.
         """
         return self.noise_multiplier * self.sensitivity.value
 
@@ -258,8 +259,8 @@ class Plan:
         )
 
     def without_amplification(self) -> "Plan":
-        """The same noise as a plan without sampling: what it guarantees when it is known who is
-        drawn.
+        """The same noise as a plan without sampling: what it guarantees when it
+        is known who is drawn.
         """
         return dataclasses.replace(self, sampling=None)
 
@@ -292,8 +293,8 @@ class Plan:
 
     @property
     def unamplified_epsilon(self) -> float:
-        """Epsilon that does not rest on the secrecy of who is drawn; without sampling the same as
-        `epsilon`.
+        """Epsilon that does not rest on the secrecy of who is drawn;
+        without sampling the same as `epsilon`.
         """
         return gaussian_epsilon(self.noise_multiplier, self.delta)
 

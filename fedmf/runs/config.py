@@ -52,7 +52,9 @@ class TrainConfig:
     Raises:
       TypeError, ValueError: naming the field, its value and what to do instead.
 
-    >>> TrainConfig(family="banded", rounds=8, min_sep=4, epsilon=8.0).participation().max_participations
+    >>> TrainConfig(family="banded", rounds=8, min_sep=4, epsilon=8.0).participation(
+    ...
+    ... ).max_participations
     2
     """
 
@@ -130,8 +132,8 @@ class TrainConfig:
     clip_norm: float = fields.real(1.0, "L2 bound on a client's update.")
     clip_quantile: float | None = fields.real(
         None,
-        "The clip norm follows this quantile of the updates' norms, from clip_norm on; none keeps "
-        "it.",
+        "The clip norm follows this quantile of the updates' norms, from "
+        "clip_norm on; none keeps it.",
         below=1,
     )
     clip_share: float = fields.real(
@@ -149,8 +151,8 @@ class TrainConfig:
 
     canaries: int = fields.whole(
         0,
-        "Synthetic clients that `fedmf audit canaries` tells in or out of the run by what it "
-        "releases.",
+        "Synthetic clients that `fedmf audit canaries` tells in or out of the "
+        "run by what it releases.",
         low=0,
     )
 
@@ -200,14 +202,14 @@ class TrainConfig:
     # The run
     seed: int = fields.whole(
         0,
-        "Of the initial model, the cohorts and the order of examples. The noise has a seed of its "
-        "own.",
+        "Of the initial model, the cohorts and the order of examples. The noise "
+        "has a seed of its own.",
         low=0,
     )
     initial_model: str | None = fields.text(
         None,
-        "Warm start from a FILE.keras, or from the model of a run's folder. The guarantee does "
-        "not cover its data.",
+        "Warm start from a FILE.keras, or from the model of a run's folder. The guarantee "
+        "does not cover its data.",
     )
     evaluate_every: int = fields.whole(20, "Rounds between validations.")
     checkpoint_every: int = fields.whole(20, "Rounds between checkpoints.")
@@ -232,9 +234,8 @@ class TrainConfig:
         if self.column_norms is not None:
             usual = self.family in FAMILIES and FAMILIES[self.family].options.get("equal_norms")
             if usual and usual.default == (self.column_norms == "equal"):
-                object.__setattr__(
-                    self, "column_norms", None
-                )  # one mechanism has one configuration
+                # One mechanism has one configuration
+                object.__setattr__(self, "column_norms", None)
         for name in ("bands", "column_norms", "mechanism"):
             takers = families_taking(name)
             whose = f"family={' or '.join(takers)}, not to family={self.family}"
@@ -266,8 +267,8 @@ class TrainConfig:
             )
         if self.bands is not None and self.bands > self.rounds:
             raise ValueError(
-                f"bands={self.bands} must be at most rounds={self.rounds}: a matrix of that size "
-                "has no more diagonals"
+                f"bands={self.bands} must be at most rounds={self.rounds}: a matrix of that "
+                "size has no more diagonals"
             )
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise ValueError(
@@ -276,21 +277,21 @@ class TrainConfig:
             )
         if self.family == "none" and (self.epsilon is not None or self.noise_multiplier):
             raise ValueError(
-                "family=none adds no noise: leave out epsilon and noise_multiplier, or choose "
-                "another family"
+                "family=none adds no noise: leave out epsilon and noise_multiplier, "
+                "or choose another family"
             )
         if self.family != "none" and self.epsilon is None and self.noise_multiplier is None:
             raise ValueError(
-                f"family={self.family} needs a privacy target: give epsilon (such as 8) or "
-                "noise_multiplier"
+                f"family={self.family} needs a privacy target: give epsilon (such as "
+                "8) or noise_multiplier"
             )
         if self.canaries and (self.execution != "fast" or self.claimed_cohort is not None):
             wrong = f"claimed_cohort={self.claimed_cohort} claims other noise than what runs"
             if self.execution != "fast":
                 wrong = f"execution={self.execution} does not hand out what it releases"
             raise ValueError(
-                f"canaries={self.canaries} audit what is released, and {wrong}: leave one of them "
-                "out"
+                f"canaries={self.canaries} audit what is released, and "
+                f"{wrong}: leave one of them out"
             )
         availability_from_text(self.availability)
         self._check_sampling()
@@ -387,8 +388,7 @@ class TrainConfig:
             if mechanism.rounds != self.rounds:
                 raise ValueError(
                     f"mechanism={self.mechanism} is for {mechanism.rounds} rounds but the config "
-                    f"trains rounds={self.rounds}: "
-                    "fit one for as many"
+                    f"trains rounds={self.rounds}: fit one for as many"
                 )
             return mechanism
         family = "identity" if self.family == "none" else self.family
@@ -398,8 +398,8 @@ class TrainConfig:
         if self.column_norms is not None:
             options["equal_norms"] = self.column_norms == "equal"
         if "equal_norms" in FAMILIES[family].options:
-            # The optimum for every round of an epoch order; a limit below that only lowers its
-            # sensitivity.
+            # The optimum for every round of an epoch order; a limit below that only
+            # lowers its sensitivity.
             participation = Participation(
                 rounds=self.rounds, schema=participation.schema, min_sep=participation.min_sep
             )
@@ -437,8 +437,8 @@ class TrainConfig:
         return plan
 
     def flat(self) -> dict[str, Any]:
-        """Field -> value, with task_option.NAME for each option of the task, in the order of the
-        fields.
+        """Field -> value, with task_option.NAME for each option of the task,
+        in the order of the fields.
         """
         values: dict[str, Any] = {}
         for field in dataclasses.fields(self):
@@ -498,8 +498,8 @@ def read_config_file(path: str | pathlib.Path) -> dict[str, Any]:
         values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"config file {path} is not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: "
-            f"{error}"
+            f"config file {path} is not valid "
+            f"{'TOML' if path.suffix == '.toml' else 'JSON'}: {error}"
         ) from error
     if not isinstance(values, dict):
         raise ValueError(
@@ -514,7 +514,7 @@ def _underscored(values: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
         spelled = [spelling for spelling in values if spelling.replace("-", "_") == name]
         if len(spelled) > 1:
             raise ValueError(
-                f"config file {path} has {' and '.join(spelled)}, which are one field: leave one "
-                "out"
+                f"config file {path} has {' and '.join(spelled)}, which are "
+                "one field: leave one out"
             )
     return {n: _underscored(v, path) if isinstance(v, dict) else v for n, v in named.items()}

@@ -7,15 +7,15 @@ from fedmf.mechanisms.family import families_with, fitted_families
 
 OPTIMIZERS = ("sgd", "adam", "adagrad", "yogi")
 SCALED = "scaled-"
-# Whose second moment is linear in the squares, so that the noise's variance can be subtracted from
-# it.
+# Whose second moment is linear in the squares, so that the noise's variance can be
+# subtracted from it.
 LINEAR = ("scaled-adam", "scaled-adagrad")
 SERVER_OPTIMIZERS = (*OPTIMIZERS, *(SCALED + name for name in OPTIMIZERS[1:]))
 
 
 def families() -> tuple[str, ...]:
-    """The values of `TrainConfig.family`: no noise, every family that is fitted, and a mechanism
-    file.
+    """The values of `TrainConfig.family`: no noise, every family that is fitted,
+    and a mechanism file.
     """
     return ("none", *fitted_families(), "file")
 
@@ -40,14 +40,14 @@ def task_options(name: str, value: Any) -> dict[str, Any]:
     for option, setting in value.items():
         if not isinstance(setting, str | int | float | None):
             raise TypeError(
-                f"{name} has {option}={setting!r}: the values of options are texts, numbers, true, "
-                "false or none"
+                f"{name} has {option}={setting!r}: the values of options are texts, "
+                "numbers, true, false or none"
             )
     return dict(value)
 
 
 def belongs(config: Any, name: str, *, to: str, there: bool) -> None:
-    """Raises ValueError for a field that is not its default where what it belongs to is not there."""
+    """Refuses a field that was set although the option it depends on was not."""
     value = getattr(config, name)
     if not there and value != type(config).__dataclass_fields__[name].default:
         raise ValueError(f"{name}={value} belongs to {to}: leave it out, or give that")

@@ -88,8 +88,8 @@ class Sampling(abc.ABC):
         missing = [field for field, required in fields.items() if required and field not in chosen]
         if missing:
             raise ValueError(
-                f"sampling={name} needs {' and '.join(f'{field}=None' for field in missing)} to be "
-                "given"
+                f"sampling={name} needs "
+                f"{' and '.join(f'{field}=None' for field in missing)} to be given"
             )
         return cls(**chosen)
 
@@ -136,8 +136,8 @@ class Sampling(abc.ABC):
 
     @abc.abstractmethod
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """An upper bound on epsilon for the zero-out relation; infinite where no amplification is
-        proven.
+        """An upper bound on epsilon for the zero-out relation;
+        infinite where no amplification is proven.
         """
 
     def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:

@@ -21,14 +21,14 @@ from fedmf.privacy.sampling.draws import Draws, EpochOrder, EpochPlaces
 class CyclicShuffle(
     Cyclic, names={"shuffle": {"reshuffle": False}, "reshuffle": {"reshuffle": True}}
 ):
-    """Every client once an epoch of floor(population / cohort_size) rounds, which `partitions` must
-    divide.
+    """Every client once an epoch of floor(population / cohort_size) rounds,
+    which `partitions` must divide.
 
     - Without `reshuffle`: a random order of the population, dealt out in batches of cohort_size,
       the same order every epoch. Clients left over are never drawn. No amplification is claimed.
     - With it: every epoch each client draws one of its `positions` rounds, the ones congruent to it
-      modulo `partitions`, independently of all others. Cohorts vary in size, population / epoch on
-      average.
+      modulo `partitions`, independently of all others. Cohorts vary in size,
+      population / epoch on average.
 
     With `reshuffle` the guarantee is that of random allocation (`fedmf.privacy.random_allocation`).
     A client's rounds are multiples of partitions >= bands apart, in epochs as in the next one. What
@@ -56,9 +56,8 @@ class CyclicShuffle(
         if self.partitions is not None and self.epoch % self.partitions:
             raise ValueError(
                 f"partitions={self.partitions} does not divide an epoch of {self.epoch} rounds "
-                f"(population={self.population} // "
-                f"cohort_size={self.cohort_size}): use a mechanism whose bands divide "
-                f"{self.epoch}, or pass such partitions"
+                f"(population={self.population} // cohort_size={self.cohort_size}): use a "
+                f"mechanism whose bands divide {self.epoch}, or pass such partitions"
             )
 
     @property
@@ -109,8 +108,8 @@ class CyclicShuffle(
         )
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """That of random allocation, with `reshuffle`; infinite for batches of fixed size
-        (docs/accounting.md).
+        """That of random allocation, with `reshuffle`; infinite for batches
+        of fixed size (docs/accounting.md).
         """
         if not self.reshuffle:
             return math.inf
@@ -138,16 +137,14 @@ class CyclicShuffle(
         if off:
             found.append(
                 f"{off} separations of two rounds of one client are no multiples of {self.parts}, "
-                "so that those clients left their "
-                "part of the population"
+                "so that those clients left their part of the population"
             )
         part, largest = -(-self.population // self.parts), int(observed.cohort_sizes.max())
         chance = observed.rounds * float(stats.binom.sf(largest - 1, part, self.probability))
         if chance < FALSE_POSITIVE_RATE:
             found.append(
                 f"a round has {largest} clients, which one of {self.positions} places drawn by "
-                f"{part} clients gives with probability at "
-                f"most {max(chance, 1e-300):.2g}"
+                f"{part} clients gives with probability at most {max(chance, 1e-300):.2g}"
             )
         return found
 
@@ -158,22 +155,18 @@ class CyclicShuffle(
                 "adjacency": "",
                 "accounting": "No amplification is claimed for batches of fixed size",
                 "drawing": f"{self._in_words()}: batches of {self.cohort_size} clients in one "
-                "random order for all epochs of "
-                f"{self.epoch} rounds.",
+                f"random order for all epochs of {self.epoch} rounds.",
                 "secret": "",
             }
         return {
             "adjacency": "The accountant of random allocation speaks of zeroing a client out: the "
-            "places of other clients are drawn "
-            "independently of its own, and the divisor is fixed.",
+            "places of other clients are drawn independently of its own, and the divisor is fixed.",
             "accounting": "Random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284) for "
-            "(epsilon, delta), for a client's place "
-            f"among {self.positions} rounds of an epoch (Choquette-Choo et al. 2023, Corollary "
-            "F.2, with places drawn independently), "
+            f"(epsilon, delta), for a client's place among {self.positions} rounds of an epoch "
+            "(Choquette-Choo et al. 2023, Corollary F.2, with places drawn independently), "
             f"{self.epochs(mechanism.rounds)} epochs composed, each query a Gaussian mechanism "
-            "with noise multiplier "
-            f"{down(noise / column_norm(mechanism))}; computed without simulation and rounded to "
-            "the safe side",
+            f"with noise multiplier {down(noise / column_norm(mechanism))}; computed without "
+            "simulation and rounded to the safe side",
             "drawing": f"{self._in_words()}: in every epoch of {self.epoch} rounds each client "
             f"draws one of its {self.positions}, "
             "uniformly and independently of all others and of other epochs.",
