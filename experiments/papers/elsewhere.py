@@ -42,5 +42,7 @@ ITEMS = tuple(
         claim=claim,
     )
     for (state, why), lines in _LISTED.items()
-    for source, number, claim in (line.strip().split(" | ") for line in lines.strip().splitlines())
+    for source, number, claim in (
+        " ".join(line.split()).split(" | ") for line in lines.strip().splitlines()
+    )
 )

@@ -499,6 +499,6 @@ ITEMS = tuple(
         seconds={"small": float(seconds)},
     )
     for source, number, grid, seconds, claim in (
-        line.strip().split(" | ") for line in _LISTED.strip().splitlines()
+        " ".join(line.split()).split(" | ") for line in _LISTED.strip().splitlines()
     )
 )

@@ -105,6 +105,6 @@ ITEMS = tuple(
         seconds=dict(zip(("small", "full"), map(float, seconds.split()), strict=True)),
     )
     for table, source, number, seconds, claim in (
-        line.strip().split(" | ") for line in _LISTED.strip().splitlines()
+        " ".join(line.split()).split(" | ") for line in _LISTED.strip().splitlines()
     )
 )
